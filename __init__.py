@@ -1,0 +1,87 @@
+"""fewbit: the best few-bit table of any activation's derivative, and the PyTorch runtime that trains with it.
+
+    table = fewbit.solve("gelu", bits=3)      the compiler; needs no torch
+    model.act = fewbit.GELU(bits=3)           the runtime; needs fewbit[torch]
+
+This module is a lazy face (PEP 562): a name is imported when it is first used, so that the compiler never loads torch.
+"""
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .fewbit_gen import solve as solve
+    from .runtime import functional as functional
+    from .runtime import memory as memory
+    from .runtime.modules import GELU as GELU
+    from .runtime.modules import SELU as SELU
+    from .runtime.modules import ReLU as ReLU
+    from .runtime.modules import Sigmoid as Sigmoid
+    from .runtime.modules import SiLU as SiLU
+    from .runtime.modules import Softplus as Softplus
+    from .runtime.modules import Tanh as Tanh
+    from .tables import FewbitError as FewbitError
+    from .tables import Table as Table
+    from .tables import load_table as load_table
+
+__version__ = "0.1.0"
+
+# Public name -> the module that defines it.
+_HOMES = {
+    "solve": ".fewbit_gen",
+    "FewbitError": ".tables",
+    "Table": ".tables",
+    "load_table": ".tables",
+    **dict.fromkeys(("GELU", "SELU", "ReLU", "SiLU", "Sigmoid", "Softplus", "Tanh"), ".runtime.modules"),
+}
+# Public submodule -> the module that it is. They can be imported (`from fewbit.functional import gelu`) although they
+# live in `runtime`.
+_SUBMODULES = {"functional": ".runtime.functional", "memory": ".runtime.memory"}
+
+__all__ = ["__version__", *sorted([*_HOMES, *_SUBMODULES])]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(_load(_HOMES[name], f"{__name__}.{name}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _load(module: str, wanted: str) -> ModuleType:
+    try:
+        return importlib.import_module(module, __name__)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        message = f"{wanted} needs PyTorch, which is not installed: pip install 'fewbit[torch]'"
+        raise ModuleNotFoundError(message, name="torch") from None
+
+
+class _Submodule(ModuleType):
+    """A public submodule that loads its home when an attribute is first asked for."""
+
+    def __init__(self, name: str, home: str) -> None:
+        super().__init__(f"{__name__}.{name}", f"See {__name__}{home}.")
+        self._home = home
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # probes by import and inspect machinery must not load torch
+            raise AttributeError(name)
+        value = getattr(_load(self._home, self.__name__), name)
+        setattr(self, name, value)
+        return value
+
+    def __dir__(self) -> list[str]:
+        return dir(_load(self._home, self.__name__))
+
+
+for _name, _home in _SUBMODULES.items():
+    globals()[_name] = sys.modules[f"{__name__}.{_name}"] = _Submodule(_name, _home)

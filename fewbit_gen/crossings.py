@@ -1,0 +1,65 @@
+"""From levels to boundaries: where f' passes from one level's neighbourhood into the next.
+
+Given levels, the best q takes at every x the level nearest to f'(x). So boundaries lie where f' crosses the middle between
+two neighbouring levels, or at a kink where it jumps across one.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .moments import Moments
+
+Vector = NDArray[np.float64]
+
+# Halvings of a cell: past these a double has no digits left.
+_HALVINGS = 70
+
+
+def nearest_level_table(moments: Moments, levels: Vector) -> tuple[Vector, NDArray[np.int64]]:
+    """Return boundaries and codes of the table that takes the nearest of `levels` everywhere on the grid's domain.
+
+    Args:
+        moments: the problem; its grid must be fine enough that f' crosses no threshold twice within a cell.
+        levels: centred, strictly increasing.
+    """
+    thresholds = 0.5 * (levels[1:] + levels[:-1])
+    # Each cell's two ends, taken from inside the cell: at a kink they differ from the neighbour's.
+    left = np.nextafter(moments.edges[:-1], np.inf)
+    right = moments.edges[1:]
+    codes = np.searchsorted(thresholds, moments.centred(np.stack([left, right])), side="left")
+    jump = np.flatnonzero(codes[1, :-1] != codes[0, 1:])
+    crosses, threshold, before, after = _expand(codes[0], codes[1])
+    at = _bisect(moments, left[crosses], right[crosses], thresholds[threshold], before < after)
+    points = np.concatenate([at, moments.edges[jump + 1]])
+    follows = np.concatenate([after, codes[0, jump + 1]])
+    # At equal points (a jump right after a crossing) the later cell decides; stable sorting keeps the list's order.
+    order = np.argsort(points, kind="stable")
+    points, follows = points[order], follows[order]
+    last_of_equal = np.append(points[1:] != points[:-1], True)[: points.size]
+    points, follows = points[last_of_equal], follows[last_of_equal]
+    sequence = np.concatenate([codes[0, :1], follows])
+    changes = np.flatnonzero(sequence[1:] != sequence[:-1])
+    return points[changes], np.concatenate([sequence[:1], sequence[1:][changes]])
+
+
+def _expand(
+    first: NDArray[np.int64], last: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return, for each threshold crossed within a cell: the cell, the threshold, the codes before and after."""
+    steps = np.abs(last - first)
+    cell = np.repeat(np.arange(first.size), steps)
+    nth = np.arange(cell.size) - np.repeat(np.cumsum(steps) - steps, steps)
+    up = last[cell] > first[cell]
+    before = np.where(up, first[cell] + nth, first[cell] - nth)
+    after = np.where(up, before + 1, before - 1)
+    return cell, np.minimum(before, after), before, after
+
+
+def _bisect(moments: Moments, low: Vector, high: Vector, target: Vector, rising: NDArray[np.bool_]) -> Vector:
+    low, high = low.copy(), high.copy()
+    for _ in range(_HALVINGS):
+        middle = low + 0.5 * (high - low)
+        beyond = np.where(rising, moments.centred(middle) > target, moments.centred(middle) <= target)
+        high = np.where(beyond, middle, high)
+        low = np.where(beyond, low, middle)
+    return low

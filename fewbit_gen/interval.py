@@ -1,0 +1,102 @@
+"""The exact solver for kind `interval`: the O(n²K) dynamic programme of the paper (equation 9, Appendix G).
+
+    DP(i, k) = min over j < i of  DP(j, k − 1) + T(j, i)
+
+with T(j, i) the cost of one level over cells j … i − 1. Divide and conquer would be faster and wrong: it needs T to be
+monotone in a way that it is not where f' itself is not monotone (GELU, SiLU).
+"""
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from .moments import Moments
+
+# The loop below is a minimum of finite numbers: without NaN and signed zeros it compiles to vector code.
+_FINITE = {"nnan", "nsz", "ninf"}
+_BLOCK = 128
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=_FINITE)
+def _cost(w: float, fw: float, f2: float) -> float:
+    cost = f2 - fw * fw / w if w > 0.0 else 0.0
+    return cost if cost > 0.0 else 0.0
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=_FINITE)
+def _layers(prefix: NDArray[np.float64], K: int, skip: int) -> NDArray[np.float64]:
+    """Return DP, (K, n + 1): row k − 1 holds the least cost of cells 0 … i − 1 with k levels.
+
+    With skip = 0 boundaries lie on edges. With skip = 1 they lie anywhere in a cell and that cell costs nothing: j and i
+    are then the cells of two consecutive boundaries, and cells j + 1 … i − 1 are charged.
+    """
+    n = prefix.shape[1] - 1
+    w, fw, f2 = prefix[0], prefix[1], prefix[2]
+    best = np.zeros((K, n + 1))
+    for i in range(1, n + 1):
+        best[0, i] = _cost(w[i], fw[i], f2[i])
+    for k in range(1, K):
+        previous = best[k - 1]
+        for i in range(1, n + 1):
+            least = previous[i]  # k levels do no worse than k − 1
+            wi, fwi, f2i = w[i], fw[i], f2[i]
+            # Backwards in blocks: the further left j lies, the more the last level costs, so once that alone exceeds the
+            # least total no j beyond can win. Exact, and O(n²) in all rather than O(n²K) where levels are many.
+            high = i
+            while high > 0:
+                low = max(0, high - _BLOCK)
+                for j in range(low, high):
+                    dw = wi - w[j + skip]
+                    dfw = fwi - fw[j + skip]
+                    segment = (f2i - f2[j + skip]) - dfw * dfw / dw if dw > 0.0 else 0.0
+                    segment = segment if segment > 0.0 else 0.0
+                    total = previous[j] + segment
+                    least = total if total < least else least
+                if _cost(wi - w[low + skip], fwi - fw[low + skip], f2i - f2[low + skip]) >= least:
+                    break
+                high = low
+            best[k, i] = least
+    return best
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _backtrack(prefix: NDArray[np.float64], best: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the boundaries of the best path as edge indices, increasing; fewer than K − 1 if fewer suffice."""
+    K, n = best.shape[0], best.shape[1] - 1
+    found = np.empty(K - 1, np.int64)
+    count = 0
+    i = n
+    for k in range(K - 1, 0, -1):
+        least = np.inf
+        at = -1
+        for j in range(1, i):
+            total = best[k - 1, j] + _cost(
+                prefix[0, i] - prefix[0, j], prefix[1, i] - prefix[1, j], prefix[2, i] - prefix[2, j]
+            )
+            if total < least:
+                least = total
+                at = j
+        if at < 0 or best[k - 1, i] <= least:
+            continue  # this level buys nothing
+        found[count] = at
+        count += 1
+        i = at
+    return found[:count][::-1].copy()
+
+
+def solve_interval(moments: Moments, K: int) -> NDArray[np.float64]:
+    """Return the boundaries, at most K − 1 of the grid's edges, whose K means have the least error.
+
+    Exact over the grid. O(n²K) time, O(nK) memory.
+    """
+    best = _layers(moments.prefix, K, 0)
+    return moments.edges[_backtrack(moments.prefix, best)]
+
+
+def interval_lower_bound(moments: Moments, K: int) -> float:
+    """Return a number that the error of no `interval` table with K levels falls below.
+
+    The boundaries of any table lie in at most K − 1 cells; with those cells free of charge, the best that is left costs
+    no more than the table. The dynamic programme finds that best.
+    """
+    return float(_layers(moments.prefix, K, 1)[-1, -1])

@@ -1,0 +1,114 @@
+"""`fewbit.solve`: from an activation and a weight to the best table, exact over a grid, then polished.
+
+    moments → exact solver (interval.py, shared.py) → refine → Table with its error and a lower bound
+"""
+
+import numpy as np
+
+from ..tables import DEFAULT_WEIGHT, Kind, Table
+from ..tables.errors import FewbitError
+from ..tables.table import MAX_LEVELS, check_bits, check_kind
+from .activations import Activation, parse_activation
+from .certify import table_error
+from .crossings import nearest_level_table
+from .interval import interval_lower_bound, solve_interval
+from .moments import Moments, evaluate_derivative
+from .refine import refine
+from .shared import shared_lower_bound, solve_shared
+from .weights import Weight, parse_weight
+
+# Cells of the solvers' grids. `interval` takes O(n²K): 4096 cells find the right valley and refinement the bottom.
+# `shared` takes O(nK log n) and its lower bound tightens with the grid.
+_INTERVAL_CELLS = 4096
+_SHARED_CELLS = 16384
+
+
+def solve(
+    activation: str | Activation,
+    bits: int | None = None,
+    kind: str = "shared",
+    weight: str | Weight = DEFAULT_WEIGHT,
+    *,
+    levels: int | None = None,
+) -> Table:
+    """Return the table of least error ∫ (f'(x) − q(x))² w(x) dx.
+
+    Args:
+        activation: a name (``gelu``), a call (``softplus(beta=2)``) or an `Activation`.
+        bits: 1 to 8, for 2^bits levels; 3 if neither this nor `levels` is given.
+        kind: ``shared`` or ``interval`` (every interval has a level of its own, as in the paper).
+        weight: ``uniform:A,B`` or ``normal:MEAN,DEVIATION``.
+        levels: the number of levels K, 2 to 256, instead of `bits`.
+
+    A derivative that takes no more values than the table has levels (ReLU) gets its exact table, as small as it can be.
+
+    Raises:
+        FewbitError: an argument is wrong; the message says what is accepted.
+    """
+    K = _level_count(bits, levels)
+    kind = check_kind(kind)
+    act = parse_activation(activation) if isinstance(activation, str) else activation
+    w = parse_weight(weight) if isinstance(weight, str) else weight
+    exact = _exact_table(act, K, kind, w)
+    return exact if exact is not None else _solve(act, K, kind, w)
+
+
+def _level_count(bits: int | None, levels: int | None) -> int:
+    if levels is None:
+        return 2 ** check_bits(3 if bits is None else bits)
+    if bits is not None:
+        raise FewbitError("give bits or levels, not both")
+    if isinstance(levels, bool) or not isinstance(levels, int | np.integer) or not 2 <= levels <= MAX_LEVELS:
+        raise FewbitError(f"levels must be a whole number from 2 to {MAX_LEVELS}, not {levels!r}")
+    return int(levels)
+
+
+def _solve(activation: Activation, K: int, kind: Kind, weight: Weight) -> Table:
+    if kind == "interval":
+        moments = Moments.of(activation, weight, _INTERVAL_CELLS)
+        boundaries = solve_interval(moments, K)
+        codes = np.arange(boundaries.size + 1)
+        bound = interval_lower_bound(moments, K)
+    else:
+        moments = Moments.of(activation, weight, _SHARED_CELLS, order=4)
+        clusters = solve_shared(moments, K)
+        boundaries, codes = nearest_level_table(moments, clusters.levels)
+        bound = shared_lower_bound(moments, clusters.error)
+    codes = _compact(codes)
+    refined = refine(moments, boundaries, codes)
+    table = Table(activation.name, kind, weight.spec, refined.boundaries, codes, refined.levels, 0.0)
+    return _with_error(table, table_error(table, activation, weight), bound)
+
+
+def _exact_table(activation: Activation, K: int, kind: Kind, weight: Weight) -> Table | None:
+    """Return the table of a piecewise-constant derivative, or None where there is none with K levels."""
+    if not activation.step:
+        return None
+    kinks = np.asarray(activation.kinks)
+    fence = np.concatenate([kinks[:1] - 1, kinks, kinks[-1:] + 1])
+    values = evaluate_derivative(activation, 0.5 * (fence[1:] + fence[:-1]))
+    if kind == "interval":
+        levels, codes = values, np.arange(values.size)
+    else:
+        levels, codes = np.unique(values, return_inverse=True)
+    if levels.size > K:
+        return None
+    return Table(activation.name, kind, weight.spec, kinks, codes, levels, 0.0, 0.0)
+
+
+def _compact(codes: np.ndarray) -> np.ndarray:
+    """Renumber codes 0 … K − 1 in their order, leaving out those that no interval has."""
+    return np.unique(codes, return_inverse=True)[1]
+
+
+def _with_error(table: Table, error: float, bound: float) -> Table:
+    return Table(
+        table.activation,
+        table.kind,
+        table.weight,
+        table.boundaries,
+        table.codes,
+        table.levels,
+        error,
+        min(bound, error),  # quadratures differ in their last digits
+    )

@@ -1,0 +1,87 @@
+"""Tables as JSON: one object a table, every number written so that it reads back to the same bits."""
+
+import json
+import os
+from dataclasses import fields
+from typing import Any
+
+from .errors import FewbitError
+from .files import atomic_write
+from .table import Table
+
+FORMAT = 1
+_FIELDS = tuple(field.name for field in fields(Table))
+# A table of 256 shared levels takes about 30 kB: a file far larger is not one.
+_MAX_BYTES = 16_000_000
+
+
+def table_to_dict(table: Table) -> dict[str, Any]:
+    """Return the fields of `table` as JSON values, with the number of bits and of the format."""
+    return {
+        "format": FORMAT,
+        "activation": table.activation,
+        "kind": table.kind,
+        "bits": table.bits,
+        "weight": table.weight,
+        "error": table.error,
+        "lower_bound": table.lower_bound,
+        "boundaries": table.boundaries.tolist(),
+        "codes": table.codes.tolist(),
+        "levels": table.levels.tolist(),
+    }
+
+
+def table_from_dict(data: object, source: str = "table") -> Table:
+    """Return the table that `data` describes.
+
+    Raises:
+        FewbitError: `data` is not what `table_to_dict` returns; the message begins with `source`.
+    """
+    if not isinstance(data, dict):
+        raise FewbitError(f"{source}: not a table: expected a JSON object with {', '.join(_FIELDS)}")
+    if data.get("format") != FORMAT:
+        raise FewbitError(f"{source}: table format {data.get('format')!r:.60}; this fewbit reads {FORMAT}")
+    missing = [name for name in _FIELDS if name not in data]
+    unknown = sorted(set(data) - {*_FIELDS, "format", "bits"})
+    if missing or unknown:
+        wrong = f"lacks {', '.join(missing)}" if missing else f"has unknown {', '.join(map(repr, unknown))}"
+        raise FewbitError(f"{source}: the table {wrong:.200}")
+    try:
+        table = Table(**{name: data[name] for name in _FIELDS})
+    except FewbitError as error:
+        raise FewbitError(f"{source}: {error}") from None
+    if "bits" in data and (isinstance(data["bits"], bool) or data["bits"] != table.bits):
+        raise FewbitError(f"{source}: {table.levels.size} levels take {table.bits} bits, not {data['bits']!r:.60}")
+    return table
+
+
+def dumps(value: dict[str, Any]) -> str:
+    """Return `value` as indented JSON text with a newline at the end."""
+    return json.dumps(value, indent=1, allow_nan=False) + "\n"
+
+
+def write_table(table: Table, path: str | os.PathLike[str]) -> None:
+    """Write `table` to `path`, whole or not at all; raises `FewbitError` if that cannot be done."""
+    with atomic_write(path) as stream:
+        stream.write(dumps(table_to_dict(table)).encode())
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Return the JSON value in the file `path`; raises `FewbitError` naming the file if there is none."""
+    try:
+        with open(path, "rb") as stream:
+            content = stream.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise FewbitError(f"cannot read {os.fspath(path)}: {error.strerror or error}") from None
+    if len(content) > _MAX_BYTES:
+        raise FewbitError(f"{os.fspath(path)}: larger than {_MAX_BYTES} bytes, so not a table")
+    try:
+        return json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise FewbitError(f"{os.fspath(path)}: not JSON: {reason}") from None
+
+
+def read_table(path: str | os.PathLike[str]) -> Table:
+    """Return the table in the file `path`; raises `FewbitError` naming the file if there is none."""
+    return table_from_dict(read_json(path), source=os.fspath(path))

@@ -1,0 +1,30 @@
+"""How activations are called: one canonical name each, and the spellings people use for it.
+
+Canonical names are those of `torch.nn.functional`. Case, `_` and `-` do not matter, so that the class
+name (`SiLU`), the function (`silu`) and other fields' words (`swish`) all reach the same table.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+ALIASES = {"swish": "silu", "gelu_erf": "gelu", "gelu_new": "gelu_tanh", "logistic": "sigmoid"}
+
+
+def _key(name: str) -> str:
+    return name.strip().lower().replace("_", "").replace("-", "")
+
+
+def find_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the member of `known` that `name` stands for, or None."""
+    known = list(known)
+    by_key = {_key(k): k for k in known}
+    by_key |= {_key(alias): target for alias, target in ALIASES.items() if target in known}
+    return by_key.get(_key(name))
+
+
+def nearest_names(name: str, known: Iterable[str]) -> list[str]:
+    """Return up to three members of `known` that are spelled like `name`, the nearest first."""
+    by_key = {_key(k): k for k in known}
+    by_key |= {_key(alias): target for alias, target in ALIASES.items() if target in by_key.values()}
+    close = difflib.get_close_matches(_key(name), by_key, n=3, cutoff=0.5)
+    return list(dict.fromkeys(by_key[c] for c in close))

@@ -1,0 +1,78 @@
+"""The tables that come with `fewbit`: one reviewed JSON file an activation, in `tables/data/`.
+
+`fewbit tables build` writes them with the compiler; nothing here computes a table.
+"""
+
+from functools import cache
+from pathlib import Path
+
+from .errors import FewbitError
+from .json_format import read_json, table_from_dict
+from .names import find_name, nearest_names
+from .table import Table, check_bits, check_kind
+
+DATA = Path(__file__).parent / "data"
+DEFAULT_WEIGHT = "uniform:-10,10"
+
+
+@cache
+def shipped_activations() -> tuple[str, ...]:
+    """Names of the activations that have shipped tables."""
+    return tuple(sorted(path.stem for path in DATA.glob("*.json")))
+
+
+@cache
+def shipped_tables(activation: str) -> tuple[Table, ...]:
+    """All shipped tables of one activation, by its canonical name."""
+    path = DATA / f"{activation}.json"
+    return tuple(table_from_dict(entry, source=str(path)) for entry in read_json(path)["tables"])
+
+
+def find_table(activation: str, bits: int, kind: str, weight: str) -> Table | None:
+    """Return the best shipped table within `bits` bits, or None where that activation or weight has none.
+
+    An activation whose derivative takes few values (ReLU) has its exact table, which may need fewer bits.
+    """
+    if activation not in shipped_activations():
+        return None
+    candidates = [
+        t for t in shipped_tables(activation) if t.kind == kind and t.weight == weight and t.bits <= bits
+    ]
+    exact = [t for t in candidates if t.error == 0]
+    return next(iter(exact), None) or next((t for t in candidates if t.bits == bits), None)
+
+
+def load_table(
+    activation: str, bits: int = 3, kind: str = "shared", *, weight: str = DEFAULT_WEIGHT
+) -> Table:
+    """Return a shipped table.
+
+    Args:
+        activation: a name such as ``gelu``; case and underscores do not matter.
+        bits: 1 to 8. Where fewer bits hold the derivative exactly (ReLU), that table is returned.
+        kind: ``shared`` or ``interval``.
+        weight: the weight it was solved for.
+
+    Raises:
+        FewbitError: there is no such table; the message says which there are.
+    """
+    check_bits(bits)
+    kind = check_kind(kind)
+    name = find_name(activation, shipped_activations())
+    if name is None:
+        raise FewbitError(
+            f"no shipped table for {activation!r}; "
+            + _suggest(activation, nearest_names(activation, shipped_activations()))
+        )
+    table = find_table(name, bits, kind, weight)
+    if table is None:
+        have = sorted({f"{t.bits} bits {t.kind} {t.weight}" for t in shipped_tables(name)})
+        raise FewbitError(
+            f"no shipped table for {name} at {bits} bits, {kind}, {weight} "
+            f"(shipped: {', '.join(have)}); fewbit.solve makes any other"
+        )
+    return table
+
+
+def _suggest(name: str, near: list[str]) -> str:
+    return f"nearest: {', '.join(near)}" if near else f"shipped: {', '.join(shipped_activations())}"

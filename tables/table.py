@@ -1,0 +1,211 @@
+"""The few-bit table: a piecewise-constant stand-in q for the derivative f' of an activation.
+
+    boundaries   b_1 < … < b_{m−1}         cut the real line into m intervals
+    codes        c_1, …, c_m               one per interval, each < K
+    levels       y_0, …, y_{K−1}           the value of q for each code
+
+    q(x) = y[c_i]  for  b_{i−1} < x ≤ b_i   (b_0 = −∞, b_m = +∞)
+
+Intervals are closed on the right, as torch's own derivatives are at a threshold (ReLU'(0) = 0), so an exactly
+representable derivative is equal to torch's at every point. NaN belongs to the last interval.
+This is equation (2) of the Few-bit Backward paper with shared levels allowed (kind `shared`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .errors import FewbitError
+
+Kind = Literal["interval", "shared"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+MAX_LEVELS = 256
+MAX_INTERVALS = 65_536
+
+
+def check_kind(kind: str) -> Kind:
+    """Return `kind`, or raise `FewbitError` if it is not one of `KINDS`."""
+    for known in KINDS:
+        if kind == known:
+            return known
+    raise FewbitError(f"unknown kind {kind!r}: use {' or '.join(KINDS)}")
+
+
+def check_bits(bits: object) -> int:
+    """Return `bits` as an int from 1 to 8, or raise `FewbitError`."""
+    if isinstance(bits, bool) or not isinstance(bits, int | np.integer) or not 1 <= bits <= 8:
+        raise FewbitError(f"bits must be a whole number from 1 to 8, not {bits!r}")
+    return int(bits)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Table:
+    """A piecewise-constant approximation of an activation's derivative, with what it was solved for.
+
+    Attributes:
+        activation: what f is: a name such as ``gelu`` or ``softplus(beta=2)``.
+        kind: ``interval`` (every interval has a level of its own) or ``shared``.
+        weight: w, for instance ``uniform:-10,10``.
+        boundaries: float64 (m − 1,), finite and strictly increasing.
+        codes: uint8 (m,), each below K.
+        levels: float64 (K,), finite, 1 ≤ K ≤ 256.
+        error: ∫ (f'(x) − q(x))² w(x) dx.
+        lower_bound: no table of this kind with K levels has a smaller error; None where that was not computed.
+
+    Raises:
+        FewbitError: the fields do not make a table.
+    """
+
+    activation: str
+    kind: Kind
+    weight: str
+    boundaries: NDArray[np.float64]
+    codes: NDArray[np.uint8]
+    levels: NDArray[np.float64]
+    error: float
+    lower_bound: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("activation", "weight"):
+            value = getattr(self, field)
+            if not isinstance(value, str) or not value or not value.isprintable() or len(value) > 1000:
+                raise FewbitError(f"a table's {field} must be one line of text, not {value!r:.60}")
+        check_kind(self.kind)
+        boundaries = _vector("boundaries", self.boundaries)
+        levels = _vector("levels", self.levels)
+        codes = _codes(self.codes)
+        if not 1 <= levels.size <= MAX_LEVELS:
+            raise FewbitError(f"a table has 1 to {MAX_LEVELS} levels, not {levels.size}")
+        if not 1 <= codes.size <= MAX_INTERVALS:
+            raise FewbitError(f"a table has 1 to {MAX_INTERVALS} intervals, not {codes.size}")
+        if boundaries.size != codes.size - 1:
+            raise FewbitError(
+                f"{codes.size} intervals need {codes.size - 1} boundaries, the table has {boundaries.size}"
+            )
+        if np.any(np.diff(boundaries) <= 0):
+            raise FewbitError("a table's boundaries must be strictly increasing")
+        if codes.max() >= levels.size:
+            raise FewbitError(f"code {codes.max()} names no level: the table has {levels.size}")
+        if self.kind == "interval" and not np.array_equal(codes, np.arange(levels.size)):
+            raise FewbitError("an interval table has one level per interval: codes 0, 1, 2, …")
+        error = _number("error", self.error)
+        bound = None if self.lower_bound is None else _number("lower_bound", self.lower_bound)
+        if error < 0 or (bound is not None and not 0 <= bound <= error):
+            raise FewbitError(f"a table needs 0 ≤ lower_bound ≤ error, not {bound} and {error}")
+        for field, value in (
+            ("boundaries", boundaries),
+            ("codes", codes),
+            ("levels", levels),
+            ("error", error),
+            ("lower_bound", bound),
+        ):
+            object.__setattr__(self, field, value)
+
+    @property
+    def bits(self) -> int:
+        """Bits per element of a packed code: ⌈log₂ K⌉, at least 1."""
+        return max(1, (self.levels.size - 1).bit_length())
+
+    @cached_property
+    def key(self) -> str:
+        """Name of this table's content: equal for equal boundaries, codes and levels, in every process."""
+        content = b"".join(a.astype(a.dtype.newbyteorder("<")).tobytes() for a in self._arrays)
+        digest = hashlib.sha256(content).hexdigest()[:16]
+        return f"{self.activation}/{self.kind}/{self.levels.size}/{digest}"
+
+    def encode(self, x: ArrayLike) -> NDArray[np.uint8]:
+        """Return the code of every element of `x`, in the shape of `x`."""
+        interval = np.searchsorted(self.boundaries, np.asarray(x, dtype=np.float64), side="left")
+        return self.codes[interval]
+
+    def __call__(self, x: ArrayLike) -> NDArray[np.float64]:
+        """Return q(x), float64, in the shape of `x`."""
+        return self.levels[self.encode(x)]
+
+    def to_json(self, path: str | os.PathLike[str]) -> None:
+        """Write the table to `path`, whole or not at all.
+
+        Raises:
+            FewbitError: the file cannot be written.
+        """
+        from .json_format import write_table
+
+        write_table(self, path)
+
+    @staticmethod
+    def from_json(path: str | os.PathLike[str]) -> Table:
+        """Read a table that `to_json` wrote.
+
+        Raises:
+            FewbitError: the file cannot be read or does not hold a table.
+        """
+        from .json_format import read_table
+
+        return read_table(path)
+
+    @property
+    def _arrays(self) -> tuple[NDArray, NDArray, NDArray]:
+        return self.boundaries, self.codes, self.levels
+
+    def __reduce__(self) -> tuple[type[Table], tuple[object, ...]]:
+        # Copies and pickles are validated again, and their arrays are read-only again.
+        return Table, tuple(getattr(self, field.name) for field in fields(self))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Table):
+            return NotImplemented
+        return (self.key, self.weight, self.error, self.lower_bound) == (
+            other.key,
+            other.weight,
+            other.error,
+            other.lower_bound,
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.key, self.weight))
+
+    def __repr__(self) -> str:
+        return (
+            f"Table({self.activation}, {self.bits} bits, {self.levels.size} levels, {self.kind}, "
+            f"{self.weight}, error {self.error:.6g})"
+        )
+
+
+def _vector(field: str, value: object) -> NDArray[np.float64]:
+    try:
+        array = np.array(value, dtype=np.float64)  # a copy: the table owns it
+    except (TypeError, ValueError, OverflowError) as error:
+        raise FewbitError(f"a table's {field} must be numbers: {error}") from None
+    if array.ndim != 1 or not np.isfinite(array).all():
+        raise FewbitError(f"a table's {field} must be a flat list of finite numbers")
+    array += 0.0  # −0 becomes +0, so that equal tables have equal bytes
+    array.flags.writeable = False
+    return array
+
+
+def _codes(value: object) -> NDArray[np.uint8]:
+    try:
+        array = np.array(value)
+    except ValueError as error:
+        raise FewbitError(f"a table's codes must be whole numbers: {error}") from None
+    if array.ndim != 1 or array.dtype.kind not in "iu" or array.size == 0:
+        raise FewbitError("a table's codes must be a flat list of whole numbers")
+    if array.min() < 0 or array.max() >= MAX_LEVELS:
+        raise FewbitError(f"a table's codes lie between 0 and {MAX_LEVELS - 1}")
+    array = array.astype(np.uint8)
+    array.flags.writeable = False
+    return array
+
+
+def _number(field: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
+        raise FewbitError(f"a table's {field} must be a finite number, not {value!r:.60}")
+    return float(value)
