@@ -3,7 +3,8 @@
     table = fewbit.solve("gelu", bits=3)      the compiler; needs no torch
     model.act = fewbit.GELU(bits=3)           the runtime; needs fewbit[torch]
 
-This module is a lazy face (PEP 562): a name is imported when it is first used, so that the compiler never loads torch.
+This module is a lazy face (PEP 562): a name is imported when it is first used, so that the compiler never
+loads torch.
 """
 
 import importlib
@@ -36,8 +37,8 @@ _HOMES = {
     "load_table": ".tables",
     **dict.fromkeys(("GELU", "SELU", "ReLU", "SiLU", "Sigmoid", "Softplus", "Tanh"), ".runtime.modules"),
 }
-# Public submodule -> the module that it is. They can be imported (`from fewbit.functional import gelu`) although they
-# live in `runtime`.
+# Public submodule -> the module that it is. They can be imported (`from fewbit.functional import gelu`)
+# although they live in `runtime`.
 _SUBMODULES = {"functional": ".runtime.functional", "memory": ".runtime.memory"}
 
 __all__ = ["__version__", *sorted([*_HOMES, *_SUBMODULES])]

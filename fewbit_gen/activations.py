@@ -1,8 +1,8 @@
 """The activations that the compiler knows: f, its analytic derivative f', and where f' is not smooth.
 
 Each family is a function with the keyword arguments of its `torch.nn.functional` namesake that returns an
-`Activation`; `parse_activation` reads "softplus(beta=2)". Derivatives are never differenced: each is written so that
-no tail cancels (σ(−x) for 1 − σ(x), and so on). What f'(kink) is follows torch: the left value.
+`Activation`; `parse_activation` reads "softplus(beta=2)". Derivatives are never differenced: each is written
+so that no tail cancels (σ(−x) for 1 − σ(x), and so on). What f'(kink) is follows torch: the left value.
 """
 
 import ast
@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, log_ndtr, ndtr
 
-from ..tables.errors import FewbitError
-from ..tables.names import find_name, nearest_names
+from ..tables.errors import FewbitError, shown
+from ..tables.names import find_name, nearest_names, number_text
 
 Function = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
@@ -57,7 +57,7 @@ def gelu() -> Activation:
     """x Φ(x), Φ the normal distribution function."""
 
     def derivative(x: NDArray[np.float64]) -> NDArray[np.float64]:
-        # Φ(x) + xφ(x). Far left both are tiny and of opposite sign, but |x|φ is x² times larger: nothing cancels.
+        # Φ(x) + xφ(x). Far left they differ in sign, but |x|φ is x² times larger: nothing cancels.
         x = np.clip(x, -1e8, 1e8)  # keeps ∞·0 out; f' is 0 or 1 there
         return ndtr(x) + x * np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
 
@@ -148,12 +148,12 @@ def parse_activation(text: str) -> Activation:
     if name is None:
         near = nearest_names(family, FAMILIES)
         hint = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(FAMILIES)}"
-        raise FewbitError(f"unknown activation {family!r}; {hint}")
+        raise FewbitError(f"unknown activation {shown(family)}; {hint}")
     accepted = inspect.signature(FAMILIES[name]).parameters
     for argument in arguments:
         if argument not in accepted:
             takes = f"takes {', '.join(accepted)}" if accepted else "takes no arguments"
-            raise FewbitError(f"activation {name} {takes}, not {argument!r}")
+            raise FewbitError(f"activation {name} {takes}, not {shown(argument)}")
     return FAMILIES[name](**arguments)
 
 
@@ -164,7 +164,7 @@ def activation_name(family: str, **arguments: float) -> str:
 
 def _call_text(name: str, family: Callable[..., Activation], **arguments: float) -> str:
     defaults = {p.name: p.default for p in inspect.signature(family).parameters.values()}
-    given = [f"{key}={float(value):.17g}" for key, value in arguments.items() if value != defaults[key]]
+    given = [f"{key}={number_text(value)}" for key, value in arguments.items() if value != defaults[key]]
     return f"{name}({','.join(given)})" if given else name
 
 
@@ -175,17 +175,18 @@ def _parse_call(text: str) -> tuple[str, dict[str, Any]]:
     try:
         call = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise FewbitError(f"cannot read activation {text!r:.80}; {accepted}") from None
+        raise FewbitError(f"cannot read activation {shown(text)}; {accepted}") from None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
-        raise FewbitError(f"cannot read activation {text!r:.80}; {accepted}")
+        raise FewbitError(f"cannot read activation {shown(text)}; {accepted}")
     arguments: dict[str, Any] = {}
     for keyword in call.keywords:
         try:
             value = ast.literal_eval(keyword.value)
         except (ValueError, TypeError, RecursionError, MemoryError):
             value = None
-        if keyword.arg is None or isinstance(value, bool) or not isinstance(value, int | float):
-            raise FewbitError(f"cannot read activation {text!r:.80}; {accepted}")
+        refused = keyword.arg is None or keyword.arg in arguments  # **more, or the same twice
+        if refused or isinstance(value, bool) or not isinstance(value, int | float):
+            raise FewbitError(f"cannot read activation {shown(text)}; {accepted}")
         arguments[keyword.arg] = value
     return call.func.id, arguments
 

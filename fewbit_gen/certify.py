@@ -11,8 +11,9 @@ from .weights import Weight
 def table_error(table: Table, activation: Activation, weight: Weight) -> float:
     """Return ∫ (f'(x) − q(x))² w(x) dx over the weight's domain (paper, equation 3).
 
-    Gauss–Legendre of order 32 on panels that end at every boundary, every kink and 512 equal steps, so that the integrand
-    is smooth in each. Squares are summed, never differences: no digits cancel, unlike in the solver's moments.
+    Gauss–Legendre of order 32 on panels that end at every boundary, every kink and 512 equal steps, so that
+    the integrand is smooth in each. Squares are summed, never differences: no digits cancel, unlike in the
+    solver's moments.
     """
     low, high = weight.domain
     inner = np.concatenate([table.boundaries, activation.kinks])

@@ -1,7 +1,7 @@
 """From levels to boundaries: where f' passes from one level's neighbourhood into the next.
 
-Given levels, the best q takes at every x the level nearest to f'(x). So boundaries lie where f' crosses the middle between
-two neighbouring levels, or at a kink where it jumps across one.
+Given levels, the best q takes at every x the level nearest to f'(x). So boundaries lie where f' crosses the
+middle between two neighbouring levels, or at a kink where it jumps across one.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ _HALVINGS = 70
 
 
 def nearest_level_table(moments: Moments, levels: Vector) -> tuple[Vector, NDArray[np.int64]]:
-    """Return boundaries and codes of the table that takes the nearest of `levels` everywhere on the grid's domain.
+    """Return boundaries and codes of the table that takes the nearest of `levels` all over the domain.
 
     Args:
         moments: the problem; its grid must be fine enough that f' crosses no threshold twice within a cell.
@@ -32,7 +32,7 @@ def nearest_level_table(moments: Moments, levels: Vector) -> tuple[Vector, NDArr
     at = _bisect(moments, left[crosses], right[crosses], thresholds[threshold], before < after)
     points = np.concatenate([at, moments.edges[jump + 1]])
     follows = np.concatenate([after, codes[0, jump + 1]])
-    # At equal points (a jump right after a crossing) the later cell decides; stable sorting keeps the list's order.
+    # At equal points (a jump right after a crossing) the later cell decides: stable sorting keeps the order.
     order = np.argsort(points, kind="stable")
     points, follows = points[order], follows[order]
     last_of_equal = np.append(points[1:] != points[:-1], True)[: points.size]
@@ -45,7 +45,7 @@ def nearest_level_table(moments: Moments, levels: Vector) -> tuple[Vector, NDArr
 def _expand(
     first: NDArray[np.int64], last: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return, for each threshold crossed within a cell: the cell, the threshold, the codes before and after."""
+    """Return, for each crossing of a threshold within a cell: cell, threshold, code before and after."""
     steps = np.abs(last - first)
     cell = np.repeat(np.arange(first.size), steps)
     nth = np.arange(cell.size) - np.repeat(np.cumsum(steps) - steps, steps)

@@ -2,8 +2,8 @@
 
     DP(i, k) = min over j < i of  DP(j, k − 1) + T(j, i)
 
-with T(j, i) the cost of one level over cells j … i − 1. Divide and conquer would be faster and wrong: it needs T to be
-monotone in a way that it is not where f' itself is not monotone (GELU, SiLU).
+with T(j, i) the cost of one level over cells j … i − 1. Divide and conquer would be faster and wrong: it
+needs T to be monotone in a way that it is not where f' itself is not monotone (GELU, SiLU).
 """
 
 import numpy as np
@@ -27,8 +27,8 @@ def _cost(w: float, fw: float, f2: float) -> float:
 def _layers(prefix: NDArray[np.float64], K: int, skip: int) -> NDArray[np.float64]:
     """Return DP, (K, n + 1): row k − 1 holds the least cost of cells 0 … i − 1 with k levels.
 
-    With skip = 0 boundaries lie on edges. With skip = 1 they lie anywhere in a cell and that cell costs nothing: j and i
-    are then the cells of two consecutive boundaries, and cells j + 1 … i − 1 are charged.
+    With skip = 0 boundaries lie on edges. With skip = 1 they lie anywhere in a cell and that cell costs
+    nothing: j and i are then the cells of two consecutive boundaries, and cells j + 1 … i − 1 are charged.
     """
     n = prefix.shape[1] - 1
     w, fw, f2 = prefix[0], prefix[1], prefix[2]
@@ -40,8 +40,9 @@ def _layers(prefix: NDArray[np.float64], K: int, skip: int) -> NDArray[np.float6
         for i in range(1, n + 1):
             least = previous[i]  # k levels do no worse than k − 1
             wi, fwi, f2i = w[i], fw[i], f2[i]
-            # Backwards in blocks: the further left j lies, the more the last level costs, so once that alone exceeds the
-            # least total no j beyond can win. Exact, and O(n²) in all rather than O(n²K) where levels are many.
+            # Backwards in blocks: the further left j lies, the more the last level costs, so once that alone
+            # exceeds the least total no j beyond can win. Exact, and O(n²) in all rather than O(n²K) where
+            # levels are many.
             high = i
             while high > 0:
                 low = max(0, high - _BLOCK)
@@ -61,7 +62,7 @@ def _layers(prefix: NDArray[np.float64], K: int, skip: int) -> NDArray[np.float6
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _backtrack(prefix: NDArray[np.float64], best: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the boundaries of the best path as edge indices, increasing; fewer than K − 1 if fewer suffice."""
+    """Return the best path's boundaries as edge indices, increasing; fewer than K − 1 if fewer suffice."""
     K, n = best.shape[0], best.shape[1] - 1
     found = np.empty(K - 1, np.int64)
     count = 0
@@ -96,7 +97,7 @@ def solve_interval(moments: Moments, K: int) -> NDArray[np.float64]:
 def interval_lower_bound(moments: Moments, K: int) -> float:
     """Return a number that the error of no `interval` table with K levels falls below.
 
-    The boundaries of any table lie in at most K − 1 cells; with those cells free of charge, the best that is left costs
-    no more than the table. The dynamic programme finds that best.
+    The boundaries of any table lie in at most K − 1 cells; with those cells free of charge, the best that is
+    left costs no more than the table. The dynamic programme finds that best.
     """
     return float(_layers(moments.prefix, K, 1)[-1, -1])

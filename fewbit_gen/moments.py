@@ -2,8 +2,9 @@
 
     W = ∫ w dx      FW = ∫ g w dx      F² = ∫ g² w dx      with g = f' − centre
 
-over the cells of a grid. An interval then costs F² − FW²/W, whatever the solver. f' is centred at its weighted mean
-because the cost is a difference: what the mean contributes to F² and FW²/W would only cancel, and take digits with it.
+over the cells of a grid. An interval then costs F² − FW²/W, whatever the solver. f' is centred at its
+weighted mean because the cost is a difference: what the mean contributes to F² and FW²/W would only cancel,
+and take digits with it.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@ With every level at the weighted mean of f' over its intervals, the error depend
 
     ∂L/∂s_i = 2 w(s_i) (y_right − y_left) (f'(s_i) − (y_left + y_right) / 2)
 
-so a boundary is stationary where f' equals the middle of its two levels, or at a jump of f' across that middle. Newton's
-method on these residuals, with the levels' dependence on the boundaries in the Jacobian, gets there in a few steps from a
-dynamic programme's start; where it would not go down, each boundary is moved alone to its own optimum, which always does.
+so a boundary is stationary where f' equals the middle of its two levels, or at a jump of f' across that
+middle. Newton's method on these residuals, with the levels' dependence on the boundaries in the Jacobian,
+gets there in a few steps from a dynamic programme's start; where it would not go down, each boundary is moved
+alone to its own optimum, which always does.
 """
 
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ def _sides(moments: Moments, boundaries: Vector) -> tuple[Vector, Vector]:
 
 
 def _residual(moments: Moments, state: _State, codes: Codes) -> tuple[Vector, NDArray[np.bool_]]:
-    """Return f'(s_i) − (y_left + y_right)/2 and which boundaries are free, not held by a jump across the middle."""
+    """Return f'(s_i) − (y_left + y_right)/2 and which boundaries are free: not held by a jump across it."""
     y = state.levels[codes]
     middle = 0.5 * (y[1:] + y[:-1])
     before, after = _sides(moments, state.boundaries)
@@ -138,7 +139,7 @@ def _improves(
     state: _State,
     codes: Codes,
 ) -> bool:
-    """Tell whether a Newton step went down: in error, or, where that has met its rounding, in the residual."""
+    """Tell whether a Newton step went down: in error or, where that has met its rounding, in residual."""
     if step is None:
         return False
     rounding = 1e-15 * moments.prefix[2, -1]
@@ -149,7 +150,7 @@ def _improves(
 
 
 def _each_alone(moments: Moments, state: _State, codes: Codes, free: NDArray[np.bool_]) -> Vector:
-    """Move each free boundary downhill to its own optimum, levels and halfway marks to its neighbours fixed."""
+    """Move each free boundary alone to its own optimum, levels and halfway marks to neighbours fixed."""
     s = state.boundaries
     low, high = moments.edges[[0, -1]]
     fence = np.concatenate([[low], s, [high]])

@@ -1,8 +1,8 @@
 """The exact solver for kind `shared`: weighted 1-D k-means of the values of f'.
 
-Where intervals may share levels only the values of f' matter, not where they are taken. Sorted, they make a cost that
-satisfies the quadrangle inequality, so the best cut before i moves right with i and divide and conquer is exact
-(Wu 1991; Grønlund et al. 2017): O(nK log n).
+Where intervals may share levels only the values of f' matter, not where they are taken. Sorted, they make a
+cost that satisfies the quadrangle inequality, so the best cut before i moves right with i and divide and
+conquer is exact (Wu 1991; Grønlund et al. 2017): O(nK log n).
 """
 
 from dataclasses import dataclass
@@ -99,10 +99,11 @@ def solve_shared(moments: Moments, K: int) -> Clusters:
 
 
 def shared_lower_bound(moments: Moments, error: float) -> float:
-    """Return a number that the error of no `shared` table falls below, given the solver's `error` over cell means.
+    """Return what the error of no `shared` table falls below, given the solver's `error` over cell means.
 
-    Let v be f' replaced by its mean in every cell and V = ∫ (f' − v)² w. Distances to a set of levels are 1-Lipschitz, so
-    by Minkowski's inequality √error(v) ≤ √error(f') + √V for every set of levels, hence for the best.
+    Let v be f' replaced by its mean in every cell and V = ∫ (f' − v)² w. Distances to a set of levels are
+    1-Lipschitz, so by Minkowski's inequality √error(v) ≤ √error(f') + √V for every set of levels, hence for
+    the best.
     """
     w, fw, f2 = moments.cells
     within = np.where(w > 0, f2 - fw * fw / np.where(w > 0, w, 1), 0.0)

@@ -1,12 +1,12 @@
 """`fewbit.solve`: from an activation and a weight to the best table, exact over a grid, then polished.
 
-    moments → exact solver (interval.py, shared.py) → refine → Table with its error and a lower bound
+moments → exact solver (interval.py, shared.py) → refine → Table with its error and a lower bound
 """
 
 import numpy as np
 
 from ..tables import DEFAULT_WEIGHT, Kind, Table
-from ..tables.errors import FewbitError
+from ..tables.errors import FewbitError, shown
 from ..tables.table import MAX_LEVELS, check_bits, check_kind
 from .activations import Activation, parse_activation
 from .certify import table_error
@@ -15,10 +15,10 @@ from .interval import interval_lower_bound, solve_interval
 from .moments import Moments, evaluate_derivative
 from .refine import refine
 from .shared import shared_lower_bound, solve_shared
-from .weights import Weight, parse_weight
+from .weights import ACCEPTED, Weight, parse_weight
 
-# Cells of the solvers' grids. `interval` takes O(n²K): 4096 cells find the right valley and refinement the bottom.
-# `shared` takes O(nK log n) and its lower bound tightens with the grid.
+# Cells of the solvers' grids. `interval` takes O(n²K): 4096 cells find the right valley and refinement the
+# bottom. `shared` takes O(nK log n) and its lower bound tightens with the grid.
 _INTERVAL_CELLS = 4096
 _SHARED_CELLS = 16384
 
@@ -40,7 +40,8 @@ def solve(
         weight: ``uniform:A,B`` or ``normal:MEAN,DEVIATION``.
         levels: the number of levels K, 2 to 256, instead of `bits`.
 
-    A derivative that takes no more values than the table has levels (ReLU) gets its exact table, as small as it can be.
+    A derivative that takes no more values than the table has levels (ReLU) gets its exact table, as small as
+    it can be.
 
     Raises:
         FewbitError: an argument is wrong; the message says what is accepted.
@@ -49,6 +50,10 @@ def solve(
     kind = check_kind(kind)
     act = parse_activation(activation) if isinstance(activation, str) else activation
     w = parse_weight(weight) if isinstance(weight, str) else weight
+    if not isinstance(act, Activation):
+        raise FewbitError(f"an activation is a name such as gelu or softplus(beta=2), not {shown(act)}")
+    if not isinstance(w, Weight):
+        raise FewbitError(f"a weight is {ACCEPTED}, not {shown(w)}")
     exact = _exact_table(act, K, kind, w)
     return exact if exact is not None else _solve(act, K, kind, w)
 
@@ -59,7 +64,7 @@ def _level_count(bits: int | None, levels: int | None) -> int:
     if bits is not None:
         raise FewbitError("give bits or levels, not both")
     if isinstance(levels, bool) or not isinstance(levels, int | np.integer) or not 2 <= levels <= MAX_LEVELS:
-        raise FewbitError(f"levels must be a whole number from 2 to {MAX_LEVELS}, not {levels!r}")
+        raise FewbitError(f"levels must be a whole number from 2 to {MAX_LEVELS}, not {shown(levels)}")
     return int(levels)
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..tables.errors import FewbitError
+from ..tables.errors import FewbitError, shown
+from ..tables.names import number_text
 
 ACCEPTED = "uniform:A,B with A < B, or normal:MEAN,DEVIATION with DEVIATION > 0"
 
@@ -22,8 +23,8 @@ class Weight:
     Attributes:
         spec: canonical text that `parse_weight` reads back, such as ``uniform:-10,10``.
         domain: (A, B), finite, A < B.
-        density: w, float64 to float64, elementwise. Uniform is 1 on [A, B], as in the paper's Table 3, and so not
-            normalised; normal integrates to 1.
+        density: w, float64 to float64, elementwise. Uniform is 1 on [A, B], as in the paper's Table 3, and
+            so not normalised; normal integrates to 1.
     """
 
     spec: str
@@ -35,7 +36,7 @@ def uniform(low: float, high: float) -> Weight:
     """w = 1 on [low, high]."""
     if not low < high:
         raise FewbitError(f"the weight uniform:{low:g},{high:g} covers nothing; write {ACCEPTED}")
-    return Weight(f"uniform:{_text(low)},{_text(high)}", (low, high), lambda x: np.ones_like(x))
+    return Weight(f"uniform:{number_text(low)},{number_text(high)}", (low, high), lambda x: np.ones_like(x))
 
 
 def normal(mean: float, deviation: float) -> Weight:
@@ -44,10 +45,12 @@ def normal(mean: float, deviation: float) -> Weight:
         raise FewbitError(f"the weight normal:{mean:g},{deviation:g} has no width; write {ACCEPTED}")
     scale = 1 / (deviation * math.sqrt(2 * math.pi))
     reach = _NORMAL_REACH * deviation
-    if not mean - reach < mean + reach:
-        raise FewbitError(f"the weight normal:{mean:g},{deviation:g} is too narrow for its mean in double precision")
+    if not (mean - reach < mean + reach and math.isfinite(scale)):
+        raise FewbitError(
+            f"the weight normal:{mean:g},{deviation:g} is too narrow for its mean in double precision"
+        )
     return Weight(
-        f"normal:{_text(mean)},{_text(deviation)}",
+        f"normal:{number_text(mean)},{number_text(deviation)}",
         (mean - reach, mean + reach),
         lambda x: scale * np.exp(-0.5 * ((x - mean) / deviation) ** 2),
     )
@@ -67,12 +70,8 @@ def parse_weight(spec: str) -> Weight:
         first, second = (float(n) for n in numbers.split(","))
         make = _FAMILIES[family.strip().lower()]
     except (KeyError, ValueError):
-        raise FewbitError(f"cannot read the weight {spec!r:.80}; write {ACCEPTED}") from None
+        raise FewbitError(f"cannot read the weight {shown(spec)}; write {ACCEPTED}") from None
     # Squares of the domain's ends must be finite in the moments.
     if not (abs(first) < 1e100 and abs(second) < 1e100):
-        raise FewbitError(f"the weight {spec!r:.80} is out of range; write {ACCEPTED}")
+        raise FewbitError(f"the weight {shown(spec)} is out of range; write {ACCEPTED}")
     return make(first, second)
-
-
-def _text(value: float) -> str:
-    return f"{value:.17g}" if float(f"{value:g}") != value else f"{value:g}"

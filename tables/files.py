@@ -14,13 +14,32 @@ from .errors import FewbitError
 def check_writable(path: str | os.PathLike[str]) -> None:
     """Raise `FewbitError` if a file could not be written at `path`; writes nothing."""
     target = Path(path)
-    folder = target.resolve().parent
+    try:
+        obstacle = _obstacle(target.resolve())
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle; a name that no file can have
+        obstacle = reason(error)
+    if obstacle:
+        raise FewbitError(f"cannot write {target}: {obstacle}")
+
+
+def reason(error: Exception) -> str:
+    """Return what went wrong with a file, without the number and the path that Python's own text repeats."""
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _obstacle(target: Path) -> str | None:
     if target.is_dir():
-        raise FewbitError(f"cannot write {target}: it is a folder; name a file")
-    if not folder.is_dir():
-        raise FewbitError(f"cannot write {target}: there is no folder {folder}")
-    if not os.access(target if target.exists() else folder, os.W_OK):
-        raise FewbitError(f"cannot write {target}: permission denied")
+        return "it is a folder; name a file"
+    if not target.parent.is_dir():
+        return f"there is no folder {target.parent}"
+    touched = [target] if _is_device(target) else [target.parent, target]
+    if not all(os.access(path, os.W_OK) for path in touched if path.exists()):
+        return "permission denied"
+    return None
+
+
+def _is_device(target: Path) -> bool:
+    return target.exists() and not target.is_file()
 
 
 @contextlib.contextmanager
@@ -36,13 +55,13 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     target = Path(path)
     check_writable(target)
     try:
-        if target.exists() and not target.is_file():
+        if _is_device(target):
             with open(target, "wb") as stream:
                 yield stream
             return
         target = target.resolve()  # through a link: replace the file it names, not the link
         mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~_umask()
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".fewbit-", suffix=".tmp")
         try:
             with os.fdopen(handle, "wb") as stream:
                 yield stream
@@ -53,7 +72,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
                 os.unlink(temporary)
             raise
     except OSError as error:
-        raise FewbitError(f"cannot write {target}: {error.strerror or error}") from error
+        raise FewbitError(f"cannot write {target}: {reason(error)}") from error
 
 
 def _umask() -> int:

@@ -5,8 +5,8 @@ import os
 from dataclasses import fields
 from typing import Any
 
-from .errors import FewbitError
-from .files import atomic_write
+from .errors import FewbitError, shown
+from .files import atomic_write, reason
 from .table import Table
 
 FORMAT = 1
@@ -39,8 +39,8 @@ def table_from_dict(data: object, source: str = "table") -> Table:
     """
     if not isinstance(data, dict):
         raise FewbitError(f"{source}: not a table: expected a JSON object with {', '.join(_FIELDS)}")
-    if data.get("format") != FORMAT:
-        raise FewbitError(f"{source}: table format {data.get('format')!r:.60}; this fewbit reads {FORMAT}")
+    if not _is_int(data.get("format"), FORMAT):
+        raise FewbitError(f"{source}: table format {shown(data.get('format'))}; this fewbit reads {FORMAT}")
     missing = [name for name in _FIELDS if name not in data]
     unknown = sorted(set(data) - {*_FIELDS, "format", "bits"})
     if missing or unknown:
@@ -50,9 +50,15 @@ def table_from_dict(data: object, source: str = "table") -> Table:
         table = Table(**{name: data[name] for name in _FIELDS})
     except FewbitError as error:
         raise FewbitError(f"{source}: {error}") from None
-    if "bits" in data and (isinstance(data["bits"], bool) or data["bits"] != table.bits):
-        raise FewbitError(f"{source}: {table.levels.size} levels take {table.bits} bits, not {data['bits']!r:.60}")
+    if "bits" in data and not _is_int(data["bits"], table.bits):
+        raise FewbitError(
+            f"{source}: {table.levels.size} levels take {table.bits} bits, not {shown(data['bits'])}"
+        )
     return table
+
+
+def _is_int(value: object, expected: int) -> bool:
+    return type(value) is int and value == expected  # True and 1.0 equal 1
 
 
 def dumps(value: dict[str, Any]) -> str:
@@ -71,15 +77,15 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     try:
         with open(path, "rb") as stream:
             content = stream.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise FewbitError(f"cannot read {os.fspath(path)}: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:  # ValueError: no file can have that name
+        raise FewbitError(f"cannot read {os.fspath(path)}: {reason(error)}") from None
     if len(content) > _MAX_BYTES:
         raise FewbitError(f"{os.fspath(path)}: larger than {_MAX_BYTES} bytes, so not a table")
     try:
         return json.loads(content.decode())
     except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else error
-        raise FewbitError(f"{os.fspath(path)}: not JSON: {reason}") from None
+        why = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise FewbitError(f"{os.fspath(path)}: not JSON: {why}") from None
 
 
 def read_table(path: str | os.PathLike[str]) -> Table:

@@ -14,6 +14,11 @@ def _key(name: str) -> str:
     return name.strip().lower().replace("_", "").replace("-", "")
 
 
+def number_text(value: float) -> str:
+    """Return the shortest text that reads back to `value`, as canonical names spell it: 2, 0.1, 1e-05."""
+    return repr(float(value) + 0.0).removesuffix(".0")  # −0 is 0
+
+
 def find_name(name: str, known: Iterable[str]) -> str | None:
     """Return the member of `known` that `name` stands for, or None."""
     known = list(known)

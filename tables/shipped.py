@@ -6,7 +6,7 @@
 from functools import cache
 from pathlib import Path
 
-from .errors import FewbitError
+from .errors import FewbitError, shown
 from .json_format import read_json, table_from_dict
 from .names import find_name, nearest_names
 from .table import Table, check_bits, check_kind
@@ -61,7 +61,7 @@ def load_table(
     name = find_name(activation, shipped_activations())
     if name is None:
         raise FewbitError(
-            f"no shipped table for {activation!r}; "
+            f"no shipped table for {shown(activation)}; "
             + _suggest(activation, nearest_names(activation, shipped_activations()))
         )
     table = find_table(name, bits, kind, weight)

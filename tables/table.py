@@ -14,7 +14,6 @@ This is equation (2) of the Few-bit Backward paper with shared levels allowed (k
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -23,7 +22,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .errors import FewbitError
+from .errors import FewbitError, shown
 
 Kind = Literal["interval", "shared"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -34,15 +33,15 @@ MAX_INTERVALS = 65_536
 def check_kind(kind: str) -> Kind:
     """Return `kind`, or raise `FewbitError` if it is not one of `KINDS`."""
     for known in KINDS:
-        if kind == known:
+        if isinstance(kind, str) and kind == known:
             return known
-    raise FewbitError(f"unknown kind {kind!r}: use {' or '.join(KINDS)}")
+    raise FewbitError(f"unknown kind {shown(kind)}: use {' or '.join(KINDS)}")
 
 
 def check_bits(bits: object) -> int:
     """Return `bits` as an int from 1 to 8, or raise `FewbitError`."""
     if isinstance(bits, bool) or not isinstance(bits, int | np.integer) or not 1 <= bits <= 8:
-        raise FewbitError(f"bits must be a whole number from 1 to 8, not {bits!r}")
+        raise FewbitError(f"bits must be a whole number from 1 to 8, not {shown(bits)}")
     return int(bits)
 
 
@@ -58,7 +57,7 @@ class Table:
         codes: uint8 (m,), each below K.
         levels: float64 (K,), finite, 1 ≤ K ≤ 256.
         error: ∫ (f'(x) − q(x))² w(x) dx.
-        lower_bound: no table of this kind with K levels has a smaller error; None where that was not computed.
+        lower_bound: no table of this kind with K levels has a smaller error; None where not computed.
 
     Raises:
         FewbitError: the fields do not make a table.
@@ -77,7 +76,7 @@ class Table:
         for field in ("activation", "weight"):
             value = getattr(self, field)
             if not isinstance(value, str) or not value or not value.isprintable() or len(value) > 1000:
-                raise FewbitError(f"a table's {field} must be one line of text, not {value!r:.60}")
+                raise FewbitError(f"a table's {field} must be one line of text, not {shown(value)}")
         check_kind(self.kind)
         boundaries = _vector("boundaries", self.boundaries)
         levels = _vector("levels", self.levels)
@@ -90,7 +89,7 @@ class Table:
             raise FewbitError(
                 f"{codes.size} intervals need {codes.size - 1} boundaries, the table has {boundaries.size}"
             )
-        if np.any(np.diff(boundaries) <= 0):
+        if np.any(boundaries[1:] <= boundaries[:-1]):
             raise FewbitError("a table's boundaries must be strictly increasing")
         if codes.max() >= levels.size:
             raise FewbitError(f"code {codes.max()} names no level: the table has {levels.size}")
@@ -180,11 +179,8 @@ class Table:
 
 
 def _vector(field: str, value: object) -> NDArray[np.float64]:
-    try:
-        array = np.array(value, dtype=np.float64)  # a copy: the table owns it
-    except (TypeError, ValueError, OverflowError) as error:
-        raise FewbitError(f"a table's {field} must be numbers: {error}") from None
-    if array.ndim != 1 or not np.isfinite(array).all():
+    array = _flat(value, np.float64)
+    if array is None or not np.isfinite(array).all():
         raise FewbitError(f"a table's {field} must be a flat list of finite numbers")
     array += 0.0  # −0 becomes +0, so that equal tables have equal bytes
     array.flags.writeable = False
@@ -192,11 +188,8 @@ def _vector(field: str, value: object) -> NDArray[np.float64]:
 
 
 def _codes(value: object) -> NDArray[np.uint8]:
-    try:
-        array = np.array(value)
-    except ValueError as error:
-        raise FewbitError(f"a table's codes must be whole numbers: {error}") from None
-    if array.ndim != 1 or array.dtype.kind not in "iu" or array.size == 0:
+    array = _flat(value)
+    if array is None or array.dtype.kind not in "iu" or array.size == 0:
         raise FewbitError("a table's codes must be a flat list of whole numbers")
     if array.min() < 0 or array.max() >= MAX_LEVELS:
         raise FewbitError(f"a table's codes lie between 0 and {MAX_LEVELS - 1}")
@@ -206,6 +199,26 @@ def _codes(value: object) -> NDArray[np.uint8]:
 
 
 def _number(field: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
-        raise FewbitError(f"a table's {field} must be a finite number, not {value!r:.60}")
-    return float(value)
+    array = _flat([value], np.float64)
+    if array is None or not np.isfinite(array).all():
+        raise FewbitError(f"a table's {field} must be a finite number, not {shown(value)}")
+    return array.item()
+
+
+def _flat(value: object, dtype: type[np.float64] | None = None) -> NDArray | None:
+    """Return a flat list or array of real numbers as an array of its own, or None where `value` is not one.
+
+    NumPy alone would take True and "1" for numbers.
+    """
+    if isinstance(value, np.ndarray):
+        real = value.ndim == 1 and value.dtype.kind in "iuf"
+    else:
+        real = isinstance(value, list | tuple) and all(_is_real(v) for v in value)
+    try:
+        return np.array(value, dtype) if real else None
+    except OverflowError:  # an int beyond the doubles
+        return None
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
