@@ -32,6 +32,7 @@ class Activation:
         derivative: f', float64 to float64, elementwise; at a kink its value from the left.
         kinks: points where f' jumps or bends, increasing.
         step: whether f' is constant between kinks, so that a finite table holds it exactly.
+        reach: beyond ±reach f' is constant to a double's last digit, but for a jump at a kink.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Activation:
     derivative: Function
     kinks: tuple[float, ...] = ()
     step: bool = False
+    reach: float = 40.0  # e⁻⁴⁰ is less than half a last digit of 1
 
 
 # SELU's constants, to double precision (Klambauer et al. 2017).
@@ -115,17 +117,25 @@ def softplus(beta: float = 1.0, threshold: float = 20.0) -> Activation:
     if beta == 0:
         raise FewbitError("softplus needs a beta other than 0")
 
+    def linear(x: NDArray[np.float64]) -> NDArray[np.bool_]:
+        return beta * x > threshold
+
     def function(x: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.where(beta * x > threshold, x, np.logaddexp(0, beta * x) / beta)
+        return np.where(linear(x), x, np.logaddexp(0, beta * x) / beta)
 
     def derivative(x: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.where(beta * x > threshold, 1.0, expit(beta * x))
+        return np.where(linear(x), 1.0, expit(beta * x))
 
+    # The product rounds, so the last double of the left piece may be a neighbour of the quotient.
+    kink = threshold / beta
+    near = np.array([np.nextafter(kink, -np.inf), kink, np.nextafter(kink, np.inf)])
+    kink = float(near[linear(near) == (beta < 0)].max(initial=-np.inf))
     return Activation(
         _call_text("softplus", softplus, beta=beta, threshold=threshold),
         function,
         derivative,
-        kinks=(threshold / beta,),
+        kinks=(kink,),
+        reach=40 / abs(beta),
     )
 
 
@@ -184,8 +194,8 @@ def _parse_call(text: str) -> tuple[str, dict[str, Any]]:
             value = ast.literal_eval(keyword.value)
         except (ValueError, TypeError, RecursionError, MemoryError):
             value = None
-        refused = keyword.arg is None or keyword.arg in arguments  # **more, or the same twice
-        if refused or isinstance(value, bool) or not isinstance(value, int | float):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or keyword.arg is None or keyword.arg in arguments:  # **more, or the same twice
             raise FewbitError(f"cannot read activation {shown(text)}; {accepted}")
         arguments[keyword.arg] = value
     return call.func.id, arguments

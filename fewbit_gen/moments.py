@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,10 +36,19 @@ def quadrature(left: Vector, right: Vector, order: int) -> tuple[Vector, Vector]
 
 
 def grid(activation: Activation, weight: Weight, cells: int) -> Vector:
-    """Return the edges of about `cells` equal cells over the weight's domain, with every kink among them."""
+    """Return the edges of a grid over the weight's domain, with every kink among them.
+
+    About `cells` equal cells lie within the activation's reach; beyond it f' is constant and fewer will do.
+    """
     low, high = weight.domain
+    reach = activation.reach
+    fence = np.unique(np.clip([low, -reach, reach, high], low, high))
+    pieces = [
+        np.linspace(a, b, 1 + (cells if -reach <= a and b <= reach else max(1, cells // 16)))
+        for a, b in pairwise(fence)
+    ]
     kinks = [k for k in activation.kinks if low < k < high]
-    return np.union1d(np.linspace(low, high, cells + 1), kinks)
+    return np.unique(np.concatenate([*pieces, kinks]))
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def _evaluate(moments: Moments, boundaries: Vector, codes: Codes) -> _State:
     K = int(codes.max()) + 1
     w, fw, f2 = (np.bincount(codes, weights=row, minlength=K) for row in per_interval)
     levels = np.where(w > 0, fw / np.where(w > 0, w, 1), 0.0)
-    return _State(boundaries, levels, w, float((f2 - fw * levels).sum()))
+    return _State(boundaries, levels, np.asarray(w, float), float((f2 - fw * levels).sum()))
 
 
 def _sides(moments: Moments, boundaries: Vector) -> tuple[Vector, Vector]:
@@ -100,21 +100,21 @@ def _residual(moments: Moments, state: _State, codes: Codes) -> tuple[Vector, ND
     return side - middle, ~held
 
 
-def _newton(
-    moments: Moments, state: _State, codes: Codes, residual: Vector, free: NDArray[np.bool_]
-) -> _State | None:
+def _newton(moments: Moments, state: _State, codes: Codes, residual: Vector, free: NDArray[np.bool_]) -> _State | None:
     """Return the state after one Newton step of the free boundaries, or None where there is no such step."""
     s = state.boundaries
     # The slope of f' steers the step and never enters a result, so a central difference will do.
-    h = 1e-5 * np.maximum(1e-3, np.abs(np.diff(moments.edges[[0, -1]])) / 20)
+    h = 1e-6 * min(moments.activation.reach, moments.edges[-1] - moments.edges[0])
     slope = (moments.centred(s + h) - moments.centred(s - h)) / (2 * h)
     left, right = codes[:-1], codes[1:]
     index = np.arange(s.size)
     moved = np.zeros((state.levels.size, s.size))  # ∂y_c/∂s_j
-    flow = moments.weight.density(s) * 1.0
+    flow = moments.weight.density(s)
+    holds = state.mass > 0
+    per_mass = np.where(holds, 1 / np.where(holds, state.mass, 1), 0)
     g = residual + 0.5 * (state.levels[left] + state.levels[right])
-    np.add.at(moved, (left, index), flow * (g - state.levels[left]) / state.mass[left])
-    np.add.at(moved, (right, index), -flow * (g - state.levels[right]) / state.mass[right])
+    np.add.at(moved, (left, index), flow * (g - state.levels[left]) * per_mass[left])
+    np.add.at(moved, (right, index), -flow * (g - state.levels[right]) * per_mass[right])
     jacobian = np.diag(slope) - 0.5 * (moved[left] + moved[right])
     chosen = np.flatnonzero(free)
     try:

@@ -98,7 +98,7 @@ def _exact_table(activation: Activation, K: int, kind: Kind, weight: Weight) -> 
         levels, codes = np.unique(values, return_inverse=True)
     if levels.size > K:
         return None
-    return Table(activation.name, kind, weight.spec, kinks, codes, levels, 0.0, 0.0)
+    return Table(activation.name, kind, weight.spec, kinks, codes.astype(np.uint8), levels, 0.0, 0.0)
 
 
 def _compact(codes: np.ndarray) -> np.ndarray:

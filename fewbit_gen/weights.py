@@ -14,6 +14,7 @@ ACCEPTED = "uniform:A,B with A < B, or normal:MEAN,DEVIATION with DEVIATION > 0"
 
 # Beyond 12 deviations a normal density holds 4e-33 of its mass: below rounding in every integral here.
 _NORMAL_REACH = 12.0
+_FURTHEST = 1e9
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,7 @@ def normal(mean: float, deviation: float) -> Weight:
     scale = 1 / (deviation * math.sqrt(2 * math.pi))
     reach = _NORMAL_REACH * deviation
     if not (mean - reach < mean + reach and math.isfinite(scale)):
-        raise FewbitError(
-            f"the weight normal:{mean:g},{deviation:g} is too narrow for its mean in double precision"
-        )
+        raise FewbitError(f"the weight normal:{mean:g},{deviation:g} is too narrow for its mean in double precision")
     return Weight(
         f"normal:{number_text(mean)},{number_text(deviation)}",
         (mean - reach, mean + reach),
@@ -71,7 +70,7 @@ def parse_weight(spec: str) -> Weight:
         make = _FAMILIES[family.strip().lower()]
     except (KeyError, ValueError):
         raise FewbitError(f"cannot read the weight {shown(spec)}; write {ACCEPTED}") from None
-    # Squares of the domain's ends must be finite in the moments.
-    if not (abs(first) < 1e100 and abs(second) < 1e100):
-        raise FewbitError(f"the weight {shown(spec)} is out of range; write {ACCEPTED}")
+    # Further out, sums in double precision no longer hold what f' does near zero beside the mass far away.
+    if not (abs(first) <= _FURTHEST and abs(second) <= _FURTHEST):
+        raise FewbitError(f"the weight {shown(spec)} is out of range; write {ACCEPTED}, numbers up to {_FURTHEST:g}")
     return make(first, second)
