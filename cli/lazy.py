@@ -1,0 +1,33 @@
+"""A command group that imports a command only when it runs, so that `fewbit --help` answers at once."""
+
+import importlib
+from typing import Any
+
+import click
+
+
+class LazyGroup(click.Group):
+    """A group whose command `name` is the object `command` in the module `name` of this package.
+
+    Args:
+        lazy: the commands in the order of the help page, each with its line there.
+    """
+
+    def __init__(self, *args: Any, lazy: dict[str, str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.lazy = lazy
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands; imports none."""
+        return list(self.lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return one command, or None if there is none of that name."""
+        if cmd_name not in self.lazy:
+            return None
+        return importlib.import_module(f".{cmd_name}", __package__).command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands from their lines; imports none."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self.lazy.items()))

@@ -1,0 +1,87 @@
+"""`fewbit` on the command line.
+
+    fewbit solve     solver  →  a table, as text, JSON or a picture
+    fewbit tables    the tables that come with fewbit
+    fewbit plot      figures
+
+`main` runs one command and turns whatever stops it into one line on standard error and an exit status:
+0 done, 1 failed, 2 wrong use, 130 interrupted.
+"""
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from .. import __version__
+from ..tables.errors import FewbitError
+from .lazy import LazyGroup
+
+FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
+
+# A group without a command: the help page is the answer. Before 8.2 click printed it by itself.
+_HelpInstead: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "NoArgsIsHelpError", ())
+
+
+@click.group(
+    cls=LazyGroup,
+    lazy={
+        "solve": "Solve for the best few-bit table of an activation's derivative.",
+        "tables": "List, show, rebuild and verify the tables that come with fewbit.",
+        "plot": "Draw derivatives with their tables, and errors against bits.",
+    },
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.version_option(__version__, message="fewbit %(version)s")
+def fewbit() -> None:
+    """The best few-bit table of any activation's derivative.
+
+    Example: fewbit solve gelu --bits 3
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line `arguments` (those of the process if None) and return the exit status."""
+    try:
+        status = fewbit.main(arguments, prog_name="fewbit", standalone_mode=False)
+        if sys.stdout:  # there is none under `>&-`
+            sys.stdout.flush()  # while a full disk or a closed pipe can still be told
+        return status if isinstance(status, int) else 0
+    except _HelpInstead as error:
+        click.echo(error.format_message(), err=True)
+        return WRONG_USE
+    except click.UsageError as error:
+        hint = f" (see {error.ctx.command_path} --help)" if error.ctx else ""
+        _complain(error.format_message().rstrip(".") + hint)
+        return WRONG_USE
+    except click.ClickException as error:
+        _complain(error.format_message())
+        return error.exit_code
+    except FewbitError as error:
+        _complain(str(error))
+        return WRONG_USE
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return INTERRUPTED
+    except OSError as error:
+        # A reader that has seen enough (`| head`) is no mistake of the user's.
+        if error.errno != errno.EPIPE:
+            _complain(f"cannot write the output: {error.strerror or error}")
+        _abandon_output()
+        return FAILED
+
+
+def _complain(message: str) -> None:
+    """Write `message`, whatever lines it came in, as one line on standard error."""
+    click.echo("fewbit: " + " ".join(message.split()), err=True)
+
+
+def _abandon_output() -> None:
+    # What is still buffered cannot be written: let the interpreter's own last flush go nowhere.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""Arguments and options that several commands share, so that they read and behave alike everywhere."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..tables import DEFAULT_WEIGHT, KINDS
+from ..tables.table import check_bits
+
+
+class BitsList(click.ParamType):
+    """Numbers of bits such as ``1,2,3``: a sorted tuple of whole numbers from 1 to 8, each once."""
+
+    name = "bits"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Return the tuple, or fail with a line that says what is accepted."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = [int(part) for part in value.split(",")]
+        except ValueError:
+            self.fail(f"{value!r} is not a list of whole numbers from 1 to 8, such as 1,2,3", param, ctx)
+        return tuple(sorted({check_bits(number) for number in numbers}))
+
+
+FILE = click.Path(path_type=Path)
+
+activation_argument = click.argument("activation")
+
+bits_option = click.option(
+    "--bits", type=int, metavar="N", default=3, show_default=True, help="Bits per element, 1 to 8."
+)
+
+bits_list_option = click.option(
+    "--bits",
+    type=BitsList(),
+    metavar="N,...",
+    default="1,2,3,4",
+    show_default=True,
+    help="Bits per element, each 1 to 8.",
+)
+
+kind_option = click.option(
+    "--kind",
+    type=click.Choice(KINDS),
+    default="shared",
+    show_default=True,
+    help="Whether intervals may share a level.",
+)
+
+weight_option = click.option(
+    "--weight",
+    metavar="SPEC",
+    default=DEFAULT_WEIGHT,
+    show_default=True,
+    help="What is believed of the inputs: uniform:A,B or normal:MEAN,DEVIATION.",
+)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
+
+figure_option = click.option(
+    "-o", "--output", type=FILE, metavar="FILE", required=True, help="Where to write it: .png, .svg or .pdf."
+)

@@ -1,0 +1,81 @@
+"""`fewbit solve`: one table, as text or JSON, into a file, as a picture."""
+
+import time
+from pathlib import Path
+
+import click
+
+from ..fewbit_gen import Activation, parse_activation, solve
+from ..tables import FewbitError, Table
+from ..tables.files import check_writable
+from ..tables.json_format import dumps, table_to_dict
+from .options import FILE, activation_argument, json_option, kind_option, weight_option
+from .text import table_text
+
+TABLE_FORMATS = ("json",)
+
+
+@click.command("solve")
+@activation_argument
+@click.option("--bits", type=int, metavar="N", help="Bits per element, 1 to 8.  [default: 3]")
+@click.option("--levels", type=int, metavar="K", help="Number of levels, 2 to 256, in place of --bits.")
+@kind_option
+@weight_option
+@click.option("-o", "--output", type=FILE, metavar="FILE", help="Write the table to FILE.")
+@click.option(
+    "--format",
+    "file_format",
+    type=click.Choice(TABLE_FORMATS),
+    help="What FILE holds, if not what its name says.",
+)
+@json_option
+@click.option("--plot", type=FILE, metavar="FILE", help="Draw the derivative and its table: .png, .svg or .pdf.")
+def command(
+    activation: str,
+    bits: int | None,
+    levels: int | None,
+    kind: str,
+    weight: str,
+    output: Path | None,
+    file_format: str | None,
+    as_json: bool,
+    plot: Path | None,
+) -> None:
+    """Solve for the best few-bit table of an activation's derivative.
+
+    ACTIVATION is a name such as gelu, or a name with numbers such as "softplus(beta=2)".
+
+    Example: fewbit solve gelu --bits 3 -o gelu.json --plot gelu.png
+    """
+    if output:
+        _check_output(output, file_format)
+    if plot:
+        from ..plots import check_figure_path  # matplotlib is loaded only for a picture
+
+        check_figure_path(plot)
+    start = time.perf_counter()
+    table = solve(activation, bits=bits, levels=levels, kind=kind, weight=weight)
+    seconds = time.perf_counter() - start
+    # Files first: a reader that closes the pipe early (`| head`) does not cost them.
+    if output:
+        table.to_json(output)
+    if plot:
+        _draw(table, parse_activation(activation), plot)
+    click.echo(dumps(table_to_dict(table)) if as_json else table_text(table, seconds) + "\n", nl=False)
+    for path in filter(None, (output, plot)):
+        click.echo(f"wrote {path}", err=True)
+
+
+def _draw(table: Table, activation: Activation, path: Path) -> None:
+    from ..plots import Approximated, plot_approximation, save_figure
+
+    row = Approximated(activation.name, activation.derivative, (table,), activation.kinks)
+    save_figure(plot_approximation([row]), path)
+
+
+def _check_output(path: Path, file_format: str | None) -> None:
+    """Refuse, before any work, a file that cannot be written or whose name asks for a format there is not."""
+    if file_format is None and path.suffix[1:].lower() not in TABLE_FORMATS:
+        accepted = ", ".join(f".{name}" for name in TABLE_FORMATS)
+        raise FewbitError(f"cannot tell the format of {path} from its name; accepted: {accepted}, or --format")
+    check_writable(path)

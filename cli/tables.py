@@ -1,0 +1,93 @@
+"""`fewbit tables`: the tables that come with fewbit."""
+
+from pathlib import Path
+
+import click
+
+from ..tables import load_table
+from ..tables.json_format import dumps, table_to_dict
+from ..tables.shipped import DATA, shipped_activations, shipped_tables
+from .options import FILE, activation_argument, bits_option, json_option, kind_option, weight_option
+from .progress import with_progress
+from .text import list_text, table_text
+
+
+@click.group("tables")
+def command() -> None:
+    """List, show, rebuild and verify the tables that come with fewbit.
+
+    Example: fewbit tables show gelu --bits 2
+    """
+
+
+@command.command("list")
+@json_option
+def list_(as_json: bool) -> None:
+    """List the shipped tables with their errors.
+
+    Example: fewbit tables list
+    """
+    tables = [table for activation in shipped_activations() for table in shipped_tables(activation)]
+    if as_json:
+        click.echo(dumps({"tables": [table_to_dict(table) for table in tables]}), nl=False)
+    else:
+        click.echo(list_text(tables))
+
+
+@command.command()
+@activation_argument
+@bits_option
+@kind_option
+@weight_option
+@json_option
+def show(activation: str, bits: int, kind: str, weight: str, as_json: bool) -> None:
+    """Show one shipped table.
+
+    Example: fewbit tables show silu --bits 2 --kind interval
+    """
+    table = load_table(activation, bits, kind, weight=weight)
+    click.echo(dumps(table_to_dict(table)) if as_json else table_text(table) + "\n", nl=False)
+
+
+@command.command()
+@click.option(
+    "--output", type=FILE, metavar="DIR", default=DATA, help="Where to write.  [default: fewbit's own folder]"
+)
+def build(output: Path) -> None:
+    """Solve the shipped tables again and write them.
+
+    Example: fewbit tables build --output /tmp/tables
+    """
+    from ..fewbit_gen.build import ACTIVATIONS
+    from ..fewbit_gen.build import build as build_files
+
+    written = list(with_progress(build_files(output), len(ACTIVATIONS), "solving"))
+    click.echo(f"wrote {len(written)} files to {output}", err=True)
+
+
+@command.command()
+@click.option(
+    "--input",
+    "folder",
+    type=FILE,
+    metavar="DIR",
+    default=DATA,
+    help="What to verify.  [default: fewbit's own folder]",
+)
+def verify(folder: Path) -> None:
+    """Integrate the error of every shipped table again and compare.
+
+    Example: fewbit tables verify
+    """
+    from ..fewbit_gen.build import TOLERANCE, table_files
+    from ..fewbit_gen.build import verify as verify_files
+
+    paths = table_files(folder)
+    checks = [c for _, group in with_progress(verify_files(paths), len(paths), "verifying") for c in group]
+    wrong = [check for check in checks if not check.holds]
+    for check in wrong:
+        click.echo(f"{check.source}: {check.table!r}, is {check.error:.17g}, {check.drift:.2g} away", err=True)
+    if wrong:
+        raise click.ClickException(f"{len(wrong)} of {len(checks)} tables have a wrong error")
+    worst = max(check.drift for check in checks)
+    click.echo(f"{len(checks)} tables verified: errors within {worst:.2g}, allowed {TOLERANCE:.2g}")

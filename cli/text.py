@@ -1,0 +1,85 @@
+"""Tables as text for people. ASCII only, so that any terminal and any pipe can show it."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..tables import Table
+
+
+def table_text(table: Table, seconds: float | None = None) -> str:
+    """Return a table as lines: what it is, how good it is, then one row an interval.
+
+    Args:
+        table: the table.
+        seconds: the time that solving it took, if it was solved just now.
+    """
+    return "\n".join([*_heading(table, seconds), "", *_rows(table)])
+
+
+def list_text(tables: Sequence[Table]) -> str:
+    """Return one line for each activation, kind and weight: its error at every number of bits."""
+    bits = range(min(t.bits for t in tables), max(t.bits for t in tables) + 1)
+    errors: dict[tuple[str, str, str], dict[int, str]] = {}
+    for table in tables:
+        row = errors.setdefault((table.activation, table.kind, table.weight), {})
+        row[table.bits] = f"{table.error:.6f}" if table.error else "exact"
+    head = ("activation", "kind", "weight", *(_count(b, "bit") for b in bits))
+    body = [(*what, *(row.get(b, "") for b in bits)) for what, row in errors.items()]
+    return "\n".join(_columns([head, *body], left=3))
+
+
+def _heading(table: Table, seconds: float | None) -> list[str]:
+    K = table.levels.size
+    shape = f"{_count(table.bits, 'bit')}, {_count(K, 'level')}, {_count(table.codes.size, 'interval')}"
+    lines = [
+        f"{table.activation}: {shape}, kind {table.kind}, weight {table.weight}",
+        f"error        {table.error:.9g}" + ("  (exact)" if table.error == 0 else ""),
+    ]
+    if table.lower_bound is None:
+        lines.append("lower bound  not computed")
+    elif table.error > 0:
+        gap = (table.error - table.lower_bound) / table.error
+        lines.append(f"lower bound  {table.lower_bound:.9g}  ({100 * gap:.2g} % below the error)")
+    if seconds is not None:
+        lines.append(f"time         {seconds:.3g} s")
+    return lines
+
+
+def _rows(table: Table) -> list[str]:
+    # Intervals are open on the left and closed on the right, and the last has no end.
+    ends = ["-inf", *_numbers(table.boundaries), "inf"]
+    levels = _numbers(table.levels)
+    head = ("", "above", "up to", "code", "level")
+    body = [
+        ("", low, high, str(code), levels[code])
+        for low, high, code in zip(ends, ends[1:], table.codes.tolist(), strict=False)
+    ]
+    return list(_columns([head, *body], left=1))
+
+
+def _numbers(values: NDArray[np.float64]) -> list[str]:
+    """Return numbers that line up, with six decimals or as many more as it takes to tell them apart."""
+    largest = np.abs(values).max(initial=0.0)
+    form = "f" if largest == 0 or 1e-3 <= largest < 1e7 else "e"
+    for decimals in range(6, 17):
+        texts = [f"{value:.{decimals}{form}}" for value in values]
+        if len(set(texts)) == len(set(values)):
+            break
+    return texts
+
+
+def _columns(rows: Sequence[Sequence[str]], left: int) -> Iterable[str]:
+    """Yield rows with their cells in columns: the first `left` flush left, the others flush right."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            cell.ljust(width) if place < left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
