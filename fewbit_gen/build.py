@@ -55,9 +55,7 @@ class Check:
         return self.drift <= TOLERANCE
 
 
-def tables_for(
-    activation: str, bits: Sequence[int] = BITS, weight: str = DEFAULT_WEIGHT
-) -> tuple[Table, ...]:
+def tables_for(activation: str, bits: Sequence[int] = BITS, weight: str = DEFAULT_WEIGHT) -> tuple[Table, ...]:
     """Return the tables of `activation` of every kind at `bits`, each once.
 
     An activation whose derivative takes few values (ReLU) has one exact table a kind, whatever the bits.

@@ -51,9 +51,7 @@ def table_from_dict(data: object, source: str = "table") -> Table:
     except FewbitError as error:
         raise FewbitError(f"{source}: {error}") from None
     if "bits" in data and not _is_int(data["bits"], table.bits):
-        raise FewbitError(
-            f"{source}: {table.levels.size} levels take {table.bits} bits, not {shown(data['bits'])}"
-        )
+        raise FewbitError(f"{source}: {table.levels.size} levels take {table.bits} bits, not {shown(data['bits'])}")
     return table
 
 

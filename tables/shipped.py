@@ -35,16 +35,12 @@ def find_table(activation: str, bits: int, kind: str, weight: str) -> Table | No
     """
     if activation not in shipped_activations():
         return None
-    candidates = [
-        t for t in shipped_tables(activation) if t.kind == kind and t.weight == weight and t.bits <= bits
-    ]
+    candidates = [t for t in shipped_tables(activation) if t.kind == kind and t.weight == weight and t.bits <= bits]
     exact = [t for t in candidates if t.error == 0]
     return next(iter(exact), None) or next((t for t in candidates if t.bits == bits), None)
 
 
-def load_table(
-    activation: str, bits: int = 3, kind: str = "shared", *, weight: str = DEFAULT_WEIGHT
-) -> Table:
+def load_table(activation: str, bits: int = 3, kind: str = "shared", *, weight: str = DEFAULT_WEIGHT) -> Table:
     """Return a shipped table.
 
     Args:

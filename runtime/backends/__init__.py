@@ -1,0 +1,1 @@
+"""What the ops run on: `reference` (plain torch, any device), `cpu` (Numba)."""

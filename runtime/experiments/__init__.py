@@ -1,0 +1,1 @@
+"""Trainings that show what few-bit activations cost: real data, real models, small enough for any machine."""

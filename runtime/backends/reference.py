@@ -1,0 +1,26 @@
+"""The reference backend: plain torch, any device. The oracle of every kernel's tests."""
+
+import torch
+from torch import Tensor
+
+from ..layout import flat
+from ..packing import pack, unpack
+from ..prepared import prepare
+
+
+def encode(x: Tensor, table: str) -> Tensor:
+    """Return the packed codes of the dense tensor `x` in memory order: uint8 (⌈n/8⌉·bits,)."""
+    t = prepare(table, x.dtype, x.device)
+    # searchsorted counts the boundaries below x, and puts NaN behind all of them: intervals are closed on the right.
+    interval = torch.searchsorted(t.boundaries, flat(x), right=False)
+    return pack(t.codes[interval], t.bits)
+
+
+def multiply(grad: Tensor, packed: Tensor, table: str) -> Tensor:
+    """Return gradient × level for the dense tensor `grad`, in its dtype and layout."""
+    t = prepare(table, grad.dtype, grad.device)
+    codes = unpack(packed, t.bits, grad.numel())
+    product = flat(grad).to(t.levels.dtype) * t.levels[codes.int()]
+    out = torch.empty_strided(grad.shape, grad.stride(), dtype=grad.dtype, device=grad.device)
+    flat(out).copy_(product)
+    return out

@@ -1,0 +1,36 @@
+"""Memory order: kernels walk a tensor as it lies in memory, whatever its strides.
+
+A tensor is dense when some order of its dimensions makes it contiguous: row-major, channels-last, transposed. Codes are
+packed in that order, so no layout is copied, and the backward pass brings the gradient into the layout of the output.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def as_dense(x: Tensor) -> Tensor:
+    """Return `x` if its elements fill a stretch of memory, each once; else a contiguous copy."""
+    return x if x.is_contiguous() or _memory_order(x) is not None else x.contiguous()
+
+
+def flat(x: Tensor) -> Tensor:
+    """Return the elements of the dense tensor `x` in memory order: a view, (n,)."""
+    if x.is_contiguous():
+        return x.view(-1)
+    order = _memory_order(x)
+    assert order is not None, "flat() takes dense tensors"
+    return x.permute(order).view(-1)
+
+
+def with_stride(x: Tensor, stride: Sequence[int]) -> Tensor:
+    """Return `x`, copied if it does not lie in memory as `stride` says."""
+    if x.stride() == tuple(stride):
+        return x
+    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def _memory_order(x: Tensor) -> list[int] | None:
+    order = sorted(range(x.dim()), key=lambda d: (x.stride(d), x.size(d)), reverse=True)
+    return order if x.permute(order).is_contiguous() else None

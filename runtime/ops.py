@@ -1,0 +1,135 @@
+"""Every op of the runtime: its schema, what it does on each device, its fake and its gradient, on one page.
+
+    activation(x, function, parameters, table) -> (f(x), packed codes)       differentiable
+    encode(x, table) -> packed codes
+    multiply(grad, packed, table, stride) -> grad · q(x)
+
+Tables and functions travel as strings (see prepared.py, forwards.py), so that torch.compile sees constants and no table
+needs an op of its own. The packed code is an *output* of `activation`: only so does torch.compile keep it, and not x.
+Codes lie in the memory order of the output; `stride` carries that order to the backward pass.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .backends import cpu, reference
+from .forwards import forward_of
+from .layout import as_dense, with_stride
+from .packing import packed_size
+from .prepared import DTYPES, table_of
+
+NAMESPACE = "fewbit"
+
+_library = torch.library.Library(NAMESPACE, "DEF")
+_library.define(
+    "activation(Tensor x, str function, float[] parameters, str table) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.define("encode(Tensor x, str table) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_library.define(
+    "multiply(Tensor grad, Tensor packed, str table, SymInt[] stride) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+activation = torch.ops.fewbit.activation.default
+encode = torch.ops.fewbit.encode.default
+multiply = torch.ops.fewbit.multiply.default
+
+
+# ---- every device: plain torch ---------------------------------------------------------------------------------------
+
+
+def _activation(x: Tensor, function: str, parameters: Sequence[float], table: str) -> tuple[Tensor, Tensor]:
+    check_dtype(x, function)
+    x = as_dense(x)
+    return forward_of(function).call(x, *parameters), reference.encode(x, table)
+
+
+def _encode(x: Tensor, table: str) -> Tensor:
+    check_dtype(x, "encode")
+    return reference.encode(as_dense(x), table)
+
+
+def _multiply(grad: Tensor, packed: Tensor, table: str, stride: Sequence[int]) -> Tensor:
+    return reference.multiply(with_stride(grad, stride), packed, table)
+
+
+# ---- the CPU: Numba --------------------------------------------------------------------------------------------------
+
+
+def _activation_cpu(x: Tensor, function: str, parameters: Sequence[float], table: str) -> tuple[Tensor, Tensor]:
+    check_dtype(x, function)
+    x = as_dense(x)
+    return cpu.forward(x, forward_of(function), parameters), cpu.encode(x, table)
+
+
+def _encode_cpu(x: Tensor, table: str) -> Tensor:
+    check_dtype(x, "encode")
+    return cpu.encode(as_dense(x), table)
+
+
+def _multiply_cpu(grad: Tensor, packed: Tensor, table: str, stride: Sequence[int]) -> Tensor:
+    return cpu.multiply(with_stride(grad, stride), packed, table)
+
+
+_library.impl("activation", _activation, "CompositeExplicitAutograd")
+_library.impl("encode", _encode, "CompositeExplicitAutograd")
+_library.impl("multiply", _multiply, "CompositeExplicitAutograd")
+_library.impl("activation", _activation_cpu, "CPU")
+_library.impl("encode", _encode_cpu, "CPU")
+_library.impl("multiply", _multiply_cpu, "CPU")
+
+
+# ---- shapes alone ----------------------------------------------------------------------------------------------------
+
+
+@torch.library.register_fake(activation, lib=_library)
+def _(x: Tensor, function: str, parameters: Sequence[float], table: str) -> tuple[Tensor, Tensor]:
+    check_dtype(x, function)
+    return torch.empty_like(as_dense(x)), _fake_encode(x, table)
+
+
+@torch.library.register_fake(encode, lib=_library)
+def _fake_encode(x: Tensor, table: str) -> Tensor:
+    check_dtype(x, "encode")
+    return x.new_empty(packed_size(x.numel(), table_of(table).bits), dtype=torch.uint8)
+
+
+@torch.library.register_fake(multiply, lib=_library)
+def _(grad: Tensor, packed: Tensor, table: str, stride: Sequence[int]) -> Tensor:
+    return torch.empty_strided(grad.shape, stride, dtype=grad.dtype, device=grad.device)
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    y, packed = output
+    ctx.save_for_backward(packed)
+    ctx.table = inputs[3]
+    ctx.stride = y.stride()
+
+
+def _backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor, None, None, None]:
+    (packed,) = ctx.saved_tensors
+    return multiply(grad, packed, ctx.table, ctx.stride), None, None, None
+
+
+def _refuse(ctx: Any, grad: Tensor) -> None:
+    raise RuntimeError(
+        "fewbit activations have no second derivative: the codes keep f' alone; use torch's own activation here"
+    )
+
+
+torch.library.register_autograd(activation, _backward, setup_context=_save, lib=_library)
+torch.library.register_autograd(multiply, _refuse, lib=_library)
+
+
+def check_dtype(x: Tensor, function: str) -> None:
+    """Raise TypeError if the ops do not take the dtype of `x`."""
+    if x.dtype not in DTYPES:
+        accepted = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+        raise TypeError(f"fewbit.{function} takes {accepted}, not {str(x.dtype).removeprefix('torch.')}")
