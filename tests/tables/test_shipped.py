@@ -1,0 +1,63 @@
+import pytest
+from fewbit.tables import DEFAULT_WEIGHT, KINDS, FewbitError, load_table
+from fewbit.tables.shipped import shipped_activations, shipped_tables
+
+BITS = (1, 2, 3, 4)
+
+
+def test_the_papers_activations_are_shipped():
+    assert {"relu", "gelu", "silu", "sigmoid", "tanh", "selu", "softplus"} <= set(shipped_activations())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("activation", shipped_activations())
+def test_every_activation_has_a_table_of_every_kind_at_every_width(activation, bits, kind):
+    table = load_table(activation, bits=bits, kind=kind)
+    assert (table.activation, table.kind, table.weight) == (activation, kind, DEFAULT_WEIGHT)
+    assert table.bits == bits or table.error == 0
+    assert table.lower_bound is not None
+
+
+def test_defaults_are_3_bits_shared():
+    assert load_table("gelu") == load_table("gelu", bits=3, kind="shared", weight="uniform:-10,10")
+
+
+def test_spellings_are_understood():
+    assert load_table("Swish", bits=2) is load_table("SiLU", bits=2)
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_relu_has_its_exact_table_whatever_the_bits(bits):
+    table = load_table("relu", bits=bits)
+    assert (table.bits, table.error) == (1, 0.0)
+
+
+def test_no_table_is_shipped_twice():
+    for activation in shipped_activations():
+        keys = [table.key for table in shipped_tables(activation)]
+        assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"activation": "gelou"}, r"no shipped table for 'gelou'; nearest: gelu"),
+        ({"activation": "xyzzy"}, r"no shipped table for 'xyzzy'; shipped: .*gelu, .*tanh"),
+        ({"activation": "x" * 10_000}, r"no shipped table for 'x{50,80}….*gelu"),
+        ({"activation": "gelu", "bits": 8}, r"no shipped table for gelu at 8 bits, .*fewbit\.solve makes any"),
+        ({"activation": "gelu", "weight": "normal:0,1"}, r"shipped: .*3 bits shared uniform:-10,10"),
+        ({"activation": "gelu", "bits": 0}, "bits must be a whole number from 1 to 8, not 0"),
+        ({"activation": "gelu", "bits": 9}, "bits must be a whole number from 1 to 8, not 9"),
+        ({"activation": "gelu", "bits": True}, "bits must be a whole number from 1 to 8, not True"),
+        ({"activation": "gelu", "bits": 3.0}, r"bits must be a whole number from 1 to 8, not 3\.0"),
+        ({"activation": "gelu", "bits": 10**5000}, "bits must be a whole number from 1 to 8, not a huge int"),
+        ({"activation": "gelu", "kind": "best"}, "unknown kind 'best': use interval or shared"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else "-".join(value),
+)
+def test_what_is_not_shipped_is_told_in_one_line(arguments, message):
+    with pytest.raises(FewbitError, match=message) as caught:
+        load_table(**arguments)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
