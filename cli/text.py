@@ -63,6 +63,7 @@ def _numbers(values: NDArray[np.float64]) -> list[str]:
     """Return numbers that line up, with six decimals or as many more as it takes to tell them apart."""
     largest = np.abs(values).max(initial=0.0)
     form = "f" if largest == 0 or 1e-3 <= largest < 1e7 else "e"
+    texts: list[str] = []
     for decimals in range(6, 17):
         texts = [f"{value:.{decimals}{form}}" for value in values]
         if len(set(texts)) == len(set(values)):

@@ -1,0 +1,108 @@
+import json
+
+import fewbit
+import pytest
+from fewbit.fewbit_gen import build as build_module
+from fewbit.tables.json_format import dumps, table_from_dict, table_to_dict
+from fewbit.tables.shipped import DATA, shipped_activations, shipped_tables
+
+SHIPPED = [table for name in shipped_activations() for table in shipped_tables(name)]
+
+
+def test_list_has_a_line_for_each_activation_and_kind(run):
+    lines = run("tables", "list").out.splitlines()
+    assert lines[0].split() == ["activation", "kind", "weight", "1", "bit", "2", "bits", "3", "bits", "4", "bits"]
+    assert len(lines) == 1 + len({(t.activation, t.kind) for t in SHIPPED})
+    row = next(line.split() for line in lines if line.startswith("tanh") and "shared" in line)
+    assert row[3:] == [f"{fewbit.load_table('tanh', b).error:.6f}" for b in (1, 2, 3, 4)]
+    assert next(line.split() for line in lines if line.startswith("relu"))[3:] == ["exact"]
+
+
+def test_list_json_holds_every_shipped_table(run):
+    entries = json.loads(run("tables", "list", "--json").out)["tables"]
+    assert [table_from_dict(entry) for entry in entries] == SHIPPED
+
+
+def test_show_prints_a_shipped_table(run):
+    outcome = run("tables", "show", "swish", "--bits", "2", "--kind", "interval")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.out.startswith("silu: 2 bits, 4 levels, 4 intervals, kind interval, weight uniform:-10,10\n")
+
+
+def test_show_json_prints_the_fields_of_the_table(run):
+    outcome = run("tables", "show", "tanh", "--json")
+    assert json.loads(outcome.out) == table_to_dict(fewbit.load_table("tanh", 3, "shared"))
+
+
+@pytest.fixture
+def two_activations(monkeypatch):
+    """Let `build` solve two activations in place of all."""
+    monkeypatch.setattr(build_module, "ACTIVATIONS", ("relu", "sigmoid"))
+    monkeypatch.setattr(build_module.build, "__defaults__", (DATA, build_module.ACTIVATIONS))
+
+
+@pytest.mark.usefixtures("two_activations")
+def test_build_writes_the_same_bytes_again(run, tmp_path):
+    for folder in ("first", "deep/second"):
+        outcome = run("tables", "build", "--output", tmp_path / folder)
+        assert (outcome.status, outcome.err) == (0, f"wrote 2 files to {tmp_path / folder}\n")
+    first, second = sorted((tmp_path / "first").iterdir()), sorted((tmp_path / "deep/second").iterdir())
+    assert [path.name for path in first] == ["relu.json", "sigmoid.json"]
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+@pytest.mark.usefixtures("two_activations")
+def test_what_is_shipped_is_what_build_makes(run, tmp_path):
+    run("tables", "build", "--output", tmp_path)
+    for path in tmp_path.iterdir():
+        built, shipped = (json.loads(p.read_text())["tables"] for p in (path, DATA / path.name))
+        assert [(t["kind"], t["bits"], t["codes"]) for t in built] == [
+            (t["kind"], t["bits"], t["codes"]) for t in shipped
+        ]
+        for new, old in zip(built, shipped, strict=True):
+            assert new["error"] == pytest.approx(old["error"], rel=1e-9)
+            assert new["levels"] == pytest.approx(old["levels"], abs=1e-6)
+
+
+def test_relu_is_shipped_once_a_kind():
+    assert [(t.kind, t.bits, t.error) for t in shipped_tables("relu")] == [("interval", 1, 0.0), ("shared", 1, 0.0)]
+
+
+def test_build_refuses_a_folder_that_is_a_file_before_solving(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    outcome = run("tables", "build", "--output", tmp_path / "file")
+    assert outcome.status == 2
+    assert outcome.err.startswith(f"fewbit: cannot make the folder {tmp_path / 'file'}")
+
+
+def test_verify_agrees_with_what_is_shipped(run):
+    outcome = run("tables", "verify")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.out.startswith(f"{len(SHIPPED)} tables verified")
+
+
+@pytest.mark.parametrize(("factor", "status"), [(1 + 1e-8, 1), (1 + 1e-11, 0)])
+def test_verify_fails_where_an_error_drifted(run, tmp_path, factor, status):
+    entry = table_to_dict(fewbit.load_table("gelu", 2))
+    entry["error"] *= factor
+    path = tmp_path / "gelu.json"
+    path.write_text(dumps({"tables": [entry, table_to_dict(fewbit.load_table("gelu", 1))]}))
+    outcome = run("tables", "verify", "--input", tmp_path)
+    assert outcome.status == status
+    if status:
+        assert outcome.err.splitlines()[-1] == "fewbit: 1 of 2 tables have a wrong error"
+        assert str(path) in outcome.err.splitlines()[0]
+
+
+def test_verify_fails_where_a_table_only_claims_to_be_exact(run, tmp_path):
+    entry = table_to_dict(fewbit.load_table("gelu", 1)) | {"error": 0.0, "lower_bound": 0.0}
+    (tmp_path / "gelu.json").write_text(dumps({"tables": [entry]}))
+    assert run("tables", "verify", "--input", tmp_path).status == 1
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"tables": 1}', '{"tables": [{}]}', "\x00"])
+def test_verify_refuses_what_is_no_file_of_tables(run, tmp_path, content):
+    (tmp_path / "gelu.json").write_text(content)
+    outcome = run("tables", "verify", "--input", tmp_path)
+    assert outcome.status == 2
+    assert outcome.err.startswith(f"fewbit: {tmp_path / 'gelu.json'}") and outcome.err.count("\n") == 1

@@ -1,0 +1,76 @@
+import fewbit
+import matplotlib
+import numpy as np
+import pytest
+from fewbit.fewbit_gen import parse_activation
+from fewbit.plots import Approximated, plot_approximation
+from fewbit.plots.approximation import panel_title, steps, visible_span
+from matplotlib.patches import StepPatch
+
+
+def row(name, *tables):
+    activation = parse_activation(name)
+    return Approximated(activation.name, activation.derivative, tables, activation.kinks)
+
+
+@pytest.mark.parametrize("name", ["gelu", "selu", "sigmoid", "softplus"])
+@pytest.mark.parametrize("kind", ["interval", "shared"])
+def test_the_steps_pass_through_exactly_the_boundaries_and_levels(name, kind):
+    tables = [fewbit.load_table(name, bits, kind) for bits in (1, 3)]
+    figure = plot_approximation([row(name, *tables)])
+    for axes, table in zip(figure.axes, tables, strict=True):
+        (drawn,) = (patch for patch in axes.patches if isinstance(patch, StepPatch))
+        values, edges, _ = drawn.get_data()
+        np.testing.assert_array_equal(edges[1:-1], table.boundaries)
+        np.testing.assert_array_equal(values, table.levels[table.codes])
+        assert axes.get_xlim() == (edges[0], edges[-1]) == visible_span(tables)
+
+
+def test_the_line_is_the_derivative_and_is_broken_where_it_jumps():
+    activation = parse_activation("selu")
+    figure = plot_approximation([row("selu", fewbit.load_table("selu", 2))])
+    x, y = figure.axes[0].lines[0].get_data()
+    whole = ~np.isnan(y)
+    np.testing.assert_array_equal(y[whole], activation.derivative(x[whole]))
+    (gap,) = np.flatnonzero(~whole)
+    assert x[gap - 1] == 0 < x[gap + 1]
+    assert abs(y[gap + 1] - y[gap - 1]) > 0.5
+
+
+def test_the_titles_hold_the_numbers():
+    table = fewbit.load_table("gelu", 3)
+    figure = plot_approximation([row("gelu", table)])
+    (axes,) = figure.axes
+    assert axes.get_title() == panel_title(table) == "3 bits: 8 levels, 10 intervals\nerror 0.00809"
+    assert panel_title(fewbit.load_table("gelu", 1)).startswith("1 bit: 2 intervals\n")
+    assert panel_title(fewbit.load_table("relu", 1)) == "1 bit: 2 intervals\nexact"
+
+
+def test_a_row_for_each_activation_and_no_panel_without_a_table():
+    rows = [
+        row("relu", fewbit.load_table("relu")),
+        row("silu", *(fewbit.load_table("silu", bits) for bits in (1, 2))),
+    ]
+    figure = plot_approximation(rows)
+    assert [axes.get_ylabel() for axes in figure.axes] == ["$f$ = relu", "$f$ = silu", ""]
+
+
+def test_a_table_without_boundaries_is_drawn():
+    constant = fewbit.Table("gelu", "shared", "uniform:50,60", [], [0], [1.0], 0.0)
+    figure = plot_approximation([row("gelu", constant)])
+    figure.draw_without_rendering()
+    assert visible_span([constant]) == (-1, 1)
+
+
+@pytest.mark.parametrize("span", [(-3.0, 3.0), (-0.1, 5.0), (-9.0, -8.0)])
+def test_steps_are_those_of_the_table_within_the_span(span):
+    table = fewbit.load_table("tanh", 3)
+    edges, values = steps(table, span)
+    assert (edges[0], edges[-1]) == span
+    np.testing.assert_array_equal(values, table(0.5 * (edges[1:] + edges[:-1])))
+
+
+def test_a_figure_leaves_no_trace():
+    before = dict(matplotlib.rcParams)
+    plot_approximation([row("gelu", fewbit.load_table("gelu"))])
+    assert dict(matplotlib.rcParams) == before

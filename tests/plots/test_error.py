@@ -1,0 +1,61 @@
+import fewbit
+import numpy as np
+from fewbit.plots import plot_error
+from fewbit.plots.error import LINE_STYLES, exact_note
+from fewbit.tables import KINDS
+
+TABLES = [fewbit.load_table(name, bits, kind) for name in ("gelu", "tanh") for kind in KINDS for bits in (1, 2, 3, 4)]
+RELU = [fewbit.load_table("relu", kind=kind) for kind in KINDS]
+
+
+def lines(figure):
+    return {line.get_label(): line for line in figure.axes[0].lines}
+
+
+def test_every_line_holds_the_errors_at_their_bits():
+    drawn = lines(plot_error(TABLES))
+    assert set(drawn) == {f"{name} {kind}" for name in ("gelu", "tanh") for kind in KINDS}
+    for label, line in drawn.items():
+        name, kind = label.split()
+        bits, errors = line.get_data()
+        np.testing.assert_array_equal(bits, [1, 2, 3, 4])
+        np.testing.assert_array_equal(errors, [fewbit.load_table(name, b, kind).error for b in (1, 2, 3, 4)])
+
+
+def test_the_order_of_the_tables_does_not_matter():
+    drawn = lines(plot_error(TABLES[::-1]))
+    assert all(list(line.get_xdata()) == [1, 2, 3, 4] for line in drawn.values())
+
+
+def test_a_colour_is_an_activation_and_a_style_is_a_kind():
+    drawn = lines(plot_error(TABLES))
+    for name in ("gelu", "tanh"):
+        assert len({drawn[f"{name} {kind}"].get_color() for kind in KINDS}) == 1
+    assert drawn["gelu shared"].get_color() != drawn["tanh shared"].get_color()
+    for kind, style in LINE_STYLES.items():
+        assert drawn[f"gelu {kind}"].get_linestyle() == style
+    assert LINE_STYLES == {"interval": "--", "shared": "-"}
+
+
+def test_exact_tables_are_named_in_words_and_not_drawn():
+    figure = plot_error(TABLES + RELU)
+    figure.draw_without_rendering()
+    assert figure.get_supxlabel() == exact_note(RELU) == "exact (error 0): relu from 1 bit"
+    assert not any(label.startswith("relu") for label in lines(figure))
+    assert figure.axes[0].get_yscale() == "log"
+
+
+def test_only_exact_tables_leave_only_words():
+    figure = plot_error(RELU)
+    figure.draw_without_rendering()
+    assert [text.get_text() for text in figure.axes[0].texts] == [exact_note(RELU)]
+    assert lines(figure) == {}
+
+
+def test_without_exact_tables_there_is_no_note():
+    assert exact_note(TABLES) == ""
+    assert plot_error(TABLES).get_supxlabel() == ""
+
+
+def test_the_title_names_the_weight():
+    assert plot_error(TABLES).axes[0].get_title() == "weight uniform:-10,10"
