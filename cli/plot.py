@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ..fewbit_gen import Activation, parse_activation, solve
+from ..fewbit_gen import Activation, parse_activation, parse_weight, solve
 from ..fewbit_gen.build import ACTIVATIONS
 from ..plots import Approximated, check_figure_path, plot_approximation, plot_error, save_figure
 from ..tables import KINDS, Table
@@ -34,8 +34,9 @@ def approximation(activations: tuple[str, ...], bits: tuple[int, ...], kind: str
     Example: fewbit plot approximation gelu silu --bits 1,2,3,4 -o figure.png
     """
     check_figure_path(output)
+    domain = parse_weight(weight).domain
     tables = _solve(activations, bits, (kind,), weight)
-    rows = [Approximated(a.name, a.derivative, tables[a], a.kinks) for a in tables]
+    rows = [Approximated(a.name, a.derivative, domain, tables[a], a.kinks) for a in tables]
     save_figure(plot_approximation(rows), output)
     click.echo(f"wrote {output}", err=True)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from ..fewbit_gen import Activation, parse_activation, solve
+from ..fewbit_gen import Activation, Weight, parse_activation, parse_weight, solve
 from ..tables import FewbitError, Table
 from ..tables.files import check_writable
 from ..tables.json_format import dumps, table_to_dict
@@ -60,16 +60,16 @@ def command(
     if output:
         table.to_json(output)
     if plot:
-        _draw(table, parse_activation(activation), plot)
+        _draw(table, parse_activation(activation), parse_weight(weight), plot)
     click.echo(dumps(table_to_dict(table)) if as_json else table_text(table, seconds) + "\n", nl=False)
     for path in filter(None, (output, plot)):
         click.echo(f"wrote {path}", err=True)
 
 
-def _draw(table: Table, activation: Activation, path: Path) -> None:
+def _draw(table: Table, activation: Activation, weight: Weight, path: Path) -> None:
     from ..plots import Approximated, plot_approximation, save_figure
 
-    row = Approximated(activation.name, activation.derivative, (table,), activation.kinks)
+    row = Approximated(activation.name, activation.derivative, weight.domain, (table,), activation.kinks)
     save_figure(plot_approximation([row]), path)
 
 

@@ -29,12 +29,14 @@ class Approximated:
     Attributes:
         name: what f is called, such as ``gelu``.
         derivative: f', float64 to float64, elementwise; at a kink its value from the left.
+        domain: where the weight of the tables lies; of it that part is drawn in which something happens.
         tables: the tables of f', one panel each; at least one.
         kinks: where f' may jump, so that the line is broken there and not drawn across.
     """
 
     name: str
     derivative: Callable[[Vector], Vector]
+    domain: Span
     tables: Sequence[Table]
     kinks: tuple[float, ...] = ()
 
@@ -46,7 +48,7 @@ def plot_approximation(rows: Sequence[Approximated]) -> Figure:
     figure = Figure(figsize=size, layout="constrained", facecolor="white")
     grid = figure.subplots(len(rows), columns, squeeze=False, sharex="row", sharey="row")
     for row, panels in zip(rows, grid, strict=True):
-        span = visible_span(row.tables)
+        span = visible_span(row)
         for axes, table in zip(panels, row.tables, strict=False):
             _draw_panel(axes, row, table, span)
         for axes in panels[len(row.tables) :]:
@@ -68,13 +70,18 @@ def panel_title(table: Table) -> str:
     return f"{bits} bit{'s' if bits > 1 else ''}: {shape}\n{error}"
 
 
-def visible_span(tables: Sequence[Table]) -> Span:
-    """Return the part of the line to draw: where the boundaries are, and a third more on either side."""
-    boundaries = np.concatenate([table.boundaries for table in tables])
-    if boundaries.size == 0:
-        return -1.0, 1.0
-    low, high = float(boundaries.min()), float(boundaries.max())
-    margin = (high - low) / 3 or max(1.0, abs(low))
+def visible_span(row: Approximated) -> Span:
+    """Return the part of the line to draw: where f' is on its way and where boundaries are, with a margin."""
+    x = np.linspace(*row.domain, _POINTS)
+    derivative = row.derivative(x)
+    arrived = 0.01 * np.ptp(derivative)
+    left = x[np.abs(derivative - derivative[0]) > arrived][:1]  # the first point away from f' at the left end
+    right = x[np.abs(derivative - derivative[-1]) > arrived][-1:]
+    points = np.concatenate([left, right, *(table.boundaries for table in row.tables)])
+    if points.size == 0:  # f' is constant
+        return row.domain
+    low, high = float(points.min()), float(points.max())
+    margin = max(0.15 * (high - low), 0.02 * (row.domain[1] - row.domain[0]))
     return low - margin, high + margin
 
 

@@ -10,20 +10,21 @@ from matplotlib.patches import StepPatch
 
 def row(name, *tables):
     activation = parse_activation(name)
-    return Approximated(activation.name, activation.derivative, tables, activation.kinks)
+    return Approximated(activation.name, activation.derivative, (-10.0, 10.0), tables, activation.kinks)
 
 
 @pytest.mark.parametrize("name", ["gelu", "selu", "sigmoid", "softplus"])
 @pytest.mark.parametrize("kind", ["interval", "shared"])
 def test_the_steps_pass_through_exactly_the_boundaries_and_levels(name, kind):
     tables = [fewbit.load_table(name, bits, kind) for bits in (1, 3)]
-    figure = plot_approximation([row(name, *tables)])
+    drawn_row = row(name, *tables)
+    figure = plot_approximation([drawn_row])
     for axes, table in zip(figure.axes, tables, strict=True):
         (drawn,) = (patch for patch in axes.patches if isinstance(patch, StepPatch))
         values, edges, _ = drawn.get_data()
         np.testing.assert_array_equal(edges[1:-1], table.boundaries)
         np.testing.assert_array_equal(values, table.levels[table.codes])
-        assert axes.get_xlim() == (edges[0], edges[-1]) == visible_span(tables)
+        assert axes.get_xlim() == (edges[0], edges[-1]) == visible_span(drawn_row)
 
 
 def test_the_line_is_the_derivative_and_is_broken_where_it_jumps():
@@ -57,9 +58,14 @@ def test_a_row_for_each_activation_and_no_panel_without_a_table():
 
 def test_a_table_without_boundaries_is_drawn():
     constant = fewbit.Table("gelu", "shared", "uniform:50,60", [], [0], [1.0], 0.0)
-    figure = plot_approximation([row("gelu", constant)])
-    figure.draw_without_rendering()
-    assert visible_span([constant]) == (-1, 1)
+    flat = Approximated("gelu", parse_activation("gelu").derivative, (50.0, 60.0), [constant])
+    plot_approximation([flat]).draw_without_rendering()
+    assert visible_span(flat) == (50, 60)
+
+
+def test_one_coarse_table_does_not_cut_the_derivative_off():
+    low, high = visible_span(row("gelu", fewbit.load_table("gelu", 1)))
+    assert -6 < low < -2.5 and 2.5 < high < 6
 
 
 @pytest.mark.parametrize("span", [(-3.0, 3.0), (-0.1, 5.0), (-9.0, -8.0)])
