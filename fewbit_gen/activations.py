@@ -117,19 +117,18 @@ def softplus(beta: float = 1.0, threshold: float = 20.0) -> Activation:
     if beta == 0:
         raise FewbitError("softplus needs a beta other than 0")
 
-    def linear(x: NDArray[np.float64]) -> NDArray[np.bool_]:
-        return beta * x > threshold
-
     def function(x: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.where(linear(x), x, np.logaddexp(0, beta * x) / beta)
+        return np.where(beta * x > threshold, x, np.logaddexp(0, beta * x) / beta)
 
     def derivative(x: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.where(linear(x), 1.0, expit(beta * x))
+        return np.where(beta * x > threshold, 1.0, expit(beta * x))
 
     # The product rounds, so the last double of the left piece may be a neighbour of the quotient.
-    kink = threshold / beta
-    near = np.array([np.nextafter(kink, -np.inf), kink, np.nextafter(kink, np.inf)])
-    kink = float(near[linear(near) == (beta < 0)].max(initial=-np.inf))
+    near = [threshold / beta]
+    for _ in range(3):
+        near = [math.nextafter(near[0], -math.inf), *near, math.nextafter(near[-1], math.inf)]
+    left = [x for x in near if (beta * x > threshold) == (beta < 0)]
+    kink = left[-1] if left else near[3]  # none where the numbers are too small to tell
     return Activation(
         _call_text("softplus", softplus, beta=beta, threshold=threshold),
         function,
