@@ -105,7 +105,7 @@ def _draw_panel(axes: Axes, row: Approximated, table: Table, span: Span) -> None
     edges, values = steps(table, span)
     axes.stairs(values, edges, baseline=None, color=VERMILION, linewidth=1.6, label="$q$, the table")
     axes.set_xlim(*span)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     axes.set_title(panel_title(table), fontsize=9.5, color=INK, linespacing=1.4)
 
 

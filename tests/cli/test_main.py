@@ -124,7 +124,7 @@ def test_the_lines_of_the_help_page_are_those_of_the_commands():
 @pytest.mark.parametrize("group", [[], ["tables"], ["plot"]], ids=str)
 def test_a_group_alone_shows_its_help(run, group):
     outcome = run(*group)
-    assert outcome.status == 2
+    assert outcome.status in (0, 2)  # click before 8.2: 0
     assert "Commands:" in outcome.out + outcome.err
 
 
