@@ -1,0 +1,123 @@
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+from fewbit.fewbit_gen import parse_activation, parse_weight
+from fewbit.fewbit_gen.moments import Moments
+from fewbit.fewbit_gen.shared import shared_lower_bound, solve_shared
+from hypothesis import given
+from hypothesis import strategies as st
+
+# The solver sees costs through differences of prefix sums: good to this part of ∫ g² w.
+ROUNDING = 1e-13
+
+
+def problem(values, weights):
+    """A grid of unit cells with these means and masses; f' itself is never asked."""
+    values, weights = np.asarray(values, float), np.asarray(weights, float)
+    cells = np.stack([weights, values * weights, values**2 * weights])
+    prefix = np.concatenate([np.zeros((3, 1)), np.cumsum(cells, axis=1)], axis=1)
+    gelu, uniform = parse_activation("gelu"), parse_weight("uniform:0,1")
+    return Moments(gelu, uniform, np.arange(values.size + 1.0), 0.0, cells, prefix)
+
+
+def cost(values, weights, levels):
+    """Every value goes to the nearest level."""
+    return float((np.asarray(weights) * np.min((np.asarray(values)[:, None] - levels) ** 2, axis=1)).sum())
+
+
+def spread(values, weights):
+    values, weights = np.asarray(values, float), np.asarray(weights, float)
+    total = weights.sum()
+    mean = (values * weights).sum() / total if total > 0 else 0.0
+    return float((weights * (values - mean) ** 2).sum())
+
+
+def least_cost(values, weights, K):
+    """By trying all partitions of the sorted values."""
+    order = np.argsort(values, kind="stable")
+    values, weights = np.asarray(values)[order], np.asarray(weights)[order]
+    n = values.size
+    return min(
+        sum(spread(values[j:i], weights[j:i]) for j, i in zip((0, *cuts), (*cuts, n), strict=True))
+        for cuts in combinations(range(1, n), min(K, n) - 1)
+    )
+
+
+cells = st.integers(1, 12).flatmap(
+    lambda n: st.tuples(
+        st.lists(st.integers(-8, 8), min_size=n, max_size=n),
+        st.lists(st.sampled_from([0.0, 1.0, 2.5, 1e-3]), min_size=n, max_size=n).filter(any),
+    )
+)
+
+
+@given(cells, st.integers(1, 4))
+def test_is_as_good_as_trying_all_partitions(cells, K):
+    values, weights = cells
+    moments = problem(values, weights)
+    found = solve_shared(moments, K)
+    least = least_cost(values, weights, K)
+    rounding = ROUNDING * moments.prefix[2, -1]
+    assert 1 <= found.levels.size <= K
+    assert np.all(np.diff(found.levels) > 0)
+    assert cost(values, weights, found.levels) <= least + rounding
+    assert abs(found.error - least) <= rounding
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_grouping_of_the_cells_is_better_than_a_partition_of_their_values(seed):
+    rng = np.random.default_rng(seed)
+    values, weights, K = rng.normal(size=7), rng.uniform(size=7), 3
+    groupings = np.array(list(product(range(K), repeat=7)))
+    least = min(sum(spread(values[g == k], weights[g == k]) for k in range(K)) for g in groupings)
+    assert cost(values, weights, solve_shared(problem(values, weights), K).levels) == pytest.approx(least, abs=1e-13)
+
+
+@pytest.mark.parametrize("K", [2, 3, 8, 100])
+@pytest.mark.parametrize("shape", ["random", "ties", "skewed"])
+def test_is_as_good_as_the_plain_programme(shape, K):
+    rng = np.random.default_rng(K)
+    n = 400
+    values = {
+        "random": rng.normal(size=n),
+        "ties": rng.integers(0, 30, n).astype(float),
+        "skewed": np.exp(3 * rng.normal(size=n)),
+    }[shape]
+    weights = rng.uniform(size=n)
+    order = np.argsort(values)
+    w, v = weights[order], values[order]
+    W, FW, F2 = (np.concatenate([[0.0], np.cumsum(row)]) for row in (w, w * v, w * v * v))
+
+    def T(j, i):
+        dw, dfw = W[i] - W[j], FW[i] - FW[j]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.maximum(0, np.where(dw > 0, F2[i] - F2[j] - dfw * dfw / dw, 0))
+
+    best = np.array([T(0, i) for i in range(n + 1)])
+    for _ in range(1, K):
+        best = np.array([np.min(best[: i + 1] + T(np.arange(i + 1), i)) for i in range(n + 1)])
+    found = solve_shared(problem(values, weights), K)
+    assert abs(cost(values, weights, found.levels) - best[-1]) <= ROUNDING * F2[-1]
+
+
+def test_more_levels_than_values():
+    assert solve_shared(problem([3, 1, 3, 2], [1.0, 1.0, 1.0, 0.0]), 256).levels.tolist() == [1.0, 3.0]
+
+
+@pytest.mark.parametrize("K", range(1, 9))
+def test_lower_bound_holds_for_any_levels(K):
+    """Levels drawn at will, and moved a little from the solver's: q takes the nearest, no table does better."""
+    act, weight = parse_activation("silu"), parse_weight("uniform:-10,10")
+    coarse = Moments.of(act, weight, 64)
+    fine = Moments.of(act, weight, 8192, order=2)
+    best = solve_shared(coarse, K)
+    bound = shared_lower_bound(coarse, best.error)
+    w, fw, f2 = fine.cells
+    shift = fine.centre - coarse.centre
+    rng = np.random.default_rng(K)
+    drawn = rng.uniform(-0.7, 0.7, (20, K))
+    moved = best.levels + rng.normal(scale=0.01, size=(20, K))
+    for levels in (*drawn, *moved, best.levels):
+        y = (levels - shift)[:, None]
+        assert bound <= np.min(f2 - 2 * fw * y + w * y * y, axis=0).sum()
