@@ -37,45 +37,45 @@ def _pointer(typingctx: Any, address: Any, like: Any) -> Any:
     return signature, generate
 
 
-@intrinsic
-def _float32_of_half(typingctx: Any, bits: Any) -> Any:
-    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
-
-    return types.float32(types.uint16), generate
+# What the next two do is chosen by the name of the format, a constant of the kernel that calls them. (Functions held in
+# the kernel's closure would do as well, but Numba could not find such a kernel in its disk cache again.)
 
 
-@intrinsic
-def _half_of_float32(typingctx: Any, value: Any) -> Any:
-    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
-
-    return types.uint16(types.float32), generate
-
-
-@intrinsic
-def _float32_of_bfloat16(typingctx: Any, bits: Any) -> Any:
-    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        word = ir.IntType(32)
-        return builder.bitcast(builder.shl(builder.zext(args[0], word), word(16)), ir.FloatType())
-
-    return types.float32(types.uint16), generate
-
-
-@intrinsic
-def _bfloat16_of_float32(typingctx: Any, value: Any) -> Any:
-    """Round to nearest, ties to even; a NaN keeps its sign and stays one."""
+@intrinsic(prefer_literal=True)
+def _widen(typingctx: Any, value: Any, name: Any) -> Any:
+    """Turn a stored value of the float format `name` into the type of arithmetic."""
+    format_name = name.literal_value
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        word = ir.IntType(32)
-        bits = builder.bitcast(args[0], word)
-        upper = builder.lshr(bits, word(16))
-        odd = builder.and_(upper, word(1))
-        rounded = builder.lshr(builder.add(bits, builder.add(odd, word(0x7FFF))), word(16))
-        is_nan = builder.fcmp_unordered("uno", args[0], args[0])
-        return builder.trunc(builder.select(is_nan, builder.or_(upper, word(0x40)), rounded), ir.IntType(16))
+        if format_name == "float16":
+            return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+        if format_name == "bfloat16":
+            word = ir.IntType(32)
+            return builder.bitcast(builder.shl(builder.zext(args[0], word), word(16)), ir.FloatType())
+        return args[0]
 
-    return types.uint16(types.float32), generate
+    return (types.float32 if value == types.uint16 else value)(value, name), generate
+
+
+@intrinsic(prefer_literal=True)
+def _narrow(typingctx: Any, value: Any, name: Any) -> Any:
+    """Round to the float format `name`: to nearest, ties to even; a NaN stays one."""
+    format_name = name.literal_value
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if format_name == "float16":
+            return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+        if format_name == "bfloat16":
+            word = ir.IntType(32)
+            bits = builder.bitcast(args[0], word)
+            upper = builder.lshr(bits, word(16))
+            odd = builder.and_(upper, word(1))
+            rounded = builder.lshr(builder.add(bits, builder.add(odd, word(0x7FFF))), word(16))
+            is_nan = builder.fcmp_unordered("uno", args[0], args[0])
+            return builder.trunc(builder.select(is_nan, builder.or_(upper, word(0x40)), rounded), ir.IntType(16))
+        return args[0]
+
+    return (types.uint16 if format_name in ("float16", "bfloat16") else value)(value, name), generate
 
 
 @intrinsic
@@ -95,11 +95,6 @@ def _vector(address: Any, like: Any, n: Any) -> Any:
     return carray(_pointer(address, like), (n,))  # pyright: ignore[reportCallIssue]
 
 
-@njit(inline="always")
-def _same(value: Any) -> Any:
-    return value
-
-
 @dataclass(frozen=True)
 class FloatFormat:
     """How a floating-point type lies in memory.
@@ -108,14 +103,11 @@ class FloatFormat:
         integer: the signed integer type of its size.
         infinity: the bits of +∞.
         stored: the type that `multiply` reads and writes.
-        widen, narrow: njit functions from stored values to the type of arithmetic and back, rounding to nearest even.
     """
 
     integer: type[np.signedinteger]
     infinity: int
     stored: type[np.generic]
-    widen: Callable[..., Any]
-    narrow: Callable[..., Any]
 
     def keys(self, bits: np.ndarray) -> np.ndarray:
         """Return the order-preserving keys of numbers given by their bits, −0 and +0 alike."""
@@ -126,10 +118,10 @@ class FloatFormat:
 
 
 FORMATS: dict[str, FloatFormat] = {
-    "float64": FloatFormat(np.int64, 0x7FF0_0000_0000_0000, np.float64, _same, _same),
-    "float32": FloatFormat(np.int32, 0x7F80_0000, np.float32, _same, _same),
-    "float16": FloatFormat(np.int16, 0x7C00, np.uint16, _float32_of_half, _half_of_float32),
-    "bfloat16": FloatFormat(np.int16, 0x7F80, np.uint16, _float32_of_bfloat16, _bfloat16_of_float32),
+    "float64": FloatFormat(np.int64, 0x7FF0_0000_0000_0000, np.float64),
+    "float32": FloatFormat(np.int32, 0x7F80_0000, np.float32),
+    "float16": FloatFormat(np.int16, 0x7C00, np.uint16),
+    "bfloat16": FloatFormat(np.int16, 0x7F80, np.uint16),
 }
 
 
@@ -230,8 +222,7 @@ def multiply_kernel(name: str) -> Callable[..., None]:
         levels: (2^bits,) in the type of arithmetic, padded at will: any code may be looked up.
         begin, end: blocks of `BLOCK` elements to do.
     """
-    stored, widen, narrow = FORMATS[name].stored, FORMATS[name].widen, FORMATS[name].narrow
-    zero = stored(0)
+    zero = FORMATS[name].stored(0)
 
     @njit(nogil=True, cache=True, error_model="numpy")
     def multiply(grad, n, packed, bits, levels, result, begin, end):  # noqa: ANN001, ANN202
@@ -255,6 +246,6 @@ def multiply_kernel(name: str) -> Callable[..., None]:
             x = source[block * BLOCK : block * BLOCK + count]
             y = target[block * BLOCK : block * BLOCK + count]
             for j in range(count):
-                y[j] = narrow(widen(x[j]) * factors[j])
+                y[j] = _narrow(_widen(x[j], name) * factors[j], name)
 
     return multiply
