@@ -66,8 +66,10 @@ class Prepared:
 def prepare(key: str, dtype: torch.dtype, device: torch.device) -> Prepared:
     """Return the table `key` cast for tensors of `dtype`, on `device`."""
     table = table_of(key)
+    with torch.device("cpu"):  # whatever the default device is
+        boundaries = round_down(table.boundaries, dtype)
     return Prepared(
-        round_down(table.boundaries, dtype).to(device),
+        boundaries.to(device),
         torch.tensor(table.codes, device=device),
         torch.tensor(table.levels, dtype=arithmetic_dtype(dtype), device=device),
         table.bits,

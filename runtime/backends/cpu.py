@@ -32,7 +32,7 @@ def encode(x: Tensor, table: str) -> Tensor:
     """Return the packed codes of the dense tensor `x` in memory order: uint8 (⌈n/8⌉·bits,)."""
     kernel, t = _encoder(table, x.dtype)
     n = x.numel()
-    packed = torch.empty(packed_size(n, t.bits), dtype=torch.uint8)
+    packed = torch.empty(packed_size(n, t.bits), dtype=torch.uint8, device="cpu")
     arguments = (x.data_ptr(), n, t.boundaries, t.steps, t.first, t.codes, t.bits, packed.data_ptr())
     _run(kernel, arguments, n)
     return packed
@@ -42,9 +42,15 @@ def multiply(grad: Tensor, packed: Tensor, table: str) -> Tensor:
     """Return gradient × level for the dense tensor `grad`, in its dtype and layout."""
     kernel, levels, bits = _multiplier(table, grad.dtype)
     n = grad.numel()
+    if packed.dtype != torch.uint8 or packed.shape != (packed_size(n, bits),) or not packed.is_contiguous():
+        raise RuntimeError(f"{n} codes of {bits} bits take {packed_size(n, bits)} bytes, not {_shown(packed)}")
     result = host_memory.empty_like(grad)
     _run(kernel, (grad.data_ptr(), n, packed.data_ptr(), bits, levels, result.data_ptr()), n)
     return result
+
+
+def _shown(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)} with stride {tensor.stride()}"
 
 
 @dataclass(frozen=True)
