@@ -70,47 +70,45 @@ def apply(x: Tensor, function: str, parameters: tuple[float, ...], key: str, inp
         x: any shape and layout; float64, float32, float16 or bfloat16 where a gradient is asked for.
         function: a name in `FORWARDS`; `parameters` are the values of its parameters.
         key: of a registered table.
-        inplace: overwrite `x` with f(x) and return it.
+        inplace: overwrite `x` with f(x) and return it, where torch has that.
 
     Raises:
         TypeError: a gradient is asked for and the dtype is none of those.
     """
     forward = forward_of(function)
+    overwrite = forward.inplace if inplace else None
     if not (x.requires_grad and torch.is_grad_enabled()):
-        if inplace and forward.inplace is not None:
-            return forward.inplace(x, *parameters)
-        return forward.call(x, *parameters)
-    if not inplace:
+        return (overwrite or forward.call)(x, *parameters)
+    if overwrite is None:
         return ops.activation(x, function, parameters, key)[0]
     if torch.compiler.is_compiling():  # the compiler decides about memory; what it keeps is what the op returns
         return x.copy_(ops.activation(x, function, parameters, key)[0])
     ops.check_dtype(x, function)
-    return _Inplace.apply(x, function, parameters, key)
+    _Inplace.apply(x, key)  # first the graph: what torch refuses to overwrite is refused before it is
+    with torch.no_grad():
+        return overwrite(x, *parameters)
 
 
 class _Inplace(torch.autograd.Function):
-    """f(x) written over x: the codes are taken first, then torch's own in-place function runs."""
+    """The graph of f(x) written over x: takes the codes; the writing comes after it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, function: str, parameters: tuple[float, ...], key: str) -> Tensor:
-        inplace = forward_of(function).inplace
-        assert inplace is not None
+    def forward(ctx: Any, x: Tensor, key: str) -> Tensor:
         ctx.save_for_backward(ops.encode(x, key))
         ctx.key = key
         ctx.stride = as_dense(x).stride()
         ctx.mark_dirty(x)
-        inplace(x, *parameters)
         return x
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (packed,) = ctx.saved_tensors
-        return ops.multiply(grads[0], packed, ctx.key, ctx.stride), None, None, None
+        return ops.gradient(grads[0], packed, ctx.key, ctx.stride), None
 
 
 def gelu_function(approximate: str) -> str:
     """Return the name in `FORWARDS` of GELU with torch's `approximate` argument."""
     names = {"none": "gelu", "tanh": "gelu_tanh"}
-    if approximate not in names:
+    if not isinstance(approximate, str) or approximate not in names:
         raise FewbitError(f"approximate must be 'none' or 'tanh', not {approximate!r}")
     return names[approximate]

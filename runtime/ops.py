@@ -115,12 +115,24 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor, None, None, None]:
     (packed,) = ctx.saved_tensors
-    return multiply(grad, packed, ctx.table, ctx.stride), None, None, None
+    return gradient(grad, packed, ctx.table, ctx.stride), None, None, None
 
 
-def _refuse(ctx: Any, grad: Tensor) -> None:
+def gradient(grad: Tensor, packed: Tensor, table: str, stride: Sequence[int]) -> Tensor:
+    """Return what the backward pass of an activation returns; refuses `create_graph=True`.
+
+    It would be wrong to wait until the result is differentiated: a result without a graph counts as a constant, and
+    the Hessian would come out as 0.
+    """
+    if torch.is_grad_enabled():
+        _refuse()
+    return multiply(grad, packed, table, stride)
+
+
+def _refuse(*_: Any) -> None:
     raise RuntimeError(
-        "fewbit activations have no second derivative: the codes keep f' alone; use torch's own activation here"
+        "fewbit activations have no second derivative (create_graph=True): the codes keep f' alone; "
+        "use torch's own activation here"
     )
 
 
