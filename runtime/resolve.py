@@ -5,6 +5,8 @@ The one place where the runtime calls the compiler: for an activation without a 
 
 from functools import cache
 
+import torch
+
 from ..tables import DEFAULT_WEIGHT, FewbitError, Table
 from ..tables.shipped import find_table
 from ..tables.table import check_bits
@@ -38,7 +40,7 @@ def resolve_table(
     return table
 
 
-@cache
+@torch.compiler.assume_constant_result
 def resolve_key(
     function: str, parameters: tuple[float, ...], bits: int | None = None, table: Table | None = None
 ) -> str:
