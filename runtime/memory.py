@@ -65,9 +65,9 @@ def profile(model: nn.Module, *inputs: object, **keywords: object) -> Profile:
 def profile_call(model: nn.Module, call: Callable[[], object]) -> Profile:
     """Run `call`, which runs `model` and may go on to a loss, and return what autograd keeps for backward."""
     names = {module: name for name, module in model.named_modules()}
-    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    own = {_identity(t) for t in (*model.parameters(), *model.buffers())}
     running: list[nn.Module] = [model]
-    kept: list[Tensor] = []  # alive until the end, so that no address is used twice
+    kept: list[Tensor] = []  # alive until the end, so that no identity is used twice
     saved: dict[int, Saved] = {}
 
     def enter(module: nn.Module, _: object) -> None:
@@ -77,11 +77,11 @@ def profile_call(model: nn.Module, call: Callable[[], object]) -> Profile:
         running.pop()
 
     def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        address = storage.data_ptr()
-        if storage.nbytes() and address not in own and address not in saved:
+        size = tensor.untyped_storage().nbytes()
+        identity = _identity(tensor)
+        if size and identity not in own and identity not in saved:
             module = running[-1]
-            saved[address] = Saved(names[module], type(module).__name__, storage.nbytes(), tensor.dtype)
+            saved[identity] = Saved(names[module], type(module).__name__, size, tensor.dtype)
             kept.append(tensor.detach())
         return tensor
 
@@ -93,3 +93,8 @@ def profile_call(model: nn.Module, call: Callable[[], object]) -> Profile:
         result = call()
         del result
     return Profile(tuple(saved.values()))
+
+
+def _identity(tensor: Tensor) -> int:
+    """Return what two tensors have in common that share a storage; its address is 0 on the meta device."""
+    return tensor.untyped_storage()._cdata
