@@ -21,12 +21,9 @@ class FewBitActivation(nn.Module):
     """What the few-bit activations share: torch's function, its parameters, a table.
 
     Attributes:
-        table: the `fewbit.Table` that replaces the derivative.
-        bits: bits kept for each element; fewer than asked for where fewer hold the derivative exactly.
         inplace: whether the input is overwritten.
     """
 
-    table: Table
     inplace: bool
 
     def __init__(
@@ -39,14 +36,19 @@ class FewBitActivation(nn.Module):
     ) -> None:
         super().__init__()
         self.inplace = inplace
-        self.table = resolve_table(function, parameters, bits, table)
+        self._table = resolve_table(function, parameters, bits, table)
         self._function = function
         self._parameters_of_function = parameters
         self._key = register_table(self.table)
 
     @property
+    def table(self) -> Table:
+        """The table that replaces the derivative."""
+        return self._table
+
+    @property
     def bits(self) -> int:
-        """Bits kept for each element."""
+        """Bits kept for each element; fewer than asked for where fewer hold the derivative exactly."""
         return self.table.bits
 
     def forward(self, input: Tensor) -> Tensor:
