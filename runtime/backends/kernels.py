@@ -246,6 +246,6 @@ def multiply_kernel(name: str) -> Callable[..., None]:
             x = source[block * BLOCK : block * BLOCK + count]
             y = target[block * BLOCK : block * BLOCK + count]
             for j in range(count):
-                y[j] = _narrow(_widen(x[j], name) * factors[j], name)
+                y[j] = _narrow(_widen(x[j], name) * factors[j], name)  # pyright: ignore[reportCallIssue]
 
     return multiply
