@@ -3,6 +3,7 @@
     fewbit solve     solver  →  a table, as text, JSON or a picture
     fewbit tables    the tables that come with fewbit
     fewbit plot      figures
+    fewbit bench     speed, measured here and now
 
 `main` runs one command and turns whatever stops it into one line on standard error and an exit status:
 0 done, 1 failed, 2 wrong use, 130 interrupted.
@@ -31,6 +32,7 @@ _HelpInstead: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "No
         "solve": "Solve for the best few-bit table of an activation's derivative.",
         "tables": "List, show, rebuild and verify the tables that come with fewbit.",
         "plot": "Draw derivatives with their tables, and errors against bits.",
+        "bench": "Measure how fast the few-bit activations are beside torch's own.",
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )

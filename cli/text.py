@@ -27,7 +27,7 @@ def list_text(tables: Sequence[Table]) -> str:
         row[table.bits] = f"{table.error:.6f}" if table.error else "exact"
     head = ("activation", "kind", "weight", *(_count(b, "bit") for b in bits))
     body = [(*what, *(row.get(b, "") for b in bits)) for what, row in errors.items()]
-    return "\n".join(_columns([head, *body], left=3))
+    return "\n".join(columns([head, *body], left=3))
 
 
 def _heading(table: Table, seconds: float | None) -> list[str]:
@@ -56,7 +56,7 @@ def _rows(table: Table) -> list[str]:
         ("", low, high, str(code), levels[code])
         for low, high, code in zip(ends, ends[1:], table.codes.tolist(), strict=False)
     ]
-    return list(_columns([head, *body], left=1))
+    return list(columns([head, *body], left=1))
 
 
 def _numbers(values: NDArray[np.float64]) -> list[str]:
@@ -71,7 +71,7 @@ def _numbers(values: NDArray[np.float64]) -> list[str]:
     return texts
 
 
-def _columns(rows: Sequence[Sequence[str]], left: int) -> Iterable[str]:
+def columns(rows: Sequence[Sequence[str]], left: int) -> Iterable[str]:
     """Yield rows with their cells in columns: the first `left` flush left, the others flush right."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     for row in rows:

@@ -22,7 +22,7 @@ from numba.extending import intrinsic
 
 BLOCK = 512  # elements worked on at once: what one block needs stays in the first-level cache
 GROUP = 8
-LINEAR_LIMIT = 32
+LINEAR_LIMIT = 96
 
 
 @intrinsic
