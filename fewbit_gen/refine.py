@@ -62,7 +62,10 @@ def refine(moments: Moments, boundaries: Vector, codes: Codes) -> Refined:
             break
         step = _newton(moments, state, codes, residual, free)
         if not _improves(moments, step, residual, free, state, codes):
-            step = _evaluate(moments, _each_alone(moments, state, codes, free), codes)
+            alone = _each_alone(moments, state, codes, free)
+            if np.any(np.diff(alone) <= 0):  # an interval has shrunk to a rounding: the table has one too many
+                break
+            step = _evaluate(moments, alone, codes)
             if not step.error < state.error:
                 break
         assert step is not None
@@ -150,16 +153,19 @@ def _improves(
 
 
 def _each_alone(moments: Moments, state: _State, codes: Codes, free: NDArray[np.bool_]) -> Vector:
-    """Move each free boundary alone to its own optimum, levels and halfway marks to neighbours fixed."""
+    """Move each free boundary alone to its own optimum, levels fixed, or a third of the way to its neighbour.
+
+    No further: two neighbours that move towards each other must not meet.
+    """
     s = state.boundaries
     low, high = moments.edges[[0, -1]]
     fence = np.concatenate([[low], s, [high]])
-    halfway = 0.5 * (fence[1:] + fence[:-1])
+    third = np.diff(fence) / 3
     y = state.levels[codes]
     middle, sign = 0.5 * (y[1:] + y[:-1]), np.sign(y[1:] - y[:-1])
     residual, _ = _residual(moments, state, codes)
     uphill = sign * residual > 0  # dL/ds > 0: go left
-    far = np.where(uphill, halfway[:-1], halfway[1:])
+    far = np.where(uphill, s - third[:-1], s + third[1:])
     for kink in moments.activation.kinks:  # do not step over a kink: stop on it
         between = (kink - s) * (kink - far) < 0
         far = np.where(between, kink, far)
