@@ -94,9 +94,10 @@ class _Inplace(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, key: str) -> Tensor:
-        ctx.save_for_backward(ops.encode(x, key))
+        dense = as_dense(x)
+        ctx.save_for_backward(ops.encode(dense, key))
         ctx.key = key
-        ctx.stride = as_dense(x).stride()
+        ctx.stride = dense.stride()
         ctx.mark_dirty(x)
         return x
 

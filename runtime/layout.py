@@ -1,7 +1,8 @@
 """Memory order: kernels walk a tensor as it lies in memory, whatever its strides.
 
 A tensor is dense when some order of its dimensions makes it contiguous: row-major, channels-last, transposed. Codes are
-packed in that order, so no layout is copied, and the backward pass brings the gradient into the layout of the output.
+packed in the order of the output, which for a dense input is the input's, so no layout is copied; the backward pass
+brings the gradient into the layout of the output.
 """
 
 from collections.abc import Sequence
@@ -11,8 +12,8 @@ from torch import Tensor
 
 
 def as_dense(x: Tensor) -> Tensor:
-    """Return `x` if its elements fill a stretch of memory, each once; else a contiguous copy."""
-    return x if x.is_contiguous() or _memory_order(x) is not None else x.contiguous()
+    """Return `x` if its elements fill a stretch of memory, each once; else a copy, laid out as torch lays out f(x)."""
+    return x if x.is_contiguous() or _memory_order(x) is not None else x.clone()
 
 
 def flat(x: Tensor) -> Tensor:

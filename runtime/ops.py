@@ -44,8 +44,8 @@ multiply = torch.ops.fewbit.multiply.default
 
 def _activation(x: Tensor, function: str, parameters: Sequence[float], table: str) -> tuple[Tensor, Tensor]:
     check_dtype(x, function)
-    x = as_dense(x)
-    return forward_of(function).call(x, *parameters), reference.encode(x, table)
+    y = forward_of(function).call(x, *parameters)  # of x as it lies: torch rounds differently on other layouts
+    return y, reference.encode(with_stride(x, y.stride()), table)
 
 
 def _encode(x: Tensor, table: str) -> Tensor:
@@ -62,8 +62,8 @@ def _multiply(grad: Tensor, packed: Tensor, table: str, stride: Sequence[int]) -
 
 def _activation_cpu(x: Tensor, function: str, parameters: Sequence[float], table: str) -> tuple[Tensor, Tensor]:
     check_dtype(x, function)
-    x = as_dense(x)
-    return cpu.forward(x, forward_of(function), parameters), cpu.encode(x, table)
+    y = cpu.forward(x, forward_of(function), parameters)
+    return y, cpu.encode(with_stride(x, y.stride()), table)
 
 
 def _encode_cpu(x: Tensor, table: str) -> Tensor:
@@ -89,7 +89,7 @@ _library.impl("multiply", _multiply_cpu, "CPU")
 @torch.library.register_fake(activation, lib=_library)
 def _(x: Tensor, function: str, parameters: Sequence[float], table: str) -> tuple[Tensor, Tensor]:
     check_dtype(x, function)
-    return torch.empty_like(as_dense(x)), _fake_encode(x, table)
+    return forward_of(function).call(x, *parameters), _fake_encode(x, table)
 
 
 @torch.library.register_fake(encode, lib=_library)

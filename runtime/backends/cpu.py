@@ -22,7 +22,7 @@ _BLOCKS_PER_THREAD = 128
 
 
 def forward(x: Tensor, function: Forward, parameters: Sequence[float]) -> Tensor:
-    """Return f(x) by torch's own function, for a dense `x`."""
+    """Return f(x) by torch's own function, in the layout that torch gives it."""
     if function.out is None or not host_memory.is_large(x):
         return function.call(x, *parameters)
     return function.out(x, *parameters, out=host_memory.empty_like(x))

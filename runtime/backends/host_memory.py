@@ -23,7 +23,7 @@ def is_large(x: Tensor) -> bool:
 
 
 def empty_like(x: Tensor) -> Tensor:
-    """Return an uninitialised tensor like the dense `x`, on huge pages if it is large and the system grants them."""
+    """Return an uninitialised tensor like `x`, on huge pages if it is large and the system grants them."""
     result = torch.empty_like(x)
     if is_large(x) and _madvise is not None:
         size = result.numel() * result.element_size()
