@@ -1,0 +1,102 @@
+import numpy as np
+import pytest
+from fewbit.fewbit_gen import parse_activation, parse_weight, solve
+from fewbit.fewbit_gen.certify import table_error
+from fewbit.fewbit_gen.moments import Moments, quadrature
+from fewbit.fewbit_gen.refine import refine
+from fewbit.tables import Table
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+PAPER = ("relu", "gelu", "silu", "sigmoid", "tanh", "selu", "softplus")
+WEIGHTS = ("uniform:-10,10", "normal:0,1")
+MOMENTS = {
+    (name, weight): Moments.of(parse_activation(name), parse_weight(weight), 512)
+    for name in ("gelu", "tanh", "selu", "softplus(threshold=2)")
+    for weight in WEIGHTS
+}
+
+
+def with_means(moments, boundaries, codes):
+    """The table of these boundaries with the best levels they allow."""
+    low, high = moments.edges[[0, -1]]
+    w, fw, _ = moments.between(np.concatenate([[low], boundaries, [high]]))
+    w, fw = np.bincount(codes, weights=w), np.bincount(codes, weights=fw)
+    levels = np.where(w > 0, fw / np.where(w > 0, w, 1), 0) + moments.centre
+    return Table("any", "shared", moments.weight.spec, boundaries, codes, levels, 0.0)
+
+
+@st.composite
+def starts(draw):
+    """Boundaries anywhere, crowded and in empty tails too; codes as an interval table's or as any shared one's."""
+    low, high = -11.9, 11.9
+    inside = st.floats(low, high) | st.floats(-0.1, 0.1) | st.sampled_from([0.0, 2.0])
+    boundaries = np.array(sorted(draw(st.sets(inside, max_size=8))))
+    m = boundaries.size + 1
+    codes = np.arange(m)
+    if draw(st.booleans()):
+        codes = np.unique(draw(st.lists(st.integers(0, 3), min_size=m, max_size=m)), return_inverse=True)[1]
+    return boundaries, codes
+
+
+@pytest.mark.parametrize(("name", "weight"), MOMENTS)
+@settings(max_examples=25)
+@given(starts())
+def test_is_never_worse_than_its_start(name, weight, start):
+    moments = MOMENTS[name, weight]
+    boundaries, codes = start
+    low, high = moments.edges[[0, -1]]
+    keep = (boundaries > low) & (boundaries < high)
+    boundaries, codes = boundaries[keep], np.unique(codes[np.append(True, keep)], return_inverse=True)[1]
+    refined = refine(moments, boundaries, codes)
+    before = with_means(moments, boundaries, codes)
+    after = Table("any", "shared", weight, refined.boundaries, codes, refined.levels, 0.0)
+    assert np.all((refined.boundaries > low) & (refined.boundaries < high))
+    # Costs are differences of sums to W and F², which are good to some last digits of F².
+    rounding = 1e-14 * moments.prefix[2, -1]
+    errors = [table_error(t, moments.activation, moments.weight) for t in (before, after)]
+    assert errors[1] <= errors[0] + rounding
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("kind", ["interval", "shared"])
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", PAPER)
+def test_solved_tables_are_stationary(name, bits, kind, weight):
+    """f' is halfway between the two levels at every boundary, or jumps across the middle; levels are weighted means."""
+    table = solve(name, bits=bits, kind=kind, weight=weight)
+    activation, w = parse_activation(name), parse_weight(weight)
+    y = table.levels[table.codes]
+    middle, s = 0.5 * (y[1:] + y[:-1]), table.boundaries
+    here, there = activation.derivative(s) - middle, activation.derivative(np.nextafter(s, np.inf)) - middle
+    jumps = np.isin(s, activation.kinks) & (here * there <= 0)
+    assert np.abs(here[~jumps]).max(initial=0) <= 1e-10
+
+    low, high = w.domain
+    edges = np.union1d(np.linspace(low, high, 401), [*s, *activation.kinks])
+    edges = edges[(edges >= low) & (edges <= high)]
+    x, dx = quadrature(edges[:-1], edges[1:], 16)
+    mass = w.density(x) * dx
+    codes = table.encode(x.mean(axis=1))[:, None] + np.zeros_like(x, int)
+    total = np.bincount(codes.ravel(), weights=mass.ravel(), minlength=table.levels.size)
+    mean = np.bincount(codes.ravel(), weights=(activation.derivative(x) * mass).ravel(), minlength=total.size) / total
+    # A mean taken from differences of sums over all the mass has their rounding, the larger the less mass it has.
+    assert np.all(np.abs(mean - table.levels) <= 1e-12 + 1e-14 * mass.sum() / total)
+
+
+@pytest.mark.parametrize("name", [name for name in PAPER if name != "relu"])
+def test_moves_boundaries_off_the_grid(name):
+    """To points that no grid has: only those on a kink stay."""
+    activation = parse_activation(name)
+    boundaries = solve(name, bits=3, kind="interval").boundaries
+    on_grid = np.isin(boundaries, Moments.of(activation, parse_weight("uniform:-10,10"), 4096).edges)
+    assert np.all(on_grid == np.isin(boundaries, activation.kinks))
+
+
+def test_finds_the_optimum_of_an_odd_start():
+    """From three boundaries on one side of tanh' it comes back with a table whose residual it reports."""
+    moments = MOMENTS["tanh", "uniform:-10,10"]
+    refined = refine(moments, np.array([5.0, 6.0, 7.0]), np.arange(4))
+    y = refined.levels
+    residual = moments.activation.derivative(refined.boundaries) - 0.5 * (y[1:] + y[:-1])
+    assert abs(np.abs(residual).max() - refined.residual) <= 1e-15
