@@ -74,7 +74,8 @@ class _Submodule(ModuleType):
         self._home = home
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # probes by import and inspect machinery must not load torch
+        # Probes by import and inspect machinery must not load torch; `import *` asks for __all__ and must.
+        if name.startswith("__") and name != "__all__":
             raise AttributeError(name)
         value = getattr(_load(self._home, self.__name__), name)
         setattr(self, name, value)

@@ -1,0 +1,149 @@
+import importlib
+import importlib.util
+import subprocess
+import sys
+
+import fewbit
+import pytest
+
+# Puts a finder first in line that knows nothing but that torch is not there.
+NO_TORCH = """
+import sys
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name="torch")
+
+sys.meta_path.insert(0, NoTorch())
+"""
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+# What lives in `runtime` and so needs torch.
+RUNTIME = [*(name for name, home in fewbit._HOMES.items() if home.startswith(".runtime")), *fewbit._SUBMODULES]
+
+
+def run(code):
+    """What `code` prints in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+class TestImport:
+    def test_loads_nothing_that_a_name_does_not_ask_for(self):
+        loaded = run("import fewbit, sys; print(*sys.modules)")
+        heavy = {"torch", "numba", "scipy", "numpy", "matplotlib", "click", "fewbit.tables", "fewbit.fewbit_gen"}
+        assert not heavy & set(loaded)
+
+    def test_a_table_takes_numpy_alone(self):
+        loaded = run("import fewbit, sys; fewbit.load_table('gelu'); print(*sys.modules)")
+        assert "numpy" in loaded
+        assert not {"torch", "numba", "scipy", "matplotlib", "click"} & set(loaded)
+
+    def test_the_compiler_never_loads_torch(self):
+        loaded = run("import fewbit, sys; fewbit.solve('gelu', bits=1); print(*sys.modules)")
+        assert "numba" in loaded
+        assert not {"torch", "matplotlib", "click"} & set(loaded)
+
+    def test_looking_at_the_face_loads_nothing(self):
+        loaded = run("import fewbit, sys; dir(fewbit); fewbit.functional; repr(fewbit.memory); print(*sys.modules)")
+        assert not {"torch", "numpy"} & set(loaded)
+
+
+class TestWithoutTorch:
+    def test_the_compiler_works(self):
+        assert run(NO_TORCH + "import fewbit; print(round(fewbit.solve('gelu', bits=3).error, 6))") == ["0.008094"]
+
+    @pytest.mark.parametrize("name", ["GELU", "functional.gelu", "memory.profile"])
+    def test_the_runtime_says_what_to_install(self, name):
+        code = f"""
+import fewbit
+try:
+    fewbit.{name}
+except ModuleNotFoundError as error:
+    print(error.name, error.__cause__, "\\n" in str(error), error)
+"""
+        module, cause, lines, *message = run(NO_TORCH + code)
+        assert (module, cause, lines) == ("torch", "None", "False")
+        wanted = name.removesuffix(".gelu").removesuffix(".profile")
+        assert " ".join(message).startswith(f"fewbit.{wanted} needs PyTorch, which is not installed: ")
+        assert message[-1] == "'fewbit[torch]'"
+
+    def test_another_missing_module_is_told_as_it_is(self):
+        code = (
+            NO_TORCH.replace('"torch"', '"scipy"')
+            + """
+import fewbit
+try:
+    fewbit.solve
+except ModuleNotFoundError as error:
+    print(error)
+"""
+        )
+        assert run(code)[:4] == ["No", "module", "named", "'scipy'"]
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", sorted(set(fewbit.__all__) - set(RUNTIME)))
+    def test_every_public_name_is_there(self, name):
+        assert getattr(fewbit, name) is getattr(fewbit, name)
+
+    @needs_torch
+    @pytest.mark.parametrize("name", RUNTIME)
+    def test_every_name_of_the_runtime_is_there(self, name):
+        assert getattr(fewbit, name) is getattr(fewbit, name)
+
+    def test_all_is_sorted_and_without_repeats(self):
+        names = [name for name in fewbit.__all__ if not name.startswith("_")]
+        assert names == sorted(set(names))
+        assert len(fewbit.__all__) == len(set(fewbit.__all__))
+
+    def test_dir_lists_them(self):
+        assert set(fewbit.__all__) <= set(dir(fewbit))
+
+    @pytest.mark.parametrize("name", ["gelu", "Gelu", "convrt", "_nothing", "__nothing__"])
+    def test_an_unknown_one_is_an_attribute_error(self, name):
+        with pytest.raises(AttributeError, match=f"module 'fewbit' has no attribute '{name}'"):
+            getattr(fewbit, name)
+
+    def test_a_name_is_what_its_home_defines(self):
+        assert fewbit.solve is importlib.import_module("fewbit.fewbit_gen").solve
+        assert fewbit.Table is importlib.import_module("fewbit.tables").Table
+        assert issubclass(fewbit.FewbitError, ValueError)
+
+    def test_version_is_the_distributions(self):
+        from importlib.metadata import version
+
+        assert fewbit.__version__ == version("fewbit")
+
+    def test_from_import(self):
+        assert run("from fewbit import solve, Table; print(Table.__name__, solve.__name__)") == ["Table", "solve"]
+
+
+@needs_torch
+class TestSubmodules:
+    """They live in `runtime`; users find them one floor up."""
+
+    @pytest.mark.parametrize("name", fewbit._SUBMODULES)
+    def test_shows_what_its_home_has(self, name):
+        home = importlib.import_module(f"fewbit.runtime.{name}")
+        public = [key for key in vars(home) if not key.startswith("_")]
+        assert public
+        assert set(public) <= set(dir(getattr(fewbit, name)))
+        for key in public:
+            assert getattr(getattr(fewbit, name), key) is getattr(home, key)
+
+    @pytest.mark.parametrize("name", fewbit._SUBMODULES)
+    def test_is_imported_like_any_module(self, name):
+        assert importlib.import_module(f"fewbit.{name}") is getattr(fewbit, name)
+
+    def test_its_names_are_imported_like_any(self):
+        assert run("from fewbit.functional import gelu; print(gelu.__name__)") == ["gelu"]
+
+    def test_a_star_import_brings_its_names(self):
+        home = importlib.import_module("fewbit.runtime.functional")
+        assert set(home.__all__) <= set(run("from fewbit.functional import *; print(*dir())"))
+
+    def test_an_unknown_name_is_an_attribute_error(self):
+        with pytest.raises(AttributeError, match="gelou"):
+            _ = fewbit.functional.gelou
