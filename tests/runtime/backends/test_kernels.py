@@ -1,0 +1,60 @@
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from fewbit.runtime.backends.kernels import FORMATS
+from hypothesis import given
+from hypothesis import strategies as st
+from runtime_cases import HALVES, all_halves
+
+WIDTHS = {"float32": np.float32, "float64": np.float64}
+
+
+class TestKeys:
+    @pytest.mark.parametrize("dtype", HALVES)
+    def test_are_in_the_order_of_the_numbers_they_stand_for(self, dtype):
+        x = all_halves(dtype)
+        x = x[~x.isnan()].sort().values
+        keys = FORMATS[str(dtype).removeprefix("torch.")].keys(x.view(torch.int16).numpy()).astype(int)
+        assert np.array_equal(np.diff(keys) > 0, np.diff(x.double().numpy().clip(-1e39, 1e39)) > 0)
+
+    @pytest.mark.parametrize("name", WIDTHS)
+    @given(a=st.floats(allow_nan=False), b=st.floats(allow_nan=False))
+    def test_of_wide_types_compare_as_the_numbers_do(self, name, a, b):
+        with np.errstate(over="ignore"):
+            x = np.array([a, b]).astype(WIDTHS[name])
+        keys = FORMATS[name].keys(x.view(FORMATS[name].integer))
+        assert (keys[0] < keys[1], keys[0] == keys[1]) == (x[0] < x[1], x[0] == x[1])
+
+    @pytest.mark.parametrize("name", FORMATS)
+    def test_of_infinity_are_below_the_key_of_not_a_number(self, name):
+        integer = FORMATS[name].integer
+        infinity = FORMATS[name].keys(np.array([FORMATS[name].infinity], integer))
+        assert infinity[0] == FORMATS[name].infinity < np.iinfo(integer).max
+
+
+_IN_A_PROCESS = """
+import numpy as np
+from fewbit.runtime.backends.kernels import encode_kernel, multiply_kernel
+
+x = np.ones(9, np.int16)
+y = np.empty_like(x)
+packed = np.zeros(2, np.uint8)
+nothing = np.empty(0, np.int16)
+encode, multiply = encode_kernel("bfloat16"), multiply_kernel("bfloat16")
+encode(x.ctypes.data, 9, nothing, nothing, np.int16(0), np.zeros(1, np.uint8), 1, packed.ctypes.data, 0, 1)
+multiply(x.ctypes.data, 9, packed.ctypes.data, 1, np.ones(2, np.float32), y.ctypes.data, 0, 1)
+assert (x == y).all()
+print(sum(k.stats.cache_misses.total() for k in (encode, multiply)))
+"""
+
+
+def test_a_second_process_finds_every_kernel_in_the_disk_cache(tmp_path):
+    """Compiling takes a second for each, and what is not found is written anew by every process."""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", _IN_A_PROCESS]
+    misses = [subprocess.run(command, env=environment, capture_output=True, text=True, check=True) for _ in range(2)]
+    assert [m.stdout.split() for m in misses] == [["2"], ["0"]]
