@@ -6,8 +6,8 @@ With every level at the weighted mean of f' over its intervals, the error depend
 
 so a boundary is stationary where f' equals the middle of its two levels, or at a jump of f' across that
 middle. Newton's method on these residuals, with the levels' dependence on the boundaries in the Jacobian,
-gets there in a few steps from a dynamic programme's start; where it would not go down, each boundary is moved
-alone to its own optimum, which always does.
+gets there in a few steps from a dynamic programme's start. A step that would overshoot is halved; where none
+goes down, each boundary is moved alone to its own optimum, which always does.
 """
 
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ Vector = NDArray[np.float64]
 Codes = NDArray[np.int64]
 
 _STEPS = 50
+_HALVINGS = 8
 _ENOUGH = 1e-13  # residual, in units of f'
 
 
@@ -61,14 +62,13 @@ def refine(moments: Moments, boundaries: Vector, codes: Codes) -> Refined:
         if not free.any() or np.abs(residual[free]).max() <= _ENOUGH:
             break
         step = _newton(moments, state, codes, residual, free)
-        if not _improves(moments, step, residual, free, state, codes):
+        if step is None:
             alone = _each_alone(moments, state, codes, free)
             if np.any(np.diff(alone) <= 0):  # an interval has shrunk to a rounding: the table has one too many
                 break
             step = _evaluate(moments, alone, codes)
             if not step.error < state.error:
                 break
-        assert step is not None
         state = step
     residual, free = _residual(moments, state, codes)
     largest = float(np.abs(residual[free]).max()) if free.any() else 0.0
@@ -104,7 +104,7 @@ def _residual(moments: Moments, state: _State, codes: Codes) -> tuple[Vector, ND
 
 
 def _newton(moments: Moments, state: _State, codes: Codes, residual: Vector, free: NDArray[np.bool_]) -> _State | None:
-    """Return the state after one Newton step of the free boundaries, or None where there is no such step."""
+    """Return the state after a Newton step of the free boundaries, halved until it goes down; None if it never does."""
     s = state.boundaries
     # The slope of f' steers the step and never enters a result, so a central difference will do.
     h = 1e-6 * min(moments.activation.reach, moments.edges[-1] - moments.edges[0])
@@ -124,27 +124,28 @@ def _newton(moments: Moments, state: _State, codes: Codes, residual: Vector, fre
         step = np.linalg.solve(jacobian[np.ix_(chosen, chosen)], -residual[chosen])
     except np.linalg.LinAlgError:
         return None
-    target = s.copy()
-    target[chosen] += step
+    for halvings in range(_HALVINGS):
+        target = s.copy()
+        target[chosen] += step * 0.5**halvings
+        if _allowed(moments, s, target):
+            after = _evaluate(moments, target, codes)
+            if _improves(moments, after, residual, free, state, codes):
+                return after
+    return None
+
+
+def _allowed(moments: Moments, s: Vector, target: Vector) -> bool:
+    """Tell whether boundaries may go from `s` to `target`: in order, within the domain, across no kink."""
     low, high = moments.edges[[0, -1]]
     fence = np.concatenate([[low], target, [high]])
-    crossed = any(((s - k) * (target - k) < 0).any() for k in moments.activation.kinks)
-    if not np.isfinite(target).all() or np.any(np.diff(fence) <= 0) or crossed:
-        return None
-    return _evaluate(moments, target, codes)
+    ordered = bool((fence[1:] > fence[:-1]).all())  # not so if one is NaN
+    return ordered and not any(((s - k) * (target - k) < 0).any() for k in moments.activation.kinks)
 
 
 def _improves(
-    moments: Moments,
-    step: _State | None,
-    residual: Vector,
-    free: NDArray[np.bool_],
-    state: _State,
-    codes: Codes,
+    moments: Moments, step: _State, residual: Vector, free: NDArray[np.bool_], state: _State, codes: Codes
 ) -> bool:
-    """Tell whether a Newton step went down: in error or, where that has met its rounding, in residual."""
-    if step is None:
-        return False
+    """Tell whether a step went down: in error or, where that has met its rounding, in residual."""
     rounding = 1e-15 * moments.prefix[2, -1]
     if step.error > state.error + rounding:
         return False
