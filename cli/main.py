@@ -4,6 +4,7 @@
     fewbit tables    the tables that come with fewbit
     fewbit plot      figures
     fewbit bench     speed, measured here and now
+    fewbit demo      all of it once: solve, draw, train
 
 `main` runs one command and turns whatever stops it into one line on standard error and an exit status:
 0 done, 1 failed, 2 wrong use, 130 interrupted.
@@ -21,6 +22,7 @@ from ..tables.errors import FewbitError
 from .lazy import LazyGroup
 
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
+EXTRA = ("torch", "rich")  # what a user of the compiler alone need not have
 
 # A group without a command: the help page is the answer. Before 8.2 click printed it by itself.
 _HelpInstead: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "NoArgsIsHelpError", ())
@@ -33,6 +35,7 @@ _HelpInstead: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "No
         "tables": "List, show, rebuild and verify the tables that come with fewbit.",
         "plot": "Draw derivatives with their tables, and errors against bits.",
         "bench": "Measure how fast the few-bit activations are beside torch's own.",
+        "demo": "Solve a table, draw it, and train a small transformer with it.",
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
@@ -64,6 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FewbitError as error:
         _complain(str(error))
         return WRONG_USE
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRA:
+            raise
+        _complain(f"this command needs {error.name}, which is not installed: pip install 'fewbit[torch]'")
+        return FAILED
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return INTERRUPTED

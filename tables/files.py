@@ -22,6 +22,14 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         raise FewbitError(f"cannot write {target}: {obstacle}")
 
 
+def make_folder(path: str | os.PathLike[str]) -> None:
+    """Make the folder `path` and those above it where they are not there yet; raises `FewbitError` if it cannot be."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: no file can have that name
+        raise FewbitError(f"cannot make the folder {os.fspath(path)}: {reason(error)}") from None
+
+
 def reason(error: Exception) -> str:
     """Return what went wrong with a file, without the number and the path that Python's own text repeats."""
     return getattr(error, "strerror", None) or str(error)

@@ -1,0 +1,116 @@
+"""`fewbit demo`: solve a table, draw it, train with it; a tour of what fewbit does, in under three minutes."""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ..runtime.experiments.settings import Settings
+from ..tables.files import atomic_write, make_folder
+from ..tables.json_format import dumps
+from .options import BitsList
+from .plot import approximation
+from .solve import command as solve
+from .text import columns
+
+if TYPE_CHECKING:
+    from ..runtime.experiments.runs import Training
+
+
+@click.command("demo")
+@click.option("--steps", type=int, metavar="N", default=Settings.steps, show_default=True, help="Steps to train.")
+@click.option(
+    "--seed", type=int, metavar="N", default=Settings.seed, show_default=True, help="Seed of the weights and batches."
+)
+@click.option(
+    "--bits",
+    type=BitsList(),
+    metavar="N,...",
+    default="1,2,3",
+    show_default=True,
+    help="Bits per element to train with, each 1 to 8.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    default="demo-output",
+    show_default=True,
+    help="Folder for the table, the figures and the numbers.",
+)
+@click.pass_context
+def command(context: click.Context, steps: int, seed: int, bits: tuple[int, ...], output: Path) -> None:
+    """Solve a table for GELU, draw it, and train a small transformer with it.
+
+    The transformer learns the source of Python's standard library, a character at a time: once with torch's own GELU
+    and once with each number of --bits, from the same weights on the same batches.
+
+    Example: fewbit demo --bits 1,2,3,4 --output demo-output
+    """
+    settings = Settings(steps=steps, seed=seed)
+    make_folder(output)
+    context.invoke(solve, activation="gelu", bits=3, output=output / "gelu.json")
+    context.invoke(approximation, activations=("gelu",), bits=bits, output=output / "gelu.png")
+    training = _train(bits, settings)
+    _write(training, output)
+    click.echo("\n" + "\n".join(_lines(training)))
+
+
+def _train(bits: tuple[int, ...], settings: Settings) -> "Training":
+    # GNU OpenMP, under torch, lets threads that wait keep their core for long. Where another program wants that core
+    # a step then takes a second instead of 20 ms; where none does, waiting shorter costs nothing that we can measure.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from ..runtime.experiments.text import standard_library
+    from ..runtime.experiments.training import EXACT, few_bit, train
+
+    variants = [EXACT, *map(few_bit, bits)]
+    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
+        task = bar.add_task("training", total=settings.steps)
+        return train(variants, standard_library(), settings, after_step=lambda: bar.advance(task))
+
+
+def _write(training: "Training", folder: Path) -> None:
+    from ..plots import save_figure
+    from ..plots.training import Curve, plot_training
+    from ..runtime.experiments.runs import smoothed
+
+    window = max(1, training.settings.steps // 25)
+    curves = [Curve(run.variant, smoothed(run.losses, window), run.validation_loss) for run in training.runs]
+    save_figure(plot_training(curves, training.unigram_entropy), folder / "training.png")
+    with atomic_write(folder / "training.json") as stream:
+        stream.write(dumps(training.to_dict()).encode())
+    for name in ("training.png", "training.json"):
+        click.echo(f"wrote {folder / name}", err=True)
+
+
+def _lines(training: "Training") -> list[str]:
+    """Return the table of the runs and, below it, what its columns mean."""
+    from ..runtime.experiments.runs import averaging_window
+
+    settings = training.settings
+    head = ("GELU", "training loss", "validation loss", "GELU keeps", "model keeps", "time per step")
+    body = [
+        (
+            run.variant,
+            f"{run.final_loss:.4f}",
+            f"{run.validation_loss:.4f}",
+            f"{run.activation_bytes:,} B",
+            f"{run.saved_bytes:,} B",
+            f"{1000 * run.step_seconds:.1f} ms",
+        )
+        for run in training.runs
+    ]
+    return [
+        *columns([head, *body], left=1),
+        "",
+        f"{settings.steps} steps of {settings.batch} windows of {settings.size.context} characters, seed"
+        f" {settings.seed}: all from the same weights, on the same batches, in turn.",
+        f"Losses are in nats a character, for training the mean of the last {averaging_window(settings.steps)} steps.",
+        f"Unigram entropy: {training.unigram_entropy:.4f}, the loss of who knows only how often each character occurs.",
+        "Kept: bytes held from forward to backward in one step. Time: the median.",
+    ]

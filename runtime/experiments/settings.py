@@ -1,0 +1,52 @@
+"""How to train: one frozen object that says it all, so that a run can be told and repeated."""
+
+from dataclasses import dataclass
+
+from ...tables import FewbitError
+
+
+@dataclass(frozen=True)
+class Size:
+    """Size of a transformer.
+
+    Attributes:
+        width: features of a character; a multiple of `heads`. The MLP has four times as many.
+        depth: blocks.
+        heads: of each attention.
+        context: characters that it sees at most.
+    """
+
+    width: int = 96
+    depth: int = 3
+    heads: int = 4
+    context: int = 64
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train.
+
+    Attributes:
+        steps: updates, at least 1.
+        seed: of the weights and the batches, 0 to 2^63 − 1.
+        batch: windows of text in a step.
+        learning_rate: the largest; it rises over the first twentieth of the steps and then falls along a cosine.
+        size: of the model; `size.context` is the length of a window.
+        validation_windows: windows on which the validation loss is taken.
+
+    Raises:
+        FewbitError: steps or seed is out of range.
+    """
+
+    steps: int = 800
+    seed: int = 0
+    batch: int = 16
+    learning_rate: float = 6e-3
+    size: Size = Size()
+    validation_windows: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise FewbitError(f"steps must be 1 or more, not {self.steps}")
+        if not 0 <= self.seed < 2**63:
+            raise FewbitError(f"seed must be from 0 to 2^63 - 1, not {self.seed}")

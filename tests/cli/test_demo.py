@@ -1,0 +1,59 @@
+import json
+import os
+
+import pytest
+
+
+def test_the_demo_solves_draws_trains_and_leaves_its_files(run_process, tmp_path):
+    folder = tmp_path / "deep" / "output"
+    outcome = run_process("demo", "--steps", 2, "--bits", "2,1", "--seed", 3, "--output", folder)
+    assert outcome.status == 0, outcome.err
+    assert "gelu: 3 bits, 8 levels" in outcome.out
+    assert [line.split("  ")[0] for line in outcome.out.splitlines() if " ms" in line] == ["exact", "1 bit", "2 bits"]
+    assert sorted(os.listdir(folder)) == ["gelu.json", "gelu.png", "training.json", "training.png"]
+    assert outcome.err.splitlines() == [
+        f"wrote {folder / name}" for name in ("gelu.json", "gelu.png", "training.png", "training.json")
+    ]  # and no progress bar
+    training = json.loads((folder / "training.json").read_text())
+    assert (training["settings"]["steps"], training["settings"]["seed"]) == (2, 3)
+    assert [run["variant"] for run in training["runs"]] == ["exact", "1 bit", "2 bits"]
+    for run in training["runs"]:
+        assert f"{run['validation_loss']:.4f}" in outcome.out
+        assert f"{run['activation_bytes']:,} B" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("--steps", 0, "steps must be 1 or more"),
+        ("--seed", -1, "seed must be from 0"),
+        ("--bits", "3,9", "bits"),
+        ("--bits", "few", "'few' is not a list of whole numbers"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_written(run, tmp_path, option, value, told):
+    outcome = run("demo", option, value, "--output", tmp_path / "output")
+    assert outcome.status == 2
+    assert told in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+    assert not outcome.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_output_that_is_a_file_is_refused(run, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    outcome = run("demo", "--output", tmp_path / "file")
+    assert outcome.status == 2
+    assert f"cannot make the folder {tmp_path / 'file'}: " in outcome.err
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("module", ["torch", "rich"])
+def test_a_missing_extra_is_named_with_the_way_to_install_it(run_process, tmp_path, module):
+    (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError('no {module}', name={module!r})")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    outcome = run_process("demo", "--output", tmp_path / "output", env=environment)
+    assert outcome.status == 1
+    assert outcome.err.splitlines()[-1] == (
+        f"fewbit: this command needs {module}, which is not installed: pip install 'fewbit[torch]'"
+    )
