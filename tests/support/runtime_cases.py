@@ -63,12 +63,16 @@ def laid_out(layout, dtype, seed=0, special=True):
     return view(values.to(dtype))
 
 
+def reverse(x):
+    return x.permute(tuple(reversed(range(x.dim()))))
+
+
 def gradient_layouts(y, seed=1):
-    """Gradients of the shape of `y` as they come: like y, row-major, reversed dimensions, expanded."""
+    """Gradients of the shape of `y` as they come: like y, row-major, column-major, expanded."""
     values = torch.randn(y.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(y.dtype)
     yield "like y", torch.empty_like(y).copy_(values)
     yield "row-major", values
-    yield "reversed", values.permute(*reversed(range(y.dim()))).contiguous().permute(*reversed(range(y.dim())))
+    yield "column-major", reverse(reverse(values).contiguous())
     yield "expanded", torch.tensor(1.5, dtype=y.dtype).expand(y.shape)
 
 
@@ -93,7 +97,7 @@ def product(grad, levels):
 
 def expected_gradient(table, x, grad):
     """grad · table(x): what the backward pass must return."""
-    return product(grad, torch.from_numpy(table(x.detach().double().numpy())).view(x.shape))
+    return product(grad, torch.as_tensor(table(x.detach().double().numpy())))
 
 
 def table_of_bits(bits, kind="shared", m=None, seed=0):
