@@ -84,6 +84,8 @@ def apply(x: Tensor, function: str, parameters: tuple[float, ...], key: str, inp
     if torch.compiler.is_compiling():  # the compiler decides about memory; what it keeps is what the op returns
         return x.copy_(ops.activation(x, function, parameters, key)[0])
     ops.check_dtype(x, function)
+    if x._base is not None and x._base.is_leaf and x._base.requires_grad:  # torch 2.6 lets a custom function do it
+        raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")
     _Inplace.apply(x, key)  # first the graph: what torch refuses to overwrite is refused before it is
     with torch.no_grad():
         return overwrite(x, *parameters)
