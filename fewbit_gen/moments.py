@@ -36,7 +36,7 @@ def quadrature(left: Vector, right: Vector, order: int) -> tuple[Vector, Vector]
 
 
 def grid(activation: Activation, weight: Weight, cells: int) -> Vector:
-    """Return the edges of a grid over the weight's domain, with every kink among them.
+    """Return the edges of a grid over the weight's domain, with every kink of f' and breakpoint of w among them.
 
     About `cells` equal cells lie within the activation's reach; beyond it f' is constant and fewer will do.
     """
@@ -47,8 +47,8 @@ def grid(activation: Activation, weight: Weight, cells: int) -> Vector:
         np.linspace(a, b, 1 + (cells if -reach <= a and b <= reach else max(1, cells // 16)))
         for a, b in pairwise(fence)
     ]
-    kinks = [k for k in activation.kinks if low < k < high]
-    return np.unique(np.concatenate([*pieces, kinks]))
+    breaks = [x for x in (*activation.kinks, *weight.breakpoints) if low < x < high]
+    return np.unique(np.concatenate([*pieces, breaks]))
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,13 @@ class Weight:
         domain: (A, B), finite, A < B.
         density: w, float64 to float64, elementwise. Uniform is 1 on [A, B], as in the paper's Table 3, and
             so not normalised; normal integrates to 1.
+        breakpoints: points inside the domain where w jumps or bends, increasing.
     """
 
     spec: str
     domain: tuple[float, float]
     density: Callable[[NDArray[np.float64]], NDArray[np.float64]]
+    breakpoints: tuple[float, ...] = ()
 
 
 def uniform(low: float, high: float) -> Weight:
