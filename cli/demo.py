@@ -112,5 +112,6 @@ def _lines(training: "Training") -> list[str]:
         f" {settings.seed}: all from the same weights, on the same batches, in turn.",
         f"Losses are in nats a character, for training the mean of the last {averaging_window(settings.steps)} steps.",
         f"Unigram entropy: {training.unigram_entropy:.4f}, the loss of who knows only how often each character occurs.",
+        "Small differences may be chance: compare another --seed.",
         "Kept: bytes held from forward to backward in one step. Time: the median.",
     ]

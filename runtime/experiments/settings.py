@@ -31,6 +31,7 @@ class Settings:
         seed: of the weights and the batches, 0 to 2^63 − 1.
         batch: windows of text in a step.
         learning_rate: the largest; it rises over the first twentieth of the steps and then falls along a cosine.
+        largest_gradient: norm to which a longer gradient, of all weights together, is cut.
         size: of the model; `size.context` is the length of a window.
         validation_windows: windows on which the validation loss is taken.
 
@@ -38,10 +39,11 @@ class Settings:
         FewbitError: steps or seed is out of range.
     """
 
-    steps: int = 800
+    steps: int = 700
     seed: int = 0
     batch: int = 16
     learning_rate: float = 6e-3
+    largest_gradient: float = 1.0
     size: Size = Size()
     validation_windows: int = 1024
 

@@ -105,6 +105,7 @@ class _Trainee:
     def __init__(self, variant: Variant, settings: Settings) -> None:
         self.variant = variant
         self.batch = settings.batch
+        self.largest_gradient = settings.largest_gradient
         with torch.random.fork_rng(devices=[]):  # the caller's generator stays as it is
             torch.manual_seed(settings.seed)
             self.model = Transformer(settings.size, variant.activation)
@@ -119,6 +120,7 @@ class _Trainee:
         start = time.perf_counter()
         loss = loss_of(self.model, batch)
         loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.largest_gradient)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.losses.append(loss.item())
