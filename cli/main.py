@@ -35,7 +35,7 @@ _HelpInstead: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "No
         "tables": "List, show, rebuild and verify the tables that come with fewbit.",
         "plot": "Draw derivatives with their tables, and errors against bits.",
         "bench": "Measure how fast the few-bit activations are beside torch's own.",
-        "demo": "Solve a table, draw it, and train a small transformer with it.",
+        "demo": "Solve a table for GELU, draw it, and train a small transformer with it.",
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
