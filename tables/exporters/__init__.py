@@ -1,0 +1,74 @@
+"""Tables as files for other programs: each exporter turns a `Table` into the bytes of one file.
+
+    json     all fields; `Table.from_json` reads it back
+    npz      all fields; `numpy.load` reads it without pickle
+    csv      one row an interval
+    python   a module without dependencies: encode(x) and q(x)
+    c        a C99 header: lookup functions for double and float
+
+Every number is written so that it reads back to the same bits. The same table gives the same bytes.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import FewbitError, shown
+from ..files import atomic_write
+from ..json_format import dumps, table_to_dict
+from ..table import Table
+from .c_header import c_header
+from .csv_rows import csv_rows
+from .npz_archive import npz_archive
+from .python_module import python_module
+
+EXPORTERS: dict[str, Callable[[Table], bytes]] = {
+    "json": lambda table: dumps(table_to_dict(table)).encode(),
+    "npz": npz_archive,
+    "csv": lambda table: csv_rows(table).encode(),
+    "python": lambda table: python_module(table).encode(),
+    "c": lambda table: c_header(table).encode(),
+}
+SUFFIXES = {".json": "json", ".npz": "npz", ".csv": "csv", ".py": "python", ".h": "c"}
+
+
+def format_of(path: str | os.PathLike[str]) -> str:
+    """Return the format that the name of `path` asks for; raises `FewbitError` if it asks for none."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise FewbitError(f"cannot tell the format of {os.fspath(path)} from its name; accepted: {', '.join(SUFFIXES)}")
+    return SUFFIXES[suffix]
+
+
+def export(table: Table, file_format: str) -> bytes:
+    """Return the content of a file that holds `table`.
+
+    Args:
+        table: the table.
+        file_format: one of `EXPORTERS`.
+
+    Raises:
+        FewbitError: there is no such format.
+    """
+    if file_format not in EXPORTERS:
+        raise FewbitError(f"unknown format {shown(file_format)}; accepted: {', '.join(EXPORTERS)}")
+    return EXPORTERS[file_format](table)
+
+
+def write_export(table: Table, path: str | os.PathLike[str], file_format: str | None = None) -> None:
+    """Write `table` to `path`, whole or not at all.
+
+    Args:
+        table: the table.
+        path: the file.
+        file_format: one of `EXPORTERS`; by the name of `path` if None.
+
+    Raises:
+        FewbitError: there is no such format, or the file cannot be written.
+    """
+    content = export(table, format_of(path) if file_format is None else file_format)
+    with atomic_write(path) as stream:
+        stream.write(content)
+
+
+__all__ = ["EXPORTERS", "SUFFIXES", "export", "format_of", "write_export"]

@@ -1,0 +1,22 @@
+"""Tables as npz: every field an array, plain types only, so that `numpy.load` needs no pickle."""
+
+import io
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from ..json_format import FORMAT
+from ..table import Table
+
+
+def npz_archive(table: Table) -> bytes:
+    """Return an archive with an array for each field of `table` and for the numbers of its bits and its format.
+
+    Texts and numbers are arrays of no dimension. `lower_bound` is left out where it was not computed.
+    """
+    content: dict[str, Any] = {field.name: getattr(table, field.name) for field in fields(table)}
+    content |= {"format": FORMAT, "bits": table.bits}
+    stream = io.BytesIO()
+    np.savez(stream, **{name: value for name, value in content.items() if value is not None})
+    return stream.getvalue()
