@@ -1,6 +1,7 @@
 """`fewbit` on the command line.
 
     fewbit solve     solver  →  a table, as text, JSON or a picture
+    fewbit emit      a table as a C header, a Python module or data
     fewbit tables    the tables that come with fewbit
     fewbit plot      figures
     fewbit bench     speed, measured here and now
@@ -32,9 +33,10 @@ _HelpInstead: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "No
     cls=LazyGroup,
     lazy={
         "solve": "Solve for the best few-bit table of an activation's derivative.",
+        "emit": "Write a table as a C header, a Python module or data.",
         "tables": "List, show, rebuild and verify the tables that come with fewbit.",
         "plot": "Draw derivatives with their tables, and errors against bits.",
-        "bench": "Measure how fast the few-bit activations are beside torch's own.",
+        "bench": "Measure speed on this machine.",
         "demo": "Solve a table for GELU, draw it, and train a small transformer with it.",
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},

@@ -6,13 +6,12 @@ from pathlib import Path
 import click
 
 from ..fewbit_gen import Activation, Weight, parse_activation, parse_weight, solve
-from ..tables import FewbitError, Table
-from ..tables.files import check_writable
+from ..tables import Table
+from ..tables.exporters import write_export
 from ..tables.json_format import dumps, table_to_dict
+from .export import FORMATS, choose_format
 from .options import FILE, activation_argument, json_option, kind_option, weight_option
 from .text import table_text
-
-TABLE_FORMATS = ("json",)
 
 
 @click.command("solve")
@@ -21,11 +20,11 @@ TABLE_FORMATS = ("json",)
 @click.option("--levels", type=int, metavar="K", help="Number of levels, 2 to 256, in place of --bits.")
 @kind_option
 @weight_option
-@click.option("-o", "--output", type=FILE, metavar="FILE", help="Write the table to FILE.")
+@click.option("-o", "--output", type=FILE, metavar="FILE", help="Write it: .json .npz .csv .py .h.")
 @click.option(
     "--format",
     "file_format",
-    type=click.Choice(TABLE_FORMATS),
+    type=click.Choice(FORMATS),
     help="What FILE holds, if not what its name says.",
 )
 @json_option
@@ -47,20 +46,21 @@ def command(
 
     Example: fewbit solve gelu --bits 3 -o gelu.json --plot gelu.png
     """
-    if output:
-        _check_output(output, file_format)
+    if output or file_format:
+        file_format = choose_format(output, file_format)
     if plot:
         from ..plots import check_figure_path  # matplotlib is loaded only for a picture
 
         check_figure_path(plot)
     start = time.perf_counter()
-    table = solve(activation, bits=bits, levels=levels, kind=kind, weight=weight)
+    act, w = parse_activation(activation), parse_weight(weight)
+    table = solve(act, bits=bits, levels=levels, kind=kind, weight=w)
     seconds = time.perf_counter() - start
     # Files first: a reader that closes the pipe early (`| head`) does not cost them.
     if output:
-        table.to_json(output)
+        write_export(table, output, file_format)
     if plot:
-        _draw(table, parse_activation(activation), parse_weight(weight), plot)
+        _draw(table, act, w, plot)
     click.echo(dumps(table_to_dict(table)) if as_json else table_text(table, seconds) + "\n", nl=False)
     for path in filter(None, (output, plot)):
         click.echo(f"wrote {path}", err=True)
@@ -71,11 +71,3 @@ def _draw(table: Table, activation: Activation, weight: Weight, path: Path) -> N
 
     row = Approximated(activation.name, activation.derivative, weight.domain, (table,), activation.kinks)
     save_figure(plot_approximation([row]), path)
-
-
-def _check_output(path: Path, file_format: str | None) -> None:
-    """Refuse, before any work, a file that cannot be written or whose name asks for a format there is not."""
-    if file_format is None and path.suffix[1:].lower() not in TABLE_FORMATS:
-        accepted = ", ".join(f".{name}" for name in TABLE_FORMATS)
-        raise FewbitError(f"cannot tell the format of {path} from its name; accepted: {accepted}, or --format")
-    check_writable(path)

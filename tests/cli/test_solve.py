@@ -4,6 +4,7 @@ import os
 import fewbit
 import pytest
 from fewbit.cli import solve as solve_module
+from fewbit.tables.exporters import SUFFIXES, export
 from fewbit.tables.json_format import table_from_dict, table_to_dict
 
 
@@ -75,6 +76,20 @@ def test_format_goes_before_the_name(run, tmp_path):
     assert fewbit.Table.from_json(path) == fewbit.solve("relu")
 
 
+@pytest.mark.parametrize(("suffix", "file_format"), SUFFIXES.items())
+def test_the_name_chooses_the_format(run, tmp_path, suffix, file_format):
+    path = tmp_path / f"gelu{suffix}"
+    assert run("solve", "gelu", "--bits", "2", "-o", path).status == 0
+    assert path.read_bytes() == export(fewbit.solve("gelu", bits=2), file_format)
+
+
+def test_cuda_is_refused_in_one_line_that_says_what_there_is(run, tmp_path):
+    outcome = run("solve", "gelu", "-o", tmp_path / "gelu.cu", "--format", "cuda")
+    assert outcome.err == "fewbit: cuda is written by the CUDA kernels, which this fewbit lacks; use " + (
+        "json, npz, csv, python, c\n"
+    )
+
+
 def test_plot_draws_a_picture(run, tmp_path):
     path = tmp_path / "gelu.png"
     assert run("solve", "gelu", "--plot", path).status == 0
@@ -86,7 +101,10 @@ def test_plot_draws_a_picture(run, tmp_path):
     [
         ["-o", "missing/table.json"],
         ["-o", "folder", "--format", "json"],
-        ["-o", "table.npz"],
+        ["-o", "table.txt"],
+        ["-o", "table"],
+        ["-o", "table.h", "--format", "cuda"],
+        ["--format", "cuda"],
         ["--plot", "missing/plot.png"],
         ["--plot", "plot.gif"],
         ["-o", "fine.json", "--plot", "missing/plot.png"],

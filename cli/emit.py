@@ -1,0 +1,42 @@
+"""`fewbit emit`: a table as source code or data, to build into another program."""
+
+from pathlib import Path
+
+import click
+
+from ..fewbit_gen import parse_activation, parse_weight, solve
+from ..tables import FewbitError
+from ..tables.exporters import export, write_export
+from ..tables.shipped import find_table
+from ..tables.table import check_bits
+from .export import FORMATS, choose_format
+from .options import FILE, activation_argument, bits_option, kind_option, weight_option
+
+
+@click.command("emit")
+@activation_argument
+@bits_option
+@kind_option
+@weight_option
+@click.option("--target", type=click.Choice(FORMATS), help="What to write, if not what the name of FILE says.")
+@click.option(
+    "-o", "--output", type=FILE, metavar="FILE", help="Where to write it: .json .npz .csv .py .h.  [default: stdout]"
+)
+def command(activation: str, bits: int, kind: str, weight: str, target: str | None, output: Path | None) -> None:
+    """Write a table as a C header, a Python module or data.
+
+    The table is the one that comes with fewbit where there is one, and is solved for otherwise.
+
+    Example: fewbit emit gelu --bits 3 --target c -o gelu.h
+    """
+    chosen = choose_format(output, target)
+    if output is None and chosen == "npz":
+        raise FewbitError("npz is not text: name a file with -o")
+    check_bits(bits)
+    act, w = parse_activation(activation), parse_weight(weight)
+    table = find_table(act.name, bits, kind, w.spec) or solve(act, bits=bits, kind=kind, weight=w)
+    if output is None:
+        click.echo(export(table, chosen), nl=False)
+        return
+    write_export(table, output, chosen)
+    click.echo(f"wrote {output}", err=True)

@@ -1,0 +1,83 @@
+import os
+
+import fewbit
+import pytest
+from fewbit.cli import emit as emit_module
+from fewbit.tables.exporters import EXPORTERS, SUFFIXES, export
+
+
+@pytest.mark.parametrize("target", [name for name in EXPORTERS if name != "npz"])
+def test_text_goes_to_standard_output_and_nothing_else(run, target):
+    outcome = run("emit", "gelu", "--bits", "2", "--target", target)
+    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.out == export(fewbit.load_table("gelu", bits=2), target).decode()
+
+
+@pytest.mark.parametrize(("suffix", "target"), SUFFIXES.items())
+def test_the_name_of_the_file_chooses_the_target(run, tmp_path, suffix, target):
+    path = tmp_path / f"gelu{suffix}"
+    outcome = run("emit", "GELU", "-o", path)
+    assert (outcome.status, outcome.out, outcome.err) == (0, "", f"wrote {path}\n")
+    assert path.read_bytes() == export(fewbit.load_table("gelu"), target)
+
+
+def test_the_target_goes_before_the_name(run, tmp_path):
+    assert run("emit", "relu", "--target", "npz", "-o", tmp_path / "relu.json").status == 0
+    assert (tmp_path / "relu.json").read_bytes().startswith(b"PK")
+
+
+def test_what_is_shipped_is_not_solved(run, monkeypatch):
+    monkeypatch.setattr(emit_module, "solve", lambda *_, **__: pytest.fail("solved"))
+    for options in (
+        ["swish"],
+        ["gelu", "--kind", "interval"],
+        ["relu", "--bits", "8"],
+        ["tanh", "--weight=uniform:-10,1e1"],
+    ):
+        assert run("emit", *options, "--target", "json").status == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        (["softplus(beta=2)", "--bits", "1"], ("softplus(beta=2)", 1)),
+        (
+            ["gelu", "--bits", "2", "--kind", "interval", "--weight", "normal:0,2"],
+            ("gelu", 2, "interval", "normal:0,2"),
+        ),
+    ],
+    ids=["activation", "weight"],
+)
+def test_what_is_not_shipped_is_solved(run, options, arguments):
+    assert run("emit", *options, "--target", "csv").out == export(fewbit.solve(*arguments), "csv").decode()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["gelu"], "say what to write: --target json|npz|csv|python|c, or -o FILE"),
+        (["gelu", "--target", "npz"], "npz is not text: name a file with -o"),
+        (
+            ["gelu", "--target", "cuda"],
+            "cuda is written by the CUDA kernels, which this fewbit lacks; use json, npz, csv",
+        ),
+        (["gelu", "--target", "cuda", "-o", "gelu.h"], "cuda is written by the CUDA kernels"),
+        (["gelu", "--target", "rust"], "'rust' is not one of 'json', 'npz', 'csv', 'python', 'c', 'cuda'"),
+        (
+            ["gelu", "-o", "gelu.rs"],
+            "cannot tell the format of gelu.rs from its name; accepted: .json, .npz, .csv, .py, .h",
+        ),
+        (["gelu", "-o", "missing/gelu.h"], "cannot write missing/gelu.h: there is no folder"),
+        (["gelou", "--target", "c"], "unknown activation 'gelou'; nearest: gelu"),
+        (["relu", "--target", "c", "--bits", "9"], "bits must be a whole number from 1 to 8, not 9"),
+        (["gelu", "--target", "c", "--weight", "cauchy:0,1"], "cannot read the weight 'cauchy:0,1'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_use_is_told_in_one_line(run, tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    outcome = run("emit", *options)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert outcome.err.startswith("fewbit: ") and outcome.err.count("\n") == 1
+    assert message in outcome.err
+    assert os.listdir(tmp_path) == []
