@@ -33,5 +33,5 @@ def with_stride(x: Tensor, stride: Sequence[int]) -> Tensor:
 
 
 def _memory_order(x: Tensor) -> list[int] | None:
-    order = sorted(range(x.dim()), key=lambda d: (x.stride(d), x.size(d)), reverse=True)
+    order = sorted(range(x.dim()), key=x.stride, reverse=True)
     return order if x.permute(order).is_contiguous() else None

@@ -5,9 +5,10 @@ import sys
 import numpy as np
 import pytest
 import torch
-from fewbit.runtime.backends.kernels import FORMATS
+from fewbit.runtime.backends.kernels import FORMATS, _narrow
 from hypothesis import given
 from hypothesis import strategies as st
+from numba import njit
 from runtime_cases import HALVES, all_halves
 
 WIDTHS = {"float32": np.float32, "float64": np.float64}
@@ -30,10 +31,30 @@ class TestKeys:
         assert (keys[0] < keys[1], keys[0] == keys[1]) == (x[0] < x[1], x[0] == x[1])
 
     @pytest.mark.parametrize("name", FORMATS)
+    def test_of_both_zeros_are_zero(self, name):
+        zeros = np.array([0, np.iinfo(FORMATS[name].integer).min], FORMATS[name].integer)
+        assert FORMATS[name].keys(zeros).tolist() == [0, 0]
+
+    @pytest.mark.parametrize("name", FORMATS)
     def test_of_infinity_are_below_the_key_of_not_a_number(self, name):
         integer = FORMATS[name].integer
         infinity = FORMATS[name].keys(np.array([FORMATS[name].infinity], integer))
         assert infinity[0] == FORMATS[name].infinity < np.iinfo(integer).max
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_not_a_number_stays_one_whatever_its_lower_bits(name):
+    """Rounding adds to the bits of a number; those of a NaN must not carry into its sign."""
+
+    @njit
+    def narrow(values, result):
+        for i in range(values.size):
+            result[i] = _narrow(values[i], name)
+
+    words = np.array([0x7F80_0001, 0x7FFF_FFFF, 0xFF80_0001, 0xFFFF_FFFF, 0x7FC0_8000], np.uint32)
+    result = np.zeros(words.size, np.uint16)
+    narrow(words.view(np.float32), result)
+    assert torch.from_numpy(result.view(np.int16)).view(getattr(torch, name)).isnan().all()
 
 
 _IN_A_PROCESS = """
