@@ -90,8 +90,11 @@ def _exact_table(activation: Activation, K: int, kind: Kind, weight: Weight) -> 
     if not activation.step:
         return None
     kinks = np.asarray(activation.kinks)
-    fence = np.concatenate([kinks[:1] - 1, kinks, kinks[-1:] + 1])
-    values = evaluate_derivative(activation, 0.5 * (fence[1:] + fence[:-1]))
+    # At a kink f' has its value from the left, as a table has at a boundary.
+    last = np.nextafter(kinks[-1:], np.inf) if kinks.size else np.zeros(1)
+    values = evaluate_derivative(activation, np.concatenate([kinks, last]))
+    jumps = values[1:] != values[:-1]
+    kinks, values = kinks[jumps], values[np.append(True, jumps)]
     if kind == "interval":
         levels, codes = values, np.arange(values.size)
     else:

@@ -7,7 +7,17 @@ name (`SiLU`), the function (`silu`) and other fields' words (`swish`) all reach
 import difflib
 from collections.abc import Iterable
 
-ALIASES = {"swish": "silu", "gelu_erf": "gelu", "gelu_new": "gelu_tanh", "logistic": "sigmoid"}
+ALIASES = {
+    "swish": "silu",
+    "gelu_erf": "gelu",
+    "gelu_new": "gelu_tanh",
+    "logistic": "sigmoid",
+    "relu2": "squared_relu",
+    "relu_squared": "squared_relu",
+    "hswish": "hardswish",
+    "hsigmoid": "hardsigmoid",
+    "atan": "arctan",
+}
 
 
 def _key(name: str) -> str:

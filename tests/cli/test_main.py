@@ -86,7 +86,7 @@ def test_the_line_says_what_is_accepted(run, arguments, told):
 def test_bad_use_of_the_real_process(run_process):
     outcome = run_process("solve", "gleu")
     assert (outcome.status, outcome.out) == (2, "")
-    assert outcome.err == "fewbit: unknown activation 'gleu'; nearest: gelu, gelu_tanh\n"
+    assert outcome.err == "fewbit: unknown activation 'gleu'; nearest: gelu, elu, gelu_tanh\n"
 
 
 def test_version(run):

@@ -1,0 +1,71 @@
+"""What an activation is to the compiler: f, its derivative f', and where f' is not smooth.
+
+Tables have intervals closed on the right, so a kink is always the last double of the piece on its left. Where torch
+gives f'(k) the value from the right (relu6 at 6), the kink is therefore the double before k: `before(k)`.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...tables.errors import FewbitError
+
+Vector = NDArray[np.float64]
+Function = Callable[[Vector], Vector]
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A pointwise activation f: R → R.
+
+    Attributes:
+        name: canonical text that `parse_activation` reads back, such as ``softplus(beta=2)``; of a callable, what
+            it is called.
+        function: f, float64 to float64, elementwise.
+        derivative: f', float64 to float64, elementwise; at a kink its value from the left.
+        kinks: points where f' jumps or bends, increasing.
+        step: whether f' is constant between kinks, so that a finite table holds it exactly.
+        reach: beyond ±reach f' needs no fine grid: it is constant to a double's last digit, but for a jump at a
+            kink, or flat as a power of x is far out. Infinity where f' never comes to rest.
+    """
+
+    name: str
+    function: Function
+    derivative: Function
+    kinks: tuple[float, ...] = ()
+    step: bool = False
+    reach: float = 40.0  # e⁻⁴⁰ is less than half a last digit of 1
+
+
+def before(x: float) -> float:
+    """Return the last double below `x`."""
+    return math.nextafter(x, -math.inf)
+
+
+def after(x: float) -> float:
+    """Return the first double above `x`."""
+    return math.nextafter(x, math.inf)
+
+
+def finite(name: str, value: float) -> float:
+    """Return the parameter `name` as a float, or raise `FewbitError` if it is not finite."""
+    try:
+        value = float(value)
+    except OverflowError:
+        value = math.inf
+    if not math.isfinite(value):
+        raise FewbitError(f"{name} must be a finite number, not {value}")
+    return value + 0.0  # −0 is 0
+
+
+def bounded(x: Vector) -> Vector:
+    """Return `x` cut to ±10⁸, where f' has long come to rest: it keeps ∞·0 out of formulas."""
+    return np.clip(x, -1e8, 1e8)
+
+
+def over(reach: float, scale: float) -> float:
+    """Return `reach` / |`scale`|: how far f'(scale·x) reaches if f'(x) reaches `reach`."""
+    return reach / abs(scale) if abs(scale) > 1e-300 else math.inf

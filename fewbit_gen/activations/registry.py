@@ -1,0 +1,81 @@
+"""The activations that the compiler knows by name, and how their calls are read: "softplus(beta=2)"."""
+
+import ast
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from ...tables.errors import FewbitError, shown
+from ...tables.names import find_name, nearest_names
+from . import piecewise, smooth
+from .base import Activation
+from .names import call_text
+
+FAMILIES: dict[str, Callable[..., Activation]] = {
+    family.__name__: family for family in (*piecewise.FAMILIES, *smooth.FAMILIES)
+}
+ACCEPTED = (
+    "write a name, or a name with keyword numbers such as softplus(beta=2), or an expression such as x*sigmoid(2*x)"
+)
+
+
+def activation_name(family: str, **arguments: float) -> str:
+    """Return the canonical name of `family` called with `arguments`, defaults left out."""
+    return call_text(FAMILIES[family], **arguments)
+
+
+def named_activation(text: str) -> Activation:
+    """Return the family that `text` names or calls with keyword numbers.
+
+    Raises:
+        FewbitError: `text` names no family (the nearest are told) or gives it wrong arguments.
+    """
+    family, arguments = _parse_call(text)
+    return call_family(family, arguments)
+
+
+def call_family(family: str, arguments: dict[str, Any]) -> Activation:
+    """Return the activation of `family`, however that is spelled, with `arguments`; raises `FewbitError`."""
+    name = find_name(family, FAMILIES)
+    if name is None:
+        near = nearest_names(family, FAMILIES)
+        hint = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(FAMILIES)}, or any expression in x"
+        raise FewbitError(f"unknown activation {shown(family)}; {hint}")
+    accepted = inspect.signature(FAMILIES[name]).parameters
+    for argument in arguments:
+        if argument not in accepted:
+            takes = f"takes {', '.join(accepted)}" if accepted else "takes no arguments"
+            raise FewbitError(f"activation {name} {takes}, not {shown(argument)}")
+    missing = [p.name for p in accepted.values() if p.default is p.empty and p.name not in arguments]
+    if missing:
+        raise FewbitError(f"activation {name} needs {' and '.join(missing)}: {name}({'=…, '.join(missing)}=…)")
+    return FAMILIES[name](**arguments)
+
+
+def keyword_numbers(call: ast.Call) -> dict[str, float] | None:
+    """Return the keyword arguments of `call`, or None where one is not a number, or is given twice."""
+    arguments: dict[str, float] = {}
+    for keyword in call.keywords:
+        try:
+            value = ast.literal_eval(keyword.value)
+        except (ValueError, TypeError, RecursionError, MemoryError):
+            return None
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or keyword.arg is None or keyword.arg in arguments:  # **more, or the same twice
+            return None
+        arguments[keyword.arg] = value
+    return arguments
+
+
+def _parse_call(text: str) -> tuple[str, dict[str, float]]:
+    if "(" not in text:
+        return text.strip(), {}
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        call = None
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args:
+        arguments = keyword_numbers(call)
+        if arguments is not None:
+            return call.func.id, arguments
+    raise FewbitError(f"cannot read activation {shown(text)}; {ACCEPTED}")
