@@ -161,6 +161,24 @@ class TestProfile:
         kept = memory.profile(model[0], torch.zeros(2, 32))
         assert kept.total == 256, "saved-tensor hooks of the broken profile are still there"
 
+    def test_names_the_right_module_after_one_has_failed_and_been_passed_over(self):
+        class Failing(nn.Module):
+            def forward(self, x):
+                raise ZeroDivisionError
+
+        class Forgiving(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.failing = Failing()
+
+            def forward(self, x):
+                try:
+                    return self.failing(x)
+                except ZeroDivisionError:
+                    return x.sin()
+
+        assert memory.profile(Forgiving(), torch.zeros(5, requires_grad=True)).by_module() == {"": 20}
+
     def test_frees_everything_it_saw(self):
         seen = []
         model = mlp(fewbit.GELU())
