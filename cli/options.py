@@ -55,7 +55,9 @@ weight_option = click.option(
     metavar="SPEC",
     default=DEFAULT_WEIGHT,
     show_default=True,
-    help="What is believed of the inputs: uniform:A,B or normal:MEAN,DEVIATION.",
+    help="What is believed of the inputs: uniform:A,B, normal:MEAN,DEVIATION, laplace:MEAN,SCALE, a mixture such as "
+    "0.7*normal:0,1+0.3*laplace:1,2, or a FILE of samples (.npy .txt .csv, one number a line) or of a histogram "
+    "(.npz .json with edges and counts).",
 )
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")

@@ -184,7 +184,7 @@ class TestArguments:
             ({"kind": "best"}, "unknown kind 'best': use interval or shared"),
             ({"kind": None}, "unknown kind None: use interval or shared"),
             ({"weight": "uniform:1"}, "cannot read the weight 'uniform:1'; write uniform:A,B"),
-            ({"weight": 3}, "a weight is uniform:A,B .*, not 3"),
+            ({"weight": 3}, "a weight is uniform:A,B.*, not 3"),
             ({"activation": "gelou"}, "unknown activation 'gelou'; nearest: gelu"),
             ({"activation": 3}, r"an activation is a name such as gelu .*, not 3"),
             ({"activation": None}, r"an activation is a name such as gelu .*, not None"),
