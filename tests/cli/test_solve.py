@@ -2,8 +2,10 @@ import json
 import os
 
 import fewbit
+import numpy as np
 import pytest
 from fewbit.cli import solve as solve_module
+from fewbit.fewbit_gen import weights
 from fewbit.tables.exporters import SUFFIXES, export
 from fewbit.tables.json_format import table_from_dict, table_to_dict
 
@@ -150,3 +152,18 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_half(run, tmp_path, mon
     assert (outcome.status, outcome.err.split()) == (130, ["interrupted"])
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_weight_may_be_a_file(run, tmp_path):
+    x = np.random.default_rng(0).normal(size=1000)
+    np.save(tmp_path / "x.npy", x)
+    outcome = run("solve", "gelu", "--weight", tmp_path / "x.npy", "--json", "--plot", tmp_path / "gelu.svg")
+    assert json.loads(outcome.out) == table_to_dict(fewbit.solve("gelu", weight=weights.samples(x)))
+    assert json.loads(outcome.out)["weight"].startswith("histogram:")
+
+
+def test_a_file_that_holds_no_weight_is_told_in_one_line(run, tmp_path):
+    (tmp_path / "x.csv").write_text("1,2\n")
+    outcome = run("solve", "gelu", "--weight", tmp_path / "x.csv")
+    assert (outcome.status, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+    assert "x.csv': not one number a line: 2 on each" in outcome.err
