@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from ...tables.errors import FewbitError
+from ...tables.errors import FewbitError, shown
 from ...tables.names import number_text
 from .weight import FURTHEST, Weight
 
@@ -51,6 +51,8 @@ def _checked(family: str, first: float, second: float) -> tuple[float, float]:
         first, second = float(first), float(second)
     except OverflowError:
         first = second = math.inf
+    except (TypeError, ValueError):
+        raise FewbitError(f"a weight {family} takes two numbers, not {shown(first)} and {shown(second)}") from None
     if not (abs(first) <= FURTHEST and abs(second) <= FURTHEST):  # not so if one is NaN
         raise FewbitError(
             f"the weight {family}:{first:g},{second:g} is out of range; write {family}:A,B, numbers up to {FURTHEST:g}"

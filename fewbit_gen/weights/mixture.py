@@ -27,6 +27,9 @@ def mixture(*parts: tuple[float, Weight]) -> Weight:
     """
     if not 1 <= len(parts) <= MOST_PARTS:
         raise FewbitError(f"a mixture has 1 to {MOST_PARTS} parts, not {len(parts)}")
+    for part in parts:
+        if not (isinstance(part, tuple) and len(part) == 2 and isinstance(part[1], Weight)):
+            raise FewbitError(f"a part of a mixture is a pair of a share and a Weight, not {shown(part)}")
     shares = [_share(share) for share, _ in parts]
     weights = [weight for _, weight in parts]
     if any("*" in weight.spec for weight in weights):

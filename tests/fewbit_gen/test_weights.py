@@ -322,6 +322,9 @@ def test_refuses_what_is_no_histogram(edges, counts, message):
         ([(np.nan, weights.normal(0, 1))], "not nan"),
         ([(10**400, weights.normal(0, 1))], "not 1000"),
         ([(True, weights.normal(0, 1))], "not True"),
+        ([0.5], "a pair of a share and a Weight, not 0.5"),
+        ([(1, "normal:0,1")], "a pair of a share and a Weight, not \\(1, 'normal:0,1'\\)"),
+        ([(1, weights.normal(0, 1), 2)], "a pair of a share and a Weight"),
         ([(1, weights.mixture((1, weights.normal(0, 1))))], "cannot be a mixture"),
     ],
 )
@@ -349,6 +352,13 @@ HOSTILE_FILES = {
     "nan.json": (b'{"edges": [0, NaN], "counts": [1]}', "every edge must lie within"),
     "large.json": (b" " * 16_000_001, "larger than 16000000 bytes"),
 }
+
+
+@pytest.mark.parametrize("family", [weights.uniform, weights.normal, weights.laplace])
+@pytest.mark.parametrize(("first", "second"), [("a", 1), (None, 1), (0, [1]), (0, 10**400), (np.nan, 1), (1, -1)])
+def test_a_family_refuses_what_are_no_numbers_of_its_own(family, first, second):
+    with pytest.raises(FewbitError, match="weight"):
+        family(first, second)
 
 
 class TestFiles:
