@@ -25,6 +25,21 @@ class BitsList(click.ParamType):
         return tuple(sorted({check_bits(number) for number in numbers}))
 
 
+class Numbers(click.ParamType):
+    """Numbers such as ``0,3``: a tuple of floats, empty for an empty text."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        """Return the tuple, or fail with a line that says what is accepted."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(float(part) for part in value.split(",")) if value.strip() else ()
+        except ValueError:
+            self.fail(f"{value!r} is not a list of numbers such as 0,3", param, ctx)
+
+
 FILE = click.Path(path_type=Path)
 
 activation_argument = click.argument("activation")

@@ -10,7 +10,7 @@ from ..tables import Table
 from ..tables.exporters import write_export
 from ..tables.json_format import dumps, table_to_dict
 from .export import FORMATS, choose_format
-from .options import FILE, activation_argument, json_option, kind_option, weight_option
+from .options import FILE, Numbers, activation_argument, json_option, kind_option, weight_option
 from .text import table_text
 
 
@@ -27,6 +27,13 @@ from .text import table_text
     type=click.Choice(FORMATS),
     help="What FILE holds, if not what its name says.",
 )
+@click.option(
+    "--kinks",
+    type=Numbers(),
+    metavar="X,...",
+    default="",
+    help="Where the derivative jumps or bends, if that is not found.",
+)
 @json_option
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the derivative and its table: .png, .svg or .pdf.")
 def command(
@@ -37,12 +44,14 @@ def command(
     weight: str,
     output: Path | None,
     file_format: str | None,
+    kinks: tuple[float, ...],
     as_json: bool,
     plot: Path | None,
 ) -> None:
     """Solve for the best few-bit table of an activation's derivative.
 
-    ACTIVATION is a name such as gelu, or a name with numbers such as "softplus(beta=2)".
+    ACTIVATION is a name such as gelu, a name with numbers such as "softplus(beta=2)", or an expression in x
+    such as "x*sigmoid(1.702*x)".
 
     Example: fewbit solve gelu --bits 3 -o gelu.json --plot gelu.png
     """
@@ -53,7 +62,7 @@ def command(
 
         check_figure_path(plot)
     start = time.perf_counter()
-    act, w = parse_activation(activation), parse_weight(weight)
+    act, w = parse_activation(activation, kinks), parse_weight(weight)
     table = solve(act, bits=bits, levels=levels, kind=kind, weight=w)
     seconds = time.perf_counter() - start
     # Files first: a reader that closes the pipe early (`| head`) does not cost them.

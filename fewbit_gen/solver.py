@@ -3,12 +3,15 @@
 moments → exact solver (interval.py, shared.py) → refine → Table with its error and a lower bound
 """
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import numpy as np
 
 from ..tables import DEFAULT_WEIGHT, Kind, Table
 from ..tables.errors import FewbitError, shown
 from ..tables.table import MAX_LEVELS, check_bits, check_kind
-from .activations import Activation, parse_activation
+from .activations import Activation, as_activation
 from .certify import table_error
 from .crossings import nearest_level_table
 from .interval import interval_lower_bound, solve_interval
@@ -24,21 +27,27 @@ _SHARED_CELLS = 16384
 
 
 def solve(
-    activation: str | Activation,
+    activation: str | Activation | Callable[..., Any],
     bits: int | None = None,
     kind: str = "shared",
     weight: str | Weight = DEFAULT_WEIGHT,
     *,
     levels: int | None = None,
+    kinks: Sequence[float] = (),
+    derivative: Callable[..., Any] | None = None,
 ) -> Table:
     """Return the table of least error ∫ (f'(x) − q(x))² w(x) dx.
 
     Args:
-        activation: a name (``gelu``), a call (``softplus(beta=2)``) or an `Activation`.
+        activation: a name (``gelu``), a call (``softplus(beta=2)``), an expression (``x*sigmoid(1.702*x)``), an
+            `Activation`, or a callable: elementwise on float64 torch tensors and differentiable there or, with
+            `derivative`, on NumPy arrays.
         bits: 1 to 8, for 2^bits levels; 3 if neither this nor `levels` is given.
         kind: ``shared`` or ``interval`` (every interval has a level of its own, as in the paper).
         weight: ``uniform:A,B`` or ``normal:MEAN,DEVIATION``.
         levels: the number of levels K, 2 to 256, instead of `bits`.
+        kinks: points where f' jumps or bends, beside those that are known or found.
+        derivative: f' of a callable, elementwise on NumPy arrays, in place of torch's.
 
     A derivative that takes no more values than the table has levels (ReLU) gets its exact table, as small as
     it can be.
@@ -48,10 +57,8 @@ def solve(
     """
     K = _level_count(bits, levels)
     kind = check_kind(kind)
-    act = parse_activation(activation) if isinstance(activation, str) else activation
+    act = as_activation(activation, kinks, derivative)
     w = parse_weight(weight) if isinstance(weight, str) else weight
-    if not isinstance(act, Activation):
-        raise FewbitError(f"an activation is a name such as gelu or softplus(beta=2), not {shown(act)}")
     if not isinstance(w, Weight):
         raise FewbitError(f"a weight is {ACCEPTED}, not {shown(w)}")
     exact = _exact_table(act, K, kind, w)

@@ -167,3 +167,26 @@ def test_a_file_that_holds_no_weight_is_told_in_one_line(run, tmp_path):
     outcome = run("solve", "gelu", "--weight", tmp_path / "x.csv")
     assert (outcome.status, outcome.out, outcome.err.count("\n")) == (2, "", 1)
     assert "x.csv': not one number a line: 2 on each" in outcome.err
+
+
+def test_an_expression_is_an_activation(run):
+    outcome = run("solve", " x * sigmoid(1.702*x)", "--bits", "2", "--json")
+    assert json.loads(outcome.out) == table_to_dict(fewbit.solve("x*sigmoid(1.702*x)", bits=2))
+
+
+def test_an_expression_that_is_refused_is_told_in_one_line(run):
+    outcome = run("solve", "x.__class__")
+    assert (outcome.status, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+    assert outcome.err.startswith("fewbit: cannot take 'x.__class__' in an expression")
+
+
+def test_kinks_may_be_given(run):
+    text = "where((x-5.00390625)**2<2**-20,9,1)*x"
+    rows = run("solve", text, "--bits", "1", "--kinks", "5.0029296875, 5.0048828125").out.splitlines()[-3:]
+    assert [row.split()[-1] for row in rows] == ["1.000000", "9.000000", "1.000000"]
+
+
+@pytest.mark.parametrize("kinks", ["a", "1,", "1;2", "nan"])
+def test_kinks_that_are_no_numbers_are_wrong_use(run, kinks):
+    outcome = run("solve", "gelu", "--kinks", kinks)
+    assert (outcome.status, outcome.err.count("\n")) == (2, 1)

@@ -1,0 +1,110 @@
+"""An activation given as a Python callable: of NumPy arrays together with its derivative, or of torch tensors.
+
+torch differentiates the latter, in float64; it is imported only then.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+
+from ...tables.errors import FewbitError, shown
+from .base import Activation, Function, Vector
+from .kinks import from_the_left, is_step, jumps, reach_of
+
+# Where a callable is tried: its values at some of these points must be those it has when given them alone.
+_PROBE = np.linspace(-2, 2, 9)
+_ACCEPTED = "give a function of torch tensors, or with derivative= the function f' of NumPy arrays"
+
+
+def callable_activation(function: Callable[..., Any], derivative: Callable[..., Any] | None = None) -> Activation:
+    """Return the activation that `function` computes.
+
+    Args:
+        function: elementwise; of float64 torch tensors, and differentiable there, unless `derivative` is given.
+        derivative: f', elementwise, of float64 NumPy arrays.
+
+    Raises:
+        FewbitError: it fails, is not elementwise, or gives no real numbers.
+    """
+    name = _name(function)
+    if derivative is None:
+        value, slope = _by_torch(function, name)
+        checked = _checked(value, name)
+        slope = _checked(slope, f"the derivative of {name}")
+    else:
+        checked = _shielded(function, name)
+        slope = _checked(derivative, f"the derivative of {name}")
+    kinks = tuple(jumps(slope).tolist())
+    slope = from_the_left(slope, kinks)
+    return Activation(name, checked, slope, kinks, is_step(slope, kinks), reach_of(slope))
+
+
+def _name(function: object) -> str:
+    name = getattr(function, "__name__", type(function).__name__)
+    return name if isinstance(name, str) and name.isprintable() and 0 < len(name) <= 100 else "callable"
+
+
+def _checked(function: Callable[..., Any], name: str) -> Function:
+    """Return `function` shielded, tried first on a few points."""
+    shielded = _shielded(function, name)
+    whole, parts = shielded(_PROBE), np.concatenate([shielded(_PROBE[:4]), shielded(_PROBE[4:])])
+    if not np.allclose(whole, parts, rtol=1e-9, atol=1e-12, equal_nan=True):
+        raise FewbitError(f"{name} is not elementwise: what it is at one x depends on the others, or on chance")
+    return shielded
+
+
+def _shielded(function: Callable[..., Any], name: str) -> Function:
+    """Return `function` so that what it raises or wrongly returns is told in one line."""
+
+    def shielded(x: Vector) -> Vector:
+        flat = np.array(x, np.float64).ravel()  # a copy: the callable may write into it
+        if flat.size == 0:
+            return flat.reshape(np.shape(x))
+        try:
+            with np.errstate(all="ignore"):
+                value = np.asarray(function(flat))
+        except FewbitError:
+            raise
+        except Exception as error:
+            raise FewbitError(f"{name} fails: {_told(error)}; {_ACCEPTED}") from error
+        if value.shape != flat.shape:
+            raise FewbitError(f"{name} is not elementwise: of the shape {flat.shape} it makes {value.shape}")
+        if value.dtype.kind not in "fiu":
+            raise FewbitError(f"{name} must give real numbers, not {value.dtype}")
+        return value.astype(np.float64).reshape(np.shape(x))
+
+    return shielded
+
+
+def _by_torch(function: Callable[..., Any], name: str) -> tuple[Function, Function]:
+    """Return f and f' on NumPy arrays, by torch."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        raise FewbitError(f"to differentiate {name} takes PyTorch, which is not installed; {_ACCEPTED}") from None
+
+    if isinstance(function, torch.nn.Module):
+        function = deepcopy(function).double()  # its parameters may be of another type
+
+    def run(x: Vector, *, differentiate: bool) -> Vector:
+        with torch.enable_grad():
+            leaf = torch.from_numpy(x).requires_grad_()
+            # An identity that is no leaf, so that functions that work in place are taken too.
+            y = function(leaf * 1.0)
+            if not isinstance(y, torch.Tensor):
+                raise FewbitError(f"{name} makes of a torch tensor {shown(type(y).__name__)}; {_ACCEPTED}")
+            if y.is_complex() or y.shape != leaf.shape:
+                return y.detach().numpy()  # refused by who asked
+            if not y.requires_grad:
+                raise FewbitError(f"{name} cannot be differentiated by torch: its result does not know x; {_ACCEPTED}")
+            (slope,) = torch.autograd.grad(y.sum(), leaf)
+        return (slope if differentiate else y.detach()).numpy()
+
+    return lambda x: run(x, differentiate=False), lambda x: run(x, differentiate=True)
+
+
+def _told(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

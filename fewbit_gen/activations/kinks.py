@@ -1,0 +1,138 @@
+"""Where a derivative that nobody has analysed is not smooth, found by looking at it.
+
+    switched   the points where conditions such as u(x) > 0 change: of an expression, which says what its conditions are
+    jumps      the points where f' itself jumps: of a callable, of which nothing else is known
+    is_step    whether f' is constant between its kinks
+    reach_of   how far out f' has come to rest
+
+All look at the points of `grid` and then halve. What lies between two of its points and shows at neither stays
+unseen: that is what `--kinks` is for. Points are halved as the integers that order the doubles, so that 64 halvings
+part any two of them, those around 0 included.
+"""
+
+import math
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .base import Function, Vector, after, before
+
+# A function that bends for ever (abs(sin(x))) has its kinks nearest to 0.
+_MOST = 1000
+# A smaller jump, relative to f' nearby or to all of f', may be rounding.
+_SMALLEST_NEARBY, _SMALLEST = 1e-8, 1e-10
+
+
+@cache
+def grid() -> Vector:
+    """Return the points that are looked at: 0.01 apart up to ±100, then further and further apart up to ±10⁹."""
+    far = np.geomspace(100, 1e9, 1401)
+    near = np.geomspace(1e-12, 0.01, 101)
+    return np.unique(np.concatenate([-far, np.linspace(-100, 100, 20001), -near, near, far]))
+
+
+def switched(conditions: Callable[[Vector], NDArray[np.bool_]]) -> Vector:
+    """Return the last doubles before which a condition changes, increasing.
+
+    Args:
+        conditions: x (n,) to (conditions, n).
+    """
+    x = grid()
+    states = conditions(x)
+    which, cell = np.nonzero(states[:, 1:] != states[:, :-1])
+    nearest = np.argsort(np.abs(x[cell]), kind="stable")[:_MOST]
+    which, cell = which[nearest], cell[nearest]
+    was = states[which, cell]
+
+    a, b = _ordinal(x[cell]), _ordinal(x[cell + 1])
+    for _ in range(64):
+        middle = _between(a, b)
+        changed = conditions(_double(middle))[which, np.arange(which.size)] != was
+        a, b = np.where(changed, a, middle), np.where(changed, middle, b)
+    return np.unique(_double(a))
+
+
+@np.errstate(invalid="ignore")  # ∞ − ∞ is no jump
+def jumps(derivative: Function) -> Vector:
+    """Return the points where f' jumps, each the last double of the piece on its left, increasing."""
+    x = grid()
+    value = derivative(x)
+    size = np.maximum(np.abs(value[1:]), np.abs(value[:-1]))
+    step = np.abs(np.diff(value))
+    central = np.abs(value[(np.abs(x) <= 10) & np.isfinite(value)])
+    smallest = np.maximum(_SMALLEST_NEARBY * size, _SMALLEST * central.max(initial=0))
+    cell = np.flatnonzero(np.isfinite(step) & (step > smallest))
+    a, b, smallest = _ordinal(x[cell]), _ordinal(x[cell + 1]), smallest[cell]
+    at_a, at_b = value[cell], value[cell + 1]
+    for _ in range(64):
+        middle = _between(a, b)
+        at_middle = derivative(_double(middle))
+        left = np.abs(at_middle - at_a) >= np.abs(at_b - at_middle)  # the half in which f' moves more
+        a, at_a = np.where(left, a, middle), np.where(left, at_a, at_middle)
+        b, at_b = np.where(left, middle, b), np.where(left, at_middle, at_b)
+        jumping = np.abs(at_b - at_a) > smallest  # no longer so where f' is smooth
+        a, b, at_a, at_b, smallest = (row[jumping] for row in (a, b, at_a, at_b, smallest))
+    low, high = _double(a), _double(b)
+    # Eight neighbouring doubles each, the jump in their middle. Far out they are far apart: there a smooth f' steps as
+    # much between any two of them.
+    around = np.stack([_double(a + i) for i in range(-3, 5)])
+    steps = np.abs(np.diff(derivative(around), axis=0))
+    smallest = np.maximum(smallest, 8 * np.median(np.delete(steps, 3, axis=0), axis=0))
+    # f' may have a value of its own at the kink (torch's derivative of |x| at 0): then it jumps on both its sides.
+    kinks = np.where(steps[4] > smallest, high, low)[steps[3] > smallest]
+    return np.unique(kinks[np.argsort(np.abs(kinks), kind="stable")[:_MOST]])
+
+
+def settled(derivative: Function, kink: float) -> float:
+    """Return `kink`, or the double before it if f' has at `kink` the value from the right."""
+    left, at, right = derivative(np.array([before(kink), kink, after(kink)]))
+    return before(kink) if abs(at - right) < abs(at - left) else kink
+
+
+def from_the_left(derivative: Function, kinks: tuple[float, ...]) -> Function:
+    """Return f' with its value from the left at `kinks`, whatever `derivative` gives there."""
+    at = np.asarray(kinks)
+    return lambda x: derivative(np.where(np.isin(x, at), np.nextafter(x, -np.inf), x))
+
+
+def is_step(derivative: Function, kinks: tuple[float, ...]) -> bool:
+    """Tell whether f' is constant between `kinks`, to the last bit."""
+    x = np.concatenate([grid(), kinks])
+    value = derivative(x)
+    piece = np.searchsorted(np.asarray(kinks), x, side="left")
+    _, first = np.unique(piece, return_index=True)
+    of_piece = np.full(piece.max() + 1, np.nan)
+    of_piece[piece[first]] = value[first]
+    return bool((value == of_piece[piece]).all())
+
+
+def reach_of(derivative: Function) -> float:
+    """Return how far out f' has come to rest: to its last digit or, if that is beyond 1000, to four digits."""
+    x = grid()
+    value = derivative(x)
+    if not np.isfinite(value).all():
+        return math.inf
+    size = np.abs(value[np.abs(x) <= 100]).max()
+    for tolerance in (2.0**-53, 1e-4):
+        restless = np.flatnonzero(np.abs(value - np.where(x < 0, value[0], value[-1])) > tolerance * size)
+        reach = max(1.0, np.abs(x[restless]).max(initial=0.0) + 0.01)
+        if reach <= 1000:
+            return reach
+    return math.inf
+
+
+def _ordinal(x: Vector) -> NDArray[np.int64]:
+    """Return integers in the order of the doubles, neighbours one apart."""
+    magnitude = np.abs(x).view(np.int64)
+    return np.where(x < 0, -magnitude, magnitude)
+
+
+def _double(ordinal: NDArray[np.int64]) -> Vector:
+    return np.copysign(np.abs(ordinal).view(np.float64), ordinal)
+
+
+def _between(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the middles of [a, b], rounded down; a + b may be no int64."""
+    return (a >> 1) + (b >> 1) + (a & b & 1)
