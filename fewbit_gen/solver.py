@@ -85,6 +85,11 @@ def _solve(activation: Activation, K: int, kind: Kind, weight: Weight) -> Table:
         moments = Moments.of(activation, weight, _SHARED_CELLS, order=4)
         clusters = solve_shared(moments, K)
         boundaries, codes = nearest_level_table(moments, clusters.levels)
+        if boundaries.size > _SHARED_CELLS // 2:  # it oscillates faster than the grid can follow
+            raise FewbitError(
+                f"the derivative of {activation.name} passes between its levels {boundaries.size} times "
+                f"under {weight.spec}, more than can be solved; give a narrower weight or fewer levels"
+            )
         bound = shared_lower_bound(moments, clusters.error)
     codes = _compact(codes)
     refined = refine(moments, boundaries, codes)

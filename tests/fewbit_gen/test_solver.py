@@ -141,6 +141,10 @@ class TestDomain:
         assert np.all((low < table.boundaries) & (table.boundaries < high))
         assert 0 <= table.lower_bound <= table.error
 
+    def test_what_oscillates_too_often_is_refused(self):
+        with pytest.raises(FewbitError, match=r"the derivative of sin passes between its levels \d+ times under"):
+            solve("sin", weight="uniform:-1e6,1e6")
+
     def test_the_normalisation_of_a_weight_scales_the_error_alone(self):
         one, two = solve("silu", bits=2, weight="normal:0,1"), solve("silu", bits=2, weight="normal:0,2")
         assert one.error != two.error
