@@ -16,13 +16,21 @@ _HALVINGS = 70
 
 
 def nearest_level_table(moments: Moments, levels: Vector) -> tuple[Vector, NDArray[np.int64]]:
-    """Return boundaries and codes of the table that takes the nearest of `levels` all over the domain.
+    """Return boundaries and codes of the table that takes the nearest of `levels` everywhere on the grid's domain.
 
     Args:
         moments: the problem; its grid must be fine enough that f' crosses no threshold twice within a cell.
         levels: centred, strictly increasing.
     """
-    thresholds = 0.5 * (levels[1:] + levels[:-1])
+    return cut_by_values(moments, 0.5 * (levels[1:] + levels[:-1]))
+
+
+def cut_by_values(moments: Moments, thresholds: Vector) -> tuple[Vector, NDArray[np.int64]]:
+    """Return where centred f' crosses `thresholds`, increasing, and between which of them it lies in each piece.
+
+    Returns:
+        points (m − 1,) and codes (m,): in piece i, thresholds[codes[i] − 1] < g ≤ thresholds[codes[i]].
+    """
     # Each cell's two ends, taken from inside the cell: at a kink they differ from the neighbour's.
     left = np.nextafter(moments.edges[:-1], np.inf)
     right = moments.edges[1:]

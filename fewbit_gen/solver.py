@@ -15,6 +15,7 @@ from .activations import Activation, as_activation
 from .certify import table_error
 from .crossings import nearest_level_table
 from .interval import interval_lower_bound, solve_interval
+from .lower_bound import table_lower_bound
 from .moments import Moments, evaluate_derivative
 from .refine import refine
 from .shared import shared_lower_bound, solve_shared
@@ -24,6 +25,8 @@ from .weights import ACCEPTED, Weight, parse_weight
 # bottom. `shared` takes O(nK log n) and its lower bound tightens with the grid.
 _INTERVAL_CELLS = 4096
 _SHARED_CELLS = 16384
+# Up to here a certificate to 1e-6 takes a second or two; beyond, one pass over the solver's own grid must do.
+_CERTIFIED_LEVELS = 32
 
 
 def solve(
@@ -94,7 +97,10 @@ def _solve(activation: Activation, K: int, kind: Kind, weight: Weight) -> Table:
     codes = _compact(codes)
     refined = refine(moments, boundaries, codes)
     table = Table(activation.name, kind, weight.spec, refined.boundaries, codes, refined.levels, 0.0)
-    return _with_error(table, table_error(table, activation, weight), bound)
+    error = table_error(table, activation, weight)
+    if K <= _CERTIFIED_LEVELS:
+        bound = max(bound, table_lower_bound(moments, kind, K, error))
+    return _with_error(table, error, bound)
 
 
 def _exact_table(activation: Activation, K: int, kind: Kind, weight: Weight) -> Table | None:
