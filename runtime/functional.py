@@ -79,10 +79,14 @@ def apply(x: Tensor, function: str, parameters: tuple[float, ...], key: str, inp
     overwrite = forward.inplace if inplace else None
     if not (x.requires_grad and torch.is_grad_enabled()):
         return (overwrite or forward.call)(x, *parameters)
+    if torch.compiler.is_compiling():
+        # The compiler keeps the order of strides, which says nothing about an expanded tensor. It decides about memory
+        # too; what it saves for the backward pass is what the op returns.
+        source = x.clone() if 0 in x.stride() else x
+        y = ops.activation(source, function, parameters, key)[0]
+        return y if overwrite is None else x.copy_(y)
     if overwrite is None:
         return ops.activation(x, function, parameters, key)[0]
-    if torch.compiler.is_compiling():  # the compiler decides about memory; what it keeps is what the op returns
-        return x.copy_(ops.activation(x, function, parameters, key)[0])
     ops.check_dtype(x, function)
     if x._base is not None and x._base.is_leaf and x._base.requires_grad:  # torch 2.6 lets a custom function do it
         raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")

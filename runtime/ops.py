@@ -23,15 +23,18 @@ from .prepared import DTYPES, table_of
 
 NAMESPACE = "fewbit"
 
+# Codes lie in the memory order that was seen while tracing, so the compiler must keep it; torch 2.6 has to be told.
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+
 _library = torch.library.Library(NAMESPACE, "DEF")
 _library.define(
     "activation(Tensor x, str function, float[] parameters, str table) -> (Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag,),
+    tags=_TAGS,
 )
-_library.define("encode(Tensor x, str table) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+_library.define("encode(Tensor x, str table) -> Tensor", tags=_TAGS)
 _library.define(
     "multiply(Tensor grad, Tensor packed, str table, SymInt[] stride) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
+    tags=_TAGS,
 )
 
 activation = torch.ops.fewbit.activation.default

@@ -1,6 +1,7 @@
 import copy
 import io
 import pickle
+import shutil
 import subprocess
 import sys
 
@@ -254,6 +255,28 @@ class TestCompiled:
             assert torch.equal(y, expected)
             assert torch.equal(*(torch.autograd.grad(z.sum(), x)[0] for z in (y, expected)))
         assert counter.frame_count == 1
+
+    @pytest.mark.skipif(shutil.which("g++") is None, reason="the default backend needs a C++ compiler")
+    def test_the_default_backend_keeps_the_layouts_that_the_codes_lie_in(self):
+        """It may lay out what it computes itself as it likes, and codes of another order are wrong gradients."""
+        activation = fewbit.GELU()
+
+        def layouts(x):
+            x = x * 1
+            yield x.permute(2, 0, 1)
+            yield x.permute(2, 0, 1)[1:]
+            yield x[:, :1].expand(5, 4, 8).transpose(0, 2)
+            yield x.unsqueeze(0).to(memory_format=torch.channels_last)[:, 1:]
+            yield (x[:, 0, :5] @ x[:, 1, 3:]).t()
+
+        def f(x):
+            return sum((activation(y) * torch.arange(y.numel()).view(y.shape)).sum() for y in layouts(x))
+
+        x = torch.randn(5, 3, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+        with torch._inductor.config.patch(force_disable_caches=True):
+            compiled = torch.autograd.grad(torch.compile(f, fullgraph=True, dynamic=True)(x), x)[0]
+        # A few roundings of 2^-53 in another order; a wrong code moves a term by a hundredth.
+        torch.testing.assert_close(compiled, torch.autograd.grad(f(x), x)[0], rtol=1e-12, atol=1e-10)
 
     def test_without_a_gradient_is_torchs(self):
         module = fewbit.Tanh()
