@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from .kernels import BLOCK, FORMATS, LINEAR_LIMIT, encode_kernel, multiply_kerne
 
 # Below this a second thread costs more than it saves.
 _BLOCKS_PER_THREAD = 128
+_PARTS_PER_THREAD = 8
 
 
 def forward(x: Tensor, function: Forward, parameters: Sequence[float]) -> Tensor:
@@ -96,15 +98,26 @@ def _run(kernel: Callable[..., None], arguments: tuple[Any, ...], n: int) -> Non
     if threads == 1:
         kernel(*arguments, 0, blocks)
         return
-    cuts = [blocks * i // threads for i in range(threads + 1)]
+    # Many parts, taken as threads come free: the threads of torch's last operation spin for a while and hold a core,
+    # and a thread of ours that has to wait for it must not keep the others waiting.
+    parts = threads * _PARTS_PER_THREAD
+    cuts = [blocks * i // parts for i in range(parts + 1)]
+    ranges = iter(list(pairwise(cuts)))
+
+    def work() -> None:
+        for begin, end in ranges:  # one iterator for all threads: each part goes to one of them
+            kernel(*arguments, begin, end)
+
     pool = _pool(os.getpid(), threads - 1)
-    others = [pool.submit(kernel, *arguments, cuts[i], cuts[i + 1]) for i in range(1, threads)]
+    others = [pool.submit(work) for _ in range(threads - 1)]
     try:
-        kernel(*arguments, cuts[0], cuts[1])
+        work()
     finally:
-        wait(others)  # they write into the caller's memory: never leave before they end
+        # One that has not begun has nothing left to do; one that has writes into the caller's memory: wait for it.
+        wait([other for other in others if not other.cancel()])
     for other in others:
-        other.result()
+        if not other.cancelled():
+            other.result()
 
 
 @cache
