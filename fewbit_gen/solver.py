@@ -38,6 +38,7 @@ def solve(
     levels: int | None = None,
     kinks: Sequence[float] = (),
     derivative: Callable[..., Any] | None = None,
+    certify: bool = True,
 ) -> Table:
     """Return the table of least error ∫ (f'(x) − q(x))² w(x) dx.
 
@@ -51,6 +52,7 @@ def solve(
         levels: the number of levels K, 2 to 256, instead of `bits`.
         kinks: points where f' jumps or bends, beside those that are known or found.
         derivative: f' of a callable, elementwise on NumPy arrays, in place of torch's.
+        certify: prove up to 32 levels best to a millionth, which can take seconds; else `lower_bound` is rough.
 
     A derivative that takes no more values than the table has levels (ReLU) gets its exact table, as small as
     it can be.
@@ -65,7 +67,7 @@ def solve(
     if not isinstance(w, Weight):
         raise FewbitError(f"a weight is {ACCEPTED}, not {shown(w)}")
     exact = _exact_table(act, K, kind, w)
-    return exact if exact is not None else _solve(act, K, kind, w)
+    return exact if exact is not None else _solve(act, K, kind, w, certify)
 
 
 def _level_count(bits: int | None, levels: int | None) -> int:
@@ -78,7 +80,7 @@ def _level_count(bits: int | None, levels: int | None) -> int:
     return int(levels)
 
 
-def _solve(activation: Activation, K: int, kind: Kind, weight: Weight) -> Table:
+def _solve(activation: Activation, K: int, kind: Kind, weight: Weight, certify: bool) -> Table:
     if kind == "interval":
         moments = Moments.of(activation, weight, _INTERVAL_CELLS)
         boundaries = solve_interval(moments, K)
@@ -98,7 +100,7 @@ def _solve(activation: Activation, K: int, kind: Kind, weight: Weight) -> Table:
     refined = refine(moments, boundaries, codes)
     table = Table(activation.name, kind, weight.spec, refined.boundaries, codes, refined.levels, 0.0)
     error = table_error(table, activation, weight)
-    if K <= _CERTIFIED_LEVELS:
+    if certify and K <= _CERTIFIED_LEVELS:
         bound = max(bound, table_lower_bound(moments, kind, K, error))
     return _with_error(table, error, bound)
 

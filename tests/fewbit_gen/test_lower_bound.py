@@ -78,3 +78,10 @@ def test_a_table_that_is_not_the_best_is_not_certified_as_such(kind, worse, monk
 def test_nothing_is_claimed_of_a_constant_derivative(kind):
     table = solve("gelu", bits=2, kind=kind, weight="normal:100,1")
     assert table.lower_bound == table.error == 0
+
+
+@pytest.mark.parametrize("kind", ["interval", "shared"])
+def test_without_a_certificate_the_table_is_the_same_and_the_bound_rough(kind):
+    proven, rough = (solve("silu", bits=3, kind=kind, certify=certify) for certify in (True, False))
+    assert rough.key == proven.key
+    assert rough.lower_bound < proven.lower_bound <= proven.error == rough.error
