@@ -10,6 +10,7 @@ Codes lie in the memory order of the output; `stride` carries that order to the 
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,48 +43,30 @@ encode = torch.ops.fewbit.encode.default
 multiply = torch.ops.fewbit.multiply.default
 
 
-# ---- every device: plain torch ---------------------------------------------------------------------------------------
+# ---- devices: plain torch serves any, Numba the CPU ------------------------------------------------------------------
 
 
-def _activation(x: Tensor, function: str, parameters: Sequence[float], table: str) -> tuple[Tensor, Tensor]:
+def _activation(
+    x: Tensor, function: str, parameters: Sequence[float], table: str, *, backend: Any = reference
+) -> tuple[Tensor, Tensor]:
     check_dtype(x, function)
-    y = forward_of(function).call(x, *parameters)  # of x as it lies: torch rounds differently on other layouts
-    return y, reference.encode(with_stride(x, y.stride()), table)
+    y = backend.forward(x, forward_of(function), parameters)  # of x as it lies: torch rounds differently elsewhere
+    return y, backend.encode(with_stride(x, y.stride()), table)
 
 
-def _encode(x: Tensor, table: str) -> Tensor:
+def _encode(x: Tensor, table: str, *, backend: Any = reference) -> Tensor:
     check_dtype(x, "encode")
-    return reference.encode(as_dense(x), table)
+    return backend.encode(as_dense(x), table)
 
 
-def _multiply(grad: Tensor, packed: Tensor, table: str, stride: Sequence[int]) -> Tensor:
-    return reference.multiply(with_stride(grad, stride), packed, table)
+def _multiply(grad: Tensor, packed: Tensor, table: str, stride: Sequence[int], *, backend: Any = reference) -> Tensor:
+    return backend.multiply(with_stride(grad, stride), packed, table)
 
 
-# ---- the CPU: Numba --------------------------------------------------------------------------------------------------
-
-
-def _activation_cpu(x: Tensor, function: str, parameters: Sequence[float], table: str) -> tuple[Tensor, Tensor]:
-    check_dtype(x, function)
-    y = cpu.forward(x, forward_of(function), parameters)
-    return y, cpu.encode(with_stride(x, y.stride()), table)
-
-
-def _encode_cpu(x: Tensor, table: str) -> Tensor:
-    check_dtype(x, "encode")
-    return cpu.encode(as_dense(x), table)
-
-
-def _multiply_cpu(grad: Tensor, packed: Tensor, table: str, stride: Sequence[int]) -> Tensor:
-    return cpu.multiply(with_stride(grad, stride), packed, table)
-
-
-_library.impl("activation", _activation, "CompositeExplicitAutograd")
-_library.impl("encode", _encode, "CompositeExplicitAutograd")
-_library.impl("multiply", _multiply, "CompositeExplicitAutograd")
-_library.impl("activation", _activation_cpu, "CPU")
-_library.impl("encode", _encode_cpu, "CPU")
-_library.impl("multiply", _multiply_cpu, "CPU")
+for _backend, _key in ((reference, "CompositeExplicitAutograd"), (cpu, "CPU")):
+    _library.impl("activation", partial(_activation, backend=_backend), _key)
+    _library.impl("encode", partial(_encode, backend=_backend), _key)
+    _library.impl("multiply", partial(_multiply, backend=_backend), _key)
 
 
 # ---- shapes alone ----------------------------------------------------------------------------------------------------
