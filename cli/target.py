@@ -1,0 +1,84 @@
+"""A TARGET on the command line, `package.module:function` or `file.py:function`: code of the user's for a command."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from functools import reduce
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..tables import FewbitError
+from ..tables.names import nearest_names
+
+FORMS = "package.module:function or file.py:function"
+
+
+def load_target(text: str) -> Callable[..., Any]:
+    """Return the function that `text` names; importing its module or running its file is a part of that.
+
+    Imports from there see what they would see under ``python file.py`` or ``python -m package.module``: the folder of
+    the file, or the current one, is put first on ``sys.path`` and stays there, since the function may import later.
+
+    Args:
+        text: ``package.module:function`` or ``file.py:function``; the function may be dotted (``Class.method``).
+
+    Raises:
+        FewbitError: the text has another form, there is no such file, module or function, the module fails while it
+            is imported, or the name is not that of something that can be called.
+    """
+    place, colon, name = text.rpartition(":")
+    if not (colon and place and all(part.isidentifier() for part in name.split("."))):
+        raise FewbitError(f"{text!r} is not of the form {FORMS}")
+    module = _run_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    try:
+        found = reduce(getattr, name.split("."), module)
+    except AttributeError:
+        near = nearest_names(name, [key for key, value in vars(module).items() if callable(value)])
+        hint = f"; nearest: {', '.join(near)}" if near else ""
+        raise FewbitError(f"{place} has no {name!r}{hint}") from None
+    if not callable(found):
+        raise FewbitError(f"{text} is not a function but of type {type(found).__name__}")
+    return found
+
+
+def _run_file(path: Path) -> ModuleType:
+    """Return the module that the file makes, under a name of its own that hides no installed module."""
+    if not path.is_file():
+        raise FewbitError(f"there is no file {path}")
+    name = f"fewbit_target_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader  # the suffix .py has a loader
+    module = importlib.util.module_from_spec(spec)
+    _search_first(path.resolve().parent)
+    sys.modules[name] = module  # dataclasses and pickle look a class up there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise FewbitError(f"{path} failed when it was run: {_in_words(error)}") from error
+    return module
+
+
+def _import_module(name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise FewbitError(f"{name!r} is not the name of a module; a TARGET is {FORMS}")
+    _search_first(Path.cwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            raise FewbitError(f"there is no module {error.name!r} here or among the installed ones") from None
+        raise FewbitError(f"{name} failed when it was imported: {_in_words(error)}") from error
+    except Exception as error:
+        raise FewbitError(f"{name} failed when it was imported: {_in_words(error)}") from error
+
+
+def _search_first(folder: Path) -> None:
+    if sys.path[:1] != [str(folder)]:
+        sys.path.insert(0, str(folder))
+
+
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
