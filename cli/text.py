@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..tables import Table
+from ..tables.names import counted
 
 
 def table_text(table: Table, seconds: float | None = None) -> str:
@@ -25,14 +26,14 @@ def list_text(tables: Sequence[Table]) -> str:
     for table in tables:
         row = errors.setdefault((table.activation, table.kind, table.weight), {})
         row[table.bits] = f"{table.error:.6f}" if table.error else "exact"
-    head = ("activation", "kind", "weight", *(_count(b, "bit") for b in bits))
+    head = ("activation", "kind", "weight", *(counted(b, "bit") for b in bits))
     body = [(*what, *(row.get(b, "") for b in bits)) for what, row in errors.items()]
     return "\n".join(columns([head, *body], left=3))
 
 
 def _heading(table: Table, seconds: float | None) -> list[str]:
     K = table.levels.size
-    shape = f"{_count(table.bits, 'bit')}, {_count(K, 'level')}, {_count(table.codes.size, 'interval')}"
+    shape = f"{counted(table.bits, 'bit')}, {counted(K, 'level')}, {counted(table.codes.size, 'interval')}"
     lines = [
         f"{table.activation}: {shape}, kind {table.kind}, weight {table.weight}",
         f"error        {table.error:.9g}" + ("  (exact)" if table.error == 0 else ""),
@@ -80,7 +81,3 @@ def columns(rows: Sequence[Sequence[str]], left: int) -> Iterable[str]:
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         yield "  ".join(cells).rstrip()
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

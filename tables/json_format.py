@@ -7,6 +7,7 @@ from typing import Any
 
 from .errors import FewbitError, shown
 from .files import atomic_write, reason
+from .names import counted
 from .table import Table
 
 FORMAT = 1
@@ -51,7 +52,8 @@ def table_from_dict(data: object, source: str = "table") -> Table:
     except FewbitError as error:
         raise FewbitError(f"{source}: {error}") from None
     if "bits" in data and not _is_int(data["bits"], table.bits):
-        raise FewbitError(f"{source}: {table.levels.size} levels take {table.bits} bits, not {shown(data['bits'])}")
+        size = f"a table of {counted(table.levels.size, 'level')} takes {counted(table.bits, 'bit')}"
+        raise FewbitError(f"{source}: {size}, not {shown(data['bits'])}")
     return table
 
 

@@ -1,10 +1,11 @@
-"""How activations are called: one canonical name each, and the spellings people use for it.
+"""How activations, numbers and weights are spelled: one canonical text each, and what people write for it.
 
-Canonical names are those of `torch.nn.functional`. Case, `_` and `-` do not matter, so that the class
+Canonical names of activations are those of `torch.nn.functional`. Case, `_` and `-` do not matter, so that the class
 name (`SiLU`), the function (`silu`) and other fields' words (`swish`) all reach the same table.
 """
 
 import difflib
+import re
 from collections.abc import Iterable
 
 ALIASES = {
@@ -18,6 +19,8 @@ ALIASES = {
     "hsigmoid": "hardsigmoid",
     "atan": "arctan",
 }
+# A sign belongs to a number unless a number stands before it, as in 0.7*normal:0,1+0.3*laplace:1,2.
+_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?(?![\w.])")
 
 
 def _key(name: str) -> str:
@@ -27,6 +30,22 @@ def _key(name: str) -> str:
 def number_text(value: float) -> str:
     """Return the shortest text that reads back to `value`, as canonical names spell it: 2, 0.1, 1e-05."""
     return repr(float(value) + 0.0).removesuffix(".0")  # −0 is 0
+
+
+def weight_text(spec: str) -> str:
+    """Return the text of a weight with its numbers as canonical weights spell them; whether it is one is not asked.
+
+    >>> weight_text("Uniform: -10.0, 1e1")
+    'uniform:-10,10'
+    """
+    text = "".join(spec.split()).lower()
+    # A measured weight is named by a digest of what it holds, in which digits are no number.
+    return spec if text.startswith("histogram:") else _NUMBER.sub(lambda number: number_text(float(number[0])), text)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return ``1 bit``, ``2 bits``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def find_name(name: str, known: Iterable[str]) -> str | None:

@@ -3,12 +3,13 @@
 `fewbit tables build` writes them with the compiler; nothing here computes a table.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 from .errors import FewbitError, shown
 from .json_format import read_json, table_from_dict
-from .names import find_name, nearest_names
+from .names import counted, find_name, nearest_names, weight_text
 from .table import Table, check_bits, check_kind
 
 DATA = Path(__file__).parent / "data"
@@ -47,7 +48,7 @@ def load_table(activation: str, bits: int = 3, kind: str = "shared", *, weight: 
         activation: a name such as ``gelu``; case and underscores do not matter.
         bits: 1 to 8. Where fewer bits hold the derivative exactly (ReLU), that table is returned.
         kind: ``shared`` or ``interval``.
-        weight: the weight it was solved for.
+        weight: the weight it was solved for; ``uniform:-10.0,1e1`` is ``uniform:-10,10``.
 
     Raises:
         FewbitError: there is no such table; the message says which there are.
@@ -60,14 +61,26 @@ def load_table(activation: str, bits: int = 3, kind: str = "shared", *, weight: 
             f"no shipped table for {shown(activation)}; "
             + _suggest(activation, nearest_names(activation, shipped_activations()))
         )
-    table = find_table(name, bits, kind, weight)
+    if not isinstance(weight, str):
+        raise FewbitError(f"a shipped table is found by the text of its weight, such as {DEFAULT_WEIGHT}")
+    table = find_table(name, bits, kind, weight_text(weight))
     if table is None:
-        have = sorted({f"{t.bits} bits {t.kind} {t.weight}" for t in shipped_tables(name)})
         raise FewbitError(
-            f"no shipped table for {name} at {bits} bits, {kind}, {weight} "
-            f"(shipped: {', '.join(have)}); fewbit.solve makes any other"
+            f"no shipped table for {name} at {counted(bits, 'bit')}, {kind}, {shown(weight)} "
+            f"(shipped: {_inventory(shipped_tables(name))}); fewbit.solve makes any other"
         )
     return table
+
+
+def _inventory(tables: Sequence[Table]) -> str:
+    """Return which bits there are of every kind and weight: ``shared uniform:-10,10 in 1, 2, 3 bits; …``."""
+    bits: dict[tuple[str, str], list[int]] = {}
+    for table in tables:
+        bits.setdefault((table.kind, table.weight), []).append(table.bits)
+    return "; ".join(
+        f"{kind} {weight} in {', '.join(map(str, sorted(have)))} bit{'s' if have != [1] else ''}"
+        for (kind, weight), have in bits.items()
+    )
 
 
 def _suggest(name: str, near: list[str]) -> str:

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .errors import FewbitError, shown
+from .names import counted
 
 Kind = Literal["interval", "shared"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -173,7 +174,7 @@ class Table:
 
     def __repr__(self) -> str:
         return (
-            f"Table({self.activation}, {self.bits} bits, {self.levels.size} levels, {self.kind}, "
+            f"Table({self.activation}, {counted(self.bits, 'bit')}, {counted(self.levels.size, 'level')}, {self.kind}, "
             f"{self.weight}, error {self.error:.6g})"
         )
 

@@ -1,7 +1,8 @@
 import math
 
 import pytest
-from fewbit.tables.names import find_name, nearest_names, number_text
+from fewbit.fewbit_gen import parse_weight
+from fewbit.tables.names import counted, find_name, nearest_names, number_text, weight_text
 from hypothesis import given
 from strategies import finite
 
@@ -59,3 +60,28 @@ def test_numbers_are_written_short(value, text):
 def test_numbers_read_back_to_the_same_bits(value):
     assert math.copysign(1, float(number_text(value))) == math.copysign(1, value) or value == 0
     assert float(number_text(value)) == value
+
+
+SPELLINGS = [
+    "uniform:-10.0,1e1",
+    " Uniform : -10 , +10.",
+    "normal:0.0,1",
+    "NORMAL:-.5,2.50e-1",
+    "laplace:-0,1E+1",
+    "0.70*normal:0,1.0+0.3*laplace:1,2",
+    "1e+5*normal:-1,1 + 2.5e0 * uniform:-1,+.5",
+]
+
+
+@pytest.mark.parametrize("spec", SPELLINGS)
+def test_a_weight_is_spelled_as_the_compiler_spells_it(spec):
+    assert weight_text(spec) == parse_weight(spec).spec
+
+
+def test_a_measured_weight_is_named_by_its_content():
+    spec = "histogram:200 bins,0123456789012345"
+    assert weight_text(spec) == spec
+
+
+def test_one_is_no_plural():
+    assert [counted(n, "bit") for n in (0, 1, 2)] == ["0 bits", "1 bit", "2 bits"]

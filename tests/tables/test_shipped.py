@@ -27,6 +27,11 @@ def test_spellings_are_understood():
     assert load_table("Swish", bits=2) is load_table("SiLU", bits=2)
 
 
+@pytest.mark.parametrize("weight", ["uniform:-10.0,10", "Uniform: -1e1, +10.00", " uniform:-10,10 "])
+def test_a_weight_is_known_however_its_numbers_are_written(weight):
+    assert load_table("gelu", weight=weight) is load_table("gelu")
+
+
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_relu_has_its_exact_table_whatever_the_bits(bits):
     table = load_table("relu", bits=bits)
@@ -46,7 +51,9 @@ def test_no_table_is_shipped_twice():
         ({"activation": "xyzzy"}, r"no shipped table for 'xyzzy'; shipped: .*gelu, .*tanh"),
         ({"activation": "x" * 10_000}, r"no shipped table for 'x{50,80}….*gelu"),
         ({"activation": "gelu", "bits": 8}, r"no shipped table for gelu at 8 bits, .*fewbit\.solve makes any"),
-        ({"activation": "gelu", "weight": "normal:0,1"}, r"shipped: .*3 bits shared uniform:-10,10"),
+        ({"activation": "gelu", "weight": "laplace:0,1"}, r"\(shipped: .*shared uniform:-10,10 in 1, 2, 3, .* bits"),
+        ({"activation": "gelu", "weight": "laplace:0,1", "bits": 1}, "no shipped table for gelu at 1 bit, shared"),
+        ({"activation": "gelu", "weight": None}, r"by the text of its weight, such as uniform:-10,10"),
         ({"activation": "gelu", "bits": 0}, "bits must be a whole number from 1 to 8, not 0"),
         ({"activation": "gelu", "bits": 9}, "bits must be a whole number from 1 to 8, not 9"),
         ({"activation": "gelu", "bits": True}, "bits must be a whole number from 1 to 8, not True"),
