@@ -48,6 +48,11 @@ bits_option = click.option(
     "--bits", type=int, metavar="N", default=3, show_default=True, help="Bits per element, 1 to 8."
 )
 
+# Where there is --levels too, the default comes from the solver: it tells that both were given.
+bits_or_levels_option = click.option("--bits", type=int, metavar="N", help="Bits per element, 1 to 8.  [default: 3]")
+
+levels_option = click.option("--levels", type=int, metavar="K", help="Number of levels, 2 to 256, in place of --bits.")
+
 bits_list_option = click.option(
     "--bits",
     type=BitsList(),
@@ -73,6 +78,14 @@ weight_option = click.option(
     help="What is believed of the inputs: uniform:A,B, normal:MEAN,DEVIATION, laplace:MEAN,SCALE, a mixture such as "
     "0.7*normal:0,1+0.3*laplace:1,2, or a FILE of samples (.npy .txt .csv, one number a line) or of a histogram "
     "(.npz .json with edges and counts).",
+)
+
+kinks_option = click.option(
+    "--kinks",
+    type=Numbers(),
+    metavar="X,...",
+    default="",
+    help="Where the derivative jumps or bends, if that is not found.",
 )
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")

@@ -6,18 +6,27 @@ from pathlib import Path
 import click
 
 from ..fewbit_gen import Activation, Weight, parse_activation, parse_weight, solve
-from ..tables import Table
+from ..tables import FewbitError, Table
 from ..tables.exporters import write_export
 from ..tables.json_format import dumps, table_to_dict
 from .export import FORMATS, choose_format
-from .options import FILE, Numbers, activation_argument, json_option, kind_option, weight_option
+from .options import (
+    FILE,
+    activation_argument,
+    bits_or_levels_option,
+    json_option,
+    kind_option,
+    kinks_option,
+    levels_option,
+    weight_option,
+)
 from .text import table_text
 
 
 @click.command("solve")
 @activation_argument
-@click.option("--bits", type=int, metavar="N", help="Bits per element, 1 to 8.  [default: 3]")
-@click.option("--levels", type=int, metavar="K", help="Number of levels, 2 to 256, in place of --bits.")
+@bits_or_levels_option
+@levels_option
 @kind_option
 @weight_option
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="Write it: .json .npz .csv .py .h.")
@@ -27,13 +36,7 @@ from .text import table_text
     type=click.Choice(FORMATS),
     help="What FILE holds, if not what its name says.",
 )
-@click.option(
-    "--kinks",
-    type=Numbers(),
-    metavar="X,...",
-    default="",
-    help="Where the derivative jumps or bends, if that is not found.",
-)
+@kinks_option
 @json_option
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the derivative and its table: .png, .svg or .pdf.")
 def command(
@@ -57,6 +60,8 @@ def command(
     """
     if output or file_format:
         file_format = choose_format(output, file_format)
+    if file_format and not output:
+        raise FewbitError("--format says what a file holds: name the file with -o")
     if plot:
         from ..plots import check_figure_path  # matplotlib is loaded only for a picture
 

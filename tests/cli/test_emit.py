@@ -1,9 +1,12 @@
+import json
 import os
 
 import fewbit
 import pytest
 from fewbit.cli import emit as emit_module
+from fewbit.fewbit_gen import weights
 from fewbit.tables.exporters import EXPORTERS, SUFFIXES, export
+from fewbit.tables.json_format import table_from_dict
 
 
 @pytest.mark.parametrize("target", [name for name in EXPORTERS if name != "npz"])
@@ -33,6 +36,8 @@ def test_what_is_shipped_is_not_solved(run, monkeypatch):
         ["gelu", "--kind", "interval"],
         ["relu", "--bits", "8"],
         ["tanh", "--weight=uniform:-10,1e1"],
+        ["gelu", "--levels", "16"],
+        ["silu", "--kinks", "1,2"],
     ):
         assert run("emit", *options, "--target", "json").status == 0
 
@@ -45,11 +50,36 @@ def test_what_is_shipped_is_not_solved(run, monkeypatch):
             ["gelu", "--bits", "2", "--kind", "interval", "--weight", "normal:0,2"],
             ("gelu", 2, "interval", "normal:0,2"),
         ),
+        (["x*sigmoid(2*x)", "--bits", "1"], ("x*sigmoid(2*x)", 1)),
+        (
+            ["tanh", "--bits", "2", "--weight", "0.70*normal:0,1+0.3*laplace:1,2.0"],
+            ("tanh", 2, "shared", "0.7*normal:0,1+0.3*laplace:1,2"),
+        ),
     ],
-    ids=["activation", "weight"],
+    ids=["activation", "weight", "expression", "mixture"],
 )
 def test_what_is_not_shipped_is_solved(run, options, arguments):
     assert run("emit", *options, "--target", "csv").out == export(fewbit.solve(*arguments), "csv").decode()
+
+
+@pytest.mark.parametrize("option", ["--target", "--format"])
+def test_any_number_of_levels(run, option):
+    outcome = run("emit", "gelu", "--levels", "5", option, "json")
+    assert outcome.out == export(fewbit.solve("gelu", levels=5), "json").decode()
+
+
+def test_the_weight_may_be_a_file(run, tmp_path):
+    counts = {"edges": [-2.0, 0.0, 1.0, 3.0], "counts": [1, 5, 2]}
+    (tmp_path / "x.json").write_text(json.dumps(counts))
+    outcome = run("emit", "gelu", "--bits", "1", "--weight", tmp_path / "x.json", "--target", "json")
+    table = table_from_dict(json.loads(outcome.out))
+    assert table == fewbit.solve("gelu", bits=1, weight=weights.histogram(**counts))
+
+
+def test_kinks_may_be_given(run):
+    text = "where((x-5.00390625)**2<2**-20,9,1)*x"
+    outcome = run("emit", text, "--bits", "1", "--kinks", "5.0029296875,5.0048828125", "--target", "csv")
+    assert [row.split(",")[-1] for row in outcome.out.splitlines()[1:]] == ["1.0", "9.0", "1.0"]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +100,9 @@ def test_what_is_not_shipped_is_solved(run, options, arguments):
         (["gelu", "-o", "missing/gelu.h"], "cannot write missing/gelu.h: there is no folder"),
         (["gelou", "--target", "c"], "unknown activation 'gelou'; nearest: gelu"),
         (["relu", "--target", "c", "--bits", "9"], "bits must be a whole number from 1 to 8, not 9"),
+        (["gelu", "--target", "c", "--bits", "3", "--levels", "8"], "give bits or levels, not both"),
+        (["gelu", "--target", "c", "--levels", "257"], "levels must be a whole number from 2 to 256, not 257"),
+        (["gelu", "--target", "c", "--kinks", "a"], "'a' is not a list of numbers"),
         (["gelu", "--target", "c", "--weight", "cauchy:0,1"], "cannot read the weight 'cauchy:0,1'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -107,6 +107,7 @@ def test_plot_draws_a_picture(run, tmp_path):
         ["-o", "table"],
         ["-o", "table.h", "--format", "cuda"],
         ["--format", "cuda"],
+        ["--format", "c"],
         ["--plot", "missing/plot.png"],
         ["--plot", "plot.gif"],
         ["-o", "fine.json", "--plot", "missing/plot.png"],
