@@ -1,0 +1,202 @@
+"""Which activation a module is: torch.nn's classes and those that `transformers` and `timm` define.
+
+Neither package is imported: a class is known by the path of its module and its name. A subclass is what its parent
+is, unless it brings a `forward` of its own.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ..tables.names import number_text
+
+__all__ = ["Recognised", "recognise", "why_left"]
+
+
+Arguments = tuple[tuple[str, float | str], ...]
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """What a module computes.
+
+    Attributes:
+        name: the class of torch.nn (and of fewbit) that stands for it, such as ``GELU``; for what torch has not, a
+            name of the same style: ``QuickGELU``.
+        arguments: those of the class `name`, without `inplace`; of torch's classes all of them.
+        activation: what the compiler calls it: ``gelu_tanh``, ``softplus(beta=2)``, or an expression in x.
+        inplace: whether its input is overwritten.
+        fused: whether it calls torch's function of this name, so that ``name(**arguments)`` gives the same bits.
+            A formula written in several torch calls rounds differently.
+    """
+
+    name: str
+    arguments: Arguments
+    activation: str
+    inplace: bool = False
+    fused: bool = True
+
+
+Rule = Callable[[Any], Recognised]
+_Verdict = Rule | str  # how to read a module of the class, or why it is left alone
+
+
+def recognise(module: nn.Module) -> Recognised | None:
+    """Return which activation `module` is, or None if it is none that few bits can stand for (see `why_left`)."""
+    verdict = _verdict(module)
+    return None if verdict is None or isinstance(verdict, str) else verdict(module)
+
+
+def why_left(module: nn.Module) -> str | None:
+    """Return why `module`, an activation of some kind, has no few-bit form; None for any other module."""
+    verdict = _verdict(module)
+    return verdict if isinstance(verdict, str) else None
+
+
+def _verdict(module: nn.Module) -> _Verdict | None:
+    classes = type(module).__mro__
+    for i, cls in enumerate(classes):
+        verdict = _CLASSES.get((cls.__module__, cls.__qualname__))
+        if verdict is None:
+            continue
+        if isinstance(verdict, str):
+            return verdict
+        if any("forward" in vars(c) or "__call__" in vars(c) for c in classes[:i]):
+            return f"its class brings a forward of its own, not that of {cls.__name__}"
+        if "forward" in vars(module):
+            return "its forward was replaced on the instance"
+        return verdict
+    return None
+
+
+# ---- how modules of each class are read ------------------------------------------------------------------------------
+
+
+def _call_text(family: str, arguments: Mapping[str, float], defaults: Mapping[str, float]) -> str:
+    """Return the compiler's name: ``softplus(beta=2)``, arguments that have their default left out."""
+    given = [f"{k}={number_text(v)}" for k, v in arguments.items() if k not in defaults or v != defaults[k]]
+    return f"{family}({','.join(given)})" if given else family
+
+
+def _torch(name: str, family: str, defaults: Mapping[str, float] | None = None) -> Rule:
+    """Return the rule of a class of torch.nn; `defaults` are the numbers it takes, NaN where it has no default."""
+    defaults = defaults or {}
+
+    def rule(module: Any) -> Recognised:
+        arguments = {k: getattr(module, k) for k in defaults}
+        text = _call_text(family, arguments, defaults)
+        return Recognised(name, tuple(arguments.items()), text, bool(getattr(module, "inplace", False)))
+
+    return rule
+
+
+def _gelu(module: Any) -> Recognised:
+    activation = "gelu_tanh" if module.approximate == "tanh" else "gelu"
+    return Recognised("GELU", (("approximate", module.approximate),), activation)
+
+
+def _fixed(name: str, activation: str, arguments: Arguments = (), *, fused: bool = True) -> Rule:
+    """Return the rule of a class whose function does not depend on the module, but for `inplace`."""
+
+    def rule(module: Any) -> Recognised:
+        # In place, timm calls what torch.nn has no module for (x.sigmoid_()), or a chain of such calls.
+        inplace = bool(getattr(module, "inplace", False))
+        return Recognised(name, arguments, activation, inplace, fused and not inplace)
+
+    return rule
+
+
+def _formula(name: str, activation: str, arguments: Arguments = ()) -> Rule:
+    return _fixed(name, activation, arguments, fused=False)
+
+
+def _held(name: str, activation: str, arguments: Arguments = ()) -> Rule:
+    """Return the rule of a class of `transformers` that keeps in `act` either torch's function or its own formula."""
+    by_torch, by_formula = _fixed(name, activation, arguments), _formula(name, activation, arguments)
+
+    def rule(module: Any) -> Recognised:
+        own = getattr(getattr(module, "act", None), "__self__", None) is module  # a bound method: the formula
+        return (by_formula if own else by_torch)(module)
+
+    return rule
+
+
+_AS_ERF: Arguments = (("approximate", "none"),)
+_AS_TANH: Arguments = (("approximate", "tanh"),)
+_HARD_MISH = "0.5*x*clip(x+2,0,2)"
+
+_TORCH: dict[str, _Verdict] = {
+    "Threshold": _torch("Threshold", "threshold", {"threshold": math.nan, "value": math.nan}),
+    "ReLU": _torch("ReLU", "relu"),
+    "ReLU6": _torch("ReLU6", "relu6"),
+    "Hardtanh": _torch("Hardtanh", "hardtanh", {"min_val": -1.0, "max_val": 1.0}),
+    "Sigmoid": _torch("Sigmoid", "sigmoid"),
+    "Hardsigmoid": _torch("Hardsigmoid", "hardsigmoid"),
+    "Tanh": _torch("Tanh", "tanh"),
+    "SiLU": _torch("SiLU", "silu"),
+    "Mish": _torch("Mish", "mish"),
+    "Hardswish": _torch("Hardswish", "hardswish"),
+    "ELU": _torch("ELU", "elu", {"alpha": 1.0}),
+    "CELU": _torch("CELU", "celu", {"alpha": 1.0}),
+    "SELU": _torch("SELU", "selu"),
+    "GELU": _gelu,
+    "Hardshrink": _torch("Hardshrink", "hardshrink", {"lambd": 0.5}),
+    "LeakyReLU": _torch("LeakyReLU", "leaky_relu", {"negative_slope": 0.01}),
+    "LogSigmoid": _torch("LogSigmoid", "logsigmoid"),
+    "Softplus": _torch("Softplus", "softplus", {"beta": 1.0, "threshold": 20.0}),
+    "Softshrink": _torch("Softshrink", "softshrink", {"lambd": 0.5}),
+    "Softsign": _torch("Softsign", "softsign"),
+    "Tanhshrink": _torch("Tanhshrink", "tanhshrink"),
+    "PReLU": "its slope is learned, and the slope's gradient needs the input",
+    "RReLU": "its slopes are drawn at random in training",
+    "GLU": "one half of its input gates the other: it is not pointwise",
+    **dict.fromkeys(("Softmax", "Softmin", "Softmax2d", "LogSoftmax"), "it is not pointwise"),
+}
+
+_TRANSFORMERS: dict[str, _Verdict] = {
+    "GELUActivation": _held("GELU", "gelu", _AS_ERF),
+    "NewGELUActivation": _formula("GELU", "gelu_tanh", _AS_TANH),
+    "FastGELUActivation": _formula("GELU", "gelu_tanh", _AS_TANH),
+    "AccurateGELUActivation": _formula("GELU", "gelu_tanh", _AS_TANH),
+    "GELUTanh": _held("GELU", "gelu_tanh", _AS_TANH),
+    "PytorchGELUTanh": _fixed("GELU", "gelu_tanh", _AS_TANH),
+    "QuickGELUActivation": _formula("QuickGELU", "quick_gelu"),
+    "SiLUActivation": _fixed("SiLU", "silu"),
+    "MishActivation": _held("Mish", "mish"),
+    "ReLUSquaredActivation": _formula("SquaredReLU", "squared_relu"),
+    "SqrtSoftplusActivation": _formula("SqrtSoftplus", "sqrt(softplus(x))"),
+    # With the μ and σ that its forward has for defaults; nothing in the package passes others.
+    "LaplaceActivation": _formula("Laplace", "0.5*(1+erf((x-0.707107)/(0.282095*sqrt(2))))"),
+    "LinearActivation": "it is the identity, which keeps nothing",
+    "ClippedGELUActivation": "it is GELU cut to a range, whose derivative is another",
+    "XIELUActivation": "its two parameters are learned, and their gradients need the input",
+}
+
+_TIMM: dict[str, _Verdict] = {
+    **{f"Swish{variant}": _formula("SiLU", "silu") for variant in ("", "Jit", "Me")},
+    **{f"Mish{variant}": _formula("Mish", "mish") for variant in ("", "Jit", "Me")},
+    **{f"HardSwish{variant}": _formula("Hardswish", "hardswish") for variant in ("", "Jit", "Me")},
+    **{f"HardSigmoid{variant}": _formula("Hardsigmoid", "hardsigmoid") for variant in ("", "Jit", "Me")},
+    **{f"HardMish{variant}": _formula("HardMish", _HARD_MISH) for variant in ("", "Jit", "Me")},
+    "Sigmoid": _fixed("Sigmoid", "sigmoid"),
+    "Tanh": _fixed("Tanh", "tanh"),
+    "GELU": _fixed("GELU", "gelu", _AS_ERF),
+    "GELUTanh": _fixed("GELU", "gelu_tanh", _AS_TANH),
+    "QuickGELU": _formula("QuickGELU", "quick_gelu"),
+    "PReLU": "its slope is learned, and the slope's gradient needs the input",
+}
+
+_TIMM_MODULES = tuple(
+    f"timm.{package}.activations{variant}" for package in ("layers", "models.layers") for variant in ("", "_jit", "_me")
+)
+
+_CLASSES: dict[tuple[str, str], _Verdict] = {
+    **{("torch.nn.modules.activation", name): verdict for name, verdict in _TORCH.items()},
+    **{("transformers.activations", name): verdict for name, verdict in _TRANSFORMERS.items()},
+    **{(module, name): verdict for module in _TIMM_MODULES for name, verdict in _TIMM.items()},
+    # Its formula in evaluation and in training, there with a derivative of its own, is that of the tanh form.
+    ("transformers.models.bloom.modeling_bloom", "BloomGelu"): _formula("GELU", "gelu_tanh", _AS_TANH),
+}

@@ -1,0 +1,226 @@
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from fewbit.fewbit_gen.activations import parse_activation
+from fewbit.runtime.recognition import Recognised, recognise, why_left
+from torch import nn
+from torch.nn import functional as F
+
+
+def define(package, name, forward, base=nn.Module, **members):
+    """A class that says it was defined as `name` in the module `package`."""
+    return type(name, (base,), {"__module__": package, "forward": forward, **members})
+
+
+TORCH = [
+    (nn.Threshold(0.5, -1.0), (("threshold", 0.5), ("value", -1.0)), "threshold(threshold=0.5,value=-1)"),
+    (nn.ReLU(), (), "relu"),
+    (nn.ReLU(inplace=True), (), "relu"),
+    (nn.ReLU6(), (), "relu6"),
+    (nn.Hardtanh(), (("min_val", -1.0), ("max_val", 1.0)), "hardtanh"),
+    (nn.Hardtanh(0, 2.5, inplace=True), (("min_val", 0), ("max_val", 2.5)), "hardtanh(min_val=0,max_val=2.5)"),
+    (nn.Sigmoid(), (), "sigmoid"),
+    (nn.Hardsigmoid(), (), "hardsigmoid"),
+    (nn.Tanh(), (), "tanh"),
+    (nn.SiLU(inplace=True), (), "silu"),
+    (nn.Mish(), (), "mish"),
+    (nn.Hardswish(), (), "hardswish"),
+    (nn.ELU(), (("alpha", 1.0),), "elu"),
+    (nn.ELU(2, inplace=True), (("alpha", 2),), "elu(alpha=2)"),
+    (nn.CELU(0.3), (("alpha", 0.3),), "celu(alpha=0.3)"),
+    (nn.SELU(), (), "selu"),
+    (nn.GELU(), (("approximate", "none"),), "gelu"),
+    (nn.GELU("tanh"), (("approximate", "tanh"),), "gelu_tanh"),
+    (nn.Hardshrink(), (("lambd", 0.5),), "hardshrink"),
+    (nn.LeakyReLU(0.2), (("negative_slope", 0.2),), "leaky_relu(negative_slope=0.2)"),
+    (nn.LogSigmoid(), (), "logsigmoid"),
+    (nn.Softplus(), (("beta", 1.0), ("threshold", 20.0)), "softplus"),
+    (nn.Softplus(beta=2), (("beta", 2), ("threshold", 20.0)), "softplus(beta=2)"),
+    (nn.Softshrink(1), (("lambd", 1),), "softshrink(lambd=1)"),
+    (nn.Softsign(), (), "softsign"),
+    (nn.Tanhshrink(), (), "tanhshrink"),
+]
+
+
+@pytest.mark.parametrize(("module", "arguments", "activation"), TORCH, ids=str)
+def test_torchs_classes_are_read_with_their_arguments(module, arguments, activation):
+    found = recognise(module)
+    inplace = getattr(module, "inplace", False)
+    assert found == Recognised(type(module).__name__, arguments, activation, inplace, fused=True)
+    again = getattr(nn, found.name)(**dict(found.arguments))
+    x = torch.linspace(-4, 4, 101)
+    assert torch.equal(again(x), module(x.clone()))
+    assert why_left(module) is None
+
+
+def assert_is_the_compilers(module, activation):
+    """The compiler reads `activation` back, as the function that the module computes."""
+    compiled = parse_activation(activation)
+    assert compiled.name == activation
+    x = torch.linspace(-5, 5, 101, dtype=torch.float64)
+    torch.testing.assert_close(torch.from_numpy(compiled.function(x.numpy())), module(x.clone()), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("module", "arguments", "activation"), TORCH, ids=str)
+def test_the_compiler_knows_what_is_recognised(module, arguments, activation):
+    assert_is_the_compilers(module, activation)
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("gelu", ("GELU", "gelu", True)),
+        ("gelu_fast", ("GELU", "gelu_tanh", False)),
+        ("gelu_new", ("GELU", "gelu_tanh", False)),
+        ("gelu_python", ("GELU", "gelu", False)),
+        ("gelu_pytorch_tanh", ("GELU", "gelu_tanh", True)),
+        ("gelu_python_tanh", ("GELU", "gelu_tanh", False)),
+        ("gelu_accurate", ("GELU", "gelu_tanh", False)),
+        ("hardswish", ("Hardswish", "hardswish", True)),
+        ("laplace", ("Laplace", "0.5*(1+erf((x-0.707107)/(0.282095*sqrt(2))))", False)),
+        ("leaky_relu", ("LeakyReLU", "leaky_relu", True)),
+        ("mish", ("Mish", "mish", True)),
+        ("quick_gelu", ("QuickGELU", "quick_gelu", False)),
+        ("relu", ("ReLU", "relu", True)),
+        ("relu2", ("SquaredReLU", "squared_relu", False)),
+        ("relu6", ("ReLU6", "relu6", True)),
+        ("sigmoid", ("Sigmoid", "sigmoid", True)),
+        ("silu", ("SiLU", "silu", True)),
+        ("sqrtsoftplus", ("SqrtSoftplus", "sqrt(softplus(x))", False)),
+        ("swish", ("SiLU", "silu", True)),
+        ("tanh", ("Tanh", "tanh", True)),
+    ],
+)
+def test_those_of_transformers(key, expected):
+    activations = pytest.importorskip("transformers.activations")
+    if key not in activations.ACT2FN:
+        pytest.skip(f"this transformers has no {key}")
+    module = activations.ACT2FN[key]
+    found = recognise(module)
+    assert (found.name, found.activation, found.fused) == expected
+    assert_is_the_compilers(module, found.activation)
+    if found.fused:
+        x = torch.linspace(-5, 5, 1001)
+        assert torch.equal(getattr(nn, found.name)(**dict(found.arguments))(x), module(x))
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [("gelu_10", "cut to a range"), ("linear", "the identity"), ("prelu", "learned"), ("xielu", "learned")],
+)
+def test_those_of_transformers_that_are_left(key, why):
+    activations = pytest.importorskip("transformers.activations")
+    module = activations.ACT2FN[key]
+    assert recognise(module) is None
+    assert why in why_left(module)
+
+
+def test_every_activation_of_transformers_is_recognised_or_left_for_a_reason():
+    activations = pytest.importorskip("transformers.activations")
+    for key in activations.ACT2CLS:
+        module = activations.ACT2FN[key]
+        assert (recognise(module) is None) == (why_left(module) is not None), key
+
+
+TIMM = [
+    ("Swish", lambda self, x: x.mul(x.sigmoid()), ("SiLU", "silu", False)),
+    ("Mish", lambda self, x: x.mul(F.softplus(x).tanh()), ("Mish", "mish", False)),
+    ("Sigmoid", lambda self, x: x.sigmoid(), ("Sigmoid", "sigmoid", True)),
+    ("Tanh", lambda self, x: x.tanh(), ("Tanh", "tanh", True)),
+    ("HardSwish", lambda self, x: x.mul(F.relu6(x + 3.0).div_(6.0)), ("Hardswish", "hardswish", False)),
+    ("HardSigmoid", lambda self, x: F.relu6(x + 3.0) / 6.0, ("Hardsigmoid", "hardsigmoid", False)),
+    ("HardMish", lambda self, x: 0.5 * x * (x + 2).clamp(0, 2), ("HardMish", "0.5*x*clip(x+2,0,2)", False)),
+    ("GELU", lambda self, x: F.gelu(x), ("GELU", "gelu", True)),
+    ("GELUTanh", lambda self, x: F.gelu(x, approximate="tanh"), ("GELU", "gelu_tanh", True)),
+    ("QuickGELU", lambda self, x: x * torch.sigmoid(1.702 * x), ("QuickGELU", "quick_gelu", False)),
+]
+
+
+@pytest.mark.parametrize("package", ["timm.layers.activations", "timm.models.layers.activations"])
+@pytest.mark.parametrize(("name", "forward", "expected"), TIMM, ids=[row[0] for row in TIMM])
+def test_those_of_timm(package, name, forward, expected):
+    module = define(package, name, forward)()
+    found = recognise(module)
+    assert (found.name, found.activation, found.fused) == expected
+    assert_is_the_compilers(module, found.activation)
+
+
+def test_in_place_sigmoid_of_timm_is_not_torchs_module():
+    module = define("timm.layers.activations", "Sigmoid", lambda self, x: x.sigmoid_())()
+    module.inplace = True
+    assert recognise(module) == Recognised("Sigmoid", (), "sigmoid", inplace=True, fused=False)
+
+
+def test_prelu_of_timm_is_left():
+    module = define("timm.layers.activations", "PReLU", lambda self, x: x, base=nn.PReLU)()
+    assert recognise(module) is None
+    assert "learned" in why_left(module)
+
+
+def test_a_subclass_is_its_parent_unless_it_has_a_forward():
+    class Same(nn.GELU):
+        tag = 1
+
+    class Grandchild(Same):
+        pass
+
+    class Other(nn.GELU):
+        def forward(self, input):
+            return super().forward(input) + 1
+
+    class Wrapped(nn.GELU):
+        def __call__(self, input):
+            return -super().__call__(input)
+
+    assert recognise(Same("tanh")) == recognise(Grandchild("tanh")) == recognise(nn.GELU("tanh"))
+    for cls in (Other, Wrapped):
+        assert recognise(cls()) is None
+        assert why_left(cls()) == "its class brings a forward of its own, not that of GELU"
+
+
+def test_a_replaced_forward_is_left():
+    module = nn.GELU()
+    module.forward = lambda x: x
+    assert recognise(module) is None
+    assert why_left(module) == "its forward was replaced on the instance"
+
+
+@pytest.mark.parametrize(
+    "module",
+    [nn.PReLU(), nn.RReLU(), nn.GLU(), nn.Softmax(0), nn.Softmin(0), nn.Softmax2d(), nn.LogSoftmax(0)],
+    ids=str,
+)
+def test_what_few_bits_cannot_stand_for_is_left(module):
+    assert recognise(module) is None
+    assert why_left(module)
+
+
+@pytest.mark.parametrize(
+    "module", [nn.Linear(2, 2), nn.Dropout(), nn.Identity(), nn.Sequential(nn.ReLU()), nn.LSTM(2, 2)]
+)
+def test_what_is_no_activation_is_none_and_without_a_reason(module):
+    assert recognise(module) is None
+    assert why_left(module) is None
+
+
+def test_names_like_torchs_in_other_places_are_nothing():
+    assert recognise(define("somewhere.else", "GELU", lambda self, x: x)()) is None
+
+
+def test_neither_package_is_imported():
+    script = """
+import sys, torch
+from fewbit.runtime.recognition import recognise
+assert recognise(torch.nn.GELU()).activation == "gelu"
+assert not {"transformers", "timm"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_numbers_that_are_odd_have_canonical_names():
+    assert recognise(nn.Softplus(beta=1e-5)).activation == "softplus(beta=1e-05)"
+    assert recognise(nn.LeakyReLU(-0.0)).activation == "leaky_relu(negative_slope=0)"
+    assert recognise(nn.ELU(math.pi)).activation == "elu(alpha=3.141592653589793)"
