@@ -6,6 +6,8 @@ import subprocess
 
 import numpy as np
 import pytest
+from fewbit.fewbit_gen import solve
+from fewbit.fewbit_gen.activations import FAMILIES
 from fewbit.tables import Table
 from fewbit.tables.exporters.c_header import c_header, c_name
 from hypothesis import HealthCheck, given, settings
@@ -84,6 +86,14 @@ def check(folder, language, tables):
 @pytest.mark.parametrize("language", COMPILERS)
 def test_gives_what_the_table_gives(tmp_path, language):
     check(tmp_path, language, list({c_name(table): table for table in TABLES.values()}.values()))
+
+
+def test_every_activation_at_8_bits_gives_what_its_table_gives(tmp_path):
+    """The largest tables there are: 256 levels, shared by up to 1,600 intervals (sin)."""
+    names = [name if name != "threshold" else "threshold(threshold=1,value=0)" for name in FAMILIES]
+    solved = [solve(name, bits=8, certify=False) for name in names]
+    assert max(table.codes.size for table in solved) > 1000
+    check(tmp_path, "C99", solved)
 
 
 @settings(max_examples=4, suppress_health_check=list(HealthCheck))
