@@ -16,26 +16,47 @@ if TYPE_CHECKING:
     from .fewbit_gen import solve as solve
     from .runtime import functional as functional
     from .runtime import memory as memory
+    from .runtime.modules import CELU as CELU
+    from .runtime.modules import ELU as ELU
     from .runtime.modules import GELU as GELU
     from .runtime.modules import SELU as SELU
+    from .runtime.modules import Hardshrink as Hardshrink
+    from .runtime.modules import Hardsigmoid as Hardsigmoid
+    from .runtime.modules import Hardswish as Hardswish
+    from .runtime.modules import Hardtanh as Hardtanh
+    from .runtime.modules import LeakyReLU as LeakyReLU
+    from .runtime.modules import LogSigmoid as LogSigmoid
+    from .runtime.modules import Mish as Mish
+    from .runtime.modules import QuickGELU as QuickGELU
     from .runtime.modules import ReLU as ReLU
+    from .runtime.modules import ReLU6 as ReLU6
     from .runtime.modules import Sigmoid as Sigmoid
     from .runtime.modules import SiLU as SiLU
     from .runtime.modules import Softplus as Softplus
+    from .runtime.modules import Softshrink as Softshrink
+    from .runtime.modules import Softsign as Softsign
+    from .runtime.modules import SquaredReLU as SquaredReLU
     from .runtime.modules import Tanh as Tanh
+    from .runtime.modules import Tanhshrink as Tanhshrink
+    from .runtime.modules import Threshold as Threshold
     from .tables import FewbitError as FewbitError
     from .tables import Table as Table
     from .tables import load_table as load_table
 
 __version__ = "0.1.0"
 
+_MODULES = (
+    *("CELU", "ELU", "GELU", "SELU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyReLU", "LogSigmoid"),
+    *("Mish", "QuickGELU", "ReLU", "ReLU6", "SiLU", "Sigmoid", "Softplus", "Softshrink", "Softsign", "SquaredReLU"),
+    *("Tanh", "Tanhshrink", "Threshold"),
+)
 # Public name -> the module that defines it.
 _HOMES = {
     "solve": ".fewbit_gen",
     "FewbitError": ".tables",
     "Table": ".tables",
     "load_table": ".tables",
-    **dict.fromkeys(("GELU", "SELU", "ReLU", "SiLU", "Sigmoid", "Softplus", "Tanh"), ".runtime.modules"),
+    **dict.fromkeys(_MODULES, ".runtime.modules"),
 }
 # Public submodule -> the module that it is. They can be imported (`from fewbit.functional import gelu`)
 # although they live in `runtime`.

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from ..tables import FewbitError, Table
 from . import modules
 
-ACTIVATIONS = modules.__all__
+# Those that torch.nn has too, by arguments that all have defaults.
+ACTIVATIONS = [name for name in modules.MODULES if hasattr(nn, name) and name != "Threshold"]
 PASSES = ("forward", "backward", "both")
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.bfloat16, torch.float16, torch.float64)}
 # What a call costs shows on a tensor that takes no time; the yardstick is 1,000 elements.

@@ -3,25 +3,106 @@
 Forward they are torch's own functions, bit for bit. For the backward pass they keep ⌈n/8⌉·bits bytes instead of x, and
 the gradient is multiplied by the table's level instead of f'(x) (Few-bit Backward, Listing 1). Where no gradient is
 asked for, they are torch's functions and keep nothing.
+
+Where f' takes two values (relu, relu6, leaky_relu, hardtanh, hardsigmoid, hardshrink, softshrink, threshold) one bit
+holds it exactly, whatever `bits` allows: the gradient is torch's own, at the kinks too. (Of hardsigmoid in float64 it
+is grad/6, where torch multiplies by 1/6 rounded to float32.)
+
+All take float64, float32, float16 or bfloat16 of any shape and layout, and raise `FewbitError` for wrong arguments.
 """
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..tables import FewbitError, Table
+from ..tables.errors import shown
 from . import ops
 from .forwards import forward_of
 from .layout import as_dense
 from .resolve import resolve_key
 
-__all__ = ["gelu", "relu", "selu", "sigmoid", "silu", "softplus", "tanh"]
+__all__ = [
+    "celu",
+    "elu",
+    "gelu",
+    "hardshrink",
+    "hardsigmoid",
+    "hardswish",
+    "hardtanh",
+    "leaky_relu",
+    "logsigmoid",
+    "mish",
+    "quick_gelu",
+    "relu",
+    "relu6",
+    "selu",
+    "sigmoid",
+    "silu",
+    "softplus",
+    "softshrink",
+    "softsign",
+    "squared_relu",
+    "tanh",
+    "tanhshrink",
+    "threshold",
+]
 
 
 def relu(input: Tensor, inplace: bool = False, *, bits: int | None = None, table: Table | None = None) -> Tensor:
     """`torch.nn.functional.relu`; its derivative takes one bit, exactly, whatever `bits` allows."""
     return apply(input, "relu", (), resolve_key("relu", (), bits, table), inplace)
+
+
+def relu6(input: Tensor, inplace: bool = False, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+    """`torch.nn.functional.relu6`, exact in one bit."""
+    return apply(input, "relu6", (), resolve_key("relu6", (), bits, table), inplace)
+
+
+def leaky_relu(
+    input: Tensor,
+    negative_slope: float = 0.01,
+    inplace: bool = False,
+    *,
+    bits: int | None = None,
+    table: Table | None = None,
+) -> Tensor:
+    """`torch.nn.functional.leaky_relu`, exact in one bit."""
+    parameters = (number("negative_slope", negative_slope),)
+    return apply(input, "leaky_relu", parameters, resolve_key("leaky_relu", parameters, bits, table), inplace)
+
+
+def elu(
+    input: Tensor,
+    alpha: float = 1.0,
+    inplace: bool = False,
+    *,
+    bits: int | None = None,
+    table: Table | None = None,
+) -> Tensor:
+    """`torch.nn.functional.elu` with `bits` bits kept; each alpha has its own table."""
+    parameters = (number("alpha", alpha),)
+    return apply(input, "elu", parameters, resolve_key("elu", parameters, bits, table), inplace)
+
+
+def celu(
+    input: Tensor,
+    alpha: float = 1.0,
+    inplace: bool = False,
+    *,
+    bits: int | None = None,
+    table: Table | None = None,
+) -> Tensor:
+    """`torch.nn.functional.celu` with `bits` bits kept; each alpha has its own table."""
+    parameters = (number("alpha", alpha),)
+    return apply(input, "celu", parameters, resolve_key("celu", parameters, bits, table), inplace)
+
+
+def selu(input: Tensor, inplace: bool = False, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+    """`torch.nn.functional.selu` with `bits` bits kept."""
+    return apply(input, "selu", (), resolve_key("selu", (), bits, table), inplace)
 
 
 def gelu(input: Tensor, approximate: str = "none", *, bits: int | None = None, table: Table | None = None) -> Tensor:
@@ -35,19 +116,9 @@ def silu(input: Tensor, inplace: bool = False, *, bits: int | None = None, table
     return apply(input, "silu", (), resolve_key("silu", (), bits, table), inplace)
 
 
-def sigmoid(input: Tensor, *, bits: int | None = None, table: Table | None = None) -> Tensor:
-    """`torch.nn.functional.sigmoid` with `bits` bits kept."""
-    return apply(input, "sigmoid", (), resolve_key("sigmoid", (), bits, table))
-
-
-def tanh(input: Tensor, *, bits: int | None = None, table: Table | None = None) -> Tensor:
-    """`torch.nn.functional.tanh` with `bits` bits kept."""
-    return apply(input, "tanh", (), resolve_key("tanh", (), bits, table))
-
-
-def selu(input: Tensor, inplace: bool = False, *, bits: int | None = None, table: Table | None = None) -> Tensor:
-    """`torch.nn.functional.selu` with `bits` bits kept."""
-    return apply(input, "selu", (), resolve_key("selu", (), bits, table), inplace)
+def mish(input: Tensor, inplace: bool = False, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+    """`torch.nn.functional.mish` with `bits` bits kept."""
+    return apply(input, "mish", (), resolve_key("mish", (), bits, table), inplace)
 
 
 def softplus(
@@ -59,8 +130,126 @@ def softplus(
     table: Table | None = None,
 ) -> Tensor:
     """`torch.nn.functional.softplus` with `bits` bits kept; another beta or threshold has its own table."""
-    parameters = (float(beta), float(threshold))
+    parameters = (number("beta", beta), number("threshold", threshold))
     return apply(input, "softplus", parameters, resolve_key("softplus", parameters, bits, table))
+
+
+def softsign(input: Tensor, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+    """`torch.nn.functional.softsign` with `bits` bits kept."""
+    return apply(input, "softsign", (), resolve_key("softsign", (), bits, table))
+
+
+def sigmoid(input: Tensor, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+    """`torch.nn.functional.sigmoid` with `bits` bits kept."""
+    return apply(input, "sigmoid", (), resolve_key("sigmoid", (), bits, table))
+
+
+def logsigmoid(input: Tensor, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+    """`torch.nn.functional.logsigmoid` with `bits` bits kept."""
+    return apply(input, "logsigmoid", (), resolve_key("logsigmoid", (), bits, table))
+
+
+def tanh(input: Tensor, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+    """`torch.nn.functional.tanh` with `bits` bits kept."""
+    return apply(input, "tanh", (), resolve_key("tanh", (), bits, table))
+
+
+def tanhshrink(input: Tensor, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+    """`torch.nn.functional.tanhshrink` with `bits` bits kept."""
+    return apply(input, "tanhshrink", (), resolve_key("tanhshrink", (), bits, table))
+
+
+def hardtanh(
+    input: Tensor,
+    min_val: float = -1.0,
+    max_val: float = 1.0,
+    inplace: bool = False,
+    *,
+    bits: int | None = None,
+    table: Table | None = None,
+) -> Tensor:
+    """`torch.nn.functional.hardtanh`, exact in one bit."""
+    parameters = (number("min_val", min_val), number("max_val", max_val))
+    return apply(input, "hardtanh", parameters, key_for(input.dtype, "hardtanh", parameters, bits, table), inplace)
+
+
+def hardsigmoid(input: Tensor, inplace: bool = False, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+    """`torch.nn.functional.hardsigmoid`, exact in one bit."""
+    return apply(input, "hardsigmoid", (), resolve_key("hardsigmoid", (), bits, table), inplace)
+
+
+def hardswish(input: Tensor, inplace: bool = False, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+    """`torch.nn.functional.hardswish` with `bits` bits kept."""
+    return apply(input, "hardswish", (), resolve_key("hardswish", (), bits, table), inplace)
+
+
+def hardshrink(
+    input: Tensor,
+    lambd: float = 0.5,
+    *,
+    bits: int | None = None,
+    table: Table | None = None,
+) -> Tensor:
+    """`torch.nn.functional.hardshrink`, exact in one bit."""
+    parameters = (number("lambd", lambd),)
+    return apply(input, "hardshrink", parameters, key_for(input.dtype, "hardshrink", parameters, bits, table))
+
+
+def softshrink(
+    input: Tensor,
+    lambd: float = 0.5,
+    *,
+    bits: int | None = None,
+    table: Table | None = None,
+) -> Tensor:
+    """`torch.nn.functional.softshrink`, exact in one bit."""
+    parameters = (number("lambd", lambd),)
+    return apply(input, "softshrink", parameters, key_for(input.dtype, "softshrink", parameters, bits, table))
+
+
+def threshold(
+    input: Tensor,
+    threshold: float,
+    value: float,
+    inplace: bool = False,
+    *,
+    bits: int | None = None,
+    table: Table | None = None,
+) -> Tensor:
+    """`torch.nn.functional.threshold`, exact in one bit."""
+    parameters = (number("threshold", threshold), number("value", value))
+    return apply(input, "threshold", parameters, key_for(input.dtype, "threshold", parameters, bits, table), inplace)
+
+
+def quick_gelu(input: Tensor, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+    """x·σ(1.702x), the GELU of CLIP, operation by operation as `transformers` computes it."""
+    return apply(input, "quick_gelu", (), resolve_key("quick_gelu", (), bits, table))
+
+
+def squared_relu(input: Tensor, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+    """relu(x)² (Primer), as `transformers` computes it."""
+    return apply(input, "squared_relu", (), resolve_key("squared_relu", (), bits, table))
+
+
+@torch.compiler.assume_constant_result
+def key_for(
+    dtype: torch.dtype,
+    function: str,
+    parameters: tuple[float, ...],
+    bits: int | None = None,
+    table: Table | None = None,
+) -> str:
+    """Return the key of the table for x of `dtype`, where f' jumps at parameters that torch rounds before comparing."""
+    if table is None:
+        parameters = forward_of(function).as_compared(parameters, dtype)
+    return resolve_key(function, parameters, bits, table)
+
+
+def number(name: str, value: object) -> float:
+    """Return the argument `name` as a float; raises `FewbitError` if it is no number."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise FewbitError(f"{name} must be a number, not {shown(value)}")
+    return float(value)
 
 
 def apply(x: Tensor, function: str, parameters: tuple[float, ...], key: str, inplace: bool = False) -> Tensor:
@@ -75,10 +264,9 @@ def apply(x: Tensor, function: str, parameters: tuple[float, ...], key: str, inp
     Raises:
         TypeError: a gradient is asked for and the dtype is none of those.
     """
-    forward = forward_of(function)
-    overwrite = forward.inplace if inplace else None
+    overwrite = forward_of(function).inplace if inplace else None
     if not (x.requires_grad and torch.is_grad_enabled()):
-        return (overwrite or forward.call)(x, *parameters)
+        return (overwrite or forward_of(function).call)(x, *parameters)
     if torch.compiler.is_compiling():
         # The compiler keeps the order of strides, which says nothing about an expanded tensor. It decides about memory
         # too; what it saves for the backward pass is what the op returns.

@@ -19,16 +19,13 @@ from runtime_cases import (
     gradient_layouts,
     key_of,
     laid_out,
+    parameters_of,
     table_of_bits,
 )
 
 TABLE = table_of_bits(3)
 KEY = key_of(TABLE)
 opcheck = torch.library.opcheck
-
-
-def parameters_of(function):
-    return [value for _, value in FORWARDS[function].parameters]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

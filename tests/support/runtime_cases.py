@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from fewbit.runtime.forwards import FORWARDS
 from fewbit.runtime.prepared import register_table
 from fewbit.tables import Table
 from torch import nn
@@ -24,6 +25,12 @@ ACTIVATIONS = [
 ]
 ACTIVATION_IDS = [name + "".join(f"-{v}" for v in arguments.values()) for name, arguments in ACTIVATIONS]
 INPLACE = ("ReLU", "SiLU", "SELU")
+
+
+def parameters_of(function):
+    """Values for the parameters of a function in FORWARDS: torch's defaults, and some where it has none."""
+    values = {"threshold": 0.5, "value": -2.0}
+    return [values[name] if default is None else default for name, default in FORWARDS[function].parameters]
 
 
 def _channels_last(x):
