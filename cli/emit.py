@@ -4,12 +4,11 @@ from pathlib import Path
 
 import click
 
-from ..fewbit_gen import parse_activation, parse_weight, solve
-from ..tables import FewbitError, Table
+from ..fewbit_gen import parse_activation, parse_weight
+from ..tables import FewbitError
 from ..tables.exporters import export, write_export
-from ..tables.shipped import find_table
-from ..tables.table import check_bits
 from .export import FORMATS, choose_format
+from .lookup import find_or_solve
 from .options import (
     FILE,
     activation_argument,
@@ -59,20 +58,9 @@ def command(
     if output is None and chosen == "npz":
         raise FewbitError("npz is not text: name a file with -o")
     act, w = parse_activation(activation, kinks), parse_weight(weight)
-    table = _shipped(act.name, bits, levels, kind, w.spec)
-    if table is None:
-        table = solve(act, bits=bits, levels=levels, kind=kind, weight=w)
+    table = find_or_solve(act, bits, kind, w, levels)
     if output is None:
         click.echo(export(table, chosen), nl=False)
         return
     write_export(table, output, chosen)
     click.echo(f"wrote {output}", err=True)
-
-
-def _shipped(activation: str, bits: int | None, levels: int | None, kind: str, weight: str) -> Table | None:
-    """Return the shipped table that solving would return; None where there is none, or what is asked for is wrong."""
-    if levels is not None:
-        if bits is not None or levels not in (2**b for b in range(1, 9)):
-            return None
-        bits = levels.bit_length() - 1
-    return find_table(activation, check_bits(3 if bits is None else bits), kind, weight)

@@ -6,12 +6,26 @@ from pathlib import Path
 
 import click
 
-from ..fewbit_gen import Activation, parse_activation, parse_weight, solve
-from ..fewbit_gen.build import ACTIVATIONS
-from ..plots import Approximated, check_figure_path, plot_approximation, plot_error, save_figure
+from ..fewbit_gen import Activation, Weight, parse_activation, parse_weight
+from ..fewbit_gen.activations import EXAMPLES
+from ..plots import (
+    check_figure_path,
+    plot_approximation,
+    plot_error,
+    plot_gallery,
+    plot_kinds,
+    save_figure,
+)
 from ..tables import KINDS, Table
-from .options import bits_list_option, figure_option, kind_option, weight_option
+from .lookup import find_or_solve
+from .options import BitsList, bits_list_option, bits_option, figure_option, kind_option, weight_option
+from .picture import approximated
 from .progress import with_progress
+
+PAPER = ("relu", "gelu", "silu", "sigmoid", "tanh", "selu", "softplus")  # Table 3 of the Few-bit Backward paper
+KINDS_DIFFER = ("gelu", "tanh", "selu")  # f' with a bump, even, with a jump
+
+activations_argument = click.argument("activations", metavar="[ACTIVATION]...", nargs=-1)
 
 
 @click.group("plot")
@@ -31,19 +45,63 @@ def command() -> None:
 def approximation(activations: tuple[str, ...], bits: tuple[int, ...], kind: str, weight: str, output: Path) -> None:
     """Draw derivatives and their tables, one row an activation, one panel a number of bits.
 
+    The weight is drawn behind the derivative unless it is the same all over.
+
     Example: fewbit plot approximation gelu silu --bits 1,2,3,4 -o figure.png
     """
     check_figure_path(output)
-    domain = parse_weight(weight).domain
-    tables = _solve(activations, bits, (kind,), weight)
-    rows = [Approximated(a.name, a.derivative, domain, tables[a], a.kinks) for a in tables]
-    save_figure(plot_approximation(rows), output)
+    w = parse_weight(weight)
+    tables = _tables(activations, bits, (kind,), w)
+    save_figure(plot_approximation([approximated(a, w, tables[a]) for a in tables]), output)
     click.echo(f"wrote {output}", err=True)
 
 
 @command.command()
-@click.argument("activations", metavar="[ACTIVATION]...", nargs=-1)
-@bits_list_option
+@activations_argument
+@bits_option
+@kind_option
+@weight_option
+@click.option("--columns", type=click.IntRange(1, 20), default=4, show_default=True, help="Panels side by side.")
+@figure_option
+def gallery(activations: tuple[str, ...], bits: int, kind: str, weight: str, columns: int, output: Path) -> None:
+    """Draw many derivatives with one table each; without ACTIVATION, all that fewbit knows by name.
+
+    Example: fewbit plot gallery --bits 2 --weight normal:0,1 -o gallery.png
+    """
+    check_figure_path(output)
+    w = parse_weight(weight)
+    tables = _tables(activations or EXAMPLES, (bits,), (kind,), w)
+    save_figure(plot_gallery([approximated(a, w, tables[a]) for a in tables], columns), output)
+    click.echo(f"wrote {output}", err=True)
+
+
+@command.command()
+@activations_argument
+@bits_option
+@weight_option
+@figure_option
+def kinds(activations: tuple[str, ...], bits: int, weight: str, output: Path) -> None:
+    """Draw tables of both kinds side by side, one row an activation; without ACTIVATION, three that differ.
+
+    Example: fewbit plot kinds gelu tanh --bits 2 -o kinds.png
+    """
+    check_figure_path(output)
+    w = parse_weight(weight)
+    tables = _tables(activations or KINDS_DIFFER, (bits,), KINDS, w)
+    save_figure(plot_kinds([approximated(a, w, tables[a]) for a in tables]), output)
+    click.echo(f"wrote {output}", err=True)
+
+
+@command.command()
+@activations_argument
+@click.option(
+    "--bits",
+    type=BitsList(),
+    metavar="N,...",
+    default="1,2,3,4,5,6,7,8",
+    show_default=True,
+    help="Bits per element, each 1 to 8.",
+)
 @click.option(
     "--kind",
     type=click.Choice([*KINDS, "both"]),
@@ -54,23 +112,23 @@ def approximation(activations: tuple[str, ...], bits: tuple[int, ...], kind: str
 @weight_option
 @figure_option
 def error(activations: tuple[str, ...], bits: tuple[int, ...], kind: str, weight: str, output: Path) -> None:
-    """Draw error against bits, by activation and kind; without ACTIVATION, for all that are shipped.
+    """Draw error and lower bound against bits, by activation and kind; without ACTIVATION, for those of the paper.
 
     Example: fewbit plot error gelu silu --bits 1,2,3,4 -o error.png
     """
     check_figure_path(output)
-    tables = _solve(activations or ACTIVATIONS, bits, KINDS if kind == "both" else (kind,), weight)
-    save_figure(plot_error([table for solved in tables.values() for table in solved]), output)
+    tables = _tables(activations or PAPER, bits, KINDS if kind == "both" else (kind,), parse_weight(weight))
+    save_figure(plot_error([table for found in tables.values() for table in found]), output)
     click.echo(f"wrote {output}", err=True)
 
 
-def _solve(
-    names: Sequence[str], bits: Sequence[int], kinds: Sequence[str], weight: str
+def _tables(
+    names: Sequence[str], bits: Sequence[int], kinds: Sequence[str], weight: Weight
 ) -> dict[Activation, tuple[Table, ...]]:
-    """Return the tables of every activation, each once: an exact one holds for more bits too."""
+    """Return the tables of every activation, by kind and bits, each once: an exact one holds for more bits too."""
     activations = list({a.name: a for a in map(parse_activation, names)}.values())
     problems = list(itertools.product(activations, kinds, bits))
     tables: dict[Activation, dict[Table, None]] = {activation: {} for activation in activations}
     for activation, kind, b in with_progress(problems, len(problems), "solving"):
-        tables[activation][solve(activation, b, kind, weight)] = None
-    return {activation: tuple(solved) for activation, solved in tables.items()}
+        tables[activation][find_or_solve(activation, b, kind, weight)] = None
+    return {activation: tuple(found) for activation, found in tables.items()}

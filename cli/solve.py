@@ -81,7 +81,7 @@ def command(
 
 
 def _draw(table: Table, activation: Activation, weight: Weight, path: Path) -> None:
-    from ..plots import Approximated, plot_approximation, save_figure
+    from ..plots import plot_approximation, save_figure
+    from .picture import approximated
 
-    row = Approximated(activation.name, activation.derivative, weight.domain, (table,), activation.kinks)
-    save_figure(plot_approximation([row]), path)
+    save_figure(plot_approximation([approximated(activation, weight, [table])]), path)

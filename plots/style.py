@@ -17,10 +17,16 @@ INK, BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, GREY = (
     "#7f7f7f",
 )
 CYCLE = (BLUE, VERMILION, GREEN, PURPLE, SKY, ORANGE, INK, GREY)
+SAND, SAND_EDGE = "#f5ecd0", "#dccb93"  # an area behind everything else
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
 
 _GRID = "#e4e4e4"
 _FRAME = "#9a9a9a"
+
+
+def shortened(text: str, width: int) -> str:
+    """Return `text`, or as much of its beginning as fits in `width` characters and an ellipsis."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def style_axes(axes: Axes) -> None:

@@ -10,6 +10,6 @@ parse.py                  which of these it is
 
 from .base import Activation
 from .parse import as_activation, parse_activation
-from .registry import FAMILIES, activation_name
+from .registry import EXAMPLES, FAMILIES, activation_name
 
-__all__ = ["FAMILIES", "Activation", "activation_name", "as_activation", "parse_activation"]
+__all__ = ["EXAMPLES", "FAMILIES", "Activation", "activation_name", "as_activation", "parse_activation"]

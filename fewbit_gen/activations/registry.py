@@ -14,6 +14,8 @@ from .names import call_text
 FAMILIES: dict[str, Callable[..., Activation]] = {
     family.__name__: family for family in (*piecewise.FAMILIES, *smooth.FAMILIES)
 }
+# One of every family, ready to be read: a name alone where all arguments have defaults.
+EXAMPLES = tuple({"threshold": "threshold(threshold=1,value=0)"}.get(name, name) for name in FAMILIES)
 ACCEPTED = (
     "write a name, or a name with keyword numbers such as softplus(beta=2), or an expression such as x*sigmoid(2*x)"
 )

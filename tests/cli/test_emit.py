@@ -3,7 +3,7 @@ import os
 
 import fewbit
 import pytest
-from fewbit.cli import emit as emit_module
+from fewbit.cli import lookup
 from fewbit.fewbit_gen import weights
 from fewbit.tables.exporters import EXPORTERS, SUFFIXES, export
 from fewbit.tables.json_format import table_from_dict
@@ -30,7 +30,7 @@ def test_the_target_goes_before_the_name(run, tmp_path):
 
 
 def test_what_is_shipped_is_not_solved(run, monkeypatch):
-    monkeypatch.setattr(emit_module, "solve", lambda *_, **__: pytest.fail("solved"))
+    monkeypatch.setattr(lookup, "solve", lambda *_, **__: pytest.fail("solved"))
     for options in (
         ["swish"],
         ["gelu", "--kind", "interval"],

@@ -1,10 +1,13 @@
+import dataclasses
+
 import fewbit
 import matplotlib
 import numpy as np
 import pytest
 from fewbit.fewbit_gen import parse_activation
 from fewbit.plots import Approximated, plot_approximation
-from fewbit.plots.approximation import panel_title, steps, visible_span
+from fewbit.plots.approximation import panel_title
+from fewbit.plots.panel import steps, visible_span
 from matplotlib.patches import StepPatch
 
 
@@ -66,6 +69,12 @@ def test_a_table_without_boundaries_is_drawn():
 def test_one_coarse_table_does_not_cut_the_derivative_off():
     low, high = visible_span(row("gelu", fewbit.load_table("gelu", 1)))
     assert -6 < low < -2.5 and 2.5 < high < 6
+
+
+def test_a_long_expression_is_cut():
+    gelu = row("gelu", fewbit.load_table("gelu"))
+    (axes,) = plot_approximation([dataclasses.replace(gelu, name="x" * 500)]).axes
+    assert axes.get_ylabel() == "$f$ = " + "x" * 31 + "…"
 
 
 @pytest.mark.parametrize("span", [(-3.0, 3.0), (-0.1, 5.0), (-9.0, -8.0)])

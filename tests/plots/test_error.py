@@ -1,10 +1,14 @@
+import dataclasses
+
 import fewbit
 import numpy as np
+import pytest
 from fewbit.plots import plot_error
-from fewbit.plots.error import LINE_STYLES, exact_note
+from fewbit.plots.error import LEAST_GAP, LINE_STYLES, exact_note
 from fewbit.tables import KINDS
 
 TABLES = [fewbit.load_table(name, bits, kind) for name in ("gelu", "tanh") for kind in KINDS for bits in (1, 2, 3, 4)]
+GELU = ("gelu", "shared")
 RELU = [fewbit.load_table("relu", kind=kind) for kind in KINDS]
 
 
@@ -20,6 +24,45 @@ def test_every_line_holds_the_errors_at_their_bits():
         bits, errors = line.get_data()
         np.testing.assert_array_equal(bits, [1, 2, 3, 4])
         np.testing.assert_array_equal(errors, [fewbit.load_table(name, b, kind).error for b in (1, 2, 3, 4)])
+
+
+def with_gap(table, gap):
+    return dataclasses.replace(table, lower_bound=table.error * (1 - gap))
+
+
+def test_the_band_reaches_from_the_error_down_to_the_lower_bound():
+    tables = [with_gap(table, 0.1 * table.bits) for table in TABLES if (table.activation, table.kind) == GELU]
+    (band,) = plot_error(tables).axes[0].collections
+    corners = {tuple(corner) for corner in np.round(band.get_paths()[0].vertices, 12)}
+    for table in tables:
+        assert {(table.bits, round(y, 12)) for y in (table.error, table.lower_bound)} <= corners
+
+
+def test_the_lower_panel_holds_the_relative_gaps():
+    gaps = dict(zip((1, 2, 3, 4), (0.5, 1e-3, 1e-7, 0.0), strict=True))
+    tables = [with_gap(t, gaps[t.bits]) for t in TABLES if (t.activation, t.kind) == GELU]
+    figure = plot_error(tables)
+    figure.draw_without_rendering()
+    line, mark = figure.axes[1].lines
+    np.testing.assert_array_equal(line.get_xdata(), [1, 2, 3, 4])
+    np.testing.assert_allclose(line.get_ydata(), [0.5, 1e-3, 1e-7, LEAST_GAP], rtol=1e-6)
+    assert set(mark.get_ydata()) == {1e-6}
+
+
+@pytest.mark.parametrize("bound", [None, 0.0])
+def test_without_a_lower_bound_worth_the_name_errors_are_drawn(bound):
+    tables = [dataclasses.replace(table, lower_bound=bound) for table in TABLES]
+    figure = plot_error(tables)
+    figure.draw_without_rendering()
+    assert len(figure.axes) == (1 if bound is None else 2)
+    assert figure.axes[0].get_ylim()[0] > 0
+
+
+def test_no_two_activations_look_alike():
+    names = [f"f{i}" for i in range(30)]
+    tables = [dataclasses.replace(TABLES[0], activation=name) for name in names]
+    drawn = plot_error(tables).axes[0].lines
+    assert len({(line.get_color(), line.get_marker()) for line in drawn}) == 30
 
 
 def test_the_order_of_the_tables_does_not_matter():
