@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .fewbit_gen import solve as solve
     from .runtime import functional as functional
     from .runtime import memory as memory
+    from .runtime.calibrate import calibrate as calibrate
     from .runtime.modules import CELU as CELU
     from .runtime.modules import ELU as ELU
     from .runtime.modules import GELU as GELU
@@ -53,6 +54,7 @@ _MODULES = (
 # Public name -> the module that defines it.
 _HOMES = {
     "solve": ".fewbit_gen",
+    "calibrate": ".runtime.calibrate",
     "FewbitError": ".tables",
     "Table": ".tables",
     "load_table": ".tables",

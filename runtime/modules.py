@@ -82,6 +82,11 @@ class FewBitActivation(nn.Module):
         """Bits kept for each element; fewer than asked for where fewer hold the derivative exactly."""
         return self.table.bits
 
+    @property
+    def activation(self) -> str:
+        """What the compiler calls the function, whatever table is used for it: ``softplus(beta=2)``."""
+        return forward_of(self._function).activation_name(self._function, self._parameters_of_function)
+
     def forward(self, input: Tensor) -> Tensor:
         """Return f(input); keeps ⌈n/8⌉·bits bytes if a gradient will be asked for."""
         parameters = self._parameters_of_function

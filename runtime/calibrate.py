@@ -1,0 +1,263 @@
+"""`fewbit.calibrate`: what goes into a model's activations, weighted by the gradients that come back.
+
+    calibration = fewbit.calibrate(model, batches, loss)
+    fewbit.convert(model, tables=calibration.tables(bits=2))
+
+While the batches run forward, each activation's inputs are turned into their bins, two bytes an element; when the
+gradient g of its output arrives, every bin's count grows by g². A graph through which no gradient is sent, such as the
+second of two forward passes that checkpointing makes, therefore counts nothing.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..fewbit_gen import parse_activation
+from ..fewbit_gen.calibration import Calibration, Measured
+from ..fewbit_gen.weights import ruler
+from ..tables import FewbitError
+from ..tables.errors import shown
+from ..tables.table import check_bits, check_kind
+from .modules import FewBitActivation
+from .recognition import recognise
+
+__all__ = ["Calibration", "calibrate"]
+
+Batch = Any
+Loss = Callable[[Any, Batch], Tensor]
+
+# A larger gradient than any that training survives; the sum of many squares of it is still finite.
+_LARGEST_GRADIENT = 1e140
+
+
+def calibrate(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    loss: Loss | None = None,
+    *,
+    inputs: Callable[[Batch], Batch] | None = None,
+    bits: int = 3,
+    kind: str = "shared",
+) -> Calibration:
+    """Measure what a model's activations see on `batches`, so that tables can be made for just that.
+
+    The model runs as it is: its mode (call `model.train()` first to see what training sees), device and dtype, and
+    any checkpointing. Afterwards its gradients, its buffers (such as the running means of BatchNorm) and torch's random
+    generators are what they were. Hooks of your own run, those on gradients too.
+
+    Activations are those modules that `fewbit.convert` knows; a call such as `F.gelu(x)` is not seen. Through fewbit's
+    own activations, gradients are those of their tables.
+
+    Args:
+        model: the model.
+        batches: of tensors, tuples (positional arguments) or dicts (keyword arguments), on the model's device.
+        loss: (output, batch) -> scalar; if None, the output's `loss` (as models of transformers have, given labels)
+            or the output itself.
+        inputs: batch -> what of it the model is called with, where that is not all: ``lambda batch: batch[0]``.
+        bits, kind: of the tables that the calibration gives where it is asked for no others.
+
+    Raises:
+        FewbitError: an argument is wrong, there is no loss, or no gradient reached any activation.
+    """
+    bits, kind = check_bits(bits), check_kind(kind)
+    _check_arguments(model, batches, loss, inputs)
+    recorders = _recorders(model)
+    if not recorders:
+        raise FewbitError("the model has no activation that fewbit knows; calls such as F.gelu(x) cannot be seen")
+    count = 0
+    with ExitStack() as stack:
+        stack.enter_context(_left_alone(model))
+        for module, recorder in recorders.items():
+            # Around what other hooks see: the input as the module gets it, the output as it gives it.
+            stack.callback(module.register_forward_pre_hook(recorder.enter, with_kwargs=True).remove)
+            stack.callback(module.register_forward_hook(recorder.leave, prepend=True).remove)
+        for batch in batches:
+            _backward(model, batch, loss, inputs)
+            count += 1
+    if not count:
+        raise FewbitError("there are no batches")
+    return _calibration(list(recorders.values()), count, bits, kind)
+
+
+class _Recorder:
+    """Counts one activation's inputs, each with the square of its gradient."""
+
+    def __init__(self, name: str, activation: str) -> None:
+        self.name = name
+        self.activation = activation
+        self.ran = False
+        self.counts: Tensor | None = None  # float64 (BINS,), where the gradients are
+        self.elements = 0
+        self.used: Tensor | None = None  # how many elements counted, there too: asking for it would wait for a GPU
+        self.bins: Tensor | None = None  # of the input of the call in progress
+
+    def enter(self, _: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        x = next(chain(arguments, keywords.values()), None)
+        self.ran = True
+        self.bins = None
+        if torch.is_grad_enabled() and isinstance(x, Tensor) and x.is_floating_point():
+            self.bins = bins_of(x.detach())  # before the call, which may overwrite its input
+
+    def leave(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+        bins, self.bins = self.bins, None
+        if bins is not None and isinstance(output, Tensor) and output.requires_grad:
+            output.register_hook(partial(self.record, bins))
+
+    def record(self, bins: Tensor, gradient: Tensor) -> None:
+        gradient, bins = gradient.detach().reshape(-1), bins.reshape(-1)
+        if self.counts is None or self.used is None:
+            # There is no float64 on Apple's GPUs.
+            device = torch.device("cpu") if gradient.device.type == "mps" else gradient.device
+            self.counts = torch.zeros(ruler.BINS, dtype=torch.float64, device=device)
+            self.used = torch.zeros((), dtype=torch.int64, device=device)
+        gradient, bins = gradient.to(self.counts.device).double(), bins.to(self.counts.device)
+        usable = (bins >= 0) & (gradient.abs() <= _LARGEST_GRADIENT)  # not so if it is NaN
+        squares = torch.where(usable, gradient, 0).square_()
+        self.counts.index_add_(0, bins.clamp(min=0).int(), squares)
+        self.used += usable.sum()
+        self.elements += gradient.numel()
+
+    def measured(self) -> Measured | None:
+        """Return what was counted, or None if it weighs nothing."""
+        if self.counts is None or self.used is None or not (self.counts > 0).any():
+            return None
+        used = int(self.used)
+        return Measured(self.name, self.activation, self.counts.cpu().numpy(), used, self.elements - used)
+
+
+def bins_of(x: Tensor) -> Tensor:
+    """Return the bin of each element of `x` on `weights.ruler`, int16, -1 for NaN and the infinities.
+
+    An input beyond the ruler is in its last bin. A float64 is placed as the float32 next to it.
+    """
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    sizes = wide.abs().clamp_(max=ruler.LARGEST).float().view(torch.int32)
+    # Bins are closed on the right: the edge between two belongs to the smaller of two positive ones, and to the larger,
+    # in size, of two negative ones.
+    positive = wide > 0
+    places = ((sizes - positive.int()) >> ruler.DROPPED_BITS).sub_(ruler.FIRST - 1).clamp_(0, ruler.BINS_OF_SIGN - 1)
+    bins = torch.where(positive, places + ruler.BINS_OF_SIGN, ruler.BINS_OF_SIGN - 1 - places)
+    return bins.masked_fill_(~x.isfinite(), -1).to(torch.int16)
+
+
+def _recorders(model: nn.Module) -> dict[nn.Module, _Recorder]:
+    """Return a recorder for each activation of the model, but for what an activation is made of inside."""
+    found: dict[nn.Module, _Recorder] = {}
+    within: set[nn.Module] = set()
+    for name, module in model.named_modules():
+        activation = None if module in within else _activation_of(module)
+        if activation is not None:
+            found[module] = _Recorder(name, activation)
+            within.update(module.modules())
+    return found
+
+
+def _activation_of(module: nn.Module) -> str | None:
+    """Return what the compiler calls the activation that `module` is; None if it is none."""
+    known = module if isinstance(module, FewBitActivation) else recognise(module)
+    return None if known is None else parse_activation(known.activation).name
+
+
+def _backward(model: nn.Module, batch: Batch, loss: Loss | None, inputs: Callable[[Batch], Batch] | None) -> None:
+    given = batch if inputs is None else inputs(batch)
+    if isinstance(given, Tensor):
+        output = model(given)
+    elif isinstance(given, Mapping):
+        output = model(**given)
+    elif isinstance(given, tuple | list):
+        output = model(*given)
+    else:
+        raise FewbitError(f"a batch is a tensor, a tuple or a dict, not {_type(given)}; inputs= takes one out of it")
+    scalar = _loss_of(output) if loss is None else loss(output, batch)
+    if not isinstance(scalar, Tensor) or scalar.numel() != 1:
+        raise FewbitError(f"the loss must be a tensor of one element, not {_described(scalar)}")
+    if not scalar.requires_grad:
+        raise FewbitError("the loss depends on nothing that requires a gradient: is the whole model frozen?")
+    scalar.backward()
+
+
+def _loss_of(output: Any) -> Tensor:
+    """Return the loss that a model's output is or has; raises `FewbitError` if it has none."""
+    found = getattr(output, "loss", None)
+    if isinstance(found, Tensor):
+        return found
+    if isinstance(output, Tensor) and output.numel() == 1:
+        return output
+    hint = "; its loss is None: do the batches hold labels?" if hasattr(output, "loss") else ""
+    raise FewbitError(
+        f"the model gives {_described(output)}, no loss{hint}: give loss=, a function (output, batch) -> scalar"
+    )
+
+
+@contextmanager
+def _left_alone(model: nn.Module) -> Iterator[None]:
+    """Let a model run forward and backward within, and leave no trace of it: no gradients, no new buffers, no draws."""
+    parameters = [(p, p.grad) for p in model.parameters()]
+    buffers = [
+        (m, name, b, b.detach().clone()) for m in model.modules() for name, b in m._buffers.items() if b is not None
+    ]
+    devices = {t.device.index for t in chain(model.parameters(), model.buffers()) if t.device.type == "cuda"}
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=sorted(devices)))
+        stack.enter_context(_uncompiled())
+        stack.enter_context(torch.enable_grad())
+        for parameter, _ in parameters:
+            parameter.grad = None
+            if parameter.is_leaf and parameter.requires_grad:  # of all gradients none need stay until the end
+                stack.callback(parameter.register_post_accumulate_grad_hook(_forget).remove)
+        try:
+            yield
+        finally:
+            for parameter, gradient in parameters:
+                parameter.grad = gradient
+            with torch.no_grad():
+                for module, name, buffer, content in buffers:
+                    buffer.copy_(content)
+                    module._buffers[name] = buffer
+
+
+def _forget(parameter: Tensor) -> None:
+    parameter.grad = None
+
+
+def _uncompiled() -> Any:
+    """Return a context in which what torch.compile has made runs as plain Python: compiled code calls no new hooks."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+def _calibration(recorders: list[_Recorder], batches: int, bits: int, kind: str) -> Calibration:
+    measured = {recorder.name: recorder.measured() for recorder in recorders}
+    modules = tuple(m for m in measured.values() if m is not None)
+    silent = tuple(name for name, m in measured.items() if m is None)
+    if modules:
+        return Calibration(modules, silent, batches, bits, kind)
+    if sum(r.elements for r in recorders):
+        raise FewbitError("every gradient that reached an activation was 0, NaN or infinite: is the loss finite?")
+    what = "no gradient reached" if any(r.ran for r in recorders) else "no batch went through"
+    raise FewbitError(f"{what} any of the {len(silent)} activations, such as {silent[0] or 'the model itself'}")
+
+
+def _check_arguments(model: object, batches: object, loss: object, inputs: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise FewbitError(f"the model must be a torch.nn.Module, not {_type(model)}")
+    if isinstance(batches, Tensor | Mapping | str) or not isinstance(batches, Iterable):
+        raise FewbitError(
+            f"batches must be a list or another iterable of batches, not {_type(batches)}; [batch] is one"
+        )
+    for name, value in (("loss", loss), ("inputs", inputs)):
+        if not (value is None or callable(value)):
+            raise FewbitError(f"{name} must be a function, not {shown(value)}")
+
+
+def _type(value: object) -> str:
+    return type(value).__name__
+
+
+def _described(value: object) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {_type(value)}"
