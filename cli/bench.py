@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..tables import FewbitError
+from ..tables.columns import columns
 from ..tables.files import atomic_write, check_writable
 from ..tables.json_format import dumps
 from ..tables.names import find_name, nearest_names
 from .options import FILE, bits_option, json_option
 from .progress import with_progress
-from .text import columns
 
 if TYPE_CHECKING:
     from ..runtime.bench import Overhead, Timing

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from ..runtime.experiments.settings import Settings
+from ..tables.columns import columns
 from ..tables.files import atomic_write, make_folder
 from ..tables.json_format import dumps
 from .options import BitsList
 from .plot import approximation
 from .solve import command as solve
-from .text import columns
 
 if TYPE_CHECKING:
     from ..runtime.experiments.runs import Training

@@ -1,11 +1,12 @@
 """Tables as text for people. ASCII only, so that any terminal and any pipe can show it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..tables import Table
+from ..tables.columns import columns
 from ..tables.names import counted
 
 
@@ -70,14 +71,3 @@ def _numbers(values: NDArray[np.float64]) -> list[str]:
         if len(set(texts)) == len(set(values)):
             break
     return texts
-
-
-def columns(rows: Sequence[Sequence[str]], left: int) -> Iterable[str]:
-    """Yield rows with their cells in columns: the first `left` flush left, the others flush right."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [
-            cell.ljust(width) if place < left else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(cells).rstrip()

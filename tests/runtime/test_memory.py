@@ -2,8 +2,10 @@ import fewbit
 import pytest
 import torch
 from fewbit import memory
+from fewbit.runtime.memory.graph import op_name
 from runtime_cases import INPLACE, pair, table_of_bits
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
@@ -64,7 +66,7 @@ class TestProfile:
         module = fewbit.GELU(table=table_of_bits(bits))
         profile = memory.profile(module, torch.zeros(n, requires_grad=True))
         assert profile.total == -(-n // 8) * bits
-        assert profile.saved == (memory.Saved("", "GELU", profile.total, torch.uint8),)
+        assert profile.saved == (memory.Saved("", "GELU", "fewbit_activation", profile.total, torch.uint8),)
 
     @pytest.mark.parametrize("name", INPLACE)
     def test_of_an_inplace_activation_is_its_packed_code(self, name):
@@ -89,6 +91,14 @@ class TestProfile:
         model = nn.Sequential(nn.Sigmoid(), nn.Linear(4, 4))  # both keep the output of the first
         profile = memory.profile(model, torch.zeros(2, 4, requires_grad=True))
         assert profile.by_module() == {"0": 32}
+        assert profile.again == (memory.Saved("1", "Linear", "addmm", 32, torch.float32),)
+        assert (profile.total, profile.total_by_each) == (32, 64)
+
+    def test_counts_an_op_that_saves_three_views_of_a_storage_once(self):
+        x = torch.zeros(4, 6, requires_grad=True) * 1
+        profile = memory.profile_call(nn.Identity(), lambda: torch.addcmul(x[:, :2], x[:, 2:4], x[:, 4:]))
+        assert [(s.op, s.bytes) for s in profile.saved] == [("addcmul", 96)]
+        assert profile.again == ()
 
     def test_counts_a_view_as_the_whole_storage_it_keeps(self):
         model = nn.Sequential(nn.Linear(4, 1))
@@ -127,22 +137,49 @@ class TestProfile:
         assert profile.by_module()[""] > 0
         assert profile.of_kind("Sequential") == profile.by_module()[""]
 
-    def test_on_the_meta_device_is_the_same(self):
-        real = memory.profile(mlp(fewbit.GELU()), torch.zeros(16, 32))
-        meta = memory.profile(mlp(fewbit.GELU()).to("meta"), torch.zeros(16, 32, device="meta"))
-        assert meta == real
+    @pytest.mark.parametrize("reentrant", [True, False])
+    def test_under_checkpointing_counts_what_stays_until_backward(self, reentrant):
+        body = mlp(fewbit.GELU())
+        calls = []
+        body.register_forward_hook(lambda *_: calls.append(1))
 
-    def test_under_checkpointing_counts_what_stays_until_backward(self):
         class Checkpointed(nn.Module):
             def __init__(self):
                 super().__init__()
-                self.body = mlp(fewbit.GELU())
+                self.body = body
 
             def forward(self, x):
-                return checkpoint(self.body, x, use_reentrant=True)
+                return checkpoint(self.body, x, use_reentrant=reentrant).sin()
 
         x = torch.zeros(16, 32, requires_grad=True)
-        assert memory.profile(Checkpointed(), x).total == 16 * 32 * 4
+        profile = memory.profile(Checkpointed(), x)
+        assert profile.total == 16 * 32 * 4 + 16 * 8 * 4
+        assert list(profile.by_op()) == ["checkpoint", "sin"]
+        assert calls == [1], "counting ran the checkpointed part again"
+
+    def test_counts_nothing_for_a_result_that_is_gone(self):
+        class Wasteful(nn.Module):
+            def forward(self, x):
+                x.sigmoid()
+                return x.exp()
+
+        assert memory.profile(Wasteful(), torch.zeros(5, requires_grad=True)).by_op() == {"exp": 20}
+
+    def test_of_a_module_called_twice_counts_both_calls(self):
+        activation = fewbit.GELU(bits=2)
+        model = nn.Sequential(nn.Linear(8, 8), activation, nn.Linear(8, 8), activation)
+        profile = memory.profile(model, torch.zeros(2, 8))
+        assert [s.bytes for s in profile.saved if s.module == "1"] == [4, 4]
+
+    def test_of_nested_modules_names_the_innermost(self):
+        model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.GELU())))
+        assert memory.profile(model, torch.zeros(2, 4)).by_module() == {"0.0": 32, "0.1.0": 32}
+
+    def test_counts_the_parts_of_a_tensor_that_is_more_than_one(self):
+        sparse = torch.eye(4).to_sparse()
+        x = torch.zeros(4, 2, requires_grad=True)
+        profile = memory.profile_call(nn.Identity(), lambda: torch.sparse.mm(sparse, x))
+        assert profile.by("dtype") == {("int64",): 2 * 4 * 8, ("float32",): 4 * 4}
 
     def test_leaves_no_hooks_behind(self):
         model = mlp(fewbit.GELU())
@@ -195,6 +232,175 @@ class TestProfile:
         after = torch.autograd.grad(model(x).sum(), list(model.parameters()))
         assert all(torch.equal(a, b) for a, b in zip(expected, after, strict=True))
         assert all(p.grad is None for p in model.parameters())
+
+
+class Everything(nn.Module):
+    """A piece of most things that models are made of."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.batch_norm = nn.BatchNorm2d(4)
+        self.pool = nn.MaxPool2d(2)
+        self.linear = nn.Linear(16, 16)
+        self.layer_norm = nn.LayerNorm(16)
+        self.few = fewbit.GELU(bits=3)
+        self.dropout = nn.Dropout(0.1)
+        self.lstm = nn.LSTMCell(16, 8)
+
+    def forward(self, x):
+        x = self.pool(self.batch_norm(self.conv(x)).relu()).flatten(2)  # batch, 4, 16
+        x = x + self.dropout(self.few(self.layer_norm(self.linear(x))))
+        x = (x @ x.transpose(1, 2)).softmax(-1) @ x
+        hidden, cell = self.lstm(x[:, 0])
+        hidden[:, 1].mul_(cell[:, 0])
+        return torch.cat([hidden, cell]).to(torch.float64)
+
+
+class TestOps:
+    """Autograd does not tell a hook which op saves; it is found from the graph."""
+
+    @pytest.mark.parametrize(
+        ("call", "op"),
+        [
+            (torch.exp, "exp"),
+            (torch.Tensor.sin, "sin"),
+            (lambda x: x.clone().exp_(), "exp"),
+            (lambda x: nn.functional.gelu(x), "gelu"),
+            (lambda x: nn.functional.layer_norm(x, (4,)), "native_layer_norm"),
+            (lambda x: x.log_softmax(-1), "log_softmax"),
+            (lambda x: torch.where(x > 0, x, 0), "where"),
+            (lambda x: x.t() @ torch.ones(4, 2), "mm"),
+            (lambda x: x[torch.tensor([0, 1])], "index"),
+            (lambda x: fewbit.functional.gelu(x), "fewbit_activation"),
+        ],
+    )
+    def test_is_named_as_its_function(self, call, op):
+        profile = memory.profile_call(nn.Identity(), lambda: call(torch.ones(4, 4, requires_grad=True)))
+        assert {s.op for s in profile.saved} == {op}
+
+    def test_of_a_custom_function_is_its_class_whatever_it_computes_inside(self):
+        class Cube(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                with torch.enable_grad():  # a graph within takes numbers too
+                    (x.detach().requires_grad_().exp() * 2).sum()
+                ctx.save_for_backward(x)
+                return x**3
+
+            @staticmethod
+            def backward(ctx, grad):
+                return 3 * ctx.saved_tensors[0] ** 2 * grad
+
+        x = torch.ones(5, requires_grad=True)
+        profile = memory.profile_call(nn.Identity(), lambda: Cube.apply(x.exp()).cos())
+        assert [s.op for s in profile.saved] == ["exp", "cos"]
+        assert [s.op for s in profile.again] == ["Cube"]
+
+    def test_in_place_on_a_view_is_told_from_the_op_before(self):
+        def call():
+            x = torch.ones(4, 4, requires_grad=True).exp()
+            x[:2].mul_(torch.full((2, 4), 2.0).requires_grad_())
+            return x
+
+        profile = memory.profile_call(nn.Identity(), lambda: torch.ones(4, 4, requires_grad=True).sin() * 1 + call())
+        assert {s.op for s in (*profile.saved, *profile.again)} == {"sin", "exp", "copy_slices"}
+
+    def test_of_an_input_changed_through_another_view_is_the_op_not_the_view(self):
+        def call():
+            base = torch.ones(4, 4, requires_grad=True) * 1
+            one, two = base[:2], base[2:]
+            one.add_(1)
+            return two.sin()  # the graph of `two` is made anew here
+
+        assert memory.profile_call(nn.Identity(), call).by_op() == {"sin": 64}
+
+    def test_is_found_where_the_result_hides_its_tensors(self):
+        class Opaque:
+            def __init__(self, tensor):
+                self.tensor = tensor
+
+        x = torch.ones(4, requires_grad=True)
+        assert memory.profile_call(nn.Identity(), lambda: Opaque(x.exp())).by_op() == {"exp": 16}
+
+    def test_agrees_with_what_the_nodes_themselves_hold(self):
+        """Each node of a large graph is read directly, which profile does not do since that runs foreign hooks."""
+        model, x = Everything(), torch.rand(2, 3, 8, 8)
+        result = model(x)
+        own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+        held, seen, todo = set(), set(), [result.grad_fn]
+        while todo:
+            node = todo.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            todo += [following for following, _ in node.next_functions]
+            values = [getattr(node, name) for name in dir(node) if name.startswith("_saved")]
+            values += getattr(node, "saved_tensors", ())
+            for t in torch.utils._pytree.tree_leaves(values):
+                if isinstance(t, torch.Tensor) and t.numel() and t.untyped_storage().data_ptr() not in own:
+                    held.add((op_name(node), t.untyped_storage().nbytes(), t.dtype))
+        profile = memory.profile(model, x)
+        ours = {(s.op, s.bytes, s.dtype) for s in (*profile.saved, *profile.again) if s.op != "copy_slices"}
+        assert held <= ours and len(held) > 12
+        assert {op for op, _, _ in ours - held} <= {"mul"}
+
+
+class TestWithoutTheMemory:
+    """The same bytes on the meta device and on fake tensors."""
+
+    def test_on_the_meta_device(self):
+        real = memory.profile(Everything(), torch.rand(2, 3, 8, 8))
+        with torch.device("meta"):
+            meta = memory.profile(Everything(), torch.rand(2, 3, 8, 8))
+        assert meta == real
+
+    def test_on_fake_tensors_in_and_out_of_their_mode(self):
+        real = memory.profile(Everything(), torch.rand(2, 3, 8, 8))
+        with FakeTensorMode():
+            model, x = Everything(), torch.rand(2, 3, 8, 8)
+            assert memory.profile(model, x) == real
+        assert memory.profile(model, x) == real
+
+    def test_of_a_model_larger_than_the_machine(self):
+        with torch.device("meta"):
+            model = nn.Sequential(nn.Linear(1 << 20, 1 << 20), fewbit.GELU(bits=3))
+            profile = memory.profile(model, torch.empty(1 << 20, 1 << 20))
+        assert profile.by_module() == {"0": 1 << 42, "1": 3 << 37}
+
+
+class TestShown:
+    @pytest.fixture
+    def profile(self):
+        return memory.profile(mlp(nn.GELU()), torch.zeros(16, 32))
+
+    def test_is_a_row_for_each_module_op_and_dtype(self, profile):
+        assert str(profile).splitlines() == [
+            "module  kind    op     dtype     bytes  share",
+            "0       Linear  addmm  float32   2,048  20.0%",
+            "1       GELU    gelu   float32   4,096  40.0%",
+            "2       Linear  addmm  float32   4,096  40.0%",
+            "total                           10,240",
+        ]
+
+    def test_sums_up_by_the_fields_asked_for_in_the_order_asked_for(self, profile):
+        rows = [line.split()[:2] for line in profile.table("op", sort="bytes").splitlines()]
+        assert rows == [["op", "bytes"], ["addmm", "6,144"], ["gelu", "4,096"], ["total", "10,240"]]
+        assert profile.table("kind", sort="name").splitlines()[1].startswith("GELU")
+
+    def test_sums_up_what_is_beyond_the_limit(self, profile):
+        assert profile.table("module", limit=1).splitlines()[2].split() == ["2", "more", "8,192", "80.0%"]
+
+    def test_of_nothing_is_a_total_of_nothing(self):
+        assert str(memory.Profile(())).splitlines()[-1].split() == ["total", "0"]
+
+    @pytest.mark.parametrize(
+        ("fields", "options", "said"),
+        [(["size"], {}, "no 'size'"), ([], {"sort": "age"}, "no 'age'"), ([], {"limit": 0}, "limit must be")],
+    )
+    def test_refuses_what_there_is_not(self, profile, fields, options, said):
+        with pytest.raises(fewbit.FewbitError, match=said):
+            profile.table(*fields, **options)
 
 
 def hooks_of(model):

@@ -1,0 +1,147 @@
+"""Measuring what autograd keeps between forward and backward, to the byte.
+
+Every tensor that an op saves passes through a saved-tensor hook, which hands autograd a token in its place. Kept are
+the tensors whose token is alive when the forward pass is over: what was saved for a result that nobody holds any more
+is gone with its graph. Each storage is counted once, and parameters and buffers not at all: they stay, saved or not.
+
+A tensor that a custom function puts on its `ctx` by itself, without `save_for_backward`, is not seen.
+"""
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
+
+from .graph import Ops, next_number
+from .saved import Profile, Saved
+
+
+class _Token:
+    """What autograd holds in place of a tensor that it saved; nobody else holds it."""
+
+    __slots__ = ("__weakref__", "by_checkpoint", "module", "number", "tensor")
+
+    def __init__(self, tensor: Tensor, module: nn.Module) -> None:
+        self.tensor = tensor.detach()  # an output would hold its node, and the node this token, for ever
+        self.module = module
+        self.number = next_number() - 1  # of the node that saves; see graph.py
+        self.by_checkpoint = _called_from() == "torch.utils.checkpoint"
+
+
+def _called_from() -> str:
+    """Return the Python module that called the op that saves.
+
+    The inputs of a checkpointed function are held by no node of the graph, but by one of its own or by none.
+    """
+    frame = sys._getframe(3)  # below: _Token and pack
+    while frame and frame.f_globals.get("__name__") == "torch.autograd.function":  # apply
+        frame = frame.f_back
+    return frame.f_globals.get("__name__", "") if frame else ""
+
+
+def profile(model: nn.Module, *inputs: object, **keywords: object) -> Profile:
+    """Run `model(*inputs, **keywords)` once and return what autograd keeps for its backward pass.
+
+    The outputs are dropped; nothing but what the model's own forward changes is changed. A model built under
+    ``torch.device("meta")`` (with inputs there) or under a FakeTensorMode is measured without its memory being taken:
+    the bytes are the same, as far as the same kernels are chosen there.
+    """
+    return profile_call(model, lambda: model(*inputs, **keywords), inputs=(inputs, keywords))
+
+
+def profile_call(model: nn.Module, call: Callable[[], object], *, inputs: object = ()) -> Profile:
+    """Run `call`, which runs `model` and may go on to a loss, and return what autograd keeps for backward.
+
+    Args:
+        model: its modules are the names under which storages are listed.
+        call: runs without arguments; what it returns is held until all is counted.
+        inputs: any nest of tensors; if these or the parameters are fake, `call` runs in their FakeTensorMode.
+    """
+    running: list[nn.Module] = [model]
+    tokens: list[weakref.ref[_Token]] = []
+
+    def enter(module: nn.Module, _: object) -> None:
+        running.append(module)
+
+    def leave(module: nn.Module, _: object, __: object) -> None:
+        running.pop()
+
+    def pack(tensor: Tensor) -> _Token:
+        token = _Token(tensor, running[-1])
+        tokens.append(weakref.ref(token))
+        return token
+
+    start = next_number()
+    with ExitStack() as stack:
+        for mode in _fake_modes([*model.parameters(), *model.buffers(), *tree_leaves(inputs)]):
+            stack.enter_context(mode)
+        for module in model.modules():
+            stack.callback(module.register_forward_pre_hook(enter).remove)
+            stack.callback(module.register_forward_hook(leave, always_call=True).remove)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda token: token.tensor):
+            result = call()
+        kept = [token for token in (reference() for reference in tokens) if token is not None]
+        ops = _ops_of(kept, result, start)
+        return _count(model, kept, ops)
+
+
+def _ops_of(kept: list[_Token], result: object, start: int) -> list[str]:
+    """Return the op that saved each token, from the graph of `result`, or else of whatever there is."""
+    for roots in (lambda: tree_leaves(result), gc.get_objects):
+        ops = Ops(roots(), start)
+        names = ["checkpoint" if token.by_checkpoint else ops.name_at(token.number) for token in kept]
+        if None not in names:
+            break
+    return [name or "?" for name in names]
+
+
+def _count(model: nn.Module, kept: list[_Token], ops: list[str]) -> Profile:
+    names = {module: name for name, module in model.named_modules()}
+    own = {_identity(part) for t in (*model.parameters(), *model.buffers()) for part in _parts(t)}
+    saved: dict[int, Saved] = {}
+    again: list[Saved] = []
+    counted: set[tuple[int, int]] = set()  # an op that saves three views of one storage keeps it once
+    for token, op in zip(kept, ops, strict=True):
+        for part in _parts(token.tensor):
+            size, identity = part.untyped_storage().nbytes(), _identity(part)
+            if not size or identity in own or (identity, token.number) in counted:
+                continue
+            counted.add((identity, token.number))
+            one = Saved(names[token.module], type(token.module).__name__, op, size, part.dtype)
+            if identity in saved:
+                again.append(one)
+            else:
+                saved[identity] = one
+    return Profile(tuple(saved.values()), tuple(again))
+
+
+def _parts(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors that hold the data of `tensor`: itself, unless it is sparse or wraps others."""
+    if is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _parts(getattr(tensor, name))
+    elif tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    else:
+        yield tensor
+
+
+def _identity(tensor: Tensor) -> int:
+    """Return what two tensors have in common that share a storage; its address is 0 on the meta device."""
+    return tensor.untyped_storage()._cdata
+
+
+def _fake_modes(values: Iterable[object]) -> list:
+    """Return the modes in which fake tensors among `values` were made."""
+    return list({id(v.fake_mode): v.fake_mode for v in values if isinstance(v, FakeTensor)}.values())

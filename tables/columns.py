@@ -1,0 +1,14 @@
+"""Rows of text set in columns."""
+
+from collections.abc import Iterable, Sequence
+
+
+def columns(rows: Sequence[Sequence[str]], left: int) -> Iterable[str]:
+    """Yield rows with their cells in columns: the first `left` flush left, the others flush right."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            cell.ljust(width) if place < left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
