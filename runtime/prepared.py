@@ -7,7 +7,8 @@ Comparisons. x is compared in its own dtype with each boundary rounded *down* to
 x > b exactly when x > floor(b). So the code of an element never depends on the dtype it is stored in.
 
 Products. Levels are kept in the dtype of arithmetic (float32 for the 16-bit types, else the tensor's own), and
-gradient × level is rounded once, to the gradient's dtype.
+gradient × level is rounded once, to the gradient's dtype. A level of 0 gives 0 whatever the gradient, infinity and NaN
+too: where f' = 0 torch's ReLU and its like select.
 """
 
 from dataclasses import dataclass

@@ -88,7 +88,8 @@ def _multiplier(table: str, dtype: torch.dtype) -> tuple[Callable[..., None], np
     prepared = prepare(table, dtype, torch.device("cpu"))
     levels = prepared.levels.numpy()
     padded = np.pad(levels, (0, (1 << prepared.bits) - levels.size))
-    return multiply_kernel(str(dtype).removeprefix("torch.")), padded, prepared.bits
+    kernel = multiply_kernel(str(dtype).removeprefix("torch."), bool((levels == 0).any()))
+    return kernel, padded, prepared.bits
 
 
 def _run(kernel: Callable[..., None], arguments: tuple[Any, ...], n: int) -> None:

@@ -213,8 +213,10 @@ def encode_kernel(name: str) -> Callable[..., None]:
 
 
 @cache
-def multiply_kernel(name: str) -> Callable[..., None]:
+def multiply_kernel(name: str, selects: bool) -> Callable[..., None]:
     """Return multiply(grad, n, packed, bits, levels, result, begin, end) for a float format.
+
+    If it `selects`, a level of 0 gives 0 whatever the gradient; else ∞·0 is NaN.
 
     Args of the kernel:
         grad, result: addresses of n elements.
@@ -223,6 +225,7 @@ def multiply_kernel(name: str) -> Callable[..., None]:
         begin, end: blocks of `BLOCK` elements to do.
     """
     zero = FORMATS[name].stored(0)
+    nothing = np.float64(0) if name == "float64" else np.float32(0)
 
     @njit(nogil=True, cache=True, error_model="numpy")
     def multiply(grad, n, packed, bits, levels, result, begin, end):  # noqa: ANN001, ANN202
@@ -247,5 +250,9 @@ def multiply_kernel(name: str) -> Callable[..., None]:
             y = target[block * BLOCK : block * BLOCK + count]
             for j in range(count):
                 y[j] = _narrow(_widen(x[j], name) * factors[j], name)  # pyright: ignore[reportCallIssue]
+            if selects:  # in a loop of its own: a choice in the one above makes it twice as slow in memory
+                for j in range(count):
+                    if factors[j] == nothing:
+                        y[j] = zero
 
     return multiply

@@ -28,7 +28,8 @@ def multiply(grad: Tensor, packed: Tensor, table: str) -> Tensor:
     """Return gradient × level for the dense tensor `grad`, in its dtype and layout."""
     t = prepare(table, grad.dtype, grad.device)
     codes = unpack(packed, t.bits, grad.numel())
-    product = flat(grad).to(t.levels.dtype) * t.levels[codes.int()]
+    factors = t.levels[codes.int()]
+    product = torch.where(factors == 0, 0, flat(grad).to(factors.dtype) * factors)
     out = torch.empty_strided(grad.shape, grad.stride(), dtype=grad.dtype, device=grad.device)
     flat(out).copy_(product)
     return out

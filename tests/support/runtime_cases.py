@@ -97,9 +97,10 @@ def assert_same_bits(a, b):
 
 
 def product(grad, levels):
-    """gradient × level as it is specified: float64 exactly, float32 rounded once, 16 bits by way of float32."""
+    """gradient × level as it is specified: float64 exactly, float32 rounded once, 16 bits by way of float32; 0 for 0."""
     arithmetic = torch.float64 if grad.dtype == torch.float64 else torch.float32
-    return (grad.to(arithmetic) * torch.as_tensor(levels, dtype=torch.float64).to(arithmetic)).to(grad.dtype)
+    levels = torch.as_tensor(levels, dtype=torch.float64).to(arithmetic)
+    return torch.where(levels == 0, 0, grad.to(arithmetic) * levels).to(grad.dtype)
 
 
 def expected_gradient(table, x, grad):

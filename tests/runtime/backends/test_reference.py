@@ -65,20 +65,26 @@ def times_every_level(grad):
     return reference.multiply(grad, pack(codes.expand(grad.shape), 8), key_of(table)), table.levels
 
 
+def products(grad, levels):
+    """Every gradient times every level, in the dtype of the gradients; a level of 0 selects 0."""
+    with np.errstate(all="ignore"):
+        exact = grad[:, None] * levels.astype(grad.dtype)
+    return np.where(levels == 0, grad.dtype.type(0), exact)
+
+
 class TestProducts:
     def test_of_float16_are_the_float32_product_rounded_once(self):
         grad = all_halves(torch.float16)[::17]
         result, levels = times_every_level(grad)
         with np.errstate(all="ignore"):
-            exact = grad.float().numpy()[:, None] * levels.astype(np.float32)
-            assert_same_bits(result, torch.from_numpy(exact.astype(np.float16)))
+            exact = products(grad.float().numpy(), levels).astype(np.float16)
+        assert_same_bits(result, torch.from_numpy(exact))
 
     def test_of_bfloat16_are_the_float32_product_rounded_once(self):
         grad = all_halves(torch.bfloat16)[::17]
         grad = grad[grad.isfinite()]
         result, levels = times_every_level(grad)
-        with np.errstate(all="ignore"):
-            exact = grad.float().numpy()[:, None] * levels.astype(np.float32)
+        exact = products(grad.float().numpy(), levels)
         finite = np.isfinite(exact)
         rounded = nearest_bfloat16(exact[finite])
         assert result.double().numpy()[finite].tolist() == rounded.tolist()
@@ -89,9 +95,7 @@ class TestProducts:
     def test_of_wide_types_are_numpy_s_in_the_same_type(self, dtype):
         grad = around(np.random.default_rng(0).normal(0, 1e3, 100), dtype)
         result, levels = times_every_level(grad)
-        with np.errstate(all="ignore"):
-            exact = grad.numpy()[:, None] * levels.astype(grad.numpy().dtype)
-        assert_same_bits(result, torch.from_numpy(exact))
+        assert_same_bits(result, torch.from_numpy(products(grad.numpy(), levels)))
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if LAYOUTS[name][0] > 30])
