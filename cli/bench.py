@@ -1,5 +1,6 @@
-"""`fewbit bench`: how fast the few-bit activations are beside torch's own, measured here and now."""
+"""`fewbit bench`: how fast the few-bit activations and the compiler are beside others, measured here and now."""
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +10,12 @@ from ..tables import FewbitError
 from ..tables.columns import columns
 from ..tables.files import atomic_write, check_writable
 from ..tables.json_format import dumps
-from ..tables.names import find_name, nearest_names
+from ..tables.names import counted, find_name, nearest_names
 from .options import FILE, bits_option, json_option
 from .progress import with_progress
 
 if TYPE_CHECKING:
+    from ..fewbit_gen.bench import Measurement
     from ..runtime.bench import Overhead, Timing
 
 
@@ -32,6 +34,11 @@ class Shape(click.ParamType):
         return tuple(int(size) for size in sizes)
 
 
+report_option = click.option(
+    "-o", "--output", type=FILE, metavar="FILE", help="Write the measurements to FILE as JSON."
+)
+
+
 @click.group("bench")
 def command() -> None:
     """Measure speed on this machine.
@@ -47,7 +54,7 @@ def command() -> None:
 @click.option("--shape", type=Shape(), default="4096x4096", show_default=True, help="Shape of the tensor.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads for torch and fewbit.  [default: torch's]")
 @click.option("--rounds", type=click.IntRange(1, 10_000), default=15, show_default=True, help="Timings of each.")
-@click.option("-o", "--output", type=FILE, metavar="FILE", help="Write the measurements to FILE as JSON.")
+@report_option
 @json_option
 def activation(
     activations: tuple[str, ...],
@@ -85,16 +92,49 @@ def activation(
         "timings": [timing.to_dict() for timing in timings],
         "overheads": [overhead.to_dict() for overhead in overheads],
     }
+    heading = f"torch {torch.__version__}, {torch.get_num_threads()} threads, {dtype} {'x'.join(map(str, shape))}"
+    small = "forward and backward of 1,000 elements, microseconds a call"
+    text = [heading, *_timing_lines(timings), "", small, *_overhead_lines(overheads)]
+    _tell(report, text, output, as_json)
+
+
+@command.command("solve")
+@click.option("--rounds", type=click.IntRange(1, 10_000), default=5, show_default=True, help="Timings of each.")
+@click.option("--build", is_flag=True, help="Time the build of all shipped tables too, which takes minutes.")
+@report_option
+@json_option
+def solve(rounds: int, build: bool, output: Path | None, as_json: bool) -> None:
+    """Time the compiler, beside kmeans1d, ruptures and the plain dynamic programme where they are installed.
+
+    Each row is a problem and who solved it, with the median time, the error reached, the most memory its process held,
+    and what time and memory it shall not exceed. Equal errors are equally good answers. Problems are GELU's, under
+    the default weight; `solve` is what fewbit solve does without the certificate, `solver` the exact solver alone on n
+    cells.
+
+    Example: fewbit bench solve --build -o solve.json
+    """
+    from ..fewbit_gen import bench
+
+    if output:
+        check_writable(output)
+    tasks = [*bench.TASKS, *([bench.BUILD] if build else [])]
+    measurements = list(with_progress(bench.bench_solve(tasks, rounds), len(tasks), "measuring"))
+    report = {
+        "numpy": version("numpy"),
+        "numba": version("numba"),
+        "cores": bench.cores(),
+        "measurements": [measurement.to_dict() for measurement in measurements],
+    }
+    heading = f"numpy {report['numpy']}, numba {report['numba']}, {counted(bench.cores(), 'core')}"
+    _tell(report, [heading, *_solve_lines(measurements)], output, as_json)
+
+
+def _tell(report: dict[str, Any], text: list[str], output: Path | None, as_json: bool) -> None:
+    """Write `report` to `output`, if named, and print it, or `text`."""
     if output:
         with atomic_write(output) as stream:
             stream.write(dumps(report).encode())
-    if as_json:
-        click.echo(dumps(report), nl=False)
-    else:
-        click.echo(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {dtype} {'x'.join(map(str, shape))}")
-        click.echo("\n".join(_timing_lines(timings)))
-        click.echo("\nforward and backward of 1,000 elements, microseconds a call")
-        click.echo("\n".join(_overhead_lines(overheads)))
+    click.echo(dumps(report) if as_json else "\n".join(text) + "\n", nl=False)
     if output:
         click.echo(f"wrote {output}", err=True)
 
@@ -106,6 +146,28 @@ def _module_name(name: str, known: list[str]) -> str:
         hint = f"nearest: {', '.join(near)}" if near else f"there are {', '.join(known)}"
         raise FewbitError(f"no module {name!r} to measure; {hint}")
     return found
+
+
+def _solve_lines(measurements: list["Measurement"]) -> list[str]:
+    head = ("what", "kind", "by", "n", "K", "ms", "error", "peak MiB", "bar", "met")
+    return list(columns([head, *map(_solve_row, measurements)], left=3))
+
+
+def _solve_row(m: "Measurement") -> tuple[str, ...]:
+    task = m.task
+    bars = [
+        *([f"{task.bar_ms:,.0f} ms"] if task.bar_ms else []),
+        *([f"{task.bar_bytes / 2**20:,.0f} MiB"] if task.bar_bytes else []),
+    ]
+    return (
+        *(task.what, task.kind or "both", task.solver),
+        *(f"{number:,}" if number else "" for number in (task.n, task.K)),
+        m.note or f"{m.ms:,.1f}",
+        "" if m.error is None else f"{m.error:.9g}",
+        "" if m.peak_bytes is None else f"{m.peak_bytes / 2**20:,.0f}",
+        ", ".join(bars),
+        {None: "", True: "yes", False: "no"}[m.met],
+    )
 
 
 def _timing_lines(timings: list["Timing"]) -> list[str]:

@@ -2,8 +2,15 @@ import json
 
 import pytest
 import torch
+from fewbit.fewbit_gen import bench
+from fewbit.fewbit_gen.bench import FEWBIT, KMEANS1D, PLAIN, Task
 
 SMALL = ["--shape", "9x7", "--rounds", "1"]
+TASKS = [
+    Task("solver", "shared", FEWBIT, 1234, 5, bar_ms=1e6, bar_bytes=2**40),
+    Task("solver", "shared", PLAIN, 300, 5, bar_ms=1e-6),
+    Task("solver", "shared", KMEANS1D, 300, 5),
+]
 
 
 def test_the_activations_named_are_measured_and_printed(run):
@@ -33,6 +40,50 @@ def test_json_on_standard_output_is_what_the_file_holds(run, tmp_path):
     assert report["threads"] == 1
     assert [t["bits"] for t in report["timings"]] == [2, 2, 2]
     assert outcome.err == f"wrote {path}\n"
+
+
+@pytest.fixture
+def small_tasks(monkeypatch):
+    monkeypatch.setattr(bench, "TASKS", TASKS)
+    monkeypatch.setattr(bench, "find_spec", lambda _: None)
+
+
+def test_the_compiler_is_measured_and_printed(run, small_tasks):
+    outcome = run("bench", "solve", "--rounds", 1)
+    assert (outcome.status, outcome.err) == (0, "")
+    heading, columns, fewbit, plain, kmeans1d = outcome.out.splitlines()
+    assert heading.startswith("numpy ") and heading.split()[-1] in ("core", "cores")
+    assert columns.split()[:6] == ["what", "kind", "by", "n", "K", "ms"]
+    assert fewbit.split()[:5] == ["solver", "shared", "fewbit", "1,234", "5"]
+    assert fewbit.endswith("1,000,000 ms, 1,048,576 MiB  yes")
+    assert plain.startswith("solver  shared  plain O(n^2 K)") and plain.endswith("0 ms   no")
+    assert kmeans1d.endswith("not installed")
+
+
+def test_the_measurements_of_the_compiler_as_json(run, small_tasks, tmp_path):
+    path = tmp_path / "solve.json"
+    outcome = run("bench", "solve", "--rounds", 2, "--json", "-o", path)
+    report = json.loads(outcome.out)
+    assert report == json.loads(path.read_text())
+    assert outcome.err == f"wrote {path}\n"
+    first, _, last = report["measurements"]
+    told = [first[field] for field in ("what", "kind", "solver", "n", "K")]
+    assert told == ["solver", "shared", "fewbit", 1234, 5]
+    assert first["met"] is True and first["rounds"] == 2 and first["ms"] > 0 and first["error"] > 0
+    assert (last["ms"], last["note"], last["met"]) == (None, "not installed", None)
+
+
+def test_the_build_is_measured_if_asked_for(run, monkeypatch):
+    measured = []
+    monkeypatch.setattr(bench, "bench_solve", lambda tasks, rounds: measured.extend(tasks) or [])
+    assert run("bench", "solve").status == run("bench", "solve", "--build").status == 0
+    assert measured == [*bench.TASKS, *bench.TASKS, bench.BUILD]
+
+
+def test_where_the_measurements_go_is_checked_first(run, monkeypatch):
+    monkeypatch.setattr(bench, "bench_solve", lambda *_: pytest.fail("measured"))
+    outcome = run("bench", "solve", "-o", "/no/such/folder/solve.json")
+    assert (outcome.status, outcome.err.count("\n")) == (2, 1)
 
 
 @pytest.mark.parametrize(

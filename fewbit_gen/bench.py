@@ -1,0 +1,319 @@
+"""Speed of the compiler, measured here and now, beside others that solve the same problems.
+
+    solve       GELU at 3 bits: moments, exact solver, refinement; no certificate
+    interval    the exact solver alone: n cells of GELU's derivative, K levels
+    shared      likewise
+    build       all shipped tables, certificates included
+
+Every measurement is taken in a process of its own, after a warm-up on a small problem that compiles what is compiled:
+so its peak memory can be told, and none finds the caches of another. Times are medians over rounds. Errors of one
+problem are computed by one function, whoever solved it, so equal errors mean equally good answers.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..tables import DEFAULT_WEIGHT, KINDS, Kind
+from .activations import parse_activation
+from .build import build
+from .interval import solve_interval
+from .moments import Moments
+from .shared import solve_shared
+from .solver import solve
+from .weights import parse_weight
+
+Vector = NDArray[np.float64]
+Result = TypeVar("Result")
+
+FEWBIT, PLAIN, KMEANS1D, RUPTURES = "fewbit", "plain O(n^2 K)", "kmeans1d", "ruptures"
+_ACTIVATION = "gelu"  # its f' has no kinks within the domain: all cells are equal, as kmeans1d and ruptures need them
+_BUDGET = 20.0  # seconds after which no further round is begun
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to measure.
+
+    Attributes:
+        what: ``solve``, ``solver`` or ``build``.
+        kind: of the tables; None for ``build``, which makes both.
+        solver: whose; one of those above.
+        n: cells of the grid; None where the compiler chooses.
+        K: levels.
+        bar_ms, bar_bytes: what the time and the memory shall not exceed, if anything.
+    """
+
+    what: str
+    kind: Kind | None
+    solver: str = FEWBIT
+    n: int | None = None
+    K: int | None = None
+    bar_ms: float | None = None
+    bar_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What came out.
+
+    Attributes:
+        task: what was measured.
+        ms: milliseconds, the median over rounds; None where nothing could be measured.
+        rounds: how many there were.
+        error: of the solution that was found, as ∫ (f' − q)² w dx; None for ``build``.
+        peak_bytes: the most memory that the process held, all of it; None where the system does not tell.
+        note: why there is no time: ``not installed``, ``out of memory`` or ``its process died``.
+    """
+
+    task: Task
+    ms: float | None = None
+    rounds: int = 0
+    error: float | None = None
+    peak_bytes: int | None = None
+    note: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether all bars were met; None where there are none."""
+        pairs = ((self.ms, self.task.bar_ms), (self.peak_bytes, self.task.bar_bytes))
+        barred = [(value, bar) for value, bar in pairs if bar is not None]
+        return all(value is not None and value <= bar for value, bar in barred) if barred else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        fields = asdict(self)
+        return {**fields.pop("task"), **fields, "met": self.met}
+
+
+# The others take part where it takes them seconds and megabytes: kmeans1d needs 16 nK bytes.
+TASKS = (
+    *(Task("solve", kind, K=8, bar_ms=50) for kind in KINDS),
+    Task("solver", "interval", FEWBIT, 10_000, 16, bar_ms=500),
+    Task("solver", "interval", PLAIN, 10_000, 16),
+    Task("solver", "interval", RUPTURES, 10_000, 16),
+    Task("solver", "shared", FEWBIT, 10_000, 16),
+    Task("solver", "shared", PLAIN, 10_000, 16),
+    Task("solver", "shared", KMEANS1D, 10_000, 16),
+    Task("solver", "shared", FEWBIT, 100_000, 256),
+    Task("solver", "shared", KMEANS1D, 100_000, 256),
+    Task("solver", "shared", FEWBIT, 1_000_000, 256, bar_ms=5_000, bar_bytes=4 * _GIB),
+)
+BUILD = Task("build", None, bar_ms=300_000)
+
+
+def bench_solve(tasks: Sequence[Task] = TASKS, rounds: int = 5) -> Iterator[Measurement]:
+    """Yield the measurement of every task, one after the other.
+
+    Args:
+        tasks: what to measure.
+        rounds: how often each is timed; fewer where that takes longer than 20 seconds. ``build`` is timed once.
+    """
+    for task in tasks:
+        if task.solver in (KMEANS1D, RUPTURES) and find_spec(task.solver) is None:
+            yield Measurement(task, note="not installed")
+        else:
+            yield _measure_elsewhere(task, rounds)
+
+
+def measure(task: Task, rounds: int) -> Measurement:
+    """Measure `task` in this process."""
+    if task.what == "build":
+        return _measure_build(task)
+    if task.what == "solve":
+        run, error = _solve_run(task)
+    else:
+        run, error = _solver_run(task)
+    times, solution = _timed(run, rounds)
+    return Measurement(task, 1e3 * statistics.median(times), len(times), error(solution), peak_bytes())
+
+
+def peak_bytes() -> int | None:
+    """Return the most memory that this process has held so far; None where the system does not tell."""
+    try:
+        # Since the process began its program. What `getrusage` tells may be the peak of the process that started it.
+        status = Path("/proc/self/status").read_text()
+        return next(1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        pass
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def cores() -> int:
+    """Return how many processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def plain_programme(sums: Vector, K: int) -> NDArray[np.int64]:
+    """Return the best boundaries, at most K − 1 indices, by the O(n²K) dynamic programme as a textbook has it.
+
+    Args:
+        sums: (3, n + 1) prefix sums of W, FW and F².
+        K: the number of levels.
+    """
+    w, fw, f2 = sums
+    n = w.size - 1
+    least = np.zeros((K, n + 1))  # row k: of the first i cells with k + 1 levels
+    start = np.zeros((K, n + 1), np.int64)
+    for i in range(1, n + 1):
+        cost = _costs(w[i] - w[:i], fw[i] - fw[:i], f2[i] - f2[:i])
+        least[0, i] = cost[0]
+        total = least[:-1, :i] + cost
+        start[1:, i] = total.argmin(axis=1)
+        least[1:, i] = total.min(axis=1)
+    cuts = [n]
+    for k in range(K - 1, 0, -1):
+        cuts.append(int(start[k, cuts[-1]]) if cuts[-1] else 0)
+    return np.unique([cut for cut in cuts if 0 < cut < n]).astype(np.int64)
+
+
+def interval_error(moments: Moments, boundaries: Vector) -> float:
+    """Return the error of the best levels between `boundaries`, increasing, on the grid's edges."""
+    low, high = moments.edges[[0, -1]]
+    return float(_costs(*moments.between(np.concatenate([[low], boundaries, [high]]))).sum())
+
+
+def shared_error(moments: Moments, levels: Vector) -> float:
+    """Return the error over cell means if every cell takes the nearest of the centred, increasing `levels`."""
+    values, mass = cell_means(moments)
+    nearest = levels[np.searchsorted(0.5 * (levels[1:] + levels[:-1]), values)]
+    return float((mass * (values - nearest) ** 2).sum())
+
+
+def cell_means(moments: Moments) -> tuple[Vector, Vector]:
+    """Return centred f' and the weight in every cell, by the values of f'."""
+    w, fw = moments.cells[0], moments.cells[1]
+    order = np.argsort(fw / w, kind="stable")
+    return (fw / w)[order], w[order]
+
+
+def _measure_elsewhere(task: Task, rounds: int) -> Measurement:
+    """Measure `task` in a process of its own, which ends with this call, however that ends."""
+    context = multiprocessing.get_context("spawn")  # a fork would begin with this process's memory
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_measure_and_send, args=(sender, task, rounds), daemon=True)
+    process.start()
+    sender.close()  # the child's end is now the only one: when it is gone, so is the child
+    try:
+        result = receiver.recv()
+    except EOFError:  # killed, most likely for want of memory
+        return Measurement(task, note="its process died")
+    finally:
+        process.terminate()
+        process.join()
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def _measure_and_send(sender: Connection, task: Task, rounds: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
+    try:
+        sender.send(measure(task, rounds))
+    except MemoryError:
+        sender.send(Measurement(task, note="out of memory"))
+    except Exception as error:
+        sender.send(error)
+
+
+def _costs(w: Vector, fw: Vector, f2: Vector) -> Vector:
+    return np.maximum(f2 - fw * fw / np.where(w > 0, w, 1.0), 0.0)
+
+
+def _interval_fewbit(moments: Moments, K: int) -> Vector:
+    return solve_interval(moments, K)
+
+
+def _interval_plain(moments: Moments, K: int) -> Vector:
+    return moments.edges[plain_programme(moments.prefix, K)]
+
+
+def _interval_ruptures(moments: Moments, K: int) -> Vector:
+    detector = import_module(RUPTURES).KernelCPD(kernel="linear", min_size=1, jump=1)
+    ends = detector.fit_predict((moments.cells[1] / moments.cells[0])[:, None], n_bkps=K - 1)
+    return moments.edges[np.asarray(ends[:-1])]
+
+
+def _shared_fewbit(moments: Moments, K: int) -> Vector:
+    return solve_shared(moments, K).levels
+
+
+def _shared_plain(moments: Moments, K: int) -> Vector:
+    values, w = cell_means(moments)
+    sums = np.concatenate([np.zeros((3, 1)), np.cumsum([w, w * values, w * values**2], axis=1)], axis=1)
+    cuts = np.concatenate([[0], plain_programme(sums, K), [values.size]])
+    mass, first, _ = np.diff(sums[:, cuts], axis=1)
+    return first / mass
+
+
+def _shared_kmeans1d(moments: Moments, K: int) -> Vector:
+    return np.unique(import_module(KMEANS1D).cluster(moments.cells[1] / moments.cells[0], K).centroids)
+
+
+_SOLVERS: dict[tuple[str | None, str], Callable[[Moments, int], Vector]] = {
+    ("interval", FEWBIT): _interval_fewbit,
+    ("interval", PLAIN): _interval_plain,
+    ("interval", RUPTURES): _interval_ruptures,
+    ("shared", FEWBIT): _shared_fewbit,
+    ("shared", PLAIN): _shared_plain,
+    ("shared", KMEANS1D): _shared_kmeans1d,
+}
+_ERRORS: dict[str | None, Callable[[Moments, Vector], float]] = {"interval": interval_error, "shared": shared_error}
+
+
+def _solver_run(task: Task) -> tuple[Callable[[], Vector], Callable[[Vector], float]]:
+    assert task.n is not None and task.K is not None
+    n, K, solver = task.n, task.K, _SOLVERS[task.kind, task.solver]
+    activation, weight = parse_activation(_ACTIVATION), parse_weight(DEFAULT_WEIGHT)
+    solver(Moments.of(activation, weight, 64), 4)  # warm-up
+    moments = Moments.of(activation, weight, n, order=4)
+    return lambda: solver(moments, K), lambda solution: _ERRORS[task.kind](moments, solution)
+
+
+def _solve_run(task: Task) -> tuple[Callable[[], Any], Callable[[Any], float]]:
+    def run() -> Any:
+        return solve(_ACTIVATION, levels=task.K, kind=task.kind or "shared", certify=False)
+
+    run()  # warm-up
+    return run, lambda table: table.error
+
+
+def _measure_build(task: Task) -> Measurement:
+    for kind in KINDS:
+        solve(_ACTIVATION, 1, kind)  # warm-up
+    with tempfile.TemporaryDirectory() as folder:
+        (seconds,), _ = _timed(lambda: list(build(Path(folder))), 1)
+    return Measurement(task, 1e3 * seconds, 1, None, peak_bytes())
+
+
+def _timed(run: Callable[[], Result], rounds: int) -> tuple[list[float], Result]:
+    """Return the seconds of every round and what the last returned."""
+    times: list[float] = []
+    while True:
+        start = time.perf_counter()
+        result = run()
+        times.append(time.perf_counter() - start)
+        if len(times) == rounds or sum(times) >= _BUDGET:
+            return times, result
