@@ -1,7 +1,7 @@
 """fewbit: the best few-bit table of any activation's derivative, and the PyTorch runtime that trains with it.
 
     table = fewbit.solve("gelu", bits=3)      the compiler; needs no torch
-    model.act = fewbit.GELU(bits=3)           the runtime; needs fewbit[torch]
+    fewbit.convert(model, bits=3)             the runtime; needs fewbit[torch]
 
 This module is a lazy face (PEP 562): a name is imported when it is first used, so that the compiler never
 loads torch.
@@ -17,10 +17,14 @@ if TYPE_CHECKING:
     from .runtime import functional as functional
     from .runtime import memory as memory
     from .runtime.calibrate import calibrate as calibrate
+    from .runtime.convert import convert as convert
+    from .runtime.convert import revert as revert
+    from .runtime.few_bit import few_bit as few_bit
     from .runtime.modules import CELU as CELU
     from .runtime.modules import ELU as ELU
     from .runtime.modules import GELU as GELU
     from .runtime.modules import SELU as SELU
+    from .runtime.modules import FewBit as FewBit
     from .runtime.modules import Hardshrink as Hardshrink
     from .runtime.modules import Hardsigmoid as Hardsigmoid
     from .runtime.modules import Hardswish as Hardswish
@@ -49,12 +53,15 @@ __version__ = "0.1.0"
 _MODULES = (
     *("CELU", "ELU", "GELU", "SELU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyReLU", "LogSigmoid"),
     *("Mish", "QuickGELU", "ReLU", "ReLU6", "SiLU", "Sigmoid", "Softplus", "Softshrink", "Softsign", "SquaredReLU"),
-    *("Tanh", "Tanhshrink", "Threshold"),
+    *("Tanh", "Tanhshrink", "Threshold", "FewBit"),
 )
 # Public name -> the module that defines it.
 _HOMES = {
     "solve": ".fewbit_gen",
     "calibrate": ".runtime.calibrate",
+    "convert": ".runtime.convert",
+    "revert": ".runtime.convert",
+    "few_bit": ".runtime.few_bit",
     "FewbitError": ".tables",
     "Table": ".tables",
     "load_table": ".tables",

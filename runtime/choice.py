@@ -4,7 +4,7 @@ tables={"gelu": "gelu.json", "softplus(beta=2)": table, "encoder.*.act": other}
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 
 from ..tables import FewbitError, Table
@@ -50,7 +50,7 @@ def names_activation(key: str, activation: str) -> bool:
     return find_name(given, [family]) is not None and given_arguments == arguments and ("(" in key) == bool(bracket)
 
 
-def key_for_module(tables: Mapping[str, Table], names: tuple[str, ...]) -> str | None:
+def key_for_module(tables: Mapping[str, Table], names: Collection[str]) -> str | None:
     """Return the key for a module with these `names`: one of them, or else the first pattern that matches one."""
     exact = next((key for key in tables if key in names), None)
     return exact or next((key for key in tables if any(fnmatchcase(name, key) for name in names)), None)

@@ -66,7 +66,8 @@ _CALLED_IN_PLACE: dict[str, tuple[Function, ...]] = {
     "hardtanh": (F.hardtanh_,),
     "threshold": (torch.threshold_,),
 }
-_CAUGHT: dict[Function, tuple[str, bool]] = {
+# Function of torch -> its name, and whether it overwrites its input.
+CAUGHT: dict[Function, tuple[str, bool]] = {
     function: (name, inplace)
     for called, inplace in ((_CALLED, False), (_CALLED_IN_PLACE, True))
     for name, functions in called.items()
@@ -128,7 +129,7 @@ class few_bit(TorchFunctionMode):
     ) -> Any:
         """Return what `func` returns, or its few-bit form; torch calls this with the mode itself switched off."""
         kwargs = kwargs or {}
-        name, inplace = _CAUGHT.get(func, (None, False))
+        name, inplace = CAUGHT.get(func, (None, False))
         if name is None or _decision.made or not _fits(args, kwargs):
             return func(*args, **kwargs)
         if name not in self._names:

@@ -29,15 +29,15 @@ class Recognised:
         arguments: those of the class `name`, without `inplace`; of torch's classes all of them.
         activation: what the compiler calls it: ``gelu_tanh``, ``softplus(beta=2)``, or an expression in x.
         inplace: whether its input is overwritten.
-        fused: whether it calls torch's function of this name, so that ``name(**arguments)`` gives the same bits.
-            A formula written in several torch calls rounds differently.
+        formula: None where fewbit's ``name(**arguments)`` gives the same bits; else the name in formulas.py of the
+            torch calls that it is written in, which round differently.
     """
 
     name: str
     arguments: Arguments
     activation: str
     inplace: bool = False
-    fused: bool = True
+    formula: str | None = None
 
 
 Rule = Callable[[Any], Recognised]
@@ -98,35 +98,42 @@ def _gelu(module: Any) -> Recognised:
     return Recognised("GELU", (("approximate", module.approximate),), activation)
 
 
-def _fixed(name: str, activation: str, arguments: Arguments = (), *, fused: bool = True) -> Rule:
+def _fixed(name: str, activation: str, arguments: Arguments = (), *, formula: str | None = None) -> Rule:
     """Return the rule of a class whose function does not depend on the module, but for `inplace`."""
 
     def rule(module: Any) -> Recognised:
-        # In place, timm calls what torch.nn has no module for (x.sigmoid_()), or a chain of such calls.
         inplace = bool(getattr(module, "inplace", False))
-        return Recognised(name, arguments, activation, inplace, fused and not inplace)
+        return Recognised(name, arguments, activation, inplace, formula)
 
     return rule
 
 
-def _formula(name: str, activation: str, arguments: Arguments = ()) -> Rule:
-    return _fixed(name, activation, arguments, fused=False)
-
-
-def _held(name: str, activation: str, arguments: Arguments = ()) -> Rule:
+def _held(name: str, activation: str, formula: str, arguments: Arguments = ()) -> Rule:
     """Return the rule of a class of `transformers` that keeps in `act` either torch's function or its own formula."""
-    by_torch, by_formula = _fixed(name, activation, arguments), _formula(name, activation, arguments)
 
     def rule(module: Any) -> Recognised:
         own = getattr(getattr(module, "act", None), "__self__", None) is module  # a bound method: the formula
-        return (by_formula if own else by_torch)(module)
+        return Recognised(name, arguments, activation, formula=formula if own else None)
+
+    return rule
+
+
+def _either(name: str, activation: str, formula: str) -> Rule:
+    """Return the rule of a class of `timm` that can work in place, as the one of torch.nn cannot."""
+
+    def rule(module: Any) -> Recognised:
+        return Recognised(name, (), activation, module.inplace, formula if module.inplace else None)
 
     return rule
 
 
 _AS_ERF: Arguments = (("approximate", "none"),)
 _AS_TANH: Arguments = (("approximate", "tanh"),)
-_HARD_MISH = "0.5*x*clip(x+2,0,2)"
+
+_VARIANTS = ("", "Jit", "Me")  # scripted, and with derivatives of their own that keep the input alone
+HARD_MISH = "0.5*x*clip(x+2,0,2)"
+SQRT_SOFTPLUS = "sqrt(softplus(x))"
+LAPLACE = "0.5*(1+erf((x-0.707107)/(0.282095*sqrt(2))))"
 
 _TORCH: dict[str, _Verdict] = {
     "Threshold": _torch("Threshold", "threshold", {"threshold": math.nan, "value": math.nan}),
@@ -157,35 +164,37 @@ _TORCH: dict[str, _Verdict] = {
 }
 
 _TRANSFORMERS: dict[str, _Verdict] = {
-    "GELUActivation": _held("GELU", "gelu", _AS_ERF),
-    "NewGELUActivation": _formula("GELU", "gelu_tanh", _AS_TANH),
-    "FastGELUActivation": _formula("GELU", "gelu_tanh", _AS_TANH),
-    "AccurateGELUActivation": _formula("GELU", "gelu_tanh", _AS_TANH),
-    "GELUTanh": _held("GELU", "gelu_tanh", _AS_TANH),
+    "GELUActivation": _held("GELU", "gelu", "python_gelu", _AS_ERF),
+    "NewGELUActivation": _fixed("GELU", "gelu_tanh", _AS_TANH, formula="new_gelu"),
+    "FastGELUActivation": _fixed("GELU", "gelu_tanh", _AS_TANH, formula="fast_gelu"),
+    "AccurateGELUActivation": _fixed("GELU", "gelu_tanh", _AS_TANH, formula="new_gelu"),
+    "GELUTanh": _held("GELU", "gelu_tanh", "python_gelu_tanh", _AS_TANH),
     "PytorchGELUTanh": _fixed("GELU", "gelu_tanh", _AS_TANH),
-    "QuickGELUActivation": _formula("QuickGELU", "quick_gelu"),
+    "QuickGELUActivation": _fixed("QuickGELU", "quick_gelu"),
     "SiLUActivation": _fixed("SiLU", "silu"),
-    "MishActivation": _held("Mish", "mish"),
-    "ReLUSquaredActivation": _formula("SquaredReLU", "squared_relu"),
-    "SqrtSoftplusActivation": _formula("SqrtSoftplus", "sqrt(softplus(x))"),
+    "MishActivation": _held("Mish", "mish", "python_mish"),
+    "ReLUSquaredActivation": _fixed("SquaredReLU", "squared_relu"),
+    "SqrtSoftplusActivation": _fixed("SqrtSoftplus", SQRT_SOFTPLUS, formula=SQRT_SOFTPLUS),
     # With the μ and σ that its forward has for defaults; nothing in the package passes others.
-    "LaplaceActivation": _formula("Laplace", "0.5*(1+erf((x-0.707107)/(0.282095*sqrt(2))))"),
+    "LaplaceActivation": _fixed("Laplace", LAPLACE, formula=LAPLACE),
     "LinearActivation": "it is the identity, which keeps nothing",
     "ClippedGELUActivation": "it is GELU cut to a range, whose derivative is another",
     "XIELUActivation": "its two parameters are learned, and their gradients need the input",
 }
 
+_BLOOM = _fixed("GELU", "gelu_tanh", _AS_TANH, formula="bloom_gelu")
+
 _TIMM: dict[str, _Verdict] = {
-    **{f"Swish{variant}": _formula("SiLU", "silu") for variant in ("", "Jit", "Me")},
-    **{f"Mish{variant}": _formula("Mish", "mish") for variant in ("", "Jit", "Me")},
-    **{f"HardSwish{variant}": _formula("Hardswish", "hardswish") for variant in ("", "Jit", "Me")},
-    **{f"HardSigmoid{variant}": _formula("Hardsigmoid", "hardsigmoid") for variant in ("", "Jit", "Me")},
-    **{f"HardMish{variant}": _formula("HardMish", _HARD_MISH) for variant in ("", "Jit", "Me")},
-    "Sigmoid": _fixed("Sigmoid", "sigmoid"),
-    "Tanh": _fixed("Tanh", "tanh"),
+    **{f"Swish{variant}": _fixed("SiLU", "silu", formula="swish") for variant in _VARIANTS},
+    **{f"Mish{variant}": _fixed("Mish", "mish", formula="timm_mish") for variant in _VARIANTS},
+    **{f"HardSwish{variant}": _fixed("Hardswish", "hardswish", formula="hard_swish") for variant in _VARIANTS},
+    **{f"HardSigmoid{variant}": _fixed("Hardsigmoid", "hardsigmoid", formula="hard_sigmoid") for variant in _VARIANTS},
+    **{f"HardMish{variant}": _fixed("HardMish", HARD_MISH, formula=HARD_MISH) for variant in _VARIANTS},
+    "Sigmoid": _either("Sigmoid", "sigmoid", "sigmoid_in_place"),
+    "Tanh": _either("Tanh", "tanh", "tanh_in_place"),
     "GELU": _fixed("GELU", "gelu", _AS_ERF),
     "GELUTanh": _fixed("GELU", "gelu_tanh", _AS_TANH),
-    "QuickGELU": _formula("QuickGELU", "quick_gelu"),
+    "QuickGELU": _fixed("QuickGELU", "quick_gelu"),
     "PReLU": "its slope is learned, and the slope's gradient needs the input",
 }
 
@@ -198,5 +207,7 @@ _CLASSES: dict[tuple[str, str], _Verdict] = {
     **{("transformers.activations", name): verdict for name, verdict in _TRANSFORMERS.items()},
     **{(module, name): verdict for module in _TIMM_MODULES for name, verdict in _TIMM.items()},
     # Its formula in evaluation and in training, there with a derivative of its own, is that of the tanh form.
-    ("transformers.models.bloom.modeling_bloom", "BloomGelu"): _formula("GELU", "gelu_tanh", _AS_TANH),
+    ("transformers.models.bloom.modeling_bloom", "BloomGelu"): _fixed(
+        "GELU", "gelu_tanh", _AS_TANH, formula="bloom_gelu"
+    ),
 }

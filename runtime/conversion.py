@@ -1,0 +1,88 @@
+"""What `fewbit.convert` did to a model, as a report that prints itself."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from torch import nn
+
+from ..tables.columns import columns
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """One activation that is a few-bit one now.
+
+    Attributes:
+        name: qualified name in the model; of a shared module its first; "" if it is the model itself.
+        was, now: the module before and after, as it prints itself.
+        bits: kept for each element.
+        error: of its table, under the weight that the table is for.
+    """
+
+    name: str
+    was: str
+    now: str
+    bits: int
+    error: float
+
+
+@dataclass(frozen=True)
+class Left:
+    """One activation that was left as it is, and why."""
+
+    name: str
+    was: str
+    why: str
+
+
+Row = TypeVar("Row", Replaced, Left)
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """What was replaced and what was left; printed, activations that differ in a number of their name are one line.
+
+    Attributes:
+        model: the converted model: the very object given, or the new module if that was itself an activation.
+        replaced, left: in the order of `model.named_modules()`.
+    """
+
+    model: nn.Module = field(compare=False)
+    replaced: tuple[Replaced, ...]
+    left: tuple[Left, ...]
+
+    def __str__(self) -> str:
+        lines = ["nothing was replaced"]
+        if self.replaced:
+            body = [
+                (_names(group), group[0].was, group[0].now, str(group[0].bits), f"{group[0].error:.3g}")
+                for group in _grouped(self.replaced)
+            ]
+            lines = [*columns([("name", "was", "is", "bits", "table error"), *body], left=3)]
+        if self.left:
+            body = [(_names(group), group[0].was, group[0].why) for group in _grouped(self.left)]
+            lines += ["", *columns([("left", "was", "why"), *body], left=3)]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<{len(self.replaced)} activations replaced, {len(self.left)} left; print() tells which>"
+
+
+def _grouped(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return rows that differ in the numbers of their names alone together."""
+    groups: dict[Row, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(replace(row, name=_pattern(row.name)), []).append(row)
+    return list(groups.values())
+
+
+def _names(group: Sequence[Row]) -> str:
+    if len(group) == 1:
+        return group[0].name or "(the model)"
+    return f"{_pattern(group[0].name)} ×{len(group)}"
+
+
+def _pattern(name: str) -> str:
+    return re.sub(r"\d+", "*", name)

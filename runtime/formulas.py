@@ -1,0 +1,151 @@
+"""Activations that `transformers` and `timm` write in several torch calls: the same calls, so the same bits.
+
+Torch's own function of the same mathematics would round differently, and a converted model's outputs would change.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..tables import Table
+from .forwards import FORWARDS, Forward
+from .modules import FewBitActivation
+from .recognition import HARD_MISH, LAPLACE, SQRT_SOFTPLUS, Recognised
+from .resolve import resolve_table
+
+__all__ = ["FORMULAS", "Formula"]
+
+
+# ---- transformers ----------------------------------------------------------------------------------------------------
+
+
+def _python_gelu(x: Tensor) -> Tensor:
+    return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
+
+
+def _new_gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def _python_gelu_tanh(x: Tensor) -> Tensor:
+    return x * 0.5 * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def _fast_gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
+
+
+def _bloom_gelu(x: Tensor) -> Tensor:
+    return x * 0.5 * (1.0 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))
+
+
+def _python_mish(x: Tensor) -> Tensor:
+    return x * torch.tanh(F.softplus(x))
+
+
+def _sqrt_softplus(x: Tensor) -> Tensor:
+    return F.softplus(x).sqrt()
+
+
+def _laplace(x: Tensor) -> Tensor:
+    return 0.5 * (1.0 + torch.erf((x - 0.707107).div(0.282095 * math.sqrt(2.0))))
+
+
+# ---- timm ------------------------------------------------------------------------------------------------------------
+
+
+def _swish(x: Tensor) -> Tensor:
+    return x.mul(x.sigmoid())
+
+
+def _swish_(x: Tensor) -> Tensor:
+    return x.mul_(x.sigmoid())
+
+
+def _timm_mish(x: Tensor) -> Tensor:
+    return x.mul(F.softplus(x).tanh())
+
+
+def _hard_swish(x: Tensor) -> Tensor:
+    return x.mul(F.relu6(x + 3.0).div_(6.0))
+
+
+def _hard_swish_(x: Tensor) -> Tensor:
+    return x.mul_(F.relu6(x + 3.0).div_(6.0))
+
+
+def _hard_sigmoid(x: Tensor) -> Tensor:
+    return F.relu6(x + 3.0) / 6.0
+
+
+def _hard_sigmoid_(x: Tensor) -> Tensor:
+    return x.add_(3.0).clamp_(0.0, 6.0).div_(6.0)
+
+
+def _hard_mish(x: Tensor) -> Tensor:
+    return 0.5 * x * (x + 2).clamp(min=0, max=2)
+
+
+def _hard_mish_(x: Tensor) -> Tensor:
+    return x.mul_(0.5 * (x + 2).clamp(min=0, max=2))
+
+
+FORMULAS: dict[str, Forward] = {
+    "python_gelu": Forward(_python_gelu),
+    "new_gelu": Forward(_new_gelu),
+    "python_gelu_tanh": Forward(_python_gelu_tanh),
+    "fast_gelu": Forward(_fast_gelu),
+    "bloom_gelu": Forward(_bloom_gelu),
+    "python_mish": Forward(_python_mish),
+    SQRT_SOFTPLUS: Forward(_sqrt_softplus),
+    LAPLACE: Forward(_laplace),
+    "swish": Forward(_swish, None, _swish_),
+    "timm_mish": Forward(_timm_mish),
+    "hard_swish": Forward(_hard_swish, None, _hard_swish_),
+    "hard_sigmoid": Forward(_hard_sigmoid, None, _hard_sigmoid_),
+    HARD_MISH: Forward(_hard_mish, None, _hard_mish_),
+    "sigmoid_in_place": Forward(torch.sigmoid, None, torch.sigmoid_),
+    "tanh_in_place": Forward(torch.tanh, None, torch.tanh_),
+}
+FORWARDS.update(FORMULAS)  # an op names what it computes by a string
+
+
+class Formula(FewBitActivation):
+    """The few-bit form of a module that is written as a formula.
+
+    Args:
+        known: what the module is; its `formula` is not None.
+        bits, table: as everywhere.
+    """
+
+    def __init__(self, known: Recognised, *, bits: int | None = None, table: Table | None = None) -> None:
+        assert known.formula is not None
+        if table is None:
+            table = resolve_table(known.activation, (), bits)
+        super().__init__(known.formula, {}, known.inplace, table=table)
+        self._known = known
+
+    @property
+    def activation(self) -> str:
+        """What the compiler calls the function."""
+        return self._known.activation
+
+    def _get_name(self) -> str:
+        return self._known.name
+
+    def _torch_repr(self) -> list[str]:
+        shown = [f"{name}={value!r}" for name, value in self._known.arguments]
+        return [*shown, "inplace=True"] if self.inplace else shown
+
+
+def agrees(original: nn.Module, known: Recognised) -> bool:
+    """Return whether `original` computes the bits that its formula here does: another version might not."""
+    assert known.formula is not None
+    with torch.no_grad():
+        x = torch.linspace(-6, 6, 257, device="cpu", dtype=torch.float32)
+        if type(x) is not Tensor:  # a mode makes all tensors fake: there are no bits
+            return True
+        theirs = type(original).forward(original, x.clone())  # without its hooks
+        return torch.equal(theirs, FORMULAS[known.formula].call(x))

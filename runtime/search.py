@@ -1,0 +1,123 @@
+"""The activations of a model: which they are, where they stand, and what their few-bit form is."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from .formulas import Formula, agrees
+from .held import HeldFunction, read_function
+from .modules import MODULES, FewBitActivation
+from .recognition import recognise, why_left
+
+__all__ = ["Found", "activations", "original_of"]
+
+Function = Callable[..., Any]
+Activation = nn.Module | Function
+
+# Where a replacement keeps what it replaced: in no submodule, so that nothing else sees it.
+ORIGINAL = "_fewbit_original"
+
+
+def original_of(activation: Activation) -> Activation | None:
+    """Return what `activation` was put in place of, or None if it is no replacement."""
+    return vars(activation).get(ORIGINAL) if isinstance(activation, nn.Module) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """One activation of a model.
+
+    Attributes:
+        current: what stands in the model: a module, or a function held in an attribute.
+        original: what stood there before any conversion.
+        names: its qualified names; "" is the model itself.
+        places: (parent, attribute) wherever it stands; none for the model itself.
+        around: the modules around it.
+    """
+
+    current: Activation
+    names: list[str] = field(default_factory=list)
+    places: list[tuple[nn.Module, str]] = field(default_factory=list)
+    around: list[nn.Module] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Its first name."""
+        return self.names[0]
+
+    @property
+    def original(self) -> Activation:
+        """What stood here before any conversion."""
+        return original_of(self.current) or self.current
+
+
+def activations(model: nn.Module) -> list[Found]:
+    """Return the activations of `model` in the order of `named_modules()`, also those without a few-bit form.
+
+    What an activation is made of inside is not looked at, nor what is TorchScript.
+    """
+    found: dict[Any, Found] = {}
+    for key, activation, name, around, attribute in _walk(model, "", ()):
+        entry = found.setdefault(key, Found(activation))
+        entry.names.append(name)
+        entry.around.extend(module for module in around if module not in entry.around)
+        if around and (around[-1], attribute) not in entry.places:
+            entry.places.append((around[-1], attribute))
+    return list(found.values())
+
+
+def _walk(
+    module: nn.Module, name: str, around: tuple[nn.Module, ...], attribute: str = ""
+) -> Iterator[tuple[Any, Activation, str, tuple[nn.Module, ...], str]]:
+    if _is_activation(module):
+        yield id(module), module, name, around, attribute
+        return
+    if isinstance(module, torch.jit.ScriptModule):
+        return
+    prefix = f"{name}." if name else ""
+    for attribute, value in vars(module).items():
+        if read_function(value) is not None:
+            yield (id(module), attribute), value, prefix + attribute, (*around, module), attribute
+    for attribute, child in module._modules.items():
+        if child is not None:
+            yield from _walk(child, prefix + attribute, (*around, module), attribute)
+
+
+def _is_activation(module: nn.Module) -> bool:
+    return isinstance(module, FewBitActivation) or recognise(module) is not None or why_left(module) is not None
+
+
+@dataclass(frozen=True)
+class Form:
+    """How to make the few-bit form of an activation.
+
+    Attributes:
+        activation: what the compiler calls it.
+        make: (bits=, table=) -> the module.
+    """
+
+    activation: str
+    make: Callable[..., FewBitActivation]
+
+
+def form_of(original: Activation) -> Form | str:
+    """Return the few-bit form of an activation that is none yet, or why it has none."""
+    if not isinstance(original, nn.Module):
+        held = read_function(original)
+        assert held is not None, "activations() finds no other functions"
+        return Form(held.activation, partial(HeldFunction, original, held))
+    if isinstance(original, FewBitActivation):
+        return "it is a few-bit activation of your own"
+    known = recognise(original)
+    if known is None:
+        return why_left(original) or "it is no activation"
+    if known.formula is None:
+        inplace = {"inplace": True} if known.inplace else {}
+        return Form(known.activation, partial(MODULES[known.name], **dict(known.arguments), **inplace))
+    if not agrees(original, known):
+        return "it computes other bits than the formula that fewbit knows by its name"
+    return Form(known.activation, partial(Formula, known))
