@@ -1,11 +1,12 @@
 """`fewbit` on the command line.
 
-    fewbit solve     solver  →  a table, as text, JSON or a picture
-    fewbit emit      a table as a C header, a Python module or data
-    fewbit tables    the tables that come with fewbit
-    fewbit plot      figures
-    fewbit bench     speed, measured here and now
-    fewbit demo      all of it once: solve, draw, train
+    fewbit solve      solver  →  a table, as text, JSON or a picture
+    fewbit emit       a table as a C header, a Python module or data
+    fewbit tables     the tables that come with fewbit
+    fewbit plot       figures
+    fewbit calibrate  what a model's activations see, and the tables best for that
+    fewbit bench      speed, measured here and now
+    fewbit demo       all of it once: solve, draw, train
 
 `main` runs one command and turns whatever stops it into one line on standard error and an exit status:
 0 done, 1 failed, 2 wrong use, 130 interrupted.
@@ -36,6 +37,7 @@ _HelpInstead: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "No
         "emit": "Write a table as a C header, a Python module or data.",
         "tables": "List, show, rebuild and verify the tables that come with fewbit.",
         "plot": "Draw derivatives with their tables, and errors against bits.",
+        "calibrate": "Measure what a model's activations see, and solve the tables that are best for that.",
         "bench": "Measure speed on this machine.",
         "demo": "Solve a table for GELU, draw it, and train a small transformer with it.",
     },

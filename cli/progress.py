@@ -9,8 +9,8 @@ import click
 Step = TypeVar("Step")
 
 
-def with_progress(steps: Iterable[Step], length: int, label: str) -> Iterator[Step]:
-    """Yield from `steps`, of which there are `length`, with a bar where a person is watching."""
+def with_progress(steps: Iterable[Step], length: int | None, label: str) -> Iterator[Step]:
+    """Yield from `steps`, of which there are `length` (None: nobody knows), with a bar where a person is watching."""
     if not sys.stderr.isatty():
         yield from steps
         return

@@ -1,0 +1,57 @@
+"""A model to calibrate at once: the experiments' transformer after some steps on its text.
+
+`fewbit calibrate --demo` takes it, and it is an example of what `fewbit calibrate TARGET` takes.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .settings import Settings
+from .text import standard_library
+from .training import learning_rate_factor, loss_of, random_windows
+from .transformer import Transformer
+
+SETTINGS = Settings(steps=300)
+BATCHES = 8
+
+
+def target(
+    after_step: Callable[[], object] = lambda: None, settings: Settings = SETTINGS
+) -> tuple[nn.Module, list[Tensor], Callable[[Tensor, Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """Train a transformer with torch's own GELU on the CPU and return what `fewbit.calibrate` takes.
+
+    Args:
+        after_step: called after every step, for a progress bar.
+        settings: how to train.
+
+    Returns:
+        The model; batches of windows of text, int64 (16, 65), on which it was not trained; the loss of telling each
+        character from those before it; what of a batch the model is called with.
+    """
+    text = standard_library()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        model = Transformer(settings.size, nn.GELU)
+    draw = torch.Generator().manual_seed(settings.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), settings.learning_rate, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, settings.steps))
+    for _ in range(settings.steps):
+        loss_of(model, random_windows(text.training, settings.batch, settings.size.context, draw)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), settings.largest_gradient)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        after_step()
+    held_out = [random_windows(text.validation, settings.batch, settings.size.context, draw) for _ in range(BATCHES)]
+    return model, held_out, _loss, _all_but_the_last
+
+
+def _loss(scores: Tensor, windows: Tensor) -> Tensor:
+    return F.cross_entropy(scores.flatten(0, 1), windows[:, 1:].flatten())
+
+
+def _all_but_the_last(windows: Tensor) -> Tensor:
+    return windows[:, :-1]
