@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 
 from ..tables import Table
 from ..tables.names import counted
-from .panel import Approximated, draw_panel, error_text, legend_entries, visible_span, weight_text
-from .style import INK, shortened
+from .panel import Approximated, draw_panel, error_text, legend_entries, name_text, visible_span, weight_text
+from .style import INK
 
 _PANEL = (2.75, 2.3)  # inches
 
@@ -25,7 +25,7 @@ def plot_approximation(rows: Sequence[Approximated]) -> Figure:
             axes.set_title(panel_title(table), fontsize=9.5, color=INK, linespacing=1.4)
         for axes in panels[len(row.tables) :]:
             axes.remove()
-        panels[0].set_ylabel(f"$f$ = {shortened(row.name, 32)}", fontsize=10.5, color=INK)
+        panels[0].set_ylabel(name_text(row), fontsize=10.5, color=INK)
         for axes in panels[: len(row.tables)]:
             axes.set_xlabel("$x$", fontsize=10, color=INK, labelpad=1)
     figure.suptitle(weight_text(rows), fontsize=10, color=INK)

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from ..tables import KINDS, Table
 from ..tables.names import counted
@@ -21,6 +21,7 @@ from .style import CYCLE, GREY, INK, MARKERS, shortened, style_axes
 LINE_STYLES: dict[str, Literal["--", "-"]] = {"interval": "--", "shared": "-"}
 # Quadratures differ in their last digits: a gap below this says no more than that error and bound are equal.
 LEAST_GAP = 1e-12
+GOAL = 1e-6  # of its error: that near every shipped table shall be to its lower bound
 
 
 class _Line(NamedTuple):
@@ -38,7 +39,7 @@ def plot_error(tables: Sequence[Table]) -> Figure:
     inexact = [table for table in tables if table.error > 0]
     bounded = [table for table in inexact if table.lower_bound is not None]
     figure = Figure(figsize=(7.4, 6.2 if bounded else 4.6), layout="constrained", facecolor="white")
-    panels = _panels(figure, 2 if bounded else 1)
+    panels = _panels(figure, 2 if bounded else 1, sorted({t.bits for t in inexact or tables}))
     title = ", ".join(dict.fromkeys(f"weight {shortened(t.weight, 60)}" for t in tables))
     panels[0].set_title(title, fontsize=9.5, color=INK)
     note = exact_note(tables)
@@ -72,14 +73,15 @@ def gap(table: Table) -> float:
     return max(1 - bound / table.error, LEAST_GAP)
 
 
-def _panels(figure: Figure, count: int) -> list[Axes]:
+def _panels(figure: Figure, count: int, bits: Sequence[int]) -> list[Axes]:
     grid = figure.subplots(count, 1, squeeze=False, sharex=True, height_ratios=(3.0, 1.3)[:count])
     panels: list[Axes] = grid[:, 0].tolist()
     for axes in panels:
         style_axes(axes)
     panels[0].set_ylabel(r"error  $\int\,(f'(x) - q(x))^2\,w(x)\,dx$", fontsize=10.5, color=INK)
     panels[-1].set_xlabel("bits per element", fontsize=10.5, color=INK)
-    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    panels[-1].set_xticks(bits)
+    panels[-1].set_xlim(bits[0] - 0.35, bits[-1] + 0.35)
     return panels
 
 
@@ -99,6 +101,7 @@ def _draw_errors(axes: Axes, lines: Sequence[_Line]) -> None:
         # A bound of 0 says nothing, and has no place on a log scale: the band then ends a decade below.
         bounds = [max(b, e / 10) for b, e in zip(bounds, errors, strict=True)]
         axes.fill_between(bits, bounds, errors, color=line.look["color"], alpha=0.25, linewidth=0)
+        axes.vlines(bits, bounds, errors, color=line.look["color"], alpha=0.5, linewidth=1.2)
         axes.plot(
             *(bits, errors),
             **line.look,
@@ -114,16 +117,20 @@ def _draw_gaps(axes: Axes, lines: Sequence[_Line]) -> None:
     axes.set_ylabel("relative gap\nto the lower bound", fontsize=10.5, color=INK)
     axes.yaxis.set_major_locator(LogLocator(numticks=6))
     axes.yaxis.set_minor_formatter(NullFormatter())
+    known = [gap(table) for line in lines for table in line.tables if table.lower_bound is not None]
+    axes.set_ylim(min(0.1 * GOAL, 0.5 * min(known)), max(10 * GOAL, min(1.0, 2 * max(known))))
     for line in lines:
-        known = [table for table in line.tables if table.lower_bound is not None]
+        bounded = [table for table in line.tables if table.lower_bound is not None]
         axes.plot(
-            [table.bits for table in known],
-            [gap(table) for table in known],
+            [table.bits for table in bounded],
+            [gap(table) for table in bounded],
             **{**line.look, "markersize": 4, "linewidth": 1.0},
             linestyle=LINE_STYLES[line.kind],
             markerfacecolor="white" if line.kind == "interval" else None,
         )
-    axes.axhline(1e-6, color=GREY, linewidth=1.0, linestyle=":", zorder=1)
+    axes.axhline(GOAL, color=GREY, linewidth=1.0, linestyle=":", zorder=1)
+    beside = axes.get_yaxis_transform()
+    axes.text(1.01, GOAL, "a millionth", transform=beside, va="center", fontsize=9, color=INK)
     axes.yaxis.set_major_formatter(FuncFormatter(_gap_label))
 
 

@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 
 from ..tables import Table
 from ..tables.names import counted
-from .panel import Approximated, draw_panel, error_text, legend_entries, visible_span, weight_text
-from .style import INK, VERMILION, shortened
+from .panel import Approximated, draw_panel, error_text, legend_entries, name_text, visible_span, weight_text
+from .style import INK, VERMILION
 
 _PANEL = (3.6, 2.3)  # inches
 
@@ -28,7 +28,7 @@ def plot_kinds(rows: Sequence[Approximated]) -> Figure:
             axes.hlines(table.levels, *span, color=VERMILION, linewidth=0.8, linestyle=":", alpha=0.7, label="levels")
             axes.set_title(title, fontsize=9.5, color=INK, linespacing=1.4)
             axes.set_xlabel("$x$", fontsize=10, color=INK, labelpad=1)
-        panels[0].set_ylabel(f"$f$ = {shortened(row.name, 32)}", fontsize=10.5, color=INK)
+        panels[0].set_ylabel(name_text(row), fontsize=10.5, color=INK)
     figure.suptitle(weight_text(rows), fontsize=10, color=INK)
     handles, labels = legend_entries(figure.axes)
     figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=9.5)

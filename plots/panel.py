@@ -17,6 +17,7 @@ Vector = NDArray[np.float64]
 Span = tuple[float, float]
 
 _POINTS = 2001
+_LETTERS = 20  # of a name fit along a panel's side
 _LEAST = 0.35  # of where the weight lies is in view, however little happens there
 # Shares of the weight at either end: beyond the first, f' need not be in view; beyond the second, nor boundaries.
 _TAIL, _FAR_TAIL = 5e-4, 1e-9
@@ -96,6 +97,12 @@ def legend_entries(panels: Iterable[Axes]) -> tuple[list[Artist], list[str]]:
         handles, labels = axes.get_legend_handles_labels()
         entries |= dict(zip(labels, handles, strict=True))
     return list(entries.values()), list(entries)
+
+
+def name_text(row: Approximated) -> str:
+    """Return ``f = gelu``, a long expression in two lines and no longer than a panel is high."""
+    name = shortened(row.name, 2 * _LETTERS)
+    return f"$f$ = {name[:_LETTERS]}" + (f"\n{name[_LETTERS:]}" if len(name) > _LETTERS else "")
 
 
 def error_text(table: Table) -> str:

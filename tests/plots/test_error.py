@@ -4,7 +4,7 @@ import fewbit
 import numpy as np
 import pytest
 from fewbit.plots import plot_error
-from fewbit.plots.error import LEAST_GAP, LINE_STYLES, exact_note
+from fewbit.plots.error import GOAL, LEAST_GAP, LINE_STYLES, exact_note
 from fewbit.tables import KINDS
 
 TABLES = [fewbit.load_table(name, bits, kind) for name in ("gelu", "tanh") for kind in KINDS for bits in (1, 2, 3, 4)]
@@ -32,10 +32,12 @@ def with_gap(table, gap):
 
 def test_the_band_reaches_from_the_error_down_to_the_lower_bound():
     tables = [with_gap(table, 0.1 * table.bits) for table in TABLES if (table.activation, table.kind) == GELU]
-    (band,) = plot_error(tables).axes[0].collections
+    band, whiskers = plot_error(tables).axes[0].collections
     corners = {tuple(corner) for corner in np.round(band.get_paths()[0].vertices, 12)}
     for table in tables:
         assert {(table.bits, round(y, 12)) for y in (table.error, table.lower_bound)} <= corners
+    drawn = [segment.tolist() for segment in whiskers.get_segments()]
+    np.testing.assert_allclose(drawn, [[(t.bits, t.lower_bound), (t.bits, t.error)] for t in tables])
 
 
 def test_the_lower_panel_holds_the_relative_gaps():
@@ -46,7 +48,7 @@ def test_the_lower_panel_holds_the_relative_gaps():
     line, mark = figure.axes[1].lines
     np.testing.assert_array_equal(line.get_xdata(), [1, 2, 3, 4])
     np.testing.assert_allclose(line.get_ydata(), [0.5, 1e-3, 1e-7, LEAST_GAP], rtol=1e-6)
-    assert set(mark.get_ydata()) == {1e-6}
+    assert set(mark.get_ydata()) == {GOAL} == {1e-6}
 
 
 @pytest.mark.parametrize("bound", [None, 0.0])
