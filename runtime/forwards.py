@@ -163,5 +163,14 @@ FORWARDS: dict[str, Forward] = {
 
 
 def forward_of(name: str) -> Forward:
-    """Return the function called `name`; raises KeyError if there is none."""
-    return FORWARDS[name]
+    """Return the function called `name`: one in `FORWARDS`, an expression in x, or a registered callable.
+
+    Raises:
+        FewbitError: there is none.
+    """
+    forward = FORWARDS.get(name)
+    if forward is not None:
+        return forward
+    from .custom import custom_forward  # which needs this page
+
+    return custom_forward(name)

@@ -11,6 +11,8 @@ is grad/6, where torch multiplies by 1/6 rounded to float32.)
 All take float64, float32, float16 or bfloat16 of any shape and layout, and raise `FewbitError` for wrong arguments.
 """
 
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,11 +22,13 @@ from torch import Tensor
 from ..tables import FewbitError, Table
 from ..tables.errors import shown
 from . import ops
+from .custom import Custom, custom, solve_custom
 from .forwards import forward_of
 from .layout import as_dense
 from .resolve import resolve_key
 
 __all__ = [
+    "activation",
     "celu",
     "elu",
     "gelu",
@@ -252,6 +256,56 @@ def number(name: str, value: object) -> float:
     return float(value)
 
 
+def activation(
+    input: Tensor,
+    function: str | Callable[[Tensor], Tensor],
+    *,
+    bits: int | None = None,
+    table: Table | None = None,
+    kinks: Sequence[float] = (),
+) -> Tensor:
+    """Return f(input) of any pointwise activation, an expression in x or a callable, with `bits` bits kept.
+
+    See `fewbit.FewBit` for the arguments. What a callable is given for the first time costs the solution of its table,
+    so give the same object at every call: a lambda written in a `forward` is a new one each time.
+    """
+    name, parameters, key = _custom_for(input.dtype, function, bits, table, tuple(kinks))
+    if not isinstance(function, str) and not keeps(input):
+        return function(input)
+    return apply(input, name, parameters, key)
+
+
+@torch.compiler.assume_constant_result
+def _custom_for(
+    dtype: torch.dtype,
+    function: str | Callable[[Tensor], Tensor],
+    bits: int | None,
+    table: Table | None,
+    kinks: tuple[float, ...],
+) -> tuple[str, tuple[float, ...], str]:
+    own, key = _cached_custom(dtype, function, bits, table, kinks)
+    return own.function, tuple(own.arguments.values()), key
+
+
+@lru_cache(maxsize=256)
+def _cached_custom(
+    dtype: torch.dtype,
+    function: str | Callable[[Tensor], Tensor],
+    bits: int | None,
+    table: Table | None,
+    kinks: tuple[float, ...],
+) -> tuple[Custom, str]:
+    own = custom(function)
+    if table is None and (kinks or not isinstance(function, str)):
+        table = solve_custom(function, bits, kinks)
+    return own, key_for(dtype, own.function, tuple(own.arguments.values()), bits, table)
+
+
+def keeps(x: Tensor) -> bool:
+    """Return whether a gradient of f(x) will be asked for, and codes must be kept."""
+    return x.requires_grad and torch.is_grad_enabled()
+
+
 def apply(x: Tensor, function: str, parameters: tuple[float, ...], key: str, inplace: bool = False) -> Tensor:
     """Return f(x), keeping packed codes if a gradient will be asked for.
 
@@ -265,7 +319,7 @@ def apply(x: Tensor, function: str, parameters: tuple[float, ...], key: str, inp
         TypeError: a gradient is asked for and the dtype is none of those.
     """
     overwrite = forward_of(function).inplace if inplace else None
-    if not (x.requires_grad and torch.is_grad_enabled()):
+    if not keeps(x):
         return (overwrite or forward_of(function).call)(x, *parameters)
     if torch.compiler.is_compiling():
         # The compiler keeps the order of strides, which says nothing about an expanded tensor. It decides about memory

@@ -7,13 +7,15 @@ to the table, so they can be read but not changed afterwards; `inplace` may be c
 """
 
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from ..tables import Table
+from .custom import check_frozen, custom, name_of, solve_custom
 from .forwards import forward_of
-from .functional import apply, gelu_function, key_for, number
+from .functional import apply, gelu_function, keeps, key_for, number
 from .prepared import DTYPES, register_table
 from .resolve import resolve_table
 
@@ -22,6 +24,7 @@ __all__ = [
     "ELU",
     "GELU",
     "SELU",
+    "FewBit",
     "Hardshrink",
     "Hardsigmoid",
     "Hardswish",
@@ -84,7 +87,10 @@ class FewBitActivation(nn.Module):
 
     @property
     def activation(self) -> str:
-        """What the compiler calls the function, whatever table is used for it: ``softplus(beta=2)``."""
+        """What the compiler calls the function, whatever table is used for it: ``softplus(beta=2)``.
+
+        A callable, which the compiler knows by no name, is ``callable:NAME`` and a number.
+        """
         return forward_of(self._function).activation_name(self._function, self._parameters_of_function)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -405,6 +411,67 @@ class SquaredReLU(FewBitActivation):
 
     def __init__(self, *, bits: int | None = None, table: Table | None = None) -> None:
         super().__init__("squared_relu", {}, False, bits, table)
+
+
+class FewBit(FewBitActivation):
+    """Any pointwise activation with `bits` bits kept for each element: an expression in x, or a callable.
+
+        fewbit.FewBit("x*sigmoid(1.702*x)", bits=3)
+        fewbit.FewBit(torch.sin, bits=4)
+
+    Forward an expression is computed by torch's operations, float16 and bfloat16 in float32 and rounded once; a
+    callable returns what it returns.
+
+    Attributes:
+        function: the expression or callable; a callable that is a module is a submodule.
+
+    Args:
+        activation: an expression, a name that the compiler knows (``arctan``, ``softplus(beta=2)``), or an elementwise
+            function of torch tensors, which torch differentiates once, in float64.
+        bits: 1 to 8; 3 if neither this nor `table` is given.
+        table: used as it is, and nothing is solved.
+        kinks: points where f' jumps or bends, beside those that are known or found.
+
+    Raises:
+        FewbitError: an argument is wrong; the callable is not elementwise, writes into its input or holds parameters
+            that learn.
+    """
+
+    function: str | Callable[[Tensor], Tensor]
+
+    def __init__(
+        self,
+        activation: str | Callable[[Tensor], Tensor],
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        kinks: Sequence[float] = (),
+    ) -> None:
+        own = custom(activation)
+        if table is None and (len(kinks) > 0 or not isinstance(activation, str)):
+            table = solve_custom(activation, bits, kinks)
+        super().__init__(own.function, own.arguments, False, bits, table)
+        self.function = activation
+        self._custom = own
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return f(input); keeps ⌈n/8⌉·bits bytes if a gradient will be asked for."""
+        if not isinstance(self.function, str) and not keeps(input):
+            return self.function(input)
+        if isinstance(self.function, nn.Module):
+            check_frozen(self.function)
+        return super().forward(input)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_custom"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._custom = custom(self.function)
+        self._function = self._custom.function  # a callable has another name in every copy
+
+    def _torch_repr(self) -> list[str]:
+        return [repr(self.function) if isinstance(self.function, str) else name_of(self.function)]
 
 
 # By the class name in torch.nn; QuickGELU and SquaredReLU, which torch has not, by ours.

@@ -93,6 +93,11 @@ def expression_activation(tree: ast.expr) -> Activation:
     return Activation(name, function, derivative, kinks, is_step(derivative, kinks), reach_of(derivative))
 
 
+def expression_number(tree: ast.expr) -> float:
+    """Return the value of an expression without x; raises `FewbitError` if it is not accepted."""
+    return float(_number(_Reader().read(tree, 0)))
+
+
 class _Reader:
     """From the syntax tree to a `Node`; what it does not know it refuses."""
 

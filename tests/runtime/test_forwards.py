@@ -4,6 +4,7 @@ import pytest
 import torch
 from fewbit.runtime import forwards
 from fewbit.runtime.forwards import FORWARDS, forward_of
+from fewbit.tables import FewbitError
 from runtime_cases import DTYPES, HALVES, LAYOUTS, all_halves, around, assert_same_bits, laid_out, parameters_of
 
 INTO_MEMORY = [name for name, forward in FORWARDS.items() if forward.out is not None]
@@ -59,6 +60,6 @@ def test_the_compiler_s_name_holds_what_differs_from_the_default():
     assert softplus.activation_name("softplus", (0.1, 5.0)) == "softplus(beta=0.1,threshold=5)"
 
 
-def test_an_unknown_function_is_a_key_error():
-    with pytest.raises(KeyError, match="nothing"):
+def test_an_unknown_function_is_told():
+    with pytest.raises(FewbitError, match="unknown activation 'nothing'"):
         forward_of("nothing")
