@@ -11,7 +11,7 @@ second of two forward passes that checkpointing makes, therefore counts nothing.
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
+from functools import partial, wraps
 from itertools import chain
 from typing import Any
 
@@ -25,7 +25,7 @@ from ..tables import FewbitError
 from ..tables.errors import shown
 from ..tables.table import check_bits, check_kind
 from .modules import FewBitActivation
-from .recognition import recognise
+from .search import Found, activations, form_of
 
 __all__ = ["Calibration", "calibrate"]
 
@@ -51,8 +51,9 @@ def calibrate(
     any checkpointing. Afterwards its gradients, its buffers (such as the running means of BatchNorm) and torch's random
     generators are what they were. Hooks of your own run, those on gradients too.
 
-    Activations are those modules that `fewbit.convert` knows; a call such as `F.gelu(x)` is not seen. Through fewbit's
-    own activations, gradients are those of their tables.
+    Activations are those that `fewbit.convert` finds, under the same names, and fewbit's own, through which gradients
+    are those of their tables. Not seen are calls in the code of a model (of F.gelu) and `fewbit.FewBit` of a callable,
+    which has no name.
 
     Args:
         model: the model.
@@ -67,22 +68,20 @@ def calibrate(
     """
     bits, kind = check_bits(bits), check_kind(kind)
     _check_arguments(model, batches, loss, inputs)
-    recorders = _recorders(model)
-    if not recorders:
+    found = _recorders(model)
+    if not found:
         raise FewbitError("the model has no activation that fewbit knows; calls such as F.gelu(x) cannot be seen")
     count = 0
     with ExitStack() as stack:
         stack.enter_context(_left_alone(model))
-        for module, recorder in recorders.items():
-            # Around what other hooks see: the input as the module gets it, the output as it gives it.
-            stack.callback(module.register_forward_pre_hook(recorder.enter, with_kwargs=True).remove)
-            stack.callback(module.register_forward_hook(recorder.leave, prepend=True).remove)
+        for activation, recorder in found.items():
+            _watch(activation, recorder, stack)
         for batch in batches:
             _backward(model, batch, loss, inputs)
             count += 1
     if not count:
         raise FewbitError("there are no batches")
-    return _calibration(list(recorders.values()), count, bits, kind)
+    return _calibration(list(found.values()), count, bits, kind)
 
 
 class _Recorder:
@@ -97,14 +96,26 @@ class _Recorder:
         self.used: Tensor | None = None  # how many elements counted, there too: asking for it would wait for a GPU
         self.bins: Tensor | None = None  # of the input of the call in progress
 
-    def enter(self, _: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `function`, seen by this recorder."""
+
+        @wraps(function)
+        def watched(*arguments: Any, **keywords: Any) -> Any:
+            self.enter(None, arguments, keywords)
+            output = function(*arguments, **keywords)
+            self.leave(None, arguments, output)
+            return output
+
+        return watched
+
+    def enter(self, _: nn.Module | None, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         x = next(chain(arguments, keywords.values()), None)
         self.ran = True
         self.bins = None
         if torch.is_grad_enabled() and isinstance(x, Tensor) and x.is_floating_point():
             self.bins = bins_of(x.detach())  # before the call, which may overwrite its input
 
-    def leave(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+    def leave(self, _: nn.Module | None, __: tuple[Any, ...], output: Any) -> None:
         bins, self.bins = self.bins, None
         if bins is not None and isinstance(output, Tensor) and output.requires_grad:
             output.register_hook(partial(self.record, bins))
@@ -146,22 +157,38 @@ def bins_of(x: Tensor) -> Tensor:
     return bins.masked_fill_(~x.isfinite(), -1).to(torch.int16)
 
 
-def _recorders(model: nn.Module) -> dict[nn.Module, _Recorder]:
-    """Return a recorder for each activation of the model, but for what an activation is made of inside."""
-    found: dict[nn.Module, _Recorder] = {}
-    within: set[nn.Module] = set()
-    for name, module in model.named_modules():
-        activation = None if module in within else _activation_of(module)
-        if activation is not None:
-            found[module] = _Recorder(name, activation)
-            within.update(module.modules())
+def _recorders(model: nn.Module) -> dict[Found, _Recorder]:
+    """Return a recorder for each activation that has a few-bit form, or is one."""
+    found: dict[Found, _Recorder] = {}
+    for activation in activations(model):
+        name = _activation_name(activation)
+        if name is not None:
+            # Tables are for the model that torch.compile was given: what is compiled cannot be converted.
+            found[activation] = _Recorder(activation.name.replace("_orig_mod.", ""), name)
     return found
 
 
-def _activation_of(module: nn.Module) -> str | None:
-    """Return what the compiler calls the activation that `module` is; None if it is none."""
-    known = module if isinstance(module, FewBitActivation) else recognise(module)
-    return None if known is None else parse_activation(known.activation).name
+def _activation_name(activation: Found) -> str | None:
+    """Return what the compiler calls an activation, None if it has no few-bit form or no name."""
+    original = activation.original
+    form = original if isinstance(original, FewBitActivation) else form_of(original)
+    try:
+        return None if isinstance(form, str) else parse_activation(form.activation).name
+    except FewbitError:  # of a callable of the user's own
+        return None
+
+
+def _watch(activation: Found, recorder: _Recorder, stack: ExitStack) -> None:
+    """Let the recorder see all calls of the activation until the stack is closed."""
+    current = activation.current
+    if isinstance(current, nn.Module):
+        # Inside what other hooks see: the input as the module gets it, the output as it gives it.
+        stack.callback(current.register_forward_pre_hook(recorder.enter, with_kwargs=True).remove)
+        stack.callback(current.register_forward_hook(recorder.leave, prepend=True).remove)
+        return
+    for parent, attribute in activation.places:  # a function of torch's that a module holds
+        vars(parent)[attribute] = recorder.around(current)
+        stack.callback(vars(parent).__setitem__, attribute, current)
 
 
 def _backward(model: nn.Module, batch: Batch, loss: Loss | None, inputs: Callable[[Batch], Batch] | None) -> None:
