@@ -125,8 +125,6 @@ def _put(activation: Found, new: FewBitActivation) -> None:
     if isinstance(activation.current, nn.Module):
         _hand_over(activation.current, new)
     for parent, attribute in activation.places:
-        if activation.current is activation.original and not isinstance(activation.original, nn.Module):
-            new.train(parent.training)
         _set(parent, attribute, new)
 
 
@@ -140,10 +138,9 @@ def _hand_over(old: Any, new: nn.Module) -> None:
 def _set(parent: nn.Module, attribute: str, value: Activation) -> None:
     if attribute in parent._modules and isinstance(value, nn.Module):
         parent._modules[attribute] = value  # in its place: the order of a Sequential is that of its modules
-        return
-    if attribute in parent._modules:
-        delattr(parent, attribute)
-    setattr(parent, attribute, value)
+    else:
+        # What was no submodule becomes none: a TransformerDecoderLayer takes F.relu when it is copied with one.
+        vars(parent)[attribute] = value
 
 
 # ---- which ones ------------------------------------------------------------------------------------------------------

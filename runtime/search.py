@@ -80,7 +80,7 @@ def _walk(
         return
     prefix = f"{name}." if name else ""
     for attribute, value in vars(module).items():
-        if read_function(value) is not None:
+        if isinstance(value, HeldFunction) or read_function(value) is not None:
             yield (id(module), attribute), value, prefix + attribute, (*around, module), attribute
     for attribute, child in module._modules.items():
         if child is not None:
