@@ -6,40 +6,93 @@ elements of 32 bits (or fewer in half precision); in the place of each a few-bit
 """
 
 import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from torch import nn
 
 from ...tables import FewbitError
+from .comparison import compare_each
 
 COPIES = 4  # weights, gradients and the two moments of Adam
+BITS = (1, 2, 3, 4)
+_BATCHES = 8, 16  # whole bytes of codes for any number of elements a sample
 
 
 @dataclass(frozen=True)
-class Footprint:
-    """What training one model takes; all in the same unit, bytes unless the user's own is another.
+class Kept:
+    """What is kept for backward, as it grows with the batch, in bytes: fixed + batch · per_sample."""
+
+    per_sample: float
+    fixed: float = 0.0
+
+    @classmethod
+    def through(cls, *points: tuple[int, float]) -> "Kept":
+        """Return the line through two points (batch, bytes), or through one and the origin."""
+        if len(points) == 1:
+            ((batch, size),) = points
+            return cls(size / batch)
+        (one, small), (two, large) = points
+        slope = (large - small) / (two - one)
+        return cls(slope, small - one * slope)
+
+
+@dataclass(frozen=True)
+class Need:
+    """What training a model takes.
 
     Attributes:
-        model: one copy of the parameters.
-        activations: all that is kept for backward, for each sample.
-        nonlinear: the part of it that pointwise activations keep exactly and few-bit ones in bits.
-        element_bits: size of an element of that part.
-        fixed: what is kept for backward whatever the batch is.
+        model: bytes of one copy of its parameters.
+        kept: for each number of bits what is kept for backward; under None with exact activations.
+        nonlinear: the part of ``kept[None].per_sample`` that the replaced activations keep.
     """
 
     model: float
-    activations: float
+    kept: Mapping[int | None, Kept]
     nonlinear: float
-    element_bits: int = 32
-    fixed: float = 0.0
-
-    def with_bits(self, bits: int | None) -> float:
-        """Return what is kept for backward for each sample with codes of `bits` bits; exact if None."""
-        if bits is None:
-            return self.activations
-        return self.activations - self.nonlinear * (1 - bits / self.element_bits)
 
     def largest_batch(self, memory: float, bits: int | None = None, copies: int = COPIES) -> int:
-        """Return the largest batch that trains in `memory`, 0 if not one sample does. See `largest_batch`."""
-        return largest_batch(memory, self.model, self.with_bits(bits), copies=copies, fixed=self.fixed)
+        """Return the largest batch that trains in `memory` bytes; see `largest_batch`."""
+        kept = self.kept[bits]
+        return largest_batch(memory, self.model, kept.per_sample, copies=copies, fixed=kept.fixed)
+
+
+def need_by_formula(
+    model: float, activations: float, nonlinear: float, *, bits: Iterable[int] = BITS, element_bits: int = 32
+) -> Need:
+    """Return what training takes as the paper reckons it: b-bit codes are b / `element_bits` of `nonlinear`.
+
+    Args:
+        model: one copy of the parameters, in bytes (or any unit, if all have the same).
+        activations: all that is kept for backward, for each sample.
+        nonlinear: the part of it that pointwise activations keep.
+        bits: of the codes.
+        element_bits: size of an element of `nonlinear`.
+    """
+    kept: dict[int | None, Kept] = {None: Kept(activations)}
+    kept |= {b: Kept(activations - nonlinear * (1 - b / element_bits)) for b in bits}
+    return Need(model, MappingProxyType(kept), nonlinear)
+
+
+def need_of(model: nn.Module, inputs: Callable[[int], Mapping[str, Any]], bits: Sequence[int] = BITS) -> Need:
+    """Return what training `model` takes, measured with exact activations and after conversion to few-bit ones.
+
+    Args:
+        model: on the meta device where that may not take memory: it runs with batches of 8 and 16.
+        inputs: a function from a batch size to the keywords of the model.
+        bits: which few-bit activations to measure.
+    """
+    runs = [compare_each(model, bits=bits, **inputs(batch)) for batch in _BATCHES]
+    kept: dict[int | None, Kept] = {None: _line(run[0].before.total for run in runs)}
+    kept |= {pair[0].bits: _line(one.after.total for one in pair) for pair in zip(*runs, strict=True)}
+    return Need(parameter_bytes(model), MappingProxyType(kept), _line(run[0].nonlinear for run in runs).per_sample)
+
+
+def parameter_bytes(model: nn.Module) -> int:
+    """Return the bytes of all parameters of `model`."""
+    return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
 def largest_batch(memory: float, model: float, per_sample: float, *, copies: int = COPIES, fixed: float = 0.0) -> int:
@@ -58,3 +111,7 @@ def largest_batch(memory: float, model: float, per_sample: float, *, copies: int
     if not per_sample > 0:
         raise FewbitError("a sample keeps nothing for backward: there is no largest batch")
     return max(0, math.floor((memory - copies * model - fixed) / per_sample))
+
+
+def _line(sizes: Iterable[float]) -> Kept:
+    return Kept.through(*zip(_BATCHES, sizes, strict=True))

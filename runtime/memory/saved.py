@@ -2,16 +2,10 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 
-from ...tables import FewbitError
-from ...tables.columns import columns
-
-Field = Literal["module", "kind", "op", "dtype"]
-Sort = Literal["order", "bytes", "name"]
-SORTS: tuple[Sort, ...] = get_args(Sort)
+from .listing import FIELDS, Field, Sort, check_fields, listing, share
 
 
 @dataclass(frozen=True)
@@ -54,11 +48,16 @@ class Profile:
 
     @property
     def total_by_each(self) -> int:
-        """Bytes that would be kept if every op had a copy of its own; the paper counts so."""
+        """Bytes that would be kept if every op had a copy of its own."""
         return _sum(self.saved) + _sum(self.again)
 
     def by(self, *fields: Field) -> dict[tuple[str, ...], int]:
-        """Return bytes for each combination of `fields` ("module", "kind", "op", "dtype"), in the order of saving."""
+        """Return bytes for each combination of `fields` ("module", "kind", "op", "dtype"), in the order of saving.
+
+        Raises:
+            FewbitError: a field is none of these.
+        """
+        check_fields(fields)
         result: dict[tuple[str, ...], int] = {}
         for s in self.saved:
             key = tuple(_text(getattr(s, field)) for field in fields)
@@ -88,43 +87,11 @@ class Profile:
         Raises:
             FewbitError: `sort` or a field is none of these, or `limit` is below 1.
         """
-        unknown = [field for field in fields if field not in get_args(Field)]
-        if unknown or sort not in SORTS:
-            raise FewbitError(
-                f"no {unknown[0] if unknown else sort!r}: the fields are {', '.join(get_args(Field))}, "
-                f"the sorts {', '.join(SORTS)}"
-            )
-        if limit is not None and limit < 1:
-            raise FewbitError(f"limit must be at least 1, not {limit}")
-        fields = fields or get_args(Field)
-        rows = sort_rows(self.by(*fields), sort)
-        shown, rest = rows[:limit], rows[len(rows) if limit is None else limit :]
-        if rest:
-            shown.append(((f"{len(rest)} more", *[""] * (len(fields) - 1)), sum(size for _, size in rest)))
-        total = self.total
-        body = [(*key, f"{size:,}", f"{size / total:.1%}") for key, size in shown]
-        last = ("total", *[""] * (len(fields) - 1), f"{total:,}", "")
-        return "\n".join(columns([(*fields, "bytes", "share"), *body, last], left=len(fields)))
+        rows = {key: (size,) for key, size in self.by(*(fields or FIELDS)).items()}
+        return listing(rows, fields or FIELDS, ("bytes", "share"), lambda row, all: share(*row, *all), sort, limit)
 
     def __str__(self) -> str:
         return self.table()
-
-
-def sort_rows(rows: dict[tuple[str, ...], int], sort: Sort) -> list[tuple[tuple[str, ...], int]]:
-    """Return the rows in the order of `sort`; equals stay in the order of saving."""
-    items = list(rows.items())
-    if sort == "bytes":
-        return sorted(items, key=lambda item: -item[1])
-    return sorted(items, key=lambda item: item[0]) if sort == "name" else items
-
-
-def size_text(size: float) -> str:
-    """Return bytes as people read them: 1.5 GiB, 12.0 MiB, 512 B."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.1f} {unit}" if unit != "B" else f"{size:.0f} B"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 def _text(value: str | torch.dtype) -> str:
