@@ -121,7 +121,7 @@ class Calibration:
 
     Attributes:
         modules: those that a gradient reached, in the model's order.
-        silent: names of the activations that none reached: frozen, unused, or their output unused.
+        silent: names of the activations that none reached, or none but 0, NaN and infinities: frozen, unused, unheard.
         batches: how many were run.
         bits, kind: of the tables, where a method is given no other.
     """
@@ -179,7 +179,7 @@ class Calibration:
             )
             for activation, group in groups.items()
         )
-        return replace(self, modules=pooled, silent=())
+        return replace(self, modules=pooled)
 
     def table(self, name: str, bits: int | None = None, kind: str | None = None) -> Table:
         """Return the best table for the module `name`: under its weight never worse than the default one."""

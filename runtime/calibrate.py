@@ -34,6 +34,8 @@ Loss = Callable[[Any, Batch], Tensor]
 
 # A larger gradient than any that training survives; the sum of many squares of it is still finite.
 _LARGEST_GRADIENT = 1e140
+# Elements that are worked on at once: what that takes beside two bytes an element stays small.
+_AT_ONCE = 1 << 22
 
 
 def calibrate(
@@ -127,12 +129,15 @@ class _Recorder:
             device = torch.device("cpu") if gradient.device.type == "mps" else gradient.device
             self.counts = torch.zeros(ruler.BINS, dtype=torch.float64, device=device)
             self.used = torch.zeros((), dtype=torch.int64, device=device)
-        gradient, bins = gradient.to(self.counts.device).double(), bins.to(self.counts.device)
-        usable = (bins >= 0) & (gradient.abs() <= _LARGEST_GRADIENT)  # not so if it is NaN
-        squares = torch.where(usable, gradient, 0).square_()
-        self.counts.index_add_(0, bins.clamp(min=0).int(), squares)
-        self.used += usable.sum()
+        for part, places in zip(gradient.split(_AT_ONCE), bins.split(_AT_ONCE), strict=True):
+            self._add(part.to(self.counts.device).double(), places.to(self.counts.device), self.counts, self.used)
         self.elements += gradient.numel()
+
+    @staticmethod
+    def _add(gradient: Tensor, bins: Tensor, counts: Tensor, used: Tensor) -> None:
+        usable = (bins >= 0) & (gradient.abs() <= _LARGEST_GRADIENT)  # not so if it is NaN
+        counts.index_add_(0, bins.clamp(min=0).int(), torch.where(usable, gradient, 0).square_())
+        used += usable.sum()
 
     def measured(self) -> Measured | None:
         """Return what was counted, or None if it weighs nothing."""
@@ -147,6 +152,13 @@ def bins_of(x: Tensor) -> Tensor:
 
     An input beyond the ruler is in its last bin. A float64 is placed as the float32 next to it.
     """
+    places = torch.empty(x.shape, dtype=torch.int16, device=x.device)
+    for part, values in zip(places.view(-1).split(_AT_ONCE), x.reshape(-1).split(_AT_ONCE), strict=True):
+        part.copy_(_bins_of_few(values))
+    return places
+
+
+def _bins_of_few(x: Tensor) -> Tensor:
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     sizes = wide.abs().clamp_(max=ruler.LARGEST).float().view(torch.int32)
     # Bins are closed on the right: the edge between two belongs to the smaller of two positive ones, and to the larger,
@@ -154,7 +166,7 @@ def bins_of(x: Tensor) -> Tensor:
     positive = wide > 0
     places = ((sizes - positive.int()) >> ruler.DROPPED_BITS).sub_(ruler.FIRST - 1).clamp_(0, ruler.BINS_OF_SIGN - 1)
     bins = torch.where(positive, places + ruler.BINS_OF_SIGN, ruler.BINS_OF_SIGN - 1 - places)
-    return bins.masked_fill_(~x.isfinite(), -1).to(torch.int16)
+    return bins.masked_fill_(~x.isfinite(), -1)
 
 
 def _recorders(model: nn.Module) -> dict[Found, _Recorder]:

@@ -150,6 +150,7 @@ def test_json_is_what_the_file_holds(run, target, tmp_path):
 def test_pooled_is_one_table_an_activation(run, target, tmp_path):
     outcome = run("calibrate", target("setup"), "-o", tmp_path, "--pooled", "--json")
     assert [(m["name"], m["elements"]) for m in json.loads(outcome.out)["modules"]] == [("gelu", 3072), ("tanh", 1536)]
+    assert json.loads(outcome.out)["silent"] == ["unused"]
     assert (tmp_path / "tables" / "gelu.json").exists()
 
 

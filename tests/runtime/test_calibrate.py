@@ -9,6 +9,7 @@ import torch
 from fewbit.fewbit_gen.activations import parse_activation
 from fewbit.fewbit_gen.certify import table_error
 from fewbit.fewbit_gen.weights import ruler
+from fewbit.runtime import calibrate as home
 from fewbit.runtime.calibrate import bins_of, calibrate
 from fewbit.tables import FewbitError
 from hypothesis import given
@@ -334,6 +335,25 @@ class TestWhatIsCounted:
             calibrate(mlp(nn.GELU()), batches_of(1), squared)
         finally:
             torch.use_deterministic_algorithms(False)
+
+    def test_large_tensors_are_worked_on_in_parts(self, monkeypatch):
+        model, batches = mlp(nn.GELU()), batches_of(2)
+        expected = calibrate(model, batches, squared)
+        monkeypatch.setattr(home, "_AT_ONCE", 7)
+        same(calibrate(model, batches, squared), expected)
+        x = torch.randn(4, 6).t()
+        assert torch.equal(bins_of(x), bins_of(x.contiguous().reshape(-1)).view(6, 4))
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    def test_a_gpu_measures_the_same(self):
+        model, batches = mlp(nn.GELU(), nn.Dropout(0.0), nn.SiLU(inplace=True)), batches_of(2)
+        expected = calibrate(model, batches, squared)
+        generator = torch.cuda.get_rng_state()
+        measured = calibrate(model.cuda(), [batch.cuda() for batch in batches], squared)
+        assert torch.equal(torch.cuda.get_rng_state(), generator)
+        for a, b in zip(expected, measured, strict=True):
+            assert (a.name, a.elements) == (b.name, b.elements)
+            assert a.squared_gradient == pytest.approx(b.squared_gradient, rel=1e-3)
 
     def test_a_compiled_model_is_measured_as_the_plain_one(self):
         model, batches = mlp(nn.GELU(), nn.Tanh()), batches_of(2)
