@@ -334,7 +334,11 @@ def apply(x: Tensor, function: str, parameters: tuple[float, ...], key: str, inp
         raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")
     _Inplace.apply(x, key)  # first the graph: what torch refuses to overwrite is refused before it is
     with torch.no_grad():
-        return overwrite(x, *parameters)
+        overwrite(x, *parameters)
+    # Of a view torch makes the graph anew after each write, when it is first asked for; register_hook, which FSDP calls,
+    # does not ask and crashes (torch 2.6 to 2.13).
+    _ = x.grad_fn
+    return x
 
 
 class _Inplace(torch.autograd.Function):

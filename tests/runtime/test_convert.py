@@ -189,6 +189,16 @@ class TestHooks:
         model(torch.ones(2, 3)).sum().backward()
         assert calls == ["forward", "backward", "backward"]
 
+    def test_may_be_put_on_a_view_that_was_overwritten(self):
+        """FSDP puts one on the output of every layer; torch crashes where a view's graph is older than its values."""
+        model = nn.Sequential(nn.Linear(3, 3), nn.SiLU(inplace=True))
+        convert(model)
+        y, calls = model(torch.ones(2, 2, 3)), []
+        assert y._base is not None
+        y.register_hook(lambda gradient: calls.append(gradient))
+        y.sum().backward()
+        assert len(calls) == 1
+
 
 class TestEveryActivation:
     @pytest.mark.parametrize("module", [row[0] for row in TORCH], ids=str)

@@ -1,0 +1,76 @@
+"""What each of two processes runs: `python parallel_training.py RANK FILE`, FILE being where they meet.
+
+It says "done KIND" for every kind of parallelism whose gradients are those of one process.
+"""
+
+import sys
+
+import fewbit
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+
+PROCESSES = 2
+KINDS = ("ddp", "ddp-checkpointed", "ddp-compiled", "fsdp")
+
+
+class Checkpointed(nn.Sequential):
+    def forward(self, input):
+        return checkpoint(super().forward, input, use_reentrant=False)
+
+
+def make(container=nn.Sequential):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        container(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 8), nn.SiLU(inplace=True)),
+        nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, activation="gelu", batch_first=True),
+        nn.Linear(8, 3),
+    )
+    fewbit.convert(model, bits=2)
+    return model
+
+
+def gradients(model, x):
+    model(x).square().mean().backward()
+    return [p.grad for p in model.parameters()]
+
+
+def parallel(kind, model):
+    """The model as this kind of parallelism wraps it, and the modules that are sharded."""
+    if kind == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = dist.device_mesh.init_device_mesh("cpu", (PROCESSES,))
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+    if kind == "ddp-compiled":
+        model = torch.compile(model, backend="aot_eager")
+    return nn.parallel.DistributedDataParallel(model)
+
+
+def compare(kind, rank):
+    x = torch.randn(4 * PROCESSES, 5, 6, generator=torch.Generator().manual_seed(1))
+    container = Checkpointed if kind == "ddp-checkpointed" else nn.Sequential
+    expected = gradients(make(), x)
+    found = gradients(parallel(kind, make(container)), x.chunk(PROCESSES)[rank])
+    for ours, one in zip(found, expected, strict=True):
+        whole = ours.full_tensor() if isinstance(ours, DTensor) else ours
+        # A mean of means is summed in another order; a wrong code would move a gradient by a hundredth of itself.
+        torch.testing.assert_close(whole, one, rtol=1e-4, atol=1e-6)
+
+
+def main(rank, file):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=PROCESSES)
+    for kind in KINDS:
+        compare(kind, rank)
+        print("done", kind, flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
