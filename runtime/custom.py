@@ -138,9 +138,15 @@ def _fresh(function: Function) -> Function:
             y = function(x)
         if y.shape != x.shape:
             raise FewbitError(f"an activation is elementwise, but of {tuple(x.shape)} this makes {tuple(y.shape)}")
-        return y.clone() if y.untyped_storage()._cdata == x.untyped_storage()._cdata else as_dense(y)
+        return y.clone() if _may_share(x, y) else as_dense(y)
 
     return call
+
+
+def _may_share(x: Tensor, y: Tensor) -> bool:
+    if torch._C._functorch.is_functorch_wrapped_tensor(y):  # these do not tell
+        return True
+    return x.untyped_storage()._cdata == y.untyped_storage()._cdata
 
 
 def _named(text: str) -> tuple[str, dict[str, float]] | None:

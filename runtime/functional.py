@@ -2,7 +2,8 @@
 
 Forward they are torch's own functions, bit for bit. For the backward pass they keep ⌈n/8⌉·bits bytes instead of x, and
 the gradient is multiplied by the table's level instead of f'(x) (Few-bit Backward, Listing 1). Where no gradient is
-asked for, they are torch's functions and keep nothing.
+asked for, they are torch's functions and keep nothing. First derivatives by torch.func (grad, vjp, vmap, jacrev) work
+like backward; second ones, and forward mode where a gradient is recorded as well, are refused.
 
 Where f' takes two values (relu, relu6, leaky_relu, hardtanh, hardsigmoid, hardshrink, softshrink, threshold) one bit
 holds it exactly, whatever `bits` allows: the gradient is torch's own, at the kinks too. (Of hardsigmoid in float64 it
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from ..tables import FewbitError, Table
 from ..tables.errors import shown
-from . import ops
+from . import ops, transforms
 from .custom import Custom, custom, solve_custom
 from .forwards import forward_of
 from .layout import as_dense
@@ -303,7 +304,9 @@ def _cached_custom(
 
 def keeps(x: Tensor) -> bool:
     """Return whether a gradient of f(x) will be asked for, and codes must be kept."""
-    return x.requires_grad and torch.is_grad_enabled()
+    if not torch.is_grad_enabled():
+        return False
+    return x.requires_grad or (transforms.are_active() and transforms.requires_grad(x))
 
 
 def apply(x: Tensor, function: str, parameters: tuple[float, ...], key: str, inplace: bool = False) -> Tensor:
@@ -321,6 +324,9 @@ def apply(x: Tensor, function: str, parameters: tuple[float, ...], key: str, inp
     overwrite = forward_of(function).inplace if inplace else None
     if not keeps(x):
         return (overwrite or forward_of(function).call)(x, *parameters)
+    if transforms.are_active():
+        y = transforms.activation(x, function, parameters, key)
+        return y if overwrite is None else x.copy_(y)
     if torch.compiler.is_compiling():
         # The compiler keeps the order of strides, which says nothing about an expanded tensor. It decides about memory
         # too; what it saves for the backward pass is what the op returns.
@@ -335,8 +341,8 @@ def apply(x: Tensor, function: str, parameters: tuple[float, ...], key: str, inp
     _Inplace.apply(x, key)  # first the graph: what torch refuses to overwrite is refused before it is
     with torch.no_grad():
         overwrite(x, *parameters)
-    # Of a view torch makes the graph anew after each write, when it is first asked for; register_hook, which FSDP calls,
-    # does not ask and crashes (torch 2.6 to 2.13).
+    # Of a view torch makes the graph anew after each write, when it is first asked for; register_hook, which FSDP
+    # calls, does not ask and crashes (torch 2.6 to 2.13).
     _ = x.grad_fn
     return x
 

@@ -11,7 +11,7 @@ Codes lie in the memory order of the output; `stride` carries that order to the 
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -111,19 +111,20 @@ def gradient(grad: Tensor, packed: Tensor, table: str, stride: Sequence[int]) ->
     the Hessian would come out as 0.
     """
     if torch.is_grad_enabled():
-        _refuse()
+        refuse()
     return multiply(grad, packed, table, stride)
 
 
-def _refuse(*_: Any) -> None:
+def refuse(*_: Any) -> NoReturn:
+    """Raise RuntimeError: what was asked for takes more than the codes hold."""
     raise RuntimeError(
-        "fewbit activations have no second derivative (create_graph=True): the codes keep f' alone; "
+        "fewbit activations have no second derivative (create_graph=True) and no forward mode: the codes keep f' alone; "
         "use torch's own activation here"
     )
 
 
 torch.library.register_autograd(activation, _backward, setup_context=_save, lib=_library)
-torch.library.register_autograd(multiply, _refuse, lib=_library)
+torch.library.register_autograd(multiply, refuse, lib=_library)
 
 
 def check_dtype(x: Tensor, function: str) -> None:
