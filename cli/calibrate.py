@@ -2,9 +2,7 @@
 
 import os
 import sys
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +17,7 @@ from ..tables.names import counted
 from ..tables.table import check_bits
 from .options import bits_option, json_option, kind_option
 from .progress import with_progress
-from .target import load_target
+from .target import load_target, told_in_one_line
 
 if TYPE_CHECKING:
     from ..fewbit_gen.calibration import Calibration, Gain
@@ -72,7 +70,7 @@ def command(
 
     source = None if target is None else load_target(target)
     make_folder(output)
-    with _told_in_one_line(target or "--demo", source):
+    with told_in_one_line(target or "--demo", source):
         model, data, *rest = _trained_transformer() if source is None else _returned(source, target)
         loss, inputs = [*rest, None, None][:2]
         calibration = calibrate(model, _first(batches, data), loss, inputs=inputs, bits=bits, kind=kind)
@@ -110,21 +108,6 @@ def _first(most: int | None, batches: Any) -> Any:
         return batches
     lengths = [n for n in (most, len(batches) if isinstance(batches, Sized) else None) if n is not None]
     return with_progress(islice(batches, most), min(lengths, default=None), "calibrating")
-
-
-@contextmanager
-def _told_in_one_line(target: str, source: Callable[..., Any] | None) -> Iterator[None]:
-    """Tell an error of the user's code in one line, with the last of its own lines on the way there."""
-    try:
-        yield
-    except (FewbitError, click.ClickException):
-        raise
-    except Exception as error:
-        own = getattr(getattr(source, "__code__", None), "co_filename", None)
-        frames = traceback.extract_tb(error.__traceback__)
-        frame = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1])
-        where = f"{Path(frame.filename).name}, line {frame.lineno}"
-        raise click.ClickException(f"{target} failed at {where}: {type(error).__name__}: {error}") from error
 
 
 def _write(calibration: "Calibration", gains: "Sequence[Gain]", folder: Path) -> str:

@@ -3,11 +3,15 @@
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import click
 
 from ..tables import FewbitError
 from ..tables.names import nearest_names
@@ -41,6 +45,26 @@ def load_target(text: str) -> Callable[..., Any]:
     if not callable(found):
         raise FewbitError(f"{text} is not a function but of type {type(found).__name__}")
     return found
+
+
+@contextmanager
+def told_in_one_line(target: str, source: Callable[..., Any] | None) -> Iterator[None]:
+    """Tell an error of the user's code in one line, with the last of its own lines on the way there.
+
+    Args:
+        target: how the user called it.
+        source: the function that `load_target` returned; None if the code is not the user's.
+    """
+    try:
+        yield
+    except (FewbitError, click.ClickException):
+        raise
+    except Exception as error:
+        own = getattr(getattr(source, "__code__", None), "co_filename", None)
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1])
+        where = f"{Path(frame.filename).name}, line {frame.lineno}"
+        raise click.ClickException(f"{target} failed at {where}: {_in_words(error)}") from error
 
 
 def _run_file(path: Path) -> ModuleType:

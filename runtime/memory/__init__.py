@@ -4,14 +4,14 @@
     profile_call(model, call)        the same for a call that goes on to a loss
     compare(model, *inputs, bits=3)  the same with exact activations and with few-bit ones
     as_on_gpu()                      a block in which dropout and attention keep what they keep on a GPU
-    need_of(model, inputs)           what training takes, exact and few-bit; .largest_batch(memory, bits)
+    need_of(model, runs)             what training takes, exact and few-bit; .largest_batch(memory, bits)
     largest_batch(...)               the paper's formula
 
 All of them run on real tensors, on the meta device and on fake tensors, with the same bytes.
 """
 
 from .capacity import Kept, Need, largest_batch, need_by_formula, need_of
-from .comparison import Comparison, compare
+from .comparison import Comparison, compare, compare_each
 from .on_gpu import as_on_gpu
 from .record import profile, profile_call
 from .saved import Profile, Saved
@@ -24,6 +24,7 @@ __all__ = [
     "Saved",
     "as_on_gpu",
     "compare",
+    "compare_each",
     "largest_batch",
     "need_by_formula",
     "need_of",

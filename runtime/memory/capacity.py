@@ -6,19 +6,17 @@ elements of 32 bits (or fewer in half precision); in the place of each a few-bit
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from torch import nn
 
 from ...tables import FewbitError
-from .comparison import compare_each
+from .comparison import Comparison
 
 COPIES = 4  # weights, gradients and the two moments of Adam
 BITS = (1, 2, 3, 4)
-_BATCHES = 8, 16  # whole bytes of codes for any number of elements a sample
 
 
 @dataclass(frozen=True)
@@ -76,18 +74,19 @@ def need_by_formula(
     return Need(model, MappingProxyType(kept), nonlinear)
 
 
-def need_of(model: nn.Module, inputs: Callable[[int], Mapping[str, Any]], bits: Sequence[int] = BITS) -> Need:
-    """Return what training `model` takes, measured with exact activations and after conversion to few-bit ones.
+def need_of(model: nn.Module, runs: Mapping[int, Sequence[Comparison]]) -> Need:
+    """Return what training `model` takes, as measured with exact activations and with few-bit ones.
 
     Args:
-        model: on the meta device where that may not take memory: it runs with batches of 8 and 16.
-        inputs: a function from a batch size to the keywords of the model.
-        bits: which few-bit activations to measure.
+        model: its parameters are counted.
+        runs: by batch size what `compare_each` returned for it, for one or two batch sizes. With one of them all that
+            is kept is taken to grow with the batch. Multiples of 8 make whole bytes of codes, whatever the model.
     """
-    runs = [compare_each(model, bits=bits, **inputs(batch)) for batch in _BATCHES]
-    kept: dict[int | None, Kept] = {None: _line(run[0].before.total for run in runs)}
-    kept |= {pair[0].bits: _line(one.after.total for one in pair) for pair in zip(*runs, strict=True)}
-    return Need(parameter_bytes(model), MappingProxyType(kept), _line(run[0].nonlinear for run in runs).per_sample)
+    batches, pairs = [*runs], [*zip(*runs.values(), strict=True)]
+    kept: dict[int | None, Kept] = {None: _line(batches, (run.before.total for run in pairs[0]))}
+    kept |= {pair[0].bits: _line(batches, (run.after.total for run in pair)) for pair in pairs}
+    nonlinear = _line(batches, (run.nonlinear for run in pairs[0])).per_sample
+    return Need(parameter_bytes(model), MappingProxyType(kept), nonlinear)
 
 
 def parameter_bytes(model: nn.Module) -> int:
@@ -113,5 +112,5 @@ def largest_batch(memory: float, model: float, per_sample: float, *, copies: int
     return max(0, math.floor((memory - copies * model - fixed) / per_sample))
 
 
-def _line(sizes: Iterable[float]) -> Kept:
-    return Kept.through(*zip(_BATCHES, sizes, strict=True))
+def _line(batches: Iterable[int], sizes: Iterable[float]) -> Kept:
+    return Kept.through(*zip(batches, sizes, strict=True))

@@ -103,7 +103,7 @@ def compare(
 
 
 def compare_each(
-    model: nn.Module, *inputs: object, bits: Iterable[int], functions: bool = False, **keywords: object
+    model: nn.Module, *inputs: object, bits: Iterable[int], functions: bool = False, **keywords: Any
 ) -> list[Comparison]:
     """Return what `compare` returns for each number of `bits`; exact activations run once for all."""
     numbers = [check_bits(b) for b in bits]

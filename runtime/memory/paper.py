@@ -13,6 +13,7 @@ from torch import nn
 
 from . import zoo
 from .capacity import BITS, Need, need_by_formula, need_of
+from .comparison import compare_each
 
 MIB = 2**20
 GPU_MEMORY = 32 * 1024 * MIB
@@ -65,9 +66,9 @@ class Reproduced:
 
 def reproduce(name: str) -> Reproduced:
     """Measure one model of `PAPER`; the few-bit batches are of the converted model, not of the formula."""
-    model = zoo.build(name, dropout=False, attention="eager")
+    model = zoo.build(name, SIZE, dropout=False, attention="eager")
     _put_gelu_for_relu(model)
-    need = need_of(model, lambda batch: zoo.inputs(name, batch, SIZE))
+    need = need_of(model, {batch: compare_each(model, bits=BITS, **zoo.inputs(name, batch, SIZE)) for batch in (8, 16)})
     activations = need.kept[None].per_sample
     measured = Row(need.model / MIB, activations / MIB, need.nonlinear / MIB, batches_of(need))
     return Reproduced(name, PAPER[name], measured)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...tables import FewbitError
 from ...tables.names import find_name, nearest_names
@@ -28,6 +28,8 @@ class Entry:
         takes: "tokens" or "images", what the model is fed with.
         size: tokens of a sequence, or pixels of an image's side, if the user names none.
         dropouts: the options of the configuration that are dropout probabilities.
+        limit: the option that bounds the size, or is the size of images; "" if any size goes.
+        spare: how much larger `limit` must be than the size.
     """
 
     config: str
@@ -36,6 +38,8 @@ class Entry:
     takes: str = "tokens"
     size: int = 512
     dropouts: tuple[str, ...] = ()
+    limit: str = ""
+    spare: int = 0
 
 
 def _resnet(kind: str, *depths: int) -> Entry:
@@ -62,12 +66,23 @@ _ENCODER_DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
 
 def _bert(**options: Any) -> Entry:
-    return Entry("BertConfig", "BertForSequenceClassification", options, dropouts=_ENCODER_DROPOUTS)
+    return Entry(
+        "BertConfig",
+        "BertForSequenceClassification",
+        options,
+        dropouts=_ENCODER_DROPOUTS,
+        limit="max_position_embeddings",
+    )
 
 
 def _roberta(**options: Any) -> Entry:
     return Entry(
-        "RobertaConfig", "RobertaForSequenceClassification", {**_ROBERTA, **options}, dropouts=_ENCODER_DROPOUTS
+        "RobertaConfig",
+        "RobertaForSequenceClassification",
+        {**_ROBERTA, **options},
+        dropouts=_ENCODER_DROPOUTS,
+        limit="max_position_embeddings",
+        spare=2,
     )
 
 
@@ -78,6 +93,7 @@ def _gpt2(**options: Any) -> Entry:
         options,
         size=1024,
         dropouts=("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+        limit="n_positions",
     )
 
 
@@ -89,6 +105,7 @@ def _vit(**options: Any) -> Entry:
         "images",
         224,
         dropouts=_ENCODER_DROPOUTS,
+        limit="image_size",
     )
 
 
@@ -124,6 +141,7 @@ def find(name: str) -> str | None:
 
 def build(
     name: str,
+    size: int | None = None,
     *,
     dropout: bool = True,
     attention: str = "sdpa",
@@ -133,6 +151,7 @@ def build(
 
     Args:
         name: of `ENTRIES`.
+        size: tokens of a sequence or pixels of an image's side that it must take; the model's own if None.
         dropout: False sets all its dropout probabilities to 0.
         attention: "sdpa", one fused kernel, or "eager", with the scores in memory.
         dtype: of the parameters.
@@ -153,11 +172,14 @@ def build(
     if not dropout:
         options |= dict.fromkeys(entry.dropouts, 0.0)
     config = getattr(transformers, entry.config)(**options)
+    if size and entry.limit:
+        room = size + entry.spare
+        setattr(config, entry.limit, room if entry.takes == "images" else max(room, getattr(config, entry.limit)))
     with torch.device("meta"):
         return getattr(transformers, entry.model)(config).to(dtype).train()
 
 
-def inputs(name: str, batch: int = 1, size: int | None = None, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def inputs(name: str, batch: int = 1, size: int | None = None, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """Return keywords for a model's forward, on the meta device.
 
     Args:

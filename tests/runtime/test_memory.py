@@ -533,15 +533,8 @@ class TestLargestBatch:
         model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8), nn.Softmax(0))
         parameters = 4 * sum(p.numel() for p in model.parameters())
 
-        class Named(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.body = model
-
-            def forward(self, x):
-                return self.body(x)
-
-        need = memory.need_of(Named(), lambda batch: {"x": torch.zeros(batch, 32)})
+        runs = {n: memory.compare_each(model, torch.zeros(n, 32), bits=(1, 3, 4)) for n in (8, 16)}
+        need = memory.need_of(model, runs)
         assert need.model == parameters
         assert need.kept[None] == memory.Kept(4 * (32 + 64 + 64 + 8), 0)
         assert need.kept[3] == memory.Kept(4 * (32 + 64 + 8) + 64 * 3 / 8, 0)
@@ -588,7 +581,13 @@ class TestZoo:
         model = zoo.build(name)
         assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.05)
         assert {p.device.type for p in model.parameters()} == {"meta"}
-        assert memory.profile(model, **zoo.inputs(name, batch=1, size=64)).total > 0
+        assert memory.profile(model, **zoo.inputs(name)).total > 0
+
+    @pytest.mark.parametrize("name", ["gpt2", "roberta-base", "vit-base", "resnet18"])
+    def test_takes_other_sizes_than_its_own(self, name):
+        pytest.importorskip("transformers")
+        small, large = (memory.profile(zoo.build(name, size), **zoo.inputs(name, 1, size)).total for size in (64, 2048))
+        assert large > 30 * small
 
     def test_refuses_what_it_does_not_have(self):
         with pytest.raises(fewbit.FewbitError, match="no built-in model 'gpt3'; nearest: gpt2"):
