@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from ..tables import Table
 from .forwards import FORWARDS, Forward
 from .modules import FewBitActivation
-from .recognition import HARD_MISH, LAPLACE, SQRT_SOFTPLUS, Recognised
+from .recognition import Recognised
 from .resolve import resolve_table
 
 __all__ = ["FORMULAS", "Formula"]
@@ -88,7 +88,11 @@ def _hard_mish(x: Tensor) -> Tensor:
     return 0.5 * x * (x + 2).clamp(min=0, max=2)
 
 
-def _hard_mish_(x: Tensor) -> Tensor:
+def _scaled_hard_mish(x: Tensor) -> Tensor:
+    return x.mul(0.5 * (x + 2).clamp(min=0, max=2))
+
+
+def _scaled_hard_mish_(x: Tensor) -> Tensor:
     return x.mul_(0.5 * (x + 2).clamp(min=0, max=2))
 
 
@@ -99,17 +103,20 @@ FORMULAS: dict[str, Forward] = {
     "fast_gelu": Forward(_fast_gelu),
     "bloom_gelu": Forward(_bloom_gelu),
     "python_mish": Forward(_python_mish),
-    SQRT_SOFTPLUS: Forward(_sqrt_softplus),
-    LAPLACE: Forward(_laplace),
+    "sqrt_softplus": Forward(_sqrt_softplus),
+    "laplace": Forward(_laplace),
     "swish": Forward(_swish, None, _swish_),
     "timm_mish": Forward(_timm_mish),
     "hard_swish": Forward(_hard_swish, None, _hard_swish_),
     "hard_sigmoid": Forward(_hard_sigmoid, None, _hard_sigmoid_),
-    HARD_MISH: Forward(_hard_mish, None, _hard_mish_),
+    "hard_mish": Forward(_hard_mish),
+    "hard_mish_in_place": Forward(_scaled_hard_mish, None, _scaled_hard_mish_),  # timm multiplies in another order
     "sigmoid_in_place": Forward(torch.sigmoid, None, torch.sigmoid_),
     "tanh_in_place": Forward(torch.tanh, None, torch.tanh_),
 }
-FORWARDS.update(FORMULAS)  # an op names what it computes by a string
+# An op names what it computes by a string: here one that nobody can write for an activation.
+_PREFIX = "formula:"
+FORWARDS.update({_PREFIX + name: forward for name, forward in FORMULAS.items()})
 
 
 class Formula(FewBitActivation):
@@ -124,7 +131,7 @@ class Formula(FewBitActivation):
         assert known.formula is not None
         if table is None:
             table = resolve_table(known.activation, (), bits)
-        super().__init__(known.formula, {}, known.inplace, table=table)
+        super().__init__(_PREFIX + known.formula, {}, known.inplace, table=table)
         self._known = known
 
     @property
@@ -144,7 +151,7 @@ def agrees(original: nn.Module, known: Recognised) -> bool:
     """Return whether `original` computes the bits that its formula here does: another version might not."""
     assert known.formula is not None
     with torch.no_grad():
-        x = torch.linspace(-6, 6, 257, device="cpu", dtype=torch.float32)
+        x = torch.linspace(-5.7, 6.1, 1001, device="cpu", dtype=torch.float32)  # no round numbers: all must round
         if type(x) is not Tensor:  # a mode makes all tensors fake: there are no bits
             return True
         theirs = type(original).forward(original, x.clone())  # without its hooks

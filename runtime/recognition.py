@@ -118,11 +118,12 @@ def _held(name: str, activation: str, formula: str, arguments: Arguments = ()) -
     return rule
 
 
-def _either(name: str, activation: str, formula: str) -> Rule:
-    """Return the rule of a class of `timm` that can work in place, as the one of torch.nn cannot."""
+def _either(name: str, activation: str, formula: str | None, in_place: str) -> Rule:
+    """Return the rule of a class of `timm` that computes by another formula in place."""
 
     def rule(module: Any) -> Recognised:
-        return Recognised(name, (), activation, module.inplace, formula if module.inplace else None)
+        inplace = bool(getattr(module, "inplace", False))
+        return Recognised(name, (), activation, inplace, in_place if inplace else formula)
 
     return rule
 
@@ -174,9 +175,9 @@ _TRANSFORMERS: dict[str, _Verdict] = {
     "SiLUActivation": _fixed("SiLU", "silu"),
     "MishActivation": _held("Mish", "mish", "python_mish"),
     "ReLUSquaredActivation": _fixed("SquaredReLU", "squared_relu"),
-    "SqrtSoftplusActivation": _fixed("SqrtSoftplus", SQRT_SOFTPLUS, formula=SQRT_SOFTPLUS),
+    "SqrtSoftplusActivation": _fixed("SqrtSoftplus", SQRT_SOFTPLUS, formula="sqrt_softplus"),
     # With the μ and σ that its forward has for defaults; nothing in the package passes others.
-    "LaplaceActivation": _fixed("Laplace", LAPLACE, formula=LAPLACE),
+    "LaplaceActivation": _fixed("Laplace", LAPLACE, formula="laplace"),
     "LinearActivation": "it is the identity, which keeps nothing",
     "ClippedGELUActivation": "it is GELU cut to a range, whose derivative is another",
     "XIELUActivation": "its two parameters are learned, and their gradients need the input",
@@ -189,9 +190,11 @@ _TIMM: dict[str, _Verdict] = {
     **{f"Mish{variant}": _fixed("Mish", "mish", formula="timm_mish") for variant in _VARIANTS},
     **{f"HardSwish{variant}": _fixed("Hardswish", "hardswish", formula="hard_swish") for variant in _VARIANTS},
     **{f"HardSigmoid{variant}": _fixed("Hardsigmoid", "hardsigmoid", formula="hard_sigmoid") for variant in _VARIANTS},
-    **{f"HardMish{variant}": _fixed("HardMish", HARD_MISH, formula=HARD_MISH) for variant in _VARIANTS},
-    "Sigmoid": _either("Sigmoid", "sigmoid", "sigmoid_in_place"),
-    "Tanh": _either("Tanh", "tanh", "tanh_in_place"),
+    **{
+        f"HardMish{variant}": _either("HardMish", HARD_MISH, "hard_mish", "hard_mish_in_place") for variant in _VARIANTS
+    },
+    "Sigmoid": _either("Sigmoid", "sigmoid", None, "sigmoid_in_place"),
+    "Tanh": _either("Tanh", "tanh", None, "tanh_in_place"),
     "GELU": _fixed("GELU", "gelu", _AS_ERF),
     "GELUTanh": _fixed("GELU", "gelu_tanh", _AS_TANH),
     "QuickGELU": _fixed("QuickGELU", "quick_gelu"),

@@ -50,7 +50,7 @@ TIMM = [
     (
         "HardMish",
         lambda self, x: 0.5 * x * (x + 2).clamp(0, 2),
-        ("HardMish", HARD_MISH, HARD_MISH),
+        ("HardMish", HARD_MISH, "hard_mish"),
     ),
     ("GELU", lambda self, x: F.gelu(x), ("GELU", "gelu", None)),
     ("GELUTanh", lambda self, x: F.gelu(x, approximate="tanh"), ("GELU", "gelu_tanh", None)),
