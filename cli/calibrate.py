@@ -79,7 +79,8 @@ def command(
     gains = list(with_progress(map(calibration.gain, calibration.names), len(calibration), "solving"))
     content = _write(calibration, gains, output)
     click.echo(content if as_json else "\n".join(_lines(calibration, gains)) + "\n", nl=False)
-    click.echo(f"wrote {len(gains)} weights, {len(gains)} tables and calibration.json to {output}", err=True)
+    written = f"{counted(len(gains), 'weight')}, {counted(len(gains), 'table')}"
+    click.echo(f"wrote {written} and calibration.json to {output}", err=True)
 
 
 def _trained_transformer() -> tuple[Any, ...]:

@@ -249,7 +249,10 @@ def file_stem(name: str) -> str:
 
 
 def _best_table(module: Measured, bits: int, kind: str) -> Table:
-    solved = solve(module.activation, bits, kind, module.weight, certify=False)
+    try:
+        solved = solve(module.activation, bits, kind, module.weight, certify=False)
+    except FewbitError as error:
+        raise FewbitError(f"{_called(module.name)}: {error}") from None
     candidates = [_under(table, module) for table in (solved, _default_table(module.activation, bits, kind))]
     # The solver is exact over a grid only: where that is too coarse for the weight, the default table may be better.
     best = min(candidates, key=lambda table: table.error)

@@ -111,6 +111,12 @@ def test_an_exact_table_stays_exact():
     assert calibration.table("a").bits == 1
 
 
+def test_what_cannot_be_solved_is_told_with_the_modules_name():
+    calibration = Calibration((measured("wave", "sin", [*np.linspace(-1, 1, 100), 5e8]),))
+    with pytest.raises(FewbitError, match="wave: the derivative of sin passes between its levels"):
+        calibration.table("wave")
+
+
 def test_a_weight_file_gives_the_same_table_to_solve(calibration, tmp_path):
     folder = tmp_path / "deep" / "folder"
     paths = calibration.save(folder)
