@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from ..tables import DEFAULT_WEIGHT, FewbitError, Table
 from ..tables.errors import shown
@@ -144,7 +145,7 @@ def _fresh(function: Function) -> Function:
 
 
 def _may_share(x: Tensor, y: Tensor) -> bool:
-    if torch._C._functorch.is_functorch_wrapped_tensor(y):  # these do not tell
+    if is_functorch_wrapped_tensor(y):  # these do not tell
         return True
     return x.untyped_storage()._cdata == y.untyped_storage()._cdata
 

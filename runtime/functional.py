@@ -12,6 +12,7 @@ is grad/6, where torch multiplies by 1/6 rounded to float32.)
 All take float64, float32, float16 or bfloat16 of any shape and layout, and raise `FewbitError` for wrong arguments.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -251,9 +252,11 @@ def key_for(
 
 
 def number(name: str, value: object) -> float:
-    """Return the argument `name` as a float; raises `FewbitError` if it is no number."""
+    """Return the argument `name` as a float; raises `FewbitError` if it is no number, or not finite."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise FewbitError(f"{name} must be a number, not {shown(value)}")
+    if not math.isfinite(value):
+        raise FewbitError(f"{name} must be a finite number, not {shown(value)}")
     return float(value)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from . import ops
 from .forwards import forward_of
@@ -24,9 +25,8 @@ def are_active() -> bool:
 
 def requires_grad(x: Tensor) -> bool:
     """Return whether a gradient by `x` is recorded, inside of the transforms or outside: a batched tensor says no."""
-    functorch = torch._C._functorch
-    while not x.requires_grad and functorch.is_functorch_wrapped_tensor(x):
-        x = functorch.get_unwrapped(x)
+    while not x.requires_grad and is_functorch_wrapped_tensor(x):
+        x = get_unwrapped(x)
     return x.requires_grad
 
 

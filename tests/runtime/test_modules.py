@@ -1,27 +1,37 @@
 import copy
+import inspect
 import io
 import pickle
 import shutil
 import subprocess
 import sys
+import weakref
 
 import fewbit
 import numpy as np
 import pytest
 import torch
-from fewbit.runtime.modules import FewBitActivation
+from fewbit.runtime.modules import MODULES, FewBitActivation
 from fewbit.tables import FewbitError
 from runtime_cases import (
     ACTIVATION_IDS,
     ACTIVATIONS,
+    DTYPES,
+    EXACT,
     INPLACE,
+    INPLACE_IDS,
+    LAYOUTS,
+    around,
     assert_same_bits,
     expected_gradient,
+    function_name,
     laid_out,
     pair,
+    table_in,
     table_of_bits,
 )
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 
@@ -39,7 +49,34 @@ class TestEveryModule:
         x = laid_out("channels-last", torch.float32)
         y, grad = run(ours, x)
         assert_same_bits(y, theirs(x))
-        assert_same_bits(grad, expected_gradient(ours.table, x, torch.ones_like(x)))
+        assert_same_bits(grad, expected_gradient(table_in(ours, x.dtype), x, torch.ones_like(x)))
+
+    def test_is_its_functions_twin(self, name, arguments):
+        ours, _ = pair(name, arguments, bits=2)
+        function = getattr(fewbit.functional, function_name(name))
+        x = laid_out("odd", torch.bfloat16)
+        for a, b in zip(run(ours, x), run(lambda x: function(x, **arguments, bits=2), x), strict=True):
+            assert_same_bits(a, b)
+
+    def test_takes_torchs_arguments_by_place_and_refuses_to_change_them(self, name, arguments):
+        ours, theirs = getattr(fewbit, name), getattr(nn, name)
+        mine = [
+            (p.name, p.default)
+            for p in inspect.signature(ours).parameters.values()
+            if p.kind is p.POSITIONAL_OR_KEYWORD
+        ]
+        takes_any = {"Softsign", "Sigmoid", "LogSigmoid", "Tanh", "Tanhshrink"}  # nn.Module's *args
+        expected = (
+            [] if name in takes_any else [(p.name, p.default) for p in inspect.signature(theirs).parameters.values()]
+        )
+        assert mine == expected
+        module = ours(**arguments)
+        for argument, _ in mine:
+            if argument in ("inplace", "min_value", "max_value"):
+                continue
+            assert getattr(module, argument) == getattr(theirs(**arguments), argument)
+            with pytest.raises(AttributeError):
+                setattr(module, argument, 0.5)
 
     def test_has_torchs_repr_and_bits(self, name, arguments):
         ours, theirs = pair(name, arguments, bits=2)
@@ -49,11 +86,11 @@ class TestEveryModule:
     def test_has_the_bits_that_were_asked_for_or_fewer_that_are_exact(self, name, arguments):
         for bits in (1, 2, 3, 4):
             ours, _ = pair(name, arguments, bits=bits)
-            assert ours.bits == ours.table.bits == (1 if name == "ReLU" else bits)
+            assert ours.bits == ours.table.bits == (1 if name in EXACT else bits)
 
     def test_has_three_bits_and_shared_levels_by_default(self, name, arguments):
         ours, _ = pair(name, arguments)
-        assert ours.bits == (1 if name == "ReLU" else 3)
+        assert ours.bits == (1 if name in EXACT else 3)
         assert (ours.table.kind, ours.table.weight) == ("shared", "uniform:-10,10")
 
     def test_has_nothing_in_its_state(self, name, arguments):
@@ -86,6 +123,44 @@ class TestEveryModule:
         y.sum().backward()
         assert (y.device.type, x.grad.shape, x.grad.device.type) == ("meta", x.shape, "meta")
 
+    def test_runs_on_fake_tensors(self, name, arguments):
+        ours, _ = pair(name, arguments)
+        with FakeTensorMode():
+            x = torch.empty(3, 5, dtype=torch.bfloat16).t().requires_grad_()
+            y = ours(x)
+            (grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
+        assert (y.shape, grad.shape, grad.stride()) == (x.shape, x.shape, y.stride())
+
+    def test_under_autocast_is_torchs(self, name, arguments):
+        ours, theirs = pair(name, arguments)
+        linear = nn.Linear(6, 9)
+        x = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = linear(x)
+            y = ours(hidden)
+            assert_same_bits(y, theirs(hidden))
+        (grad,) = torch.autograd.grad(y, hidden, torch.ones_like(y))
+        assert_same_bits(grad, expected_gradient(table_in(ours, hidden.dtype), hidden, torch.ones_like(hidden)))
+
+    def test_in_inference_keeps_nothing_and_is_torchs(self, name, arguments):
+        ours, theirs = pair(name, arguments)
+        x = laid_out("transposed", torch.float32).requires_grad_()
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            for mode in (torch.inference_mode, torch.no_grad):
+                with mode():
+                    assert_same_bits(ours(x), theirs(x))
+        assert kept == []
+
+    def test_lets_the_input_go(self, name, arguments):
+        ours, _ = pair(name, arguments)
+        x = torch.randn(1000, requires_grad=True) * 2
+        storage = weakref.ref(x.untyped_storage())
+        y = ours(x)
+        del x
+        assert storage() is None
+        y.sum().backward()
+
     def test_takes_a_table_of_the_user(self, name, arguments):
         table = table_of_bits(5)
         ours, _ = pair(name, arguments, table=table)
@@ -93,16 +168,56 @@ class TestEveryModule:
         assert ours.bits == 5
 
 
-@pytest.mark.parametrize("name", INPLACE)
-def test_inplace_is_torchs(name):
-    ours, theirs = pair(name, {}, inplace=True)
-    assert repr(ours) == f"{name}(inplace=True, bits={ours.bits})"
+@pytest.mark.parametrize(("name", "arguments"), INPLACE, ids=INPLACE_IDS)
+def test_inplace_is_torchs(name, arguments):
+    ours, theirs = pair(name, arguments, inplace=True)
+    inside = theirs.extra_repr()
+    assert repr(ours) == f"{name}({inside + ', ' if inside else ''}bits={ours.bits})"
     x = laid_out("odd", torch.float32)
     y, grad = run(ours, x)
     assert_same_bits(y, theirs(x.clone()))
-    assert_same_bits(grad, expected_gradient(ours.table, x, torch.ones_like(x)))
+    assert_same_bits(grad, expected_gradient(table_in(ours, x.dtype), x, torch.ones_like(x)))
     plain = x.clone()
     assert ours(plain) is plain
+    ours.inplace = False  # as models are told before they are traced
+    assert ours(plain) is not plain
+
+
+def test_torchs_deprecated_names_of_hardtanh():
+    with pytest.warns(FutureWarning, match="min_value is deprecated"):
+        module = fewbit.Hardtanh(min_value=-2.0)
+    with pytest.warns(FutureWarning, match="max_value is deprecated"):
+        assert fewbit.Hardtanh(max_value=3.0).max_val == 3.0
+    assert (module.min_val, module.max_val) == (-2.0, 1.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("name", "formula"),
+    [
+        ("QuickGELU", lambda x: x * torch.sigmoid(1.702 * x)),
+        ("SquaredReLU", lambda x: torch.square(nn.functional.relu(x))),
+    ],
+)
+def test_beyond_torch_nn_are_the_formulas_of_transformers(name, formula, dtype):
+    module = getattr(fewbit, name)(bits=3)
+    assert repr(module) == f"{name}(bits=3)"
+    for layout in LAYOUTS:
+        x = laid_out(layout, dtype).requires_grad_()
+        y, expected = module(x), formula(x)
+        assert_same_bits(y, expected)
+        assert y.stride() == expected.stride()
+        (grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
+        assert_same_bits(grad, expected_gradient(module.table, x, torch.ones_like(x)))
+
+
+def test_a_parameter_that_float32_rounds_trains_from_a_pickle_in_every_dtype():
+    module, torchs = pair("Hardtanh", {"min_val": -0.7, "max_val": 0.1})
+    twin = pickle.loads(pickle.dumps(module))
+    for dtype in DTYPES:
+        x = around([-0.7, 0.1], dtype)[:6].requires_grad_()
+        ours, theirs = (torch.autograd.grad(m(x).sum(), x)[0] for m in (twin, torchs))
+        assert_same_bits(ours, theirs)
 
 
 def test_a_pickle_trains_in_a_process_that_never_saw_its_table(tmp_path):
@@ -142,6 +257,14 @@ def test_the_table_of_a_module_cannot_be_exchanged_unnoticed():
         ),
         (lambda: fewbit.GELU("erf"), "approximate must be 'none' or 'tanh', not 'erf'"),
         (lambda: fewbit.Softplus(beta=0), "softplus needs a beta other than 0"),
+        (lambda: fewbit.Softplus(beta="x"), "beta must be a number, not 'x'"),
+        (lambda: fewbit.Softplus(threshold=None), "threshold must be a number, not None"),
+        (lambda: fewbit.LeakyReLU(True), "negative_slope must be a number, not True"),
+        (lambda: fewbit.ELU(alpha=float("nan")), "alpha must be a finite number, not nan"),
+        (lambda: fewbit.CELU(alpha=0), "celu needs an alpha other than 0"),
+        (lambda: fewbit.Hardtanh(1, -1), "hardtanh needs min_val < max_val, not 1 and -1"),
+        (lambda: fewbit.Softshrink(-1), "softshrink needs a lambd of at least 0, not -1"),
+        (lambda: fewbit.Threshold(0.1, "low"), "value must be a number, not 'low'"),
     ],
 )
 def test_wrong_arguments_are_told_in_one_line(make, message):
@@ -160,7 +283,17 @@ def test_numpy_integers_are_bits():
 
 class TestCheckpointing:
     @pytest.mark.parametrize("reentrant", [False, True])
-    @pytest.mark.parametrize("activation", [fewbit.GELU(bits=2), fewbit.SiLU(inplace=True)])
+    @pytest.mark.parametrize(
+        "activation",
+        [
+            fewbit.GELU(bits=2),
+            fewbit.SiLU(inplace=True),
+            fewbit.Threshold(0.1, 20, inplace=True),
+            fewbit.FewBit("x*tanh(x)"),
+            fewbit.FewBit(torch.sin),
+        ],
+        ids=repr,
+    )
     def test_gives_the_same_gradients(self, activation, reentrant):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 9), activation, nn.Linear(9, 2))
@@ -212,9 +345,9 @@ class TestCompiled:
         for a, b in zip(*(torch.autograd.grad(z, x, grad) for z in (y, expected)), strict=True):
             assert_same_bits(a, b)
 
-    @pytest.mark.parametrize("name", INPLACE)
-    def test_inplace_equals_eager(self, name):
-        ours, _ = pair(name, {}, inplace=True)
+    @pytest.mark.parametrize(("name", "arguments"), INPLACE[::3], ids=INPLACE_IDS[::3])
+    def test_inplace_equals_eager(self, name, arguments):
+        ours, _ = pair(name, arguments, inplace=True)
         x = laid_out("odd", torch.float32).requires_grad_()
 
         def f(x):
@@ -245,9 +378,19 @@ class TestCompiled:
         assert torch.equal(y, expected)
         assert torch.equal(*(torch.autograd.grad(z.sum(), x)[0] for z in (y, expected)))
 
-    def test_dynamic_shapes_compile_once(self):
+    @pytest.mark.parametrize(
+        "module",
+        [
+            fewbit.GELU(bits=3),
+            fewbit.LogSigmoid(),
+            fewbit.Hardtanh(-0.7, 0.1),
+            fewbit.FewBit("x*tanh(softplus(x))"),
+            fewbit.FewBit(torch.sin),
+        ],
+        ids=repr,
+    )
+    def test_dynamic_shapes_compile_once(self, module):
         counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-        module = fewbit.GELU(bits=3)
         compiled = torch.compile(module, fullgraph=True, dynamic=True, backend=counter)
         for shape in [(4, 5), (7, 9), (30, 41)]:
             x = torch.randn(shape, requires_grad=True)
@@ -285,6 +428,27 @@ class TestCompiled:
             assert torch.equal(torch.compile(module, fullgraph=True, backend="aot_eager")(x), torch.tanh(x))
 
 
+@pytest.mark.parametrize(
+    "module", [fewbit.GELU(), fewbit.Hardtanh(-0.7, 0.1), fewbit.LogSigmoid(), fewbit.FewBit("x*tanh(x)")], ids=repr
+)
+def test_exported_programs_train_with_the_table(module):
+    x = laid_out("transposed", torch.float32, special=False).requires_grad_()
+    rows = torch.export.Dim("rows", min=2)
+    program = torch.export.export(module, (x,), dynamic_shapes=({0: rows},))
+    assert "fewbit.activation" in str(program.graph)
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    buffer.seek(0)
+    longer = torch.cat([x, x]).detach().requires_grad_()
+    for run in (program.module(), torch.export.load(buffer).module()):
+        y, expected = run(longer), module(longer)
+        assert_same_bits(y, expected)
+        for a, b in zip(*(torch.autograd.grad(z.sum(), longer) for z in (y, expected)), strict=True):
+            assert_same_bits(a, b)
+
+
 def test_modules_share_what_a_converter_can_ask_for():
     for name, arguments in ACTIVATIONS:
-        assert isinstance(pair(name, arguments)[0], FewBitActivation)
+        module = pair(name, arguments)[0]
+        assert isinstance(module, FewBitActivation)
+        assert MODULES[name] is type(module)

@@ -3,7 +3,8 @@
 import numpy as np
 import torch
 from fewbit.runtime.forwards import FORWARDS
-from fewbit.runtime.prepared import register_table
+from fewbit.runtime.functional import key_for
+from fewbit.runtime.prepared import register_table, table_of
 from fewbit.tables import Table
 from torch import nn
 
@@ -14,17 +15,57 @@ INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Class name in torch.nn and in fewbit, with arguments that both take.
 ACTIVATIONS = [
     ("ReLU", {}),
+    ("ReLU6", {}),
+    ("LeakyReLU", {}),
+    ("LeakyReLU", {"negative_slope": 0.3}),
+    ("ELU", {}),
+    ("ELU", {"alpha": 0.7}),
+    ("CELU", {"alpha": 2.0}),
+    ("SELU", {}),
     ("GELU", {}),
     ("GELU", {"approximate": "tanh"}),
     ("SiLU", {}),
-    ("Sigmoid", {}),
-    ("Tanh", {}),
-    ("SELU", {}),
+    ("Mish", {}),
     ("Softplus", {}),
     ("Softplus", {"beta": 2.0, "threshold": 5.0}),
+    ("Softsign", {}),
+    ("Sigmoid", {}),
+    ("LogSigmoid", {}),
+    ("Tanh", {}),
+    ("Tanhshrink", {}),
+    ("Hardtanh", {}),
+    ("Hardtanh", {"min_val": -0.7, "max_val": 0.1}),
+    ("Hardsigmoid", {}),
+    ("Hardswish", {}),
+    ("Hardshrink", {}),
+    ("Hardshrink", {"lambd": 0.3}),
+    ("Softshrink", {}),
+    ("Threshold", {"threshold": 0.1, "value": 20}),
 ]
 ACTIVATION_IDS = [name + "".join(f"-{v}" for v in arguments.values()) for name, arguments in ACTIVATIONS]
-INPLACE = ("ReLU", "SiLU", "SELU")
+# Those whose derivative one bit holds.
+EXACT = ("ReLU", "ReLU6", "LeakyReLU", "Hardtanh", "Hardsigmoid", "Hardshrink", "Softshrink", "Threshold")
+# Those that torch has in place.
+INPLACE = [
+    ("ReLU", {}),
+    ("ReLU6", {}),
+    ("LeakyReLU", {}),
+    ("ELU", {}),
+    ("CELU", {}),
+    ("SELU", {}),
+    ("SiLU", {}),
+    ("Mish", {}),
+    ("Hardtanh", {"max_val": 0.7}),
+    ("Hardsigmoid", {}),
+    ("Hardswish", {}),
+    ("Threshold", {"threshold": 0.1, "value": 20}),
+]
+INPLACE_IDS = [name for name, _ in INPLACE]
+
+
+def function_name(name):
+    """What torch.nn.functional and fewbit.functional call the function of a module."""
+    return "leaky_relu" if name == "LeakyReLU" else name.lower()
 
 
 def parameters_of(function):
@@ -97,7 +138,7 @@ def assert_same_bits(a, b):
 
 
 def product(grad, levels):
-    """gradient × level as it is specified: float64 exactly, float32 rounded once, 16 bits by way of float32; 0 for 0."""
+    """gradient × level as it is specified: rounded once, 16 bits by way of float32; a level of 0 selects 0."""
     arithmetic = torch.float64 if grad.dtype == torch.float64 else torch.float32
     levels = torch.as_tensor(levels, dtype=torch.float64).to(arithmetic)
     return torch.where(levels == 0, 0, grad.to(arithmetic) * levels).to(grad.dtype)
@@ -154,6 +195,13 @@ def negative_nan(dtype):
 def all_halves(dtype):
     """Every number of a 16-bit type, NaN by all its names."""
     return torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)
+
+
+def table_in(module, dtype):
+    """The table that a module uses for x of `dtype`: where f' jumps at 0.1, float32 has another."""
+    if module._one_table:
+        return module.table
+    return table_of(key_for(dtype, module._function, module._parameters_of_function))
 
 
 def pair(name, arguments, inplace=False, **fewbit_arguments):
