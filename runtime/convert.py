@@ -40,6 +40,7 @@ def convert(
     include: Selectors | None = None,
     exclude: Selectors = (),
     tables: Mapping[str, TableOrPath] | None = None,
+    fused: bool = False,
 ) -> Report:
     """Replace a model's activations, in place, by few-bit ones with the same outputs.
 
@@ -58,6 +59,8 @@ def convert(
         exclude: which of them not; the same.
         tables: table, or its file, by name or pattern of a module, or else by activation (``gelu``,
             ``softplus(beta=2)``); used as they are, whatever `bits`. ``calibration.tables()`` is one such mapping.
+        fused: what a module computes by a formula of several torch calls, such as the `gelu_new` of GPT-2, becomes
+            torch's one function of the same mathematics. It is faster by far, and outputs change in their last bits.
 
     Returns:
         The report; `print` shows it as a table.
@@ -70,7 +73,7 @@ def convert(
     _check_model(model)
     given = read_tables(tables)
     found = activations(model)
-    forms = {activation: form_of(activation.original) for activation in found}
+    forms = {activation: form_of(activation.original, fused) for activation in found}
     skipped = _skipped(found, include, exclude)
     _check_keys(given, forms)
     made: dict[Found, FewBitActivation] = {}

@@ -39,6 +39,12 @@ class Recognised:
     inplace: bool = False
     formula: str | None = None
 
+    @property
+    def has_fused(self) -> bool:
+        """Whether torch has one function for it, in place too where it works in place."""
+        in_torch = self.name in _TORCH and self.formula is not None
+        return in_torch and not (self.inplace and self.name in ("Sigmoid", "Tanh"))
+
 
 Rule = Callable[[Any], Recognised]
 _Verdict = Rule | str  # how to read a module of the class, or why it is left alone

@@ -104,8 +104,13 @@ class Form:
     make: Callable[..., FewBitActivation]
 
 
-def form_of(original: Activation) -> Form | str:
-    """Return the few-bit form of an activation that is none yet, or why it has none."""
+def form_of(original: Activation, fused: bool = False) -> Form | str:
+    """Return the few-bit form of an activation that is none yet, or why it has none.
+
+    Args:
+        original: what `Found.original` is.
+        fused: take torch's one function for a formula of several, though it rounds differently.
+    """
     if not isinstance(original, nn.Module):
         held = read_function(original)
         assert held is not None, "activations() finds no other functions"
@@ -115,7 +120,7 @@ def form_of(original: Activation) -> Form | str:
     known = recognise(original)
     if known is None:
         return why_left(original) or "it is no activation"
-    if known.formula is None:
+    if known.formula is None or (fused and known.has_fused):
         inplace = {"inplace": True} if known.inplace else {}
         return Form(known.activation, partial(MODULES[known.name], **dict(known.arguments), **inplace))
     if not agrees(original, known):

@@ -258,6 +258,26 @@ class TestEveryActivation:
                 assert type(pickle.loads(pickle.dumps(few))) is type(few)
 
 
+@pytest.mark.parametrize(
+    ("key", "cls"), [("gelu_new", fewbit.GELU), ("gelu_fast", fewbit.GELU), ("quick_gelu", fewbit.QuickGELU)]
+)
+def test_a_formula_may_become_torchs_one_function(key, cls):
+    module = pytest.importorskip("transformers.activations").ACT2FN[key]
+    x = torch.linspace(-9, 9, 1001, dtype=torch.float64)
+    few = convert(module, fused=True).model
+    assert type(few) is cls
+    torch.testing.assert_close(few(x), module(x), rtol=1e-9, atol=1e-9)
+
+
+def test_in_place_stays_in_place_when_fused():
+    for name, forward in (("Swish", lambda self, x: x.mul_(x.sigmoid())), ("Tanh", lambda self, x: x.tanh_())):
+        module = define("timm.layers.activations", name, forward, inplace=True)()
+        few, x = convert(module, fused=True).model, torch.randn(9)
+        expected = module(x.clone())
+        assert few(x) is x
+        torch.testing.assert_close(x, expected)
+
+
 def test_a_formula_that_is_another_is_left():
     module = define("timm.layers.activations", "Swish", lambda self, x: x / (1 + (-x).exp()))()
     model = nn.Sequential(module)
