@@ -5,6 +5,7 @@
     fewbit tables     the tables that come with fewbit
     fewbit plot       figures
     fewbit calibrate  what a model's activations see, and the tables best for that
+    fewbit memory     what training keeps, and the largest batch
     fewbit bench      speed, measured here and now
     fewbit demo       all of it once: solve, draw, train
 
@@ -38,6 +39,7 @@ _HelpInstead: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "No
         "tables": "List, show, rebuild and verify the tables that come with fewbit.",
         "plot": "Draw derivatives with their tables, and errors against bits.",
         "calibrate": "Measure what a model's activations see, and solve the tables that are best for that.",
+        "memory": "Show what training keeps for the backward pass, exact and few-bit.",
         "bench": "Measure speed on this machine.",
         "demo": "Solve a table for GELU, draw it, and train a small transformer with it.",
     },

@@ -10,13 +10,15 @@
 All of them run on real tensors, on the meta device and on fake tensors, with the same bytes.
 """
 
-from .capacity import Kept, Need, largest_batch, need_by_formula, need_of
+from .capacity import BITS, Kept, Need, largest_batch, need_by_formula, need_of, parameter_bytes
 from .comparison import Comparison, compare, compare_each
+from .listing import size_text
 from .on_gpu import as_on_gpu
 from .record import profile, profile_call
 from .saved import Profile, Saved
 
 __all__ = [
+    "BITS",
     "Comparison",
     "Kept",
     "Need",
@@ -28,6 +30,8 @@ __all__ = [
     "largest_batch",
     "need_by_formula",
     "need_of",
+    "parameter_bytes",
     "profile",
     "profile_call",
+    "size_text",
 ]

@@ -62,6 +62,7 @@ def op_name(node: Node) -> str:
     if isinstance(node, BackwardCFunction):  # a user's torch.autograd.Function, or an op of torch.library
         return name.removesuffix("Backward").removeprefix(_GENERATED).removesuffix("_default")
     name = re.sub(r"Backward\d*$", "", name.removeprefix("torch::autograd::"))
+    name = re.sub(r"(\d)D", r"\1d", name)  # MaxPool2DWithIndices
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 

@@ -6,7 +6,7 @@ import torch
 from fewbit import memory
 from fewbit.runtime.memory import paper, zoo
 from fewbit.runtime.memory.graph import op_name
-from runtime_cases import INPLACE, pair, table_of_bits
+from runtime_cases import INPLACE, INPLACE_IDS, pair, table_of_bits
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -71,9 +71,9 @@ class TestProfile:
         assert profile.total == -(-n // 8) * bits
         assert profile.saved == (memory.Saved("", "GELU", "fewbit_activation", profile.total, torch.uint8),)
 
-    @pytest.mark.parametrize("name", INPLACE)
-    def test_of_an_inplace_activation_is_its_packed_code(self, name):
-        module, _ = pair(name, {}, inplace=True)
+    @pytest.mark.parametrize(("name", "arguments"), INPLACE, ids=INPLACE_IDS)
+    def test_of_an_inplace_activation_is_its_packed_code(self, name, arguments):
+        module, _ = pair(name, arguments, inplace=True)
         profile = memory.profile(nn.Sequential(nn.Linear(5, 5), module), torch.zeros(3, 5))
         assert profile.of_kind(name) == 2 * module.bits
         assert profile.by_module()["1"] == 2 * module.bits
@@ -268,6 +268,7 @@ class TestOps:
         [
             (torch.exp, "exp"),
             (torch.Tensor.sin, "sin"),
+            (lambda x: nn.functional.max_pool2d(x[None], 2), "max_pool2d_with_indices"),
             (lambda x: x.clone().exp_(), "exp"),
             (lambda x: nn.functional.gelu(x), "gelu"),
             (lambda x: nn.functional.layer_norm(x, (4,)), "native_layer_norm"),

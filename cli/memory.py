@@ -1,0 +1,355 @@
+"""`fewbit memory`: what training a model keeps for the backward pass, with exact activations and with few-bit ones."""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from ..tables import FewbitError
+from ..tables.columns import columns
+from ..tables.files import atomic_write, check_writable
+from ..tables.json_format import dumps
+from ..tables.names import counted
+from ..tables.table import check_bits
+from .options import FILE, bits_option, json_option
+from .progress import with_progress
+from .target import FORMS, load_target, told_in_one_line
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..runtime.memory import Comparison, Need, Profile
+    from ..runtime.memory.listing import Field, Sort
+    from ..runtime.memory.paper import Reproduced, Row
+
+# 16G is 16 GiB, as GPUs are sold.
+_UNITS = {"": 1, "b": 1} | {
+    unit: base**power
+    for power, letter in enumerate("kmgt", 1)
+    for unit, base in ((letter, 1024), (f"{letter}ib", 1024), (f"{letter}b", 1000))
+}
+
+
+class ByteSize(click.ParamType):
+    """A size such as ``16GiB`` or ``80GB``: a whole number of bytes."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the bytes, or fail with a line that says what is accepted."""
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", value.strip().lower())
+        if not found or found[2] not in _UNITS or float(found[1]) == 0:
+            self.fail(f"{value!r} is not a size such as 16GiB or 80GB", param, ctx)
+        return int(float(found[1]) * _UNITS[found[2]])
+
+
+class _TargetGroup(click.Group):
+    """A group in which anything but the name of a command begins what belongs to the command `of`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in {*self.commands, *ctx.help_option_names}:
+            args = ["of", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group("memory", cls=_TargetGroup)
+def command() -> None:
+    """Show what training keeps for the backward pass, exact and few-bit.
+
+    `fewbit memory TARGET` is short for `fewbit memory of TARGET`.
+
+    Example: fewbit memory gpt2 --bits 3 --gpu-memory 16GiB
+    """
+
+
+@command.command("of")
+@click.argument("target")
+@bits_option
+@click.option("--batch", type=click.IntRange(1), metavar="N", help="Samples.  [default: 1, or what the function gives]")
+@click.option(
+    "--sequence",
+    "--size",
+    "size",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Tokens of a sequence, or pixels of an image's side.  [default: the model's]",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    default="float32",
+    show_default=True,
+    help="Of a built-in model.",
+)
+@click.option(
+    "--attention",
+    type=click.Choice(["sdpa", "eager"]),
+    default="sdpa",
+    show_default=True,
+    help="Of a built-in model: one kernel, or the scores in memory.",
+)
+@click.option("--meta", is_flag=True, help="Call the function on the meta device, where its model takes no memory.")
+@click.option("--functions", is_flag=True, help="Count calls of torch's activation functions as few-bit ones too.")
+@click.option(
+    "--by", default="kind,op", show_default=True, metavar="FIELD,...", help="Rows: module, kind (its class), op, dtype."
+)
+@click.option(
+    "--sort",
+    type=click.Choice(["order", "bytes", "name"]),
+    default="bytes",
+    show_default=True,
+    help="Rows in the order of saving, by bytes (largest first) or by name.",
+)
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Show N rows, and sum up the rest.")
+@click.option("--gpu-memory", type=ByteSize(), metavar="SIZE", help="Show the largest batch in a memory such as 16GiB.")
+@click.option(
+    "--copies",
+    type=click.IntRange(1),
+    default=4,
+    show_default=True,
+    help="Of the parameters, for --gpu-memory: weights, gradients, two moments of Adam.",
+)
+@json_option
+def of(
+    target: str,
+    bits: int,
+    batch: int | None,
+    size: int | None,
+    dtype: str,
+    attention: str,
+    meta: bool,
+    functions: bool,
+    by: str,
+    sort: "Sort",
+    limit: int | None,
+    gpu_memory: int | None,
+    copies: int,
+    as_json: bool,
+) -> None:
+    """Show what a forward pass of TARGET keeps for backward.
+
+    TARGET is a model that `fewbit memory models` lists, or package.module:function or file.py:function. The function
+    returns (model, inputs), the inputs a tensor, a tuple, or a dict of keywords; if it has parameters named batch,
+    sequence or size, it is given those options.
+
+    Built-in models, and functions under --meta, run on the meta device: no memory is taken, and dropout and attention
+    are counted as their CUDA kernels keep them. What a loss keeps is not counted.
+
+    Example: fewbit memory gpt2 --sequence 512 --gpu-memory 16GiB
+    """
+    check_bits(bits)
+    from ..runtime import memory  # before any code of the user's: it tells where torch is missing
+
+    subject = _of_user(target, size, meta) if ":" in target else _built_in(target, size, dtype, attention)
+    with told_in_one_line(target, subject.source), memory.as_on_gpu() if subject.on_meta else nullcontext():
+        model, inputs = subject.make(batch)
+        comparison = _compare(model, inputs, (bits,), functions)[0]
+        need = _need(subject, model, inputs, functions) if gpu_memory else None
+    if as_json:
+        report = _report(target, model, comparison)
+        if need and gpu_memory:
+            report["largest_batch"] = _batches(need, gpu_memory, copies)
+        click.echo(dumps(report), nl=False)
+        return
+    table = comparison.table(*cast("list[Field]", by.split(",")), sort=sort, limit=limit)
+    parameters = sum(p.numel() for p in model.parameters())
+    click.echo(f"{target}: {parameters:,} parameters, a batch of {_leading(inputs)}\n\n{table}")
+    for left in comparison.report.left:
+        click.echo(f"left: {left.name or '(model)'} {left.was}: {left.why}")
+    if need and gpu_memory:
+        click.echo("\n" + "\n".join(_batch_lines(need, gpu_memory, copies)))
+
+
+@command.command("models")
+def models() -> None:
+    """List the built-in models.
+
+    They are built from configurations by `transformers`; nothing is downloaded.
+
+    Example: fewbit memory models
+    """
+    from ..runtime.memory import zoo
+
+    head = ("model", "class", "takes", "size")
+    rows = [(name, entry.model, entry.takes, str(entry.size)) for name, entry in zoo.ENTRIES.items()]
+    click.echo("\n".join(columns([head, *rows], left=3)))
+
+
+@command.command("paper")
+@click.option("-o", "--output", type=FILE, metavar="FILE", help="Write the rows to FILE as JSON.")
+@json_option
+def paper(output: Path | None, as_json: bool) -> None:
+    """Reproduce the paper's Appendix B.
+
+    The models of "Few-bit Backward" that `transformers` can build are measured, and its rows printed beside: sizes in
+    MiB, activations for each sample, largest batches in 32 GiB. The settings are those that give the paper's numbers:
+    256 tokens or 256x256 pixels, float32, no dropout, scores of attention in memory, GELU for ResNet's ReLU.
+
+    Example: fewbit memory paper -o appendix-b.json
+    """
+    if output:
+        check_writable(output)
+    from ..runtime.memory import paper
+
+    rows = [paper.reproduce(name) for name in with_progress(paper.PAPER, len(paper.PAPER), "measuring")]
+    content = dumps({"unit": "MiB", "memory": paper.GPU_MEMORY, "rows": [row.to_dict() for row in rows]})
+    if output:
+        with atomic_write(output) as stream:
+            stream.write(content.encode())
+    click.echo(content if as_json else "\n".join(_paper_lines(rows)) + "\n", nl=False)
+    if output:
+        click.echo(f"wrote {output}", err=True)
+
+
+# ---- what is measured ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """A model to measure.
+
+    Attributes:
+        make: from a batch size, or None for the usual one, to the model and its inputs.
+        grows: whether `make` heeds the batch size.
+        on_meta: whether the model is on the meta device.
+        source: the user's function, if it is one.
+    """
+
+    make: Callable[[int | None], tuple["nn.Module", Any]]
+    grows: bool
+    on_meta: bool
+    source: Callable[..., Any] | None = None
+
+
+def _built_in(name: str, size: int | None, dtype: str, attention: str) -> _Subject:
+    import torch
+
+    from ..runtime.memory import zoo
+
+    if zoo.find(name) is None and name.endswith(".py"):
+        raise FewbitError(f"{name!r} names no function; a TARGET is {FORMS}, or a model of `fewbit memory models`")
+    model = zoo.build(name, size, attention=attention, dtype=getattr(torch, dtype))
+    return _Subject(lambda batch: (model, zoo.inputs(name, batch or 1, size, getattr(torch, dtype))), True, True)
+
+
+def _of_user(target: str, size: int | None, meta: bool) -> _Subject:
+    import torch
+    from torch import nn
+
+    function = load_target(target)
+    takes = inspect.signature(function).parameters
+
+    def make(batch: int | None) -> tuple[nn.Module, Any]:
+        given = {"batch": batch, "sequence": size, "size": size}
+        with torch.device("meta") if meta else nullcontext():
+            made = function(**{name: value for name, value in given.items() if name in takes and value is not None})
+        if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
+            raise FewbitError(f"{target} must return (model, inputs), and returns {_what(made)}")
+        return made
+
+    return _Subject(make, "batch" in takes, meta, function)
+
+
+def _what(made: Any) -> str:
+    return f"{len(made)} things" if isinstance(made, tuple) and len(made) != 2 else f"a {type(made).__name__}"
+
+
+def _compare(model: "nn.Module", inputs: Any, bits: tuple[int, ...], functions: bool) -> "list[Comparison]":
+    from ..runtime.memory import compare_each
+
+    if isinstance(inputs, Mapping):
+        return compare_each(model, bits=bits, functions=functions, **inputs)
+    many = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
+    return compare_each(model, *many, bits=bits, functions=functions)
+
+
+def _need(subject: _Subject, model: "nn.Module", inputs: Any, functions: bool) -> "Need":
+    """Return what training takes: from two batch sizes where the subject has them, else from the one it has."""
+    from ..runtime.memory import BITS, need_of
+
+    batches = {n: subject.make(n)[1] for n in (8, 16)} if subject.grows else {_leading(inputs): inputs}
+    return need_of(model, {n: _compare(model, some, BITS, functions) for n, some in batches.items()})
+
+
+def _leading(inputs: Any) -> int:
+    """Return the batch size of the inputs: the first dimension of their first tensor, 1 if there is none."""
+    from torch import Tensor
+    from torch.utils._pytree import tree_leaves
+
+    shapes = [t.shape for t in tree_leaves(inputs) if isinstance(t, Tensor) and t.dim()]
+    return max(1, shapes[0][0]) if shapes else 1
+
+
+# ---- how it is shown -------------------------------------------------------------------------------------------------
+
+
+def _report(target: str, model: "nn.Module", comparison: "Comparison") -> dict[str, Any]:
+    from ..runtime.memory import parameter_bytes
+
+    return {
+        "target": target,
+        "parameter_bytes": parameter_bytes(model),
+        "bits": comparison.bits,
+        "exact": _profile(comparison.before),
+        "few_bit": _profile(comparison.after),
+        "replaced": [replaced.name for replaced in comparison.report.replaced],
+        "left": {left.name: left.why for left in comparison.report.left},
+    }
+
+
+def _profile(profile: "Profile") -> dict[str, Any]:
+    rows = profile.by("module", "kind", "op", "dtype").items()
+    names = ("module", "kind", "op", "dtype", "bytes")
+    return {"bytes": profile.total, "rows": [dict(zip(names, (*key, size), strict=True)) for key, size in rows]}
+
+
+def _batches(need: "Need", memory: int, copies: int) -> dict[str, Any]:
+    rows = [
+        {
+            "bits": bits,
+            "bytes_per_sample": kept.per_sample,
+            "bytes_fixed": kept.fixed,
+            "batch": need.largest_batch(memory, bits, copies),
+        }
+        for bits, kept in need.kept.items()
+    ]
+    return {"memory": memory, "copies": copies, "rows": rows}
+
+
+def _batch_lines(need: "Need", memory: int, copies: int) -> list[str]:
+    from ..runtime.memory import size_text
+
+    exact = need.largest_batch(memory, None, copies)
+    body = []
+    for bits, kept in need.kept.items():
+        batch = need.largest_batch(memory, bits, copies)
+        more = f"{batch / exact - 1:+.1%}" if exact and bits else ""
+        body.append((counted(bits, "bit") if bits else "exact", size_text(kept.per_sample), str(batch), more))
+    return [
+        f"{size_text(memory)} of memory, less {copies} × {size_text(need.model)} of parameters:",
+        *columns([("activations", "kept per sample", "largest batch", "more"), *body], left=1),
+    ]
+
+
+def _paper_lines(rows: "list[Reproduced]") -> list[str]:
+    """Return two lines a model: the paper's and the measured."""
+    head = ("model", "", "model MiB", "kept MiB", "nonlinear MiB", "batch", "1 bit", "2 bits", "3 bits", "4 bits")
+    body = [
+        line
+        for row in rows
+        for line in (_paper_line(row.name, "paper", row.paper), _paper_line("", "measured", row.measured))
+    ]
+    return list(columns([head, *body], left=2))
+
+
+def _paper_line(name: str, which: str, row: "Row") -> tuple[str, ...]:
+    exact, *few = row.batches
+    sizes = (f"{size:.1f}" for size in (row.model, row.activations, row.nonlinear))
+    return (name, which, *sizes, str(exact), *(f"{batch} ({batch / exact - 1:+.1%})" for batch in few))

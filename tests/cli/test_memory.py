@@ -1,0 +1,177 @@
+import json
+import sys
+
+import pytest
+
+CODE = """
+import torch
+from torch import nn
+
+def model():
+    return nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8))
+
+def tensor():
+    return model(), torch.zeros(16, 32)
+
+def several(batch=4, sequence=2):
+    return nn.Bilinear(8, 8, 4), (torch.zeros(batch, sequence, 8), torch.zeros(batch, sequence, 8))
+
+def keywords(batch=16):
+    return model(), {"input": torch.zeros(batch, 32)}
+
+def huge():
+    return nn.Linear(1 << 20, 1 << 20), torch.zeros(1 << 20, 1 << 20)
+
+class Called(nn.Module):
+    def forward(self, x):
+        return nn.functional.gelu(x)
+
+def called():
+    return Called(), torch.zeros(64, requires_grad=True)
+
+def one():
+    return model()
+
+def broken():
+    return model(), torch.zeros(16, 33)
+"""
+
+
+@pytest.fixture
+def target(tmp_path, monkeypatch):
+    """The way to name a function of a file of a user's."""
+    path = tmp_path / "user_memory.py"
+    path.write_text(CODE)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return lambda name: f"{path}:{name}"
+
+
+def rows(text):
+    return [line.split() for line in text.splitlines()]
+
+
+def test_before_and_after_are_printed_with_what_is_saved(run, target):
+    outcome = run("memory", target("tensor"), "--by", "module,op", "--sort", "order")
+    assert (outcome.status, outcome.err) == (0, "")
+    first, _, *table, _, summary = outcome.out.splitlines()
+    assert first.endswith(":tensor: 2,632 parameters, a batch of 16")
+    assert rows("\n".join(table)) == [
+        ["module", "op", "exact", "3", "bits", "saved"],
+        ["0", "addmm", "2,048", "2,048", "0.0%"],
+        ["1", "gelu", "4,096", "0", "100.0%"],
+        ["2", "addmm", "4,096", "4,096", "0.0%"],
+        ["1", "fewbit_activation", "0", "384"],
+        ["total", "10,240", "6,528", "36.2%"],
+    ]
+    assert summary == "10.0 KiB with exact activations, 6.4 KiB with 3-bit ones: 3.6 KiB (36.2%) saved"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "total"),
+    [
+        (["keywords"], 10_240),
+        (["keywords", "--batch", 32], 20_480),
+        (["several"], 2 * 4 * 2 * 8 * 4),
+        (["several", "--batch", 2, "--sequence", 5], 2 * 2 * 5 * 8 * 4),
+        (["huge", "--meta"], 1 << 42),
+    ],
+)
+def test_the_function_is_given_what_it_asks_for_and_returns_any_inputs(run, target, arguments, total):
+    name, *options = arguments
+    outcome = run("memory", target(name), *options, "--json")
+    assert json.loads(outcome.out)["exact"]["bytes"] == total
+
+
+def test_json_holds_every_row_and_no_text(run, target):
+    outcome = run("memory", target("tensor"), "--bits", 2, "--gpu-memory", "1MB", "--copies", 2, "--json")
+    report = json.loads(outcome.out)
+    assert (report["parameter_bytes"], report["bits"]) == (4 * 2632, 2)
+    assert report["few_bit"]["bytes"] == 2048 + 4096 + 256
+    assert report["few_bit"]["rows"][1] == {
+        "module": "1", "kind": "GELU", "op": "fewbit_activation", "dtype": "uint8", "bytes": 256
+    }  # fmt: skip
+    assert (report["replaced"], report["left"]) == (["1"], {})
+    batches = report["largest_batch"]
+    assert (batches["memory"], batches["copies"]) == (1_000_000, 2)
+    assert [row["bits"] for row in batches["rows"]] == [None, 1, 2, 3, 4]
+    assert batches["rows"][0] == {
+        "bits": None, "bytes_per_sample": 640, "bytes_fixed": 0, "batch": (1_000_000 - 2 * 4 * 2632) // 640
+    }  # fmt: skip
+
+
+def test_the_largest_batch_is_printed_for_exact_and_1_to_4_bits(run, target):
+    lines = run("memory", target("keywords"), "--gpu-memory", "1 MiB").out.splitlines()[-6:]
+    assert lines[0].split() == ["activations", "kept", "per", "sample", "largest", "batch", "more"]
+    assert [line.split()[0] for line in lines[1:]] == ["exact", "1", "2", "3", "4"]
+    exact = ((1 << 20) - 4 * 4 * 2632) // 640
+    assert rows(lines[1])[0] == ["exact", "640", "B", str(exact)]
+
+
+def test_functions_are_counted_when_asked_for(run, target):
+    plain, caught = (
+        json.loads(run("memory", target("called"), "--json", *options).out)["few_bit"]["bytes"]
+        for options in ([], ["--functions"])
+    )
+    assert (plain, caught) == (256, 24)
+
+
+def test_a_built_in_model_takes_no_memory_and_is_counted_as_on_a_gpu(run):
+    pytest.importorskip("transformers")
+    outcome = run("memory", "Roberta_Base", "--batch", 2, "--sequence", 128, "--dtype", "bfloat16", "--json")
+    report = json.loads(outcome.out)
+    by_op = {row["op"]: row for row in report["exact"]["rows"]}
+    assert by_op["native_dropout"]["dtype"] == "bool"
+    assert "scaled_dot_product_flash_attention_for_cpu" in by_op
+    assert by_op["gelu"]["bytes"] == 2 * 128 * 3072 * 2
+    assert len(report["replaced"]) == 12
+
+
+def test_models_lists_what_there_is(run):
+    lines = run("memory", "models").out.splitlines()
+    assert lines[0].split() == ["model", "class", "takes", "size"]
+    assert {"gpt2", "resnet50", "llama-7b"} <= {line.split()[0] for line in lines}
+
+
+def test_paper_prints_its_rows_beside_the_measured_and_writes_them(run, tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    from fewbit.runtime.memory import paper
+
+    monkeypatch.setattr(paper, "PAPER", {"resnet18": paper.PAPER["resnet18"]})
+    path = tmp_path / "paper.json"
+    outcome = run("memory", "paper", "-o", path)
+    assert outcome.err == f"wrote {path}\n"
+    theirs, ours = rows(outcome.out)[1:]
+    assert theirs[:6] == ["resnet18", "paper", "44.6", "40.0", "11.5", "813"]
+    assert ours[:4] == ["measured", "44.6", "39.0", "11.5"]
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row["paper"]["batches"] == [813, 1127, 1113, 1100, 1086]
+    assert row["measured"]["activations"] == pytest.approx(39.0, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["gpt3"], 2, "no built-in model 'gpt3'; nearest: gpt2"),
+        (["model.py"], 2, "'model.py' names no function; a TARGET is package.module:function or file.py:function"),
+        (["no_such.py:make"], 2, "there is no file no_such.py"),
+        (["gpt2", "--bits", "9"], 2, "bits must be a whole number from 1 to 8"),
+        (["gpt2", "--gpu-memory", "much"], 2, "'much' is not a size such as 16GiB or 80GB"),
+        (["gpt2", "--gpu-memory", "0GiB"], 2, "is not a size"),
+        (["TARGET:one"], 2, "must return (model, inputs), and returns a Sequential"),
+        (["TARGET:broken"], 1, "broken failed at "),
+        (["TARGET:tensor", "--by", "size"], 2, "no field 'size'; there are module, kind, op, dtype"),
+        (["TARGET:tensor", "--sort", "age"], 2, "'age' is not one of"),
+        ([], 2, "Usage: fewbit memory"),
+    ],
+)
+def test_bad_use_is_told(run, target, arguments, status, said):
+    if arguments and arguments[0].startswith("TARGET:"):
+        arguments = [target(arguments[0].removeprefix("TARGET:")), *arguments[1:]]
+    outcome = run("memory", *arguments)
+    assert (outcome.status, outcome.out) == (status, "")
+    assert said in outcome.err
+    assert outcome.err.count("\n") == 1 or not arguments
+
+
+def test_options_may_stand_before_the_target(run, target):
+    assert run("memory", "--bits", 2, target("tensor")).out == run("memory", "of", target("tensor"), "--bits", 2).out
