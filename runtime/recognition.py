@@ -175,11 +175,11 @@ _TRANSFORMERS: dict[str, _Verdict] = {
     "NewGELUActivation": _fixed("GELU", "gelu_tanh", _AS_TANH, formula="new_gelu"),
     "FastGELUActivation": _fixed("GELU", "gelu_tanh", _AS_TANH, formula="fast_gelu"),
     "AccurateGELUActivation": _fixed("GELU", "gelu_tanh", _AS_TANH, formula="new_gelu"),
-    "GELUTanh": _held("GELU", "gelu_tanh", "python_gelu_tanh", _AS_TANH),
+    "GELUTanh": _held("GELU", "gelu_tanh", "new_gelu", _AS_TANH),
     "PytorchGELUTanh": _fixed("GELU", "gelu_tanh", _AS_TANH),
     "QuickGELUActivation": _fixed("QuickGELU", "quick_gelu"),
     "SiLUActivation": _fixed("SiLU", "silu"),
-    "MishActivation": _held("Mish", "mish", "python_mish"),
+    "MishActivation": _held("Mish", "mish", "mish"),
     "ReLUSquaredActivation": _fixed("SquaredReLU", "squared_relu"),
     "SqrtSoftplusActivation": _fixed("SqrtSoftplus", SQRT_SOFTPLUS, formula="sqrt_softplus"),
     # With the μ and σ that its forward has for defaults; nothing in the package passes others.
@@ -195,7 +195,7 @@ _HARD_MISH = _either("HardMish", HARD_MISH, "hard_mish", "hard_mish_in_place")
 
 _TIMM: dict[str, _Verdict] = {
     **{f"Swish{variant}": _fixed("SiLU", "silu", formula="swish") for variant in _VARIANTS},
-    **{f"Mish{variant}": _fixed("Mish", "mish", formula="timm_mish") for variant in _VARIANTS},
+    **{f"Mish{variant}": _fixed("Mish", "mish", formula="mish") for variant in _VARIANTS},
     **{f"HardSwish{variant}": _fixed("Hardswish", "hardswish", formula="hard_swish") for variant in _VARIANTS},
     **{f"HardSigmoid{variant}": _fixed("Hardsigmoid", "hardsigmoid", formula="hard_sigmoid") for variant in _VARIANTS},
     **{

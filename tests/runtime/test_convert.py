@@ -237,7 +237,9 @@ class TestEveryActivation:
     @staticmethod
     def check(module):
         for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-            x = (torch.randn(999, generator=torch.Generator().manual_seed(0)) * 3).to(dtype).requires_grad_()
+            x = torch.randn(999, generator=torch.Generator().manual_seed(0)) * 3
+            x[:7] = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0, -0.0, 6e4, -6e4])
+            x = x.to(dtype).requires_grad_()
             model = nn.Sequential(nn.Identity(), copy.deepcopy(module))
             with torch.no_grad():
                 expected = model(x.clone())

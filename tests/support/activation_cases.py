@@ -42,7 +42,7 @@ TORCH = [
 
 TIMM = [
     ("Swish", lambda self, x: x.mul(x.sigmoid()), ("SiLU", "silu", "swish")),
-    ("Mish", lambda self, x: x.mul(F.softplus(x).tanh()), ("Mish", "mish", "timm_mish")),
+    ("Mish", lambda self, x: x.mul(F.softplus(x).tanh()), ("Mish", "mish", "mish")),
     ("Sigmoid", lambda self, x: x.sigmoid(), ("Sigmoid", "sigmoid", None)),
     ("Tanh", lambda self, x: x.tanh(), ("Tanh", "tanh", None)),
     ("HardSwish", lambda self, x: x.mul(F.relu6(x + 3.0).div_(6.0)), ("Hardswish", "hardswish", "hard_swish")),
