@@ -319,6 +319,16 @@ class TestOps:
 
         assert memory.profile_call(nn.Identity(), call).by_op() == {"sin": 64}
 
+    def test_of_a_compiled_model_is_the_compiled_function_and_the_bytes_the_same(self):
+        model, x = mlp(fewbit.GELU()), torch.zeros(16, 32)
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        compiled(x)
+        profile = memory.profile_call(model, lambda: compiled(x))
+        assert profile.by("op", "dtype") == {
+            ("CompiledFunction", "float32"): 16 * 32 * 4 + 16 * 64 * 4,
+            ("CompiledFunction", "uint8"): 16 * 64 * 3 // 8,
+        }
+
     def test_is_found_where_the_result_hides_its_tensors(self):
         class Opaque:
             def __init__(self, tensor):
@@ -365,6 +375,25 @@ class TestWithoutTheMemory:
             model, x = Everything(), torch.rand(2, 3, 8, 8)
             assert memory.profile(model, x) == real
         assert memory.profile(model, x) == real
+
+    def test_of_a_transformer_with_its_loss(self):
+        transformers = pytest.importorskip("transformers")
+        config = transformers.GPT2Config(
+            n_embd=32, n_layer=2, n_head=2, vocab_size=50, bos_token_id=0, eos_token_id=0, attn_implementation="eager"
+        )
+
+        def comparison():
+            tokens = torch.zeros(2, 16, dtype=torch.long)
+            return memory.compare(transformers.GPT2LMHeadModel(config), input_ids=tokens, labels=tokens)
+
+        real = comparison()
+        with torch.device("meta"):
+            meta = comparison()
+        with FakeTensorMode():
+            fake = comparison()
+        assert real.before == meta.before == fake.before
+        assert real.after == meta.after == fake.after
+        assert real.nonlinear == 2 * 4 * (2 * 16 * 4 * 32 * 4)  # two layers, four tensors of a GELU in pieces
 
     def test_of_a_model_larger_than_the_machine(self):
         with torch.device("meta"):
