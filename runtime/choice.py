@@ -1,6 +1,8 @@
-"""Tables that a user gives for a whole model or block: by the name of an activation, or of a module.
+"""Tables that a user gives for a whole model or block, by the name of an activation or of a module.
 
-tables={"gelu": "gelu.json", "softplus(beta=2)": table, "encoder.*.act": other}
+    tables={"gelu": "gelu.json", "softplus(beta=2)": table, "encoder.*.act": other}
+
+A name of a module is told from that of an activation by what there is in the model; the module's goes first.
 """
 
 import os

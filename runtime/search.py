@@ -52,7 +52,8 @@ class Found:
     @property
     def original(self) -> Activation:
         """What stood here before any conversion."""
-        return original_of(self.current) or self.current
+        original = original_of(self.current)
+        return self.current if original is None else original
 
 
 def activations(model: nn.Module) -> list[Found]:

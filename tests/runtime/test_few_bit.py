@@ -1,4 +1,6 @@
+import gc
 import threading
+import weakref
 from contextlib import nullcontext
 
 import pytest
@@ -268,6 +270,23 @@ class TestBlocks:
             y, _, kept = record(F.gelu, x)
         assert_same_bits(y, F.gelu(x).detach())
         assert kept == {torch.uint8: 24}
+
+    def test_keep_no_input_alive(self):
+        first, second, inputs = nn.Linear(8, 16), nn.Linear(16, 4), []
+
+        def f(x):
+            hidden = first(x)
+            inputs.append(weakref.ref(hidden.untyped_storage()))
+            return second(F.gelu(hidden))
+
+        x = torch.randn(5, 8)
+        exact = f(x)
+        with few_bit():
+            few = f(x)
+        gc.collect()
+        assert [ref() is None for ref in inputs] == [False, True]
+        assert torch.equal(exact, few)
+        few.sum().backward()
 
     def test_say_what_they_are(self):
         assert repr(few_bit(bits=2)) == "few_bit(bits=2)"
