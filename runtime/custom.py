@@ -20,7 +20,7 @@ from ..tables.errors import shown
 from ..tables.table import check_bits
 from .expressions import canonical_text, expression_function
 from .forwards import FORWARDS, Forward
-from .layout import as_dense
+from .layout import with_stride
 from .resolve import DEFAULT_BITS, DEFAULT_KIND
 
 Function = Callable[[Tensor], Tensor]
@@ -132,22 +132,24 @@ def name_of(function: object) -> str:
 
 
 def _fresh(function: Function) -> Function:
-    """Return `function` without a graph, and so that its result is dense and has memory of its own, as ops must."""
+    """Return `function` without a graph, and with a result as an op's must be.
+
+    It has memory of its own, and lies as torch's pointwise functions lay theirs out: what the compiler foresees of the
+    layout of any other is not always true, and codes in another order are wrong gradients.
+    """
 
     def call(x: Tensor) -> Tensor:
         with torch.no_grad():
             y = function(x)
         if y.shape != x.shape:
             raise FewbitError(f"an activation is elementwise, but of {tuple(x.shape)} this makes {tuple(y.shape)}")
-        return y.clone() if _may_share(x, y) else as_dense(y)
+        if is_functorch_wrapped_tensor(y):  # tells neither its memory nor its layout
+            return y.clone()
+        if y.untyped_storage()._cdata == x.untyped_storage()._cdata:
+            y = y.clone()
+        return with_stride(y, torch.empty_like(x, device="meta").stride())
 
     return call
-
-
-def _may_share(x: Tensor, y: Tensor) -> bool:
-    if is_functorch_wrapped_tensor(y):  # these do not tell
-        return True
-    return x.untyped_storage()._cdata == y.untyped_storage()._cdata
 
 
 def _named(text: str) -> tuple[str, dict[str, float]] | None:

@@ -120,6 +120,12 @@ def _tensor(value: Value, like: Tensor) -> Tensor:
     return torch.full((), value, dtype=arithmetic_dtype(like.dtype), device=like.device)
 
 
+def _power(u: Value, v: Value) -> Value:
+    if isinstance(v, Tensor) and not isinstance(u, Tensor):
+        u = _tensor(u, v)  # a number's power torch lays out row-major, which its fakes do not know
+    return u**v
+
+
 def _greatest(u: Value, v: Value) -> Value:
     if isinstance(u, Tensor) and isinstance(v, Tensor):
         return torch.maximum(u, v)
@@ -161,7 +167,7 @@ _ARITHMETIC: dict[type[ast.operator], Callable[..., Value]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
-    ast.Pow: operator.pow,
+    ast.Pow: _power,
 }
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Tensor, Tensor], Tensor]] = {
     ast.Lt: torch.lt,

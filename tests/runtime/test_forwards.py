@@ -6,6 +6,7 @@ from fewbit.runtime import forwards
 from fewbit.runtime.forwards import FORWARDS, forward_of
 from fewbit.tables import FewbitError
 from runtime_cases import DTYPES, HALVES, LAYOUTS, all_halves, around, assert_same_bits, laid_out, parameters_of
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 INTO_MEMORY = [name for name, forward in FORWARDS.items() if forward.out is not None]
 INPLACE = [name for name, forward in FORWARDS.items() if forward.inplace is not None]
@@ -44,6 +45,17 @@ def test_into_given_memory_on_every_half(name, dtype):
     x = all_halves(dtype)
     given = forward.out(x, *parameters, out=torch.empty_like(x))
     assert_same_bits(given, forward.call(x, *parameters))
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_fakes_foresee_the_layout(name):
+    """The compiler reads codes in the order that it foresees."""
+    forward, parameters = FORWARDS[name], parameters_of(name)
+    for layout in LAYOUTS:
+        x = laid_out(layout, torch.float32)
+        with FakeTensorMode() as mode:
+            foreseen = forward.call(mode.from_tensor(x), *parameters).stride()
+        assert forward.call(x, *parameters).stride() == foreseen, layout
 
 
 @pytest.mark.parametrize("value", [0.1, 0.7, 1 / 3, 6.0, -2.3, 1e-3, 1e-9, 65519.0, 3e38, 1e39])
