@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ..tables import Table
 from .custom import check_frozen, custom, name_of, solve_custom
@@ -45,6 +45,10 @@ __all__ = [
     "Tanhshrink",
     "Threshold",
 ]
+
+
+# torch.fx, which cannot follow what depends on values, keeps this call whole.
+fx.wrap("apply")
 
 
 class FewBitActivation(nn.Module):

@@ -658,6 +658,16 @@ def test_checkpoints(reentrant):
         assert torch.equal(parameter.grad, gradient)
 
 
+def test_symbolic_tracing():
+    model = nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.SiLU(inplace=True), nn.ELU())
+    convert(model, bits=2)
+    traced = torch.fx.symbolic_trace(model)
+    y, grads = step(traced, inputs())
+    expected, exact = step(model, inputs())
+    assert_same_bits(y, expected)
+    assert all(torch.equal(a, b) for a, b in zip(grads, exact, strict=True))
+
+
 class TestCompiled:
     @pytest.fixture(autouse=True)
     def fresh_compiler(self):
