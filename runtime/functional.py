@@ -251,9 +251,12 @@ def key_for(
     return resolve_key(function, parameters, bits, table)
 
 
+_NUMBERS = (int, float, np.integer, np.floating)  # a tuple: torch 2.6's compiler cannot read a union
+
+
 def number(name: str, value: object) -> float:
     """Return the argument `name` as a float; raises `FewbitError` if it is no number, or not finite."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+    if isinstance(value, bool) or not isinstance(value, _NUMBERS):
         raise FewbitError(f"{name} must be a number, not {shown(value)}")
     if not math.isfinite(value):
         raise FewbitError(f"{name} must be a finite number, not {shown(value)}")
