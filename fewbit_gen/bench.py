@@ -257,7 +257,7 @@ def _interval_ruptures(moments: Moments, K: int) -> Vector:
 
 
 def _shared_fewbit(moments: Moments, K: int) -> Vector:
-    return solve_shared(moments, K).levels
+    return solve_shared(moments, K)
 
 
 def _shared_plain(moments: Moments, K: int) -> Vector:

@@ -24,12 +24,8 @@ def _cost(w: float, fw: float, f2: float) -> float:
 
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath=_FINITE)
-def _layers(prefix: NDArray[np.float64], K: int, skip: int) -> NDArray[np.float64]:
-    """Return DP, (K, n + 1): row k − 1 holds the least cost of cells 0 … i − 1 with k levels.
-
-    With skip = 0 boundaries lie on edges. With skip = 1 they lie anywhere in a cell and that cell costs
-    nothing: j and i are then the cells of two consecutive boundaries, and cells j + 1 … i − 1 are charged.
-    """
+def _layers(prefix: NDArray[np.float64], K: int) -> NDArray[np.float64]:
+    """Return DP, (K, n + 1): row k − 1 holds the least cost of cells 0 … i − 1 with k levels."""
     n = prefix.shape[1] - 1
     w, fw, f2 = prefix[0], prefix[1], prefix[2]
     best = np.zeros((K, n + 1))
@@ -47,13 +43,13 @@ def _layers(prefix: NDArray[np.float64], K: int, skip: int) -> NDArray[np.float6
             while high > 0:
                 low = max(0, high - _BLOCK)
                 for j in range(low, high):
-                    dw = wi - w[j + skip]
-                    dfw = fwi - fw[j + skip]
-                    segment = (f2i - f2[j + skip]) - dfw * dfw / dw if dw > 0.0 else 0.0
+                    dw = wi - w[j]
+                    dfw = fwi - fw[j]
+                    segment = (f2i - f2[j]) - dfw * dfw / dw if dw > 0.0 else 0.0
                     segment = segment if segment > 0.0 else 0.0
                     total = previous[j] + segment
                     least = total if total < least else least
-                if _cost(wi - w[low + skip], fwi - fw[low + skip], f2i - f2[low + skip]) >= least:
+                if _cost(wi - w[low], fwi - fw[low], f2i - f2[low]) >= least:
                     break
                 high = low
             best[k, i] = least
@@ -90,14 +86,5 @@ def solve_interval(moments: Moments, K: int) -> NDArray[np.float64]:
 
     Exact over the grid. O(n²K) time, O(nK) memory.
     """
-    best = _layers(moments.prefix, K, 0)
+    best = _layers(moments.prefix, K)
     return moments.edges[_backtrack(moments.prefix, best)]
-
-
-def interval_lower_bound(moments: Moments, K: int) -> float:
-    """Return a number that the error of no `interval` table with K levels falls below.
-
-    The boundaries of any table lie in at most K − 1 cells; with those cells free of charge, the best that is
-    left costs no more than the table. The dynamic programme finds that best.
-    """
-    return float(_layers(moments.prefix, K, 1)[-1, -1])

@@ -1,32 +1,32 @@
 """`fewbit.solve`: from an activation and a weight to the best table, exact over a grid, then polished.
 
-moments → exact solver (interval.py, shared.py) → refine → Table with its error and a lower bound
+moments → exact solver (interval.py, shared.py) → refine → certificate (lower_bound.py) → Table
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..tables import DEFAULT_WEIGHT, Kind, Table
 from ..tables.errors import FewbitError, shown
 from ..tables.table import MAX_LEVELS, check_bits, check_kind
 from .activations import Activation, as_activation
 from .certify import table_error
-from .crossings import nearest_level_table
-from .interval import interval_lower_bound, solve_interval
-from .lower_bound import table_lower_bound
+from .crossings import cut_by_values
+from .interval import solve_interval
+from .lower_bound import certificate
 from .moments import Moments, evaluate_derivative
 from .refine import refine
-from .shared import shared_lower_bound, solve_shared
+from .shared import solve_shared
 from .weights import ACCEPTED, Weight, parse_weight
 
 # Cells of the solvers' grids. `interval` takes O(n²K): 4096 cells find the right valley and refinement the
 # bottom. `shared` takes O(nK log n) and its lower bound tightens with the grid.
 _INTERVAL_CELLS = 4096
 _SHARED_CELLS = 16384
-# Up to here a certificate to 1e-6 takes a second or two; beyond, one pass over the solver's own grid must do.
-_CERTIFIED_LEVELS = 32
 
 
 def solve(
@@ -52,7 +52,8 @@ def solve(
         levels: the number of levels K, 2 to 256, instead of `bits`.
         kinks: points where f' jumps or bends, beside those that are known or found.
         derivative: f' of a callable, elementwise on NumPy arrays, in place of torch's.
-        certify: prove up to 32 levels best to a millionth, which can take seconds; else `lower_bound` is rough.
+        certify: prove the table the best to a millionth, which takes a second or, of 256 levels, ten; else its
+            `lower_bound` is None.
 
     A derivative that takes no more values than the table has levels (ReLU) gets its exact table, as small as
     it can be.
@@ -83,26 +84,43 @@ def _level_count(bits: int | None, levels: int | None) -> int:
 def _solve(activation: Activation, K: int, kind: Kind, weight: Weight, certify: bool) -> Table:
     if kind == "interval":
         moments = Moments.of(activation, weight, _INTERVAL_CELLS)
-        boundaries = solve_interval(moments, K)
-        codes = np.arange(boundaries.size + 1)
-        bound = interval_lower_bound(moments, K)
+        table = _polished(moments, kind, solve_interval(moments, K))
     else:
         moments = Moments.of(activation, weight, _SHARED_CELLS, order=4)
-        clusters = solve_shared(moments, K)
-        boundaries, codes = nearest_level_table(moments, clusters.levels)
+        levels = solve_shared(moments, K)
+        table = _polished(moments, kind, 0.5 * (levels[1:] + levels[:-1]))
+    if not certify:
+        return table
+    while True:
+        found = certificate(moments, table, K)
+        better = table if found.better is None else _polished(moments, kind, found.better)
+        if not better.error < table.error:
+            return replace(table, lower_bound=min(found.bound, table.error))
+        table = better
+
+
+def _polished(moments: Moments, kind: Kind, cuts: NDArray[np.float64]) -> Table:
+    """Return the stationary table near a start, with its error.
+
+    Args:
+        moments: the problem.
+        kind: of table.
+        cuts: where x, for kind `interval`, or centred f', for kind `shared`, is cut at the start.
+    """
+    activation, weight = moments.activation, moments.weight
+    if kind == "interval":
+        boundaries, codes = cuts, np.arange(cuts.size + 1)
+    else:
+        boundaries, codes = cut_by_values(moments, cuts)
         if boundaries.size > _SHARED_CELLS // 2:  # it oscillates faster than the grid can follow
             raise FewbitError(
                 f"the derivative of {activation.name} passes between its levels {boundaries.size} times "
                 f"under {weight.spec}, more than can be solved; give a narrower weight or fewer levels"
             )
-        bound = shared_lower_bound(moments, clusters.error)
-    codes = _compact(codes)
+        codes = np.unique(codes, return_inverse=True)[1]  # 0, 1, … without those that no interval has
     refined = refine(moments, boundaries, codes)
-    table = Table(activation.name, kind, weight.spec, refined.boundaries, codes, refined.levels, 0.0)
-    error = table_error(table, activation, weight)
-    if certify and K <= _CERTIFIED_LEVELS:
-        bound = max(bound, table_lower_bound(moments, kind, K, error))
-    return _with_error(table, error, bound)
+    table = Table(activation.name, kind, weight.spec, refined.boundaries, codes.astype(np.uint8), refined.levels, 0.0)
+    return replace(table, error=table_error(table, activation, weight))
 
 
 def _exact_table(activation: Activation, K: int, kind: Kind, weight: Weight) -> Table | None:
@@ -122,21 +140,3 @@ def _exact_table(activation: Activation, K: int, kind: Kind, weight: Weight) -> 
     if levels.size > K:
         return None
     return Table(activation.name, kind, weight.spec, kinks, codes.astype(np.uint8), levels, 0.0, 0.0)
-
-
-def _compact(codes: np.ndarray) -> np.ndarray:
-    """Renumber codes 0 … K − 1 in their order, leaving out those that no interval has."""
-    return np.unique(codes, return_inverse=True)[1]
-
-
-def _with_error(table: Table, error: float, bound: float) -> Table:
-    return Table(
-        table.activation,
-        table.kind,
-        table.weight,
-        table.boundaries,
-        table.codes,
-        table.levels,
-        error,
-        min(bound, error),  # quadratures differ in their last digits
-    )

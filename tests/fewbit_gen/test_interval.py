@@ -3,7 +3,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 from fewbit.fewbit_gen import parse_activation, parse_weight
-from fewbit.fewbit_gen.interval import interval_lower_bound, solve_interval
+from fewbit.fewbit_gen.interval import solve_interval
 from fewbit.fewbit_gen.moments import Moments
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,16 +40,6 @@ def least_cost(moments, K):
     return min(cost(moments, moments.edges[list(choice)]) for choice in choices)
 
 
-def least_cost_with_free_cells(moments, K):
-    """By trying all sets of at most K − 1 cells that cost nothing and cut the rest."""
-    n = moments.edges.size - 1
-    return min(
-        sum(segment(moments, j, i) for j, i in zip([0, *(c + 1 for c in free)], [*free, n], strict=True))
-        for m in range(min(K - 1, n) + 1)
-        for free in combinations(range(n), m)
-    )
-
-
 def plain_layers(prefix, K):
     """DP(n, K) as the paper writes it, without a block, a bound or a shortcut."""
     w, fw, f2 = prefix
@@ -82,13 +72,6 @@ def test_is_as_good_as_trying_all_boundaries(cells, K):
     assert np.all(np.diff(found) > 0)
     assert np.isin(found, moments.edges[1:-1]).all()
     assert cost(moments, found) <= least_cost(moments, K) + ROUNDING * moments.prefix[2, -1]
-
-
-@given(cells, st.integers(1, 4))
-def test_lower_bound_is_the_least_cost_with_free_cells(cells, K):
-    moments = problem(*cells)
-    expected = least_cost_with_free_cells(moments, K)
-    assert abs(interval_lower_bound(moments, K) - expected) <= ROUNDING * moments.prefix[2, -1]
 
 
 @pytest.mark.parametrize("K", [2, 3, 8, 21])
@@ -152,9 +135,3 @@ def test_uses_no_boundary_that_buys_nothing():
 def test_more_levels_than_cells():
     assert solve_interval(problem([1, 2, 3], [1.0] * 3), 256).tolist() == [1.0, 2.0]
     assert solve_interval(problem([1], [1.0]), 256).size == 0
-
-
-def test_lower_bound_is_below_the_solution():
-    for K in (2, 4, 16, 256):
-        moments = Moments.of(parse_activation("silu"), parse_weight("uniform:-10,10"), 512)
-        assert 0 <= interval_lower_bound(moments, K) <= cost(moments, solve_interval(moments, K))

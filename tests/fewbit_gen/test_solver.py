@@ -5,8 +5,6 @@ import numpy as np
 import pytest
 from fewbit.fewbit_gen import parse_activation, parse_weight, solve
 from fewbit.fewbit_gen.certify import table_error
-from fewbit.fewbit_gen.interval import interval_lower_bound
-from fewbit.fewbit_gen.moments import Moments
 from fewbit.tables import DEFAULT_WEIGHT, FewbitError, Table
 
 # The error under uniform:-10,10 at 1, 2, 3 and 4 bits, to the last digit given: DESIGN.md, "Numbers to stand on".
@@ -65,10 +63,9 @@ class TestLowerBound:
     @pytest.mark.parametrize("kind", ["interval", "shared"])
     @pytest.mark.parametrize("activation", PAPER)
     def test_is_near_below_the_error(self, activation, kind, weight):
-        for bits in (1, 2, 3, 4):
+        for bits in (1, 2, 3, 4, 5):
             table = solve(activation, bits=bits, kind=kind, weight=weight)
-            # Above 85 %: the grids leave out no more of the error than that at 4 bits.
-            assert 0.85 * table.error <= table.lower_bound <= table.error
+            assert 0 <= table.error - table.lower_bound <= 1e-6 * table.error
 
     @pytest.mark.parametrize("kind", ["interval", "shared"])
     @pytest.mark.parametrize("activation", ["gelu", "tanh", "selu"])
@@ -85,13 +82,6 @@ class TestLowerBound:
             drawn = np.sort(rng.uniform(-5, 5, m - 1))
             other = Table(activation, kind, "w", drawn, best.codes, rng.uniform(-0.2, 1.2, K), 0.0)
             assert table_error(other, act, weight) >= best.lower_bound
-
-    @pytest.mark.parametrize("cells", [16, 64, 256, 1024])
-    def test_holds_from_any_grid(self, cells):
-        """Coarser grids give lower bounds, never one above the optimum."""
-        moments = Moments.of(parse_activation("gelu"), parse_weight(DEFAULT_WEIGHT), cells)
-        for bits in (1, 2, 3):
-            assert interval_lower_bound(moments, 2**bits) <= solve("gelu", bits=bits, kind="interval").error
 
 
 class TestExact:
@@ -130,7 +120,8 @@ class TestDomain:
         narrow = solve(activation, bits=2, kind=kind, weight=f"uniform:{-reach!r},{reach!r}")
         wide = solve(activation, bits=2, kind=kind, weight="uniform:-1e6,1e6")
         assert narrow.error <= wide.error <= 1.2 * narrow.error
-        assert 0.9 * wide.error <= wide.lower_bound
+        # Sums over ±10⁶ hold no more digits than that.
+        assert wide.error - wide.lower_bound <= 1e-6 * wide.error + 1e-14 * 2e6
 
     @pytest.mark.parametrize("kind", ["interval", "shared"])
     @pytest.mark.parametrize("weight", ["uniform:0,1e-6", "uniform:1e8,1.1e8", "normal:5,0.001", "normal:-30,4"])

@@ -1,0 +1,55 @@
+"""The line that a table cuts: the axis of x for kind `interval`, that of the values g of f' for `shared`."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..crossings import cut_by_values
+from ..moments import Moments
+
+Vector = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Moments and ranges between neighbouring points of the line that is cut.
+
+    Attributes:
+        prefix: (3, n + 1) integrals of w, gw and g²w from the first point to every point.
+        low, high: (n,) between which g lies in each cell.
+        monotone: (n,) whether g goes from one of these to the other without turning.
+    """
+
+    prefix: Vector
+    low: Vector
+    high: Vector
+    monotone: Mask
+
+
+def interval_cells(moments: Moments, points: Vector) -> Cells:
+    """Return cells of the x axis."""
+    inner = 0.5 * (points[:-1] + points[1:])
+    quarters = np.stack([np.nextafter(points[:-1], np.inf), 0.5 * (points[:-1] + inner), inner,
+                         0.5 * (inner + points[1:]), points[1:]])  # fmt: skip
+    g = moments.centred(quarters)
+    steps = np.diff(g, axis=0)
+    monotone = np.logical_or((steps >= 0).all(axis=0), (steps <= 0).all(axis=0))
+    low, high = g.min(axis=0), g.max(axis=0)
+    beyond = np.where(monotone, 0.0, high - low)  # between the five a turn may reach further, but not as far as that
+    return Cells(_prefix(moments.between(points)), low - beyond, high + beyond, monotone)
+
+
+def shared_cells(moments: Moments, points: Vector) -> Cells:
+    """Return cells of the axis of values g; x counts in the cell that holds g(x)."""
+    cuts, codes = cut_by_values(moments, points[1:-1])
+    ends = moments.edges[[0, -1]]
+    per_piece = moments.between(np.concatenate([ends[:1], cuts, ends[1:]]))
+    per_cell = np.stack([np.bincount(codes, weights=row, minlength=points.size - 1) for row in per_piece], dtype=float)
+    return Cells(_prefix(per_cell), points[:-1], points[1:], np.ones(points.size - 1, dtype=np.bool_))
+
+
+def _prefix(per_cell: Vector) -> Vector:
+    sums = np.cumsum(per_cell, axis=1, dtype=np.longdouble).astype(np.float64)
+    return np.concatenate([np.zeros((3, 1)), sums], axis=1)

@@ -1,0 +1,251 @@
+"""From a table to the proof that it is the best: pass after pass over a mesh that is cut finer where it matters."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from ...tables import Table
+from ..moments import Moments, grid
+from .cells import Mask, Vector, interval_cells, shared_cells
+from .mesh import MAX_CELLS, Indices, Mesh, Problem, cut_to_loss, narrowed
+from .paths import F2, layered, least_penalty, path_to, penalised, reversed_places
+
+TOLERANCE = 1e-6  # (error − bound) / error to reach
+_FIRST_CELLS = 512
+# What moving a boundary to an edge of the first mesh may cost, in parts of a level's share of the error; and by how
+# much each pass lowers that.
+_FIRST_LOSS, _FINER = 1.0, 4
+_LAYERS_FROM = 0.1  # the loss below which it is the table's doing, not the mesh's, that no λ leads to K segments
+_WORTH_WHILE = 1e-9  # by what part of its error a table must be better
+_EFFORT = 3e9  # pairs of edges to compare in all: ten seconds or so
+_CELL_EFFORT = 300  # pairs that take as long as the moments of a cell
+_TRIALS, _MORE_TRIALS = 60, 5  # of λ in the first pass, and in each that follows
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What came of it.
+
+    Attributes:
+        bound: no table of the kind with K levels has a smaller error.
+        better: boundaries, on the line, of a table that has a smaller error than the known one, if one was met: the
+            search ended there.
+    """
+
+    bound: float
+    better: Vector | None
+
+
+def certificate(moments: Moments, table: Table, K: int, tolerance: float = TOLERANCE) -> Certificate:
+    """Return a bound on the error of every table of this kind with K levels, or a better table.
+
+    It stops where (error − bound) / error is at most `tolerance`, or where that would take too long.
+
+    Args:
+        moments: what the table was solved for.
+        table: a table with its error, the best one if the bound is to be close.
+        K: levels, at least as many as the table has.
+        tolerance: the relative gap to reach.
+    """
+    if K == 1 or table.error <= 0:
+        return Certificate(table.error, None)
+    ends = moments.centred(np.stack([np.nextafter(moments.edges[:-1], np.inf), moments.edges[1:]]))
+    low, high = float(ends.min()), float(ends.max())
+    if table.kind == "interval":
+        edges = grid(moments.activation, moments.weight, max(_FIRST_CELLS, 4 * K))
+        at, heights = table.boundaries, np.abs(np.diff(table.levels))
+        cells_of = partial(interval_cells, moments)
+    else:
+        margin = 1e-9 * max(1.0, abs(low), abs(high))
+        edges = np.linspace(low - margin, high + margin, max(_FIRST_CELLS, 4 * K) + 1)
+        levels = np.sort(table.levels) - moments.centre
+        at, heights = 0.5 * (levels[1:] + levels[:-1]), np.diff(levels)
+        cells_of = partial(shared_cells, moments)
+    jump = partial(np.interp, xp=at, fp=heights) if at.size else np.ones_like
+    beyond = 0.01 * (high - low)  # between two points of the grid g may reach further
+    return lower_bound(Problem(cells_of, edges, K, table.error, jump, (low - beyond, high + beyond)), tolerance)
+
+
+@dataclass
+class _Budget:
+    """What may still be spent, in pairs of edges compared: counted, not timed, so that results repeat anywhere."""
+
+    left: float
+
+    def penalised(self, places: Vector, penalty: float) -> tuple[Vector, Indices]:
+        """Run the penalised programme, and pay for it."""
+        least_to, origin, pairs = penalised(places, penalty)
+        self.left -= pairs
+        return least_to, origin
+
+
+def lower_bound(problem: Problem, tolerance: float = TOLERANCE) -> Certificate:
+    """Return a number that no table's error falls below, at most `problem.error`; see `certificate`."""
+    error, K = problem.error, problem.K
+    budget = _Budget(_EFFORT)
+    mesh = Mesh(problem.edges, np.ones(problem.edges.size - 1, dtype=np.bool_))
+    bound, penalty, loss_allowed = 0.0, None, _FIRST_LOSS
+    while budget.left > 0 and mesh.edges.size < MAX_CELLS:
+        mesh, places = cut_to_loss(problem, mesh, loss_allowed * error / K)
+        budget.left -= _CELL_EFFORT * mesh.edges.size
+        rounding = rounding_of(places, K)
+        trial = _best_penalty(places, K, penalty, error * (1 - tolerance) + rounding, budget)
+        penalty = trial.penalty
+        bound = max(bound, min(trial.bound - rounding, error))
+        better = _better(problem, mesh, places, trial.path)
+        if better is not None or bound >= error * (1 - tolerance):
+            return Certificate(bound, better)
+        before, after = (budget.penalised(side, penalty)[0] for side in (places, reversed_places(places)))
+        through = before + after[::-1] - penalty * K
+        alive = np.zeros(mesh.edges.size, dtype=np.bool_)
+        alive[mesh.places] = through[1:-1] <= error + rounding
+        if trial.path.size != K + 1 and loss_allowed < _LAYERS_FROM:
+            windows = _windows(mesh, places, penalty, error, K, budget) & alive
+            layered = _by_layers(problem, mesh, windows, loss_allowed, tolerance, budget)
+            return Certificate(max(bound, layered.bound), layered.better)
+        mesh, _ = narrowed(mesh, alive)
+        loss_allowed = _next_loss(loss_allowed, tolerance)
+    return Certificate(bound, None)
+
+
+def _better(problem: Problem, mesh: Mesh, places: Vector, path: Indices) -> Vector | None:
+    """Return the boundaries that `path` goes by if it is a table of smaller error than the known one."""
+    if path.size > problem.K + 1:
+        return None
+    w, fw, f2 = np.diff(places[: F2 + 1, path], axis=1)
+    cost = float(np.maximum(f2 - fw * fw / np.where(w > 0, w, 1), 0.0)[w > 0].sum())
+    if cost >= problem.error * (1 - _WORTH_WHILE) - rounding_of(places, problem.K):
+        return None
+    return np.unique(mesh.edges[mesh.places][path[1:-1] - 1])
+
+
+def _next_loss(loss: float, tolerance: float) -> float:
+    """Return what the next mesh may lose: less by a factor, and last of all just less than the tolerance."""
+    least = 0.9 * tolerance
+    return loss / _FINER if loss / _FINER > least * np.sqrt(_FINER) or loss <= least else least
+
+
+def rounding_of(places: Vector, K: int) -> float:
+    """Return what rounding may have added to a sum of K costs, each the difference of prefix sums."""
+    return 1e-15 * K * float(places[F2, -1])
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """What one λ gives.
+
+    Attributes:
+        penalty: λ.
+        bound: the least penalised sum less λK.
+        path: places that its path goes by, the two ends of the line included: segments + 1 of them.
+    """
+
+    penalty: float
+    bound: float
+    path: Indices
+
+
+def _try(places: Vector, K: int, penalty: float, budget: _Budget) -> _Trial:
+    least_to, origin = budget.penalised(places, penalty)
+    return _Trial(penalty, float(least_to[-1]) - penalty * K, path_to(origin, origin.size - 1))
+
+
+def _best_penalty(places: Vector, K: int, penalty: float | None, enough: float, budget: _Budget) -> _Trial:
+    """Return the λ of some with the greatest bound: it is concave in λ, with slope segments − K.
+
+    Args:
+        places: the problem.
+        K: levels.
+        penalty: a λ to begin with; where None, all are searched.
+        enough: a bound at which the search stops.
+        budget: what the search may spend.
+    """
+    low = least_penalty(places)
+    high = max(float(places[F2, -1]), 2 * low)
+    guess, step = (max(low, penalty), 1 + 2 / K) if penalty else (float(np.sqrt(low * high)), 16.0)
+    trials: list[_Trial] = []
+    too_low = too_high = None
+    for _ in range(_MORE_TRIALS if penalty else _TRIALS):
+        trials.append(_try(places, K, guess, budget))
+        segments = trials[-1].path.size - 1
+        if segments == K or trials[-1].bound >= enough:
+            break
+        too_low, too_high = (guess, too_high) if segments > K else (too_low, guess)
+        if too_low and too_high:
+            guess = float(np.sqrt(too_low * too_high))
+        else:
+            guess = min(high, guess * step) if too_low else max(low, guess / step)
+            step *= 1.5
+        if guess in [trial.penalty for trial in trials]:
+            break
+    return max(trials, key=lambda trial: trial.bound)
+
+
+def _by_layers(
+    problem: Problem, mesh: Mesh, windows: Mask, loss_allowed: float, tolerance: float, budget: _Budget
+) -> Certificate:
+    """Go on where no λ leads to K segments, with a window for each boundary.
+
+    Args:
+        problem: what is to be bounded.
+        mesh: where the penalised programme left it.
+        windows: (K − 1, n + 1) which edges may be the k-th boundary.
+        loss_allowed: of that mesh.
+        tolerance: the relative gap to reach.
+        budget: what may be spent.
+    """
+    error, K = problem.error, problem.K
+    bound = 0.0
+    while windows.any(axis=1).all():
+        mesh, source = narrowed(mesh, np.logical_or.reduce(windows, axis=0))
+        windows = _carried(windows, source)
+        loss_allowed = _next_loss(loss_allowed, tolerance)
+        edges = mesh.edges
+        mesh, places = cut_to_loss(problem, mesh, loss_allowed * error / K)
+        windows = _carried(windows, np.where(np.isin(mesh.edges, edges), np.searchsorted(edges, mesh.edges), -1))
+        windows &= mesh.places
+        among = np.cumsum(mesh.places, dtype=np.int64)  # an edge's number among the places: 0 is the start of the line
+        layer, edge = np.nonzero(windows)
+        members, start = among[edge], np.searchsorted(layer, np.arange(K))
+        sizes = np.diff(start).astype(np.float64)
+        budget.left -= _CELL_EFFORT * mesh.edges.size + 4 * float((sizes[1:] * sizes[:-1]).sum())
+        if budget.left <= 0 or mesh.edges.size > MAX_CELLS:
+            return Certificate(bound, None)
+        before, least, path = layered(places, members, start)
+        last = places.shape[1] - 1
+        after, _, _ = layered(reversed_places(places), (last - members)[::-1].copy(), (start[-1] - start)[::-1].copy())
+        rounding = rounding_of(places, K)
+        bound = max(bound, min(least - rounding, error))
+        better = _better(problem, mesh, places, path)
+        if better is not None or bound >= error * (1 - tolerance):
+            return Certificate(bound, better)
+        windows[layer, edge] = before + after[::-1] <= error + rounding
+    return Certificate(error, None)  # a boundary without a place: no table is better than the known one
+
+
+def _windows(mesh: Mesh, places: Vector, penalty: float, error: float, K: int, budget: _Budget) -> Mask:
+    """Return (K − 1, n + 1): which edges may be the k-th boundary.
+
+    A path's sum with k segments is at least the least penalised sum less λk, whatever λ.
+    """
+    k = np.arange(1, K)[:, None]
+    before = after = np.full((K - 1, places.shape[1]), -np.inf)
+    for factor in (1.0, 1 - 1 / K, 1 + 1 / K, 1 - 4 / K, 1 + 4 / K, 0.25, 4.0):
+        trial = penalty * factor
+        if trial < least_penalty(places):
+            continue
+        before = np.maximum(before, budget.penalised(places, trial)[0] - trial * k)
+        after = np.maximum(after, budget.penalised(reversed_places(places), trial)[0][::-1] - trial * (K - k))
+    windows = np.zeros((K - 1, mesh.edges.size), dtype=np.bool_)
+    windows[:, mesh.places] = (before + after)[:, 1:-1] <= error + rounding_of(places, K)
+    return windows
+
+
+def _carried(windows: Mask, source: Indices) -> Mask:
+    """Return the windows on a mesh whose edges were `source` of the old one; a new edge has its neighbours'."""
+    old = np.flatnonzero(source >= 0)
+    n = np.arange(source.size)
+    left = source[old[np.clip(np.searchsorted(old, n, side="right") - 1, 0, old.size - 1)]]
+    right = source[old[np.clip(np.searchsorted(old, n, side="left"), 0, old.size - 1)]]
+    return windows[:, left] | windows[:, right]

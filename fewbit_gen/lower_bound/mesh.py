@@ -1,0 +1,160 @@
+"""Edges along the line, and which cells between them may still hold a boundary of the best table.
+
+A boundary is taken to lie on the nearest edge. What that may cost, its loss, is known cell by cell; a mesh is cut until
+it is small enough, and closed where no boundary can be.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .cells import Cells, Mask, Vector
+
+Indices = NDArray[np.int64]
+
+MAX_CELLS = 2_000_000
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be bounded.
+
+    Attributes:
+        cells_of: from increasing points of the line to its cells.
+        edges: of a first mesh over all of the line; where g or w jumps among them.
+        K: levels.
+        error: of a known table.
+        jump: from points to how far apart the known table's levels are about there. It steers the mesh alone.
+        span: between which g lies.
+    """
+
+    cells_of: Callable[[Vector], Cells]
+    edges: Vector
+    K: int
+    error: float
+    jump: Callable[[Vector], Vector]
+    span: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Edges, and which cells between them may hold a boundary of the best table.
+
+    Attributes:
+        edges: (n + 1,) increasing.
+        open: (n,).
+    """
+
+    edges: Vector
+    open: Mask
+
+    @property
+    def places(self) -> Mask:
+        """(n + 1,) the edges to which a boundary may have been moved: those beside an open cell."""
+        return np.append(self.open, False) | np.append(False, self.open)
+
+
+def places_of(problem: Problem, mesh: Mesh) -> tuple[Vector, Vector]:
+    """Return the places of `mesh`, (9, P + 2), and the larger loss of each cell's two halves, 0 if it is closed."""
+    middles = 0.5 * (mesh.edges[:-1] + mesh.edges[1:])
+    real = mesh.open & (middles > mesh.edges[:-1]) & (middles < mesh.edges[1:])  # else no double lies between
+    points = np.concatenate([mesh.edges, middles[real]])
+    order = np.argsort(points, kind="stable")
+    points = points[order]
+    at = np.empty(points.size, np.int64)
+    at[order] = np.arange(points.size)
+    at = at[: mesh.edges.size]  # where each edge is among the points
+    cells = problem.cells_of(points)
+    W, FW = np.maximum(np.diff(cells.prefix[0]), 0.0), np.diff(cells.prefix[1])
+    turned = (cells.high - cells.low) * W
+    straight = np.clip(np.maximum(FW - cells.low * W, cells.high * W - FW), 0.0, turned)
+    loss = np.where(cells.monotone, straight, turned)
+
+    n = mesh.open.size
+    halves = np.zeros((4, n + 1, 2))  # loss, mass, low, high of the half on the left and on the right of every edge
+    halves[2], halves[3] = np.inf, -np.inf
+    for side, edge, half in ((1, np.flatnonzero(mesh.open), at[:-1]), (0, np.flatnonzero(mesh.open) + 1, at[1:] - 1)):
+        cell = half[mesh.open]
+        halves[:, edge, side] = loss[cell], W[cell], cells.low[cell], cells.high[cell]
+    of_cell = np.where(mesh.open, np.maximum(halves[0, :-1, 1], halves[0, 1:, 0]), 0.0)
+
+    place = np.flatnonzero(mesh.places)
+    point = at[place]
+    bounds = np.concatenate([[0], point, [points.size - 1]])
+    low, high = halves[2, place].min(axis=1), halves[3, place].max(axis=1)
+    # A cell that has been closed may be too wide for its samples to tell how far g reaches in it.
+    shut = np.repeat(~mesh.open, np.diff(at))
+    gap_low = _ranges(np.where(shut, problem.span[0], cells.low), bounds, np.minimum)
+    gap_high = _ranges(np.where(shut, problem.span[1], cells.high), bounds, np.maximum)
+    gap_low, gap_high = np.append(gap_low[:1], gap_low), np.append(gap_high[:1], gap_high)  # none before the first
+    ends = np.zeros(1)
+    rows = (
+        np.concatenate([gap_low[1:2], low, gap_low[-1:]]),
+        np.concatenate([gap_high[1:2], high, gap_high[-1:]]),
+        gap_low,
+        gap_high,
+        np.concatenate([ends, halves[0, place].max(axis=1), ends]),
+        np.concatenate([ends, halves[1, place].max(axis=1), ends]),
+    )
+    return np.concatenate([cells.prefix[:, bounds], rows]), of_cell
+
+
+def _ranges(values: Vector, bounds: Indices, reduce: np.ufunc) -> Vector:
+    """Return the least or greatest of `values` from each of `bounds` to the next; of none, its neighbour's."""
+    start = np.minimum(bounds[:-1], values.size - 1)
+    reduced = reduce.reduceat(values, start) if start.size else start
+    # reduceat runs the last to the end and gives values[start] for an empty stretch: both as they should be.
+    return np.asarray(reduced, dtype=np.float64)
+
+
+def _cut(mesh: Mesh, parts: Indices) -> Mesh:
+    """Cut every cell into `parts` equal ones."""
+    cell = np.repeat(np.arange(parts.size), parts)
+    nth = np.arange(cell.size) - np.repeat(np.cumsum(parts) - parts, parts)
+    left, right = mesh.edges[cell], mesh.edges[cell + 1]
+    edges = np.append(left + (right - left) * (nth / parts[cell]), mesh.edges[-1:])
+    keep = np.append(True, edges[1:] > edges[:-1])  # where there are too few doubles between
+    return Mesh(edges[keep], _merged(mesh.open[cell], keep))
+
+
+def _merged(opened: Mask, keep: Mask) -> Mask:
+    """Return the flags of the cells that remain if the edges that are not kept go: open if one of the merged is."""
+    return np.logical_or.reduceat(opened, np.flatnonzero(keep[:-1]))
+
+
+def cut_to_loss(problem: Problem, mesh: Mesh, allowed: float) -> tuple[Mesh, Vector]:
+    """Cut the open cells until moving a boundary within one costs at most `allowed`, by the known table's jumps."""
+    while True:
+        places, loss = places_of(problem, mesh)
+        middle = 0.5 * (mesh.edges[:-1] + mesh.edges[1:])
+        over = 2 * problem.jump(middle) * loss / allowed
+        halvings = np.where(mesh.open & (over > 1), np.ceil(0.5 * np.log2(np.maximum(over, 1.0))), 0.0)
+        splittable = (middle > mesh.edges[:-1]) & (middle < mesh.edges[1:])
+        parts = np.where(splittable, 2 ** np.clip(halvings, 0, 6).astype(np.int64), 1)
+        if (parts == 1).all() or parts.sum() > MAX_CELLS:
+            return mesh, places
+        mesh = _cut(mesh, parts)
+
+
+def narrowed(mesh: Mesh, alive: Mask) -> tuple[Mesh, Indices]:
+    """Close the halves of open cells beside edges that are not alive, and drop edges between closed cells.
+
+    Returns:
+        the mesh, and for each of its edges which edge of the old mesh it was; −1 for a middle.
+    """
+    half_alive = mesh.open & (alive[:-1] != alive[1:])
+    parts = 1 + half_alive.astype(np.int64)
+    cell = np.repeat(np.arange(parts.size), parts)
+    second = np.append(False, cell[1:] == cell[:-1])
+    edges = np.append(
+        np.where(second, 0.5 * (mesh.edges[cell] + mesh.edges[cell + 1]), mesh.edges[cell]), mesh.edges[-1]
+    )
+    whole = mesh.open & alive[:-1] & alive[1:]
+    opened = whole[cell] | (half_alive[cell] & np.where(second, alive[cell + 1], alive[cell]))
+    source = np.append(np.where(second, -1, cell), parts.size)
+    distinct = np.append(True, edges[1:] > edges[:-1])
+    needed = np.append(opened, True) | np.append(True, opened)
+    keep = distinct & needed
+    return Mesh(edges[keep], _merged(opened, keep)), source[keep]

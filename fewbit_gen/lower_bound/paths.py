@@ -1,0 +1,189 @@
+"""The dynamic programmes over the edges where a boundary may lie, from one end of the line to the other.
+
+Their input is one array, `places`, (9, P + 2): a column for each of those edges, and one for either end of the line.
+(One array, because each that a compiled function is given costs a count of its references.)
+"""
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+# Its rows.
+W, FW, F2 = 0, 1, 2  # integrals of w, gw, g²w from the first point
+LOW, HIGH = 3, 4  # between which g lies wherever a boundary may have been moved from
+GAP_LOW, GAP_HIGH = 5, 6  # between which g lies from the place before to this one
+LOSS = 7  # ∫ |g − g(s)| w at most, from a boundary s to this place
+MASS = 8  # ∫ w at most, from a boundary to this place
+
+
+_BLOCK = 64
+# The loops below are minima of finite numbers: without NaN and signed zeros they compile to vector code.
+_FINITE = {"nnan", "nsz", "ninf"}
+_FAR = 1e300
+
+
+def reversed_places(places: Vector) -> Vector:
+    """Return the places of the line read from its other end."""
+    sums = (places[:LOW, -1:] - places[:LOW])[:, ::-1]
+    gaps = places[GAP_LOW : GAP_HIGH + 1]
+    gaps = np.concatenate([gaps[:, :1], gaps[:, :0:-1]], axis=1)
+    return np.concatenate([sums, places[LOW : HIGH + 1, ::-1], gaps, places[LOSS:, ::-1]])
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=_FINITE, forceinline=True)
+def _sides(q: int, p: int, places: Vector) -> float:
+    """Return what moving its two ends may have lowered the cost of segment q … p by.
+
+    Its level, before the ends were moved, differs from the segment's mean by what the mass that was moved can add; in a
+    short segment it lies between the least and the greatest g there.
+    """
+    dw = places[W, p] - places[W, q]
+    moved = places[MASS, q] + places[MASS, p]
+    low_q, high_q, low_p, high_p = places[LOW, q], places[HIGH, q], places[LOW, p], places[HIGH, p]
+    if dw < 4.0 * moved or not dw > 0.0:
+        level_low, level_high = low_p, high_p
+        for r in range(q, p):
+            level_low = min(level_low, places[LOW, r], places[GAP_LOW, r + 1])
+            level_high = max(level_high, places[HIGH, r], places[GAP_HIGH, r + 1])
+    else:
+        mean = (places[FW, p] - places[FW, q]) / dw
+        far_q, far_p = max(high_q - mean, mean - low_q), max(high_p - mean, mean - low_p)
+        shift = (places[MASS, q] * far_q + places[MASS, p] * far_p) / (dw - moved)
+        level_low, level_high = mean - shift, mean + shift
+    far_q, far_p = max(high_q - level_low, level_high - low_q), max(high_p - level_low, level_high - low_p)
+    return 2.0 * (places[LOSS, q] * far_q + places[LOSS, p] * far_p)
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=_FINITE)
+def penalised(places: Vector, penalty: float) -> tuple[Vector, Indices, int]:
+    """Return the least sum of a path from the start to every place, its last place before, and pairs compared."""
+    w, fw, f2 = places[W], places[FW], places[F2]
+    n = w.size
+    least_to = np.zeros(n)
+    origin = np.zeros(n, np.int64)
+    sums = np.empty(_BLOCK)
+    pairs = 0
+    slack = _slack(places)
+    for p in range(1, n):
+        wp, fwp, f2p = w[p], fw[p], f2[p]
+        least = _FAR
+        at = 0
+        end = p
+        while end > 0:
+            begin = max(0, end - _BLOCK)
+            size = end - begin
+            pairs += size
+            block = _FAR
+            for i in range(size):
+                dw = wp - w[begin + i]
+                dfw = fwp - fw[begin + i]
+                cost = (f2p - f2[begin + i]) - dfw * dfw / dw if dw > 0.0 else 0.0
+                total = least_to[begin + i] + (cost if cost > 0.0 else 0.0)
+                sums[i] = total
+                block = total if total < block else block
+            if block + penalty - slack < least:
+                # The least first, so that hardly another comes into question.
+                nearest = 0
+                while sums[nearest] > block:
+                    nearest += 1
+                for j in range(size, -1, -1):
+                    i = nearest if j == size else j
+                    if sums[i] + penalty - slack < least:
+                        total = sums[i] + penalty - _sides(begin + i, p, places)
+                        if total < least:
+                            least = total
+                            at = begin + i
+            # Further left, a path saves the λ of one by way of `begin`, and no more than the ends of a segment.
+            if sums[0] - slack >= least:
+                break
+            end = begin
+        least_to[p] = least
+        origin[p] = at
+    return least_to, origin, pairs
+
+
+@njit(cache=True, nogil=True, error_model="numpy", forceinline=True)
+def _slack(places: Vector) -> float:
+    """Return what the two ends of no segment lower its cost by more than."""
+    return 4.0 * places[LOSS].max() * (places[GAP_HIGH].max() - places[GAP_LOW].min())
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=_FINITE)
+def layered(places: Vector, members: Indices, start: Indices) -> tuple[Vector, float, Indices]:
+    """Return the least sum of a path to every member of every layer, that of one to the end, and this path.
+
+    A sum is `_FAR` where there is no path.
+
+    Args:
+        places: the problem.
+        members: places that may be the first, second, … boundary, increasing within each layer.
+        start: (layers + 1,) where each layer's members begin.
+    """
+    w, fw, f2 = places[W], places[FW], places[F2]
+    layers = start.size - 1
+    least_to = np.full(members.size, _FAR)
+    origin = np.zeros(members.size + 1, np.int64)  # the member before; of the end, at last
+    sums = np.empty(w.size)
+    slack = _slack(places)
+    best = _FAR
+    for layer in range(layers + 1):
+        begin, end = (start[layer], start[layer + 1]) if layer < layers else (0, 1)
+        first, size = (start[layer - 1], start[layer] - start[layer - 1]) if layer > 0 else (0, 1)
+        for m in range(begin, end):
+            p = members[m] if layer < layers else w.size - 1
+            nearest, count = -1, 0
+            for i in range(size):
+                q = members[first + i] if layer > 0 else 0
+                if q > p:
+                    break
+                dw = w[p] - w[q]
+                dfw = fw[p] - fw[q]
+                cost = max(0.0, (f2[p] - f2[q]) - dfw * dfw / dw) if dw > 0.0 else 0.0
+                sums[i] = cost + (least_to[first + i] if layer > 0 else 0.0)
+                if nearest < 0 or sums[i] < sums[nearest]:
+                    nearest = i
+                count = i + 1
+            least = _FAR
+            if nearest >= 0:
+                for j in range(count, -1, -1):
+                    i = nearest if j == count else j
+                    if sums[i] - slack < least:
+                        total = sums[i] - _sides(members[first + i] if layer > 0 else 0, p, places)
+                        if total < least:
+                            least = total
+                            origin[m if layer < layers else members.size] = first + i
+            if layer < layers:
+                least_to[m] = least
+            else:
+                best = least
+    path = np.zeros(layers + 2, np.int64)
+    path[-1] = w.size - 1
+    at = members.size
+    for layer in range(layers, 0, -1):
+        at = origin[at]
+        path[layer] = members[at]
+    return least_to, best, path
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def path_to(origin: Indices, end: int) -> Indices:
+    """Return the path to `end`, from 0 on."""
+    length, p = 1, end
+    while p > 0:
+        p = origin[p]
+        length += 1
+    path = np.empty(length, np.int64)
+    p = end
+    for i in range(length - 1, -1, -1):
+        path[i] = p
+        p = origin[p]
+    return path
+
+
+def least_penalty(places: Vector) -> float:
+    """Return the λ below which segments within one cell would gain without end: the programme leaves them out."""
+    within = 4 * places[LOSS] * (places[HIGH] - places[LOW])
+    return max(float(within.max()), 1e-18 * float(places[F2, -1]))
