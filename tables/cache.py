@@ -1,0 +1,25 @@
+"""The folder where fewbit keeps what it can make again: compiled kernels and solved tables."""
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+from .files import make_folder
+
+VARIABLE = "FEWBIT_CACHE"
+
+
+def cache_folder(*names: str) -> Path:
+    """Return the cache folder, or the one called `names` inside it, made if it was not there.
+
+    It is what the environment variable FEWBIT_CACHE names, else the user's cache folder on this system.
+
+    Raises:
+        FewbitError: the folder cannot be made.
+    """
+    chosen = os.environ.get(VARIABLE)
+    root = Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("fewbit", appauthor=False))
+    folder = root.joinpath(*names)
+    make_folder(folder)
+    return folder
