@@ -59,7 +59,7 @@ def custom(activation: str | Function) -> Custom:
         raise FewbitError(f"no activation: {shown(activation)}; {_ACCEPTED}")
     check_callable(activation)
     name = f"{_PREFIX}{name_of(activation)}#{uuid.uuid4().hex}"
-    forward = Forward(_fresh(activation))
+    forward = Forward(_fresh(activation), pure=False)
     _callables[name] = forward
     return Custom(name, {}, forward)
 

@@ -27,6 +27,7 @@ class Forward:
         parameters: names of the parameters, as the compiler calls them, with torch's defaults; None where it has none.
         compares_in: where f' jumps at a parameter, the dtype to which torch rounds the parameter before it compares
             x of a given dtype with it.
+        pure: whether equal x always give equal f(x); a user's callable may do as it likes.
     """
 
     call: Callable[..., Tensor]
@@ -34,6 +35,7 @@ class Forward:
     inplace: Callable[..., Tensor] | None = None
     parameters: tuple[tuple[str, float | None], ...] = ()
     compares_in: Callable[[torch.dtype], torch.dtype] | None = None
+    pure: bool = True
 
     def activation_name(self, name: str, values: Sequence[float]) -> str:
         """Return what the compiler calls the function `name` with these parameter values."""

@@ -50,8 +50,7 @@ def _activation(
     x: Tensor, function: str, parameters: Sequence[float], table: str, *, backend: Any = reference
 ) -> tuple[Tensor, Tensor]:
     check_dtype(x, function)
-    y = backend.forward(x, forward_of(function), parameters)  # of x as it lies: torch rounds differently elsewhere
-    return y, backend.encode(with_stride(x, y.stride()), table)
+    return backend.activation(x, function, parameters, table)
 
 
 def _encode(x: Tensor, table: str, *, backend: Any = reference) -> Tensor:

@@ -1,6 +1,8 @@
-"""The CPU kernels, in Numba: encode a stretch of a tensor, multiply a stretch of a gradient.
+"""The CPU kernels, in Numba: encode a tensor, look one of 16 bits up in a table, multiply a gradient by levels.
 
-Both take raw addresses of dense memory and a range of blocks, hold no lock, and may run on any thread.
+Each is compiled code that takes the address of a job (see team.py): 64-bit words, the number of parts taken, of parts
+and of blocks, then the kernel's arguments, numbers and addresses of dense memory. It takes one part after another and
+does its blocks, on any thread.
 
 Order without floats. Read as integers, the bits of floating-point numbers are in order once the magnitude of negative
 ones is flipped; NaN is put above everything. So one comparison serves float16, bfloat16, float32 and float64, and a
@@ -10,6 +12,7 @@ Codes without a lookup. code(x) = c_0 + Σ_i [x > b_i] (c_{i+1} − c_i): a sum 
 instructions. Past `LINEAR_LIMIT` boundaries a branch-free binary search takes over.
 """
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -17,8 +20,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types  # pyright: ignore[reportPrivateImportUsage]
+from numba import carray, cfunc, njit, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import intrinsic
+
+from .team import JOB_WORDS, Kernel
 
 BLOCK = 512  # elements worked on at once: what one block needs stays in the first-level cache
 GROUP = 8
@@ -89,6 +94,26 @@ def _store_word(typingctx: Any, address: Any, word: Any) -> Any:
     return types.void(types.intp, types.uint64), generate
 
 
+@intrinsic
+def _load_word(typingctx: Any, address: Any) -> Any:
+    """Read a uint64 at any address, aligned or not."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.load(builder.inttoptr(args[0], ir.IntType(64).as_pointer()), align=1)
+
+    return types.uint64(types.intp), generate
+
+
+@intrinsic
+def _take(typingctx: Any, job: Any) -> Any:
+    """Return the next part of a job that no thread has taken."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.atomic_rmw("add", args[0], ir.IntType(64)(1), "monotonic")
+
+    return types.int64(types.CPointer(types.int64)), generate
+
+
 @njit(inline="always")
 def _vector(address: Any, like: Any, n: Any) -> Any:
     """View `n` elements of the type of `like` at an address."""
@@ -117,6 +142,13 @@ class FloatFormat:
         return np.where(bits == ~top, 0, keys).astype(self.integer)
 
 
+def _kernel(body: Callable[[Any], None]) -> Kernel:
+    """Compile void(int64 *job), or find it in Numba's disk cache."""
+    signature = types.void(types.CPointer(types.int64))
+    compiled: Any = cfunc(signature, cache=True, error_model="numpy")(body)
+    return Kernel(compiled.address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address), compiled)
+
+
 FORMATS: dict[str, FloatFormat] = {
     "float64": FloatFormat(np.int64, 0x7FF0_0000_0000_0000, np.float64),
     "float32": FloatFormat(np.int32, 0x7F80_0000, np.float32),
@@ -125,18 +157,42 @@ FORMATS: dict[str, FloatFormat] = {
 }
 
 
-@cache
-def encode_kernel(name: str) -> Callable[..., None]:
-    """Return encode(x, n, boundaries, steps, first, codes, bits, packed, begin, end) for a float format.
+@njit(inline="always")
+def _pack(small: Any, count: Any, bits: Any, staged: Any, target: Any, block: Any) -> None:
+    """Write `count` codes, a byte each in `small`, as those of a block; `staged` is what it may scribble on."""
+    lanes = small.view(np.uint64)
+    stage = staged.ctypes.data
+    b = np.uint64(bits)
+    odd_bytes = np.uint64(0xFF00FF00FF00FF00)
+    odd_pairs = np.uint64(0xFFFF0000FFFF0000)
+    odd_quads = np.uint64(0xFFFFFFFF00000000)
+    groups = (count + GROUP - 1) // GROUP
+    small[count : groups * GROUP] = 0
+    # Eight bytes of b used bits each, halved three times into one word of 8b bits.
+    for g in range(groups):
+        w = lanes[g]
+        w = (w & ~odd_bytes) | ((w & odd_bytes) >> (np.uint64(8) - b))
+        w = (w & ~odd_pairs) | ((w & odd_pairs) >> (np.uint64(16) - b - b))
+        w = (w & ~odd_quads) | ((w & odd_quads) >> (np.uint64(32) - b * np.uint64(4)))
+        lanes[g] = w
+    # Each word is written whole, 8 − b bytes of zeros and all, and the next overwrites those.
+    for g in range(groups):
+        _store_word(stage + g * bits, lanes[g])  # pyright: ignore[reportCallIssue]
+    base = block * (BLOCK // GROUP) * bits
+    target[base : base + groups * bits] = staged[: groups * bits]
 
-    Args of the kernel:
-        x: address of n elements.
-        boundaries: (m − 1,) keys, increasing; for the search padded with the top key to 2^p − 1.
-        steps: (m − 1,) code differences c_{i+1} − c_i, in the integer type; empty chooses the search.
-        first: c_0.
-        codes: uint8 (2^p,), the code of every interval; used by the search alone.
+
+@cache
+def encode_kernel(name: str) -> Kernel:
+    """Return the kernel that encodes a tensor of a float format.
+
+    Arguments in the job:
+        x, n: address of n elements.
+        boundaries, m: address of m increasing keys, padded with the top key: to fours, or for the search to 2^p − 1.
+        steps: address of the m code differences c_{i+1} − c_i, in the integer type; 0 chooses the search.
+        codes: address of the codes, uint8: of the first interval, for the search of all m + 1.
+        bits: in a code.
         packed: address of the packed bytes.
-        begin, end: blocks of `BLOCK` elements to do.
     """
     integer = FORMATS[name].integer
     infinity = integer(FORMATS[name].infinity)
@@ -144,115 +200,150 @@ def encode_kernel(name: str) -> Callable[..., None]:
     sign = integer(np.iinfo(integer).bits - 1)
     nothing = integer(0)
 
-    @njit(nogil=True, cache=True, error_model="numpy")
-    def encode(x, n, boundaries, steps, first, codes, bits, packed, begin, end):  # noqa: ANN001, ANN202
-        source = _vector(x, boundaries, n)
-        size = (n + GROUP - 1) // GROUP * bits
-        target = _vector(packed, codes, size)
+    def encode(job):  # noqa: ANN001, ANN202
+        words = carray(job, (JOB_WORDS,))
+        parts, blocks, x, n = words[1], words[2], words[3], words[4]
+        boundaries_at, m, steps_at, codes_at, bits, packed = words[5], words[6], words[7], words[8], words[9], words[10]
+        source = _vector(x, nothing, n)
+        target = _vector(packed, np.uint8(0), (n + GROUP - 1) // GROUP * bits)
+        boundaries = _vector(boundaries_at, nothing, m)
+        steps = _vector(steps_at, nothing, m)
+        codes = _vector(codes_at, np.uint8(0), m + 1)
+        first = integer(codes[0])
         keys = np.empty(BLOCK, integer)
         code = np.empty(BLOCK, integer)
         interval = np.empty(BLOCK, np.uint32)
         small = np.empty(BLOCK, np.uint8)
-        lanes = small.view(np.uint64)
-        words = np.empty(BLOCK // GROUP, np.uint64)
-        staged = np.empty(BLOCK + 8, np.uint8)
-        stage = staged.ctypes.data
-        b = np.uint64(bits)
-        odd_bytes = np.uint64(0xFF00FF00FF00FF00)
-        odd_pairs = np.uint64(0xFFFF0000FFFF0000)
-        odd_quads = np.uint64(0xFFFFFFFF00000000)
-        for block in range(begin, end):
-            count = min(BLOCK, n - block * BLOCK)
-            part = source[block * BLOCK : block * BLOCK + count]
-            for j in range(count):
-                value = part[j]
-                magnitude = integer(value & top)
-                key = integer(value ^ (integer(value >> sign) & top))
-                keys[j] = top if magnitude > infinity else key
-            if steps.size == boundaries.size:
+        staged = np.empty(BLOCK + GROUP, np.uint8)
+        while True:
+            part_number = _take(job)  # pyright: ignore[reportCallIssue]
+            if part_number >= parts:
+                return
+            for block in range(blocks * part_number // parts, blocks * (part_number + 1) // parts):
+                count = min(BLOCK, n - block * BLOCK)
+                part = source[block * BLOCK : block * BLOCK + count]
                 for j in range(count):
-                    code[j] = first
-                for i in range(0, boundaries.size - 1, 2):  # in pairs: half the traffic with the cache
-                    b0, b1, s0, s1 = boundaries[i], boundaries[i + 1], steps[i], steps[i + 1]
+                    value = part[j]
+                    magnitude = integer(value & top)
+                    key = integer(value ^ (integer(value >> sign) & top))
+                    keys[j] = top if magnitude > infinity else key
+                if steps_at:
                     for j in range(count):
-                        key = keys[j]
-                        code[j] += (s0 if key > b0 else nothing) + (s1 if key > b1 else nothing)
-                if boundaries.size % 2:
-                    b0, s0 = boundaries[-1], steps[-1]
+                        code[j] = first
+                    for i in range(0, m, 4):  # in fours: a quarter of the traffic with the cache
+                        b0, b1, b2, b3 = boundaries[i], boundaries[i + 1], boundaries[i + 2], boundaries[i + 3]
+                        s0, s1, s2, s3 = steps[i], steps[i + 1], steps[i + 2], steps[i + 3]
+                        for j in range(count):
+                            key = keys[j]
+                            low = (s0 if key > b0 else nothing) + (s1 if key > b1 else nothing)
+                            high = (s2 if key > b2 else nothing) + (s3 if key > b3 else nothing)
+                            code[j] += low + high
                     for j in range(count):
-                        code[j] += s0 if keys[j] > b0 else nothing
-                for j in range(count):
-                    small[j] = np.uint8(code[j])
-            else:
-                for j in range(count):
-                    interval[j] = 0
-                stride = (boundaries.size + 1) // 2
-                while stride > 0:
-                    middle = boundaries[stride - 1 :]
+                        small[j] = np.uint8(code[j])
+                else:
                     for j in range(count):
-                        interval[j] += np.uint32(stride) if keys[j] > middle[interval[j]] else np.uint32(0)
-                    stride //= 2
-                for j in range(count):
-                    small[j] = codes[interval[j]]
-            small[count:] = 0
-            groups = (count + GROUP - 1) // GROUP
-            # Eight bytes of b used bits each, halved three times into one word of 8b bits.
-            for g in range(groups):
-                w = lanes[g]
-                w = (w & ~odd_bytes) | ((w & odd_bytes) >> (np.uint64(8) - b))
-                w = (w & ~odd_pairs) | ((w & odd_pairs) >> (np.uint64(16) - b - b))
-                w = (w & ~odd_quads) | ((w & odd_quads) >> (np.uint64(32) - b * np.uint64(4)))
-                words[g] = w
-            # Each word is written whole, 8 − b bytes of zeros and all, and the next overwrites those.
-            for g in range(groups):
-                _store_word(stage + g * bits, words[g])  # pyright: ignore[reportCallIssue]
-            base = block * (BLOCK // GROUP) * bits
-            target[base : base + groups * bits] = staged[: groups * bits]
+                        interval[j] = 0
+                    stride = (m + 1) // 2
+                    while stride > 0:
+                        middle = boundaries[stride - 1 :]
+                        for j in range(count):
+                            interval[j] += np.uint32(stride) if keys[j] > middle[interval[j]] else np.uint32(0)
+                        stride //= 2
+                    for j in range(count):
+                        small[j] = codes[interval[j]]
+                _pack(small, count, bits, staged, target, block)
 
-    return encode
+    return _kernel(encode)
 
 
 @cache
-def multiply_kernel(name: str, selects: bool) -> Callable[..., None]:
-    """Return multiply(grad, n, packed, bits, levels, result, begin, end) for a float format.
+def look_up_kernel() -> Kernel:
+    """Return the kernel that reads f(x) and the code of x of 16 bits in a table of all 65,536 of them.
+
+    Arguments in the job:
+        x, n: address of n elements.
+        table: address of uint32 (65536,): the bits of f(x), above them the code.
+        result: address of n elements.
+        bits: in a code.
+        packed: address of the packed bytes.
+    """
+
+    def look_up(job):  # noqa: ANN001, ANN202
+        words = carray(job, (JOB_WORDS,))
+        parts, blocks, x, n = words[1], words[2], words[3], words[4]
+        table_at, result, bits, packed = words[5], words[6], words[7], words[8]
+        source = _vector(x, np.uint16(0), n)
+        table = _vector(table_at, np.uint32(0), 1 << 16)
+        y = _vector(result, np.uint16(0), n)
+        target = _vector(packed, np.uint8(0), (n + GROUP - 1) // GROUP * bits)
+        small = np.empty(BLOCK, np.uint8)
+        staged = np.empty(BLOCK + GROUP, np.uint8)
+        while True:
+            part_number = _take(job)  # pyright: ignore[reportCallIssue]
+            if part_number >= parts:
+                return
+            for block in range(blocks * part_number // parts, blocks * (part_number + 1) // parts):
+                start = block * BLOCK
+                count = min(BLOCK, n - start)
+                for j in range(count):
+                    entry = table[source[start + j]]
+                    y[start + j] = np.uint16(entry)
+                    small[j] = np.uint8(entry >> np.uint32(16))
+                _pack(small, count, bits, staged, target, block)
+
+    return _kernel(look_up)
+
+
+@cache
+def multiply_kernel(name: str, selects: bool) -> Kernel:
+    """Return the kernel that multiplies a gradient of a float format by levels.
 
     If it `selects`, a level of 0 gives 0 whatever the gradient; else ∞·0 is NaN.
 
-    Args of the kernel:
-        grad, result: addresses of n elements.
+    Arguments in the job:
+        grad, n: address of n elements.
         packed: address of the packed codes.
-        levels: (2^bits,) in the type of arithmetic, padded at will: any code may be looked up.
-        begin, end: blocks of `BLOCK` elements to do.
+        bits: in a code.
+        levels: address of (2^bits,) in the type of arithmetic, padded at will: any code may be looked up.
+        result: address of n elements.
     """
     zero = FORMATS[name].stored(0)
     nothing = np.float64(0) if name == "float64" else np.float32(0)
 
-    @njit(nogil=True, cache=True, error_model="numpy")
-    def multiply(grad, n, packed, bits, levels, result, begin, end):  # noqa: ANN001, ANN202
+    def multiply(job):  # noqa: ANN001, ANN202
+        words = carray(job, (JOB_WORDS,))
+        parts, blocks, grad, n = words[1], words[2], words[3], words[4]
+        packed, bits, levels_at, result = words[5], words[6], words[7], words[8]
         source = _vector(grad, zero, n)
         target = _vector(result, zero, n)
         codes = _vector(packed, np.uint8(0), (n + GROUP - 1) // GROUP * bits)
+        levels = _vector(levels_at, nothing, 1 << bits)
         mask = np.uint64((1 << bits) - 1)
         b = np.uint64(bits)
         factors = np.empty(BLOCK, levels.dtype)
-        for block in range(begin, end):
-            count = min(BLOCK, n - block * BLOCK)
-            base = block * (BLOCK // GROUP) * bits
-            for g in range((count + GROUP - 1) // GROUP):
-                w = np.uint64(0)
-                part = codes[base + g * bits : base + g * bits + bits]
-                for k in range(bits):
-                    w |= np.uint64(part[k]) << np.uint64(8 * k)
-                eight = factors[g * GROUP : g * GROUP + GROUP]
-                for j in range(GROUP):
-                    eight[j] = levels[(w >> (np.uint64(j) * b)) & mask]
-            x = source[block * BLOCK : block * BLOCK + count]
-            y = target[block * BLOCK : block * BLOCK + count]
-            for j in range(count):
-                y[j] = _narrow(_widen(x[j], name) * factors[j], name)  # pyright: ignore[reportCallIssue]
-            if selects:  # in a loop of its own: a choice in the one above makes it twice as slow in memory
+        staged = np.zeros(BLOCK + GROUP, np.uint8)
+        stage = staged.ctypes.data
+        while True:
+            part_number = _take(job)  # pyright: ignore[reportCallIssue]
+            if part_number >= parts:
+                return
+            for block in range(blocks * part_number // parts, blocks * (part_number + 1) // parts):
+                count = min(BLOCK, n - block * BLOCK)
+                base = block * (BLOCK // GROUP) * bits
+                groups = (count + GROUP - 1) // GROUP
+                staged[: groups * bits] = codes[base : base + groups * bits]
+                for g in range(groups):
+                    w = _load_word(stage + g * bits)  # pyright: ignore[reportCallIssue]
+                    eight = factors[g * GROUP : g * GROUP + GROUP]
+                    for j in range(GROUP):
+                        eight[j] = levels[(w >> (np.uint64(j) * b)) & mask]
+                x = source[block * BLOCK : block * BLOCK + count]
+                y = target[block * BLOCK : block * BLOCK + count]
                 for j in range(count):
-                    if factors[j] == nothing:
-                        y[j] = zero
+                    y[j] = _narrow(_widen(x[j], name) * factors[j], name)  # pyright: ignore[reportCallIssue]
+                if selects:  # in a loop of its own: a choice in the one above makes it twice as slow in memory
+                    for j in range(count):
+                        if factors[j] == nothing:
+                            y[j] = zero
 
-    return multiply
+    return _kernel(multiply)

@@ -5,15 +5,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..forwards import Forward
-from ..layout import flat
+from ..forwards import forward_of
+from ..layout import flat, with_stride
 from ..packing import pack, unpack
 from ..prepared import prepare
 
 
-def forward(x: Tensor, function: Forward, parameters: Sequence[float]) -> Tensor:
-    """Return f(x) by torch's own function, in the layout that torch gives it."""
-    return function.call(x, *parameters)
+def activation(x: Tensor, function: str, parameters: Sequence[float], table: str) -> tuple[Tensor, Tensor]:
+    """Return f(x), by torch's own function in the layout that torch gives it, and its packed codes in that order."""
+    y = forward_of(function).call(x, *parameters)  # of x as it lies: torch rounds differently elsewhere
+    return y, encode(with_stride(x, y.stride()), table)
 
 
 def encode(x: Tensor, table: str) -> Tensor:

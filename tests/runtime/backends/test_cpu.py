@@ -5,8 +5,10 @@ import sys
 import numpy as np
 import pytest
 import torch
-from fewbit.runtime.backends import cpu, reference
+from fewbit.runtime.backends import cpu, reference, team
 from fewbit.runtime.backends.kernels import BLOCK, LINEAR_LIMIT
+from fewbit.runtime.custom import custom
+from fewbit.runtime.forwards import FORWARDS
 from fewbit.runtime.packing import GROUP, pack, packed_size, unpack
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +19,7 @@ from runtime_cases import (
     around,
     assert_same_bits,
     key_of,
+    parameters_of,
     table_of_bits,
     table_with,
 )
@@ -95,7 +98,7 @@ class TestAgainstTheReference:
     @pytest.mark.parametrize("beside", [-1, 0, 1])
     def test_sizes_about_the_splits_between_threads(self, dtype, beside, count, threads):
         threads(count)
-        n = count * cpu._BLOCKS_PER_THREAD * BLOCK + beside
+        n = count * team.BLOCKS_PER_THREAD * BLOCK + beside
         assert_equal_backends(normal(n, dtype), normal(n, dtype, 1), table_of_bits(3))
 
     def test_strides_of_the_gradient_are_kept(self, dtype):
@@ -126,6 +129,52 @@ class TestEveryHalf:
         packed = pack(torch.full((grad.numel(),), 5, dtype=torch.uint8), 8)
         once = (grad.float() * torch.tensor(level, dtype=torch.float32)).to(dtype) if level else torch.zeros_like(grad)
         assert_same_bits(cpu.multiply(grad, packed, key_of(table)), once)
+
+
+def assert_same_activation(x, function):
+    """f(x) and codes of both backends, bit for bit but for which NaN it is: torch gives either, by the place."""
+    key = key_of(table_of_bits(3))
+    parameters = parameters_of(function) if function in FORWARDS else []
+    (y, packed), (expected_y, expected_packed) = (b.activation(x, function, parameters, key) for b in (cpu, reference))
+    assert y.stride() == expected_y.stride()
+    number = ~expected_y.isnan()
+    assert torch.equal(y.isnan(), ~number)
+    assert_same_bits(y[number], expected_y[number])
+    assert torch.equal(packed, expected_packed)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+class TestLargeTensorsOfHalves:
+    """Of these f(x) and code may be looked up."""
+
+    @pytest.fixture
+    def x(self, dtype):
+        """Every number at many places, and a last few that fill no vector."""
+        every = all_halves(dtype)
+        shuffled = every[torch.randperm(every.numel(), generator=torch.Generator().manual_seed(0))]
+        return torch.cat([every, shuffled, shuffled.flip(0), shuffled, normal(37, dtype)])
+
+    @pytest.mark.parametrize("function", [*FORWARDS, "x*sigmoid(2*x)"])
+    def test_are_as_torch_computes_them(self, function, dtype, x):
+        assert_same_activation(x, function)
+
+    @pytest.mark.parametrize("function", ["gelu", "silu"])
+    def test_in_any_layout(self, function, dtype, x):
+        x = x[: 64 * 16 * 256].view(1, 64, 16, 256)
+        for laid_out in (x, x.to(memory_format=torch.channels_last), x.transpose(1, 3), x[:, :, ::2], x.mT[..., :63]):
+            assert_same_activation(laid_out, function)
+
+    def test_are_not_looked_up_where_torch_rounds_the_last_ones_otherwise(self, dtype):
+        assert cpu._values("softshrink", (0.5,), dtype, True) is None
+        assert cpu._values("silu", (), dtype, True) is not None
+
+    def test_of_a_callable_are_what_it_returns_now(self, dtype, x):
+        factor = 2.0
+        ours = custom(lambda x: x * factor)
+        cpu.activation(x, ours.function, (), key_of(table_of_bits(3)))
+        factor = 3.0
+        y, _ = cpu.activation(x, ours.function, (), key_of(table_of_bits(3)))
+        assert torch.equal(y.nan_to_num(), (x * 3.0).nan_to_num())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -179,27 +228,3 @@ def test_results_lie_on_the_cpu_whatever_the_default_device():
         product = cpu.multiply(x, packed, key_of(table))
     assert packed.device == product.device == torch.device("cpu")
     assert torch.equal(packed, reference.encode(x, key_of(table)))
-
-
-def test_an_exception_in_a_thread_reaches_the_caller(threads):
-    threads(2)
-
-    def kernel(begin, end):
-        if begin > 0:
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        cpu._run(kernel, (), 4 * cpu._BLOCKS_PER_THREAD * BLOCK)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 5])
-@pytest.mark.parametrize("n", [0, 1, BLOCK, 1000 * BLOCK + 1, 1024 * BLOCK, 5 * 128 * BLOCK - 1])
-def test_the_threads_do_every_block_once(n, count, threads):
-    threads(count)
-    done = []
-
-    def kernel(begin, end):
-        done.extend(range(begin, end))
-
-    cpu._run(kernel, (), n)
-    assert sorted(done) == list(range(-(-n // BLOCK)))

@@ -59,17 +59,20 @@ def test_not_a_number_stays_one_whatever_its_lower_bits(name):
 
 _IN_A_PROCESS = """
 import numpy as np
-from fewbit.runtime.backends.kernels import encode_kernel, multiply_kernel
+from fewbit.runtime.backends.kernels import encode_kernel, look_up_kernel, multiply_kernel
+from fewbit.runtime.backends.team import run
 
 x = np.ones(9, np.int16)
 y = np.empty_like(x)
-packed = np.zeros(2, np.uint8)
-nothing = np.empty(0, np.int16)
-encode, multiply = encode_kernel("bfloat16"), multiply_kernel("bfloat16", False)
-encode(x.ctypes.data, 9, nothing, nothing, np.int16(0), np.zeros(1, np.uint8), 1, packed.ctypes.data, 0, 1)
-multiply(x.ctypes.data, 9, packed.ctypes.data, 1, np.ones(2, np.float32), y.ctypes.data, 0, 1)
-assert (x == y).all()
-print(sum(k.stats.cache_misses.total() for k in (encode, multiply)))
+code, packed = np.zeros(1, np.uint8), np.full(2, 255, np.uint8)
+levels, entries = np.ones(2, np.float32), np.full(1 << 16, 1 << 16 | 7, np.uint32)
+encode, look_up, multiply = encode_kernel("bfloat16"), look_up_kernel(), multiply_kernel("bfloat16", False)
+run(encode, 1, x.ctypes.data, 9, 0, 0, 1, code.ctypes.data, 1, packed.ctypes.data)
+run(multiply, 1, x.ctypes.data, 9, packed.ctypes.data, 1, levels.ctypes.data, y.ctypes.data)
+assert (x == y).all() and (packed == 0).all()
+run(look_up, 1, x.ctypes.data, 9, entries.ctypes.data, y.ctypes.data, 1, packed.ctypes.data)
+assert (y == 7).all() and packed.tolist() == [255, 1]
+print(sum(k.compiled.cache_hits for k in (encode, look_up, multiply)))
 """
 
 
@@ -77,5 +80,5 @@ def test_a_second_process_finds_every_kernel_in_the_disk_cache(tmp_path):
     """Compiling takes a second for each, and what is not found is written anew by every process."""
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", _IN_A_PROCESS]
-    misses = [subprocess.run(command, env=environment, capture_output=True, text=True, check=True) for _ in range(2)]
-    assert [m.stdout.split() for m in misses] == [["2"], ["0"]]
+    hits = [subprocess.run(command, env=environment, capture_output=True, text=True, check=True) for _ in range(2)]
+    assert [h.stdout.split() for h in hits] == [["0"], ["3"]]

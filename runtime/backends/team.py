@@ -1,0 +1,101 @@
+"""Threads for the kernels: those that torch computes with.
+
+After one of its operations torch's OpenMP threads spin for some milliseconds, ready for the next. Threads of our own
+would have to share the cores with them; so we call the OpenMP library that torch has loaded, as compiled code does.
+Where it is not found under its GNU name (macOS, Windows), or has died with a fork, a pool of threads does the same.
+
+A kernel takes the address of a `Job` and does parts of it until none is left: a thread that is held up keeps no other
+waiting.
+"""
+
+import ctypes
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+JOB_WORDS = 16
+Job = ctypes.c_int64 * JOB_WORDS
+
+# Below this a second thread costs more than it saves.
+BLOCKS_PER_THREAD = 128
+_PARTS_PER_THREAD = 8
+_PROCESS = os.getpid()
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Compiled code: void(int64 *job).
+
+    Attributes:
+        address: where it lies.
+        call: calls it with the address of a job, and lets other Python threads run meanwhile.
+        compiled: what keeps it alive.
+    """
+
+    address: int
+    call: Any
+    compiled: Any
+
+
+def run(kernel: Kernel, blocks: int, *arguments: int) -> None:
+    """Run `kernel` over `blocks` blocks of a job with these arguments, in as many threads as torch uses."""
+    threads = 1 if blocks < 2 * BLOCKS_PER_THREAD else min(torch.get_num_threads(), blocks // BLOCKS_PER_THREAD)
+    job = Job(0, threads * _PARTS_PER_THREAD if threads > 1 else 1, blocks, *arguments)
+    if threads == 1:
+        kernel.call(job)
+        return
+    openmp = _openmp() if os.getpid() == _PROCESS else None
+    if openmp is None:
+        _run_in_pool(kernel, job, threads)
+    else:
+        openmp.GOMP_parallel(kernel.address, job, threads, 0)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute what this thread asks for in this thread alone; no other thread is concerned."""
+    openmp = _openmp()
+    if openmp is None:
+        yield
+        return
+    before = openmp.omp_get_max_threads()
+    openmp.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        openmp.omp_set_num_threads(before)
+
+
+def _run_in_pool(kernel: Kernel, job: Any, threads: int) -> None:
+    pool = _pool(os.getpid(), threads - 1)
+    others = [pool.submit(kernel.call, job) for _ in range(threads - 1)]
+    kernel.call(job)
+    # One that has not begun has nothing left to do; one that has writes into the caller's memory: wait for it.
+    wait([other for other in others if not other.cancel()])
+
+
+@cache
+def _openmp() -> ctypes.CDLL | None:
+    """Return the OpenMP library in this process, or None if it does not have GOMP_parallel(body, data, threads, flags).
+
+    LLVM's and Intel's have it too, on Linux. Names are looked up as the loader does for torch.
+    """
+    try:
+        library = ctypes.CDLL(None)
+        library.GOMP_parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+        library.GOMP_parallel.restype = None
+    except (OSError, TypeError, AttributeError):  # Windows refuses None
+        return None
+    return library
+
+
+@cache
+def _pool(process: int, threads: int) -> ThreadPoolExecutor:
+    # One a process: threads do not survive a fork.
+    return ThreadPoolExecutor(threads, thread_name_prefix="fewbit")
