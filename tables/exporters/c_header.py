@@ -11,9 +11,7 @@ import re
 from collections.abc import Iterable
 from textwrap import fill
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ..rounding import float_below, nearest_float
 from ..table import Table
 from .provenance import provenance
 
@@ -80,7 +78,7 @@ def c_header(table: Table) -> str:
     return _TEMPLATE.format(
         name=name,
         guard=f"{name}_{table.key.rsplit('/', 1)[1]}_H".upper(),
-        provenance="\n".join(f" * {_in_comment(line)}" for line in provenance(table)),
+        provenance="\n".join(f" * {in_comment(line)}" for line in provenance(table)),
         arrays="\n".join(_arrays(table, name)),
         functions="\n\n".join(_functions(table, name)),
     )
@@ -92,7 +90,7 @@ def c_name(table: Table) -> str:
     return "_".join(filter(None, ["fewbit", activation, table.kind, str(table.levels.size)]))
 
 
-def _in_comment(line: str) -> str:
+def in_comment(line: str) -> str:
     """Return `line` such that it neither ends the comment it stands in nor makes a compiler warn."""
     for special in ("*/", "/*", "??/"):  # ??/ is a backslash to C99
         line = line.replace(special, f"{special[:-1]} {special[-1]}")
@@ -104,7 +102,7 @@ def _arrays(table: Table, name: str) -> Iterable[str]:
         boundaries, levels = (
             (table.boundaries, table.levels)
             if real == "double"
-            else (_float_below(table.boundaries), _nearest_float(table.levels))
+            else (float_below(table.boundaries), nearest_float(table.levels))
         )
         if boundaries.size:
             yield _array(f"{real} {name}_boundaries{suffix}", (_literal(b, suffix) for b in boundaries.tolist()))
@@ -129,16 +127,3 @@ def _literal(value: float, suffix: str) -> str:
     if math.isinf(value):
         return "INFINITY" if value > 0 else "-INFINITY"
     return f"{value!r}{suffix}"
-
-
-def _nearest_float(values: NDArray[np.float64]) -> NDArray[np.float32]:
-    with np.errstate(over="ignore", under="ignore"):  # infinity beyond the floats, as the hardware has it
-        return values.astype(np.float32)
-
-
-def _float_below(values: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return the largest float that is not above each value: −∞ below the floats."""
-    nearest = _nearest_float(values)
-    with np.errstate(over="ignore", under="ignore"):
-        below = np.nextafter(nearest, np.float32(-np.inf))
-    return np.where(nearest > values, below, nearest)

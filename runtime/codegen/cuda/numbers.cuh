@@ -1,0 +1,87 @@
+// ---- numbers: four floating-point types, and the type in which each is computed ---------------------------------
+
+namespace fewbit {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i64 = long long;
+
+struct half { u16 bits; };
+struct bfloat16 { u16 bits; };
+
+// float for the types of 16 bits, as torch computes; else the type itself.
+template <class T> struct arithmetic_of { using type = float; };
+template <> struct arithmetic_of<double> { using type = double; };
+template <class T> using arithmetic = typename arithmetic_of<T>::type;
+
+__device__ inline float widen(float x) { return x; }
+__device__ inline double widen(double x) { return x; }
+__device__ inline void narrow(float x, float& to) { to = x; }
+__device__ inline void narrow(double x, double& to) { to = x; }
+
+#ifdef __CUDACC__
+
+__device__ inline float widen(half x)
+{
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+
+__device__ inline float widen(bfloat16 x) { return __uint_as_float(u32(x.bits) << 16); }
+
+// To nearest, ties to even. Two at once is one instruction where there is one, from sm_80 on.
+#if __CUDA_ARCH__ >= 800
+__device__ inline void narrow(float x, float y, half& x_to, half& y_to)
+{
+    u32 both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(y), "f"(x));
+    x_to.bits = u16(both), y_to.bits = u16(both >> 16);
+}
+
+__device__ inline void narrow(float x, float y, bfloat16& x_to, bfloat16& y_to)
+{
+    u32 both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(y), "f"(x));
+    x_to.bits = u16(both), y_to.bits = u16(both >> 16);
+}
+
+template <class T> __device__ inline void narrow(float x, T& to)
+{
+    T nothing;
+    narrow(x, 0.0f, to, nothing);
+}
+#else
+__device__ inline void narrow(float x, half& to) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(x)); }
+
+__device__ inline void narrow(float x, bfloat16& to)
+{
+    const u32 bits = __float_as_uint(x);
+    to.bits = x != x ? 0x7fff : u16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+#endif
+#endif  // elsewhere, whoever compiles this on a host supplies them
+
+template <class T> __device__ inline void narrow(arithmetic<T> x, arithmetic<T> y, T& x_to, T& y_to)
+{
+    narrow(x, x_to);
+    narrow(y, y_to);
+}
+
+// What is left of x once it was stored as a T: where torch does two operations, the first one's result is.
+template <class T> __device__ inline arithmetic<T> rounded(arithmetic<T> x)
+{
+    T stored;
+    narrow(x, stored);
+    return widen(stored);
+}
+
+// One 16-byte load or store: 8, 4 or 2 numbers.
+template <class T> struct alignas(16) Chunk {
+    static constexpr int size = 16 / sizeof(T);
+    T at[size];
+};
+
+}  // namespace fewbit

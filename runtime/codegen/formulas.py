@@ -1,0 +1,75 @@
+"""f(x) in CUDA C++, for every function in `FORWARDS`: the formulas of torch's own CUDA kernels.
+
+Each is read from aten/src/ATen/native/cuda (Activation*Kernel.cu, UnaryOps, TensorCompare.cu): the same operations in
+the same order on the same type, so that the compiler contracts them alike. `A` is the type of arithmetic, float for the
+types of 16 bits; `rounded` stands where torch stores a result, or a parameter, in the tensor's own type.
+
+To a float16 or bfloat16 result the compiler's choices cannot matter but at a tie; in float32 and float64 a formula that
+is contracted differently, or a newer math library than the one that torch was built with, may differ in the last place.
+"""
+
+from collections.abc import Sequence
+
+from ...tables.errors import FewbitError
+
+# Torch's names of the parameters, then statements that end in `return`. {0} is the first parameter.
+FORMULAS: dict[str, str] = {
+    "relu": "return x < 0 ? A(0) : x;",
+    "relu6": "return x < 0 ? A(0) : x > 6 ? A(6) : x;",
+    "leaky_relu": "return x > 0 ? x : x * A({0});",
+    "elu": "return x > 0 ? x : expm1(x) * A({0});",
+    "celu": "return x > 0 ? x : expm1(x * A(1.0 / {0})) * A({0});",
+    "selu": """\
+const A alpha = A(1.6732632423543772848170429916717), scale = A(1.0507009873554804934193349852946);
+return x > 0 ? x * scale : expm1(x) * (alpha * scale);""",
+    "gelu": "return x * A(0.5) * (A(1) + erf(x * A(0.70710678118654752440)));",
+    "gelu_tanh": """\
+const A inner = A(0.79788456080286535588) * (x + A(0.044715) * (x * x * x));
+return A(0.5) * x * (A(1) + tanh(inner));""",
+    "silu": "return x / (A(1) + exp(-x));",
+    "mish": "return x * tanh(log1p(exp(x)));",
+    "softplus": "return x * A({0}) > A({1}) ? x : log1p(exp(x * A({0}))) / A({0});",
+    "softsign": "return x / rounded<T>(fabs(x) + A(1));",
+    "sigmoid": "return A(1) / (A(1) + exp(-x));",
+    "logsigmoid": "return (x < 0 ? x : A(0)) - log1p(exp(-fabs(x)));",
+    "tanh": "return tanh(x);",
+    "tanhshrink": "return x - rounded<T>(tanh(x));",
+    "hardtanh": """\
+const A low = x < A({0}) ? A({0}) : x;
+return A({1}) < low ? A({1}) : low;""",
+    "hardsigmoid": """\
+const A low = x + A(3) < 0 ? A(0) : x + A(3);
+return (low > 6 ? A(6) : low) * A(1.0f / 6.0f);""",
+    "hardswish": """\
+const A low = x + A(3) < 0 ? A(0) : x + A(3);
+return x * (low > 6 ? A(6) : low) * A(1.0f / 6.0f);""",
+    "hardshrink": """\
+const A lambd = rounded<T>(A({0}));
+return x >= -lambd && x <= lambd ? A(0) : x;""",
+    "softshrink": """\
+const A lambd = rounded<T>(A({0}));
+return x > lambd ? x - lambd : x < -lambd ? x + lambd : x != x ? x : A(0);""",
+    "threshold": "return x <= rounded<T>(A({0})) ? A({1}) : x;",
+    "quick_gelu": """\
+const A sigmoid = A(1) / (A(1) + exp(-rounded<T>(x * A(1.702))));
+return x * rounded<T>(sigmoid);""",
+    "squared_relu": """\
+const A relu = x < 0 ? A(0) : x;
+return relu * relu;""",
+}
+
+
+def formula(function: str, parameters: Sequence[float] = ()) -> str:
+    """Return the statements that compute f(x) and return it.
+
+    Args:
+        function: a name in `FORMULAS`.
+        parameters: finite values of its parameters, in torch's order.
+
+    Raises:
+        FewbitError: there is no formula of this name.
+    """
+    if function not in FORMULAS:
+        raise FewbitError(f"no CUDA formula of {function!r}; there are {', '.join(FORMULAS)}")
+    literals = [f"({float(value)!r})" if value < 0 else repr(float(value)) for value in parameters]
+    return FORMULAS[function].format(*literals)
