@@ -1,0 +1,103 @@
+"""The generated CUDA kernels on the CPU: their source built by g++ behind host_cuda.h, and called on torch tensors."""
+
+import ctypes
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+from fewbit.runtime.codegen import THREADS, kernel_source
+from fewbit.runtime.packing import packed_size
+from fewbit.tables.exporters.c_header import c_name
+
+COMPILER = shutil.which("g++")
+_FOLDER = Path(__file__).parent
+# As a GPU computes: a product and a sum are not contracted but where the source says so.
+_OPTIONS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-gnu-unique", "-shared", "-fPIC", "-Wall", "-Werror"]
+_OPTIONS += ["-Wno-unknown-pragmas", "-Wno-unused-function", "-Wno-div-by-zero", f"-I{_FOLDER}"]
+
+_ENTRIES = """
+using namespace {name};
+
+extern "C" void run_encode(unsigned blocks, const {T}* x, unsigned char* packed, long long n)
+{{
+    host::launch(blocks, {threads}, [=] {{ encode(x, packed, n); }});
+}}
+
+extern "C" void run_multiply(unsigned blocks, const {T}* grad, const unsigned char* packed, {T}* result, long long n)
+{{
+    host::launch(blocks, {threads}, [=] {{ multiply(grad, packed, result, n); }});
+}}
+"""
+_FORWARD = """
+extern "C" void run_forward(unsigned blocks, const {T}* x, {T}* y, unsigned char* packed, long long n)
+{{
+    host::launch(blocks, {threads}, [=] {{ forward(x, y, packed, n); }});
+}}
+"""
+_TYPES = {"float32": "float", "float64": "double", "float16": "fewbit::half", "bfloat16": "fewbit::bfloat16"}
+GUARD = 0xA5  # what lies around every output, and must still lie there afterwards
+
+
+class HostKernels:
+    """A table's kernels for one dtype."""
+
+    def __init__(self, table, dtype, function=None, parameters=(), search=None):
+        assert COMPILER, "no g++"
+        self.bits = table.bits
+        name = str(dtype).removeprefix("torch.")
+        words = {"name": c_name(table), "T": _TYPES[name], "threads": THREADS}
+        kernels = ("encode", "multiply", *(["forward"] if function else []))
+        source = '#include "host_cuda.h"\n' + kernel_source(table, name, kernels, function, parameters, search)
+        source += '\n#include "host_numbers.h"\n' + (_ENTRIES + _FORWARD * (function is not None)).format(**words)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder)
+            (path / "kernels.cpp").write_text(source)
+            command = [COMPILER, *_OPTIONS, "kernels.cpp", "-o", "kernels.so"]
+            built = subprocess.run(command, cwd=path, capture_output=True, text=True)
+            assert built.returncode == 0, built.stderr[:2000]
+            self.library = ctypes.CDLL(str(path / "kernels.so"))
+
+    def encode(self, x, blocks=1):
+        packed = _guarded(packed_size(x.numel(), self.bits), torch.uint8)
+        self._run("encode", blocks, x, packed, x.numel())
+        return _checked(packed)
+
+    def forward(self, x, blocks=1, offset=0):
+        y = _guarded(x.numel(), x.dtype, offset)
+        packed = _guarded(packed_size(x.numel(), self.bits), torch.uint8)
+        self._run("forward", blocks, x, y, packed, x.numel())
+        return _checked(y), _checked(packed)
+
+    def multiply(self, grad, packed, blocks=1, offset=0):
+        result = _guarded(grad.numel(), grad.dtype, offset)
+        aligned = _guarded(packed.numel(), torch.uint8)
+        aligned.copy_(packed)
+        self._run("multiply", blocks, grad, aligned, result, grad.numel())
+        return _checked(result)
+
+    def _run(self, name, blocks, *arguments):
+        arguments = [ctypes.c_longlong(a) if isinstance(a, int) else ctypes.c_void_p(a.data_ptr()) for a in arguments]
+        getattr(self.library, f"run_{name}")(ctypes.c_uint(blocks), *arguments)
+
+
+def at_offset(x, offset):
+    """`x` in memory that begins `offset` elements after a multiple of 64 bytes."""
+    return _guarded(x.numel(), x.dtype, offset).copy_(x)
+
+
+def _guarded(n, dtype, offset=0):
+    """n elements, `offset` of them after a multiple of 64 bytes, among bytes that nobody may change."""
+    size = dtype.itemsize
+    whole = torch.full((n * size + 64 * 4,), GUARD, dtype=torch.uint8)
+    begin = 64 + -whole.data_ptr() % 64 + offset * size
+    result = whole[begin : begin + n * size].view(dtype)
+    result.whole, result.begin = whole, begin
+    return result
+
+
+def _checked(result):
+    before, after = result.whole[: result.begin], result.whole[result.begin + result.numel() * result.element_size() :]
+    assert (before == GUARD).all() and (after == GUARD).all(), "written outside"
+    return result
