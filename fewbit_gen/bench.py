@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from ..tables import DEFAULT_WEIGHT, KINDS, Kind
 from .activations import parse_activation
-from .build import build
+from .build import build, problems
 from .interval import solve_interval
 from .moments import Moments
 from .shared import solve_shared
@@ -304,7 +304,7 @@ def _measure_build(task: Task) -> Measurement:
     for kind in KINDS:
         solve(_ACTIVATION, 1, kind)  # warm-up
     with tempfile.TemporaryDirectory() as folder:
-        (seconds,), _ = _timed(lambda: list(build(Path(folder))), 1)
+        (seconds,), _ = _timed(lambda: list(build(Path(folder), problems())), 1)
     return Measurement(task, 1e3 * seconds, 1, None, peak_bytes())
 
 

@@ -1,30 +1,48 @@
 """The shipped tables: solved (`fewbit tables build`) and proven (`fewbit tables verify`).
 
-    build(folder)    solve every table, write one JSON file an activation, yield each file as it is done
+    build(folder)    solve every table, write one JSON file an activation, yield each table as it is done
     verify(folder)   read the files, integrate every error again, yield each comparison as it is done
 
 Both work step by step, so that a caller can show progress, and read and write the files themselves: what
 `tables.shipped` has cached in this process plays no part.
 """
 
+import itertools
+import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..tables import DEFAULT_WEIGHT, KINDS, Table
+from ..tables import KINDS, Kind, Table
 from ..tables.errors import FewbitError
 from ..tables.files import atomic_write, check_writable
-from ..tables.json_format import dumps, read_json, table_from_dict, table_to_dict
-from ..tables.shipped import DATA, shipped_activations, shipped_tables
+from ..tables.json_format import dump_tables, read_json, table_from_dict
+from ..tables.shipped import DATA, WEIGHTS, shipped_activations, shipped_tables
 from .activations import parse_activation
+from .activations.registry import FAMILIES
 from .certify import table_error
-from .solver import solve
+from .lower_bound import TOLERANCE as LARGEST_GAP
+from .lower_bound import certificate
+from .solver import problem_moments, solve
 from .weights import parse_weight
 
-ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "selu", "sigmoid", "silu", "softplus", "tanh")
-BITS = (1, 2, 3, 4)
+# Every activation that has a name and needs no number. (threshold has no defaults; its tables are exact anyway.)
+ACTIVATIONS = tuple(sorted(name for name in FAMILIES if name != "threshold"))
+BITS = tuple(range(1, 9))
 # Room for another machine's rounding in exp and in sums; a wrong digit in a file is far above it.
 TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What one shipped table is solved for."""
+
+    activation: str
+    weight: str
+    kind: Kind
+    bits: int
 
 
 @dataclass(frozen=True)
@@ -35,11 +53,13 @@ class Check:
         source: the file that holds the table.
         table: the table as stored.
         error: its error as it comes out now.
+        bound: its lower bound, as stored or as it comes out now; None where it has none.
     """
 
     source: Path
     table: Table
     error: float
+    bound: float | None
 
     @property
     def drift(self) -> float:
@@ -50,24 +70,28 @@ class Check:
         return difference / self.table.error if self.table.error else float("inf")
 
     @property
+    def gap(self) -> float:
+        """(error − bound) / error: by how much a better table there may be; infinity without a bound."""
+        if self.bound is None:
+            return float("inf")
+        return (self.table.error - self.bound) / self.table.error if self.table.error else 0.0
+
+    @property
     def holds(self) -> bool:
-        """Whether the stored error is right to `TOLERANCE`."""
-        return self.drift <= TOLERANCE
+        """Whether the stored error is right to `TOLERANCE`, and the lower bound within `LARGEST_GAP` of it."""
+        return self.drift <= TOLERANCE and self.gap <= LARGEST_GAP
 
 
-def tables_for(activation: str, bits: Sequence[int] = BITS, weight: str = DEFAULT_WEIGHT) -> tuple[Table, ...]:
-    """Return the tables of `activation` of every kind at `bits`, each once.
-
-    An activation whose derivative takes few values (ReLU) has one exact table a kind, whatever the bits.
-    """
-    solved = (solve(activation, bits=b, kind=kind, weight=weight) for kind in KINDS for b in bits)
-    return tuple(dict.fromkeys(solved))
+def problems(activations: Sequence[str] = ACTIVATIONS, bits: Sequence[int] = BITS) -> tuple[Problem, ...]:
+    """Return what is solved for `activations`, in the order in which files hold the tables."""
+    return tuple(Problem(*values) for values in itertools.product(activations, WEIGHTS, KINDS, bits))
 
 
-def build(folder: Path = DATA, activations: Sequence[str] = ACTIVATIONS) -> Iterator[Path]:
-    """Solve the shipped tables, write them to `folder` and yield every file once it is there.
+def build(folder: Path, todo: Sequence[Problem]) -> Iterator[Table]:
+    """Solve `todo`, yield every table once it is there, and write every activation's file to `folder` once it is whole.
 
-    The same machine and libraries write the same bytes again. A missing folder is made.
+    As many tables are solved at a time as there are cores. The same machine and libraries write the same bytes again.
+    A missing folder is made. A derivative that takes few values (ReLU) has one exact table a kind, whatever the bits.
 
     Raises:
         FewbitError: a file cannot be written; nothing has been solved then.
@@ -76,16 +100,34 @@ def build(folder: Path = DATA, activations: Sequence[str] = ACTIVATIONS) -> Iter
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FewbitError(f"cannot make the folder {folder}: {error.strerror or error}") from None
-    paths = {activation: folder / f"{activation}.json" for activation in activations}
-    for path in paths.values():
-        check_writable(path)
-    for activation, path in paths.items():
-        tables = tables_for(activation)
-        with atomic_write(path) as stream:
-            stream.write(dumps({"tables": [table_to_dict(table) for table in tables]}).encode())
-        shipped_activations.cache_clear()
-        shipped_tables.cache_clear()
-        yield path
+    missing = Counter(problem.activation for problem in todo)
+    for activation in missing:
+        check_writable(folder / f"{activation}.json")
+    solved: dict[Problem, Table] = {}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        # The longest first, so that no core is left alone with one at the end.
+        hardest = sorted(todo, key=lambda problem: -problem.bits)
+        tasks = {pool.submit(solve, p.activation, p.bits, p.kind, p.weight): p for p in hardest}
+        try:
+            for task in as_completed(tasks):
+                problem = tasks[task]
+                solved[problem] = task.result()
+                missing[problem.activation] -= 1
+                if not missing[problem.activation]:
+                    tables = (solved[p] for p in todo if p.activation == problem.activation)
+                    with atomic_write(folder / f"{problem.activation}.json") as stream:
+                        stream.write(dump_tables(tuple(dict.fromkeys(tables)), _PROVENANCE).encode())
+                yield solved[problem]
+        finally:
+            pool.shutdown(cancel_futures=True)
+            shipped_activations.cache_clear()
+            shipped_tables.cache_clear()
+
+
+_PROVENANCE = (
+    f"made by `fewbit tables build`: exact over a grid, refined to a stationary point, and certified: no table of "
+    f"the kind with as many levels has an error below lower_bound, within {LARGEST_GAP:g} of the error"
+)
 
 
 def table_files(folder: Path = DATA) -> tuple[Path, ...]:
@@ -96,14 +138,19 @@ def table_files(folder: Path = DATA) -> tuple[Path, ...]:
     return paths
 
 
-def verify(paths: Sequence[Path]) -> Iterator[tuple[Path, tuple[Check, ...]]]:
+def verify(paths: Sequence[Path], bounds: bool = False) -> Iterator[tuple[Path, tuple[Check, ...]]]:
     """Integrate the error of every table in `paths` again, and yield every file with its checks.
+
+    Args:
+        paths: table files.
+        bounds: find the lower bounds again too, which takes as long as solving.
 
     Raises:
         FewbitError: a file does not hold tables, or a table's activation or weight is unknown.
     """
-    for path in paths:
-        yield path, tuple(_check(path, entry) for entry in _entries(path))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for path in paths:
+            yield path, tuple(pool.map(lambda entry, path=path: _check(path, entry, bounds), _entries(path)))
 
 
 def _entries(path: Path) -> list[object]:
@@ -114,7 +161,12 @@ def _entries(path: Path) -> list[object]:
     return entries
 
 
-def _check(path: Path, entry: object) -> Check:
+def _check(path: Path, entry: object, bounds: bool) -> Check:
     table = table_from_dict(entry, source=str(path))
-    error = table_error(table, parse_activation(table.activation), parse_weight(table.weight))
-    return Check(path, table, error)
+    activation, weight = parse_activation(table.activation), parse_weight(table.weight)
+    error = table_error(table, activation, weight)
+    bound = table.lower_bound
+    if bounds and table.error > 0:
+        moments = problem_moments(activation, weight, table.kind, table.levels.size)
+        bound = certificate(moments, table, table.levels.size).bound
+    return Check(path, table, error, bound)

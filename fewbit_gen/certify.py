@@ -18,8 +18,11 @@ def table_error(table: Table, activation: Activation, weight: Weight) -> float:
     low, high = weight.domain
     inside = table.boundaries[(table.boundaries > low) & (table.boundaries < high)]
     edges = np.union1d(grid(activation, weight, 512), inside)
-    x, dx = quadrature(edges[:-1], edges[1:], 32)
+    left, right = edges[:-1], edges[1:]
+    within = np.nextafter(left, np.inf) < right  # else the panel is a rounding, and its nodes are its ends
+    left, right = left[within], right[within]
+    x, dx = quadrature(left, right, 32)
     # One level a panel: its middle decides, so that a node rounded onto a boundary cannot change sides.
-    level = table(0.5 * (edges[1:] + edges[:-1]))[:, None]
+    level = table(0.5 * (right + left))[:, None]
     panels = ((evaluate_derivative(activation, x) - level) ** 2 * weight.density(x) * dx).sum(axis=1)
     return float(panels.sum())

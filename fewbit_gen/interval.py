@@ -14,7 +14,7 @@ from .moments import Moments
 
 # The loop below is a minimum of finite numbers: without NaN and signed zeros it compiles to vector code.
 _FINITE = {"nnan", "nsz", "ninf"}
-_BLOCK = 128
+_BLOCK = 32
 
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath=_FINITE)
@@ -33,22 +33,28 @@ def _layers(prefix: NDArray[np.float64], K: int) -> NDArray[np.float64]:
         best[0, i] = _cost(w[i], fw[i], f2[i])
     for k in range(1, K):
         previous = best[k - 1]
+        guess = 0  # near where the last prefix was cut
         for i in range(1, n + 1):
-            least = previous[i]  # k levels do no worse than k − 1
             wi, fwi, f2i = w[i], fw[i], f2[i]
-            # Backwards in blocks: the further left j lies, the more the last level costs, so once that alone
-            # exceeds the least total no j beyond can win. Exact, and O(n²) in all rather than O(n²K) where
-            # levels are many.
+            # k levels do no worse than k − 1, nor than the best cut of the prefix before.
+            least = min(previous[i], previous[guess] + _cost(wi - w[guess], fwi - fw[guess], f2i - f2[guess]))
+            # Backwards in blocks. The further left a cut lies the more the last level costs, and the less those before:
+            # so the ends of a block tell how little a cut in it may cost, and once the last level alone exceeds the
+            # least total no cut beyond can win. Exact, and nearer to O(nK) than to O(n²K) where levels are many.
             high = i
             while high > 0:
                 low = max(0, high - _BLOCK)
-                for j in range(low, high):
-                    dw = wi - w[j]
-                    dfw = fwi - fw[j]
-                    segment = (f2i - f2[j]) - dfw * dfw / dw if dw > 0.0 else 0.0
-                    segment = segment if segment > 0.0 else 0.0
-                    total = previous[j] + segment
-                    least = total if total < least else least
+                if previous[low] + _cost(wi - w[high - 1], fwi - fw[high - 1], f2i - f2[high - 1]) < least:
+                    block = least
+                    for j in range(low, high):
+                        dw = wi - w[j]
+                        dfw = fwi - fw[j]
+                        segment = (f2i - f2[j]) - dfw * dfw / dw if dw > 0.0 else 0.0
+                        segment = segment if segment > 0.0 else 0.0
+                        total = previous[j] + segment
+                        block = total if total < block else block
+                    if block < least:
+                        least, guess = block, (low + high) // 2
                 if _cost(wi - w[low], fwi - fw[low], f2i - f2[low]) >= least:
                     break
                 high = low

@@ -21,11 +21,12 @@ from .lower_bound import certificate
 from .moments import Moments, evaluate_derivative
 from .refine import refine
 from .shared import solve_shared
+from .stationary_levels import stationary_levels
 from .weights import ACCEPTED, Weight, parse_weight
 
-# Cells of the solvers' grids. `interval` takes O(n²K): 4096 cells find the right valley and refinement the
-# bottom. `shared` takes O(nK log n) and its lower bound tightens with the grid.
+# Cells of the solvers' grids: enough to find the right valley; refinement finds the bottom.
 _INTERVAL_CELLS = 4096
+_CELLS_PER_LEVEL = 32
 _SHARED_CELLS = 16384
 
 
@@ -82,11 +83,10 @@ def _level_count(bits: int | None, levels: int | None) -> int:
 
 
 def _solve(activation: Activation, K: int, kind: Kind, weight: Weight, certify: bool) -> Table:
+    moments = problem_moments(activation, weight, kind, K)
     if kind == "interval":
-        moments = Moments.of(activation, weight, _INTERVAL_CELLS)
         table = _polished(moments, kind, solve_interval(moments, K))
     else:
-        moments = Moments.of(activation, weight, _SHARED_CELLS, order=4)
         levels = solve_shared(moments, K)
         table = _polished(moments, kind, 0.5 * (levels[1:] + levels[:-1]))
     if not certify:
@@ -97,6 +97,13 @@ def _solve(activation: Activation, K: int, kind: Kind, weight: Weight, certify: 
         if not better.error < table.error:
             return replace(table, lower_bound=min(found.bound, table.error))
         table = better
+
+
+def problem_moments(activation: Activation, weight: Weight, kind: Kind, K: int) -> Moments:
+    """Return the moments over the grid that tables of `kind` with K levels are solved on."""
+    if kind == "interval":
+        return Moments.of(activation, weight, max(_INTERVAL_CELLS, _CELLS_PER_LEVEL * K))
+    return Moments.of(activation, weight, _SHARED_CELLS, order=4)
 
 
 def _polished(moments: Moments, kind: Kind, cuts: NDArray[np.float64]) -> Table:
@@ -118,6 +125,7 @@ def _polished(moments: Moments, kind: Kind, cuts: NDArray[np.float64]) -> Table:
                 f"under {weight.spec}, more than can be solved; give a narrower weight or fewer levels"
             )
         codes = np.unique(codes, return_inverse=True)[1]  # 0, 1, … without those that no interval has
+        boundaries, codes = stationary_levels(moments, boundaries, codes)
     refined = refine(moments, boundaries, codes)
     table = Table(activation.name, kind, weight.spec, refined.boundaries, codes.astype(np.uint8), refined.levels, 0.0)
     return replace(table, error=table_error(table, activation, weight))

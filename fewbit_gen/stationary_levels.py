@@ -5,8 +5,8 @@ The best table takes at every x the level nearest to f'(x), and each level is th
     y_k = M_k(y),    M_k the mean of g between the thresholds (y_{k−1} + y_k)/2 and (y_k + y_{k+1})/2.
 
 Lloyd's method iterates y ← M(y), never up and ever slower. Newton's gets there in a few steps: only the two thresholds
-of a level move its mean, so its Jacobian is tridiagonal, with the density of g at a threshold summed over all x where f'
-passes it.
+of a level move its mean, so its Jacobian is tridiagonal, with the density of g at a threshold summed over all x where
+f' passes it.
 """
 
 from dataclasses import dataclass
@@ -84,7 +84,7 @@ def _means(moments: Moments, boundaries: Vector, codes: NDArray[np.int64]) -> tu
     """Return the mass of every code, its mean of g (0 without mass), and the error with the means for levels."""
     low, high = moments.edges[[0, -1]]
     per_interval = moments.between(np.concatenate([[low], boundaries, [high]]))
-    w, fw, f2 = (np.bincount(codes, weights=row) for row in per_interval)
+    w, fw, f2 = (np.bincount(codes, weights=row).astype(np.float64) for row in per_interval)
     means = np.where(w > 0, fw / np.where(w > 0, w, 1), 0.0)
     return w, means, float((f2 - fw * means).sum())
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -64,6 +65,15 @@ def _is_int(value: object, expected: int) -> bool:
 def dumps(value: dict[str, Any]) -> str:
     """Return `value` as indented JSON text with a newline at the end."""
     return json.dumps(value, indent=1, allow_nan=False) + "\n"
+
+
+def dump_tables(tables: Sequence[Table], provenance: str) -> str:
+    """Return the JSON text of a file of tables, a line for each of their fields, with how they came about."""
+    entries = []
+    for table in tables:
+        lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in table_to_dict(table).items()]
+        entries.append("{" + ",\n ".join(lines) + "}")
+    return f'{{"provenance": {json.dumps(provenance)},\n"tables": [\n' + ",\n".join(entries) + "\n]}\n"
 
 
 def write_table(table: Table, path: str | os.PathLike[str]) -> None:

@@ -14,6 +14,7 @@ from .table import Table, check_bits, check_kind
 
 DATA = Path(__file__).parent / "data"
 DEFAULT_WEIGHT = "uniform:-10,10"
+WEIGHTS = (DEFAULT_WEIGHT, "normal:0,1")
 
 
 @cache

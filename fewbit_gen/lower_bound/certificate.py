@@ -1,6 +1,6 @@
 """From a table to the proof that it is the best: pass after pass over a mesh that is cut finer where it matters."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -20,7 +20,8 @@ _LAYERS_FROM = 0.1  # the loss below which it is the table's doing, not the mesh
 _WORTH_WHILE = 1e-9  # by what part of its error a table must be better
 _EFFORT = 3e9  # pairs of edges to compare in all: ten seconds or so
 _CELL_EFFORT = 300  # pairs that take as long as the moments of a cell
-_TRIALS, _MORE_TRIALS = 60, 5  # of λ in the first pass, and in each that follows
+_TRIALS, _MORE_TRIALS = 60, 15  # of λ in the first pass, and in each that follows
+_NARROW = 0.1  # a bracket of λ, in parts of λ/K: where one leads to K segments, about 3 such parts do
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,10 @@ def certificate(moments: Moments, table: Table, K: int, tolerance: float = TOLER
         K: levels, at least as many as the table has.
         tolerance: the relative gap to reach.
     """
-    if K == 1 or table.error <= 0:
+    if K == 1:
         return Certificate(table.error, None)
+    if table.error <= rounding_of(moments.prefix[:, -1:], K):
+        return Certificate(0.0, None)  # there is nothing to tell from rounding
     ends = moments.centred(np.stack([np.nextafter(moments.edges[:-1], np.inf), moments.edges[1:]]))
     low, high = float(ends.min()), float(ends.max())
     if table.kind == "interval":
@@ -100,7 +103,7 @@ def lower_bound(problem: Problem, tolerance: float = TOLERANCE) -> Certificate:
         through = before + after[::-1] - penalty * K
         alive = np.zeros(mesh.edges.size, dtype=np.bool_)
         alive[mesh.places] = through[1:-1] <= error + rounding
-        if trial.path.size != K + 1 and loss_allowed < _LAYERS_FROM:
+        if trial.missed and loss_allowed < _LAYERS_FROM:
             windows = _windows(mesh, places, penalty, error, K, budget) & alive
             layered = _by_layers(problem, mesh, windows, loss_allowed, tolerance, budget)
             return Certificate(max(bound, layered.bound), layered.better)
@@ -139,11 +142,13 @@ class _Trial:
         penalty: λ.
         bound: the least penalised sum less λK.
         path: places that its path goes by, the two ends of the line included: segments + 1 of them.
+        missed: whether the search ended in a bracket too narrow for a λ that leads to K segments.
     """
 
     penalty: float
     bound: float
     path: Indices
+    missed: bool = False
 
 
 def _try(places: Vector, K: int, penalty: float, budget: _Budget) -> _Trial:
@@ -174,6 +179,8 @@ def _best_penalty(places: Vector, K: int, penalty: float | None, enough: float, 
         too_low, too_high = (guess, too_high) if segments > K else (too_low, guess)
         if too_low and too_high:
             guess = float(np.sqrt(too_low * too_high))
+            if too_high < too_low * (1 + _NARROW / K):
+                return replace(max(trials, key=lambda trial: trial.bound), missed=True)
         else:
             guess = min(high, guess * step) if too_low else max(low, guess / step)
             step *= 1.5
@@ -209,7 +216,7 @@ def _by_layers(
         layer, edge = np.nonzero(windows)
         members, start = among[edge], np.searchsorted(layer, np.arange(K))
         sizes = np.diff(start).astype(np.float64)
-        budget.left -= _CELL_EFFORT * mesh.edges.size + 4 * float((sizes[1:] * sizes[:-1]).sum())
+        budget.left -= _CELL_EFFORT * mesh.edges.size + 2 * float((sizes[1:] * sizes[:-1]).sum())
         if budget.left <= 0 or mesh.edges.size > MAX_CELLS:
             return Certificate(bound, None)
         before, least, path = layered(places, members, start)

@@ -19,7 +19,7 @@ LOSS = 7  # ∫ |g − g(s)| w at most, from a boundary s to this place
 MASS = 8  # ∫ w at most, from a boundary to this place
 
 
-_BLOCK = 64
+_BLOCK = 32
 # The loops below are minima of finite numbers: without NaN and signed zeros they compile to vector code.
 _FINITE = {"nnan", "nsz", "ninf"}
 _FAR = 1e300
@@ -57,6 +57,14 @@ def _sides(q: int, p: int, places: Vector) -> float:
     return 2.0 * (places[LOSS, q] * far_q + places[LOSS, p] * far_p)
 
 
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=_FINITE, forceinline=True)
+def _cost(w: Vector, fw: Vector, f2: Vector, q: int, p: int) -> float:
+    """Return the cost of segment q … p with its best level."""
+    dw = w[p] - w[q]
+    dfw = fw[p] - fw[q]
+    return max(0.0, (f2[p] - f2[q]) - dfw * dfw / dw) if dw > 0.0 else 0.0
+
+
 @njit(cache=True, nogil=True, error_model="numpy", fastmath=_FINITE)
 def penalised(places: Vector, penalty: float) -> tuple[Vector, Indices, int]:
     """Return the least sum of a path from the start to every place, its last place before, and pairs compared."""
@@ -67,37 +75,41 @@ def penalised(places: Vector, penalty: float) -> tuple[Vector, Indices, int]:
     sums = np.empty(_BLOCK)
     pairs = 0
     slack = _slack(places)
+    skip = penalty >= slack
     for p in range(1, n):
         wp, fwp, f2p = w[p], fw[p], f2[p]
-        least = _FAR
-        at = 0
+        at = origin[p - 1]  # where the last path came from, or nearby, this one will
+        least = least_to[at] + _cost(w, fw, f2, at, p) + penalty - _sides(at, p, places)
         end = p
         while end > 0:
             begin = max(0, end - _BLOCK)
             size = end - begin
-            pairs += size
-            block = _FAR
-            for i in range(size):
-                dw = wp - w[begin + i]
-                dfw = fwp - fw[begin + i]
-                cost = (f2p - f2[begin + i]) - dfw * dfw / dw if dw > 0.0 else 0.0
-                total = least_to[begin + i] + (cost if cost > 0.0 else 0.0)
-                sums[i] = total
-                block = total if total < block else block
-            if block + penalty - slack < least:
-                # The least first, so that hardly another comes into question.
-                nearest = 0
-                while sums[nearest] > block:
-                    nearest += 1
-                for j in range(size, -1, -1):
-                    i = nearest if j == size else j
-                    if sums[i] + penalty - slack < least:
-                        total = sums[i] + penalty - _sides(begin + i, p, places)
-                        if total < least:
-                            least = total
-                            at = begin + i
+            # No sum in the block is less than that to its first place with the cost from its last.
+            if not skip or least_to[begin] + _cost(w, fw, f2, end - 1, p) + penalty - 2.0 * slack < least:
+                pairs += size
+                block = _FAR
+                for i in range(size):
+                    dw = wp - w[begin + i]
+                    dfw = fwp - fw[begin + i]
+                    cost = (f2p - f2[begin + i]) - dfw * dfw / dw if dw > 0.0 else 0.0
+                    total = least_to[begin + i] + (cost if cost > 0.0 else 0.0)
+                    sums[i] = total
+                    block = total if total < block else block
+                if block + penalty - slack < least:
+                    # The least first, so that hardly another comes into question.
+                    nearest = 0
+                    while sums[nearest] > block:
+                        nearest += 1
+                    for j in range(size, -1, -1):
+                        i = nearest if j == size else j
+                        if sums[i] + penalty - slack < least:
+                            total = sums[i] + penalty - _sides(begin + i, p, places)
+                            if total < least:
+                                least = total
+                                at = begin + i
+            pairs += 1
             # Further left, a path saves the λ of one by way of `begin`, and no more than the ends of a segment.
-            if sums[0] - slack >= least:
+            if least_to[begin] + _cost(w, fw, f2, begin, p) - slack >= least:
                 break
             end = begin
         least_to[p] = least
@@ -139,10 +151,7 @@ def layered(places: Vector, members: Indices, start: Indices) -> tuple[Vector, f
                 q = members[first + i] if layer > 0 else 0
                 if q > p:
                     break
-                dw = w[p] - w[q]
-                dfw = fw[p] - fw[q]
-                cost = max(0.0, (f2[p] - f2[q]) - dfw * dfw / dw) if dw > 0.0 else 0.0
-                sums[i] = cost + (least_to[first + i] if layer > 0 else 0.0)
+                sums[i] = _cost(w, fw, f2, q, p) + (least_to[first + i] if layer > 0 else 0.0)
                 if nearest < 0 or sums[i] < sums[nearest]:
                     nearest = i
                 count = i + 1
