@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..tables import FewbitError, Table
 from ..tables.errors import shown
-from . import ops, transforms
+from . import eager, ops, transforms
 from .custom import Custom, custom, solve_custom
 from .forwards import forward_of
 from .layout import as_dense
@@ -340,6 +340,8 @@ def apply(x: Tensor, function: str, parameters: tuple[float, ...], key: str, inp
         y = ops.activation(source, function, parameters, key)[0]
         return y if overwrite is None else x.copy_(y)
     if overwrite is None:
+        if eager.serves(x):
+            return eager.activation(x, function, parameters, key)
         return ops.activation(x, function, parameters, key)[0]
     ops.check_dtype(x, function)
     if x._base is not None and x._base.is_leaf and x._base.requires_grad:  # torch 2.6 lets a custom function do it

@@ -51,7 +51,7 @@ def certificate(moments: Moments, table: Table, K: int, tolerance: float = TOLER
     """
     if K == 1:
         return Certificate(table.error, None)
-    if table.error <= rounding_of(moments.prefix[:, -1:], K):
+    if table.error <= _rounding(moments.prefix[:, -1:], K):
         return Certificate(0.0, None)  # there is nothing to tell from rounding
     ends = moments.centred(np.stack([np.nextafter(moments.edges[:-1], np.inf), moments.edges[1:]]))
     low, high = float(ends.min()), float(ends.max())
@@ -92,12 +92,13 @@ def lower_bound(problem: Problem, tolerance: float = TOLERANCE) -> Certificate:
     while budget.left > 0 and mesh.edges.size < MAX_CELLS:
         mesh, places = cut_to_loss(problem, mesh, loss_allowed * error / K)
         budget.left -= _CELL_EFFORT * mesh.edges.size
-        rounding = rounding_of(places, K)
-        trial = _best_penalty(places, K, penalty, error * (1 - tolerance) + rounding, budget)
+        rounding = _rounding(places, K)
+        enough = _enough(error, tolerance, rounding)
+        trial = _best_penalty(places, K, penalty, enough, budget)
         penalty = trial.penalty
         bound = max(bound, min(trial.bound - rounding, error))
         better = _better(problem, mesh, places, trial.path)
-        if better is not None or bound >= error * (1 - tolerance):
+        if better is not None or trial.bound >= enough:
             return Certificate(bound, better)
         before, after = (budget.penalised(side, penalty)[0] for side in (places, reversed_places(places)))
         through = before + after[::-1] - penalty * K
@@ -118,7 +119,7 @@ def _better(problem: Problem, mesh: Mesh, places: Vector, path: Indices) -> Vect
         return None
     w, fw, f2 = np.diff(places[: F2 + 1, path], axis=1)
     cost = float(np.maximum(f2 - fw * fw / np.where(w > 0, w, 1), 0.0)[w > 0].sum())
-    if cost >= problem.error * (1 - _WORTH_WHILE) - rounding_of(places, problem.K):
+    if cost >= problem.error * (1 - _WORTH_WHILE) - _rounding(places, problem.K):
         return None
     return np.unique(mesh.edges[mesh.places][path[1:-1] - 1])
 
@@ -129,7 +130,12 @@ def _next_loss(loss: float, tolerance: float) -> float:
     return loss / _FINER if loss / _FINER > least * np.sqrt(_FINER) or loss <= least else least
 
 
-def rounding_of(places: Vector, K: int) -> float:
+def _enough(error: float, tolerance: float, rounding: float) -> float:
+    """Return the sum from which on a bound is good enough, or no finer mesh would tell more than rounding."""
+    return error - max(tolerance * error - rounding, rounding)
+
+
+def _rounding(places: Vector, K: int) -> float:
     """Return what rounding may have added to a sum of K costs, each the difference of prefix sums."""
     return 1e-15 * K * float(places[F2, -1])
 
@@ -222,10 +228,10 @@ def _by_layers(
         before, least, path = layered(places, members, start)
         last = places.shape[1] - 1
         after, _, _ = layered(reversed_places(places), (last - members)[::-1].copy(), (start[-1] - start)[::-1].copy())
-        rounding = rounding_of(places, K)
+        rounding = _rounding(places, K)
         bound = max(bound, min(least - rounding, error))
         better = _better(problem, mesh, places, path)
-        if better is not None or bound >= error * (1 - tolerance):
+        if better is not None or least >= _enough(error, tolerance, rounding):
             return Certificate(bound, better)
         windows[layer, edge] = before + after[::-1] <= error + rounding
     return Certificate(error, None)  # a boundary without a place: no table is better than the known one
@@ -245,7 +251,7 @@ def _windows(mesh: Mesh, places: Vector, penalty: float, error: float, K: int, b
         before = np.maximum(before, budget.penalised(places, trial)[0] - trial * k)
         after = np.maximum(after, budget.penalised(reversed_places(places), trial)[0][::-1] - trial * (K - k))
     windows = np.zeros((K - 1, mesh.edges.size), dtype=np.bool_)
-    windows[:, mesh.places] = (before + after)[:, 1:-1] <= error + rounding_of(places, K)
+    windows[:, mesh.places] = (before + after)[:, 1:-1] <= error + _rounding(places, K)
     return windows
 
 

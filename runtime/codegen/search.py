@@ -27,9 +27,8 @@ Arithmetic = Literal["float", "double"]
 Search = Literal["sum", "cells", "bisect"]
 
 SUM_LIMIT = 4
-# Shared memory of a block is 48 KiB, 8 of them for staging: 4096 cells of a float, 2048 of a double.
-CELL_BYTES = 33_000
-_LEAST_CELLS = 16
+# Shared memory of a block is 48 KiB, 8 of them for staging.
+CELL_BYTES = 40_000
 SELECT_LIMIT = 4  # levels; more are looked up in shared memory
 
 
@@ -40,9 +39,8 @@ class Cells:
     Cells are counted from the right, because saturate(NaN) is 0 and NaN belongs to the last interval.
 
     Attributes:
-        count: a power of two; there is one more cell.
-        scale: a power of two, so that x·scale is exact.
-        shift: a float.
+        count: there is one more cell.
+        scale, shift: floats.
         boundary: (count + 1,) the boundary in each cell; any number where there is none.
         below, above: uint8 (count + 1,) the code at most at the boundary, and above it.
     """
@@ -77,33 +75,48 @@ def find_cells(table: Table, arithmetic: Arithmetic) -> Cells | None:
         return None
     with np.errstate(over="ignore", under="ignore"):
         x = boundaries.astype(np.float32)
-        width = max(float(x[-1]) - float(x[0]), 2.0**-60)
-        scale = 2.0 ** np.floor(np.log2(1 / width))
-        shift = np.float32(float(x[-1]) * scale)
-    if not np.isfinite(shift) or width > 2.0**60:
+        width = float(x[-1]) - float(x[0])
+    if not width < 2.0**60 or max(abs(float(x[0])), abs(float(x[-1]))) > 2.0**60:
         return None
-    entry = 8 if arithmetic == "float" else 16
-    count = _LEAST_CELLS
-    while (count + 1) * entry <= CELL_BYTES:
-        cell = cell_of(x, count, scale, shift)
-        if (np.diff(cell) < 0).all():
-            # Cell i lies above all boundaries in later cells; its interval is the first after them.
-            after = np.searchsorted(-cell, -np.arange(count + 1), side="left")
-            boundary = np.zeros(count + 1, boundaries.dtype)
-            boundary[cell] = boundaries
-            below, above = codes[after], codes[after].copy()
-            above[cell] = codes[1:]
-            return Cells(count, float(scale), float(shift), boundary, below, above)
-        count *= 2
+    most = CELL_BYTES // (8 if arithmetic == "float" else 16) - 1
+    for count in [*(c for c in _COUNTS if c < most), most]:
+        for stretch in _STRETCHES:
+            scale = np.float32(1 / (max(width, 2.0**-60) * stretch))
+            shift = np.float32(float(x[-1]) * float(scale))
+            cell = _cells_of(x, count, scale, shift)
+            if cell is not None and (np.diff(cell) < 0).all():
+                return _filled(boundaries, codes, cell, count, scale, shift)
     return None
 
 
-def cell_of(x: NDArray[np.float32], count: int, scale: float, shift: np.float32) -> NDArray[np.int64]:
-    """Return the cells of `x` as the kernel computes them: products by powers of 2 are exact."""
-    with np.errstate(over="ignore", under="ignore"):
-        t = np.clip(shift - x * np.float32(scale), np.float32(0), np.float32(1))
-        magic = t * np.float32(count) + np.float32(2**23)
-    return magic.astype(np.int64) - 2**23
+_COUNTS = [2**i for i in range(4, 13)]
+# The same number of cells a little wider, where a boundary lies on an edge or two share a cell.
+_STRETCHES = (1.0, 1.01, 1.05, 1.1, 1.2, 1.3, 1.4)
+
+
+def _cells_of(x: NDArray[np.float32], count: int, scale: np.float32, shift: np.float32) -> NDArray[np.int64] | None:
+    """Return the cells of boundaries, or None if rounding could put one of them into another cell.
+
+    For other numbers it need not be known: the kernel's operations are monotone, so a number beyond a boundary is in
+    the boundary's cell or beyond it.
+    """
+    exact = float(shift) - x.astype(np.float64) * float(scale)
+    # Twice the error of one float operation at the largest number in it.
+    error = 2.0**-22 * max(1.0, abs(float(shift)))
+    least, most = (np.rint(np.clip(exact + e, 0, 1) * count * (1 + e)).astype(np.int64) for e in (-error, error))
+    return least if (least == most).all() else None
+
+
+def _filled(
+    boundaries: NDArray, codes: NDArray[np.uint8], cell: NDArray[np.int64], count: int, scale: float, shift: float
+) -> Cells:
+    # Numbers in cell i are above all boundaries in later cells: theirs is the first interval after those.
+    after = np.searchsorted(-cell, -np.arange(count + 1), side="left")
+    boundary = np.zeros(count + 1, boundaries.dtype)
+    boundary[cell] = boundaries
+    below, above = codes[after], codes[after].copy()
+    above[cell] = codes[1:]
+    return Cells(count, float(scale), float(shift), boundary, below, above)
 
 
 def codes_struct(table: Table, arithmetic: Arithmetic, search: Search | None = None) -> str:
