@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from .backends import cpu, reference
+from .backends import cpu, cuda, reference
 from .forwards import forward_of
 from .layout import as_dense, with_stride
 from .packing import packed_size
@@ -43,7 +43,7 @@ encode = torch.ops.fewbit.encode.default
 multiply = torch.ops.fewbit.multiply.default
 
 
-# ---- devices: plain torch serves any, Numba the CPU ------------------------------------------------------------------
+# ---- devices: plain torch serves any, Numba the CPU, generated kernels CUDA ------------------------------------------
 
 
 def _activation(
@@ -62,7 +62,7 @@ def _multiply(grad: Tensor, packed: Tensor, table: str, stride: Sequence[int], *
     return backend.multiply(with_stride(grad, stride), packed, table)
 
 
-for _backend, _key in ((reference, "CompositeExplicitAutograd"), (cpu, "CPU")):
+for _backend, _key in ((reference, "CompositeExplicitAutograd"), (cpu, "CPU"), (cuda, "CUDA")):
     _library.impl("activation", partial(_activation, backend=_backend), _key)
     _library.impl("encode", partial(_encode, backend=_backend), _key)
     _library.impl("multiply", partial(_multiply, backend=_backend), _key)
