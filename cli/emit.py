@@ -5,10 +5,9 @@ from pathlib import Path
 import click
 
 from ..fewbit_gen import parse_activation, parse_weight
+from ..fewbit_gen.library import find_or_solve
 from ..tables import FewbitError
-from ..tables.exporters import export, write_export
-from .export import FORMATS, choose_format
-from .lookup import find_or_solve
+from .export import FORMATS, choose_format, table_bytes, write_table
 from .options import (
     FILE,
     activation_argument,
@@ -35,7 +34,7 @@ from .options import (
     help="What to write, if not what the name of FILE says.",
 )
 @click.option(
-    "-o", "--output", type=FILE, metavar="FILE", help="Where to write it: .json .npz .csv .py .h.  [default: stdout]"
+    "-o", "--output", type=FILE, metavar="FILE", help="Where to write it: .json .npz .csv .py .h .cuh.  [default: stdout]"
 )
 def command(
     activation: str,
@@ -47,7 +46,7 @@ def command(
     target: str | None,
     output: Path | None,
 ) -> None:
-    """Write a table as a C header, a Python module or data.
+    """Write a table as a C or CUDA header, a Python module or data.
 
     ACTIVATION is whatever fewbit solve takes. The table is the one that comes with fewbit where there is one, and is
     solved for otherwise.
@@ -60,7 +59,7 @@ def command(
     act, w = parse_activation(activation, kinks), parse_weight(weight)
     table = find_or_solve(act, bits, kind, w, levels)
     if output is None:
-        click.echo(export(table, chosen), nl=False)
+        click.echo(table_bytes(table, chosen), nl=False)
         return
-    write_export(table, output, chosen)
+    write_table(table, output, chosen)
     click.echo(f"wrote {output}", err=True)

@@ -8,6 +8,7 @@ import click
 
 from ..fewbit_gen import Activation, Weight, parse_activation, parse_weight
 from ..fewbit_gen.activations import EXAMPLES
+from ..fewbit_gen.library import find_or_solve
 from ..plots import (
     check_figure_path,
     plot_approximation,
@@ -17,7 +18,6 @@ from ..plots import (
     save_figure,
 )
 from ..tables import KINDS, Table
-from .lookup import find_or_solve
 from .options import BitsList, bits_list_option, bits_option, figure_option, kind_option, weight_option
 from .picture import approximated
 from .progress import with_progress

@@ -62,7 +62,7 @@ def solve(
     Raises:
         FewbitError: an argument is wrong; the message says what is accepted.
     """
-    K = _level_count(bits, levels)
+    K = level_count(bits, levels)
     kind = check_kind(kind)
     act = as_activation(activation, kinks, derivative)
     w = parse_weight(weight) if isinstance(weight, str) else weight
@@ -72,7 +72,8 @@ def solve(
     return exact if exact is not None else _solve(act, K, kind, w, certify)
 
 
-def _level_count(bits: int | None, levels: int | None) -> int:
+def level_count(bits: int | None, levels: int | None) -> int:
+    """Return the number of levels that `bits` or `levels` asks for, 8 if neither; raises `FewbitError`."""
     if levels is None:
         return 2 ** check_bits(3 if bits is None else bits)
     if bits is not None:

@@ -54,6 +54,8 @@ def _default_table(function: str, parameters: tuple[float, ...], bits: int) -> T
     shipped = find_table(name, bits, DEFAULT_KIND, DEFAULT_WEIGHT)
     if shipped is not None:
         return shipped
-    from ..fewbit_gen import solve
+    from ..fewbit_gen import parse_activation, parse_weight
+    from ..fewbit_gen.library import find_or_solve
 
-    return solve(name, bits, DEFAULT_KIND, DEFAULT_WEIGHT, certify=False)  # training needs no proof, and no wait
+    weight = parse_weight(DEFAULT_WEIGHT)
+    return find_or_solve(parse_activation(name), bits, DEFAULT_KIND, weight, certify=False)  # training needs no proof

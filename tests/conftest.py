@@ -1,10 +1,20 @@
-"""What all tests share: how hypothesis draws."""
+"""What all tests share: how hypothesis draws, and a cache folder that is not the user's."""
 
 import os
+import tempfile
 
+import pytest
 from hypothesis import settings
 
 # The first call of a compiled function takes seconds, so no deadline; a failure in CI must come again on the
 # next run.
 settings.register_profile("fewbit", deadline=None, derandomize="CI" in os.environ, print_blob=True)
 settings.load_profile("fewbit")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_the_tests():
+    """Let tests find nothing that the user has kept, and leave nothing behind."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setenv("FEWBIT_CACHE", folder)
+        yield

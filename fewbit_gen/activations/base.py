@@ -30,6 +30,7 @@ class Activation:
         step: whether f' is constant between kinks, so that a finite table holds it exactly.
         reach: beyond ±reach f' needs no fine grid: it is constant to a double's last digit, but for a jump at a
             kink, or flat as a power of x is far out. Infinity where f' never comes to rest.
+        base: the name of an activation g and a number a > 0 with f'(x) = g'(a·x), or None.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Activation:
     kinks: tuple[float, ...] = ()
     step: bool = False
     reach: float = 40.0  # e⁻⁴⁰ is less than half a last digit of 1
+    base: tuple[str, float] | None = None
 
 
 def before(x: float) -> float:

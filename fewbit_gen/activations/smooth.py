@@ -62,7 +62,8 @@ def _gated(name: str, beta: float) -> Activation:
         z = bounded(beta * x)
         return expit(z) * (1 + z * expit(-z))
 
-    return Activation(name, lambda x: x * expit(beta * x), derivative, reach=over(40, beta))
+    base = ("silu", beta) if name != "silu" and beta > 0 else None
+    return Activation(name, lambda x: x * expit(beta * x), derivative, reach=over(40, beta), base=base)
 
 
 def mish() -> Activation:
@@ -152,6 +153,7 @@ def celu(alpha: float = 1.0) -> Activation:
         lambda x: np.where(x > 0, 1.0, np.exp(np.minimum(x, 0) / alpha)),
         kinks=(0.0,),
         reach=40 * alpha if alpha > 0 else math.inf,
+        base=("elu", 1 / alpha) if alpha > 0 else None,
     )
 
 
@@ -174,7 +176,12 @@ def softplus(beta: float = 1.0, threshold: float = 20.0) -> Activation:
     left = [x for x in near if (beta * x > threshold) == (beta < 0)]
     kink = left[-1] if left else near[3]  # none where the numbers are too small to tell
     return Activation(
-        call_text(softplus, beta=beta, threshold=threshold), function, derivative, kinks=(kink,), reach=40 / abs(beta)
+        call_text(softplus, beta=beta, threshold=threshold),
+        function,
+        derivative,
+        kinks=(kink,),
+        reach=40 / abs(beta),
+        base=(call_text(softplus, beta=1.0, threshold=threshold), beta) if beta > 0 and beta != 1 else None,
     )
 
 

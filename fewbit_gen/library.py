@@ -1,0 +1,124 @@
+"""Tables without solving where that can be: shipped, a shipped one scaled, or one that was solved before.
+
+    softplus(beta=5)  →  its table is softplus's for a weight five times as wide, with boundaries a fifth as far out
+
+What has to be solved is kept in the user's cache folder, a file a table, for the next process.
+"""
+
+import hashlib
+import logging
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from ..tables import FewbitError, Kind, Table
+from ..tables.cache import cache_folder
+from ..tables.names import number_text
+from ..tables.shipped import find_table
+from ..tables.table import check_kind
+from .activations import Activation, parse_activation
+from .solver import level_count, solve
+from .weights import Weight, parse_weight
+
+# Part of every kept table's name. Raise it when the solver comes to find better tables.
+REVISION = 1
+FOLDER = "tables"
+
+_log = logging.getLogger(__name__)
+
+
+def find_or_solve(
+    activation: Activation,
+    bits: int | None,
+    kind: str,
+    weight: Weight,
+    levels: int | None = None,
+    certify: bool = True,
+) -> Table:
+    """Return what `solve` would return, without solving where it is shipped, can be derived from what is, or was kept.
+
+    Args:
+        activation: one that its name describes in full, so not a callable's.
+        bits: 1 to 8, for 2^bits levels.
+        kind: ``shared`` or ``interval``.
+        weight: what is believed of the inputs.
+        levels: the number of levels, 2 to 256, instead of `bits`.
+        certify: whether the table must come with a lower bound.
+
+    Raises:
+        FewbitError: an argument is wrong. A cache that cannot be read or written is no error.
+    """
+    K, kind = level_count(bits, levels), check_kind(kind)
+    found = _shipped(activation.name, K, kind, weight.spec) or _derived(activation, K, kind, weight)
+    if found is not None:
+        return found
+    if activation.kinks != parse_activation(activation.name).kinks:  # the user knows of more than the name tells
+        return solve(activation, kind=kind, weight=weight, levels=K, certify=certify)
+    return _kept(activation, K, kind, weight, certify)
+
+
+def _shipped(activation: str, K: int, kind: Kind, weight: str) -> Table | None:
+    bits = K.bit_length() - 1
+    return find_table(activation, bits, kind, weight) if 2**bits == K else None
+
+
+def _derived(activation: Activation, K: int, kind: Kind, weight: Weight) -> Table | None:
+    """Return the table of f'(x) = g'(a·x), made of a shipped one of g' for the weight of a·x; None where none is."""
+    if activation.base is None:
+        return None
+    base, a = activation.base
+    family, _, numbers = weight.spec.partition(":")
+    if family not in ("uniform", "normal", "laplace"):
+        return None
+    try:
+        # To twelve digits: 10/3 · 3 is 10.
+        scaled = [number_text(float(f"{a * float(number):.12g}")) for number in numbers.split(",")]
+        stretched = parse_weight(f"{family}:{','.join(scaled)}")
+    except FewbitError:  # out of range
+        return None
+    table = _shipped(base, K, kind, stretched.spec)
+    if table is None:
+        return None
+    boundaries = table.boundaries / a
+    if np.any(np.diff(boundaries) <= 0):
+        return None
+    # ∫ (f'(x) − q(x))² w(x) dx is as much of w's mass as it was.
+    per_mass = weight.mass / stretched.mass
+    bound = None if table.lower_bound is None else min(table.lower_bound * per_mass, table.error * per_mass)
+    return replace(
+        table,
+        activation=activation.name,
+        weight=weight.spec,
+        boundaries=boundaries,
+        error=table.error * per_mass,
+        lower_bound=bound,
+    )
+
+
+def _kept(activation: Activation, K: int, kind: Kind, weight: Weight, certify: bool) -> Table:
+    path = _path(activation.name, K, kind, weight.spec)
+    if path is not None:
+        with suppress(FewbitError):  # not there yet, or damaged
+            table = Table.from_json(path)
+            same = (table.activation, table.kind, table.weight) == (activation.name, kind, weight.spec)
+            if same and table.levels.size <= K and not (certify and table.lower_bound is None):
+                return table
+    table = solve(activation, kind=kind, weight=weight, levels=K, certify=certify)
+    if path is not None:
+        try:
+            table.to_json(path)
+        except FewbitError as error:
+            _log.debug("the table is not kept: %s", error)
+    return table
+
+
+def _path(activation: str, K: int, kind: Kind, weight: str) -> Path | None:
+    """Return where the table is kept; None where there is no cache folder to be had."""
+    problem = "\n".join([str(REVISION), activation, str(K), kind, weight])
+    try:
+        return cache_folder(FOLDER) / f"{hashlib.sha256(problem.encode()).hexdigest()[:32]}.json"
+    except FewbitError as error:
+        _log.debug("tables are not kept: %s", error)
+        return None
