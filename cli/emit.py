@@ -34,7 +34,11 @@ from .options import (
     help="What to write, if not what the name of FILE says.",
 )
 @click.option(
-    "-o", "--output", type=FILE, metavar="FILE", help="Where to write it: .json .npz .csv .py .h .cuh.  [default: stdout]"
+    "-o",
+    "--output",
+    type=FILE,
+    metavar="FILE",
+    help="The file: .json .npz .csv .py .h .cuh.  [default: stdout]",
 )
 def command(
     activation: str,

@@ -2,26 +2,40 @@
 
 from pathlib import Path
 
-from ..tables import FewbitError
-from ..tables.exporters import EXPORTERS, format_of
-from ..tables.files import check_writable
+from ..tables import FewbitError, Table
+from ..tables.exporters import EXPORTERS, export, format_of
+from ..tables.files import atomic_write, check_writable
 
-# cuda is named so that asking for it is answered; there is no exporter of that name.
 FORMATS = (*EXPORTERS, "cuda")
+_CUDA_SUFFIXES = (".cuh", ".cu")
 
 
 def choose_format(path: Path | None, file_format: str | None) -> str:
     """Return the format to write: `file_format` if given, else the one that the name of `path` asks for.
 
     Raises:
-        FewbitError: there is no such exporter, or `path` tells no format or cannot be written.
+        FewbitError: `path` tells no format or cannot be written, or neither is given.
     """
-    if file_format == "cuda":
-        raise FewbitError(f"cuda is written by the CUDA kernels, which this fewbit lacks; use {', '.join(EXPORTERS)}")
     if path is None:
         if file_format is None:
-            raise FewbitError(f"say what to write: --target {'|'.join(EXPORTERS)}, or -o FILE")
+            raise FewbitError(f"say what to write: --target {'|'.join(FORMATS)}, or -o FILE")
         return file_format
-    chosen = file_format or format_of(path)
+    chosen = file_format or ("cuda" if path.suffix.lower() in _CUDA_SUFFIXES else format_of(path))
     check_writable(path)
     return chosen
+
+
+def table_bytes(table: Table, file_format: str) -> bytes:
+    """Return the content of a file that holds `table`, in one of `FORMATS`."""
+    if file_format != "cuda":
+        return export(table, file_format)
+    from ..runtime.codegen import cuda_header, function_of
+
+    return cuda_header(table, *function_of(table.activation)).encode()
+
+
+def write_table(table: Table, path: Path, file_format: str) -> None:
+    """Write `table` to `path` in one of `FORMATS`, whole or not at all; raises `FewbitError` if it cannot be."""
+    content = table_bytes(table, file_format)
+    with atomic_write(path) as stream:
+        stream.write(content)

@@ -1,12 +1,13 @@
 """`fewbit` on the command line.
 
     fewbit solve      solver  →  a table, as text, JSON or a picture
-    fewbit emit       a table as a C header, a Python module or data
+    fewbit emit       a table as a C or CUDA header, a Python module or data
     fewbit tables     the tables that come with fewbit
     fewbit plot       figures
     fewbit calibrate  what a model's activations see, and the tables best for that
     fewbit memory     what training keeps, and the largest batch
     fewbit bench      speed, measured here and now
+    fewbit cache      what is kept on disk to be faster next time
     fewbit demo       all of it once: solve, draw, train
 
 `main` runs one command and turns whatever stops it into one line on standard error and an exit status:
@@ -35,12 +36,13 @@ _HelpInstead: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "No
     cls=LazyGroup,
     lazy={
         "solve": "Solve for the best few-bit table of an activation's derivative.",
-        "emit": "Write a table as a C header, a Python module or data.",
+        "emit": "Write a table as a C or CUDA header, a Python module or data.",
         "tables": "List, show, rebuild and verify the tables that come with fewbit.",
         "plot": "Draw derivatives with their tables, and errors against bits.",
         "calibrate": "Measure what a model's activations see, and solve the tables that are best for that.",
         "memory": "Show what training keeps for the backward pass, exact and few-bit.",
         "bench": "Measure speed on this machine.",
+        "cache": "Show and clear the folder of compiled kernels and solved tables.",
         "demo": "Solve a table for GELU, draw it, and train a small transformer with it.",
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},

@@ -7,9 +7,8 @@ import click
 
 from ..fewbit_gen import Activation, Weight, parse_activation, parse_weight, solve
 from ..tables import FewbitError, Table
-from ..tables.exporters import write_export
 from ..tables.json_format import dumps, table_to_dict
-from .export import FORMATS, choose_format
+from .export import FORMATS, choose_format, write_table
 from .options import (
     FILE,
     activation_argument,
@@ -71,8 +70,8 @@ def command(
     table = solve(act, bits=bits, levels=levels, kind=kind, weight=w)
     seconds = time.perf_counter() - start
     # Files first: a reader that closes the pipe early (`| head`) does not cost them.
-    if output:
-        write_export(table, output, file_format)
+    if output and file_format:
+        write_table(table, output, file_format)
     if plot:
         _draw(table, act, w, plot)
     click.echo(dumps(table_to_dict(table)) if as_json else table_text(table, seconds) + "\n", nl=False)

@@ -23,3 +23,12 @@ def cache_folder(*names: str) -> Path:
     folder = root.joinpath(*names)
     make_folder(folder)
     return folder
+
+
+def cached_files() -> list[Path]:
+    """Return the files in the cache that fewbit wrote, and none that someone else keeps in the same folder."""
+    folder = cache_folder()
+    return sorted(path for part, pattern in _PARTS for path in (folder / part).glob(pattern) if path.is_file())
+
+
+_PARTS = (("kernels", "*.cubin"), ("tables", "*.json"))

@@ -34,7 +34,7 @@ def activation(x: Tensor, function: str, parameters: Sequence[float], table: str
         y = forward_of(function).call(x, *parameters)
         return y, encode(with_stride(x, y.stride()), table)
     x = as_dense(x)
-    y = torch.empty_like(x)
+    y = _empty_result(x)
     kernel = _kernel("forward", table, x.dtype, x.get_device(), function, tuple(parameters))
     packed = _packed_for(x, kernel.bits)
     kernel.launch(x, x.data_ptr(), y.data_ptr(), packed.data_ptr())
@@ -123,6 +123,19 @@ def _kernel(
 def core() -> Any:
     """Return the module `cuda.core`, which is imported when a kernel is first wanted."""
     return import_module("cuda.core")
+
+
+def _empty_result(x: Tensor) -> Tensor:
+    """Return memory for f(x), laid out as torch's own functions lay it out."""
+    if x.is_contiguous():
+        return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return torch.empty_strided(x.shape, _result_stride(x.shape, x.stride()), dtype=x.dtype, device=x.device)
+
+
+@lru_cache(1024)
+def _result_stride(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...]:
+    # Not always that of x: a dimension of size 1 gets another.
+    return torch.relu(torch.empty_strided(shape, stride, device="meta")).stride()
 
 
 def _packed_for(x: Tensor, bits: int) -> Tensor:

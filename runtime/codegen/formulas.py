@@ -8,6 +8,7 @@ To a float16 or bfloat16 result the compiler's choices cannot matter but at a ti
 is contracted differently, or a newer math library than the one that torch was built with, may differ in the last place.
 """
 
+import re
 from collections.abc import Sequence
 
 from ...tables.errors import FewbitError
@@ -57,6 +58,41 @@ return x * rounded<T>(sigmoid);""",
 const A relu = x < 0 ? A(0) : x;
 return relu * relu;""",
 }
+
+
+# Torch's names of the parameters and their defaults, in torch's order; None where there is no default.
+PARAMETERS: dict[str, tuple[tuple[str, float | None], ...]] = {
+    "leaky_relu": (("negative_slope", 0.01),),
+    "elu": (("alpha", 1.0),),
+    "celu": (("alpha", 1.0),),
+    "softplus": (("beta", 1.0), ("threshold", 20.0)),
+    "hardtanh": (("min_val", -1.0), ("max_val", 1.0)),
+    "hardshrink": (("lambd", 0.5),),
+    "softshrink": (("lambd", 0.5),),
+    "threshold": (("threshold", None), ("value", None)),
+}
+
+
+def function_of(activation: str) -> tuple[str | None, tuple[float, ...]]:
+    """Return the function in `FORMULAS` that a table's `activation` names, and its parameters.
+
+    >>> function_of("softplus(beta=2)")
+    ('softplus', (2.0, 20.0))
+
+    Returns:
+        (None, ()) where the activation has no formula: an expression, a callable, another family.
+    """
+    call = re.fullmatch(r"(\w+)(?:\((.*)\))?", activation)
+    if not call or call[1] not in FORMULAS:
+        return None, ()
+    values = dict(PARAMETERS.get(call[1], ()))
+    try:
+        given = dict(pair.split("=") for pair in (call[2] or "").split(",") if pair)
+        values |= {name: float(value) for name, value in given.items()}
+    except ValueError:  # the name of an expression such as relu(x)
+        return None, ()
+    parameters = tuple(value for value in values.values() if value is not None)
+    return (call[1], parameters) if len(parameters) == len(PARAMETERS.get(call[1], ())) else (None, ())
 
 
 def formula(function: str, parameters: Sequence[float] = ()) -> str:

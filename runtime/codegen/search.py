@@ -108,7 +108,12 @@ def _cells_of(x: NDArray[np.float32], count: int, scale: np.float32, shift: np.f
 
 
 def _filled(
-    boundaries: NDArray, codes: NDArray[np.uint8], cell: NDArray[np.int64], count: int, scale: float, shift: float
+    boundaries: NDArray,
+    codes: NDArray[np.uint8],
+    cell: NDArray[np.int64],
+    count: int,
+    scale: np.float32,
+    shift: np.float32,
 ) -> Cells:
     # Numbers in cell i are above all boundaries in later cells: theirs is the first interval after those.
     after = np.searchsorted(-cell, -np.arange(count + 1), side="left")

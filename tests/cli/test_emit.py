@@ -4,6 +4,7 @@ import os
 import fewbit
 import pytest
 from fewbit.fewbit_gen import library, weights
+from fewbit.runtime.codegen import cuda_header
 from fewbit.tables.exporters import EXPORTERS, SUFFIXES, export
 from fewbit.tables.json_format import table_from_dict
 
@@ -21,6 +22,14 @@ def test_the_name_of_the_file_chooses_the_target(run, tmp_path, suffix, target):
     outcome = run("emit", "GELU", "-o", path)
     assert (outcome.status, outcome.out, outcome.err) == (0, "", f"wrote {path}\n")
     assert path.read_bytes() == export(fewbit.load_table("gelu"), target)
+
+
+@pytest.mark.parametrize("suffix", [".cuh", ".cu"])
+def test_cuda_is_the_header_of_the_kernels(run, tmp_path, suffix):
+    header = cuda_header(fewbit.load_table("gelu", bits=2), "gelu")
+    assert run("emit", "gelu", "--bits", "2", "--target", "cuda").out == header
+    assert run("emit", "gelu", "--bits", "2", "-o", tmp_path / f"gelu{suffix}").status == 0
+    assert (tmp_path / f"gelu{suffix}").read_text() == header
 
 
 def test_the_target_goes_before_the_name(run, tmp_path):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from fewbit.cli import solve as solve_module
 from fewbit.fewbit_gen import weights
+from fewbit.runtime.codegen import cuda_header
 from fewbit.tables.exporters import SUFFIXES, export
 from fewbit.tables.json_format import table_from_dict, table_to_dict
 
@@ -85,11 +86,10 @@ def test_the_name_chooses_the_format(run, tmp_path, suffix, file_format):
     assert path.read_bytes() == export(fewbit.solve("gelu", bits=2), file_format)
 
 
-def test_cuda_is_refused_in_one_line_that_says_what_there_is(run, tmp_path):
-    outcome = run("solve", "gelu", "-o", tmp_path / "gelu.cu", "--format", "cuda")
-    assert outcome.err == "fewbit: cuda is written by the CUDA kernels, which this fewbit lacks; use " + (
-        "json, npz, csv, python, c\n"
-    )
+def test_cuda_is_the_header_of_the_kernels(run, tmp_path):
+    path = tmp_path / "gelu.cuh"
+    assert run("solve", "gelu", "-o", path).status == 0
+    assert path.read_text() == cuda_header(fewbit.solve("gelu"), "gelu")
 
 
 def test_plot_draws_a_picture(run, tmp_path):
@@ -105,7 +105,7 @@ def test_plot_draws_a_picture(run, tmp_path):
         ["-o", "folder", "--format", "json"],
         ["-o", "table.txt"],
         ["-o", "table"],
-        ["-o", "table.h", "--format", "cuda"],
+        ["-o", "missing/table.cuh"],
         ["--format", "cuda"],
         ["--format", "c"],
         ["--plot", "missing/plot.png"],
