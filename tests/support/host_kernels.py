@@ -14,8 +14,8 @@ from fewbit.tables.exporters.c_header import c_name
 COMPILER = shutil.which("g++")
 _FOLDER = Path(__file__).parent
 # As a GPU computes: a product and a sum are not contracted but where the source says so.
-_OPTIONS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-gnu-unique", "-shared", "-fPIC", "-Wall", "-Werror"]
-_OPTIONS += ["-Wno-unknown-pragmas", "-Wno-unused-function", "-Wno-div-by-zero", f"-I{_FOLDER}"]
+OPTIONS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-gnu-unique", "-shared", "-fPIC", "-Wall", "-Werror"]
+OPTIONS += ["-Wno-unknown-pragmas", "-Wno-unused-function", "-Wno-div-by-zero", f"-I{_FOLDER}"]
 
 _ENTRIES = """
 using namespace {name};
@@ -36,7 +36,7 @@ extern "C" void run_forward(unsigned blocks, const {T}* x, {T}* y, unsigned char
     host::launch(blocks, {threads}, [=] {{ forward(x, y, packed, n); }});
 }}
 """
-_TYPES = {"float32": "float", "float64": "double", "float16": "fewbit::half", "bfloat16": "fewbit::bfloat16"}
+TYPES = {"float32": "float", "float64": "double", "float16": "fewbit::half", "bfloat16": "fewbit::bfloat16"}
 GUARD = 0xA5  # what lies around every output, and must still lie there afterwards
 
 
@@ -47,14 +47,14 @@ class HostKernels:
         assert COMPILER, "no g++"
         self.bits = table.bits
         name = str(dtype).removeprefix("torch.")
-        words = {"name": c_name(table), "T": _TYPES[name], "threads": THREADS}
+        words = {"name": c_name(table), "T": TYPES[name], "threads": THREADS}
         kernels = ("encode", "multiply", *(["forward"] if function else []))
         source = '#include "host_cuda.h"\n' + kernel_source(table, name, kernels, function, parameters, search)
         source += '\n#include "host_numbers.h"\n' + (_ENTRIES + _FORWARD * (function is not None)).format(**words)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder)
             (path / "kernels.cpp").write_text(source)
-            command = [COMPILER, *_OPTIONS, "kernels.cpp", "-o", "kernels.so"]
+            command = [COMPILER, *OPTIONS, "kernels.cpp", "-o", "kernels.so"]
             built = subprocess.run(command, cwd=path, capture_output=True, text=True)
             assert built.returncode == 0, built.stderr[:2000]
             self.library = ctypes.CDLL(str(path / "kernels.so"))

@@ -1,4 +1,4 @@
-"""The CUDA kernels' own source, run on the CPU, gives the bytes of the reference: any table, number, size, alignment."""
+"""The CUDA kernels' own source, run on the CPU, gives the bytes of the reference."""
 
 import numpy as np
 import pytest
