@@ -26,34 +26,36 @@ template <class T> __device__ inline bool aligned(const T* pointer)
     return reinterpret_cast<u64>(pointer) % sizeof(Chunk<T>) == 0;
 }
 
-// `left` elements are there from `at` on, any number; what is beyond them is not read, and is 0.
-template <class T> __device__ inline Chunk<T> load(const T* at, i64 left, bool whole)
+// The same of the first `left` elements alone, any number; the others are 0.
+template <class T> __device__ inline Chunk<T> load_part(const T* from, i64 left)
 {
-    if (whole)
-        return *reinterpret_cast<const Chunk<T>*>(at);
     Chunk<T> chunk = {};
 #pragma unroll
     for (int i = 0; i < Chunk<T>::size; ++i)
         if (i < left)
-            chunk.at[i] = at[i];
+            chunk.at[i] = from[i];
     return chunk;
 }
 
-template <class T> __device__ inline void store(T* at, const Chunk<T>& chunk, i64 left, bool whole)
+template <class T> __device__ inline void store_part(const Chunk<T>& chunk, T* to, i64 left)
 {
-    if (whole) {
-        *reinterpret_cast<Chunk<T>*>(at) = chunk;
-        return;
-    }
 #pragma unroll
     for (int i = 0; i < Chunk<T>::size; ++i)
         if (i < left)
-            at[i] = chunk.at[i];
+            to[i] = chunk.at[i];
 }
 
-template <int bits> __device__ inline u32 smaller(u32 bytes, i64 groups)
+// Runs tile by tile over n elements, each warp of the grid in turn: `work(begin, whole)`, where the elements of a whole
+// tile are all there, in aligned memory.
+template <int elements, class Work> __device__ inline void each_tile(i64 n, bool all_aligned, const Work& work)
 {
-    return groups * bits < i64(bytes) ? u32(groups * bits) : bytes;
+    const i64 warp = i64(blockIdx.x) * warps + threadIdx.x / lanes;
+    for (i64 begin = warp * elements; begin < n; begin += i64(gridDim.x) * warps * elements) {
+        if (all_aligned && n - begin >= elements)
+            work.whole(begin);
+        else
+            work.part(begin, n - begin);
+    }
 }
 
 // A function that is not there: only the code is written.
@@ -62,104 +64,169 @@ struct CodeAlone {
     template <class A> static __device__ A of(A x) { return x; }
 };
 
-// Write y = Function(x) and the packed code of x.
-//   x, y: n numbers at any addresses; y is not read and may be x.    packed: ⌈n/8⌉·bits bytes, 16-byte aligned.
-template <class T, class Codes, class Function>
-__device__ void encode_tiles(const T* x, T* y, u8* packed, i64 n)
-{
-    constexpr int bits = Codes::bits;
-    using T_ = Tile<T, bits>;
-    __shared__ typename Codes::Shared table;
-    alignas(16) __shared__ u8 stages[warps][T_::bytes];
-    Codes::fill(table);
-    const int lane = threadIdx.x % lanes;
-    u8* stage = stages[threadIdx.x / lanes];
-    const bool all_aligned = aligned(x) && (!Function::writes || aligned(y));
-    const i64 step = i64(gridDim.x) * warps * T_::elements;
-    for (i64 begin = (i64(blockIdx.x) * warps + threadIdx.x / lanes) * T_::elements; begin < n; begin += step) {
-        const bool whole = all_aligned && n - begin >= T_::elements;
+// Codes of one tile after the other.
+template <class T, class Codes, class Function> struct Encoder {
+    static constexpr int bits = Codes::bits;
+    static constexpr int size = Chunk<T>::size;
+    using Tile = fewbit::Tile<T, bits>;
+
+    const T* x;
+    T* y;
+    u8* packed;
+    const typename Codes::Shared& table;
+    u8* stage;  // the warp's, where the tile's packed code is gathered
+    int lane;
+
+    // The codes of a chunk, and f of it.
+    __device__ Word<bits> encode(const Chunk<T>& in, Chunk<T>& out) const
+    {
+        Word<bits> word = 0;
+#pragma unroll
+        for (int i = 0; i < size; i += 2) {
+            const arithmetic<T> a = widen(in.at[i]), b = widen(in.at[i + 1]);
+            word |= pack<bits>(Codes::of(a, table), i) | pack<bits>(Codes::of(b, table), i + 1);
+            if (Function::writes)
+                narrow(Function::of(a), Function::of(b), out.at[i], out.at[i + 1]);
+        }
+        return word;
+    }
+
+    // The lanes that hold a group bring its codes together, and the first of them stages it.
+    __device__ void gather(Word<bits> word, int row) const
+    {
+        const int sharer = lane % Tile::sharers;
+        word <<= sharer * size * bits;
+#pragma unroll
+        for (int other = 1; other < Tile::sharers; other *= 2)
+            word |= __shfl_xor_sync(0xffffffffu, word, other);
+        if (sharer == 0)
+            store_group<bits>(stage, (row * lanes + lane) / Tile::sharers, word);
+    }
+
+    __device__ void whole(i64 begin) const
+    {
         Chunk<T> in[loads];
 #pragma unroll
-        for (int row = 0; row < loads; ++row) {
-            const i64 at = begin + (row * lanes + lane) * Chunk<T>::size;
-            in[row] = load(x + at, n - at, whole);
-        }
+        for (int row = 0; row < loads; ++row)
+            in[row] = reinterpret_cast<const Chunk<T>*>(x + begin)[row * lanes + lane];
 #pragma unroll
         for (int row = 0; row < loads; ++row) {
-            const i64 at = begin + (row * lanes + lane) * Chunk<T>::size;
-            const int first = lane % T_::sharers * Chunk<T>::size;  // place of the chunk in its group
-            Word<bits> word = 0;
             Chunk<T> out;
-#pragma unroll
-            for (int i = 0; i < Chunk<T>::size; i += 2) {
-                const arithmetic<T> a = widen(in[row].at[i]), b = widen(in[row].at[i + 1]);
-                word |= pack<bits>(Codes::of(a, table), i) | pack<bits>(Codes::of(b, table), i + 1);
-                if (Function::writes)
-                    narrow(Function::of(a), Function::of(b), out.at[i], out.at[i + 1]);
-            }
-            if (!whole && n - at < Chunk<T>::size)  // nothing but 0 beyond the end
-                word = n > at ? word & ((Word<bits>(1) << (int(n - at) * bits)) - 1) : 0;
+            gather(encode(in[row], out), row);
             if (Function::writes)
-                store(y + at, out, n - at, whole);
-            word <<= first * bits;
-#pragma unroll
-            for (int other = 1; other < T_::sharers; other *= 2)
-                word |= __shfl_xor_sync(0xffffffffu, word, other);
-            if (first == 0)
-                store_group<bits>(stage, (row * lanes + lane) / T_::sharers, word);
+                reinterpret_cast<Chunk<T>*>(y + begin)[row * lanes + lane] = out;
         }
         __syncwarp();
-        warp_copy(stage, packed + begin / 8 * bits, smaller<bits>(T_::bytes, (n - begin + 7) / 8), lane);
+        warp_copy<Tile::bytes>(stage, packed + begin / 8 * bits, lane);
         __syncwarp();
     }
+
+    __device__ void part(i64 begin, i64 left) const
+    {
+#pragma unroll 1
+        for (int row = 0; row < loads; ++row) {
+            const int at = (row * lanes + lane) * size;
+            const i64 here = left - at;
+            Chunk<T> out;
+            Word<bits> word = encode(load_part(x + begin + at, here), out);
+            if (here < size)  // the bits beyond the end are 0
+                word = here > 0 ? word & ((Word<bits>(1) << (int(here) * bits)) - 1) : 0;
+            gather(word, row);
+            if (Function::writes)
+                store_part(out, y + begin + at, here);
+        }
+        __syncwarp();
+        const i64 bytes = (left + 7) / 8 * bits;
+        warp_copy_part(stage, packed + begin / 8 * bits, bytes < Tile::bytes ? bytes : Tile::bytes, lane);
+        __syncwarp();
+    }
+};
+
+// Write y = Function(x) and the packed code of x.
+//   x, y: n numbers at any addresses; y is not written without a function, and may be x.
+//   packed: ⌈n/8⌉·bits bytes, 16-byte aligned.
+template <class T, class Codes, class Function>
+__device__ inline void encode_tiles(const T* x, T* y, u8* packed, i64 n)
+{
+    using Work = Encoder<T, Codes, Function>;
+    __shared__ typename Codes::Shared table;
+    alignas(16) __shared__ u8 stages[warps][Work::Tile::bytes];
+    Codes::fill(table);
+    const Work work = {x, y, packed, table, stages[threadIdx.x / lanes], int(threadIdx.x % lanes)};
+    each_tile<Work::Tile::elements>(n, aligned(x) && (!Function::writes || aligned(y)), work);
 }
 
-// Write result = gradient · level of the code, rounded once; where the level is 0, 0 whatever the gradient.
-//   grad, result: n numbers at any addresses; result may be grad.    packed: as above.
-template <class T, class Levels>
-__device__ void multiply_tiles(const T* grad, const u8* packed, T* result, i64 n)
-{
-    constexpr int bits = Levels::bits;
-    using T_ = Tile<T, bits>;
-    __shared__ typename Levels::Shared table;
-    alignas(16) __shared__ u8 stages[warps][T_::bytes];
-    Levels::fill(table);
-    const int lane = threadIdx.x % lanes;
-    u8* stage = stages[threadIdx.x / lanes];
-    const bool all_aligned = aligned(grad) && aligned(result);
-    const i64 step = i64(gridDim.x) * warps * T_::elements;
-    for (i64 begin = (i64(blockIdx.x) * warps + threadIdx.x / lanes) * T_::elements; begin < n; begin += step) {
-        const bool whole = all_aligned && n - begin >= T_::elements;
+// Products of one tile after the other.
+template <class T, class Levels> struct Multiplier {
+    static constexpr int bits = Levels::bits;
+    static constexpr int size = Chunk<T>::size;
+    using Tile = fewbit::Tile<T, bits>;
+
+    const T* grad;
+    const u8* packed;
+    T* result;
+    const typename Levels::Shared& table;
+    u8* stage;  // the warp's, where the tile's packed code is spread from
+    int lane;
+
+    __device__ Chunk<T> multiply(const Chunk<T>& in, int row) const
+    {
+        Word<bits> word = load_group<bits>(stage, (row * lanes + lane) / Tile::sharers);
+        word >>= lane % Tile::sharers * size * bits;
+        Chunk<T> out;
+#pragma unroll
+        for (int i = 0; i < size; i += 2)
+            narrow(product(in, word, i), product(in, word, i + 1), out.at[i], out.at[i + 1]);
+        return out;
+    }
+
+    __device__ arithmetic<T> product(const Chunk<T>& in, Word<bits> word, int i) const
+    {
+        const arithmetic<T> level = Levels::of(unpack<bits>(word, i), table);
+        const arithmetic<T> exact = level * widen(in.at[i]);
+        return Levels::has_zero && level == 0 ? arithmetic<T>(0) : exact;
+    }
+
+    __device__ void whole(i64 begin) const
+    {
         Chunk<T> in[loads];
 #pragma unroll
-        for (int row = 0; row < loads; ++row) {
-            const i64 at = begin + (row * lanes + lane) * Chunk<T>::size;
-            in[row] = load(grad + at, n - at, whole);
-        }
-        warp_copy(packed + begin / 8 * bits, stage, smaller<bits>(T_::bytes, (n - begin + 7) / 8), lane);
+        for (int row = 0; row < loads; ++row)
+            in[row] = reinterpret_cast<const Chunk<T>*>(grad + begin)[row * lanes + lane];
+        warp_copy<Tile::bytes>(packed + begin / 8 * bits, stage, lane);
         __syncwarp();
 #pragma unroll
+        for (int row = 0; row < loads; ++row)
+            reinterpret_cast<Chunk<T>*>(result + begin)[row * lanes + lane] = multiply(in[row], row);
+        __syncwarp();
+    }
+
+    __device__ void part(i64 begin, i64 left) const
+    {
+        const i64 bytes = (left + 7) / 8 * bits;
+        warp_copy_part(packed + begin / 8 * bits, stage, bytes < Tile::bytes ? bytes : Tile::bytes, lane);
+        __syncwarp();
+#pragma unroll 1
         for (int row = 0; row < loads; ++row) {
-            const i64 at = begin + (row * lanes + lane) * Chunk<T>::size;
-            Word<bits> word = load_group<bits>(stage, (row * lanes + lane) / T_::sharers);
-            word >>= lane % T_::sharers * Chunk<T>::size * bits;
-            Chunk<T> out;
-#pragma unroll
-            for (int i = 0; i < Chunk<T>::size; i += 2) {
-                arithmetic<T> product[2];
-#pragma unroll
-                for (int j = 0; j < 2; ++j) {
-                    const arithmetic<T> level = Levels::of(unpack<bits>(word, i + j), table);
-                    product[j] = level * widen(in[row].at[i + j]);
-                    if (Levels::has_zero)
-                        product[j] = level == 0 ? arithmetic<T>(0) : product[j];
-                }
-                narrow(product[0], product[1], out.at[i], out.at[i + 1]);
-            }
-            store(result + at, out, n - at, whole);
+            const int at = (row * lanes + lane) * size;
+            store_part(multiply(load_part(grad + begin + at, left - at), row), result + begin + at, left - at);
         }
         __syncwarp();
     }
+};
+
+// Write result = gradient · level of the code, rounded once; where the level is 0, 0 whatever the gradient.
+//   grad, result: n numbers at any addresses; result may be grad.
+//   packed: as above.
+template <class T, class Levels>
+__device__ inline void multiply_tiles(const T* grad, const u8* packed, T* result, i64 n)
+{
+    using Work = Multiplier<T, Levels>;
+    __shared__ typename Levels::Shared table;
+    alignas(16) __shared__ u8 stages[warps][Work::Tile::bytes];
+    Levels::fill(table);
+    const Work work = {grad, packed, result, table, stages[threadIdx.x / lanes], int(threadIdx.x % lanes)};
+    each_tile<Work::Tile::elements>(n, aligned(grad) && aligned(result), work);
 }
 
 }  // namespace fewbit

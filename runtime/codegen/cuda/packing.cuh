@@ -48,13 +48,21 @@ template <int bits> __device__ inline Word<bits> load_group(const u8* packed, i6
     return word;
 }
 
-// A warp copies bytes between shared memory and the packed code, 16 a lane and time. Both addresses are multiples of 16.
-__device__ inline void warp_copy(const u8* from, u8* to, int bytes, int lane)
+// A warp copies bytes between shared memory and the packed code, 16 a lane. Both addresses are multiples of 16.
+template <int bytes> __device__ inline void warp_copy(const u8* from, u8* to, int lane)
 {
     struct alignas(16) Line { u64 low, high; };
-    for (int i = lane; i < bytes / 16; i += 32)
-        reinterpret_cast<Line*>(to)[i] = reinterpret_cast<const Line*>(from)[i];
-    for (int i = bytes / 16 * 16 + lane; i < bytes; i += 32)
+#pragma unroll
+    for (int line = 0; line < bytes / 16; line += 32)
+        if (line + lane < bytes / 16)
+            reinterpret_cast<Line*>(to)[line + lane] = reinterpret_cast<const Line*>(from)[line + lane];
+}
+
+// The same of a number of bytes that is not known, one a lane.
+__device__ inline void warp_copy_part(const u8* from, u8* to, i64 bytes, int lane)
+{
+#pragma unroll 1
+    for (int i = lane; i < bytes; i += 32)
         to[i] = from[i];
 }
 
