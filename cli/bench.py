@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from ..runtime.bench import Overhead, Timing
 
 
+_MET = {None: "", True: "yes", False: "no"}
+
+
 class Shape(click.ParamType):
     """The shape of a tensor such as ``4096x4096``: a tuple of positive whole numbers."""
 
@@ -54,6 +57,7 @@ def command() -> None:
 @click.option("--shape", type=Shape(), default="4096x4096", show_default=True, help="Shape of the tensor.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads for torch and fewbit.  [default: torch's]")
 @click.option("--rounds", type=click.IntRange(1, 10_000), default=15, show_default=True, help="Timings of each.")
+@click.option("--bars", is_flag=True, help="Measure all that has a bar: four activations, two dtypes, 1 to 4 bits.")
 @report_option
 @json_option
 def activation(
@@ -63,13 +67,15 @@ def activation(
     shape: tuple[int, ...],
     threads: int | None,
     rounds: int,
+    bars: bool,
     output: Path | None,
     as_json: bool,
 ) -> None:
     """Time forward, backward and both beside torch's own module, in one run; gelu if none is named.
 
     Both are timed in turn, and medians are printed: milliseconds, the ratio of the two, and GB/s of the bytes that must
-    move. Last comes what a call costs on a tensor of 1,000 elements.
+    move. Last comes what a call costs on a tensor of 1,000 elements. Where there is a bar it is told whether it is met,
+    and --bars measures all of them, forward and backward together.
 
     Example: fewbit bench activation gelu silu --dtype bfloat16 --bits 4
     """
@@ -77,22 +83,29 @@ def activation(
 
     from ..runtime import bench
 
+    if bars and activations:
+        raise click.UsageError("--bars measures activations of its own: name none")
     names = [_module_name(name, bench.ACTIVATIONS) for name in activations or ("gelu",)]
+    cases = [(name, dtype, [bits]) for name in names]
+    if bars:
+        cases = [(name, barred, list(bench.BAR_BITS)) for barred in bench.BAR_DTYPES for name in bench.BARS]
+    passes = ("both",) if bars else bench.PASSES
     if output:
         check_writable(output)
     if threads:
         torch.set_num_threads(threads)
     timings, overheads = [], []
-    for name in with_progress(names, len(names), "measuring"):
-        timings += bench.bench_activation(name, dtype, shape, bits, rounds=rounds)
-        overheads.append(bench.bench_overhead(name, dtype, bits, rounds=rounds))
+    for name, of_dtype, of_bits in with_progress(cases, len(cases), "measuring"):
+        for count in of_bits:
+            timings += bench.bench_activation(name, of_dtype, shape, count, rounds=rounds, passes=passes)
+        overheads.append(bench.bench_overhead(name, of_dtype, of_bits[-1], rounds=rounds))
     report = {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "timings": [timing.to_dict() for timing in timings],
         "overheads": [overhead.to_dict() for overhead in overheads],
     }
-    heading = f"torch {torch.__version__}, {torch.get_num_threads()} threads, {dtype} {'x'.join(map(str, shape))}"
+    heading = f"torch {torch.__version__}, {torch.get_num_threads()} threads, {'x'.join(map(str, shape))}"
     small = "forward and backward of 1,000 elements, microseconds a call"
     text = [heading, *_timing_lines(timings), "", small, *_overhead_lines(overheads)]
     _tell(report, text, output, as_json)
@@ -166,27 +179,34 @@ def _solve_row(m: "Measurement") -> tuple[str, ...]:
         "" if m.error is None else f"{m.error:.9g}",
         "" if m.peak_bytes is None else f"{m.peak_bytes / 2**20:,.0f}",
         ", ".join(bars),
-        {None: "", True: "yes", False: "no"}[m.met],
+        _MET[m.met],
     )
 
 
 def _timing_lines(timings: list["Timing"]) -> list[str]:
-    head = ("activation", "bits", "pass", "fewbit ms", "torch ms", "ratio", "fewbit GB/s", "torch GB/s")
+    head = ("activation", "dtype", "bits", "pass", "fewbit ms", "torch ms", "ratio", "bar", "met", "GB/s", "torch GB/s")
     body = [
         (
-            *(t.activation, str(t.bits), t.which),
+            *(t.activation, t.dtype, str(t.bits), t.which),
             *(f"{v:.2f}" for v in (t.fewbit_ms, t.torch_ms, t.ratio)),
+            *("" if t.bar is None else f"{t.bar:.2f}", _MET[t.met]),
             *(f"{v:.1f}" for v in (t.fewbit_gbs, t.torch_gbs)),
         )
         for t in timings
     ]
-    return list(columns([head, *body], left=3))
+    return list(columns([head, *body], left=4))
 
 
 def _overhead_lines(overheads: list["Overhead"]) -> list[str]:
-    head = ("activation", "bits", "fewbit us", "torch us", "difference us")
+    from ..runtime.bench import OVERHEAD_BAR_US
+
+    head = ("activation", "dtype", "bits", "fewbit us", "torch us", "difference us", "bar", "met")
     body = [
-        (o.activation, str(o.bits), *(f"{v:.1f}" for v in (o.fewbit_us, o.torch_us, o.difference_us)))
+        (
+            *(o.activation, o.dtype, str(o.bits)),
+            *(f"{v:.1f}" for v in (o.fewbit_us, o.torch_us, o.difference_us, OVERHEAD_BAR_US)),
+            _MET[o.met],
+        )
         for o in overheads
     ]
-    return list(columns([head, *body], left=2))
+    return list(columns([head, *body], left=3))

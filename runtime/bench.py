@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -24,6 +24,13 @@ DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.bfloat
 # What a call costs shows on a tensor that takes no time; the issue's yardstick is 1,000 elements.
 SMALL = (1000,)
 _CALLS_PER_ROUND = 200
+
+# What forward and backward together shall not exceed: times torch's, and microseconds more than torch's on `SMALL`.
+BARS = {"GELU": 0.75, "SiLU": 1.15, "Tanh": 1.5, "Sigmoid": 1.5}
+BAR_SHAPE = (4096, 4096)
+BAR_DTYPES = ("float32", "bfloat16")
+BAR_BITS = (1, 2, 3, 4)
+OVERHEAD_BAR_US = 30.0
 
 
 @dataclass(frozen=True)
@@ -52,9 +59,20 @@ class Timing:
     fewbit_gbs: float
     torch_gbs: float
 
+    @property
+    def bar(self) -> float | None:
+        """What `ratio` shall not exceed, if there is such a bar."""
+        told = self.which == "both" and self.shape == BAR_SHAPE and self.dtype in BAR_DTYPES and self.bits in BAR_BITS
+        return BARS.get(self.activation) if told else None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether `ratio` is within the bar; None where there is none."""
+        return None if self.bar is None else self.ratio <= self.bar
+
     def to_dict(self) -> dict[str, object]:
-        """Return the fields as JSON values."""
-        return asdict(self)
+        """Return the fields, the bar and whether it is met as JSON values."""
+        return {**asdict(self), "bar": self.bar, "met": self.met}
 
 
 @dataclass(frozen=True)
@@ -72,13 +90,24 @@ class Overhead:
         """Microseconds that fewbit costs more than torch."""
         return self.fewbit_us - self.torch_us
 
+    @property
+    def met(self) -> bool:
+        """Whether that is within `OVERHEAD_BAR_US`."""
+        return self.difference_us <= OVERHEAD_BAR_US
+
     def to_dict(self) -> dict[str, object]:
-        """Return the fields as JSON values."""
-        return asdict(self)
+        """Return the fields, the bar and whether it is met as JSON values."""
+        return {**asdict(self), "bar_us": OVERHEAD_BAR_US, "met": self.met}
 
 
 def bench_activation(
-    activation: str, dtype: str, shape: tuple[int, ...], bits: int = 3, table: Table | None = None, rounds: int = 15
+    activation: str,
+    dtype: str,
+    shape: tuple[int, ...],
+    bits: int = 3,
+    table: Table | None = None,
+    rounds: int = 15,
+    passes: Sequence[str] = PASSES,
 ) -> Iterator[Timing]:
     """Yield the timings of forward, backward and both.
 
@@ -88,6 +117,7 @@ def bench_activation(
         shape: of the tensor, row-major, standard normal values.
         bits: kept per element; or give a `table`.
         rounds: how often each is timed, after two rounds that are not counted.
+        passes: which of them.
 
     Raises:
         FewbitError: an argument is wrong.
@@ -100,7 +130,7 @@ def bench_activation(
     torch_moves = {"forward": 2 * n * size, "backward": 3 * n * size}
     for moves in (ours_moves, torch_moves):
         moves["both"] = moves["forward"] + moves["backward"]
-    for which in PASSES:
+    for which in passes:
         a, b = (_runner(module, which, x, grad) for module in (ours, theirs))
         times = _alternate(a, b, rounds)
         fewbit_s, torch_s = (statistics.median(t) for t in times)

@@ -17,11 +17,11 @@ def test_the_activations_named_are_measured_and_printed(run):
     outcome = run("bench", "activation", "gelu", "Softplus", *SMALL)
     assert outcome.status == 0
     lines = outcome.out.splitlines()
-    assert "float32 9x7" in lines[0]
-    assert lines[1].split()[:3] == ["activation", "bits", "pass"]
-    measured = [tuple(line.split()[:3]) for line in lines[2:8]]
+    assert lines[0].endswith("threads, 9x7")
+    assert lines[1].split()[:4] == ["activation", "dtype", "bits", "pass"]
+    measured = [tuple(line.split()[:4]) for line in lines[2:8]]
     passes = ("forward", "backward", "both")
-    assert measured == [(name, "3", which) for name in ("GELU", "Softplus") for which in passes]
+    assert measured == [(name, "float32", "3", which) for name in ("GELU", "Softplus") for which in passes]
     assert [line.split()[0] for line in lines[-2:]] == ["GELU", "Softplus"]
 
 
@@ -40,6 +40,28 @@ def test_json_on_standard_output_is_what_the_file_holds(run, tmp_path):
     assert report["threads"] == 1
     assert [t["bits"] for t in report["timings"]] == [2, 2, 2]
     assert outcome.err == f"wrote {path}\n"
+
+
+def test_all_that_has_a_bar_is_measured(run):
+    outcome = run("bench", "activation", "--bars", *SMALL, "--json")
+    report = json.loads(outcome.out)
+    names, dtypes = ("GELU", "SiLU", "Tanh", "Sigmoid"), ("float32", "bfloat16")
+    measured = [(t["dtype"], t["activation"], t["bits"], t["which"]) for t in report["timings"]]
+    assert measured == [(d, name, bits, "both") for d in dtypes for name in names for bits in (1, 2, 3, 4)]
+    assert [(o["dtype"], o["activation"], o["bar_us"]) for o in report["overheads"]] == [
+        (d, name, 30) for d in dtypes for name in names
+    ]
+
+
+def test_bars_are_printed_where_there_are_some(run, monkeypatch):
+    monkeypatch.setattr("fewbit.runtime.bench.BAR_SHAPE", (9, 7))
+    monkeypatch.setattr("fewbit.runtime.bench.BARS", {"GELU": 1e9})
+    lines = run("bench", "activation", "gelu", "silu", *SMALL).out.splitlines()
+    assert "bar" in lines[1].split() and "met" in lines[1].split()
+    assert [("1000000000.00" in line, "yes" in line) for line in lines[2:8]] == [(False, False)] * 2 + [
+        (True, True),
+        *[(False, False)] * 3,
+    ]
 
 
 @pytest.fixture
@@ -95,6 +117,7 @@ def test_where_the_measurements_go_is_checked_first(run, monkeypatch):
         (["gelu", "--shape", "big"], "not a shape such as 4096x4096"),
         (["gelu", "--bits", "9"], "bits must be a whole number from 1 to 8"),
         (["gelu", "-o", "/no/such/folder/bench.json"], "cannot write"),
+        (["gelu", "--bars"], "--bars measures activations of its own: name none"),
     ],
 )
 def test_bad_use_is_one_line_and_status_2(run, arguments, said):

@@ -55,3 +55,27 @@ def test_what_is_timed_runs_forward_or_backward_alone():
     assert isinstance(forward, torch.Tensor) and forward.requires_grad
     (gradient,) = bench._runner(torch.nn.GELU(), "backward", x, grad)()
     assert gradient.shape == x.shape
+
+
+def timing(ratio, **changed):
+    what = {"activation": "GELU", "dtype": "bfloat16", "shape": (4096, 4096), "bits": 4, "which": "both"} | changed
+    return bench.Timing(**what, fewbit_ms=1.0, torch_ms=1.0, ratio=ratio, fewbit_gbs=1.0, torch_gbs=1.0)
+
+
+@pytest.mark.parametrize(("activation", "bar"), [("GELU", 0.75), ("SiLU", 1.15), ("Tanh", 1.5), ("Sigmoid", 1.5)])
+def test_a_bar_is_met_up_to_its_ratio(activation, bar):
+    assert timing(bar, activation=activation).met is True
+    assert timing(bar + 1e-9, activation=activation).met is False
+    assert timing(bar).to_dict()["bar"] == 0.75
+
+
+@pytest.mark.parametrize(
+    "changed", [{"activation": "ELU"}, {"dtype": "float16"}, {"shape": (4096,)}, {"bits": 5}, {"which": "forward"}]
+)
+def test_all_else_has_no_bar(changed):
+    assert (timing(9.0, **changed).bar, timing(9.0, **changed).met) == (None, None)
+
+
+def test_overhead_has_a_bar():
+    assert bench.Overhead("ELU", "float32", 3, 40.0, 10.0).met
+    assert not bench.Overhead("ELU", "float32", 3, 40.1, 10.0).met
