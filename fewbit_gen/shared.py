@@ -1,143 +1,29 @@
 """The exact solver for kind `shared`: weighted 1-D k-means of the values of f'.
 
 Where intervals may share levels only the values of f' matter, not where they are taken. Sorted, they make a cost that
-satisfies the quadrangle inequality. So the best cut before i moves right with i, and divide and conquer over i is exact
-(Wu 1991; Grønlund et al. 2017): O(nK log n). It moves right with the number of clusters too, and with many clusters by
-little, which leaves most halvings a range of a few places to search.
+satisfies the quadrangle inequality (Wu 1991; Grønlund et al. 2017). Hence the least cost is convex in K, and some
+penalty λ for each cluster leads to K of them (see penalty.py): one programme over the values, O(n log n), for each λ
+that is tried.
+
+Only where costs tie may no λ lead to K. Then, a layer for each cluster: the best cut before i moves right with i, and
+divide and conquer over i is exact, O(nK log n).
 """
 
-import os
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from .moments import Moments
-
-# The loop below is a minimum of finite numbers: without NaN and signed zeros it compiles to vector code.
-_FINITE = {"nnan", "nsz", "ninf"}
-_BLOCK = 32
-_FAR = 1e300
-_FEW = 8  # prefixes that are searched one after the other
-_WORTH_A_THREAD = 50_000  # prefixes
-
-
-@njit(cache=True, nogil=True, error_model="numpy", fastmath=_FINITE)
-def _rows(
-    sums: NDArray[np.float64],
-    previous: NDArray[np.float64],
-    before: NDArray[np.int32],
-    current: NDArray[np.float64],
-    start: NDArray[np.int32],
-    low: int,
-    high: int,
-    first: int,
-    last: int,
-) -> None:
-    """Write, for prefixes of low … high values, the least cost of one cluster more and where that cluster begins.
-
-    Args:
-        sums: (3, n + 1) integrals of w, vw and v²w over prefixes.
-        previous: (n + 1,) the least cost with the clusters so far, and `before` where the last of them begins.
-        current, start: (n + 1,) what is written.
-        low, high: the prefixes to do.
-        first, last: between which the cluster of each of them begins.
-    """
-    w, fw, f2 = sums[0], sums[1], sums[2]
-    stack = np.empty((64, 4), np.int64)  # halves of halves: depth log₂ n
-    stack[0] = (low, high, first, last)
-    depth = 1
-    while depth > 0:
-        depth -= 1
-        low, high, first, last = stack[depth]
-        if high - low < _FEW:
-            at = first
-            for i in range(low, high + 1):
-                wi, fwi, f2i = w[i], fw[i], f2[i]
-                end = min(i, last)
-                least = _FAR
-                for j in range(min(max(at, before[i]), end), end + 1):
-                    dw = wi - w[j]
-                    dfw = fwi - fw[j]
-                    cost = f2i - f2[j] - dfw * dfw / dw if dw > 0.0 else 0.0
-                    total = previous[j] + (cost if cost > 0.0 else 0.0)
-                    if total < least:
-                        least, at = total, j
-                current[i] = least
-                start[i] = at
-            continue
-        middle = (low + high) // 2
-        wi, fwi, f2i = w[middle], fw[middle], f2[middle]
-        end = min(middle, last) + 1
-        begin = min(max(first, before[middle]), end - 1)  # rounding may part what would be in order
-        # Left of a place the clusters so far cost less, right of it the last one does: most blocks need no look inside.
-        guess = min(max((first + last) // 2, begin), end - 1)
-        dw, dfw = wi - w[guess], fwi - fw[guess]
-        cost = f2i - f2[guess] - dfw * dfw / dw if dw > 0.0 else 0.0
-        least, block = previous[guess] + max(cost, 0.0), guess
-        for b in range(begin, end, _BLOCK):
-            stop = min(b + _BLOCK, end)
-            dw, dfw = wi - w[stop - 1], fwi - fw[stop - 1]
-            cost = f2i - f2[stop - 1] - dfw * dfw / dw if dw > 0.0 else 0.0
-            if previous[b] + max(cost, 0.0) > least:
-                continue
-            least_here = _FAR
-            for j in range(b, stop):
-                dw = wi - w[j]
-                dfw = fwi - fw[j]
-                cost = f2i - f2[j] - dfw * dfw / dw if dw > 0.0 else 0.0
-                total = previous[j] + (cost if cost > 0.0 else 0.0)
-                least_here = total if total < least_here else least_here
-            if least_here <= least:
-                least, block = least_here, b
-        at = block
-        nearest = _FAR
-        for j in range(block, min(block + _BLOCK, end)):
-            dw = wi - w[j]
-            dfw = fwi - fw[j]
-            cost = f2i - f2[j] - dfw * dfw / dw if dw > 0.0 else 0.0
-            total = previous[j] + (cost if cost > 0.0 else 0.0)
-            if total < nearest:
-                nearest, at = total, j
-        current[middle] = least
-        start[middle] = at
-        if low < middle:
-            stack[depth] = (low, middle - 1, first, at)
-            depth += 1
-        if middle < high:
-            stack[depth] = (middle + 1, high, at, last)
-            depth += 1
-
-
-def _layers(sums: NDArray[np.float64], K: int) -> NDArray[np.int32]:
-    """Return, (K, n + 1), where the last of the best k + 1 clusters of each prefix begins."""
-    n = sums.shape[1] - 1
-    start = np.zeros((K, n + 1), np.int32)
-    w, fw, f2 = sums
-    previous = np.maximum(f2 - fw * fw / np.where(w > 0, w, 1), 0.0)
-    current = np.empty(n + 1)
-    parts = min(os.cpu_count() or 1, n // _WORTH_A_THREAD) or 1
-    fence = np.linspace(-1, n, parts + 1).astype(int).tolist()  # the last prefix of every part
-    with ThreadPoolExecutor(parts) as pool:
-        for k in range(1, K):
-            arrays = (sums, previous, start[k - 1], current, start[k])
-            ends = [0]
-            for i in fence[1:]:  # each part's last prefix tells the next where to search
-                _rows(*arrays, i, i, ends[-1], n)
-                ends.append(int(start[k, i]))
-            spans = zip(fence[:-1], fence[1:], ends[:-1], ends[1:], strict=True)
-            tasks = [pool.submit(_rows, *arrays, a + 1, b - 1, first, last) for a, b, first, last in spans if b > a + 1]
-            for task in tasks:
-                task.result()
-            previous, current = current, previous
-    return start
+from .paths import path_to
+from .penalty import best_penalty
 
 
 def solve_shared(moments: Moments, K: int) -> NDArray[np.float64]:
     """Return the levels, centred and increasing, at most K, that least-squares fit the mean of f' in every cell.
 
-    Exact over the grid. O(nK log n) time, O(nK) memory.
+    Exact over the grid. O(n log n) time and O(n) memory unless costs tie; then O(nK log n) and O(nK).
     """
     w, fw = moments.cells[0], moments.cells[1]
     holds = w > 0
@@ -148,13 +34,118 @@ def solve_shared(moments: Moments, K: int) -> NDArray[np.float64]:
     sums = np.cumsum(rows, axis=1, dtype=np.longdouble).astype(np.float64)
     sums = np.concatenate([np.zeros((3, 1)), sums], axis=1)
     K = min(K, values.size)
-    start = _layers(sums, K)
-    levels = []
-    end = values.size
-    for k in range(K - 1, -1, -1):
-        begin = int(start[k, end]) if k else 0
-        mass = sums[0, end] - sums[0, begin]
-        if mass > 0:  # it may be lost beside a mass 10¹⁶ times larger
-            levels.append((sums[1, end] - sums[1, begin]) / mass)
-        end = begin
-    return np.unique(levels)
+    cuts = _cuts_by_penalty(sums, K)
+    if cuts is None:
+        cuts = _cuts_by_layers(sums, K)
+    mass, integral = np.diff(sums[:2, cuts], axis=1)
+    holds = mass > 0  # it may be lost beside a mass 10¹⁶ times larger
+    return np.unique(integral[holds] / mass[holds])
+
+
+def _cuts_by_penalty(sums: NDArray[np.float64], K: int) -> NDArray[np.int64] | None:
+    """Return, (K + 1,), where the best K clusters begin, and the end of the last; None where no λ leads to K.
+
+    λ is sought on ever finer grids.
+    """
+    w, fw, f2 = sums[:, -1]
+    most = max(float(f2 - fw * fw / w), 0.0)
+    if K == 1 or most == 0:
+        return None
+    n, penalty = sums.shape[1] - 1, None
+    for stride in (256, 16, 1):
+        if n < 4 * K * stride and stride > 1:
+            continue
+        chosen = np.append(np.arange(0, n, stride), n)
+        programme = partial(_least_path, np.ascontiguousarray(sums[:, chosen]))
+        trial = best_penalty(programme, K, (1e-16 * most, most), penalty)
+        penalty = trial.penalty
+    return trial.path if trial.path.size == K + 1 else None
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _least_path(sums: NDArray[np.float64], penalty: float) -> tuple[float, NDArray[np.int64]]:
+    """Return the least cost of any number of clusters, each λ dearer, and where they begin and the last ends.
+
+    Of two beginnings of the last cluster the earlier is the better one for prefixes up to some length, the later for
+    all longer ones. So a queue of beginnings, each with the prefix from which it is the best, tells the best for the
+    next prefix: O(n log n) (Galil and Park 1992).
+    """
+    w, fw, f2 = sums[0], sums[1], sums[2]
+    n = w.size - 1
+    best = np.zeros(n + 1)
+    origin = np.zeros(n + 1, np.int64)
+    queue = np.zeros(n + 1, np.int64)  # beginnings
+    since = np.ones(n + 1, np.int64)  # the prefix from which each is the best
+    head, tail = 0, 0
+    for i in range(1, n + 1):
+        while head < tail and since[head + 1] <= i:
+            head += 1
+        j = queue[head]
+        best[i] = best[j] + _cost(w, fw, f2, j, i) + penalty
+        origin[i] = j
+        while tail > head and since[tail] > i:
+            t = since[tail]
+            if best[i] + _cost(w, fw, f2, i, t) > best[queue[tail]] + _cost(w, fw, f2, queue[tail], t):
+                break
+            tail -= 1
+        j = queue[tail]
+        low, high = max(since[tail], i), n + 1  # the later is no better at `low`, or it is not yet known to be
+        while high - low > 1:
+            middle = (low + high) // 2
+            if best[i] + _cost(w, fw, f2, i, middle) <= best[j] + _cost(w, fw, f2, j, middle):
+                high = middle
+            else:
+                low = middle
+        if high <= n:
+            tail += 1
+            queue[tail], since[tail] = i, high
+    return float(best[n]), path_to(origin, n)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _cuts_by_layers(sums: NDArray[np.float64], K: int) -> NDArray[np.int64]:
+    """Return, (K + 1,), where the best K clusters begin, and the end of the last."""
+    w, fw, f2 = sums[0], sums[1], sums[2]
+    n = w.size - 1
+    previous = np.empty(n + 1)
+    for i in range(n + 1):
+        previous[i] = _cost(w, fw, f2, 0, i)
+    start = np.zeros((K, n + 1), np.int32)  # where the last of k + 1 clusters of each prefix begins
+    current = np.empty(n + 1)
+    stack = np.empty((64, 4), np.int64)  # halves of halves: depth log₂ n
+    for k in range(1, K):
+        stack[0] = (0, n, 0, n)
+        depth = 1
+        while depth > 0:
+            depth -= 1
+            low, high, first, last = stack[depth]
+            middle = (low + high) // 2
+            least = np.inf
+            at = first
+            for j in range(first, min(middle, last) + 1):
+                total = previous[j] + _cost(w, fw, f2, j, middle)
+                if total < least:
+                    least = total
+                    at = j
+            current[middle] = least
+            start[k, middle] = at
+            if low < middle:
+                stack[depth] = (low, middle - 1, first, at)
+                depth += 1
+            if middle < high:
+                stack[depth] = (middle + 1, high, at, last)
+                depth += 1
+        previous[:] = current
+    cuts = np.zeros(K + 1, np.int64)
+    cuts[K] = n
+    for k in range(K - 1, 0, -1):
+        cuts[k] = start[k, cuts[k + 1]]
+    return cuts
+
+
+@njit(cache=True, nogil=True, error_model="numpy", forceinline=True)
+def _cost(w: NDArray[np.float64], fw: NDArray[np.float64], f2: NDArray[np.float64], j: int, i: int) -> float:
+    dw = w[i] - w[j]
+    dfw = fw[i] - fw[j]
+    cost = f2[i] - f2[j] - dfw * dfw / dw if dw > 0.0 else 0.0
+    return cost if cost > 0.0 else 0.0

@@ -27,8 +27,9 @@ ends and middle say so: a numerical certificate, not one in interval arithmetic.
 
     cells.py         moments and ranges of g along the line
     mesh.py          edges, and which cells may still hold a boundary
-    paths.py         the two dynamic programmes
     certificate.py   the passes
+
+The programmes themselves are in ../paths.py, the search for λ in ../penalty.py.
 """
 
 from .certificate import TOLERANCE, Certificate, certificate

@@ -1,15 +1,16 @@
 """From a table to the proof that it is the best: pass after pass over a mesh that is cut finer where it matters."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from ...tables import Table
 from ..moments import Moments, grid
+from ..paths import F2, layered, least_penalty, path_to, penalised, reversed_places
+from ..penalty import best_penalty
 from .cells import Mask, Vector, interval_cells, shared_cells
 from .mesh import MAX_CELLS, Indices, Mesh, Problem, cut_to_loss, narrowed
-from .paths import F2, layered, least_penalty, path_to, penalised, reversed_places
 
 TOLERANCE = 1e-6  # (error − bound) / error to reach
 _FIRST_CELLS = 512
@@ -20,8 +21,6 @@ _LAYERS_FROM = 0.1  # the loss below which it is the table's doing, not the mesh
 _WORTH_WHILE = 1e-9  # by what part of its error a table must be better
 _EFFORT = 3e9  # pairs of edges to compare in all: ten seconds or so
 _CELL_EFFORT = 300  # pairs that take as long as the moments of a cell
-_TRIALS, _MORE_TRIALS = 60, 15  # of λ in the first pass, and in each that follows
-_NARROW = 0.1  # a bracket of λ, in parts of λ/K: where one leads to K segments, about 3 such parts do
 
 
 @dataclass(frozen=True)
@@ -82,6 +81,11 @@ class _Budget:
         self.left -= pairs
         return least_to, origin
 
+    def least_path(self, places: Vector, penalty: float) -> tuple[float, Indices]:
+        """Return the least penalised sum and its path."""
+        least_to, origin = self.penalised(places, penalty)
+        return float(least_to[-1]), path_to(origin, origin.size - 1)
+
 
 def lower_bound(problem: Problem, tolerance: float = TOLERANCE) -> Certificate:
     """Return a number that no table's error falls below, at most `problem.error`; see `certificate`."""
@@ -94,7 +98,9 @@ def lower_bound(problem: Problem, tolerance: float = TOLERANCE) -> Certificate:
         budget.left -= _CELL_EFFORT * mesh.edges.size
         rounding = _rounding(places, K)
         enough = _enough(error, tolerance, rounding)
-        trial = _best_penalty(places, K, penalty, enough, budget)
+        least = least_penalty(places)
+        between = least, max(float(places[F2, -1]), 2 * least)
+        trial = best_penalty(partial(budget.least_path, places), K, between, penalty, enough)
         penalty = trial.penalty
         bound = max(bound, min(trial.bound - rounding, error))
         better = _better(problem, mesh, places, trial.path)
@@ -138,61 +144,6 @@ def _enough(error: float, tolerance: float, rounding: float) -> float:
 def _rounding(places: Vector, K: int) -> float:
     """Return what rounding may have added to a sum of K costs, each the difference of prefix sums."""
     return 1e-15 * K * float(places[F2, -1])
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """What one λ gives.
-
-    Attributes:
-        penalty: λ.
-        bound: the least penalised sum less λK.
-        path: places that its path goes by, the two ends of the line included: segments + 1 of them.
-        missed: whether the search ended in a bracket too narrow for a λ that leads to K segments.
-    """
-
-    penalty: float
-    bound: float
-    path: Indices
-    missed: bool = False
-
-
-def _try(places: Vector, K: int, penalty: float, budget: _Budget) -> _Trial:
-    least_to, origin = budget.penalised(places, penalty)
-    return _Trial(penalty, float(least_to[-1]) - penalty * K, path_to(origin, origin.size - 1))
-
-
-def _best_penalty(places: Vector, K: int, penalty: float | None, enough: float, budget: _Budget) -> _Trial:
-    """Return the λ of some with the greatest bound: it is concave in λ, with slope segments − K.
-
-    Args:
-        places: the problem.
-        K: levels.
-        penalty: a λ to begin with; where None, all are searched.
-        enough: a bound at which the search stops.
-        budget: what the search may spend.
-    """
-    low = least_penalty(places)
-    high = max(float(places[F2, -1]), 2 * low)
-    guess, step = (max(low, penalty), 1 + 2 / K) if penalty else (float(np.sqrt(low * high)), 16.0)
-    trials: list[_Trial] = []
-    too_low = too_high = None
-    for _ in range(_MORE_TRIALS if penalty else _TRIALS):
-        trials.append(_try(places, K, guess, budget))
-        segments = trials[-1].path.size - 1
-        if segments == K or trials[-1].bound >= enough:
-            break
-        too_low, too_high = (guess, too_high) if segments > K else (too_low, guess)
-        if too_low and too_high:
-            guess = float(np.sqrt(too_low * too_high))
-            if too_high < too_low * (1 + _NARROW / K):
-                return replace(max(trials, key=lambda trial: trial.bound), missed=True)
-        else:
-            guess = min(high, guess * step) if too_low else max(low, guess / step)
-            step *= 1.5
-        if guess in [trial.penalty for trial in trials]:
-            break
-    return max(trials, key=lambda trial: trial.bound)
 
 
 def _by_layers(
