@@ -21,6 +21,7 @@ from ..tables import KINDS, Table
 from .options import BitsList, bits_list_option, bits_option, figure_option, kind_option, weight_option
 from .picture import approximated
 from .progress import with_progress
+from .training import command as training
 
 PAPER = ("relu", "gelu", "silu", "sigmoid", "tanh", "selu", "softplus")  # Table 3 of the Few-bit Backward paper
 KINDS_DIFFER = ("gelu", "tanh", "selu")  # f' with a bump, even, with a jump
@@ -30,10 +31,13 @@ activations_argument = click.argument("activations", metavar="[ACTIVATION]...", 
 
 @click.group("plot")
 def command() -> None:
-    """Draw derivatives with their tables, and errors against bits.
+    """Draw derivatives with their tables, errors against bits, and trainings with few bits.
 
     Example: fewbit plot approximation gelu --bits 1,2,3,4 -o gelu.png
     """
+
+
+command.add_command(training)
 
 
 @command.command()

@@ -1,11 +1,11 @@
 """What a training leaves behind: numbers only, so that tables, figures and files are made without torch."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .settings import Settings
+from .settings import Settings, Size
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,18 @@ class Run:
         """Return all numbers, those of the properties too, for JSON."""
         return {**asdict(self), "final_loss": self.final_loss, "step_seconds": self.step_seconds}
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Run":
+        """Return the run that `to_dict` told; raises KeyError, TypeError or ValueError if it told none."""
+        return cls(
+            str(data["variant"]),
+            tuple(map(float, data["losses"])),
+            tuple(map(float, data["seconds"])),
+            float(data["validation_loss"]),
+            int(data["activation_bytes"]),
+            int(data["saved_bytes"]),
+        )
+
 
 @dataclass(frozen=True)
 class Training:
@@ -61,6 +73,12 @@ class Training:
     def to_dict(self) -> dict[str, Any]:
         """Return all numbers for JSON."""
         return {**asdict(self), "runs": [run.to_dict() for run in self.runs]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Training":
+        """Return the training that `to_dict` told; raises KeyError, TypeError or ValueError if it told none."""
+        settings = Settings(**{**data["settings"], "size": Size(**data["settings"]["size"])})
+        return cls(settings, float(data["unigram_entropy"]), tuple(map(Run.from_dict, data["runs"])))
 
 
 def averaging_window(steps: int) -> int:

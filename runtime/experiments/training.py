@@ -1,6 +1,7 @@
 """Train the same model with several activations, side by side.
 
     training = train([EXACT, few_bit(1), few_bit(3)], standard_library(), Settings(steps=500))
+    training = train([EXACT, few_bit(3)], standard_library(), SETTINGS["gpt2"], GPT2)
 
 All variants start from the same weights and see the same batches; since a few-bit activation is exact forward, their
 first losses are equal, and later differences come from the derivative alone. They take turns step by step, so that
@@ -11,17 +12,19 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...tables.names import counted
 from ...tables.table import check_bits
+from ..convert import convert
 from ..memory import profile_call
-from ..modules import GELU
+from ..search import activations
+from .gpt2 import GPT2
 from .runs import Run, Training
-from .settings import Settings
+from .settings import Settings, Size
 from .text import Corpus, unigram_entropy
 from .transformer import Transformer
 
@@ -32,25 +35,40 @@ class Variant:
 
     Attributes:
         name: for people.
-        activation: makes the activation of one MLP.
+        bits: to which `fewbit.convert` takes the model's activations; None leaves them as they are.
+        nudge: by what part each weight is made larger or smaller, at random, before the first step.
     """
 
     name: str
-    activation: Callable[[], nn.Module]
+    bits: int | None = None
+    nudge: float = 0.0
 
 
-EXACT = Variant("exact", nn.GELU)
+EXACT = Variant("exact")
+
+# What a difference is that means nothing: as large as float32's rounding at the start, and trained on from there.
+NUDGED = Variant("exact, nudged", nudge=1e-6)
 
 
 def few_bit(bits: int) -> Variant:
-    """Return the variant with `fewbit.GELU(bits=bits)`; raises `FewbitError` unless bits is 1 to 8."""
-    return Variant(f"{check_bits(bits)} bit{'s' if bits > 1 else ''}", partial(GELU, bits=bits))
+    """Return the variant with `bits` bits for each element; raises `FewbitError` unless bits is 1 to 8."""
+    return Variant(counted(check_bits(bits), "bit"), bits)
+
+
+def small(size: Size) -> nn.Module:
+    """Return the experiments' own transformer, with torch's GELU."""
+    return Transformer(size, nn.GELU)
+
+
+# By the names of `settings.SETTINGS`.
+MODELS: dict[str, Callable[[Size], nn.Module]] = {"gpt2": GPT2, "small": small}
 
 
 def train(
     variants: Sequence[Variant],
     corpus: Corpus,
     settings: Settings,
+    model: Callable[[Size], nn.Module] = small,
     after_step: Callable[[], object] = lambda: None,
 ) -> Training:
     """Train every variant on the CPU and return the runs, in the order of `variants`.
@@ -59,9 +77,10 @@ def train(
         variants: what to compare.
         corpus: each part longer than a window.
         settings: shared by all.
+        model: makes a model of a size, which scores the next character; one of `MODELS`.
         after_step: called after every step that all variants have taken, for a progress bar.
     """
-    trainees = [_Trainee(variant, settings) for variant in variants]
+    trainees = [_Trainee(variant, settings, model) for variant in variants]
     draw = torch.Generator().manual_seed(settings.seed)
     for step in range(settings.steps):
         batch = random_windows(corpus.training, settings.batch, settings.size.context, draw)
@@ -102,13 +121,17 @@ def learning_rate_factor(step: int, steps: int) -> float:
 class _Trainee:
     """A model in training, and what has been measured of it so far."""
 
-    def __init__(self, variant: Variant, settings: Settings) -> None:
+    def __init__(self, variant: Variant, settings: Settings, model: Callable[[Size], nn.Module]) -> None:
         self.variant = variant
         self.batch = settings.batch
         self.largest_gradient = settings.largest_gradient
         with torch.random.fork_rng(devices=[]):  # the caller's generator stays as it is
             torch.manual_seed(settings.seed)
-            self.model = Transformer(settings.size, variant.activation)
+            self.model = model(settings.size)
+            if variant.nudge:
+                _nudge(self.model, variant.nudge)
+        if variant.bits:
+            convert(self.model, variant.bits)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), settings.learning_rate, fused=True)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda step: learning_rate_factor(step, settings.steps)
@@ -130,12 +153,13 @@ class _Trainee:
     def finish(self, example: Tensor, held_out: Tensor) -> Run:
         """Return the run: what one more forward pass, of the batch `example`, would keep, and the validation loss."""
         saved = profile_call(self.model, lambda: loss_of(self.model, example))
+        by_module = saved.by_module()
         return Run(
             variant=self.variant.name,
             losses=tuple(self.losses),
             seconds=tuple(self.seconds),
             validation_loss=self._validate(held_out),
-            activation_bytes=saved.of_kind(type(self.variant.activation()).__name__),
+            activation_bytes=sum(by_module.get(found.name, 0) for found in activations(self.model)),
             saved_bytes=saved.total,
         )
 
@@ -143,6 +167,12 @@ class _Trainee:
     def _validate(self, held_out: Tensor) -> float:
         total = sum(loss_of(self.model, part).item() * len(part) for part in held_out.split(self.batch))
         return total / len(held_out)
+
+
+@torch.no_grad()
+def _nudge(model: nn.Module, part: float) -> None:
+    for weight in model.parameters():
+        weight.mul_(1 + part * torch.randn_like(weight).sign())
 
 
 def _windows(text: Tensor, starts: Tensor, context: int) -> Tensor:

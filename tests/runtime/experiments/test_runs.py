@@ -2,7 +2,7 @@ import json
 
 import pytest
 from fewbit.runtime.experiments.runs import Run, Training, smoothed
-from fewbit.runtime.experiments.settings import Settings
+from fewbit.runtime.experiments.settings import Settings, Size
 from fewbit.tables import FewbitError
 
 RUN = Run("exact", tuple(range(20)), (0.5, 9.0, 0.25), 1.5, 100, 1000)
@@ -34,6 +34,11 @@ def test_every_number_goes_into_json():
     assert run["losses"] == list(range(20))
     assert (run["final_loss"], run["step_seconds"], run["validation_loss"]) == (18.5, 0.5, 1.5)
     assert (run["activation_bytes"], run["saved_bytes"]) == (100, 1000)
+
+
+def test_what_json_told_is_the_training_again():
+    training = Training(Settings(steps=20, size=Size(width=8)), 3.2, (RUN,))
+    assert Training.from_dict(json.loads(json.dumps(training.to_dict()))) == training
 
 
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"steps": -1}, {"seed": -1}, {"seed": 2**63}])

@@ -1,0 +1,191 @@
+"""`fewbit plot training`: does a model train as well with few bits? Losses of several seeds, exact and few-bit."""
+
+import os
+import platform
+import sys
+from dataclasses import replace
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
+
+from ..runtime.experiments.runs import averaging_window
+from ..runtime.experiments.settings import SETTINGS
+from ..runtime.experiments.study import Comparison, Study
+from ..tables.columns import columns
+from ..tables.files import atomic_write, check_writable
+from ..tables.json_format import dumps, read_json
+from ..tables.names import counted
+from .options import FILE, bits_list_option, figure_option
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@click.command("training")
+@click.option(
+    "--model",
+    type=click.Choice(list(SETTINGS)),
+    default="gpt2",
+    show_default=True,
+    help="GPT-2 of transformers, from a small configuration, or the small transformer of fewbit demo.",
+)
+@click.option("--steps", type=int, metavar="N", help="Steps to train.  [default: 300 of gpt2, 700 of small]")
+@click.option(
+    "--seeds", type=click.IntRange(2, 100), metavar="N", default=3, show_default=True, help="How many, from 0 on."
+)
+@bits_list_option
+@click.option(
+    "--control", is_flag=True, help="Train exactly once more, from weights changed by a millionth: what is chance."
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    default=1,
+    show_default=True,
+    help="For torch; models so small gain little from more.",
+)
+@click.option("--input", "source", type=FILE, metavar="FILE", help="Draw the results in FILE, and train nothing.")
+@figure_option
+@click.pass_context
+def command(
+    context: click.Context,
+    model: str,
+    steps: int | None,
+    seeds: int,
+    bits: tuple[int, ...],
+    control: bool,
+    threads: int,
+    source: Path | None,
+    output: Path,
+) -> None:
+    """Train a model exactly and with few bits, with several seeds, and draw the losses.
+
+    The model learns the source of Python's standard library, a character at a time. Runs of a seed have the same
+    weights and batches. A number of bits is within the spread if its mean loss stays, at every step, between the lowest
+    and the highest of the exact runs, and its mean validation loss within their standard deviation.
+
+    The numbers are written beside the figure, as .json, after every seed. At the defaults this takes a quarter of an
+    hour on one core; --steps 50 takes two minutes.
+
+    Example: fewbit plot training --bits 3,4 -o training.png
+    """
+    from ..plots import check_figure_path, save_figure
+
+    check_figure_path(output)
+    if source:
+        _refuse_options(context, "model", "steps", "seeds", "bits", "control", "threads")
+        study = Study.from_dict(read_json(source), os.fspath(source))
+    else:
+        check_writable(output.with_suffix(".json"))
+        study = _train(model, steps, seeds, bits, control, threads, output.with_suffix(".json"))
+    lines = _lines(study)
+    save_figure(_figure(study), output)
+    click.echo("\n".join(lines))
+    for written in [output] if source else [output.with_suffix(".json"), output]:
+        click.echo(f"wrote {written}", err=True)
+
+
+def _refuse_options(context: click.Context, *names: str) -> None:
+    given = [f"--{name}" for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if given:
+        raise click.UsageError(f"--input draws what was trained before: leave out {', '.join(given)}")
+
+
+def _train(
+    model: str, steps: int | None, seeds: int, bits: tuple[int, ...], control: bool, threads: int, results: Path
+) -> Study:
+    """Train seed by seed; the seeds so far are in the file `results`, should anything stop the rest."""
+    settings = SETTINGS[model] if steps is None else replace(SETTINGS[model], steps=steps)
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # see demo.py; read when torch is loaded
+    import torch
+
+    from ..runtime.experiments.text import standard_library
+    from ..runtime.experiments.training import EXACT, MODELS, NUDGED, few_bit, train
+
+    torch.set_num_threads(threads)
+    variants = [EXACT, *map(few_bit, bits), *([NUDGED] if control else [])]
+    corpus, versions = standard_library(), _versions(model)
+    trainings = []
+    with click.progressbar(
+        length=seeds * settings.steps, label="training", file=sys.stderr, hidden=not sys.stderr.isatty()
+    ) as bar:
+        for seed in range(seeds):
+            seeded = replace(settings, seed=seed)
+            trainings.append(train(variants, corpus, seeded, MODELS[model], after_step=lambda: bar.update(1)))
+            with atomic_write(results) as stream:
+                stream.write(dumps(Study(model, tuple(trainings), versions).to_dict()).encode())
+    return Study(model, tuple(trainings), versions)
+
+
+def _versions(model: str) -> dict[str, str]:
+    """Return what the numbers depend on; the text is that of the Python at hand."""
+    packages = ("fewbit", "torch", *(("transformers",) if model == "gpt2" else ()))
+    installed = {name: version(name) for name in packages if find_spec(name)}
+    return {"python": platform.python_version(), **installed}
+
+
+# ---- how it is shown -------------------------------------------------------------------------------------------------
+
+
+def _figure(study: Study) -> "Figure":
+    from ..plots.training import Seeds, plot_seeds
+
+    seeds = [
+        Seeds(name, study.curves(name), [run.validation_loss for run in study.runs(name)]) for name in study.variants
+    ]
+    return plot_seeds(seeds, study.trainings[0].unigram_entropy)
+
+
+def _lines(study: Study) -> list[str]:
+    """Return a table of the variants and, below it, what its columns mean."""
+    settings, entropy = study.trainings[0].settings, study.trainings[0].unigram_entropy
+    deviation = stdev(run.validation_loss for run in study.runs(study.variants[0]))
+    compared = {comparison.variant: _compared(comparison) for comparison in study.comparisons()}
+    head = (
+        *("activation", "training loss", "validation loss", "less exact", "of each seed", "steps outside", "within"),
+        *("activations keep", "model keeps", "time per step"),
+    )
+    body = [(name, *_losses(study, name), *compared.get(name, _EXACT), *_costs(study, name)) for name in study.variants]
+    return [
+        *columns([head, *body], left=1),
+        "",
+        f"{study.model}: {settings.steps} steps of {settings.batch} windows of {settings.size.context} characters,"
+        f" {len(study.trainings)} seeds; the runs of a seed have the same weights and batches.",
+        "Losses are in nats a character, means over the seeds; training loss is the mean of the last"
+        f" {counted(averaging_window(settings.steps), 'step')}.",
+        "Less exact: validation loss less that of the exact run of the same seed.",
+        "Steps outside: where the mean training loss is below the lowest or above the highest exact run.",
+        "Within: no step is outside, and the validation loss is off by no more than the exact runs' standard deviation,"
+        f" {deviation:.4f}.",
+        f"Unigram entropy: {entropy:.4f}, the loss of who knows only how often each character occurs.",
+        "Kept: bytes held from forward to backward in one step. Time: the median.",
+    ]
+
+
+def _losses(study: Study, variant: str) -> tuple[str, str]:
+    runs = study.runs(variant)
+    return f"{fmean(run.final_loss for run in runs):.4f}", f"{fmean(run.validation_loss for run in runs):.4f}"
+
+
+_EXACT = ("", "", "", "")  # is not compared
+
+
+def _compared(comparison: Comparison) -> tuple[str, str, str, str]:
+    return (
+        f"{comparison.validation_difference:+.4f}",
+        " ".join(f"{difference:+.4f}" for difference in comparison.validation_differences),
+        f"{comparison.steps_outside} of {len(comparison.outside)}",
+        "yes" if comparison.within else "no",
+    )
+
+
+def _costs(study: Study, variant: str) -> tuple[str, str, str]:
+    runs = study.runs(variant)
+    seconds = median(run.step_seconds for run in runs)
+    return f"{runs[0].activation_bytes:,} B", f"{runs[0].saved_bytes:,} B", f"{1000 * seconds:.1f} ms"

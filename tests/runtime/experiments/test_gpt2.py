@@ -1,0 +1,66 @@
+import sys
+
+import pytest
+import torch
+from fewbit.runtime.experiments.gpt2 import GPT2
+from fewbit.runtime.experiments.settings import Settings, Size
+from fewbit.runtime.experiments.text import VOCABULARY, Corpus
+from fewbit.runtime.experiments.training import EXACT, few_bit, train
+from fewbit.tables import FewbitError
+
+pytest.importorskip("transformers")
+
+SIZE = Size(width=16, depth=2, heads=2, context=12)
+SETTINGS = Settings(steps=3, batch=4, size=SIZE, validation_windows=4)
+TEXT = torch.frombuffer(bytearray(b"what comes next is easily told " * 30), dtype=torch.uint8)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def training():
+    return train([EXACT, few_bit(1), few_bit(4)], Corpus(TEXT[:600], TEXT[600:]), SETTINGS, GPT2)
+
+
+def test_there_is_a_score_for_every_character_at_every_place():
+    assert GPT2(SIZE)(torch.zeros(3, 5, dtype=torch.long)).shape == (3, 5, VOCABULARY)
+
+
+def test_no_character_sees_a_later_one():
+    model = GPT2(SIZE)
+    text = torch.arange(6)[None]
+    changed = text.clone()
+    changed[0, 4] = 99
+    before, after = model(text), model(changed)
+    torch.testing.assert_close(before[:, :4], after[:, :4])
+    assert not torch.allclose(before[:, 4:], after[:, 4:])
+
+
+def test_the_same_input_in_training_gives_the_same_scores_as_there_is_no_dropout():
+    model = GPT2(SIZE).train()
+    text = torch.arange(6)[None]
+    assert torch.equal(model(text), model(text))
+
+
+def test_all_variants_start_from_the_same_loss_and_then_part(training):
+    exact, *few = training.runs
+    for run in few:
+        assert run.losses[0] == exact.losses[0]
+        assert run.losses[-1] != exact.losses[-1]
+
+
+def test_the_formula_of_gelu_new_keeps_four_tensors_and_few_bits_one_code(training):
+    elements = SETTINGS.batch * SIZE.context * 4 * SIZE.width * SIZE.depth
+    assert [run.activation_bytes for run in training.runs] == [4 * 4 * elements, elements // 8, elements // 2]
+
+
+def test_without_transformers_one_line_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(FewbitError, match="pip install transformers"):
+        GPT2(SIZE)
