@@ -38,7 +38,7 @@ _HelpInstead: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "No
         "solve": "Solve for the best few-bit table of an activation's derivative.",
         "emit": "Write a table as a C or CUDA header, a Python module or data.",
         "tables": "List, show, rebuild and verify the tables that come with fewbit.",
-        "plot": "Draw derivatives with their tables, and errors against bits.",
+        "plot": "Draw derivatives with their tables, errors against bits, and trainings with few bits.",
         "calibrate": "Measure what a model's activations see, and solve the tables that are best for that.",
         "memory": "Show what training keeps for the backward pass, exact and few-bit.",
         "bench": "Measure speed on this machine.",
