@@ -276,6 +276,7 @@ def look_up_kernel() -> Kernel:
         table = _vector(table_at, np.uint32(0), 1 << 16)
         y = _vector(result, np.uint16(0), n)
         target = _vector(packed, np.uint8(0), (n + GROUP - 1) // GROUP * bits)
+        entries = np.empty(BLOCK, np.uint32)
         small = np.empty(BLOCK, np.uint8)
         staged = np.empty(BLOCK + GROUP, np.uint8)
         while True:
@@ -283,12 +284,15 @@ def look_up_kernel() -> Kernel:
             if part_number >= parts:
                 return
             for block in range(blocks * part_number // parts, blocks * (part_number + 1) // parts):
-                start = block * BLOCK
-                count = min(BLOCK, n - start)
+                count = min(BLOCK, n - block * BLOCK)
+                xs = source[block * BLOCK : block * BLOCK + count]
+                ys = y[block * BLOCK : block * BLOCK + count]
                 for j in range(count):
-                    entry = table[source[start + j]]
-                    y[start + j] = np.uint16(entry)
-                    small[j] = np.uint8(entry >> np.uint32(16))
+                    entries[j] = table[xs[j]]
+                for j in range(count):
+                    ys[j] = np.uint16(entries[j])
+                for j in range(count):
+                    small[j] = np.uint8(entries[j] >> np.uint32(16))
                 _pack(small, count, bits, staged, target, block)
 
     return _kernel(look_up)
