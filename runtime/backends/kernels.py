@@ -338,9 +338,10 @@ def multiply_kernel(name: str, selects: bool) -> Kernel:
                 staged[: groups * bits] = codes[base : base + groups * bits]
                 for g in range(groups):
                     w = _load_word(stage + g * bits)  # pyright: ignore[reportCallIssue]
-                    eight = factors[g * GROUP : g * GROUP + GROUP]
+                    first = np.uint64(g * GROUP)  # unsigned: an index that cannot count from the end
                     for j in range(GROUP):
-                        eight[j] = levels[(w >> (np.uint64(j) * b)) & mask]
+                        factors[first + np.uint64(j)] = levels[w & mask]
+                        w >>= b
                 x = source[block * BLOCK : block * BLOCK + count]
                 y = target[block * BLOCK : block * BLOCK + count]
                 for j in range(count):
