@@ -11,6 +11,7 @@ from ..tables.columns import columns
 from ..tables.files import atomic_write, check_writable
 from ..tables.json_format import dumps
 from ..tables.names import counted, find_name, nearest_names
+from .bench_kernels import kernels
 from .options import FILE, bits_option, json_option
 from .progress import with_progress
 
@@ -48,6 +49,9 @@ def command() -> None:
 
     Example: fewbit bench activation gelu silu --dtype bfloat16
     """
+
+
+command.add_command(kernels)
 
 
 @command.command("activation")

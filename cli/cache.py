@@ -12,7 +12,8 @@ from ..tables.names import counted
 def command() -> None:
     """Show and clear the folder of compiled kernels and solved tables.
 
-    All of it can be made again. The folder is what the environment variable FEWBIT_CACHE names, or the user's cache folder.
+    All of it can be made again. The folder is the one that the environment variable FEWBIT_CACHE names, or the user's
+    cache folder.
 
     Example: fewbit cache info
     """

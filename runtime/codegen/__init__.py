@@ -3,4 +3,13 @@
 from .formulas import FORMULAS, function_of
 from .source import NUMBERS, THREADS, Kernel, cuda_header, elements_per_block, kernel_source
 
-__all__ = ["FORMULAS", "NUMBERS", "THREADS", "Kernel", "cuda_header", "elements_per_block", "function_of", "kernel_source"]
+__all__ = [
+    "FORMULAS",
+    "NUMBERS",
+    "THREADS",
+    "Kernel",
+    "cuda_header",
+    "elements_per_block",
+    "function_of",
+    "kernel_source",
+]

@@ -21,6 +21,7 @@ from ...tables.files import atomic_write
 FOLDER = "kernels"
 _DIGEST = 32  # bytes of SHA-256
 _STANDARD = "c++17"
+_RESIDENTS = (4, 3, 2, 1)  # blocks of a multiprocessor: the most for which nothing spills
 
 
 @dataclass(frozen=True)
@@ -71,14 +72,20 @@ def compile_source(source: str, arch: str) -> tuple[bytes, list[Usage]]:
     """
     compiler_version()
     core = import_module("cuda.core")
-    log = io.StringIO()
-    options = core.ProgramOptions(arch=arch, std=_STANDARD, ptxas_options=["-v"])
-    try:
-        compiled = core.Program(source, "c++", options).compile("cubin", logs=log)
-    except Exception as error:  # each release has its own class
-        told = " ".join(str(error).split())
-        raise FewbitError(f"NVRTC {compiler_version()} cannot compile for {arch}: {told[:500]}") from error
-    return bytes(compiled.code), read_usage(log.getvalue())
+    code, usages = b"", []
+    for residents in _RESIDENTS:
+        log = io.StringIO()
+        macro = ("FEWBIT_RESIDENTS", str(residents))
+        options = core.ProgramOptions(arch=arch, std=_STANDARD, define_macro=macro, ptxas_options=["-v"])
+        try:
+            compiled = core.Program(source, "c++", options).compile("cubin", logs=log)
+        except Exception as error:  # each release has its own class
+            told = " ".join(str(error).split())
+            raise FewbitError(f"NVRTC {compiler_version()} cannot compile for {arch}: {told[:500]}") from error
+        code, usages = bytes(compiled.code), read_usage(log.getvalue())
+        if not any(usage.spilled or usage.stack for usage in usages):
+            break
+    return code, usages
 
 
 def read_usage(log: str) -> list[Usage]:

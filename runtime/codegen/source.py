@@ -23,13 +23,12 @@ NUMBERS: dict[str, tuple[str, Arithmetic]] = {
 }
 # How kernels are launched, as kernels.cuh has it.
 THREADS = 256
-_LOADS = 4
 _PIECES = ("numbers", "packing", "kernels")
 
 
 def elements_per_block(itemsize: int) -> int:
     """Return how many elements of `itemsize` bytes a block takes at once."""
-    return THREADS * _LOADS * 16 // itemsize
+    return THREADS * (8 if itemsize == 8 else 16)
 
 
 def kernel_source(
@@ -99,22 +98,22 @@ def cuda_header(table: Table, function: str | None = None, parameters: Sequence[
     return "\n".join([text, begin, once, *tables, kernels, end])
 
 
-_LAUNCHED = 'extern "C" __global__ void __launch_bounds__(fewbit::threads)'
+_LAUNCHED = 'extern "C" __global__ void __launch_bounds__(fewbit::threads, fewbit::residents<{T}>)\n'
 _KERNELS: dict[Kernel, str] = {
     "forward": f"""\
-{_LAUNCHED} forward(const {{T}}* x, {{T}}* y, fewbit::u8* packed, long long n)
+{_LAUNCHED}forward(const {{T}}* x, {{T}}* y, fewbit::u8* packed, long long n)
 {{{{
     fewbit::encode_tiles<{{T}}, Codes<{{A}}>, Function<{{T}}>>(x, y, packed, n);
 }}}}
 """,
     "encode": f"""\
-{_LAUNCHED} encode(const {{T}}* x, fewbit::u8* packed, long long n)
+{_LAUNCHED}encode(const {{T}}* x, fewbit::u8* packed, long long n)
 {{{{
     fewbit::encode_tiles<{{T}}, Codes<{{A}}>, fewbit::CodeAlone>(x, nullptr, packed, n);
 }}}}
 """,
     "multiply": f"""\
-{_LAUNCHED} multiply(const {{T}}* grad, const fewbit::u8* packed, {{T}}* result, long long n)
+{_LAUNCHED}multiply(const {{T}}* grad, const fewbit::u8* packed, {{T}}* result, long long n)
 {{{{
     fewbit::multiply_tiles<{{T}}, Levels<{{A}}>>(grad, packed, result, n);
 }}}}
@@ -140,19 +139,21 @@ _HEADER = """\
 
 _HEADER_KERNELS = """\
 template <class T, class F{default}>
-__global__ void __launch_bounds__(fewbit::threads) forward(const T* x, T* y, unsigned char* packed, long long n)
+__global__ void __launch_bounds__(fewbit::threads, fewbit::residents<T>)
+forward(const T* x, T* y, unsigned char* packed, long long n)
 {{
     fewbit::encode_tiles<T, Codes<fewbit::arithmetic<T>>, F>(x, y, packed, n);
 }}
 
 template <class T>
-__global__ void __launch_bounds__(fewbit::threads) encode(const T* x, unsigned char* packed, long long n)
+__global__ void __launch_bounds__(fewbit::threads, fewbit::residents<T>)
+encode(const T* x, unsigned char* packed, long long n)
 {{
     fewbit::encode_tiles<T, Codes<fewbit::arithmetic<T>>, fewbit::CodeAlone>(x, nullptr, packed, n);
 }}
 
 template <class T>
-__global__ void __launch_bounds__(fewbit::threads)
+__global__ void __launch_bounds__(fewbit::threads, fewbit::residents<T>)
 backward(const T* grad, const unsigned char* packed, T* result, long long n)
 {{
     fewbit::multiply_tiles<T, Levels<fewbit::arithmetic<T>>>(grad, packed, result, n);

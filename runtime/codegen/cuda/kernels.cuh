@@ -3,13 +3,22 @@
 namespace fewbit {
 
 constexpr int lanes = 32;
-constexpr int warps = 8;      // of a block
+constexpr int warps = 8;  // of a block
 constexpr int threads = warps * lanes;
-constexpr int loads = 4;      // 16-byte loads under way in a thread
 
-// What a warp does at once: `loads` rows of one chunk a lane, so that neighbours touch neighbouring memory.
+// Blocks that a multiprocessor shall hold at once: with 4 of them 64 registers are left for a thread. Double functions
+// take more; and where the others spill, fewbit compiles them again for fewer blocks.
+#ifndef FEWBIT_RESIDENTS
+#define FEWBIT_RESIDENTS 4
+#endif
+template <class T> constexpr int residents = sizeof(T) == 8 && FEWBIT_RESIDENTS > 2 ? 2 : FEWBIT_RESIDENTS;
+
+// 16-byte loads under way in a thread; more, and the registers that f takes for each number would spill.
+template <class T> constexpr int loads = sizeof(T) == 2 ? 2 : 4;
+
+// What a warp does at once: rows of one chunk a lane, so that neighbours touch neighbouring memory.
 template <class T, int bits> struct Tile {
-    static constexpr int elements = loads * lanes * Chunk<T>::size;
+    static constexpr int elements = loads<T> * lanes * Chunk<T>::size;
     static constexpr int bytes = elements / 8 * bits;        // of packed code: a multiple of 16
     static constexpr int sharers = 8 / Chunk<T>::size;       // lanes that hold one group of 8 elements
 };
@@ -26,7 +35,7 @@ template <class T> __device__ inline bool aligned(const T* pointer)
     return reinterpret_cast<u64>(pointer) % sizeof(Chunk<T>) == 0;
 }
 
-// The same of the first `left` elements alone, any number; the others are 0.
+// Of a chunk the first `left` elements alone, any number; the others are 0.
 template <class T> __device__ inline Chunk<T> load_part(const T* from, i64 left)
 {
     Chunk<T> chunk = {};
@@ -105,12 +114,12 @@ template <class T, class Codes, class Function> struct Encoder {
 
     __device__ void whole(i64 begin) const
     {
-        Chunk<T> in[loads];
+        Chunk<T> in[loads<T>];
 #pragma unroll
-        for (int row = 0; row < loads; ++row)
+        for (int row = 0; row < loads<T>; ++row)
             in[row] = reinterpret_cast<const Chunk<T>*>(x + begin)[row * lanes + lane];
 #pragma unroll
-        for (int row = 0; row < loads; ++row) {
+        for (int row = 0; row < loads<T>; ++row) {
             Chunk<T> out;
             gather(encode(in[row], out), row);
             if (Function::writes)
@@ -124,7 +133,7 @@ template <class T, class Codes, class Function> struct Encoder {
     __device__ void part(i64 begin, i64 left) const
     {
 #pragma unroll 1
-        for (int row = 0; row < loads; ++row) {
+        for (int row = 0; row < loads<T>; ++row) {
             const int at = (row * lanes + lane) * size;
             const i64 here = left - at;
             Chunk<T> out;
@@ -144,7 +153,7 @@ template <class T, class Codes, class Function> struct Encoder {
 
 // Write y = Function(x) and the packed code of x.
 //   x, y: n numbers at any addresses; y is not written without a function, and may be x.
-//   packed: ⌈n/8⌉·bits bytes, 16-byte aligned.
+//   packed: (n + 7) / 8 * bits bytes, 16-byte aligned.
 template <class T, class Codes, class Function>
 __device__ inline void encode_tiles(const T* x, T* y, u8* packed, i64 n)
 {
@@ -189,14 +198,14 @@ template <class T, class Levels> struct Multiplier {
 
     __device__ void whole(i64 begin) const
     {
-        Chunk<T> in[loads];
+        Chunk<T> in[loads<T>];
 #pragma unroll
-        for (int row = 0; row < loads; ++row)
+        for (int row = 0; row < loads<T>; ++row)
             in[row] = reinterpret_cast<const Chunk<T>*>(grad + begin)[row * lanes + lane];
         warp_copy<Tile::bytes>(packed + begin / 8 * bits, stage, lane);
         __syncwarp();
 #pragma unroll
-        for (int row = 0; row < loads; ++row)
+        for (int row = 0; row < loads<T>; ++row)
             reinterpret_cast<Chunk<T>*>(result + begin)[row * lanes + lane] = multiply(in[row], row);
         __syncwarp();
     }
@@ -207,7 +216,7 @@ template <class T, class Levels> struct Multiplier {
         warp_copy_part(packed + begin / 8 * bits, stage, bytes < Tile::bytes ? bytes : Tile::bytes, lane);
         __syncwarp();
 #pragma unroll 1
-        for (int row = 0; row < loads; ++row) {
+        for (int row = 0; row < loads<T>; ++row) {
             const int at = (row * lanes + lane) * size;
             store_part(multiply(load_part(grad + begin + at, left - at), row), result + begin + at, left - at);
         }
@@ -215,7 +224,7 @@ template <class T, class Levels> struct Multiplier {
     }
 };
 
-// Write result = gradient · level of the code, rounded once; where the level is 0, 0 whatever the gradient.
+// Write result = gradient * level of the code, rounded once; where the level is 0, 0 whatever the gradient.
 //   grad, result: n numbers at any addresses; result may be grad.
 //   packed: as above.
 template <class T, class Levels>
