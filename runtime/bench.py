@@ -23,7 +23,9 @@ PASSES = ("forward", "backward", "both")
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.bfloat16, torch.float16, torch.float64)}
 # What a call costs shows on a tensor that takes no time; the issue's yardstick is 1,000 elements.
 SMALL = (1000,)
-_CALLS_PER_ROUND = 200
+# Rounds of a millisecond: one that another process interrupts is told from the others by the median.
+_CALLS_PER_ROUND = 20
+_ROUNDS_OF_CALLS = 10
 
 # What forward and backward together shall not exceed: times torch's, and microseconds more than torch's on `SMALL`.
 BARS = {"GELU": 0.75, "SiLU": 1.15, "Tanh": 1.5, "Sigmoid": 1.5}
@@ -149,7 +151,7 @@ def bench_activation(
 
 
 def bench_overhead(activation: str, dtype: str, bits: int = 3, rounds: int = 25) -> Overhead:
-    """Return what a call costs: forward and backward on `SMALL`, medians over rounds of many calls."""
+    """Return what a call costs: forward and backward on `SMALL`, medians over ten times `rounds` of many calls."""
     ours, theirs = _pair(activation, bits, None)
     x, grad = _tensors(SMALL, dtype)
 
@@ -162,7 +164,7 @@ def bench_overhead(activation: str, dtype: str, bits: int = 3, rounds: int = 25)
 
         return run
 
-    times = _alternate(many(ours), many(theirs), rounds)
+    times = _alternate(many(ours), many(theirs), rounds * _ROUNDS_OF_CALLS)
     fewbit_us, torch_us = (statistics.median(t) / _CALLS_PER_ROUND * 1e6 for t in times)
     return Overhead(activation, dtype, ours.bits, fewbit_us, torch_us)
 
