@@ -156,7 +156,7 @@ def _stream(handle: int) -> Any:
 def _available() -> bool:
     if has_compiler():
         return True
-    extra = "cuda12" if (torch.version.cuda or "13").startswith("12") else "cuda13"
+    extra = "cuda12" if (torch.version.cuda or "").startswith("12") else "cuda13"
     warnings.warn(
         f"fewbit runs on this GPU in plain torch, slowly: cuda-core is not installed; pip install 'fewbit[{extra}]'",
         stacklevel=2,

@@ -77,9 +77,14 @@ class HostKernels:
         self._run("multiply", blocks, grad, aligned, result, grad.numel())
         return _checked(result)
 
-    def _run(self, name, blocks, *arguments):
-        arguments = [ctypes.c_longlong(a) if isinstance(a, int) else ctypes.c_void_p(a.data_ptr()) for a in arguments]
-        getattr(self.library, f"run_{name}")(ctypes.c_uint(blocks), *arguments)
+    def _run(self, name, blocks, *tensors_and_n):
+        *tensors, n = tensors_and_n
+        self.run(name, blocks, *(tensor.data_ptr() for tensor in tensors), n)
+
+    def run(self, name, blocks, *addresses_and_n):
+        *addresses, n = addresses_and_n
+        pointers = map(ctypes.c_void_p, addresses)
+        getattr(self.library, f"run_{name}")(ctypes.c_uint(blocks), *pointers, ctypes.c_longlong(n))
 
 
 def at_offset(x, offset):
