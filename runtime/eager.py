@@ -6,10 +6,10 @@ than torch's own module, forward and backward together, whatever the tensor's si
 subclasses of tensors need those stations, and a plain tensor does not. What this way costs more than torch's
 (1,000 elements, one core of an AMD EPYC of 2024, microseconds):
 
-    encode: the tables found, a tensor for the codes made, the kernel called and run       3.3
-    multiply: the same, less what torch's own backward takes                               3.0
-    torch.autograd.Function: its context and node, two calls from C++ to Python            4
-    the module and this page: Python                                                       2
+    encode: the tables found, a tensor for the codes made, the kernel called and run       3
+    multiply: the same, less what torch's own backward takes                               3
+    torch.autograd.Function: its context and node, two calls from C++ to Python            5
+    the module and this page: Python                                                       3
 """
 
 from collections.abc import Sequence
