@@ -28,8 +28,10 @@ def nearest_level_table(moments: Moments, levels: Vector) -> tuple[Vector, NDArr
     return cut_by_values(moments, 0.5 * (levels[1:] + levels[:-1]))
 
 
-def cut_by_values(moments: Moments, thresholds: Vector) -> tuple[Vector, NDArray[np.int64]]:
+def cut_by_values(moments: Moments, thresholds: Vector, tolerance: float = 0.0) -> tuple[Vector, NDArray[np.int64]]:
     """Return where centred f' crosses `thresholds`, increasing, and between which of them it lies in each piece.
+
+    A crossing is the last double before it, or a point at most `tolerance` before it.
 
     Returns:
         points (m − 1,) and codes (m,): in piece i, thresholds[codes[i] − 1] < g ≤ thresholds[codes[i]].
@@ -40,7 +42,7 @@ def cut_by_values(moments: Moments, thresholds: Vector) -> tuple[Vector, NDArray
     codes = np.searchsorted(thresholds, moments.centred(np.stack([left, right])), side="left")
     jump = np.flatnonzero(codes[1, :-1] != codes[0, 1:])
     crosses, threshold, before, after = _expand(codes[0], codes[1])
-    at = _bisect(moments, left[crosses], right[crosses], thresholds[threshold], before < after)
+    at = _bisect(moments, left[crosses], right[crosses], thresholds[threshold], before < after, tolerance)
     points = np.concatenate([at, moments.edges[jump + 1]])
     follows = np.concatenate([after, codes[0, jump + 1]])
     # At equal points (a jump right after a crossing) the later cell decides: stable sorting keeps the order.
@@ -66,8 +68,10 @@ def _expand(
     return cell, np.minimum(before, after), before, after
 
 
-def _bisect(moments: Moments, low: Vector, high: Vector, target: Vector, rising: NDArray[np.bool_]) -> Vector:
-    """Return the last double of each bracket before g passes `target`.
+def _bisect(
+    moments: Moments, low: Vector, high: Vector, target: Vector, rising: NDArray[np.bool_], tolerance: float
+) -> Vector:
+    """Return the last double of each bracket before g passes `target`, or a point at most `tolerance` before it.
 
     The bracket shrinks by false position, moved a little towards the middle and kept near enough to it that the
     number of steps is never more than bisection's and some (ITP, Oliveira and Takahashi 2020).
@@ -79,7 +83,7 @@ def _bisect(moments: Moments, low: Vector, high: Vector, target: Vector, rising:
     low, high, width = low.copy(), high.copy(), high - low
     for step in range(_STEPS):
         middle = low + 0.5 * (high - low)
-        inside = (middle > low) & (middle < high)
+        inside = (middle > low) & (middle < high) & (high - low > tolerance)
         if not inside.all():
             found[pending[~inside]] = low[~inside]
             pending = pending[inside]

@@ -43,8 +43,9 @@ def interval_cells(moments: Moments, points: Vector) -> Cells:
 
 def shared_cells(moments: Moments, points: Vector) -> Cells:
     """Return cells of the axis of values g; x counts in the cell that holds g(x)."""
-    cuts, codes = cut_by_values(moments, points[1:-1])
     ends = moments.edges[[0, -1]]
+    # What is between there and the last digit is too little to move a mean by a rounding.
+    cuts, codes = cut_by_values(moments, points[1:-1], 1e-13 * (ends[1] - ends[0]))
     per_piece = moments.between(np.concatenate([ends[:1], cuts, ends[1:]]))
     per_cell = np.stack([np.bincount(codes, weights=row, minlength=points.size - 1) for row in per_piece], dtype=float)
     return Cells(_prefix(per_cell), points[:-1], points[1:], np.ones(points.size - 1, dtype=np.bool_))

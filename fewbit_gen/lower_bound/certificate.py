@@ -81,10 +81,10 @@ class _Budget:
         self.left -= pairs
         return least_to, origin
 
-    def least_path(self, places: Vector, penalty: float) -> tuple[float, Indices]:
-        """Return the least penalised sum and its path."""
-        least_to, origin = self.penalised(places, penalty)
-        return float(least_to[-1]), path_to(origin, origin.size - 1)
+    def least_path(self, places: Vector, sums: dict[float, Vector], penalty: float) -> tuple[float, Indices]:
+        """Return the least penalised sum and its path, and note in `sums` those to every place."""
+        sums[penalty], origin = self.penalised(places, penalty)
+        return float(sums[penalty][-1]), path_to(origin, origin.size - 1)
 
 
 def lower_bound(problem: Problem, tolerance: float = TOLERANCE) -> Certificate:
@@ -100,14 +100,15 @@ def lower_bound(problem: Problem, tolerance: float = TOLERANCE) -> Certificate:
         enough = _enough(error, tolerance, rounding)
         least = least_penalty(places)
         between = least, max(float(places[F2, -1]), 2 * least)
-        trial = best_penalty(partial(budget.least_path, places), K, between, penalty, enough)
+        sums: dict[float, Vector] = {}
+        trial = best_penalty(partial(budget.least_path, places, sums), K, between, penalty, enough)
         penalty = trial.penalty
         bound = max(bound, min(trial.bound - rounding, error))
         better = _better(problem, mesh, places, trial.path)
         if better is not None or trial.bound >= enough:
             return Certificate(bound, better)
-        before, after = (budget.penalised(side, penalty)[0] for side in (places, reversed_places(places)))
-        through = before + after[::-1] - penalty * K
+        after, _ = budget.penalised(reversed_places(places), penalty)
+        through = sums[penalty] + after[::-1] - penalty * K
         alive = np.zeros(mesh.edges.size, dtype=np.bool_)
         alive[mesh.places] = through[1:-1] <= error + rounding
         if trial.missed and loss_allowed < _LAYERS_FROM:
