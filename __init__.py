@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .fewbit_gen import solve as solve
     from .runtime import functional as functional
     from .runtime import memory as memory
+    from .runtime import quantizers as quantizers
     from .runtime.calibrate import calibrate as calibrate
     from .runtime.convert import convert as convert
     from .runtime.convert import revert as revert
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from .runtime.modules import Tanh as Tanh
     from .runtime.modules import Tanhshrink as Tanhshrink
     from .runtime.modules import Threshold as Threshold
+    from .runtime.saved_tensors import compress_saved_tensors as compress_saved_tensors
     from .tables import FewbitError as FewbitError
     from .tables import Table as Table
     from .tables import load_table as load_table
@@ -62,6 +64,7 @@ _HOMES = {
     "convert": ".runtime.convert",
     "revert": ".runtime.convert",
     "few_bit": ".runtime.few_bit",
+    "compress_saved_tensors": ".runtime.saved_tensors",
     "FewbitError": ".tables",
     "Table": ".tables",
     "load_table": ".tables",
@@ -69,7 +72,7 @@ _HOMES = {
 }
 # Public submodule -> the module that it is. They can be imported (`from fewbit.functional import gelu`)
 # although they live in `runtime`.
-_SUBMODULES = {"functional": ".runtime.functional", "memory": ".runtime.memory"}
+_SUBMODULES = {"functional": ".runtime.functional", "memory": ".runtime.memory", "quantizers": ".runtime.quantizers"}
 
 __all__ = ["__version__", *sorted([*_HOMES, *_SUBMODULES])]
 

@@ -1,0 +1,120 @@
+"""What the quantizers' kernels are made of: blocks of numbers read and written, codes unpacked, random bits."""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from ...backends.kernels import (
+    GROUP,
+    _kernel,
+    _load_word,
+    _narrow,
+    _pack,
+    _take,
+    _vector,
+    _widen,
+)
+from ..philox import KEY_STEPS, MULTIPLIERS, ROUNDS
+
+# Their names in backends/kernels.py begin with an underscore: pieces of kernels, not of the package's surface.
+build, load_word, take, vector = _kernel, _load_word, _take, _vector
+
+_M0, _M1 = (np.uint64(m) for m in MULTIPLIERS)
+_W0, _W1 = (np.uint64(w) for w in KEY_STEPS)
+_MASK = np.uint64(0xFFFFFFFF)
+_HALF_WORD = np.uint64(32)
+
+
+@njit(inline="always")
+def as_float(pattern: Any) -> Any:
+    """Return the float32 number of 32 bits."""
+    return np.int32(pattern).view(np.float32)
+
+
+@njit(inline="always")
+def as_bits(value: Any) -> Any:
+    """Return the 32 bits of a float32 number."""
+    return np.float32(value).view(np.int32)
+
+
+@njit(inline="always")
+def read(x: Any, kind: Any, start: Any, count: Any, to: Any) -> None:
+    """Read `count` numbers of a kind (common.KINDS) from element `start` behind the address `x`, as float32."""
+    if kind == 0:
+        singles = vector(x + start * 4, np.float32(0), count)  # pyright: ignore[reportCallIssue]
+        for j in range(count):
+            to[j] = singles[j]
+    elif kind == 1:
+        halves = vector(x + start * 2, np.uint16(0), count)  # pyright: ignore[reportCallIssue]
+        for j in range(count):
+            to[j] = _widen(halves[j], "float16")  # pyright: ignore[reportCallIssue]
+    else:
+        halves = vector(x + start * 2, np.uint16(0), count)  # pyright: ignore[reportCallIssue]
+        for j in range(count):
+            to[j] = _widen(halves[j], "bfloat16")  # pyright: ignore[reportCallIssue]
+
+
+@njit(inline="always")
+def write(x: Any, kind: Any, start: Any, count: Any, values: Any) -> None:
+    """Write `count` float32 numbers as numbers of a kind from element `start` behind the address `x` on."""
+    if kind == 0:
+        singles = vector(x + start * 4, np.float32(0), count)  # pyright: ignore[reportCallIssue]
+        for j in range(count):
+            singles[j] = values[j]
+    elif kind == 1:
+        halves = vector(x + start * 2, np.uint16(0), count)  # pyright: ignore[reportCallIssue]
+        for j in range(count):
+            halves[j] = _narrow(values[j], "float16")  # pyright: ignore[reportCallIssue]
+    else:
+        halves = vector(x + start * 2, np.uint16(0), count)  # pyright: ignore[reportCallIssue]
+        for j in range(count):
+            halves[j] = _narrow(values[j], "bfloat16")  # pyright: ignore[reportCallIssue]
+
+
+@njit(inline="always")
+def write_codes(small: Any, count: Any, bits: Any, staged: Any, packed: Any, group: Any) -> None:
+    """Pack `count` codes, a byte each, into the groups from `group` on; `staged` is what it may scribble on."""
+    size = (count + GROUP - 1) // GROUP * bits
+    target = vector(packed + group * bits, np.uint8(0), size)  # pyright: ignore[reportCallIssue]
+    _pack(small, count, bits, staged, target, 0)
+
+
+@njit(inline="always")
+def read_codes(packed: Any, group: Any, count: Any, bits: Any, staged: Any, small: Any) -> None:
+    """Unpack `count` codes, and those that fill the last group, from the groups from `group` on: a byte each."""
+    groups = (count + GROUP - 1) // GROUP
+    source = vector(packed + group * bits, np.uint8(0), groups * bits)  # pyright: ignore[reportCallIssue]
+    staged[: groups * bits] = source  # so that words may be read past the last group
+    stage = staged.ctypes.data
+    lanes = small.view(np.uint64)
+    b = np.uint64(bits)
+    # A word of 8b bits is parted three times into eight bytes: what packing does, backwards.
+    quad = (np.uint64(1) << (np.uint64(4) * b)) - np.uint64(1)
+    pair = ((np.uint64(1) << (np.uint64(2) * b)) - np.uint64(1)) * np.uint64(0x0000000100000001)
+    single = ((np.uint64(1) << b) - np.uint64(1)) * np.uint64(0x0001000100010001)
+    for g in range(groups):
+        lanes[g] = load_word(stage + g * bits)  # pyright: ignore[reportCallIssue]
+    for g in range(groups):
+        w = lanes[g]
+        w = (w & quad) | (((w >> (np.uint64(4) * b)) & quad) << np.uint64(32))
+        w = (w & pair) | (((w >> (np.uint64(2) * b)) & pair) << np.uint64(16))
+        lanes[g] = (w & single) | (((w >> b) & single) << np.uint64(8))
+
+
+@njit(inline="always")
+def random_words(seed: Any, first: Any, count: Any, words: Any) -> None:
+    """Write four words of 32 random bits for each of `count` counters from `first` on (philox.py)."""
+    for g in range(count):
+        counter = np.uint64(first + g)
+        c0, c1, c2, c3 = counter, counter >> _HALF_WORD, np.uint64(0), np.uint64(0)
+        k0, k1 = np.uint64(seed) & _MASK, np.uint64(seed) >> _HALF_WORD
+        for _ in range(ROUNDS):
+            p0 = (c0 & _MASK) * _M0
+            p1 = (c2 & _MASK) * _M1
+            c0, c1, c2, c3 = (p1 >> _HALF_WORD) ^ c1 ^ k0, p1 & _MASK, (p0 >> _HALF_WORD) ^ c3 ^ k1, p0 & _MASK
+            k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
+        words[4 * g] = np.uint32(c0)
+        words[4 * g + 1] = np.uint32(c1)
+        words[4 * g + 2] = np.uint32(c2)
+        words[4 * g + 3] = np.uint32(c3)

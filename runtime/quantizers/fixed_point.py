@@ -1,0 +1,193 @@
+"""Fixed-point quantization by the parameters of a normalisation (BLPA, equations 9 and 10).
+
+What batch normalisation puts out has mean β and deviation γ in each channel, so its range is known and none is stored:
+A is clipped to about β ± 3γ, cut into 2^K intervals of Δ = 6γ / 2^K that begin at multiples of Δ, and taken for the
+middle of its interval,
+
+    code = Clip_K(⌊A/Δ⌋ + 2^{K−1} − ⌊β/Δ⌋),      Ã = Δ (code + ½ − 2^{K−1} + ⌊β/Δ⌋),      Δ = 6|γ| / 2^K.
+
+The sign. ReLU and its kind ask one thing in the backward pass: was A > 0? 0 is a multiple of Δ, so it parts two codes,
+and those from the zero code z = 2^{K−1} − ⌊β/Δ⌋ on are positive. That holds as long as both signs have a code, which
+fails in the paper where |β| reaches 3|γ|. Here z is kept between 1 and 2^K − 1: one code at the far end is given up to
+the sign that would have none (a tiny number of that sign is returned), and what lay there moves to the neighbouring
+code. Nor is the sign left to rounding: an element's code is clipped to the codes of its own sign, and what is decoded
+to the numbers of that sign. So A > 0 exactly when Ã > 0: for 0 itself (a multiple of Δ, that ⌊ ⌋ would take for
+positive), for any γ, tiny, zero (Ã = β where the signs agree) or negative (β ± 3γ is the same interval), and where Δ is
+too small for ⌊β/Δ⌋.
+
+Arithmetic. With the origin o = ⌊β/Δ⌋·Δ, in float64 and once a channel, y = (A − o)/Δ + 2^{K−1} is cut to an integer:
+the same code, and no digits are lost where |β| is far above γ.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...tables import FewbitError
+from ...tables.errors import shown
+from ..layout import as_dense, flat
+from ..packing import pack, unpack
+from .common import Form, as_kind, check_integer, check_tensor, has_kernels, largest, smallest
+from .cpu import fixed_point as cpu
+
+LEAST_STEP = 2.0**-120  # below, a channel counts as constant; its inverse and 2^K of them are finite
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """BLPA's quantizer: K-bit codes in β ± 3γ, per channel, deterministic; the sign is always preserved (see above).
+
+    |decompress() − x| ≤ 3|γ| / 2^K, to rounding, for x in [o − 2^{K−1}Δ, o + 2^{K−1}Δ), which is β ± 3γ shifted down by
+    less than Δ; less the one interval at the far end that is given up if the range holds numbers of one sign alone.
+    Values outside are clipped; infinities too. NaN counts as not positive and becomes the lowest value: the forward
+    pass has carried it on.
+
+    Attributes:
+        bits: K, 1 to 8. One bit keeps the sign.
+
+    Raises:
+        FewbitError: `bits` is none of these.
+    """
+
+    bits: int = 4
+
+    def __post_init__(self) -> None:
+        check_integer("bits", self.bits, 1, 8)
+
+    def compress(self, x: Tensor, *, scale: Tensor, shift: Tensor, channel_dim: int = 1) -> "FixedPointCompressed":
+        """Return `x` in few bits.
+
+        Args:
+            x: what the scale and shift have been applied to: float16, bfloat16, float32 or float64, any layout.
+            scale: γ, (C,), of any floating dtype and sign.
+            shift: β, (C,).
+            channel_dim: the dimension of `x` of size C.
+
+        Raises:
+            FewbitError: `x` is no such tensor, or the vectors do not fit it.
+        """
+        check_tensor("FixedPoint", x)
+        _check_vectors(x, scale, shift, channel_dim)
+        x = as_dense(x.detach())
+        γ, β = scale.detach(), shift.detach()
+        channels = channels_of(γ, β, self.bits)
+        quantize = cpu.quantize if has_kernels(x) else quantize_reference
+        packed = quantize(as_kind(x), channels, x.stride(channel_dim), self.bits)
+        return FixedPointCompressed(self, Form.of(x), packed, γ, β, channel_dim, (γ._version, β._version))
+
+
+@dataclass(frozen=True, eq=False)
+class FixedPointCompressed:
+    """What `FixedPoint` keeps of a tensor of n elements.
+
+    Attributes:
+        quantizer: what compressed it.
+        form: of the tensor.
+        packed: codes in memory order, uint8 (⌈n/8⌉·K,).
+        scale: γ, (C,), the caller's memory.
+        shift: β, (C,), the caller's memory.
+        channel_dim: of the tensor.
+        versions: of γ and β, which tell whether they have been changed in place since.
+    """
+
+    quantizer: FixedPoint
+    form: Form
+    packed: Tensor
+    scale: Tensor
+    shift: Tensor
+    channel_dim: int
+    versions: tuple[int, int]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes kept: the codes. γ and β are the layer's own."""
+        return self.packed.numel()
+
+    def decompress(self) -> Tensor:
+        """Return the tensor, in its shape, dtype and layout. What had gaps or repeats lies as its clone would.
+
+        Raises:
+            RuntimeError: scale or shift was modified in place since.
+        """
+        if (self.scale._version, self.shift._version) != self.versions:
+            raise RuntimeError("FixedPoint: scale or shift was modified in place between compress and decompress")
+        channels = channels_of(self.scale, self.shift, self.quantizer.bits)
+        out = self.form.empty()
+        dequantize = cpu.dequantize if has_kernels(out) else dequantize_reference
+        dequantize(self.packed, channels, out.stride(self.channel_dim), self.quantizer.bits, out)
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class Channels:
+    """What the codes of each channel mean; all (C,).
+
+    Attributes:
+        origin: o, float32: where code 2^{K−1} begins.
+        step: Δ, float32; 0 in a channel that counts as constant.
+        inverse: 1/Δ, float32, or 0.
+        zero: z, int32, from 1 to 2^K − 1: the codes from here on are positive.
+    """
+
+    origin: Tensor
+    step: Tensor
+    inverse: Tensor
+    zero: Tensor
+
+
+def channels_of(scale: Tensor, shift: Tensor, bits: int) -> Channels:
+    """Return what the codes mean under γ and β, (C,)."""
+    γ, β = scale.double().abs(), shift.double()
+    half = 1 << (bits - 1)
+    Δ = 6 * γ / (2 * half)
+    varies = ~(Δ < LEAST_STEP)  # NaN varies: it makes NaN
+    multiple = torch.where(varies, (β / Δ).floor(), torch.where(β == 0, 0, β.sign() * torch.inf))
+    origin = torch.where(varies, multiple * Δ, β)
+    zero = (half - multiple.nan_to_num()).clamp(1, 2 * half - 1)
+    inverse = torch.where(varies, 1 / Δ, 0)
+    return Channels(origin.float(), torch.where(varies, Δ, 0).float(), inverse.float(), zero.int())
+
+
+def _check_vectors(x: Tensor, scale: Tensor, shift: Tensor, channel_dim: int) -> None:
+    if not isinstance(channel_dim, int) or not -x.dim() <= channel_dim < x.dim():
+        raise FewbitError(
+            f"FixedPoint: channel_dim is a dimension of a {x.dim()}-dimensional tensor, not {channel_dim!r}"
+        )
+    C = x.shape[channel_dim]
+    for name, vector in (("scale", scale), ("shift", shift)):
+        if not isinstance(vector, Tensor) or not vector.is_floating_point() or vector.device != x.device:
+            given = f"{vector.dtype} on {vector.device}" if isinstance(vector, Tensor) else shown(vector)
+            raise FewbitError(f"FixedPoint: {name} is a floating-point tensor on {x.device}, not {given}")
+        if vector.shape != (C,):
+            raise FewbitError(f"FixedPoint: {name} has shape ({C},), one number a channel, not {tuple(vector.shape)}")
+
+
+# ---- the reference ---------------------------------------------------------------------------------------------------
+
+
+def quantize_reference(x: Tensor, channels: Channels, inner: int, bits: int) -> Tensor:
+    """Return the packed codes of the dense tensor `x`; element i in memory belongs to channel ⌊i/inner⌋ mod C."""
+    half, top = 1 << (bits - 1), (1 << bits) - 1
+    A = flat(x).float()
+    channel = _channel(A, channels, inner)
+    y = (A - channels.origin[channel]) * channels.inverse[channel] + half
+    code = y.nan_to_num(0).clamp(0, top).int()
+    zero = channels.zero[channel]
+    return pack(torch.where(A > 0, code.maximum(zero), code.minimum(zero - 1)).to(torch.uint8), bits)
+
+
+def dequantize_reference(packed: Tensor, channels: Channels, inner: int, bits: int, out: Tensor) -> None:
+    """Write the values of the codes to the dense tensor `out`."""
+    code = unpack(packed, bits, out.numel()).int()
+    channel = _channel(code, channels, inner)
+    middle = code.float() + (0.5 - (1 << (bits - 1)))
+    values = channels.origin[channel] + middle * channels.step[channel]
+    least, most = smallest(out.dtype), largest(out.dtype)
+    positive = code >= channels.zero[channel]
+    flat(out).copy_(torch.where(positive, values.clamp(least, most), values.clamp(-most, -least)))
+
+
+def _channel(like: Tensor, channels: Channels, inner: int) -> Tensor:
+    index = torch.arange(like.numel(), device=like.device)
+    return index // max(inner, 1) % max(channels.zero.numel(), 1)

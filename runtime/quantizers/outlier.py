@@ -1,0 +1,231 @@
+"""Value-aware quantization: few large values exactly, the many small ones in few bits (V-Quant, Sections 4 and 4.5).
+
+Of n elements the k = round(AR·n) of largest magnitude are kept with their positions; among equals at the threshold the
+first in memory. The rest is rounded to the nearest of 2^b levels from its minimum to its maximum, a range that the
+large values no longer stretch.
+
+RV-Quant (`relu=True`) is for what ReLU puts out. A code is given to true zeros, another to numbers that are rounded to
+zero; 2^b − 2 positive levels remain. The second zero is decoded as a number just above 0, which adds nothing to a sum
+and yet is positive: decompress() > 0 exactly where x > 0, so the ReLU's mask needs no bit of its own.
+
+Positions. Memory is cut into blocks of 240; kept are the number of outliers in each (8 bits) and the place of each in
+its block (8 bits): 8 + 8/(240·AR) bits per outlier, 9.7 at AR = 2 % beside the paper's CSR, which doubles the value's
+size. 240 because a full block must still fit its 8 bits, and 16 divides it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...tables import FewbitError
+from ...tables.errors import shown
+from ..layout import as_dense, flat
+from ..packing import pack, unpack
+from .common import Form, as_kind, check_integer, check_tensor, has_kernels, largest, name_of, smallest, total_bytes
+from .cpu import outlier as cpu
+
+POSITION_BLOCK = 240
+VALUE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+LEAST_SPAN = 2.0**-100
+_MAGNITUDE = 0x7FFFFFFF
+_INFINITY = 0x7F800000
+
+
+@dataclass(frozen=True)
+class Outlier:
+    """V-Quant's quantizer: the largest magnitudes exactly, the rest in b bits over its narrowed range; deterministic.
+
+    |decompress() − x| ≤ (max − min)/(2·(2^b − 1)) over the rest, with `relu` max/(2·(2^b − 2)); to rounding, and unless
+    the span is below 2^-100. NaN and infinities are the largest of all, and so among the outliers; where there are more
+    of them than outliers, the rest is NaN throughout, as it is where its span is no finite float32.
+
+    Compressed are ⌈n/8⌉·b bytes of codes, ⌈n/240⌉ of counts, k·(1 + size of a value) for the outliers, and 8.
+
+    Attributes:
+        bits: b, 1 to 8; with `relu` from 2 on.
+        ratio: AR, from 0 to 1.
+        relu: RV-Quant, of max(0, x).
+        value_dtype: of the values kept: float16, bfloat16 or float32; None keeps them in the dtype of x (float64 in
+            float32). Finite values beyond its range become its largest.
+        sample_every: 1 finds the threshold exactly. S > 1 takes it from every S-th element in memory, so that about
+            AR·n outliers lie above it, and how many is known only when they are found (a GPU is waited for).
+
+    Raises:
+        FewbitError: an attribute is none of these.
+    """
+
+    bits: int = 3
+    ratio: float = 0.02
+    relu: bool = False
+    value_dtype: torch.dtype | None = None
+    sample_every: int = 1
+
+    def __post_init__(self) -> None:
+        check_integer("bits with relu" if self.relu else "bits", self.bits, 2 if self.relu else 1, 8)
+        check_integer("sample_every", self.sample_every, 1)
+        if not isinstance(self.ratio, int | float) or not 0 <= self.ratio <= 1:
+            raise FewbitError(f"ratio is a number from 0 to 1, not {shown(self.ratio)}")
+        if self.value_dtype not in (None, *VALUE_DTYPES):
+            accepted = ", ".join(name_of(d) for d in VALUE_DTYPES)
+            raise FewbitError(f"value_dtype is {accepted} of torch, or None, not {shown(self.value_dtype)}")
+
+    def compress(self, x: Tensor) -> "OutlierCompressed":
+        """Return `x` in few bits.
+
+        Args:
+            x: float16, bfloat16, float32 or float64 (which is rounded to float32 first), of any shape and layout.
+
+        Raises:
+            FewbitError: `x` is no such tensor.
+        """
+        check_tensor("Outlier", x)
+        x = as_dense(x.detach())
+        elements = flat(as_kind(x))
+        kernels = has_kernels(x)
+        positions, values, low, high = (cpu.select if kernels else select_reference)(elements, self)
+        levels = self._levels(low, high)
+        quantize = cpu.quantize if kernels else quantize_reference
+        return OutlierCompressed(
+            self,
+            Form.of(x),
+            quantize(elements, levels, self.bits, self.relu),
+            torch.bincount(positions // POSITION_BLOCK, minlength=-(-x.numel() // POSITION_BLOCK)).to(torch.uint8),
+            (positions % POSITION_BLOCK).to(torch.uint8),
+            self._values(values, elements.dtype),
+            levels,
+        )
+
+    def count(self, n: int) -> int:
+        """Return k, the outliers of `n` elements, if the threshold is exact."""
+        return round(self.ratio * n)
+
+    def _levels(self, low: Tensor, high: Tensor) -> Tensor:
+        """Return the least level and the distance of two, float32 (2,)."""
+        low = torch.zeros_like(low) if self.relu else low
+        span = high - low
+        finite = span.isfinite()
+        steps = span.new_full((), (1 << self.bits) - (2 if self.relu else 1))
+        step = span.clamp(min=LEAST_SPAN) / steps
+        return torch.stack([torch.where(finite, low, torch.nan), torch.where(finite, step, torch.nan)])
+
+    def _values(self, values: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the values of outliers, float32, as they are kept; `dtype` is that of the tensor."""
+        dtype = self.value_dtype or dtype
+        limit = largest(dtype)
+        values = torch.where(values.isfinite(), values.clamp(-limit, limit), values)
+        return torch.where(values > 0, values.clamp(min=smallest(dtype)), values).to(dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class OutlierCompressed:
+    """What `Outlier` keeps of a tensor of n elements, k of them outliers.
+
+    Attributes:
+        quantizer: what compressed it.
+        form: of the tensor.
+        packed: codes in memory order, uint8 (⌈n/8⌉·b,); those of outliers mean nothing.
+        counts: outliers in each block of 240, uint8 (⌈n/240⌉,).
+        offsets: the place of each outlier in its block, uint8 (k,).
+        values: of the outliers, (k,).
+        levels: the least level and the distance of two, float32 (2,).
+    """
+
+    quantizer: Outlier
+    form: Form
+    packed: Tensor
+    counts: Tensor
+    offsets: Tensor
+    values: Tensor
+    levels: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes kept: codes, counts, offsets, values and levels."""
+        return total_bytes((self.packed, self.counts, self.offsets, self.values, self.levels))
+
+    @property
+    def positions(self) -> Tensor:
+        """Where the outliers lie in memory order: int64 (k,), increasing."""
+        blocks = torch.arange(self.counts.numel(), device=self.counts.device)
+        first = torch.repeat_interleave(blocks, self.counts.int(), output_size=self.offsets.numel())
+        return first * POSITION_BLOCK + self.offsets
+
+    def decompress(self) -> Tensor:
+        """Return the tensor, in its shape, dtype and layout. What had gaps or repeats lies as its clone would."""
+        out = self.form.empty()
+        dequantize = cpu.dequantize if has_kernels(out) else dequantize_reference
+        dequantize(self, self._level_values(out.dtype), flat(out))
+        return out
+
+    def _level_values(self, dtype: torch.dtype) -> Tensor:
+        """Return what each code means, float32 (2^b,)."""
+        q = self.quantizer
+        codes = torch.arange(1 << q.bits, dtype=torch.float32, device=self.levels.device)
+        least, step = self.levels
+        limit = largest(dtype)
+        if not q.relu:
+            return (least + codes * step).clamp(-limit, limit)
+        values = ((codes - 1) * step).clamp(smallest(dtype), limit)
+        return torch.where(codes == 0, 0 * step, values)
+
+
+# ---- the reference ---------------------------------------------------------------------------------------------------
+
+
+def magnitudes(x: Tensor, relu: bool) -> Tensor:
+    """Return integers in the order of the magnitudes of `x`, with `relu` of max(0, x): int32, NaN above all."""
+    pattern = x.float().view(torch.int32)
+    magnitude = pattern & _MAGNITUDE
+    return torch.where((pattern < 0) & (magnitude <= _INFINITY), 0, magnitude) if relu else magnitude
+
+
+def select_reference(x: Tensor, quantizer: Outlier) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the outliers of `x` (n,) and the range of the rest.
+
+    Returns:
+        positions: int64 (k,), increasing.
+        values: float32 (k,).
+        low, high: the least and greatest of the rest, float32 (); 0 if there is no rest.
+    """
+    keys = magnitudes(x, quantizer.relu)
+    if quantizer.sample_every > 1:
+        keep = keys > sampled_threshold(keys[:: quantizer.sample_every], quantizer)
+    else:
+        keep = _largest_of(keys, quantizer.count(x.numel()))
+    rest = x[~keep].float() if x.numel() else x.new_zeros(1, dtype=torch.float32)
+    rest = rest if rest.numel() else rest.new_zeros(1)
+    return keep.nonzero().squeeze(1), x[keep].float(), rest.amin(), rest.amax()
+
+
+def sampled_threshold(sample: Tensor, quantizer: Outlier) -> int:
+    """Return the magnitude above which outliers begin, from a `sample` of all; none is above 2^31 − 1."""
+    if not quantizer.ratio or not sample.numel():
+        return _MAGNITUDE
+    k = max(1, quantizer.count(sample.numel()))
+    return int(sample.kthvalue(sample.numel() - k + 1).values)
+
+
+def _largest_of(keys: Tensor, k: int) -> Tensor:
+    """Return which are the `k` largest, among equals the first: bool (n,)."""
+    if k == 0:
+        return torch.zeros_like(keys, dtype=torch.bool)
+    threshold = keys.kthvalue(keys.numel() - k + 1).values  # selection, not sorting
+    above, equal = keys > threshold, keys == threshold
+    return above | (equal & (equal.cumsum(0) <= k - above.sum()))
+
+
+def quantize_reference(x: Tensor, levels: Tensor, bits: int, relu: bool) -> Tensor:
+    """Return the packed codes of `x` (n,)."""
+    least, step = levels
+    top = (1 << bits) - 1
+    y = (x.float() - least) * (1 / step) + (1.5 if relu else 0.5)
+    codes = y.nan_to_num(0).clamp(int(relu), top)
+    return pack((torch.where(x > 0, codes, 0) if relu else codes).to(torch.uint8), bits)
+
+
+def dequantize_reference(compressed: OutlierCompressed, levels: Tensor, out: Tensor) -> None:
+    """Write the values of the codes, and the outliers, to `out` (n,)."""
+    codes = unpack(compressed.packed, compressed.quantizer.bits, out.numel())
+    out.copy_(levels[codes.int()])
+    out[compressed.positions] = compressed.values.to(out.dtype)

@@ -1,0 +1,216 @@
+"""Per-group quantization with stochastic rounding (ActNN, Section 4.1).
+
+A sample's D elements are cut into groups of G. With B = 2^b − 1, a group h of minimum Z and range R is kept as
+
+    u = B (h − Z) / R,      code = ⌈u⌉ with probability u − ⌊u⌋, else ⌊u⌋,      ĥ = code · R / B + Z,      E[ĥ] = h
+
+Z and R are those that are *kept*, in bfloat16: Z is the minimum rounded down, R is max h − Z rounded up, so [Z, Z + R]
+covers the group, and nothing is biased by their rounding.
+
+Arithmetic is float32, and one of its steps never merges with the next (no fused multiply-add), so that every device
+finds the same codes: y = (h − Z) · (2^16·B / R) + ½ is cut to an integer v, and code = min(B, ⌊(v + ξ) / 2^16⌋) with ξ
+of 16 random bits (philox.py). So E[code] = v / 2^16, and |E[ĥ] − h| stays below R/B · 2^-15, that is 1/32,000 of the
+distance of two levels; a value that is a level comes back as it is.
+
+Three kinds of groups are told apart by the 32 bits that the others use for Z and R:
+
+    constant    exact. The sign of R is set; the 32 bits of the value are Z's 16, the lowest bit of any code, and the
+                lower 15 of R's.
+    not finite  NaN throughout, so that a NaN or an infinity cannot be overlooked: Z is NaN. It spoils its own group
+                alone. Numbers and ranges above bfloat16's largest, 3.39·10^38, count as infinite.
+    tiny        R is at least 2^-100.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..layout import as_dense, flat, with_stride
+from ..packing import GROUP, pack, unpack
+from .common import Form, as_kind, check_integer, check_tensor, has_kernels, largest, total_bytes
+from .cpu import per_group as cpu
+from .philox import draw_seed, random_halves
+
+LEAST_RANGE = 2.0**-100  # 2^16·255 / R then is a finite float32
+NOT_A_NUMBER = 0x7FC0
+INFINITY = 0x7F80
+
+
+@dataclass(frozen=True)
+class PerGroup:
+    """ActNN's quantizer: b-bit codes against the minimum and range of each group, rounded stochastically.
+
+    A sample is x[n], its elements in memory order; a tensor of one dimension, or none, is one sample. The last group of
+    a sample may be shorter; none reaches into the next. Compressed are N·⌈D/8⌉·b bytes of codes and 4 bytes a group:
+    b + 0.125 bits per element at G = 256 where D is a multiple of 256.
+
+    Unbiased: E[decompress()] = x, up to float32 arithmetic and the rounding of the result to the dtype of x.
+    |decompress() − x| < R/B in a group of kept range R, where max − min ≤ R ≤ (1 + 2^-7)·(max − min + 2^-7·|min|)
+    unless the group is tiny.
+
+    Attributes:
+        bits: b, 1 to 8.
+        group_size: G, elements in a group.
+
+    Raises:
+        FewbitError: an attribute is none of these.
+    """
+
+    bits: int = 2
+    group_size: int = 256
+
+    def __post_init__(self) -> None:
+        check_integer("bits", self.bits, 1, 8)
+        check_integer("group_size", self.group_size, 1, 2**31)
+
+    def compress(self, x: Tensor, *, generator: torch.Generator | None = None) -> "PerGroupCompressed":
+        """Return `x` in few bits.
+
+        Args:
+            x: float16, bfloat16, float32 or float64 (which is rounded to float32 first), of any shape and layout.
+            generator: the rounding is seeded by one number from it, by default from torch's own on the CPU. The same
+                seed gives the same codes on every device.
+
+        Raises:
+            FewbitError: `x` is no such tensor.
+        """
+        check_tensor("PerGroup", x)
+        x = as_dense(x.detach())
+        rows = _samples(x)
+        seed = draw_seed(generator)
+        quantize = cpu.quantize if has_kernels(x) else quantize_reference
+        return PerGroupCompressed(self, Form.of(x), *quantize(as_kind(rows), self.bits, self.group_size, seed))
+
+
+@dataclass(frozen=True, eq=False)
+class PerGroupCompressed:
+    """What `PerGroup` keeps of a tensor of N samples of D elements.
+
+    Attributes:
+        quantizer: what compressed it.
+        form: of the tensor.
+        packed: codes, uint8 (N, ⌈D/8⌉·b), each sample packed by itself (packing.py).
+        minimum: Z, bfloat16 (N, ⌈D/G⌉).
+        range: R, bfloat16 (N, ⌈D/G⌉).
+    """
+
+    quantizer: PerGroup
+    form: Form
+    packed: Tensor
+    minimum: Tensor
+    range: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes kept: codes, minima and ranges."""
+        return total_bytes((self.packed, self.minimum, self.range))
+
+    def decompress(self) -> Tensor:
+        """Return the tensor, in its shape, dtype and layout. What had gaps or repeats lies as its clone would."""
+        form, q = self.form, self.quantizer
+        sizes = _sizes(form.shape)
+        in_order = _samples_first(form.shape, form.stride)
+        out = form.empty() if in_order else torch.empty(form.shape, dtype=form.dtype, device=form.device)
+        dequantize = cpu.dequantize if has_kernels(out) else dequantize_reference
+        dequantize(self.packed, self.minimum, self.range, q.bits, q.group_size, flat(out).view(sizes))
+        return with_stride(out, form.stride)
+
+
+def _sizes(shape: torch.Size) -> tuple[int, int]:
+    """Return samples and elements in a sample."""
+    if len(shape) < 2:
+        return 1, shape.numel()
+    return shape[0], shape[1:].numel()
+
+
+def _samples_first(shape: torch.Size, stride: tuple[int, ...]) -> bool:
+    """Tell whether the samples of a dense tensor lie one after another."""
+    return len(shape) < 2 or shape.numel() == 0 or shape[0] == 1 or stride[0] == shape[1:].numel()
+
+
+def _samples(x: Tensor) -> Tensor:
+    """Return the dense tensor `x` as (N, D), each sample in memory order: a view, unless samples lie interleaved."""
+    x = x if _samples_first(x.shape, x.stride()) else x.contiguous()
+    return flat(x).view(_sizes(x.shape))
+
+
+# ---- the reference ---------------------------------------------------------------------------------------------------
+
+
+def quantize_reference(x: Tensor, bits: int, group_size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return packed codes, minima and ranges of `x` (N, D), as `PerGroupCompressed` keeps them."""
+    N, D = x.shape
+    G = max(1, min(group_size, D))
+    groups = -(-D // G)
+    top = (1 << bits) - 1
+    h = torch.cat([x, x[:, -1:].expand(N, groups * G - D)], dim=1).float().view(N, groups, G)
+    low, high = (h.amin(2), h.amax(2)) if h.numel() else (h.sum(2), h.sum(2))
+    minimum, range_, is_plain, constant_bit = group_parameters(low, high)
+    Z, R = _float_of(minimum), _float_of(range_)
+    scale = torch.where(is_plain, R.new_full((), top << 16) / R, 0)  # `number / R` would round twice
+    difference = torch.where(is_plain.unsqueeze(2), h - Z.unsqueeze(2), 0)
+    v = (difference * scale.unsqueeze(2) + 0.5).int().view(N, -1)[:, :D]
+    width = -(-D // GROUP) * GROUP
+    ξ = random_halves(seed, N * width // GROUP, x.device).view(N, width)[:, :D]
+    codes = ((v + ξ) >> 16).clamp(max=top)
+    plain = is_plain.repeat_interleave(G, dim=1)[:, :D]
+    codes = torch.where(plain, codes, constant_bit.repeat_interleave(G, dim=1)[:, :D])
+    padded = torch.nn.functional.pad(codes.to(torch.uint8), (0, width - D))
+    return pack(padded, bits).view(N, width // GROUP * bits), _half_of(minimum), _half_of(range_)
+
+
+def group_parameters(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return what is kept of groups from `low` to `high`, float32.
+
+    Returns:
+        minimum, range: the 16 bits of each, int32.
+        is_plain: whether the group is neither constant nor infinite.
+        constant_bit: the code of all elements in a group that is not plain, int32.
+    """
+    low = low + 0.0  # −0 becomes 0
+    pattern = low.view(torch.int32)
+    minimum = (pattern >> 16) + ((pattern < 0) & (pattern & 0xFFFF != 0)) & 0xFFFF  # away from 0 if negative
+    Z = _float_of(minimum)
+    difference = high - Z
+    # What the subtraction lost (Knuth's two-sum); if something, the range is the next number.
+    back = difference - high
+    lost = (high - (difference - back)) + (-Z - back)
+    bits = difference.clamp(min=LEAST_RANGE).view(torch.int32) + (lost > 0)
+    range_ = (bits + 0xFFFF) >> 16
+    finite = low.isfinite() & high.isfinite()
+    constant = finite & (low == high)
+    plain = finite & ~constant & (minimum & INFINITY != INFINITY) & (range_ < INFINITY)
+    minimum = torch.where(constant, pattern >> 16 & 0xFFFF, torch.where(plain, minimum, NOT_A_NUMBER))
+    range_ = torch.where(constant, pattern & 0x7FFF | 0x8000, torch.where(plain, range_, 0))
+    return minimum, range_, plain, torch.where(constant, pattern >> 15 & 1, 0)
+
+
+def dequantize_reference(
+    packed: Tensor, minimum: Tensor, range_: Tensor, bits: int, group_size: int, out: Tensor
+) -> None:
+    """Write the values of the codes to `out` (N, D)."""
+    N, D = out.shape
+    G = max(1, min(group_size, D))
+    width = -(-D // GROUP) * GROUP
+    codes = unpack(packed.view(-1), bits, N * width).view(N, width)[:, :D].int()
+    z = (_bits_of(minimum)).repeat_interleave(G, dim=1)[:, :D]
+    r = (_bits_of(range_)).repeat_interleave(G, dim=1)[:, :D]
+    constant = z << 16 | codes << 15 | r & 0x7FFF
+    R = _float_of(r)
+    values = _float_of(z) + codes.float() * (R / R.new_full((), (1 << bits) - 1))  # as above: on a GPU, `R / number`
+    limit = largest(out.dtype)  # levels outside the group may lie outside the dtype
+    out.copy_(torch.where(r >= 0x8000, constant.view(torch.float32), values.clamp(-limit, limit)))
+
+
+def _float_of(half: Tensor) -> Tensor:
+    """Return the bfloat16 numbers of 16 bits each, given as int32, in float32."""
+    return (half << 16).view(torch.float32)
+
+
+def _half_of(half: Tensor) -> Tensor:
+    return half.to(torch.int16).view(torch.bfloat16)
+
+
+def _bits_of(half: Tensor) -> Tensor:
+    return half.contiguous().view(torch.int16).int() & 0xFFFF

@@ -1,0 +1,52 @@
+"""Philox4x32-10: random numbers by their place in the tensor, the same on every device.
+
+A counter-based generator (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) turns a counter of 128
+bits and a key of 64 into 128 random bits, in ten rounds of multiplying and mixing. Nothing is carried from one number
+to the next, so any thread can draw its own. Here, in plain torch, is the specification; kernels must give these bits.
+
+Eight consecutive codes, a group of the packing, share a counter: 16 bits for each code, element 0 of the group the
+lowest 16 bits of word 0.
+"""
+
+import torch
+from torch import Tensor
+
+ROUNDS = 10
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+MASK = 0xFFFFFFFF
+
+
+def draw_seed(generator: torch.Generator | None = None) -> int:
+    """Return a key from 0 to 2^63 − 1, drawn from `generator` or torch's default one on the CPU.
+
+    The default generator on the CPU serves tensors on every device: after the same `torch.manual_seed` the same key is
+    drawn, no device is waited for, and checkpointing restores it.
+    """
+    device = "cpu" if generator is None else generator.device
+    return int(torch.randint(0, 2**63 - 1, (), dtype=torch.int64, device=device, generator=generator))
+
+
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:
+    """Return four words of random bits for each counter of four words, under a key of two.
+
+    Args:
+        counter: int64, each element from 0 to 2^32 − 1; the lowest word first.
+        key: each from 0 to 2^32 − 1.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]  # modulo 2^64: the sign of int64 is just the highest bit
+        c0, c1, c2, c3 = (p1 >> 32 & MASK) ^ c1 ^ k0, p1 & MASK, (p0 >> 32 & MASK) ^ c3 ^ k1, p0 & MASK
+        k0, k1 = (k0 + KEY_STEPS[0]) & MASK, (k1 + KEY_STEPS[1]) & MASK
+    return c0, c1, c2, c3
+
+
+def random_halves(seed: int, groups: int, device: torch.device) -> Tensor:
+    """Return 16 random bits for each of the 8 codes of `groups` groups: int32 (groups, 8), from 0 to 65,535."""
+    index = torch.arange(groups, device=device)
+    zero = torch.zeros_like(index)
+    words = philox((index & MASK, index >> 32, zero, zero), (seed & MASK, seed >> 32))
+    halves = [half for word in words for half in (word & 0xFFFF, word >> 16)]
+    return torch.stack(halves, dim=1).to(torch.int32)
