@@ -5,7 +5,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 PACKAGES := cli fewbit_gen plots runtime tables
 
-.PHONY: demo test lint types unit tables bench clean
+FEWBIT := PYTHONPATH=build/path FEWBIT_CACHE=build/cache $(PYTHON)
+
+.PHONY: demo test lint types unit tables bench kernels gpu gpu-tests bench-gpu clean
 
 demo: .venv/ready
 	$(BIN)/fewbit demo
@@ -28,6 +30,25 @@ tables: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/fewbit bench activation
+
+# Every CUDA kernel compiled for sm_80, sm_90 and sm_100, without a GPU; needs a venv with the extra cuda13.
+kernels: build/path/fewbit
+	$(FEWBIT) -m fewbit.cli.main bench kernels --bits 1,2,3,4,5,6,7,8 -o build/kernels.json
+
+# All that only a GPU can show: the tests, and the benchmark with its bars. It needs no network and installs nothing:
+# $(PYTHON) has torch for CUDA, cuda-core with NVRTC, and what `pip install fewbit[torch,test]` brings.
+gpu: gpu-tests bench-gpu
+
+gpu-tests: build/path/fewbit
+	$(FEWBIT) -m pytest -c tests/pytest.ini -rs -s tests/gpu
+
+bench-gpu: build/path/fewbit
+	$(FEWBIT) -m fewbit.cli.main bench activation --device cuda -o plots/results/activation-cuda.json
+
+# The package from this folder, installed or not: its root is the package `fewbit`.
+build/path/fewbit:
+	mkdir -p build/path
+	ln -sfn ../.. $@
 
 # The constraints pin the development install; what users get is in pyproject.toml.
 .venv/ready: pyproject.toml .ci/constraints.txt

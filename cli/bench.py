@@ -11,6 +11,7 @@ from ..tables.columns import columns
 from ..tables.files import atomic_write, check_writable
 from ..tables.json_format import dumps
 from ..tables.names import counted, find_name, nearest_names
+from .bench_cuda import cuda_report
 from .bench_kernels import kernels
 from .options import FILE, bits_option, json_option
 from .progress import with_progress
@@ -62,9 +63,12 @@ command.add_command(kernels)
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads for torch and fewbit.  [default: torch's]")
 @click.option("--rounds", type=click.IntRange(1, 10_000), default=15, show_default=True, help="Timings of each.")
 @click.option("--bars", is_flag=True, help="Measure all that has a bar: four activations, two dtypes, 1 to 4 bits.")
+@click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True, help="Where.")
 @report_option
 @json_option
+@click.pass_context
 def activation(
+    ctx: click.Context,
     activations: tuple[str, ...],
     bits: int,
     dtype: str,
@@ -72,6 +76,7 @@ def activation(
     threads: int | None,
     rounds: int,
     bars: bool,
+    device: str,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -81,12 +86,23 @@ def activation(
     move. Last comes what a call costs on a tensor of 1,000 elements. Where there is a bar it is told whether it is met,
     and --bars measures all of them, forward and backward together.
 
+    On a GPU it is GELU in three dtypes, of 2^20 to 2^29 elements and 1 to 8 bits, beside torch, torch.compile and a
+    copy; --dtype, --shape and --bits choose among them.
+
     Example: fewbit bench activation gelu silu --dtype bfloat16 --bits 4
     """
     import torch
 
     from ..runtime import bench
 
+    if device == "cuda":
+        typed = click.core.ParameterSource.COMMANDLINE
+        given = {name for name in ctx.params if ctx.get_parameter_source(name) == typed}
+        if given & {"activations", "threads", "bars"}:
+            raise click.UsageError("--device cuda measures GELU: only --dtype, --shape, --bits and --rounds choose")
+        chosen = {name: ctx.params[name] for name in given & {"dtype", "shape", "bits", "rounds"}}
+        _tell(*cuda_report(**chosen, writable=output), output, as_json)
+        return
     if bars and activations:
         raise click.UsageError("--bars measures activations of its own: name none")
     names = [_module_name(name, bench.ACTIVATIONS) for name in activations or ("gelu",)]

@@ -3,8 +3,6 @@
 import os
 from pathlib import Path
 
-import platformdirs
-
 from .files import make_folder
 
 VARIABLE = "FEWBIT_CACHE"
@@ -19,10 +17,16 @@ def cache_folder(*names: str) -> Path:
         FewbitError: the folder cannot be made.
     """
     chosen = os.environ.get(VARIABLE)
-    root = Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("fewbit", appauthor=False))
+    root = Path(chosen).expanduser() if chosen else _user_folder()
     folder = root.joinpath(*names)
     make_folder(folder)
     return folder
+
+
+def _user_folder() -> Path:
+    import platformdirs  # not asked where the user says which folder
+
+    return Path(platformdirs.user_cache_dir("fewbit", appauthor=False))
 
 
 def cached_files() -> list[Path]:

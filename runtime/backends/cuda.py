@@ -149,7 +149,7 @@ def _config(blocks: int) -> Any:
 
 @lru_cache(64)
 def _stream(handle: int) -> Any:
-    return core().Stream.from_handle(handle) if handle else core().LEGACY_DEFAULT_STREAM
+    return core().Stream.from_handle(handle)
 
 
 @cache

@@ -91,8 +91,6 @@ def test_a_packed_code_of_another_size_is_refused(launches, packed):
 class Core:
     """A stand-in for cuda.core."""
 
-    LEGACY_DEFAULT_STREAM = "default"
-
     class Stream:
         from_handle = staticmethod(lambda handle: f"stream {handle}")
 
@@ -126,7 +124,7 @@ class TestLaunch:
         kernel = cuda._Loaded("encode", 3, 0, 100, "kernel")
         for n, blocks in ((1, 1), (4096, 1), (4097, 2), (10**6, 100)):
             kernel.launch(torch.zeros(n), 11, 22)
-            assert core.launched.pop() == ("default", (blocks, 256), "kernel", 11, 22, n)
+            assert core.launched.pop() == ("stream 0", (blocks, 256), "kernel", 11, 22, n)
 
     def test_nothing_is_launched_for_nothing(self, core):
         cuda._Loaded("encode", 3, 0, 100, "kernel").launch(torch.zeros(0), 11, 22)
