@@ -148,8 +148,8 @@ def _lines(study: Study) -> list[str]:
     deviation = stdev(run.validation_loss for run in study.runs(study.variants[0]))
     compared = {comparison.variant: _compared(comparison) for comparison in study.comparisons()}
     head = (
-        *("activation", "training loss", "validation loss", "less exact", "of each seed", "steps outside", "within"),
-        *("activations keep", "model keeps", "time per step"),
+        *("activation", "training loss", "validation loss", "less exact", "of each seed"),
+        *("steps outside", "at most by", "within", "activations keep", "model keeps", "time per step"),
     )
     body = [(name, *_losses(study, name), *compared.get(name, _EXACT), *_costs(study, name)) for name in study.variants]
     return [
@@ -160,7 +160,8 @@ def _lines(study: Study) -> list[str]:
         "Losses are in nats a character, means over the seeds; training loss is the mean of the last"
         f" {counted(averaging_window(settings.steps), 'step')}.",
         "Less exact: validation loss less that of the exact run of the same seed.",
-        "Steps outside: where the mean training loss is below the lowest or above the highest exact run.",
+        "Steps outside: where the mean training loss is below the lowest or above the highest exact run, and at most by"
+        " how much.",
         "Within: no step is outside, and the validation loss is off by no more than the exact runs' standard deviation,"
         f" {deviation:.4f}.",
         f"Unigram entropy: {entropy:.4f}, the loss of who knows only how often each character occurs.",
@@ -173,14 +174,15 @@ def _losses(study: Study, variant: str) -> tuple[str, str]:
     return f"{fmean(run.final_loss for run in runs):.4f}", f"{fmean(run.validation_loss for run in runs):.4f}"
 
 
-_EXACT = ("", "", "", "")  # is not compared
+_EXACT = ("", "", "", "", "")  # is not compared
 
 
-def _compared(comparison: Comparison) -> tuple[str, str, str, str]:
+def _compared(comparison: Comparison) -> tuple[str, ...]:
     return (
         f"{comparison.validation_difference:+.4f}",
         " ".join(f"{difference:+.4f}" for difference in comparison.validation_differences),
         f"{comparison.steps_outside} of {len(comparison.outside)}",
+        f"{comparison.farthest_outside:.4f}" if comparison.steps_outside else "",
         "yes" if comparison.within else "no",
     )
 

@@ -127,7 +127,7 @@ def _draw_validation(axes: Axes, variants: Sequence[Seeds]) -> None:
     """Draw a point a seed and a bar at the mean; a line joins the runs of a seed, behind is exact ± one deviation."""
     style_axes(axes)
     axes.grid(False, axis="x")
-    axes.set_title("validation loss of each seed, and mean", fontsize=9.5, color=INK)
+    axes.set_title("validation loss; area: exact ± 1 s.d.", fontsize=9.5, color=INK)
     exact = np.asarray(variants[0].validation_losses)
     deviation = exact.std(ddof=1) if len(exact) > 1 else 0.0
     lowest, highest = exact.mean() - deviation, exact.mean() + deviation

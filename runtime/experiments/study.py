@@ -46,6 +46,11 @@ class Comparison:
         return sum(distance > 0 for distance in self.outside)
 
     @property
+    def farthest_outside(self) -> float:
+        """The most by which the mean loss lies outside the band at any step."""
+        return max(self.outside)
+
+    @property
     def validation_difference(self) -> float:
         """Mean over the seeds."""
         return statistics.fmean(self.validation_differences)
@@ -60,7 +65,7 @@ class Comparison:
         return {
             "variant": self.variant,
             "steps_outside": self.steps_outside,
-            "farthest_outside": max(self.outside),
+            "farthest_outside": self.farthest_outside,
             "validation_differences": list(self.validation_differences),
             "validation_difference": self.validation_difference,
             "validation_deviation": self.validation_deviation,

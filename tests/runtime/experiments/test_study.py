@@ -46,6 +46,7 @@ def test_a_mean_beyond_them_is_outside_by_its_distance(losses, outside):
     comparison = compare(*(((exact), (losses, validation)) for exact, (_, validation) in INSIDE))
     assert comparison.outside == outside
     assert comparison.steps_outside == sum(distance > 0 for distance in outside)
+    assert comparison.farthest_outside == max(outside)
     assert comparison.within == (not comparison.steps_outside)
 
 
