@@ -20,6 +20,7 @@ from ..plots import (
 from ..tables import KINDS, Table
 from .options import BitsList, bits_list_option, bits_option, figure_option, kind_option, weight_option
 from .picture import approximated
+from .plot_throughput import throughput
 from .progress import with_progress
 from .training import command as training
 
@@ -37,6 +38,7 @@ def command() -> None:
     """
 
 
+command.add_command(throughput)
 command.add_command(training)
 
 
