@@ -117,8 +117,8 @@ def gradient(grad: Tensor, packed: Tensor, table: str, stride: Sequence[int]) ->
 def refuse(*_: Any) -> NoReturn:
     """Raise RuntimeError: what was asked for takes more than the codes hold."""
     raise RuntimeError(
-        "fewbit activations have no second derivative (create_graph=True) and no forward mode: the codes keep f' alone; "
-        "use torch's own activation here"
+        "fewbit activations have no second derivative (create_graph=True) and no forward mode: "
+        "the codes keep f' alone; use torch's own activation here"
     )
 
 
