@@ -104,7 +104,7 @@ def as_kind(x: Tensor) -> Tensor:
     if x.dtype in KINDS:
         return x
     single = x.float()
-    return torch.where(x > 0, single.clamp(min=2.0**-126), single)
+    return torch.where((x > 0) & (single == 0), smallest(torch.float32), single)
 
 
 def largest(dtype: torch.dtype) -> float:

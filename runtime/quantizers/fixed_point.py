@@ -8,12 +8,13 @@ middle of its interval,
 
 The sign. ReLU and its kind ask one thing in the backward pass: was A > 0? 0 is a multiple of Δ, so it parts two codes,
 and those from the zero code z = 2^{K−1} − ⌊β/Δ⌋ on are positive. That holds as long as both signs have a code, which
-fails in the paper where |β| reaches 3|γ|. Here z is kept between 1 and 2^K − 1: one code at the far end is given up to
-the sign that would have none (a tiny number of that sign is returned), and what lay there moves to the neighbouring
-code. Nor is the sign left to rounding: an element's code is clipped to the codes of its own sign, and what is decoded
-to the numbers of that sign. So A > 0 exactly when Ã > 0: for 0 itself (a multiple of Δ, that ⌊ ⌋ would take for
-positive), for any γ, tiny, zero (Ã = β where the signs agree) or negative (β ± 3γ is the same interval), and where Δ is
-too small for ⌊β/Δ⌋.
+fails in the paper where the range ends at 0 or short of it (β = −3γ; at K = 1 any β < 0). There the lowest interval,
+which is the farthest from β, gives up its code to the sign that has none, and what lies in it moves to the next:
+code 0 is for A ≤ 0 where β is large, and where −β is large the range moves up by Δ and its top code is for A > 0. (If
+the reserved code's interval does not have that sign, a tiny number of that sign is returned.) Nor is the sign left to
+rounding: an element's code is clipped to the codes of its own sign, and what is decoded to the numbers of that sign.
+So A > 0 exactly when Ã > 0: for 0 itself (a multiple of Δ, that ⌊ ⌋ would take for positive), for any γ, tiny, zero
+(Ã = β where the signs agree) or negative (β ± 3γ is the same interval), and where Δ is too small for ⌊β/Δ⌋.
 
 Arithmetic. With the origin o = ⌊β/Δ⌋·Δ, in float64 and once a channel, y = (A − o)/Δ + 2^{K−1} is cut to an integer:
 the same code, and no digits are lost where |β| is far above γ.
@@ -31,15 +32,16 @@ from ..packing import pack, unpack
 from .common import Form, as_kind, check_integer, check_tensor, has_kernels, largest, smallest
 from .cpu import fixed_point as cpu
 
-LEAST_STEP = 2.0**-120  # below, a channel counts as constant; its inverse and 2^K of them are finite
+# Below the least a channel counts as constant; between them Δ, its inverse and 2^K of each are finite in float32.
+LEAST_STEP, MOST_STEP = 2.0**-120, 2.0**118
 
 
 @dataclass(frozen=True)
 class FixedPoint:
     """BLPA's quantizer: K-bit codes in β ± 3γ, per channel, deterministic; the sign is always preserved (see above).
 
-    |decompress() − x| ≤ 3|γ| / 2^K, to rounding, for x in [o − 2^{K−1}Δ, o + 2^{K−1}Δ), which is β ± 3γ shifted down by
-    less than Δ; less the one interval at the far end that is given up if the range holds numbers of one sign alone.
+    |decompress() − x| ≤ 3|γ| / 2^K, to rounding, for x in ⌊β/Δ⌋Δ ± 3γ, which is β ± 3γ moved down by less than Δ; less
+    the lowest interval if the range holds numbers of one sign alone.
     Values outside are clipped; infinities too. NaN counts as not positive and becomes the lowest value: the forward
     pass has carried it on.
 
@@ -140,10 +142,12 @@ def channels_of(scale: Tensor, shift: Tensor, bits: int) -> Channels:
     """Return what the codes mean under γ and β, (C,)."""
     γ, β = scale.double().abs(), shift.double()
     half = 1 << (bits - 1)
-    Δ = 6 * γ / (2 * half)
+    Δ = (6 * γ / (2 * half)).clamp(max=MOST_STEP)
     varies = ~(Δ < LEAST_STEP)  # NaN varies: it makes NaN
     multiple = torch.where(varies, (β / Δ).floor(), torch.where(β == 0, 0, β.sign() * torch.inf))
-    origin = torch.where(varies, multiple * Δ, β)
+    multiple = multiple + (half - multiple > 2 * half - 1)  # a range of negative numbers moves up: see above
+    limit = largest(torch.float32)
+    origin = torch.where(varies, multiple * Δ, β).clamp(-limit, limit)
     zero = (half - multiple.nan_to_num()).clamp(1, 2 * half - 1)
     inverse = torch.where(varies, 1 / Δ, 0)
     return Channels(origin.float(), torch.where(varies, Δ, 0).float(), inverse.float(), zero.int())

@@ -114,7 +114,8 @@ class Outlier:
         dtype = self.value_dtype or dtype
         limit = largest(dtype)
         values = torch.where(values.isfinite(), values.clamp(-limit, limit), values)
-        return torch.where(values > 0, values.clamp(min=smallest(dtype)), values).to(dtype)
+        kept = values.to(dtype)
+        return torch.where((values > 0) & (kept == 0), smallest(dtype), kept)  # positive numbers stay so, for ReLU
 
 
 @dataclass(frozen=True, eq=False)

@@ -145,12 +145,11 @@ def quantize_reference(x: Tensor, bits: int, group_size: int, seed: int) -> tupl
     groups = -(-D // G)
     top = (1 << bits) - 1
     h = torch.cat([x, x[:, -1:].expand(N, groups * G - D)], dim=1).float().view(N, groups, G)
-    low, high = (h.amin(2), h.amax(2)) if h.numel() else (h.sum(2), h.sum(2))
-    minimum, range_, is_plain, constant_bit = group_parameters(low, high)
+    minimum, range_, is_plain, constant_bit = group_parameters(h.amin(2), h.amax(2))
     Z, R = _float_of(minimum), _float_of(range_)
     scale = torch.where(is_plain, R.new_full((), top << 16) / R, 0)  # `number / R` would round twice
     difference = torch.where(is_plain.unsqueeze(2), h - Z.unsqueeze(2), 0)
-    v = (difference * scale.unsqueeze(2) + 0.5).int().view(N, -1)[:, :D]
+    v = (difference * scale.unsqueeze(2) + 0.5).int().view(N, groups * G)[:, :D]
     width = -(-D // GROUP) * GROUP
     ξ = random_halves(seed, N * width // GROUP, x.device).view(N, width)[:, :D]
     codes = ((v + ξ) >> 16).clamp(max=top)

@@ -1,0 +1,210 @@
+import numpy as np
+import pytest
+import torch
+from fewbit import FewbitError
+from fewbit.quantizers import Outlier
+from fewbit.runtime.quantizers.outlier import POSITION_BLOCK
+from hypothesis import given
+from hypothesis import strategies as st
+from quantizer_cases import KINDS, check_form, generator, is_dense, reference, same_bits, tensors
+
+RATIOS = st.sampled_from([0, 0.02, 0.1, 0.5, 1.0, 1])
+PARTS = ("packed", "counts", "offsets", "values", "levels")
+
+
+def memory(x):
+    """The elements of `x` in the order of its clone's memory."""
+    x = x if is_dense(x) else x.clone()
+    return x.permute(sorted(range(x.dim()), key=x.stride, reverse=True)).reshape(-1)
+
+
+def by_sorting(x, k):
+    """Positions of the k largest magnitudes, the first among equals; NaN is the largest."""
+    size = np.nan_to_num(np.abs(x.float().numpy()), nan=np.inf, posinf=np.inf)
+    order = np.lexsort((np.arange(x.numel()), -size, ~np.isnan(x.float().numpy())))
+    return sorted(order[:k].tolist())
+
+
+class TestAnyTensor:
+    @given(tensors(special=True), st.integers(1, 8), RATIOS)
+    def test_the_largest_are_kept_exactly(self, x, bits, ratio):
+        c = Outlier(bits, ratio).compress(x)
+        y = c.decompress()
+        check_form(y, x)
+        k = round(ratio * x.numel())
+        expected = by_sorting(memory(x), k)
+        assert c.positions.tolist() == expected
+        assert same_bits(memory(y).float()[expected], memory(x).float()[expected])
+
+    @given(tensors(kinds=("normal", "offset", "constant", "two", "relu", "wide")), st.integers(1, 8), RATIOS)
+    def test_error_of_the_rest(self, x, bits, ratio):
+        c = Outlier(bits, ratio).compress(x)
+        rest = torch.ones(x.numel(), dtype=torch.bool)
+        rest[c.positions] = False
+        values, decoded = memory(x).double()[rest], memory(c.decompress()).double()[rest]
+        if values.numel():
+            bound = (values.max() - values.min()) / (2 * (2**bits - 1))
+            rounding = values.abs().max() * torch.finfo(x.dtype).eps if x.dtype != torch.float64 else 1e-6
+            assert (decoded - values).abs().max() <= bound * 1.0001 + rounding + 1e-30
+
+    @given(tensors(special=True), st.integers(1, 8), RATIOS, st.booleans(), st.sampled_from([1, 1, 3]))
+    def test_kernels_give_the_references_bits(self, x, bits, ratio, relu, every):
+        quantizer = Outlier(max(bits, 2), ratio, relu, sample_every=every)
+        ours = quantizer.compress(x)
+        with reference():
+            plain = quantizer.compress(x)
+            decoded = plain.decompress()
+        assert all(same_bits(getattr(ours, part), getattr(plain, part)) for part in PARTS)
+        assert same_bits(ours.decompress(), decoded)
+
+    @given(tensors(), st.integers(1, 8), RATIOS, st.sampled_from([None, torch.float16, torch.bfloat16, torch.float32]))
+    def test_bytes(self, x, bits, ratio, dtype):
+        c = Outlier(bits, ratio, value_dtype=dtype).compress(x)
+        n, k = x.numel(), round(ratio * x.numel())
+        size = min((dtype or x.dtype).itemsize, 4)
+        assert c.nbytes == -(-n // 8) * bits + -(-n // 240) + k * (1 + size) + 8
+        assert c.nbytes == sum(getattr(c, part).untyped_storage().nbytes() for part in PARTS)
+
+    @given(tensors(), st.integers(2, 8), RATIOS, st.sampled_from([None, torch.float16, torch.bfloat16]))
+    def test_relu_needs_no_mask(self, x, bits, ratio, dtype):
+        x = x.relu()
+        y = Outlier(bits, ratio, relu=True, value_dtype=dtype).compress(x).decompress()
+        assert torch.equal(y > 0, x > 0)
+        assert (y[x == 0] == 0).all()
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("ratio", [0.001, 0.3])
+@pytest.mark.parametrize(
+    "kind", ["normal", "relu", "constant", "two", "sorted", "periodic", "sparse", "special", "all nan", "zero"]
+)
+def test_the_bracket_finds_what_selection_finds(kind, ratio, relu):
+    """Large enough that the kernels do not leave it to the reference."""
+    n = 140_003
+    x = KINDS[kind](n, generator()).float() if kind in KINDS else torch.randn(n, generator=generator())
+    if kind == "sorted":
+        x = x.sort().values
+    elif kind == "periodic":  # in step with the sample
+        x[::4] = 0.001
+    elif kind == "sparse":
+        x[torch.rand(n, generator=generator()) < 0.99] = 0
+    elif kind == "special":
+        x[5], x[77], x[100_000], x[n - 1] = torch.nan, -torch.nan, torch.inf, -torch.inf
+    elif kind == "all nan":
+        x[:] = torch.nan
+    elif kind == "zero":
+        x[:] = 0
+    for every, share in ((1, ratio), (16, ratio), (16, 0)):
+        quantizer = Outlier(3, share, relu, sample_every=every)
+        ours = quantizer.compress(x)
+        with reference():
+            plain = quantizer.compress(x)
+            decoded = plain.decompress()
+        assert all(same_bits(getattr(ours, part), getattr(plain, part)) for part in PARTS)
+        assert same_bits(ours.decompress(), decoded)
+
+
+class TestPaper:
+    def test_three_bits_and_two_percent(self):
+        """At least 7.5 times below float32, positions included (Table 4)."""
+        x = torch.randn(1 << 18, generator=generator())
+        assert x.numel() * 4 / Outlier(3, 0.02).compress(x).nbytes > 8.3
+        assert x.numel() * 4 / Outlier(3, 0.02, value_dtype=torch.bfloat16).compress(x).nbytes > 9
+
+    def test_an_outliers_position_costs_ten_bits(self):
+        x = torch.randn(1 << 18, generator=generator())
+        c = Outlier(3, 0.02).compress(x)
+        cost = 8 * (c.counts.numel() + c.offsets.numel()) / c.offsets.numel()
+        assert cost == pytest.approx(8 + 8 / (POSITION_BLOCK * 0.02), abs=0.01)
+        assert cost < 9.7
+
+    def test_large_values_no_longer_stretch_the_range(self):
+        x = torch.randn(10_000, generator=generator())
+        x[::1000] *= 1000
+        error = [(Outlier(3, ratio).compress(x).decompress() - x).square().mean() for ratio in (0, 0.02)]
+        assert error[1] < error[0] / 1000
+
+    def test_relu_has_two_zeros_and_the_other_levels(self):
+        x = torch.randn(10_000, generator=generator()).relu()
+        levels = Outlier(3, 0, relu=True).compress(x).decompress().unique()
+        assert levels.numel() == 8
+        assert levels[0] == 0 < levels[1] < 1e-37
+        assert torch.allclose(levels[2:].diff(), levels[2].expand(5))
+        assert levels[-1] == pytest.approx(x.max().item())
+
+    def test_relu_takes_negative_numbers_for_zero(self):
+        x = torch.randn(10_000, generator=generator())
+        a, b = (Outlier(3, 0.02, relu=True).compress(v) for v in (x, x.relu()))
+        assert all(same_bits(getattr(a, part), getattr(b, part)) for part in PARTS)
+
+    def test_relus_backward_is_exact(self):
+        x = torch.randn(100, 100, requires_grad=True)
+        grad = torch.randn(100, 100)
+        (exact,) = torch.autograd.grad(x.relu(), x, grad)
+        y = Outlier(3, 0.02, relu=True).compress(x.relu()).decompress()
+        assert torch.equal(torch.ops.aten.threshold_backward(grad, y, 0), exact)
+
+
+class TestSampled:
+    @pytest.mark.parametrize("n", [50_000, 500_000])
+    def test_about_as_many(self, n):
+        x = torch.randn(n, generator=generator())
+        c = Outlier(3, 0.02, sample_every=10).compress(x)
+        assert abs(c.values.numel() / n - 0.02) < 5 * (0.02 / (n / 10)) ** 0.5
+        assert c.values.abs().min() >= x.abs().kthvalue(int(0.97 * n)).values
+
+    def test_none_of_none(self):
+        assert Outlier(3, 0, sample_every=10).compress(torch.randn(1000)).values.numel() == 0
+
+
+class TestSpecial:
+    def test_nan_and_infinities_are_outliers(self):
+        x = torch.randn(1000, generator=generator())
+        x[3], x[500], x[999] = torch.nan, torch.inf, -torch.inf
+        y = Outlier(8, 0.01).compress(x).decompress()
+        assert same_bits(y[[3, 500, 999]], x[[3, 500, 999]])
+        assert y.isfinite().sum() == 997
+
+    @pytest.mark.parametrize("value", [torch.nan, torch.inf])
+    @pytest.mark.parametrize("relu", [False, True])
+    def test_too_many_of_them_make_the_rest_nan(self, value, relu):
+        x = torch.ones(100)
+        x[:10] = value
+        y = Outlier(3, 0.05, relu).compress(x).decompress()
+        assert same_bits(y[:5], x[:5])
+        assert y[5:].isnan().all()
+
+    def test_values_beyond_their_dtype_become_its_largest(self):
+        x = torch.tensor([1e30, -1e30, 1.0, 2.0])
+        y = Outlier(3, 0.5, value_dtype=torch.float16).compress(x).decompress()
+        assert y[:2].tolist() == [65504, -65504]
+
+    def test_a_full_block_of_outliers(self):
+        x = torch.zeros(1000)
+        x[240:480] = 5 + torch.rand(240)
+        c = Outlier(2, 0.24).compress(x)
+        assert c.counts.tolist() == [0, 240, 0, 0, 0]
+        assert torch.equal(c.decompress(), x)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"bits": 0}, "bits is an integer from 1 to 8, not 0"),
+        ({"bits": 1, "relu": True}, "bits with relu is an integer from 2 to 8, not 1"),
+        ({"ratio": -0.1}, "ratio is a number from 0 to 1, not -0.1"),
+        ({"ratio": float("nan")}, "ratio is a number from 0 to 1, not nan"),
+        ({"ratio": "2%"}, "ratio is a number from 0 to 1, not '2%'"),
+        ({"value_dtype": torch.int8}, "value_dtype is float16, bfloat16, float32 of torch, or None, not torch.int8"),
+        ({"sample_every": 0}, "sample_every is an integer not below 1, not 0"),
+    ],
+)
+def test_parameters_are_checked(arguments, message):
+    with pytest.raises(FewbitError) as raised:
+        Outlier(**arguments)
+    assert str(raised.value) == message
+
+
+def test_integers_are_refused():
+    with pytest.raises(FewbitError, match=r"Outlier compresses strided tensors of .*, not int64"):
+        Outlier().compress(torch.arange(3))

@@ -1,0 +1,225 @@
+from fractions import Fraction
+
+import pytest
+import torch
+from fewbit import FewbitError
+from fewbit.quantizers import PerGroup
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from quantizer_cases import DTYPES, check_form, generator, reference, same_bits, tensors
+
+BITS = range(1, 9)
+SIZES = st.sampled_from([1, 2, 7, 8, 16, 100, 256, 10**9])
+
+
+def compress(x, bits=2, group_size=256, seed=0):
+    return PerGroup(bits, group_size).compress(x, generator=generator(seed))
+
+
+def groups_of(x, G):
+    """The groups of `x`, in the order of `minimum` and `range`, each a float64 tensor."""
+    if x.dim() < 2:
+        samples = x.reshape(1, -1)
+    else:
+        outer_first = x.clone()
+        order = sorted(range(1, x.dim()), key=outer_first.stride, reverse=True)
+        first = outer_first.stride(0) == x[0].numel() if x.numel() and x.shape[0] > 1 else True
+        samples = (outer_first.permute(0, *order) if first else x).reshape(x.shape[0], x[:1].numel())
+    return [[g.double() for g in sample.split(G)] if sample.numel() else [] for sample in samples]
+
+
+class TestAnyTensor:
+    @given(tensors(special=True), st.integers(1, 8), SIZES)
+    def test_comes_back_in_its_form(self, x, bits, G):
+        before = x.clone()
+        c = compress(x, bits, G)
+        check_form(c.decompress(), x)
+        assert same_bits(x, before)
+
+    @given(tensors(special=True), st.integers(1, 8), SIZES)
+    def test_kernels_give_the_references_bits(self, x, bits, G):
+        ours = compress(x, bits, G)
+        with reference():
+            plain = compress(x, bits, G)
+            decoded = plain.decompress()
+        assert all(same_bits(getattr(ours, n), getattr(plain, n)) for n in ("packed", "minimum", "range"))
+        assert torch.equal(ours.range.view(torch.int16), plain.range.view(torch.int16))
+        assert same_bits(ours.decompress(), decoded)
+
+    @given(tensors(special=True), st.integers(1, 8), SIZES)
+    def test_bytes(self, x, bits, G):
+        N = x.shape[0] if x.dim() > 1 else 1
+        D = x.numel() // N if N else x[:1].numel()
+        c = compress(x, bits, G)
+        assert c.nbytes == N * (-(-D // 8) * bits + 4 * -(-D // G))
+        assert c.nbytes == sum(t.untyped_storage().nbytes() for t in (c.packed,)) + 4 * c.range.numel()
+
+    @settings(max_examples=60)
+    @given(tensors(), st.integers(1, 8), SIZES)
+    def test_the_kept_interval_covers_the_group_and_is_tight(self, x, bits, G):
+        c = compress(x, bits, G)
+        single = x.float()
+        for sample, minima, ranges in zip(groups_of(single, G), c.minimum, c.range, strict=True):
+            for group, Z, R in zip(sample, minima.tolist(), ranges.tolist(), strict=False):
+                low, high = Fraction(group.min().item()), Fraction(group.max().item())
+                if R <= 0 or Z != Z:  # constant, or not finite
+                    continue
+                assert Fraction(Z) <= low
+                assert Fraction(Z) + Fraction(R) >= high
+                widest = (1 + Fraction(2) ** -7) * (high - low + Fraction(2) ** -7 * abs(low))
+                assert Fraction(R) <= max(widest * (1 + Fraction(2) ** -20), Fraction(2) ** -99)
+
+    @settings(max_examples=60)
+    @given(tensors(dtypes=(torch.float32, torch.float64)), st.integers(1, 8), SIZES)
+    def test_error_is_below_the_distance_of_two_levels(self, x, bits, G):
+        c = compress(x, bits, G)
+        y = c.decompress()
+        B = (1 << bits) - 1
+        for ours, theirs, ranges in zip(groups_of(y, G), groups_of(x.float(), G), c.range.double(), strict=True):
+            for a, b, R in zip(ours, theirs, ranges.tolist(), strict=False):
+                if R > 0:
+                    assert (a - b).abs().max() <= R / B * (1 + 1e-5) + b.abs().max() * 2.0**-22
+
+    @given(tensors(kinds=("constant",)), st.integers(1, 8), SIZES)
+    def test_constants_are_exact(self, x, bits, G):
+        assert torch.equal(compress(x, bits, G).decompress().float(), x.float())
+
+    @given(tensors(kinds=("normal", "wide", "huge", "tiny", "offset")), st.integers(1, 8))
+    def test_groups_of_one_are_exact(self, x, bits):
+        y, x = compress(x, bits, 1).decompress().float(), x.float()
+        assert torch.equal(y[x.isfinite()], x[x.isfinite()])
+
+    @given(tensors(special=True), st.integers(1, 8), SIZES)
+    def test_what_is_not_finite_makes_its_group_nan_and_no_other(self, x, bits, G):
+        y = compress(x, bits, G).decompress()
+        with torch.no_grad():
+            limit = torch.finfo(torch.bfloat16).max
+            for ours, theirs in zip(groups_of(y, G), groups_of(x.float(), G), strict=True):
+                for a, b in zip(ours, theirs, strict=True):
+                    if not b.isfinite().all():
+                        assert a.isnan().all()
+                    elif b.max() - b.min() < limit / 2 and b.abs().max() < limit / 2:
+                        assert a.isfinite().all()
+
+    @given(tensors(special=True, min_dim=2), st.integers(1, 8), SIZES)
+    def test_samples_share_nothing(self, x, bits, G):
+        x = x.contiguous()
+        whole = compress(x, bits, G)
+        for n in range(x.shape[0]):
+            alone = compress(x[n : n + 1], bits, G)
+            assert same_bits(alone.minimum[0], whole.minimum[n])
+            assert same_bits(alone.range[0], whole.range[n])
+
+
+class TestUnbiased:
+    """Mean errors over 4,096 draws, in levels. Rounding one of them has a deviation of ½ at most."""
+
+    DRAWS = 4096
+    ONE = 5 * 0.5 / DRAWS**0.5  # five deviations, for the mean of one element
+    ALL = ONE / 256**0.5  # for the mean of 256
+
+    def mean_errors(self, x, decompress, step):
+        copies = x.expand(self.DRAWS, -1).contiguous()
+        return (decompress(copies) - copies).double().mean(0) / step
+
+    @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
+    @pytest.mark.parametrize(("first", "width"), [(0.0, 1), (100.25, 1), (-101.25, 1), (1e-3, 1e-4)])
+    def test_mean_is_the_value(self, bits, first, width):
+        x = first + torch.rand(256, generator=generator(1)) * width
+        step = compress(x, bits).range.item() / ((1 << bits) - 1)
+        errors = self.mean_errors(x, lambda copies: compress(copies, bits, seed=5).decompress(), step)
+        assert errors.abs().max() < self.ONE
+        assert errors.mean().abs() < self.ALL
+
+    def test_the_measure_sees_a_range_that_is_rounded_too_late(self):
+        def as_published(copies):
+            """Codes against the exact minimum and range, values from those in bfloat16."""
+            Z = copies.amin(1, keepdim=True)
+            R = copies.amax(1, keepdim=True) - Z
+            code = ((copies - Z) / R * 3 + torch.rand(copies.shape, generator=generator(2))).floor()
+            return code * R.bfloat16().float() / 3 + Z.bfloat16().float()
+
+        x = 100.25 + torch.rand(256, generator=generator(1))
+        errors = self.mean_errors(x, as_published, 1 / 3)
+        assert errors.abs().min() > 5 * self.ONE
+        assert errors.mean().abs() > 100 * self.ALL
+
+    def test_levels_come_back_as_they_are(self):
+        x = torch.arange(256.0).repeat(64)
+        assert torch.equal(compress(x, bits=8).decompress(), x)
+
+    @pytest.mark.parametrize(("bits", "expected"), [(2, 0.597), (4, 0.0239), (8, 8.3e-5)])
+    def test_squared_error_on_normal_numbers(self, bits, expected):
+        """Var = R²/(6B²), Section 4.1; the numbers are those of exact ranges."""
+        x = torch.randn(1 << 18, generator=generator(3))
+        error = (compress(x, bits).decompress() - x).square().mean().item()
+        assert expected * 0.95 < error < expected * 1.03
+
+
+class TestSeeds:
+    def test_the_same_seed_gives_the_same_codes(self):
+        x = torch.randn(5, 1000)
+        assert torch.equal(compress(x, seed=1).packed, compress(x, seed=1).packed)
+        assert not torch.equal(compress(x, seed=1).packed, compress(x, seed=2).packed)
+
+    def test_torchs_own_generator_by_default(self):
+        x = torch.randn(5, 1000)
+        torch.manual_seed(1)
+        a, b = PerGroup().compress(x).packed, PerGroup().compress(x).packed
+        torch.manual_seed(1)
+        assert torch.equal(PerGroup().compress(x).packed, a)
+        assert not torch.equal(a, b)
+
+    def test_neither_threads_nor_dtype_matter(self):
+        x = torch.randn(3, 200_001, generator=generator()).half()
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            one = compress(x, 3).packed
+        finally:
+            torch.set_num_threads(threads)
+        assert torch.equal(compress(x, 3).packed, one)
+        assert torch.equal(compress(x.float(), 3).packed, one)
+        assert torch.equal(compress(x.double(), 3).packed, one)
+
+
+class TestSizes:
+    @pytest.mark.parametrize("bits", BITS)
+    def test_an_eighth_of_a_bit_for_the_range(self, bits):
+        x = torch.randn(4, 2, 32, 64)
+        assert compress(x, bits).nbytes * 8 == x.numel() * (bits + 0.125)
+
+    def test_more_than_65535_groups(self):
+        x = torch.randn(70_000 * 8, generator=generator())
+        c = compress(x, 4, 8)
+        assert c.minimum.shape == (1, 70_000)
+        assert (c.decompress() - x).abs().max() < 0.6
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_the_ends_of_a_dtype_stay_finite(self, dtype):
+        top = min(torch.finfo(dtype).max, 1.5e38)
+        x = torch.tensor([-top, top, 0.0, top / 3], dtype=torch.float64).to(dtype)
+        for bits in BITS:
+            assert compress(x, bits).decompress().isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"bits": 0}, {"bits": 9}, {"bits": 2.0}, {"bits": True}, {"bits": "2"}, {"group_size": 0}, {"bits": None}],
+)
+def test_parameters_are_checked(arguments):
+    with pytest.raises(FewbitError, match=r"^(bits|group_size) is an integer (from 1 to 8|from 1 to \d+), not [^\n]*$"):
+        PerGroup(**arguments)
+
+
+@pytest.mark.parametrize(
+    "x", [torch.arange(3), torch.zeros(2, dtype=torch.bool), torch.zeros(2, dtype=torch.complex64), [1.0], None]
+)
+def test_what_is_no_floating_point_tensor_is_refused(x):
+    with pytest.raises(FewbitError, match=r"^PerGroup compresses [^\n]*, not [^\n]*$"):
+        PerGroup().compress(x)
+
+
+def test_sparse_tensors_are_refused():
+    with pytest.raises(FewbitError, match="not sparse_coo"):
+        PerGroup().compress(torch.zeros(2, 2).to_sparse())

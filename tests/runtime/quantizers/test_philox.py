@@ -1,0 +1,60 @@
+import numpy as np
+import pytest
+import torch
+from fewbit.runtime.quantizers.cpu.pieces import random_words
+from fewbit.runtime.quantizers.philox import draw_seed, philox, random_halves
+
+# Random123's known answers for philox4x32-10: counter, key, result; words lowest first.
+KNOWN = [
+    ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+    ([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+    (
+        [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+        [0xA4093822, 0x299F31D0],
+        [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+    ),
+]
+
+
+@pytest.mark.parametrize(("counter", "key", "words"), KNOWN)
+def test_published_vectors(counter, key, words):
+    drawn = philox(tuple(torch.tensor([c]) for c in counter), tuple(key))
+    assert [int(word) for word in drawn] == words
+
+
+@pytest.mark.parametrize("seed", [0, 1, 0x299F31D0A4093822, 2**63 - 1])
+@pytest.mark.parametrize("first", [0, 5, 2**32 - 3])
+def test_the_cpu_kernel_draws_the_same(seed, first):
+    words = np.empty(4 * 7, np.uint32)
+    random_words(seed, first, 7, words)
+    index = torch.arange(first, first + 7)
+    zero = torch.zeros_like(index)
+    drawn = philox((index & 0xFFFFFFFF, index >> 32, zero, zero), (seed & 0xFFFFFFFF, seed >> 32))
+    assert words.reshape(7, 4).tolist() == torch.stack(drawn, 1).tolist()
+
+
+def test_halves_are_the_words_lowest_bits_first():
+    halves = random_halves(0, 1, torch.device("cpu"))
+    assert halves.tolist() == [[0xE8D5, 0x6627, 0xC58D, 0xE169, 0xAC4C, 0xBC57, 0xDBD8, 0x9B00]]
+    assert halves.dtype == torch.int32
+
+
+def test_halves_are_uniform():
+    halves = random_halves(7, 1 << 15, torch.device("cpu")).double()
+    deviation = 65536 / 12**0.5 / (1 << 15) ** 0.5
+    assert ((halves.mean(0) - 32767.5).abs() < 5 * deviation).all()
+    assert (torch.corrcoef(halves.T) - torch.eye(8)).abs().max() < 5 / (1 << 15) ** 0.5
+
+
+class TestSeed:
+    def test_is_drawn_from_torchs_generator(self):
+        torch.manual_seed(3)
+        first, second = draw_seed(), draw_seed()
+        torch.manual_seed(3)
+        assert draw_seed() == first != second
+        assert 0 <= first < 2**63
+
+    def test_of_a_generator_leaves_torchs_alone(self):
+        before = torch.get_rng_state()
+        assert draw_seed(torch.Generator().manual_seed(5)) == draw_seed(torch.Generator().manual_seed(5))
+        assert torch.equal(torch.get_rng_state(), before)

@@ -1,0 +1,312 @@
+import copy
+import gc
+import weakref
+
+import fewbit
+import pytest
+import torch
+from fewbit import FewbitError, compress_saved_tensors
+from fewbit.quantizers import FixedPoint, Outlier, PerGroup
+from torch import nn
+from torch.nn import functional as F
+
+
+class Counting:
+    """A quantizer that notes what it is given."""
+
+    def __init__(self, quantizer=None):
+        self.quantizer = quantizer or PerGroup(8)
+        self.shapes = []
+
+    def compress(self, x):
+        self.shapes.append(tuple(x.shape))
+        return self.quantizer.compress(x)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def model():
+    return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 64))
+
+
+def gradients(net, x, *contexts):
+    net.zero_grad()
+    x = x.clone().requires_grad_()
+    if contexts:
+        with contexts[0]:
+            y = net(x)
+    else:
+        y = net(x)
+    y.square().sum().backward()
+    return [x.grad, *(p.grad for p in net.parameters())]
+
+
+def differences(a, b):
+    return [((p - q).norm() / q.norm()).item() for p, q in zip(a, b, strict=True)]
+
+
+class TestTraining:
+    @pytest.mark.parametrize(
+        ("quantizer", "most"), [(PerGroup(8), 0.02), (PerGroup(4), 0.2), (Outlier(8), 0.02), (Outlier(3), 0.4)]
+    )
+    def test_gradients_are_close(self, quantizer, most):
+        net, x = model(), torch.randn(100, 64)
+        errors = differences(gradients(net, x, compress_saved_tensors(quantizer)), gradients(net, x))
+        assert 0 < max(errors) < most
+
+    def test_forward_is_exact(self):
+        net, x = model(), torch.randn(100, 64)
+        with compress_saved_tensors(PerGroup(2)):
+            assert torch.equal(net(x), net(x.clone()))
+
+    def test_gradients_that_are_linear_in_what_is_saved_are_unbiased(self):
+        net, x = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), torch.randn(64, 64)
+        exact = gradients(net, x)[3].clone()  # of the second weight, 2 yᵀh
+        draws = [gradients(net, x, compress_saved_tensors(PerGroup(2)))[3].clone() for _ in range(300)]
+        z = (torch.stack(draws).mean(0) - exact) / (torch.stack(draws).std(0) / 300**0.5)
+        assert z.abs().max() < 5.5
+        assert abs(z.mean()) < 5 / 8  # rows share their noise
+
+    def test_what_is_saved_is_freed(self):
+        x = torch.randn(100, 64, requires_grad=True)
+        with compress_saved_tensors(PerGroup(4)):
+            h = x * 2
+            gone = weakref.ref(h)
+            loss = h.exp().sum()
+        del h
+        gc.collect()
+        assert gone() is None
+        loss.backward()
+
+    def test_memory_goes_down(self):
+        sizes = []
+
+        class Weighing(Counting):
+            def compress(self, x):
+                c = super().compress(x)
+                sizes.append((x.numel() * x.element_size(), c.nbytes))
+                return c
+
+        gradients(model(), torch.randn(256, 64), compress_saved_tensors(Weighing(PerGroup(2))))
+        before, after = map(sum, zip(*sizes, strict=True))
+        assert before > 10 * after
+
+
+class TestLeftAlone:
+    def saved(self, call, **options):
+        """Shapes of what is compressed of what `call` saves."""
+        counting = Counting()
+        with compress_saved_tensors(counting, **options):
+            result = call()
+        result.sum().backward()
+        return counting.shapes
+
+    def test_parameters_and_leaves(self):
+        net, x = nn.Linear(64, 64), torch.randn(64, 64, requires_grad=True)
+        assert self.saved(lambda: net(x)) == []
+
+    def test_views_of_parameters(self):
+        w, x = nn.Parameter(torch.randn(64, 64)), torch.randn(64, 64, requires_grad=True)
+        assert self.saved(lambda: (x @ w.t()) * w[:, None].squeeze(1)) == [(64, 64)]  # the product alone
+
+    def test_frozen_parameters(self):
+        net, x = nn.Linear(64, 64), torch.randn(64, 64, requires_grad=True)
+        net.requires_grad_(False)
+        assert self.saved(lambda: net(x)) == []
+        assert self.saved(lambda: x @ net.weight.t()) == []
+
+    def test_weights_that_autocast_has_cast(self):
+        net, x = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 32)), torch.randn(100, 64)
+
+        def call():
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return net(x).float()
+
+        assert (64, 32) not in self.saved(call)
+        assert (32, 64) not in self.saved(call)
+        assert (100, 64) in self.saved(call)
+
+    def test_small_tensors(self):
+        x = torch.randn(10, 10, requires_grad=True)
+        assert self.saved(lambda: (x * 2).exp()) == []
+        assert self.saved(lambda: (x * 2).exp(), smallest=100) == [(10, 10)]
+
+    def test_statistics(self):
+        x = torch.randn(2000, 64, requires_grad=True)
+        shapes = self.saved(lambda: F.layer_norm(x * 2, (64,)))
+        assert shapes == [(2000, 64)]
+
+    def test_integers_booleans_and_complex_numbers(self):
+        table = torch.randn(50, 64, requires_grad=True)
+        index = torch.randint(0, 50, (2000,))
+        assert self.saved(lambda: F.embedding(index, table)) == []
+        assert self.saved(lambda: (table * 2)[(table > 0)]) == []
+        assert self.saved(lambda: torch.fft.fft(table).exp().real) == []
+
+    def test_what_is_to_be_kept(self):
+        x, mask = torch.randn(64, 64, requires_grad=True), torch.rand(64, 64)
+        assert self.saved(lambda: x * mask) == [(64, 64)]
+        assert self.saved(lambda: x * mask, keep=[mask]) == []
+        assert self.saved(lambda: x * mask.t(), keep=iter([mask])) == []
+
+    def test_what_would_not_get_smaller(self):
+        x = torch.randn(2000, 2, requires_grad=True)
+        with compress_saved_tensors(PerGroup(8)):
+            y = (x * 2).exp()
+        y.sum().backward()
+        assert torch.equal(x.grad, 2 * y)
+
+    def test_few_bit_codes(self):
+        x = torch.randn(100, 64, requires_grad=True)
+        assert self.saved(lambda: fewbit.functional.gelu(x * 2, bits=3)) == []
+
+
+class TestOneStorage:
+    def shapes(self, call):
+        x = torch.randn(64, 64, requires_grad=True)
+        counting = Counting()
+        with compress_saved_tensors(counting):
+            y = call(x * 2)
+        y.backward()
+        ours = x.grad.clone()
+        x.grad = None
+        call(x * 2).backward()
+        assert (ours - x.grad).norm() < 0.02 * x.grad.norm()
+        return counting.shapes
+
+    def test_saved_twice_is_compressed_once(self):
+        assert self.shapes(lambda h: (h.sin() + h.cos()).sum()) == [(64, 64)]
+
+    def test_views_share(self):
+        def call(h):
+            parts = [h.t(), h.view(-1), h.view(8, 8, 64).permute(2, 0, 1), h[3:60, ::2], h.view(-1)[7:4000]]
+            return h.sin().sum() + sum(part.cos().sum() for part in parts)
+
+        assert self.shapes(call) == [(64, 64)]
+
+    def test_parts_have_codes_of_their_own(self):
+        assert self.shapes(lambda h: (h[:32].sin() * 1).sum() + h[32:].cos().sum()) == [(32, 64), (32, 64)]
+
+    def test_expanded_tensors_are_compressed_without_repeats(self):
+        def call(h):
+            return h.unsqueeze(1).expand(64, 5, 64).sin().sum()
+
+        assert self.shapes(call) == [(64, 1, 64)]
+
+    def test_gaps(self):
+        assert self.shapes(lambda h: h[:, :48].sin().sum()) == [(64, 48)]
+
+    def test_overlapping_windows_come_back(self):
+        def call(h):
+            return h.view(-1).unfold(0, 128, 64).sin().sum()
+
+        self.shapes(call)
+
+    def test_what_was_changed_in_place_is_another_tensor(self):
+        x, factor = torch.randn(64, 64, requires_grad=True), torch.rand(64, 64)
+        with compress_saved_tensors(PerGroup(8)):
+            y = (x * factor).sum()
+            factor.add_(1)
+            z = (x * factor).sum()
+        (before,), (after,) = torch.autograd.grad(y, x), torch.autograd.grad(z, x)
+        assert ((after - before) - 1).abs().max() < 0.02
+
+    def test_memory_that_is_used_again_is_not_mistaken(self):
+        counting = Counting()
+        x = torch.randn(64, 64, requires_grad=True)
+        losses = []
+        with compress_saved_tensors(counting):
+            for i in range(20):  # the allocator hands out the same memory
+                losses.append((x * (torch.ones(64, 64) * i)).sum())
+        assert len(counting.shapes) == 20
+        for i, loss in enumerate(losses):
+            assert torch.autograd.grad(loss, x)[0].eq(i).all()
+
+    def test_nothing_is_kept_when_the_graph_is_gone(self):
+        counting = Counting()
+        x = torch.randn(64, 64, requires_grad=True)
+        h = (x * 2).detach()
+        context = compress_saved_tensors(counting)
+        with context:
+            (x * h).sum().backward()
+            (x * h).sum().backward()
+        assert len(counting.shapes) == 2  # the first codes went with their graph
+
+
+class TestUse:
+    def test_the_innermost_counts(self):
+        outer, inner = Counting(), Counting()
+        x = torch.randn(64, 64, requires_grad=True)
+        with compress_saved_tensors(outer):
+            a = (x * 2).exp()
+            with compress_saved_tensors(inner):
+                b = (x * 3).exp()
+            c = (x * 4).exp()
+        (a + b + c).sum().backward()
+        assert (len(outer.shapes), len(inner.shapes)) == (2, 1)
+
+    def test_second_derivative_is_that_at_the_decompressed_values(self):
+        x = torch.randn(64, 64, dtype=torch.float64, requires_grad=True)
+        with compress_saved_tensors(PerGroup(8)):
+            h = x * 1
+            y = (h * h * h).sum()
+            (g,) = torch.autograd.grad(y, x, create_graph=True)
+            (gg,) = torch.autograd.grad(g.sum(), x)
+        assert (g - 3 * x**2).norm() < 0.05 * (3 * x**2).norm()
+        assert (gg - 6 * x).norm() < 0.05 * (6 * x).norm()
+
+    def test_backward_twice(self):
+        x = torch.randn(64, 64, requires_grad=True)
+        with compress_saved_tensors(PerGroup(4)):
+            y = (x * 2).exp().sum()
+        (a,) = torch.autograd.grad(y, x, retain_graph=True)
+        (b,) = torch.autograd.grad(y, x)
+        assert torch.equal(a, b)
+
+    def test_checkpointed_parts_recompute(self):
+        from torch.utils.checkpoint import checkpoint
+
+        net, x = model(), torch.randn(100, 64)
+        exact = gradients(net, x)
+        outer = nn.Module()
+        outer.forward = lambda v: checkpoint(net, v * 1, use_reentrant=False)
+        x = x.clone().requires_grad_()
+        net.zero_grad()
+        with compress_saved_tensors(PerGroup(8)):
+            y = outer(x)
+        y.square().sum().backward()
+        assert max(differences([x.grad, *(p.grad for p in net.parameters())], exact)) < 0.05
+
+    @pytest.mark.parametrize("inside", [False, True])
+    def test_under_compile(self, inside):
+        net, x = model(), torch.randn(100, 64)
+        exact = gradients(net, x)
+        counting = Counting()
+        if inside:
+
+            def call(v):
+                with compress_saved_tensors(counting):
+                    return net(v)
+
+            compiled = torch.compile(call, backend="aot_eager")
+            net.zero_grad()
+            v = x.clone().requires_grad_()
+            compiled(v).square().sum().backward()
+            ours = [v.grad, *(p.grad for p in net.parameters())]
+        else:
+            compiled = torch.compile(copy.deepcopy(net), backend="aot_eager")
+            ours = gradients(compiled, x, compress_saved_tensors(counting))
+        assert counting.shapes
+        assert max(differences(ours, exact)) < 0.02
+
+    def test_torch_func_refuses_hooks(self):
+        with compress_saved_tensors(PerGroup(8)), pytest.raises(RuntimeError, match="saved tensor hooks"):
+            torch.func.grad(lambda v: v.exp().sum())(torch.randn(64, 64))
+
+    @pytest.mark.parametrize("quantizer", [FixedPoint(4), PerGroup, None, 4, "PerGroup"])
+    def test_what_cannot_compress_by_itself_is_refused(self, quantizer):
+        with pytest.raises(FewbitError, match=r"^compress_saved_tensors takes a quantizer [^\n]*, not [^\n]*$"):
+            compress_saved_tensors(quantizer)
