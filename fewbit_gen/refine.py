@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csc_array
+from scipy.sparse.linalg import splu
 
 from .moments import Moments
 
@@ -23,6 +25,7 @@ Codes = NDArray[np.int64]
 _STEPS = 50
 _HALVINGS = 8
 _ENOUGH = 1e-13  # residual, in units of f'
+_DENSE = 512  # boundaries up to which Newton's system is solved as a full matrix: in cubic time
 
 
 @dataclass(frozen=True)
@@ -110,19 +113,15 @@ def _newton(moments: Moments, state: _State, codes: Codes, residual: Vector, fre
     h = 1e-6 * min(moments.activation.reach, moments.edges[-1] - moments.edges[0])
     slope = (moments.centred(s + h) - moments.centred(s - h)) / (2 * h)
     left, right = codes[:-1], codes[1:]
-    index = np.arange(s.size)
-    moved = np.zeros((state.levels.size, s.size))  # ∂y_c/∂s_j
     flow = moments.weight.density(s)
     holds = state.mass > 0
     per_mass = np.where(holds, 1 / np.where(holds, state.mass, 1), 0)
     g = residual + 0.5 * (state.levels[left] + state.levels[right])
-    np.add.at(moved, (left, index), flow * (g - state.levels[left]) * per_mass[left])
-    np.add.at(moved, (right, index), -flow * (g - state.levels[right]) * per_mass[right])
-    jacobian = np.diag(slope) - 0.5 * (moved[left] + moved[right])
+    lifts = flow * (g - state.levels[left]) * per_mass[left]  # ∂y_left/∂s
+    lowers = -flow * (g - state.levels[right]) * per_mass[right]
     chosen = np.flatnonzero(free)
-    try:
-        step = np.linalg.solve(jacobian[np.ix_(chosen, chosen)], -residual[chosen])
-    except np.linalg.LinAlgError:
+    step = _solved(slope[chosen], left[chosen], right[chosen], lifts[chosen], lowers[chosen], -residual[chosen])
+    if step is None:
         return None
     for halvings in range(_HALVINGS):
         target = s.copy()
@@ -132,6 +131,32 @@ def _newton(moments: Moments, state: _State, codes: Codes, residual: Vector, fre
             if _improves(moments, after, residual, free, state, codes):
                 return after
     return None
+
+
+def _solved(slope: Vector, left: Codes, right: Codes, lifts: Vector, lowers: Vector, residual: Vector) -> Vector | None:
+    """Return the steps ds of the boundaries that make up for `residual`, None if there are none.
+
+    slope · ds − (dy_left + dy_right)/2 = residual, where the levels change by dy: by lifts · ds of the boundaries that
+    they end at, and by lowers · ds of those that they begin at.
+    """
+    m, K = slope.size, int(max(left.max(), right.max())) + 1
+    index = np.arange(m)
+    try:
+        if m <= _DENSE:
+            moved = np.zeros((K, m))  # ∂y_c/∂s_j
+            np.add.at(moved, (left, index), lifts)
+            np.add.at(moved, (right, index), lowers)
+            steps = np.linalg.solve(np.diag(slope) - 0.5 * (moved[left] + moved[right]), residual)
+            return np.asarray(steps, np.float64)
+        # With dy for unknowns too, the system has few entries a row.
+        half, level = np.full(m, -0.5), m + np.arange(K)
+        rows = np.concatenate([index, index, index, m + left, m + right, level])
+        columns = np.concatenate([index, m + left, m + right, index, index, level])
+        entries = np.concatenate([slope, half, half, -lifts, -lowers, np.ones(K)])
+        system = csc_array((entries, (rows, columns)), shape=(m + K, m + K))
+        return np.asarray(splu(system).solve(np.append(residual, np.zeros(K)))[:m], np.float64)
+    except (np.linalg.LinAlgError, RuntimeError):  # it is singular: NumPy's word for it, and SciPy's
+        return None
 
 
 def _allowed(moments: Moments, s: Vector, target: Vector) -> bool:

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from fewbit.fewbit_gen import parse_activation, parse_weight, solve
+from fewbit.fewbit_gen.activations import as_activation
 from fewbit.fewbit_gen.certify import table_error
 from fewbit.fewbit_gen.moments import Moments, quadrature
 from fewbit.fewbit_gen.refine import refine
@@ -111,3 +112,20 @@ def test_finds_the_optimum_of_an_odd_start():
     y = refined.levels
     residual = moments.activation.derivative(refined.boundaries) - 0.5 * (y[1:] + y[:-1])
     assert abs(np.abs(residual).max() - refined.residual) <= 1e-15
+
+
+def test_newton_on_many_boundaries():
+    """As many as 4,500, where a step by a full matrix takes seconds, are stationary to the rounding of f'."""
+    table = solve("sin(20*x)", levels=16, weight="laplace:0.3,0.7", certify=False)
+    assert table.boundaries.size > 4000
+    activation = as_activation(table.activation)
+    y = table.levels[table.codes]
+    residual = activation.derivative(table.boundaries) - 0.5 * (y[1:] + y[:-1])
+    assert np.abs(residual).max() <= 1e-10
+
+
+def test_a_sparse_newton_step_is_the_dense_one(monkeypatch):
+    dense = solve("sin(3*x)", levels=5, kind="interval", certify=False)
+    monkeypatch.setattr("fewbit.fewbit_gen.refine._DENSE", 0)
+    sparse = solve("sin(3*x)", levels=5, kind="interval", certify=False)
+    np.testing.assert_allclose(sparse.boundaries, dense.boundaries, rtol=0, atol=1e-12)
