@@ -39,7 +39,7 @@ BAD_USE = [
     ["solve", "gelu", "--plot", "plot"],
     ["tables", "nosuchcommand"],
     ["tables", "show", "gleu"],
-    ["tables", "show", "gelu", "--bits", "8"],
+    ["tables", "show", "gelu", "--bits", "9"],
     ["tables", "show", "gelu", "--weight", "uniform:-1,1"],
     ["tables", "verify", "--input", "missing-folder"],
     ["plot", "approximation", "-o", "plot.png"],
