@@ -76,7 +76,7 @@ class FixedPoint:
         channels = channels_of(γ, β, self.bits)
         quantize = cpu.quantize if has_kernels(x) else quantize_reference
         packed = quantize(as_kind(x), channels, x.stride(channel_dim), self.bits)
-        return FixedPointCompressed(self, Form.of(x), packed, γ, β, channel_dim, (γ._version, β._version))
+        return FixedPointCompressed(self, Form.of(x), packed, γ, β, channel_dim, _versions(γ, β))
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +99,7 @@ class FixedPointCompressed:
     scale: Tensor
     shift: Tensor
     channel_dim: int
-    versions: tuple[int, int]
+    versions: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
@@ -112,7 +112,7 @@ class FixedPointCompressed:
         Raises:
             RuntimeError: scale or shift was modified in place since.
         """
-        if (self.scale._version, self.shift._version) != self.versions:
+        if _versions(self.scale, self.shift) != self.versions:
             raise RuntimeError("FixedPoint: scale or shift was modified in place between compress and decompress")
         channels = channels_of(self.scale, self.shift, self.quantizer.bits)
         out = self.form.empty()
@@ -151,6 +151,11 @@ def channels_of(scale: Tensor, shift: Tensor, bits: int) -> Channels:
     zero = (half - multiple.nan_to_num()).clamp(1, 2 * half - 1)
     inverse = torch.where(varies, 1 / Δ, 0)
     return Channels(origin.float(), torch.where(varies, Δ, 0).float(), inverse.float(), zero.int())
+
+
+def _versions(*tensors: Tensor) -> tuple[int, ...]:
+    """Return how often each has been changed in place; tensors of inference mode do not count it."""
+    return tuple(0 if t.is_inference() else t._version for t in tensors)
 
 
 def _check_vectors(x: Tensor, scale: Tensor, shift: Tensor, channel_dim: int) -> None:

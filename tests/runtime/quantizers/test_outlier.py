@@ -3,12 +3,14 @@ import pytest
 import torch
 from fewbit import FewbitError
 from fewbit.quantizers import Outlier
+from fewbit.runtime.quantizers.cpu import outlier as cpu
 from fewbit.runtime.quantizers.outlier import POSITION_BLOCK
 from hypothesis import given
 from hypothesis import strategies as st
 from quantizer_cases import KINDS, check_form, generator, is_dense, reference, same_bits, tensors
 
 RATIOS = st.sampled_from([0, 0.02, 0.1, 0.5, 1.0, 1])
+FINITE = tensors(kinds=[kind for kind in KINDS if kind != "huge"])  # in float16 too
 PARTS = ("packed", "counts", "offsets", "values", "levels")
 
 
@@ -36,7 +38,7 @@ class TestAnyTensor:
         assert c.positions.tolist() == expected
         assert same_bits(memory(y).float()[expected], memory(x).float()[expected])
 
-    @given(tensors(kinds=("normal", "offset", "constant", "two", "relu", "wide")), st.integers(1, 8), RATIOS)
+    @given(FINITE, st.integers(1, 8), RATIOS)
     def test_error_of_the_rest(self, x, bits, ratio):
         c = Outlier(bits, ratio).compress(x)
         rest = torch.ones(x.numel(), dtype=torch.bool)
@@ -65,7 +67,7 @@ class TestAnyTensor:
         assert c.nbytes == -(-n // 8) * bits + -(-n // 240) + k * (1 + size) + 8
         assert c.nbytes == sum(getattr(c, part).untyped_storage().nbytes() for part in PARTS)
 
-    @given(tensors(), st.integers(2, 8), RATIOS, st.sampled_from([None, torch.float16, torch.bfloat16]))
+    @given(FINITE, st.integers(2, 8), RATIOS, st.sampled_from([None, torch.float16, torch.bfloat16]))
     def test_relu_needs_no_mask(self, x, bits, ratio, dtype):
         x = x.relu()
         y = Outlier(bits, ratio, relu=True, value_dtype=dtype).compress(x).decompress()
@@ -78,9 +80,9 @@ class TestAnyTensor:
 @pytest.mark.parametrize(
     "kind", ["normal", "relu", "constant", "two", "sorted", "periodic", "sparse", "special", "all nan", "zero"]
 )
-def test_the_bracket_finds_what_selection_finds(kind, ratio, relu):
-    """Large enough that the kernels do not leave it to the reference."""
-    n = 140_003
+def test_the_bracket_finds_what_selection_finds(kind, ratio, relu, monkeypatch):
+    monkeypatch.setattr(cpu, "_SAMPLE", 1 << 12)  # smaller tensors are left to the reference
+    n = 20_003
     x = KINDS[kind](n, generator()).float() if kind in KINDS else torch.randn(n, generator=generator())
     if kind == "sorted":
         x = x.sort().values
@@ -89,7 +91,7 @@ def test_the_bracket_finds_what_selection_finds(kind, ratio, relu):
     elif kind == "sparse":
         x[torch.rand(n, generator=generator()) < 0.99] = 0
     elif kind == "special":
-        x[5], x[77], x[100_000], x[n - 1] = torch.nan, -torch.nan, torch.inf, -torch.inf
+        x[5], x[77], x[10_000], x[n - 1] = torch.nan, -torch.nan, torch.inf, -torch.inf
     elif kind == "all nan":
         x[:] = torch.nan
     elif kind == "zero":

@@ -61,9 +61,9 @@ class TestAnyTensor:
         single = x.float()
         for sample, minima, ranges in zip(groups_of(single, G), c.minimum, c.range, strict=True):
             for group, Z, R in zip(sample, minima.tolist(), ranges.tolist(), strict=False):
-                low, high = Fraction(group.min().item()), Fraction(group.max().item())
-                if R <= 0 or Z != Z:  # constant, or not finite
+                if not R > 0 or Z != Z:  # constant, or not finite
                     continue
+                low, high = Fraction(group.min().item()), Fraction(group.max().item())
                 assert Fraction(Z) <= low
                 assert Fraction(Z) + Fraction(R) >= high
                 widest = (1 + Fraction(2) ** -7) * (high - low + Fraction(2) ** -7 * abs(low))
