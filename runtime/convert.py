@@ -79,7 +79,11 @@ def convert(
     made: dict[Found, FewBitActivation] = {}
     for activation, form in forms.items():
         if isinstance(form, Form) and activation not in skipped:
-            made[activation] = _made(activation, form, bits, given)
+            new = _made(activation, form, bits, given)
+            if isinstance(new, str):
+                forms[activation] = new
+            else:
+                made[activation] = new
     for activation, new in made.items():
         _put(activation, new)
     root = next((new for activation, new in made.items() if not activation.places), model)
@@ -117,9 +121,16 @@ def revert(model: nn.Module) -> nn.Module:
 # ---- replacing -------------------------------------------------------------------------------------------------------
 
 
-def _made(activation: Found, form: Form, bits: int, tables: Mapping[str, Table]) -> FewBitActivation:
+def _made(activation: Found, form: Form, bits: int, tables: Mapping[str, Table]) -> FewBitActivation | str:
+    """Return the few-bit form, or why there is none with the numbers that the activation has."""
     key = key_for_module(tables, activation.names) or key_for_activation(tables, form.activation)
-    new = form.make(bits=bits) if key is None else form.make(table=tables[key])
+    if key is not None:
+        new = form.make(table=tables[key])
+    else:
+        try:
+            new = form.make(bits=bits)
+        except FewbitError as error:
+            return str(error)
     vars(new)[ORIGINAL] = activation.original
     return new
 

@@ -280,6 +280,16 @@ def test_in_place_stays_in_place_when_fused():
         torch.testing.assert_close(x, expected)
 
 
+def test_numbers_that_few_bits_cannot_take_are_left():
+    """torch takes them; the other activations of the model are converted all the same."""
+    report = convert(nn.Sequential(nn.Hardtanh(0, torch.inf), nn.Softplus(beta=0), nn.GELU()))
+    assert [row.name for row in report.replaced] == ["2"]
+    assert [row.why for row in report.left] == [
+        "max_val must be a finite number, not inf",
+        "softplus needs a beta other than 0",
+    ]
+
+
 def test_a_formula_that_is_another_is_left():
     module = define("timm.layers.activations", "Swish", lambda self, x: x / (1 + (-x).exp()))()
     model = nn.Sequential(module)
