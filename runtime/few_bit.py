@@ -7,6 +7,7 @@
 Calls of `torch.nn.functional`, `torch` and tensor methods are caught by a `TorchFunctionMode`; all else runs as ever.
 """
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -172,6 +173,7 @@ def _fits(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         and x.dtype in DTYPES
         and "out" not in kwargs
         and not any(isinstance(value, Tensor) for value in (*others, *kwargs.values()) if value is not x)
+        and all(math.isfinite(value) for value in (*others, *kwargs.values()) if isinstance(value, float))
     )
 
 

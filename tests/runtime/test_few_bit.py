@@ -120,6 +120,15 @@ def test_arguments_have_tables_of_their_own():
     assert_same_bits(without, expected_gradient(load_table("softplus", 3), x, torch.ones_like(x)))
 
 
+def test_infinite_numbers_are_left_to_torch():
+    x = values()
+    with few_bit(bits=3):
+        y, gradient, _ = record(lambda x: F.hardtanh(x, 0, torch.inf), x)
+        other, same, _ = record(lambda x: F.hardtanh(x, min_val=0, max_val=torch.inf), x)
+    assert torch.equal(y, F.relu(x)) and torch.equal(gradient, (x > 0).float())
+    assert torch.equal(other, y) and torch.equal(same, gradient)
+
+
 def test_a_table_named_by_its_function_serves_whatever_its_arguments(tmp_path):
     x = values()
     table = load_table("softplus", 4)
