@@ -1,10 +1,15 @@
 """What the quantizers' kernels are made of: blocks of numbers read and written, codes unpacked, random bits."""
 
+from collections.abc import Callable
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numba import njit
 
+from ...backends import kernels
 from ...backends.kernels import (
     GROUP,
     _kernel,
@@ -15,15 +20,30 @@ from ...backends.kernels import (
     _vector,
     _widen,
 )
+from ...backends.team import Kernel
 from ..philox import KEY_STEPS, MULTIPLIERS, ROUNDS
 
 # Their names in backends/kernels.py begin with an underscore: pieces of kernels, not of the package's surface.
-build, load_word, take, vector = _kernel, _load_word, _take, _vector
+load_word, take, vector = _load_word, _take, _vector
 
 _M0, _M1 = (np.uint64(m) for m in MULTIPLIERS)
 _W0, _W1 = (np.uint64(w) for w in KEY_STEPS)
 _MASK = np.uint64(0xFFFFFFFF)
 _HALF_WORD = np.uint64(32)
+
+
+def build(body: Callable[[Any], None]) -> Kernel:
+    """Compile a kernel, or find it in Numba's disk cache, where it lies under the digest of its pieces too.
+
+    Numba itself looks whether the file of the kernel has changed, and not the files of the pieces.
+    """
+    body.__qualname__ += f"-{_digest()}"
+    return _kernel(body)
+
+
+@cache
+def _digest() -> str:
+    return sha256(b"".join(Path(file).read_bytes() for file in (__file__, kernels.__file__))).hexdigest()[:8]
 
 
 @njit(inline="always")
@@ -85,7 +105,8 @@ def read_codes(packed: Any, group: Any, count: Any, bits: Any, staged: Any, smal
     """Unpack `count` codes, and those that fill the last group, from the groups from `group` on: a byte each."""
     groups = (count + GROUP - 1) // GROUP
     source = vector(packed + group * bits, np.uint8(0), groups * bits)  # pyright: ignore[reportCallIssue]
-    staged[: groups * bits] = source  # so that words may be read past the last group
+    for i in range(groups * bits):  # so that words may be read past the last group; a slice takes far longer
+        staged[i] = source[i]
     stage = staged.ctypes.data
     lanes = small.view(np.uint64)
     b = np.uint64(bits)
