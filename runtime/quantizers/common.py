@@ -99,12 +99,12 @@ def has_kernels(x: Tensor) -> bool:
     return x.device.type == "cpu" and type(x) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
 
 
-def as_kind(x: Tensor) -> Tensor:
-    """Return `x` in a format that the kernels read: float64 is rounded to float32, but nothing positive to 0."""
+def as_kind(x: Tensor, *, keep_positive: bool) -> Tensor:
+    """Return `x` in a format that the kernels read: float64 is rounded to float32, if so asked nothing positive to 0."""
     if x.dtype in KINDS:
         return x
     single = x.float()
-    return torch.where((x > 0) & (single == 0), smallest(torch.float32), single)
+    return torch.where((x > 0) & (single == 0), smallest(torch.float32), single) if keep_positive else single
 
 
 def largest(dtype: torch.dtype) -> float:

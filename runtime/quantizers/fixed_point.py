@@ -75,7 +75,7 @@ class FixedPoint:
         γ, β = scale.detach(), shift.detach()
         channels = channels_of(γ, β, self.bits)
         quantize = cpu.quantize if has_kernels(x) else quantize_reference
-        packed = quantize(as_kind(x), channels, x.stride(channel_dim), self.bits)
+        packed = quantize(as_kind(x, keep_positive=True), channels, x.stride(channel_dim), self.bits)
         return FixedPointCompressed(self, Form.of(x), packed, γ, β, channel_dim, _versions(γ, β))
 
 

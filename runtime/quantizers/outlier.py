@@ -81,7 +81,7 @@ class Outlier:
         """
         check_tensor("Outlier", x)
         x = as_dense(x.detach())
-        elements = flat(as_kind(x))
+        elements = flat(as_kind(x, keep_positive=self.relu))
         kernels = has_kernels(x)
         positions, values, low, high = (cpu.select if kernels else select_reference)(elements, self)
         levels = self._levels(low, high)

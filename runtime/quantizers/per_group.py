@@ -80,7 +80,9 @@ class PerGroup:
         rows = _samples(x)
         seed = draw_seed(generator)
         quantize = cpu.quantize if has_kernels(x) else quantize_reference
-        return PerGroupCompressed(self, Form.of(x), *quantize(as_kind(rows), self.bits, self.group_size, seed))
+        return PerGroupCompressed(
+            self, Form.of(x), *quantize(as_kind(rows, keep_positive=False), self.bits, self.group_size, seed)
+        )
 
 
 @dataclass(frozen=True, eq=False)
