@@ -100,7 +100,7 @@ def has_kernels(x: Tensor) -> bool:
 
 
 def as_kind(x: Tensor, *, keep_positive: bool) -> Tensor:
-    """Return `x` in a format that the kernels read: float64 is rounded to float32, if so asked nothing positive to 0."""
+    """Return `x` in a format that kernels read: float64 is rounded to float32, if so asked nothing positive to 0."""
     if x.dtype in KINDS:
         return x
     single = x.float()
