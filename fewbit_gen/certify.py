@@ -4,7 +4,7 @@ import numpy as np
 
 from ..tables import Table
 from .activations import Activation
-from .moments import evaluate_derivative, grid, quadrature
+from .moments import evaluate_derivative, quadrature, resolved_grid
 from .weights import Weight
 
 
@@ -17,7 +17,7 @@ def table_error(table: Table, activation: Activation, weight: Weight) -> float:
     """
     low, high = weight.domain
     inside = table.boundaries[(table.boundaries > low) & (table.boundaries < high)]
-    edges = np.union1d(grid(activation, weight, 512), inside)
+    edges = np.union1d(resolved_grid(activation, weight, 512, 32), inside)
     left, right = edges[:-1], edges[1:]
     within = np.nextafter(left, np.inf) < right  # else the panel is a rounding, and its nodes are its ends
     left, right = left[within], right[within]

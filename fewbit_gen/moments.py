@@ -22,6 +22,9 @@ from .weights import Weight
 
 Vector = NDArray[np.float64]
 
+# Beyond the grid's own; the programmes that cut an axis of more take minutes.
+_MOST_ADDED = 100_000
+
 
 @cache
 def _legendre(order: int) -> tuple[Vector, Vector]:
@@ -51,6 +54,48 @@ def grid(activation: Activation, weight: Weight, cells: int) -> Vector:
     return np.unique(np.concatenate([*pieces, breaks]))
 
 
+def resolved_grid(activation: Activation, weight: Weight, cells: int, order: int) -> Vector:
+    """Return the edges of `grid`, with more where f' is too steep or too narrow for `order` nodes a cell.
+
+    There the integral of f' over a cell is not what f rises by. Where f itself jumps that can be no better in any cell.
+
+    Raises:
+        FewbitError: f' varies so fast nearly everywhere that cells would become too many.
+    """
+    edges = grid(activation, weight, cells)
+    if not activation.consistent:
+        return edges
+    added = [edges]
+    left, right = edges[:-1], edges[1:]
+    largest = None  # |f'|, beside which the rounding of a vanishing one is nothing
+    while left.size:
+        x, dx = quadrature(left, right, order)
+        with np.errstate(all="ignore"):
+            slope = activation.derivative(x)
+            ends = activation.function(np.stack([np.nextafter(left, np.inf), right]))
+            off = np.abs((slope * dx).sum(axis=1) - (ends[1] - ends[0]))
+            size = np.abs(slope)
+            if largest is None:
+                largest = size.max()
+                if not np.isfinite(largest):  # what integrates it refuses it
+                    return edges
+            room = ((1e-6 * size + 1e-9 * largest + 1e-290) * dx).sum(axis=1) + 1e-11 * np.abs(ends).sum(axis=0)
+        middle = 0.5 * (left + right)
+        coarse = (off > room) & (middle > left) & (middle < right)  # not where a number is not finite
+        added.append(middle[coarse])
+        if sum(points.size for points in added[1:]) > _MOST_ADDED:
+            where = middle[coarse][0]
+            raise FewbitError(
+                f"the derivative of {activation.name} varies too fast to be integrated under {weight.spec}, "
+                f"for instance near x = {where:g}; give a narrower weight"
+            )
+        left, right = (
+            np.concatenate([left[coarse], middle[coarse]]),
+            np.concatenate([middle[coarse], right[coarse]]),
+        )
+    return np.unique(np.concatenate(added))
+
+
 @dataclass(frozen=True)
 class Moments:
     """Moments of one activation's derivative under one weight, cell by cell.
@@ -77,7 +122,7 @@ class Moments:
         Raises:
             FewbitError: f' is not finite somewhere on the domain, or the weight holds no mass.
         """
-        edges = grid(activation, weight, cells)
+        edges = resolved_grid(activation, weight, cells, order)
         x, dx = quadrature(edges[:-1], edges[1:], order)
         derivative = evaluate_derivative(activation, x)
         mass = weight.density(x) * dx

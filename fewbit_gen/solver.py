@@ -85,6 +85,8 @@ def level_count(bits: int | None, levels: int | None) -> int:
 
 def _solve(activation: Activation, K: int, kind: Kind, weight: Weight, certify: bool) -> Table:
     moments = problem_moments(activation, weight, kind, K)
+    if _is_constant(moments):
+        return Table(activation.name, kind, weight.spec, [], [0], [moments.centre], 0.0, 0.0)
     if kind == "interval":
         table = _polished(moments, kind, solve_interval(moments, K))
     else:
@@ -98,6 +100,12 @@ def _solve(activation: Activation, K: int, kind: Kind, weight: Weight, certify: 
         if not better.error < table.error:
             return replace(table, lower_bound=min(found.bound, table.error))
         table = better
+
+
+def _is_constant(moments: Moments) -> bool:
+    """Tell whether f' varies by no more than its rounding where the weight is."""
+    mass, _, square = moments.prefix[:, -1]
+    return bool(square <= mass * (4 * np.finfo(float).eps * moments.centre) ** 2)
 
 
 def problem_moments(activation: Activation, weight: Weight, kind: Kind, K: int) -> Moments:

@@ -31,6 +31,8 @@ class Activation:
         reach: beyond ±reach f' needs no fine grid: it is constant to a double's last digit, but for a jump at a
             kink, or flat as a power of x is far out. Infinity where f' never comes to rest.
         base: the name of an activation g and a number a > 0 with f'(x) = g'(a·x), or None.
+        consistent: whether `derivative` is the derivative of `function` wherever that does not jump, so that one can
+            check the other. A callable's may be what its author likes better.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Activation:
     step: bool = False
     reach: float = 40.0  # e⁻⁴⁰ is less than half a last digit of 1
     base: tuple[str, float] | None = None
+    consistent: bool = True
 
 
 def before(x: float) -> float:

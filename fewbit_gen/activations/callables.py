@@ -38,7 +38,7 @@ def callable_activation(function: Callable[..., Any], derivative: Callable[..., 
         slope = _checked(derivative, f"the derivative of {name}")
     kinks = tuple(jumps(slope).tolist())
     slope = from_the_left(slope, kinks)
-    return Activation(name, checked, slope, kinks, is_step(slope, kinks), reach_of(slope))
+    return Activation(name, checked, slope, kinks, is_step(slope, kinks), reach_of(slope), consistent=False)
 
 
 def _name(function: object) -> str:

@@ -90,7 +90,7 @@ def expression_activation(tree: ast.expr) -> Activation:
     found = switched(conditions)
     smooth_beside = np.isfinite(derivative(found)) & np.isfinite(derivative(np.nextafter(found, np.inf)))
     kinks = tuple(found[smooth_beside].tolist())
-    return Activation(name, function, derivative, kinks, is_step(derivative, kinks), reach_of(derivative))
+    return Activation(name, function, derivative, kinks, is_step(derivative, kinks, function), reach_of(derivative))
 
 
 def expression_number(tree: ast.expr) -> float:

@@ -97,15 +97,26 @@ def from_the_left(derivative: Function, kinks: tuple[float, ...]) -> Function:
     return lambda x: derivative(np.where(np.isin(x, at), np.nextafter(x, -np.inf), x))
 
 
-def is_step(derivative: Function, kinks: tuple[float, ...]) -> bool:
-    """Tell whether f' is constant between `kinks`, to the last bit."""
-    x = np.concatenate([grid(), kinks])
+def is_step(derivative: Function, kinks: tuple[float, ...], function: Function | None = None) -> bool:
+    """Tell whether f' is constant between `kinks`, to the last bit.
+
+    Args:
+        derivative: f'.
+        kinks: where it may jump.
+        function: f, if f' is its derivative: what it does between two points that f' does not show at is found by it.
+    """
+    x = np.union1d(grid(), kinks)
     value = derivative(x)
     piece = np.searchsorted(np.asarray(kinks), x, side="left")
     _, first = np.unique(piece, return_index=True)
-    of_piece = np.full(piece.max() + 1, np.nan)
-    of_piece[piece[first]] = value[first]
-    return bool((value == of_piece[piece]).all())
+    if not (value == value[first][piece]).all():
+        return False
+    if function is None:
+        return True
+    with np.errstate(all="ignore"):
+        start, end = function(np.nextafter(x[:-1], np.inf)), function(x[1:])
+        off = np.abs(end - start - value[1:] * np.diff(x))
+    return bool((off <= 1e-11 * (np.abs(start) + np.abs(end) + np.abs(value[1:] * x[1:]))).all())
 
 
 def reach_of(derivative: Function) -> float:

@@ -65,7 +65,8 @@ def with_kinks(activation: Activation, kinks: Iterable[float]) -> Activation:
         new = {settled(activation.derivative, kink) for kink in given} - set(activation.kinks)
     together = tuple(sorted({*activation.kinks, *new}))
     derivative = from_the_left(activation.derivative, tuple(sorted(new)))
-    return replace(activation, kinks=together, derivative=derivative, step=is_step(derivative, together))
+    step = is_step(derivative, together, activation.function if activation.consistent else None)
+    return replace(activation, kinks=together, derivative=derivative, step=step)
 
 
 def _point(kink: Any) -> float:

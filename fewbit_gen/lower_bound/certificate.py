@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from ...tables import Table
-from ..moments import Moments, grid
+from ..moments import Moments, resolved_grid
 from ..paths import F2, layered, least_penalty, path_to, penalised, reversed_places
 from ..penalty import best_penalty
 from .cells import Mask, Vector, interval_cells, shared_cells
@@ -55,7 +55,7 @@ def certificate(moments: Moments, table: Table, K: int, tolerance: float = TOLER
     ends = moments.centred(np.stack([np.nextafter(moments.edges[:-1], np.inf), moments.edges[1:]]))
     low, high = float(ends.min()), float(ends.max())
     if table.kind == "interval":
-        edges = grid(moments.activation, moments.weight, max(_FIRST_CELLS, 4 * K))
+        edges = resolved_grid(moments.activation, moments.weight, max(_FIRST_CELLS, 4 * K), 8)
         at, heights = table.boundaries, np.abs(np.diff(table.levels))
         cells_of = partial(interval_cells, moments)
     else:

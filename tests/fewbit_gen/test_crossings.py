@@ -14,6 +14,7 @@ SAW = Activation(
     lambda x: np.zeros_like(x),
     lambda x: np.where(x <= 0, np.sin(3 * x), np.where(x <= 0.1, 2.0, np.where(x <= 4, -x / 4, 0.3))),
     kinks=(0.0, 0.1, 4.0),
+    consistent=False,  # f is not asked for
 )
 ACTIVATIONS = {name: parse_activation(name) for name in ("gelu", "silu", "tanh", "selu", "softplus(threshold=2)")}
 ACTIVATIONS["saw"] = SAW

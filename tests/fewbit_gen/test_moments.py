@@ -5,8 +5,10 @@ import pytest
 from exact import DERIVATIVES, KINKS, WEIGHTS, integrate, mp
 from fewbit.fewbit_gen import parse_activation, parse_weight
 from fewbit.fewbit_gen.activations import Activation
-from fewbit.fewbit_gen.moments import Moments, evaluate_derivative, grid, quadrature
+from fewbit.fewbit_gen.moments import Moments, evaluate_derivative, grid, quadrature, resolved_grid
 from fewbit.tables import FewbitError
+from fewbit.tables.shipped import WEIGHTS as SHIPPED_WEIGHTS
+from fewbit.tables.shipped import shipped_activations
 from numpy.polynomial import Polynomial
 
 EPS = 2.0**-53
@@ -101,6 +103,35 @@ class TestGrid:
         act = parse_activation("softplus(beta=3,threshold=7)")
         assert np.isin(act.kinks, grid(act, parse_weight("uniform:-10,10"), 100)).all()
         assert not np.isin(act.kinks, grid(act, parse_weight("uniform:-1,1"), 100)).any()
+
+
+class TestResolvedGrid:
+    @pytest.mark.parametrize("weight", SHIPPED_WEIGHTS)
+    @pytest.mark.parametrize("activation", shipped_activations())
+    def test_adds_nothing_to_what_is_shipped(self, activation, weight):
+        act, w = parse_activation(activation), parse_weight(weight)
+        assert np.array_equal(resolved_grid(act, w, 4096, 8), grid(act, w, 4096))
+
+    @pytest.mark.parametrize("at", [0.0, -9.3, 3.1234567])
+    @pytest.mark.parametrize("steepness", [1e3, 1e5, 1e7])
+    def test_sees_what_is_narrower_than_a_cell(self, steepness, at):
+        act = parse_activation(f"tanh({steepness}*(x-({at})))")
+        edges = resolved_grid(act, parse_weight("uniform:-10,10"), 512, 8)
+        assert edges.size < 700
+        x, dx = quadrature(edges[:-1], edges[1:], 8)
+        slope = act.derivative(x)
+        assert (slope * dx).sum() == pytest.approx(2, rel=1e-5)
+        assert (slope**2 * dx).sum() == pytest.approx(4 / 3 * steepness, rel=1e-3)
+
+    def test_halves_around_a_jump_of_the_function_until_there_is_nothing_between(self):
+        act = parse_activation("(x+sign(x-0.3))*sigmoid(x)")
+        assert resolved_grid(act, parse_weight("uniform:-10,10"), 512, 8).size < 512 + 5 + 120
+
+    def test_refuses_in_one_line_what_varies_too_fast(self):
+        with pytest.raises(
+            FewbitError, match=r"sin\(1000000\*x\) varies too fast to be integrated under uniform:-10,10"
+        ):
+            problem("sin(1e6*x)", "uniform:-10,10")
 
 
 class TestRefusal:

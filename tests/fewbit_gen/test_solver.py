@@ -134,6 +134,8 @@ class TestDomain:
 
     def test_what_oscillates_too_often_is_refused(self):
         with pytest.raises(FewbitError, match=r"the derivative of sin passes between its levels \d+ times under"):
+            solve("sin", weight="uniform:-3e4,3e4")
+        with pytest.raises(FewbitError, match=r"the derivative of sin varies too fast to be integrated under"):
             solve("sin", weight="uniform:-1e6,1e6")
 
     def test_the_normalisation_of_a_weight_scales_the_error_alone(self):
@@ -191,3 +193,19 @@ class TestArguments:
             solve(**{"activation": "gelu", **arguments})
         assert "\n" not in str(caught.value)
         assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("kind", ["interval", "shared"])
+@pytest.mark.parametrize(
+    ("steep", "domain", "factor"),
+    [
+        ("tanh(100000*(x-3.1234567))", "-1312345.67,687654.33", 1e5),  # u = 10⁵·(x − c) makes it that of tanh
+        ("x+0.0001*tanh(1e6*(x-3.1234567))", "-13123456.7,6876543.3", 100**2 / 1e6),
+        ("max(x,0)+0.0001*tanh(1e6*(x-3.1234567))-max(x,0)", "-13123456.7,6876543.3", 100**2 / 1e6),
+    ],
+)
+def test_sees_what_is_narrower_than_its_grid(steep, domain, factor, kind):
+    table = solve(steep, bits=2, kind=kind)
+    of_tanh = solve("tanh", bits=2, kind=kind, weight=f"uniform:{domain}")
+    assert table.error == pytest.approx(factor * of_tanh.error, rel=1e-4)
+    assert table.error * (1 - 1e-3) <= table.lower_bound <= table.error

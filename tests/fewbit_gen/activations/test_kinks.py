@@ -44,6 +44,13 @@ def test_a_step_is_constant_to_the_last_bit():
     assert not is_step(lambda x: np.full_like(x, np.nan), ())
 
 
+def test_a_step_is_what_its_function_rises_by():
+    one = np.ones_like
+    assert is_step(one, (), lambda x: x)
+    assert is_step(one, (0.5,), lambda x: x + (x > 0.5))  # a jump of f at a kink is no slope
+    assert not is_step(one, (), lambda x: x + 1e-4 * np.tanh(1e6 * (x - 3.1234567)))
+
+
 def test_reach():
     assert reach_of(lambda x: np.exp(-x * x)) == pytest.approx(6, abs=0.2)
     assert reach_of(np.cos) == np.inf
