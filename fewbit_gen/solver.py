@@ -86,7 +86,8 @@ def level_count(bits: int | None, levels: int | None) -> int:
 def _solve(activation: Activation, K: int, kind: Kind, weight: Weight, certify: bool) -> Table:
     moments = problem_moments(activation, weight, kind, K)
     if _is_constant(moments):
-        return Table(activation.name, kind, weight.spec, [], [0], [moments.centre], 0.0, 0.0)
+        level = np.array([moments.centre])
+        return Table(activation.name, kind, weight.spec, np.empty(0), np.zeros(1, np.uint8), level, 0.0, 0.0)
     if kind == "interval":
         table = _polished(moments, kind, solve_interval(moments, K))
     else:
