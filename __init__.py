@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .fewbit_gen import solve as solve
     from .runtime import functional as functional
+    from .runtime import layers as layers
     from .runtime import memory as memory
     from .runtime import quantizers as quantizers
     from .runtime.calibrate import calibrate as calibrate
@@ -72,7 +73,12 @@ _HOMES = {
 }
 # Public submodule -> the module that it is. They can be imported (`from fewbit.functional import gelu`)
 # although they live in `runtime`.
-_SUBMODULES = {"functional": ".runtime.functional", "memory": ".runtime.memory", "quantizers": ".runtime.quantizers"}
+_SUBMODULES = {
+    "functional": ".runtime.functional",
+    "layers": ".runtime.layers",
+    "memory": ".runtime.memory",
+    "quantizers": ".runtime.quantizers",
+}
 
 __all__ = ["__version__", *sorted([*_HOMES, *_SUBMODULES])]
 

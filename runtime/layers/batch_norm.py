@@ -1,0 +1,282 @@
+"""Batch normalisation, over processes too, and instance normalisation: the input is saved in few bits.
+
+Mean and deviation of each channel are kept as torch keeps them, exactly. In training the gradient of the input is
+that of normalization.py, from one copy or two. With running statistics (evaluation) it does not depend on the input:
+then the input is saved for the gradient of the weight alone.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn import functional as F
+from torch.nn.modules._functions import SyncBatchNorm as TorchSync
+
+from .base import check_first_derivative, compresses, keep, kept, refuse
+from .normalization import CompressedNorm, copies_of, input_gradient
+from .saver import Saver
+
+__all__ = [
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
+    "SyncBatchNorm",
+]
+
+
+class _BatchNorm(CompressedNorm, nn.modules.batchnorm._BatchNorm):
+    """What the batch normalisations share."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return torch's output, and update torch's statistics."""
+        if not compresses(input, self.weight, self.bias):
+            return super().forward(input)
+        self._check_input_dim(input)
+        mean, var, training, momentum = self._statistics()
+        return batch_norm(
+            *(input, mean, var, self.weight, self.bias, training, momentum, self.eps, self.saver, self.copies)
+        )
+
+    def _statistics(self) -> tuple[Tensor | None, Tensor | None, bool, float]:
+        """Return running mean and variance, whether to use those of the batch, and the part that it takes of them."""
+        momentum = 0.0 if self.momentum is None else self.momentum
+        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                momentum = 1.0 / float(self.num_batches_tracked)  # the mean of all so far
+        training = self.training or (self.running_mean is None and self.running_var is None)
+        if self.training and not self.track_running_stats:
+            return None, None, training, momentum
+        return self.running_mean, self.running_var, training, momentum
+
+
+class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
+    """`torch.nn.BatchNorm1d`, which keeps its input in few bits."""
+
+
+class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
+    """`torch.nn.BatchNorm2d`, which keeps its input in few bits."""
+
+
+class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
+    """`torch.nn.BatchNorm3d`, which keeps its input in few bits."""
+
+
+def batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    saver: Saver,
+    copies: int = 1,
+) -> Tensor:
+    """`torch.nn.functional.batch_norm`, which saves its input through `saver`; dimension 0 = samples."""
+    if training:
+        F._verify_batch_size(x.size())  # pyright: ignore[reportAttributeAccessIssue]
+    return CompressedBatchNorm.apply(
+        *(x, weight, bias, running_mean, running_var, training, momentum, eps, saver, copies, x.shape)
+    )
+
+
+class CompressedBatchNorm(Function):
+    """x, w, b -> (x − m) r w + b by channel."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        training: bool,
+        momentum: float,
+        eps: float,
+        saver: Saver,
+        copies: int,
+        sampled: torch.Size,
+    ) -> Tensor:
+        """Return torch's output; keep x, seen in the shape `sampled`, compressed."""
+        y, mean, rstd, reserve, implementation = torch.ops.aten._batch_norm_impl_index(
+            *(x, weight, bias, running_mean, running_var, training, momentum, eps, torch.backends.cudnn.enabled)
+        )
+        x_wanted, weight_wanted = ctx.needs_input_grad[:2]
+        compressed = None
+        if weight_wanted or (x_wanted and training):
+            compressed = copies_of(x.view(sampled), saver, copies if x_wanted and training else 1)
+        running = (None, None) if training else (running_mean, running_var)
+        keep(ctx, compressed, weight, *running, mean, rstd, reserve)
+        ctx.implementation, ctx.training, ctx.eps, ctx.saver = implementation, training, eps, saver
+        ctx.shape, ctx.sampled, ctx.dtype = x.shape, sampled, x.dtype
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, w and b."""
+        check_first_derivative()
+        grad = grads[0]
+        compressed, weight, running_mean, running_var, mean, rstd, reserve = kept(ctx)
+        xs = [] if compressed is None else [c.decompress().view(ctx.shape) for c in compressed]
+        x = xs[0] if xs else grad.new_empty(1, dtype=ctx.dtype).expand(ctx.shape)  # its shape alone is asked for
+        if xs:
+            ctx.saver.observe(grad.view(ctx.sampled) if grad.is_contiguous() else grad.reshape(ctx.sampled))
+        wanted = list(ctx.needs_input_grad[:3])
+        statistics = (running_mean, running_var, mean, rstd)
+        one_copy = [wanted[0] and len(xs) < 2, *wanted[1:]]
+        grad_x, grad_weight, grad_bias = torch.ops.aten._batch_norm_impl_index_backward(
+            *(ctx.implementation, x, grad, weight, *statistics, ctx.training, ctx.eps, one_copy, reserve)
+        )
+        if wanted[0] and len(xs) == 2:
+            grad_x = _from_two_copies(grad, xs, weight, mean, rstd).to(ctx.dtype)
+        found = (grad_x, grad_weight, grad_bias)
+        return (*(g if w else None for g, w in zip(found, wanted, strict=True)), *(None,) * 8)
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> None:
+        """Refuse forward mode."""
+        refuse()
+
+
+def _from_two_copies(grad: Tensor, xs: list[Tensor], weight: Tensor | None, mean: Tensor, rstd: Tensor) -> Tensor:
+    shape = [1, -1, *(1 for _ in grad.shape[2:])]
+    m, r = mean.view(shape), rstd.view(shape)
+    first, second = ((x.to(r.dtype) - m) * r for x in xs)
+    h = grad.to(r.dtype) if weight is None else grad.to(r.dtype) * weight.to(r.dtype).view(shape)
+    return input_gradient(h, first, second, r, [dim for dim in range(grad.dim()) if dim != 1])
+
+
+# ---- over processes --------------------------------------------------------------------------------------------------
+
+
+class SyncBatchNorm(_BatchNorm, nn.SyncBatchNorm):
+    """`torch.nn.SyncBatchNorm`, which keeps its input in few bits.
+
+    As torch's, it takes CUDA tensors in a process group; elsewhere it is batch normalisation. `copies` counts there
+    alone: over processes there is one copy.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return torch's output, and update torch's statistics."""
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        group = (self.process_group or torch.distributed.group.WORLD) if distributed else None
+        world = torch.distributed.get_world_size(group) if distributed else 1
+        on_cpu = distributed and input.device.type == "cpu"  # torch refuses it in its words
+        if not compresses(input, self.weight, self.bias) or (self.training and on_cpu):
+            return nn.SyncBatchNorm.forward(self, input)
+        if not self.training or world == 1:
+            self._check_non_zero_input_channels(input)
+            return super().forward(input)
+        self._check_input_dim(input)
+        self._check_non_zero_input_channels(input)
+        mean, var, _, momentum = self._statistics()
+        return CompressedSyncBatchNorm.apply(
+            *(input, self.weight, self.bias, mean, var, self.eps, momentum, group, world, self.saver)
+        )
+
+
+class CompressedSyncBatchNorm(Function):
+    """Torch's own function, in which x is replaced, between forward and backward, by few bits."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        """Return torch's output, keep x compressed."""
+        *torchs, saver = arguments
+        held = _Held(ctx.needs_input_grad)
+        y = TorchSync.forward(held, *torchs)  # pyright: ignore[reportArgumentType]
+        x, *others = held.saved_tensors
+        keep(ctx, saver.compress(x), *others)
+        ctx.saver, ctx.process_group = saver, held.process_group
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, w and b."""
+        check_first_derivative()
+        compressed, *others = kept(ctx)
+        ctx.saver.observe(grads[0])
+        held = _Held(ctx.needs_input_grad, (compressed.decompress(), *others), ctx.process_group)
+        return (*TorchSync.backward(held, grads[0]), None)  # pyright: ignore[reportArgumentType]
+
+
+class _Held(SimpleNamespace):
+    """What torch's function takes for its context."""
+
+    def __init__(self, needs_input_grad: tuple[bool, ...], saved: tuple = (), process_group: Any = None) -> None:
+        super().__init__(needs_input_grad=needs_input_grad, saved_tensors=saved, process_group=process_group)
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+
+# ---- instances -------------------------------------------------------------------------------------------------------
+
+
+class _InstanceNorm(CompressedNorm, nn.modules.instancenorm._InstanceNorm):
+    """What the instance normalisations share; `_apply_instance_norm` is where torch's classes call the op."""
+
+    def _apply_instance_norm(self, input: Tensor) -> Tensor:
+        if not compresses(input, self.weight, self.bias):
+            return super()._apply_instance_norm(input)
+        return instance_norm(
+            input,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            self.training or not self.track_running_stats,
+            self.momentum if self.momentum is not None else 0.0,
+            self.eps,
+            self.saver,
+            self.copies,
+        )
+
+
+class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
+    """`torch.nn.InstanceNorm1d`, which keeps its input in few bits."""
+
+
+class InstanceNorm2d(_InstanceNorm, nn.InstanceNorm2d):
+    """`torch.nn.InstanceNorm2d`, which keeps its input in few bits."""
+
+
+class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
+    """`torch.nn.InstanceNorm3d`, which keeps its input in few bits."""
+
+
+def instance_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    saver: Saver,
+    copies: int = 1,
+) -> Tensor:
+    """`torch.nn.functional.instance_norm`, which saves its input through `saver`.
+
+    As torch does it: the batch normalisation of one sample whose channels are those of all samples.
+    """
+    if use_input_stats:
+        F._verify_spatial_size(x.size())  # pyright: ignore[reportAttributeAccessIssue]
+    n, channels = x.shape[:2]
+    repeated = [None if t is None else t.repeat(n) for t in (running_mean, running_var, weight, bias)]
+    y = CompressedBatchNorm.apply(
+        *(x.contiguous().view(1, n * channels, *x.shape[2:]), repeated[2], repeated[3], repeated[0], repeated[1]),
+        *(use_input_stats, momentum, eps, saver, copies, x.shape),
+    )
+    for running, by_sample in zip((running_mean, running_var), repeated, strict=False):
+        if running is not None and by_sample is not None:
+            running.detach().copy_(by_sample.view(n, channels).mean(0))
+    return y.view(x.shape)

@@ -1,0 +1,177 @@
+"""Convolutions of one to three dimensions, and transposed ones: the input is saved in few bits (ActNN, Appendix B.1).
+
+    ∇W_Δ = Σ_{n,i} ∇y_{n,i} x̂ᵀ_{n,si+dΔ}
+
+Linear in x̂, so unbiased. With a frozen weight nothing of the input is saved. Padding that is not by zeros is an op of
+its own before the convolution, which saves nothing; the convolution then keeps the padded input.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from .base import CompressedLayer, batched, check_first_derivative, compresses, decompressed, keep, kept, refuse
+from .saver import Saver
+
+__all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
+
+_CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_CONVOLVE_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Of a convolution of `dimensions` dimensions; the padding may be "same" or "valid"."""
+
+    dimensions: int
+    stride: Sequence[int]
+    padding: Sequence[int] | str
+    dilation: Sequence[int]
+    groups: int
+    transposed: bool = False
+    output_padding: Sequence[int] = ()
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return torch's convolution."""
+        if self.transposed:
+            assert not isinstance(self.padding, str), "torch's classes refuse it"
+            convolve = _CONVOLVE_TRANSPOSED[self.dimensions]
+            return convolve(
+                *(x, weight, bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation)
+            )
+        return _CONVOLVE[self.dimensions](x, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+
+    def backward(
+        self, grad: Tensor, x: Tensor, weight: Tensor, bias_size: int, wanted: Sequence[bool]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return torch's gradients of x, weight and bias, those that are wanted."""
+        before, after = self._padding(weight)
+        uneven = any(a != b for a, b in zip(before, after, strict=True))
+        # "same" with an even kernel pads one side more: torch then pads the input itself, and so is it done here.
+        more = [max(0, b - a) for a, b in zip(before, after, strict=True)]
+        if uneven:
+            x = F.pad(x, [pad for one in reversed(more) for pad in (0, one)])
+        grad_x, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
+            *(grad, x, weight, [bias_size] if wanted[2] else None, self.stride, before, self.dilation),
+            *(self.transposed, self.output_padding or [0] * self.dimensions, self.groups, list(wanted)),
+        )
+        if uneven and grad_x is not None:
+            for dim, one in enumerate(more, start=grad_x.dim() - self.dimensions):
+                grad_x = grad_x.narrow(dim, 0, grad_x.shape[dim] - one)
+        return grad_x, grad_weight, grad_bias
+
+    def _padding(self, weight: Tensor) -> tuple[list[int], list[int]]:
+        """Return the zeros before and after, by dimension."""
+        if self.padding == "same":
+            total = [d * (k - 1) for d, k in zip(self.dilation, weight.shape[2:], strict=True)]
+            return [t // 2 for t in total], [t - t // 2 for t in total]
+        padding = [0] * self.dimensions if isinstance(self.padding, str) else list(self.padding)
+        return padding, padding
+
+
+class _Convolution(CompressedLayer, nn.modules.conv._ConvNd):
+    """What the convolutions share; `_conv_forward` is where torch's classes leave the choice of the op."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        padding: Sequence[int] | str = self.padding
+        dimensions = len(self.kernel_size)
+        if self.padding_mode != "zeros":
+            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            padding = (0,) * dimensions
+        arguments = Arguments(dimensions, self.stride, padding, self.dilation, self.groups)
+        return _convolve(input, weight, bias, arguments, self.saver)
+
+
+class Conv1d(_Convolution, nn.Conv1d):
+    """`torch.nn.Conv1d`, which keeps its input in few bits."""
+
+
+class Conv2d(_Convolution, nn.Conv2d):
+    """`torch.nn.Conv2d`, which keeps its input in few bits."""
+
+
+class Conv3d(_Convolution, nn.Conv3d):
+    """`torch.nn.Conv3d`, which keeps its input in few bits."""
+
+
+class _TransposedConvolution(CompressedLayer, nn.modules.conv._ConvTransposeNd):
+    """What the transposed convolutions share."""
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        """Return torch's output."""
+        if self.padding_mode != "zeros":
+            raise ValueError(f"Only `zeros` padding mode is supported for {type(self).__name__}")
+        dimensions = len(self.kernel_size)
+        output_padding = self._output_padding(
+            *(input, output_size, self.stride, self.padding, self.kernel_size, dimensions, self.dilation)  # pyright: ignore[reportArgumentType]
+        )
+        arguments = Arguments(
+            *(dimensions, self.stride, self.padding, self.dilation, self.groups),
+            transposed=True,
+            output_padding=output_padding,
+        )
+        return _convolve(input, self.weight, self.bias, arguments, self.saver)
+
+
+class ConvTranspose1d(_TransposedConvolution, nn.ConvTranspose1d):
+    """`torch.nn.ConvTranspose1d`, which keeps its input in few bits."""
+
+
+class ConvTranspose2d(_TransposedConvolution, nn.ConvTranspose2d):
+    """`torch.nn.ConvTranspose2d`, which keeps its input in few bits."""
+
+
+class ConvTranspose3d(_TransposedConvolution, nn.ConvTranspose3d):
+    """`torch.nn.ConvTranspose3d`, which keeps its input in few bits."""
+
+
+def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, arguments: Arguments, saver: Saver) -> Tensor:
+    if not compresses(x, weight, bias):
+        return arguments.forward(x, weight, bias)
+    return CompressedConvolution.apply(x, weight, bias, arguments, saver)
+
+
+class CompressedConvolution(Function):
+    """x, W, b -> W ∗ x + b."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, arguments: Arguments, saver: Saver) -> Tensor:
+        """Return torch's output, keep x compressed."""
+        _, weight_wanted = ctx.needs_input_grad[:2]
+        sample = batched(x, arguments.dimensions + 2)
+        # The weight stays in memory anyway; torch's op wants its shape even for the gradient of the bias.
+        keep(ctx, saver.compress(sample) if weight_wanted else None, weight)
+        ctx.arguments, ctx.saver, ctx.shape, ctx.single = arguments, saver, sample.shape, x.dim() < sample.dim()
+        ctx.dtypes = [t if t is None else t.dtype for t in (x, weight, bias)]
+        return arguments.forward(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, W and b."""
+        check_first_derivative()
+        compressed, weight = kept(ctx)
+        grad = grads[0].unsqueeze(0) if ctx.single else grads[0]
+        x = decompressed(compressed, grad.dtype)
+        if x is None:
+            x = grad.new_empty(1).expand(ctx.shape)  # its shape alone is asked for
+        else:
+            ctx.saver.observe(grad)
+        wanted = list(ctx.needs_input_grad[:3])
+        bias_size = grad.shape[1]
+        found = ctx.arguments.backward(grad, x, weight.to(grad.dtype), bias_size, wanted)
+        grad_x, grad_weight, grad_bias = (
+            None if g is None else g.to(dtype) for g, dtype in zip(found, ctx.dtypes, strict=True)
+        )
+        if ctx.single and grad_x is not None:
+            grad_x = grad_x.squeeze(0)
+        return grad_x, grad_weight, grad_bias, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> None:
+        """Refuse forward mode."""
+        refuse()

@@ -1,0 +1,67 @@
+"""Linear: the input is saved in few bits, where the weight wants a gradient (ActNN, Equations 3 and 9).
+
+    ∇W = ∇Yᵀ X̂,   ∇X = ∇Y W,   ∇b = Σ ∇Y
+
+Linear in X̂, so unbiased. With a frozen weight nothing of the input is saved.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from .base import CompressedLayer, batched, check_first_derivative, compresses, decompressed, keep, kept, refuse
+from .saver import Saver
+
+__all__ = ["Linear", "linear"]
+
+
+class Linear(CompressedLayer, nn.Linear):
+    """`torch.nn.Linear`, which keeps its input in few bits; samples are dimension 0."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return torch's output."""
+        return linear(input, self.weight, self.bias, self.saver)
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None, saver: Saver) -> Tensor:
+    """`torch.nn.functional.linear`, which saves its input through `saver`."""
+    if not compresses(input, weight, bias):
+        return F.linear(input, weight, bias)
+    return CompressedLinear.apply(input, weight, bias, saver)
+
+
+class CompressedLinear(Function):
+    """x, W, b -> x Wᵀ + b."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, saver: Saver) -> Tensor:
+        """Return torch's output, keep x compressed."""
+        x_wanted, weight_wanted = ctx.needs_input_grad[:2]
+        keep(ctx, saver.compress(batched(x, 2)) if weight_wanted else None, weight if x_wanted else None)
+        ctx.saver, ctx.shape, ctx.dtypes = saver, x.shape, [t if t is None else t.dtype for t in (x, weight, bias)]
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, W and b."""
+        check_first_derivative()
+        (grad,) = grads
+        compressed, weight = kept(ctx)
+        x = decompressed(compressed, grad.dtype)
+        rows = grad.reshape(-1, grad.shape[-1])
+        grad_x = grad_weight = grad_bias = None
+        if weight is not None:
+            grad_x = (grad @ weight.to(grad.dtype)).to(ctx.dtypes[0])
+        if x is not None:
+            ctx.saver.observe(batched(grad, 2))
+            grad_weight = (rows.T @ x.reshape(-1, x.shape[-1])).to(ctx.dtypes[1])
+        if ctx.needs_input_grad[2]:
+            grad_bias = rows.sum(0).to(ctx.dtypes[2])
+        return grad_x, grad_weight, grad_bias, None
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> None:
+        """Refuse forward mode."""
+        refuse()

@@ -1,0 +1,71 @@
+"""What the normalisations share (ActNN, Appendix B.2): the gradient through x̄ = (x − m)·r from one copy of x or two.
+
+    h = ∇y·w,      ∇x = r (h − mean(h) − x̄ · mean(x̄ h))
+
+x̄ stands there twice. From one compressed copy the product of the two is biased by Var[x̂] h/n: little where n, over
+how many elements the mean goes, is large, and what ActNN does in practice. Two copies, compressed independently, make
+the gradient of x unbiased at twice the memory. ∇w = Σ x̄ ∇y and ∇b = Σ ∇y are unbiased with either.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from ...tables import FewbitError
+from ...tables.errors import shown
+from ..quantizers import Compressed
+from .base import DEFAULT_BITS, CompressedLayer
+from .saver import Saver
+
+
+class CompressedNorm(CompressedLayer):
+    """Mixin of the normalisations.
+
+    Args:
+        args, kwargs: torch's own.
+        bits, saver: as of every compressed layer.
+        copies: 1, or 2 for an unbiased gradient of the input, at twice the memory.
+
+    Raises:
+        FewbitError: `bits`, `saver` or `copies` is none.
+    """
+
+    copies: int = 1
+
+    def __init__(
+        self, *args: Any, bits: int = DEFAULT_BITS, saver: Saver | None = None, copies: int = 1, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, bits=bits, saver=saver, **kwargs)
+        self.copies = check_copies(copies)
+
+    def extra_repr(self) -> str:
+        """Return torch's own arguments, what compresses, and the copies if there are two."""
+        return super().extra_repr() + (", copies=2" if self.copies == 2 else "")
+
+
+def check_copies(copies: object) -> int:
+    """Return `copies`; raises `FewbitError` unless it is 1 or 2."""
+    if isinstance(copies, bool) or copies not in (1, 2):
+        raise FewbitError(f"copies is 1 or 2, not {shown(copies)}")
+    return copies
+
+
+def copies_of(x: Tensor, saver: Saver, copies: int) -> tuple[Compressed, ...]:
+    """Return independent compressed copies of `x`."""
+    return tuple(saver.compress(x) for _ in range(copies))
+
+
+def input_gradient(
+    h: Tensor, first: Tensor, second: Tensor, rstd: Tensor, dims: list[int], *, centred: bool = True
+) -> Tensor:
+    """Return ∇x from two copies of x̄.
+
+    Args:
+        h: ∇y·w, float32 or float64.
+        first, second: x̄ from the one copy and from the other, shaped as `h`.
+        rstd: r, which `h` can be multiplied by.
+        dims: over which the means go.
+        centred: whether m was subtracted; else its term falls away (RMSNorm).
+    """
+    inner = h - first * (second * h).mean(dims, keepdim=True)
+    return rstd * (inner - h.mean(dims, keepdim=True) if centred else inner)

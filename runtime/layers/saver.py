@@ -1,0 +1,128 @@
+"""What a compressed layer does with the tensors that its backward pass needs: a saver compresses them.
+
+    class Saver(Protocol):
+        compress(x) -> Compressed      in the forward pass: what the layer saves, dimension 0 = samples
+        observe(gradient)              in the backward pass: the gradient of the layer's output
+
+`QuantizerSaver(PerGroup(bits=4))` gives every layer and sample the same bits; `MixedPrecision` (runtime/allocation)
+gives each layer a saver that shares out a budget of bits, for which it learns from the gradients it observes.
+
+Autograd shall hold the tensors of a compressed tensor themselves, not an object that it does not look into: only so do
+checkpointing, swapping and `fewbit.memory.profile` see them. `take_apart` and `put_together` do that for any dataclass.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Protocol, cast
+
+from torch import Tensor
+
+from ..quantizers import Compressed, Quantizer
+from ..quantizers.common import total_bytes
+
+
+class Saver(Protocol):
+    """What a `CompressedLayer` saves its tensors through."""
+
+    def compress(self, x: Tensor) -> Compressed:
+        """Return `x` in few bits, as a dataclass of its tensors.
+
+        Args:
+            x: floating-point, at least two dimensions, of which the first is that of the samples; it requires no
+                gradient. It is not to be kept.
+        """
+        ...
+
+    def observe(self, gradient: Tensor) -> None:
+        """Take note of the gradient of the layer's output; called in every backward pass that needs what was saved.
+
+        Args:
+            gradient: dimension 0 = samples. It is not to be changed or kept.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class QuantizerSaver:
+    """Saves through one quantizer, whatever the layer and sample.
+
+    What would not get smaller (samples of very few elements) is kept whole.
+    """
+
+    quantizer: Quantizer
+
+    def compress(self, x: Tensor) -> Compressed:
+        """Return `x` in few bits."""
+        compressed = self.quantizer.compress(x)
+        return compressed if compressed.nbytes < total_bytes([x]) else Whole(x)
+
+    def observe(self, gradient: Tensor) -> None:
+        """Learn nothing."""
+
+
+@dataclass(frozen=True)
+class ExactSaver:
+    """Saves tensors as they are: what torch's own layers do."""
+
+    def compress(self, x: Tensor) -> Compressed:
+        """Return `x` itself."""
+        return Whole(x)
+
+    def observe(self, gradient: Tensor) -> None:
+        """Learn nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """A tensor that is not compressed."""
+
+    tensor: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return total_bytes([self.tensor])
+
+    def decompress(self) -> Tensor:
+        """Return the tensor itself."""
+        return self.tensor
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Stands for a tensor that was taken out."""
+
+    index: int
+
+
+def take_apart(value: Any, tensors: list[Tensor]) -> Any:
+    """Append the tensors in `value` to `tensors`; return `value` with places in their stead.
+
+    Looked into are dataclasses, tuples, lists and dictionaries, to any depth.
+    """
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return _Place(len(tensors) - 1)
+    return _mapped(value, lambda part: take_apart(part, tensors))
+
+
+def put_together(value: Any, tensors: Sequence[Tensor]) -> Any:
+    """Return what `take_apart` was given, with `tensors` in their places."""
+    if isinstance(value, _Place):
+        return tensors[value.index]
+    return _mapped(value, lambda part: put_together(part, tensors))
+
+
+def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Return `value` with `function` of each of its parts; the same object if it has none or they stay."""
+    if isinstance(value, type):
+        return value
+    if is_dataclass(value):
+        old = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+        new = {name: function(part) for name, part in old.items()}
+        return value if all(new[name] is old[name] for name in old) else replace(cast(Any, value), **new)
+    if isinstance(value, tuple | list) and type(value) in (tuple, list):
+        return type(value)(map(function, value))
+    if isinstance(value, dict):
+        return {key: function(part) for key, part in value.items()}
+    return value
