@@ -21,16 +21,18 @@ Three kinds of groups are told apart by the 32 bits that the others use for Z an
     tiny        R is at least 2^-100.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..layout import as_dense, flat, with_stride
-from ..packing import GROUP, pack, unpack
+from ..packing import GROUP
 from .common import Form, as_kind, check_integer, check_tensor, has_kernels, largest, total_bytes
 from .cpu import per_group as cpu
 from .philox import draw_seed, random_halves
+from .rows import Rows, check_sample_bits
 
 LEAST_RANGE = 2.0**-100  # 2^16·255 / R then is a finite float32
 NOT_A_NUMBER = 0x7FC0
@@ -64,25 +66,29 @@ class PerGroup:
         check_integer("bits", self.bits, 1, 8)
         check_integer("group_size", self.group_size, 1, 2**31)
 
-    def compress(self, x: Tensor, *, generator: torch.Generator | None = None) -> "PerGroupCompressed":
+    def compress(
+        self, x: Tensor, *, sample_bits: Tensor | Sequence[int] | None = None, generator: torch.Generator | None = None
+    ) -> "PerGroupCompressed":
         """Return `x` in few bits.
 
         Args:
             x: float16, bfloat16, float32 or float64 (which is rounded to float32 first), of any shape and layout.
+            sample_bits: bits of each sample, N integers from 1 to 8, in place of `bits`. The codes of a sample are
+                those that a quantizer of so many bits gives it from the same seed.
             generator: the rounding is seeded by one number from it, by default from torch's own on the CPU. The same
                 seed gives the same codes on every device.
 
         Raises:
-            FewbitError: `x` is no such tensor.
+            FewbitError: `x` is no such tensor, or `sample_bits` are not its.
         """
         check_tensor("PerGroup", x)
         x = as_dense(x.detach())
         rows = _samples(x)
+        bits = self.bits if sample_bits is None else check_sample_bits(sample_bits, rows.shape[0])
         seed = draw_seed(generator)
         quantize = cpu.quantize if has_kernels(x) else quantize_reference
-        return PerGroupCompressed(
-            self, Form.of(x), *quantize(as_kind(rows, keep_positive=False), self.bits, self.group_size, seed)
-        )
+        kept = quantize(as_kind(rows, keep_positive=False), bits, self.group_size, seed)
+        return PerGroupCompressed(self, Form.of(x), bits, *kept)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,30 +98,34 @@ class PerGroupCompressed:
     Attributes:
         quantizer: what compressed it.
         form: of the tensor.
-        packed: codes, uint8 (N, ⌈D/8⌉·b), each sample packed by itself (packing.py).
+        bits: of all samples, or of each: uint8 (N,) on the CPU.
+        packed: codes, uint8 (N, ⌈D/8⌉·b), each sample packed by itself (packing.py); where each sample has bits of its
+            own one row of them, as rows.py tells.
         minimum: Z, bfloat16 (N, ⌈D/G⌉).
         range: R, bfloat16 (N, ⌈D/G⌉).
     """
 
     quantizer: PerGroup
     form: Form
+    bits: int | Tensor
     packed: Tensor
     minimum: Tensor
     range: Tensor
 
     @property
     def nbytes(self) -> int:
-        """Bytes kept: codes, minima and ranges."""
-        return total_bytes((self.packed, self.minimum, self.range))
+        """Bytes kept: codes, minima and ranges, and the bits of each sample where they differ."""
+        of_samples = () if isinstance(self.bits, int) else (self.bits,)
+        return total_bytes((self.packed, self.minimum, self.range, *of_samples))
 
     def decompress(self) -> Tensor:
         """Return the tensor, in its shape, dtype and layout. What had gaps or repeats lies as its clone would."""
-        form, q = self.form, self.quantizer
+        form = self.form
         sizes = _sizes(form.shape)
         in_order = _samples_first(form.shape, form.stride)
         out = form.empty() if in_order else torch.empty(form.shape, dtype=form.dtype, device=form.device)
         dequantize = cpu.dequantize if has_kernels(out) else dequantize_reference
-        dequantize(self.packed, self.minimum, self.range, q.bits, q.group_size, flat(out).view(sizes))
+        dequantize(self.packed, self.minimum, self.range, self.bits, self.quantizer.group_size, flat(out).view(sizes))
         return with_stride(out, form.stride)
 
 
@@ -140,25 +150,34 @@ def _samples(x: Tensor) -> Tensor:
 # ---- the reference ---------------------------------------------------------------------------------------------------
 
 
-def quantize_reference(x: Tensor, bits: int, group_size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def quantize_reference(x: Tensor, bits: int | Tensor, group_size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return packed codes, minima and ranges of `x` (N, D), as `PerGroupCompressed` keeps them."""
     N, D = x.shape
+    rows = Rows(N, D, bits)
     G = max(1, min(group_size, D))
     groups = -(-D // G)
-    top = (1 << bits) - 1
+    top = _top(bits, x.device)  # B
     h = torch.cat([x, x[:, -1:].expand(N, groups * G - D)], dim=1).float().view(N, groups, G)
     minimum, range_, is_plain, constant_bit = group_parameters(h.amin(2), h.amax(2))
     Z, R = _float_of(minimum), _float_of(range_)
-    scale = torch.where(is_plain, R.new_full((), top << 16) / R, 0)  # `number / R` would round twice
+    scale = torch.where(is_plain, (top << 16).float() / R, 0)
     difference = torch.where(is_plain.unsqueeze(2), h - Z.unsqueeze(2), 0)
     v = (difference * scale.unsqueeze(2) + 0.5).int().view(N, groups * G)[:, :D]
-    width = -(-D // GROUP) * GROUP
-    ξ = random_halves(seed, N * width // GROUP, x.device).view(N, width)[:, :D]
-    codes = ((v + ξ) >> 16).clamp(max=top)
+    width = rows.width * GROUP
+    ξ = random_halves(seed, N * rows.width, x.device).view(N, width)[:, :D]
+    codes = torch.minimum((v + ξ) >> 16, top)
     plain = is_plain.repeat_interleave(G, dim=1)[:, :D]
     codes = torch.where(plain, codes, constant_bit.repeat_interleave(G, dim=1)[:, :D])
-    padded = torch.nn.functional.pad(codes.to(torch.uint8), (0, width - D))
-    return pack(padded, bits).view(N, width // GROUP * bits), _half_of(minimum), _half_of(range_)
+    return rows.pack(codes.to(torch.uint8)), _half_of(minimum), _half_of(range_)
+
+
+def _top(bits: int | Tensor, device: torch.device) -> Tensor:
+    """Return B = 2^b − 1 as int32: (1, 1), or (N, 1) for the bits of N samples.
+
+    A tensor even for one number: `number / tensor` and `tensor / number` may round twice on some devices.
+    """
+    b = torch.as_tensor(bits, dtype=torch.int32, device=device).view(-1, 1)
+    return (1 << b) - 1
 
 
 def group_parameters(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -188,18 +207,17 @@ def group_parameters(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor,
 
 
 def dequantize_reference(
-    packed: Tensor, minimum: Tensor, range_: Tensor, bits: int, group_size: int, out: Tensor
+    packed: Tensor, minimum: Tensor, range_: Tensor, bits: int | Tensor, group_size: int, out: Tensor
 ) -> None:
     """Write the values of the codes to `out` (N, D)."""
     N, D = out.shape
     G = max(1, min(group_size, D))
-    width = -(-D // GROUP) * GROUP
-    codes = unpack(packed.view(-1), bits, N * width).view(N, width)[:, :D].int()
+    codes = Rows(N, D, bits).unpack(packed).int()
     z = (_bits_of(minimum)).repeat_interleave(G, dim=1)[:, :D]
     r = (_bits_of(range_)).repeat_interleave(G, dim=1)[:, :D]
     constant = z << 16 | codes << 15 | r & 0x7FFF
     R = _float_of(r)
-    values = _float_of(z) + codes.float() * (R / R.new_full((), (1 << bits) - 1))  # as above: on a GPU, `R / number`
+    values = _float_of(z) + codes.float() * (R / _top(bits, out.device).float())
     limit = largest(out.dtype)  # levels outside the group may lie outside the dtype
     out.copy_(torch.where(r >= 0x8000, constant.view(torch.float32), values.clamp(-limit, limit)))
 

@@ -11,26 +11,34 @@ from torch import Tensor
 
 from ...backends.team import JOB_WORDS, Kernel, run
 from ..common import BLOCK, KINDS, largest
+from ..rows import Rows
 from .pieces import GROUP, as_bits, as_float, build, random_words, read, read_codes, take, vector, write, write_codes
 
 _TOP = np.int32(0x7FFFFFFF)
 _FINITE = np.int32(0x7F7FFFFF)
 
 
-def quantize(x: Tensor, bits: int, group_size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return packed codes, minima and ranges of `x` (N, D), as `PerGroupCompressed` keeps them."""
     N, D = x.shape
     G = max(1, min(group_size, D))
     groups = -(-D // G)
-    packed = torch.empty(N, -(-D // GROUP) * bits, dtype=torch.uint8, device="cpu")
     minimum, range_ = torch.empty(2, N, groups, dtype=torch.bfloat16, device="cpu").unbind()
     stretch, count = _stretches(D, G)
-    arguments = (x.data_ptr(), KINDS[x.dtype], D, G, stretch, count, bits, seed)
-    run(_quantizer(), N * count, *arguments, packed.data_ptr(), minimum.data_ptr(), range_.data_ptr())
+    fixed, of_samples, starts = _bits(Rows(N, D, bits))
+    if starts is None:
+        packed = torch.empty(N, -(-D // GROUP) * fixed, dtype=torch.uint8, device="cpu")
+    else:
+        packed = torch.zeros(int(starts[-1]), dtype=torch.uint8, device="cpu")
+    arguments = (x.data_ptr(), KINDS[x.dtype], D, G, stretch, count, fixed, seed, packed.data_ptr())
+    places = (of_samples, 0 if starts is None else starts.data_ptr())
+    run(_quantizer(), N * count, *arguments, minimum.data_ptr(), range_.data_ptr(), *places)
     return packed, minimum, range_
 
 
-def dequantize(packed: Tensor, minimum: Tensor, range_: Tensor, bits: int, group_size: int, out: Tensor) -> None:
+def dequantize(
+    packed: Tensor, minimum: Tensor, range_: Tensor, bits: int | Tensor, group_size: int, out: Tensor
+) -> None:
     """Write the values of the codes to `out` (N, D)."""
     if out.dtype not in KINDS:
         single = torch.empty(out.shape, dtype=torch.float32, device="cpu")
@@ -40,9 +48,18 @@ def dequantize(packed: Tensor, minimum: Tensor, range_: Tensor, bits: int, group
     N, D = out.shape
     G = max(1, min(group_size, D))
     stretch, count = _stretches(D, G)
+    fixed, of_samples, starts = _bits(Rows(N, D, bits))
     limit = np.float32(largest(out.dtype)).view(np.int32)
-    arguments = (packed.data_ptr(), minimum.data_ptr(), range_.data_ptr(), D, G, stretch, count, bits, int(limit))
-    run(_dequantizer(), N * count, *arguments, out.data_ptr(), KINDS[out.dtype])
+    arguments = (packed.data_ptr(), minimum.data_ptr(), range_.data_ptr(), D, G, stretch, count, fixed, int(limit))
+    places = (of_samples, 0 if starts is None else starts.data_ptr())
+    run(_dequantizer(), N * count, *arguments, out.data_ptr(), KINDS[out.dtype], *places)
+
+
+def _bits(rows: Rows) -> tuple[int, int, Tensor | None]:
+    """Return the bits of all samples, or 0; or the address of those of each, and the first byte of each."""
+    if isinstance(rows.bits, int):
+        return rows.bits, 0, None
+    return 0, rows.bits.data_ptr(), rows.starts()
 
 
 def _stretches(D: int, G: int) -> tuple[int, int]:
@@ -59,13 +76,15 @@ def _quantizer() -> Kernel:
     def quantize(job):  # noqa: ANN001, ANN202
         words = carray(job, (JOB_WORDS,))
         parts, blocks, x, kind, D, G = words[1], words[2], words[3], words[4], words[5], words[6]
-        stretch, count, bits, seed, packed = words[7], words[8], words[9], words[10], words[11]
+        stretch, count, fixed, seed, packed = words[7], words[8], words[9], words[10], words[11]
         groups = (D + G - 1) // G
         width = (D + GROUP - 1) // GROUP
-        minima = vector(words[12], np.uint16(0), blocks // max(count, 1) * groups)
-        ranges = vector(words[13], np.uint16(0), blocks // max(count, 1) * groups)
-        top = np.int32((1 << bits) - 1)
-        steps = np.float32(top << 16)
+        N = blocks // max(count, 1)
+        minima = vector(words[12], np.uint16(0), N * groups)
+        ranges = vector(words[13], np.uint16(0), N * groups)
+        of_samples = vector(words[14], np.uint8(0), N)
+        starts = vector(words[15], np.int64(0), N)
+        whole = stretch <= BLOCK  # then a block holds all of a stretch, and is read once
         values = np.empty(BLOCK, np.float32)
         patterns = values.view(np.int32)
         random = np.empty(BLOCK // 2, np.uint32)
@@ -80,23 +99,31 @@ def _quantizer() -> Kernel:
                 n = block // count
                 start = block % count * stretch
                 end = min(start + stretch, D)
+                bits = fixed if fixed else np.int64(of_samples[n])
+                row = packed + (n * width * fixed if fixed else starts[n])
+                top = np.int32((1 << bits) - 1)
+                steps = np.float32(top << 16)
+                if whole:
+                    read(x, kind, n * D + start, end - start, values)
                 for group in range(start // G, (end + G - 1) // G):
                     low, high = _TOP, np.int32(~_TOP)
                     group_end = min((group + 1) * G, end)
                     for at in range(group * G, group_end, BLOCK):
                         length = min(BLOCK, group_end - at)
-                        read(x, kind, n * D + at, length, values)
-                        for j in range(length):
-                            pattern = patterns[j]
+                        here = at - start
+                        if not whole:
+                            read(x, kind, n * D + at, length, values)
+                            here = 0
+                        for pattern in patterns[here : here + length]:
                             key = np.int32(pattern ^ (np.int32(pattern >> np.int32(31)) & _TOP))
                             low = min(low, key)
                             high = max(high, key)
                     _keep_parameters(low, high, minima, ranges, n * groups + group)
                 for at in range(start, end, BLOCK):
                     length = min(BLOCK, end - at)
-                    read(x, kind, n * D + at, length, values)
-                    first = n * width + at // GROUP
-                    random_words(seed, first, (length + GROUP - 1) // GROUP, random)
+                    if not whole:
+                        read(x, kind, n * D + at, length, values)
+                    random_words(seed, n * width + at // GROUP, (length + GROUP - 1) // GROUP, random)
                     position = at
                     while position < at + length:
                         group = position // G
@@ -119,7 +146,7 @@ def _quantizer() -> Kernel:
                                 code = np.int32(np.int32(np.int32(y) + np.int32(dice[j])) >> np.int32(16))
                                 codes[j] = np.uint8(min(code, top))
                         position = stop
-                    write_codes(small, length, bits, staged, packed, first)
+                    write_codes(small, length, bits, staged, row, at // GROUP)
 
     return build(quantize)
 
@@ -157,13 +184,15 @@ def _dequantizer() -> Kernel:
     def dequantize(job):  # noqa: ANN001, ANN202
         words = carray(job, (JOB_WORDS,))
         parts, blocks, packed, D, G = words[1], words[2], words[3], words[6], words[7]
-        stretch, count, bits = words[8], words[9], words[10]
+        stretch, count, fixed = words[8], words[9], words[10]
         limit, out, kind = as_float(words[11]), words[12], words[13]
         groups = (D + G - 1) // G
         width = (D + GROUP - 1) // GROUP
-        minima = vector(words[4], np.uint16(0), blocks // max(count, 1) * groups)
-        ranges = vector(words[5], np.uint16(0), blocks // max(count, 1) * groups)
-        top = np.float32((1 << bits) - 1)
+        N = blocks // max(count, 1)
+        minima = vector(words[4], np.uint16(0), N * groups)
+        ranges = vector(words[5], np.uint16(0), N * groups)
+        of_samples = vector(words[14], np.uint8(0), N)
+        starts = vector(words[15], np.int64(0), N)
         values = np.empty(BLOCK, np.float32)
         patterns = values.view(np.int32)
         small = np.empty(BLOCK, np.uint8)
@@ -176,9 +205,12 @@ def _dequantizer() -> Kernel:
                 n = block // count
                 start = block % count * stretch
                 end = min(start + stretch, D)
+                bits = fixed if fixed else np.int64(of_samples[n])
+                row = packed + (n * width * fixed if fixed else starts[n])
+                top = np.float32((1 << bits) - 1)
                 for at in range(start, end, BLOCK):
                     length = min(BLOCK, end - at)
-                    read_codes(packed, n * width + at // GROUP, length, bits, staged, small)
+                    read_codes(row, at // GROUP, length, bits, staged, small)
                     position = at
                     while position < at + length:
                         group = position // G

@@ -104,23 +104,37 @@ def write_codes(small: Any, count: Any, bits: Any, staged: Any, packed: Any, gro
 def read_codes(packed: Any, group: Any, count: Any, bits: Any, staged: Any, small: Any) -> None:
     """Unpack `count` codes, and those that fill the last group, from the groups from `group` on: a byte each."""
     groups = (count + GROUP - 1) // GROUP
-    source = vector(packed + group * bits, np.uint8(0), groups * bits)  # pyright: ignore[reportCallIssue]
-    for i in range(groups * bits):  # so that words may be read past the last group; a slice takes far longer
-        staged[i] = source[i]
-    stage = staged.ctypes.data
+    start = packed + group * bits
     lanes = small.view(np.uint64)
+    if bits == 2:  # as _pack does: constant shifts, and words of 2 and 4 bytes
+        pairs = vector(start, np.uint16(0), groups)  # pyright: ignore[reportCallIssue]
+        for g in range(groups):
+            lanes[g] = _parted(np.uint64(pairs[g]), 2)  # pyright: ignore[reportCallIssue]
+    elif bits == 4:
+        quads = vector(start, np.uint32(0), groups)  # pyright: ignore[reportCallIssue]
+        for g in range(groups):
+            lanes[g] = _parted(np.uint64(quads[g]), 4)  # pyright: ignore[reportCallIssue]
+    else:
+        source = vector(start, np.uint8(0), groups * bits)  # pyright: ignore[reportCallIssue]
+        for i in range(groups * bits):  # so that words may be read past the last group; a slice takes far longer
+            staged[i] = source[i]
+        stage = staged.ctypes.data
+        for g in range(groups):
+            lanes[g] = load_word(stage + g * bits)  # pyright: ignore[reportCallIssue]
+        for g in range(groups):
+            lanes[g] = _parted(lanes[g], bits)  # pyright: ignore[reportCallIssue]
+
+
+@njit(inline="always")
+def _parted(w: Any, bits: Any) -> Any:
+    """Part a word of 8b bits three times into eight bytes: what packing does, backwards."""
     b = np.uint64(bits)
-    # A word of 8b bits is parted three times into eight bytes: what packing does, backwards.
     quad = (np.uint64(1) << (np.uint64(4) * b)) - np.uint64(1)
     pair = ((np.uint64(1) << (np.uint64(2) * b)) - np.uint64(1)) * np.uint64(0x0000000100000001)
     single = ((np.uint64(1) << b) - np.uint64(1)) * np.uint64(0x0001000100010001)
-    for g in range(groups):
-        lanes[g] = load_word(stage + g * bits)  # pyright: ignore[reportCallIssue]
-    for g in range(groups):
-        w = lanes[g]
-        w = (w & quad) | (((w >> (np.uint64(4) * b)) & quad) << np.uint64(32))
-        w = (w & pair) | (((w >> (np.uint64(2) * b)) & pair) << np.uint64(16))
-        lanes[g] = (w & single) | (((w >> b) & single) << np.uint64(8))
+    w = (w & quad) | (((w >> (np.uint64(4) * b)) & quad) << np.uint64(32))
+    w = (w & pair) | (((w >> (np.uint64(2) * b)) & pair) << np.uint64(16))
+    return (w & single) | (((w >> b) & single) << np.uint64(8))
 
 
 @njit(inline="always")

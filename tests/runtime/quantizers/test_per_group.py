@@ -203,6 +203,75 @@ class TestSizes:
             assert compress(x, bits).decompress().isfinite().all()
 
 
+class TestBitsOfEachSample:
+    @given(tensors(special=True), SIZES, st.integers(0, 2**31))
+    def test_codes_are_those_of_a_quantizer_of_so_many_bits(self, x, G, seed):
+        N = x.shape[0] if x.dim() > 1 else 1
+        bits = torch.randint(1, 9, (N,), generator=generator(seed))
+        c = PerGroup(2, G).compress(x, sample_bits=bits, generator=generator(seed))
+        y = c.decompress()
+        check_form(y, x)
+        for b in bits.unique().tolist():
+            alike = compress(x, b, G, seed)
+            assert same_bits(c.minimum, alike.minimum)
+            expected = alike.decompress()
+            if x.dim() > 1:
+                assert same_bits(y[bits == b], expected[bits == b])
+            else:
+                assert same_bits(y, expected)
+
+    @given(tensors(special=True), SIZES, st.integers(0, 2**31))
+    def test_kernels_give_the_references_bits(self, x, G, seed):
+        bits = torch.randint(1, 9, (x.shape[0] if x.dim() > 1 else 1,), generator=generator(seed))
+        ours = PerGroup(2, G).compress(x, sample_bits=bits, generator=generator(seed))
+        with reference():
+            plain = PerGroup(2, G).compress(x, sample_bits=bits, generator=generator(seed))
+            decoded = plain.decompress()
+        assert all(same_bits(getattr(ours, n), getattr(plain, n)) for n in ("packed", "minimum", "range"))
+        assert same_bits(ours.decompress(), decoded)
+
+    def test_bytes(self):
+        bits = torch.tensor([1, 8, 3, 2])
+        x = torch.randn(4, 1000, generator=generator())
+        c = PerGroup().compress(x, sample_bits=bits)
+        begins_at_8 = sum(-(-125 * b // 8) * 8 for b in bits.tolist())
+        assert c.nbytes == begins_at_8 + 4 * 4 * 4 + 4
+        whole = PerGroup().compress(torch.randn(4, 2048), sample_bits=bits)
+        assert whole.nbytes * 8 == 2048 * int(bits.sum()) + 4 * 2048 / 8 + 4 * 8
+
+    def test_more_bits_less_error(self):
+        x = torch.randn(8, 4096, generator=generator())
+        y = PerGroup().compress(x, sample_bits=range(1, 9)).decompress()
+        errors = (y - x).square().mean(1)
+        assert (errors[:-1] > 2.5 * errors[1:]).all()
+
+    def test_no_samples(self):
+        c = PerGroup().compress(torch.empty(0, 5), sample_bits=[])
+        assert c.nbytes == 0
+        assert c.decompress().shape == (0, 5)
+
+    @pytest.mark.parametrize(
+        "bits",
+        [
+            [1, 2],
+            [1, 2, 9],
+            [0, 1, 2],
+            [1.0, 2.0, 3.0],
+            [True, True, True],
+            3,
+            "abc",
+            None,
+            torch.ones(3, 1, dtype=int),
+        ],
+    )
+    def test_what_are_not_its_bits_is_refused(self, bits):
+        if bits is None:
+            assert PerGroup(3).compress(torch.ones(3, 5), sample_bits=bits).bits == 3
+            return
+        with pytest.raises(FewbitError, match=r"^sample_bits are 3 integers from 1 to 8, one a sample, not [^\n]*$"):
+            PerGroup().compress(torch.ones(3, 5), sample_bits=bits)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [{"bits": 0}, {"bits": 9}, {"bits": 2.0}, {"bits": True}, {"bits": "2"}, {"group_size": 0}, {"bits": None}],
