@@ -78,6 +78,7 @@ _SUBMODULES = {
     "layers": ".runtime.layers",
     "memory": ".runtime.memory",
     "quantizers": ".runtime.quantizers",
+    "vquant": ".runtime.vquant",
 }
 
 __all__ = ["__version__", *sorted([*_HOMES, *_SUBMODULES])]

@@ -145,7 +145,7 @@ class _Store:
 
     def pack(self, x: Tensor) -> Tensor | _View | _Copy:
         """Return what autograd shall keep of `x`."""
-        if not _is_plain(x) or _stays(x):
+        if not is_plain(x) or _stays(x):
             return x
         storage = StorageWeakRef(x.untyped_storage())
         if storage.cdata in self.kept:
@@ -188,7 +188,7 @@ def _unpack(kept: Tensor | _View | _Copy) -> Tensor:
     return kept if isinstance(kept, Tensor) else kept.tensor()
 
 
-def _is_plain(x: Tensor) -> bool:
+def is_plain(x: Tensor) -> bool:
     """Tell whether `x` is memory that a quantizer takes."""
     plain = type(x) in (Tensor, nn.Parameter) and x.layout == torch.strided and x.dtype in DTYPES
     return plain and x.numel() > 0 and not x.is_meta and not is_functorch_wrapped_tensor(x)
