@@ -5,6 +5,7 @@
 A file for each kind of layer; base.py is what they share, saver.py what they save through.
 """
 
+from .attention import MultiheadAttention, scaled_dot_product_attention
 from .base import CompressedLayer
 from .batch_norm import (
     BatchNorm1d,
@@ -16,10 +17,31 @@ from .batch_norm import (
     SyncBatchNorm,
 )
 from .convolution import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
-from .linear import Linear
+from .dropout import Dropout, dropout
+from .layer_norm import GroupNorm, LayerNorm, RMSNorm
+from .linear import Linear, linear
+from .pooling import (
+    AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d,
+    AdaptiveAvgPool3d,
+    AvgPool1d,
+    AvgPool2d,
+    AvgPool3d,
+    MaxPool1d,
+    MaxPool2d,
+    MaxPool3d,
+    Upsample,
+)
 from .saver import ExactSaver, QuantizerSaver, Saver
+from .softmax import LogSoftmax, Softmax, softmax
 
 __all__ = [
+    "AdaptiveAvgPool1d",
+    "AdaptiveAvgPool2d",
+    "AdaptiveAvgPool3d",
+    "AvgPool1d",
+    "AvgPool2d",
+    "AvgPool3d",
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
@@ -30,12 +52,27 @@ __all__ = [
     "ConvTranspose1d",
     "ConvTranspose2d",
     "ConvTranspose3d",
+    "Dropout",
     "ExactSaver",
+    "GroupNorm",
     "InstanceNorm1d",
     "InstanceNorm2d",
     "InstanceNorm3d",
+    "LayerNorm",
     "Linear",
+    "LogSoftmax",
+    "MaxPool1d",
+    "MaxPool2d",
+    "MaxPool3d",
+    "MultiheadAttention",
     "QuantizerSaver",
+    "RMSNorm",
     "Saver",
+    "Softmax",
     "SyncBatchNorm",
+    "Upsample",
+    "dropout",
+    "linear",
+    "scaled_dot_product_attention",
+    "softmax",
 ]

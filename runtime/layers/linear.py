@@ -25,22 +25,24 @@ class Linear(CompressedLayer, nn.Linear):
         return linear(input, self.weight, self.bias, self.saver)
 
 
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None, saver: Saver) -> Tensor:
-    """`torch.nn.functional.linear`, which saves its input through `saver`."""
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None, saver: Saver, *, sample_dim: int = 0) -> Tensor:
+    """`torch.nn.functional.linear`, which saves its input through `saver`; samples are dimension `sample_dim`."""
     if not compresses(input, weight, bias):
         return F.linear(input, weight, bias)
-    return CompressedLinear.apply(input, weight, bias, saver)
+    return CompressedLinear.apply(input, weight, bias, saver, sample_dim)
 
 
 class CompressedLinear(Function):
     """x, W, b -> x Wᵀ + b."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, saver: Saver) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, saver: Saver, sample_dim: int) -> Tensor:
         """Return torch's output, keep x compressed."""
         x_wanted, weight_wanted = ctx.needs_input_grad[:2]
-        keep(ctx, saver.compress(batched(x, 2)) if weight_wanted else None, weight if x_wanted else None)
-        ctx.saver, ctx.shape, ctx.dtypes = saver, x.shape, [t if t is None else t.dtype for t in (x, weight, bias)]
+        samples = batched(x, 2).transpose(0, sample_dim)
+        keep(ctx, saver.compress(samples) if weight_wanted else None, weight if x_wanted else None)
+        ctx.saver, ctx.sample_dim = saver, sample_dim
+        ctx.dtypes = [t if t is None else t.dtype for t in (x, weight, bias)]
         return F.linear(x, weight, bias)
 
     @staticmethod
@@ -55,11 +57,12 @@ class CompressedLinear(Function):
         if weight is not None:
             grad_x = (grad @ weight.to(grad.dtype)).to(ctx.dtypes[0])
         if x is not None:
-            ctx.saver.observe(batched(grad, 2))
+            ctx.saver.observe(batched(grad, 2).transpose(0, ctx.sample_dim))
+            x = x.transpose(0, ctx.sample_dim)
             grad_weight = (rows.T @ x.reshape(-1, x.shape[-1])).to(ctx.dtypes[1])
         if ctx.needs_input_grad[2]:
             grad_bias = rows.sum(0).to(ctx.dtypes[2])
-        return grad_x, grad_weight, grad_bias, None
+        return grad_x, grad_weight, grad_bias, None, None
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> None:

@@ -87,8 +87,45 @@ BATCH_NORMS = [
     Case("InstanceNorm2d", (3,), (2, 3, 8, 8), {"affine": True, "track_running_stats": True}, linear=False),
     Case("InstanceNorm3d", (3,), (2, 3, 3, 4, 5), {"affine": True}, linear=False),
 ]
-NORMS = [*BATCH_NORMS]
-CASES = [*LINEARS, *CONVOLUTIONS, *NORMS]
+LAYER_NORMS = [
+    Case("LayerNorm", (6,), (5, 6), linear=False),
+    Case("LayerNorm", ((4, 6),), (3, 2, 4, 6), {"bias": False}, linear=False),
+    Case("LayerNorm", (6,), (5, 3, 6), {"elementwise_affine": False}, linear=False),
+    Case("GroupNorm", (2, 4), (3, 4, 5, 6), linear=False),
+    Case("GroupNorm", (1, 4), (3, 4, 5), {"affine": False}, linear=False),
+    Case("RMSNorm", (6,), (5, 3, 6), {"eps": 1e-3}, linear=False),
+    Case("RMSNorm", ((4, 6),), (3, 4, 6), linear=False),
+]
+SOFTMAXES = [
+    Case("Softmax", (-1,), (3, 4, 6), linear=False),
+    Case("Softmax", (), (5, 6), linear=False),
+    Case("LogSoftmax", (1,), (4, 6, 3)),
+]
+NORMS = [*BATCH_NORMS, *LAYER_NORMS, *SOFTMAXES[:2]]
+CASES = [*LINEARS, *CONVOLUTIONS, *NORMS, SOFTMAXES[2]]  # all that compress
+
+# What has no saver: the gradient is exact.
+EXACT = [
+    Case("Dropout", (0.3,), (4, 30)),
+    Case("Dropout", (0.0,), (4, 30)),
+    Case("Dropout", (1.0,), (4, 30)),
+    Case("MaxPool1d", (3,), (2, 3, 11), {"padding": 1}),
+    Case("MaxPool2d", (2,), (2, 3, 8, 9)),
+    Case("MaxPool2d", (3,), (3, 9, 8), {"stride": 2, "padding": 1, "dilation": 2, "ceil_mode": True}),
+    Case("MaxPool2d", ((2, 3),), (2, 3, 9, 8), {"stride": (1, 2)}),
+    Case("MaxPool2d", (17,), (1, 2, 20, 20), {"stride": 1}),
+    Case("MaxPool3d", (2,), (2, 2, 4, 5, 6), {"stride": 1}),
+    Case("AvgPool1d", (3,), (2, 3, 11), {"padding": 1}),
+    Case("AvgPool2d", (3,), (2, 3, 8, 9), {"stride": 2, "count_include_pad": False}),
+    Case("AvgPool3d", (2,), (2, 2, 4, 5, 6), {"divisor_override": 3}),
+    Case("AdaptiveAvgPool1d", (4,), (2, 3, 11)),
+    Case("AdaptiveAvgPool2d", ((3, None),), (2, 3, 8, 7)),
+    Case("AdaptiveAvgPool2d", (1,), (2, 3, 8, 7)),
+    Case("AdaptiveAvgPool3d", (2,), (2, 3, 4, 5, 6)),
+    Case("Upsample", (), (2, 3, 4, 5), {"scale_factor": 2}),
+    Case("Upsample", (), (2, 3, 4, 5), {"scale_factor": 1.5, "mode": "bilinear", "align_corners": True}),
+    Case("Upsample", (), (2, 3, 8, 6), {"size": (3, 4), "mode": "area"}),
+]
 
 
 class Draws:
@@ -101,12 +138,16 @@ class Draws:
         x = x.double()
         self.count, self.sum, self.squares = self.count + 1, self.sum + x, self.squares + x * x
 
-    def standard_errors_from(self, true, floor):
-        """How many standard errors the mean lies from `true`, at most; `floor` is added to the error as rounding."""
-        mean = self.sum / self.count
-        variance = (self.squares / self.count - mean**2).clamp(min=0) * self.count / (self.count - 1)
-        return ((mean - true.double()).abs() / ((variance / self.count).sqrt() + floor)).max().item()
+    def standard_errors_from(self, true):
+        """How many standard errors the mean lies from `true`, at most.
 
-    def spread(self):
-        """The largest standard deviation of a number."""
-        return (self.squares / self.count - (self.sum / self.count) ** 2).max().item() ** 0.5
+        Added to the standard error are 1e-5 for float32's rounding and, as what happens once in N/5 draws may not
+        happen in N and leave no deviation, 1/N of the steps that numbers take: twice the largest deviation.
+        """
+        variance = self.variance()
+        error = (variance / self.count).sqrt() + 2 * variance.max().sqrt() / self.count + 1e-5
+        return ((self.sum / self.count - true.double()).abs() / error).max().item()
+
+    def variance(self):
+        mean = self.sum / self.count
+        return (self.squares / self.count - mean**2).clamp(min=0) * self.count / (self.count - 1)

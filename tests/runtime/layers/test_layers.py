@@ -68,7 +68,7 @@ def test_names_and_parameters_are_torchs(case):
 def test_gradients_are_unbiased(case):
     """The mean of N draws lies within 5 standard errors of torch's gradient, everywhere.
 
-    Of 10,000 numbers one is beyond 5 in 180 runs of a right layer; the draws are seeded. Rounding is 1e-5.
+    Of 10,000 normal numbers one is beyond 5 in 170 runs of a right layer, and the draws are seeded.
     """
     options = {"copies": 2} if case in NORMS else {}
     ours = case.compressed(bits=2, **options)
@@ -83,8 +83,8 @@ def test_gradients_are_unbiased(case):
         for drawn, gradient in zip(draws, [leaf.grad, *(p.grad for p in ours.parameters())], strict=True):
             drawn.add(gradient)
     for drawn, gradient in zip(draws, exact, strict=True):
-        assert drawn.standard_errors_from(gradient, 1e-5) < 5
-    assert any(drawn.spread() > 1e-3 for drawn in draws)  # something was drawn at all
+        assert drawn.standard_errors_from(gradient) < 5
+    assert any(drawn.variance().max() > 1e-6 for drawn in draws)  # something was drawn at all
 
 
 @each
@@ -248,7 +248,7 @@ def test_one_copy_of_a_normalisation_is_biased_and_two_are_not():
             leaf = x.clone().requires_grad_()
             layers.BatchNorm1d(3, copies=copies, saver=Unequal())(leaf).backward(g)
             draws.add(leaf.grad)
-        far[copies] = draws.standard_errors_from(exact, 1e-5)
+        far[copies] = draws.standard_errors_from(exact)
     assert far[2] < 5 < far[1]
 
 

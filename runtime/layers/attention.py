@@ -1,0 +1,267 @@
+"""Attention: queries, keys and values are saved in few bits, and the weights of attention not at all.
+
+The backward pass computes attention again from the decompressed q̂, k̂, v̂ (torch's fused kernels compute its weights
+again too), and takes torch's gradient of that. It is not linear in q̂ and k̂, so it is unbiased only to first order in
+their errors; 4 bits or more are advised. Dropout draws the same weights again.
+
+With `need_weights=True` torch computes softmax(q kᵀ) step by step, and so is it done here: every step saves its
+own inputs in few bits, and all but the softmax from one copy is unbiased.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from .base import CompressedLayer, check_first_derivative, compresses, keep, kept, refuse
+from .dropout import dropout
+from .linear import linear
+from .saver import Saver
+from .softmax import softmax
+
+__all__ = ["MultiheadAttention", "scaled_dot_product_attention"]
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    saver: Saver,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention`, which saves query, key and value through `saver`.
+
+    Args:
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa: torch's own; a mask that wants a gradient
+            makes it torch's function entirely.
+        saver: what compresses.
+    """
+    options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    masked = attn_mask is not None and attn_mask.requires_grad
+    if masked or not compresses(query, key, value) or query.dim() < 3:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
+    return CompressedAttention.apply(query, key, value, attn_mask, options, saver)
+
+
+class CompressedAttention(Function):
+    """q, k, v -> softmax(q kᵀ) v."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any], saver: Saver
+    ) -> Tensor:
+        """Return torch's output, keep q, k and v compressed."""
+        state = _random_state(q.device) if options["dropout_p"] else None
+        y = F.scaled_dot_product_attention(q, k, v, mask, **options)
+        keep(ctx, tuple(saver.compress(x) for x in (q, k, v)), mask, state)
+        ctx.options, ctx.saver, ctx.dtypes = options, saver, [x.dtype for x in (q, k, v)]
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of q, k and v."""
+        check_first_derivative()
+        grad = grads[0]
+        compressed, mask, state = kept(ctx)
+        ctx.saver.observe(grad)
+        if mask is not None and mask.is_floating_point():
+            mask = mask.to(grad.dtype)
+        inputs = [c.decompress().to(grad.dtype) for c in compressed]
+        wanted = [x for x, w in zip(inputs, ctx.needs_input_grad, strict=False) if w]
+        with torch.enable_grad(), torch.autocast(grad.device.type, enabled=False), _replayed(state, grad.device):
+            for x in wanted:
+                x.requires_grad_()
+            y = F.scaled_dot_product_attention(inputs[0], inputs[1], inputs[2], mask, **ctx.options)
+        found = iter(torch.autograd.grad(y, wanted, grad))
+        gradients = (
+            next(found).to(dtype) if w else None for dtype, w in zip(ctx.dtypes, ctx.needs_input_grad, strict=False)
+        )
+        return (*gradients, None, None, None)
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> None:
+        """Refuse forward mode."""
+        refuse()
+
+
+def _random_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+class _replayed:
+    """Inside, random numbers are drawn from `state` on; afterwards from where they were. Without a state, nothing."""
+
+    def __init__(self, state: Tensor | None, device: torch.device) -> None:
+        self._state, self._device = state, device
+
+    def __enter__(self) -> None:
+        if self._state is not None:
+            self._before = _random_state(self._device)
+            self._set(self._state)
+
+    def __exit__(self, *_: object) -> None:
+        if self._state is not None:
+            self._set(self._before)
+
+    def _set(self, state: Tensor) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_rng_state(state, self._device)
+        else:
+            torch.set_rng_state(state)
+
+
+# ---- the module ------------------------------------------------------------------------------------------------------
+
+
+class MultiheadAttention(CompressedLayer, nn.MultiheadAttention):
+    """`torch.nn.MultiheadAttention`, which keeps in few bits what its projections and its attention save.
+
+    It is torch's layer entirely for unbatched or nested inputs, with `add_bias_kv` and with `add_zero_attn`.
+    """
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return torch's outputs."""
+        if not self._compresses(query, key, value) or (is_causal and attn_mask is None):
+            return super().forward(
+                *(query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal)
+            )
+        kind = query.dtype
+        padding = F._canonical_mask(  # pyright: ignore[reportAttributeAccessIssue]
+            key_padding_mask,
+            "key_padding_mask",
+            F._none_or_dtype(attn_mask),
+            "attn_mask",
+            kind,  # pyright: ignore[reportAttributeAccessIssue]
+        )
+        mask = F._canonical_mask(attn_mask, "attn_mask", None, "", kind, False)  # pyright: ignore[reportAttributeAccessIssue]
+        if is_causal and padding is None and not need_weights:
+            mask = None  # the hint says it all
+        else:
+            is_causal = False
+        q, k, v = self._projected(query, key, value)
+        mask = self._merged(mask, padding, q.shape, k.shape[2])
+        if need_weights:
+            found, weights = self._step_by_step(q, k, v, mask)
+        else:
+            p = self.dropout if self.training else 0.0
+            found, weights = scaled_dot_product_attention(q, k, v, self.saver, mask, p, is_causal), None
+        # (N, heads, L, features) -> (L, N, E)
+        found = found.permute(2, 0, 1, 3).reshape(q.shape[2], q.shape[0], self.embed_dim)
+        out = linear(found, self.out_proj.weight, self.out_proj.bias, self.saver, sample_dim=1)
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(dim=1)
+        return out.transpose(1, 0) if self.batch_first else out, weights
+
+    def _compresses(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
+        nested = any(x.is_nested for x in (query, key, value))
+        plain = query.dim() == 3 and not nested and self.bias_k is None and not self.add_zero_attn
+        return plain and compresses(query, key, value, *self.parameters()) and key.numel() > 0
+
+    def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values, (N, heads, length, features) each."""
+        E, biases = self.embed_dim, (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        together = self._qkv_same_embed_dim and query is key and key is value
+        # As torch does it, row by row in (L, N, E): the rounding of a product can depend on the row.
+        inputs = [x.transpose(1, 0) if self.batch_first else x for x in (query, key, value)]
+        if together:
+            projected = linear(inputs[0], self.in_proj_weight, self.in_proj_bias, self.saver, sample_dim=1)
+            all_three = projected.unflatten(-1, (3, E)).movedim(-2, 0).contiguous().unbind()
+        elif self._qkv_same_embed_dim and key is value:
+            weights = self.in_proj_weight.split([E, 2 * E])
+            parts = (None, None) if self.in_proj_bias is None else self.in_proj_bias.split([E, 2 * E])
+            q = linear(inputs[0], weights[0], parts[0], self.saver, sample_dim=1)
+            k_and_v = linear(inputs[1], weights[1], parts[1], self.saver, sample_dim=1)
+            all_three = (q, *k_and_v.unflatten(-1, (2, E)).movedim(-2, 0).contiguous().unbind())
+        else:
+            weights = (
+                self.in_proj_weight.chunk(3)
+                if self._qkv_same_embed_dim
+                else (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+            )
+            all_three = [
+                linear(x, weight, bias, self.saver, sample_dim=1)
+                for x, weight, bias in zip(inputs, weights, biases, strict=True)
+            ]
+        q, k, v = (x.unflatten(-1, (self.num_heads, self.head_dim)).permute(1, 2, 0, 3) for x in all_three)
+        return q, k, v
+
+    def _merged(self, mask: Tensor | None, padding: Tensor | None, shape: torch.Size, sources: int) -> Tensor | None:
+        """Return one mask, to be added, for (N, heads, L, S)."""
+        n, heads, length, _ = shape
+        if mask is not None:
+            each = mask.shape if mask.dim() == 3 else (1, *mask.shape)
+            if tuple(each) not in ((1, length, sources), (n * heads, length, sources)):
+                raise RuntimeError(
+                    f"attn_mask has the shape {tuple(mask.shape)}; accepted are {(length, sources)} "
+                    f"and {(n * heads, length, sources)}"
+                )
+            mask = mask.view(-1, heads if each[0] == n * heads and each[0] > 1 else 1, length, sources)
+        if padding is None:
+            return mask
+        padding = padding.view(n, 1, 1, sources)
+        return padding.expand(-1, heads, length, -1) if mask is None else mask + padding
+
+    def _step_by_step(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return what was looked up, (N, heads, L, features), and the weights, (N, heads, L, S)."""
+        scaled = q * math.sqrt(1.0 / float(self.head_dim))
+        scores = multiply(scaled, k.transpose(-2, -1), self.saver, mask)
+        weights = softmax(scores, -1, self.saver)
+        if self.training and self.dropout > 0:
+            weights = dropout(weights.flatten(0, 1), self.dropout).view(weights.shape)
+        return multiply(weights, v, self.saver), weights
+
+
+def multiply(a: Tensor, b: Tensor, saver: Saver, added: Tensor | None = None) -> Tensor:
+    """Return a @ b + added, saving a and b through `saver`; (N, heads, rows, columns) each, `added` is no leaf."""
+    return CompressedProduct.apply(a, b, saver, added)
+
+
+class CompressedProduct(Function):
+    """a, b -> a b + c, by torch's bmm and baddbmm."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, saver: Saver, added: Tensor | None) -> Tensor:
+        """Return torch's product, keep a and b compressed."""
+        keep(
+            ctx,
+            tuple(saver.compress(x) if w else None for x, w in zip((a, b), ctx.needs_input_grad[1::-1], strict=True)),
+        )
+        ctx.saver, ctx.dtypes = saver, (a.dtype, b.dtype)
+        shape = (*a.shape[:3], b.shape[3])
+        left, right = a.flatten(0, 1), b.flatten(0, 1)
+        if added is None:
+            return torch.bmm(left, right).view(shape)
+        return torch.baddbmm(added.expand(shape).flatten(0, 1), left, right).view(shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of a and b."""
+        check_first_derivative()
+        grad = grads[0]
+        ((a, b),) = kept(ctx)
+        ctx.saver.observe(grad)
+        grad_a = None if b is None else (grad @ b.decompress().to(grad.dtype).mT).to(ctx.dtypes[0])
+        grad_b = None if a is None else (a.decompress().to(grad.dtype).mT @ grad).to(ctx.dtypes[1])
+        return grad_a, grad_b, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> None:
+        """Refuse forward mode."""
+        refuse()

@@ -1,0 +1,76 @@
+"""Dropout: one bit for each element, exact.
+
+    y = x · noise,   noise = 0 with probability p, else 1/(1 − p),      ∇x = ∇y · noise
+
+Torch keeps the noise in the dtype of x (on a GPU as a byte). A code of one bit holds it: what `fewbit.ReLU` does with
+the step of its derivative, with a table whose levels are 0 and 1/(1 − p).
+"""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from ...tables import Table
+from .. import ops
+from ..prepared import register_table
+from .base import check_first_derivative, compresses, refuse
+
+__all__ = ["Dropout", "dropout"]
+
+
+class Dropout(nn.Dropout):
+    """`torch.nn.Dropout`, which keeps one bit for each element; the same elements are dropped as by torch."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return torch's output."""
+        return dropout(input, self.p, self.training, self.inplace)
+
+
+def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """`torch.nn.functional.dropout`, which keeps one bit for each element."""
+    if not training or not 0 < p < 1 or not compresses(input):
+        return F.dropout(input, p, training, inplace)
+    return PackedDropout.apply(input, p, inplace)
+
+
+@cache
+def _key(p: float) -> str:
+    step = (np.array([0.5]), np.array([0, 1], np.uint8), np.array([0, 1 / (1 - p)]))
+    return register_table(Table(f"dropout(p={p})", "interval", "uniform:0,1", *step, error=0.0))
+
+
+class PackedDropout(Function):
+    """x -> x · noise."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float, inplace: bool) -> Tensor:
+        """Return torch's output, keep a bit for each element."""
+        if x.device.type == "cpu":
+            noise = F.dropout(torch.ones_like(x), p)  # torch's own: it multiplies by this, of the same draws
+            y = x.mul_(noise) if inplace else x * noise
+        else:
+            y, mask = torch.native_dropout(x, p, True)
+            noise = mask.to(x.dtype)
+            y = x.copy_(y) if inplace else y
+        if inplace:
+            ctx.mark_dirty(x)
+        ctx.key, ctx.stride = _key(p), noise.stride()
+        ctx.save_for_backward(ops.encode(noise, ctx.key))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient times the noise."""
+        check_first_derivative()
+        (packed,) = ctx.saved_tensors
+        return ops.multiply(grads[0], packed, ctx.key, ctx.stride), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> None:
+        """Refuse forward mode."""
+        refuse()

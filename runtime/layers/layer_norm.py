@@ -1,0 +1,250 @@
+"""Layer, group and RMS normalisation: the input is saved in few bits (ActNN, Appendix B.2).
+
+Mean and 1/deviation of each group of elements are kept exactly, as torch keeps them. The gradient of the input is that
+of normalization.py, from one copy or two.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from ..prepared import arithmetic_dtype
+from .base import batched, check_first_derivative, compresses, keep, kept, refuse
+from .normalization import CompressedNorm, copies_of, input_gradient
+from .saver import Saver
+
+__all__ = ["GroupNorm", "LayerNorm", "RMSNorm"]
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+class LayerNorm(CompressedNorm, nn.LayerNorm):
+    """`torch.nn.LayerNorm`, which keeps its input in few bits; samples are dimension 0."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return torch's output."""
+        if not compresses(input, self.weight, self.bias):
+            return super().forward(input)
+        norm = _OfLastDimensions(tuple(self.normalized_shape), self.eps)
+        return CompressedNormalisation.apply(input, self.weight, self.bias, norm, self.saver, self.copies)
+
+
+class GroupNorm(CompressedNorm, nn.GroupNorm):
+    """`torch.nn.GroupNorm`, which keeps its input in few bits."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return torch's output."""
+        if not compresses(input, self.weight, self.bias):
+            return super().forward(input)
+        F._verify_batch_size(  # pyright: ignore[reportAttributeAccessIssue]
+            [input.shape[0] * input.shape[1] // self.num_groups, self.num_groups, *input.shape[2:]]
+        )
+        norm = _OfGroups(self.num_groups, self.eps)
+        return CompressedNormalisation.apply(input, self.weight, self.bias, norm, self.saver, self.copies)
+
+
+class RMSNorm(CompressedNorm, nn.RMSNorm):
+    """`torch.nn.RMSNorm`, which keeps its input in few bits; samples are dimension 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return torch's output."""
+        if not compresses(x, self.weight):
+            return super().forward(x)
+        norm = _RootMeanSquare(tuple(self.normalized_shape), self.eps)
+        return CompressedNormalisation.apply(x, self.weight, None, norm, self.saver, self.copies)
+
+
+class Normalisation(Protocol):
+    """What sets the three apart."""
+
+    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Return y, m (None if it is 0) and r."""
+        ...
+
+    def backward(
+        self,
+        grad: Tensor,
+        xs: list[Tensor],
+        mean: Tensor | None,
+        rstd: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        wanted: list[bool],
+    ) -> Gradients:
+        """Return the gradients that are wanted, of x, weight and bias, from one copy of x or two."""
+        ...
+
+
+@dataclass(frozen=True)
+class _OfLastDimensions:
+    shape: tuple[int, ...]
+    eps: float
+
+    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+        return torch.native_layer_norm(x, self.shape, weight, bias, self.eps)
+
+    def backward(
+        self,
+        grad: Tensor,
+        xs: list[Tensor],
+        mean: Tensor | None,
+        rstd: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        wanted: list[bool],
+    ) -> Gradients:
+        one_copy = [wanted[0] and len(xs) < 2, *wanted[1:]]
+        grad_x, grad_weight, grad_bias = torch.ops.aten.native_layer_norm_backward(
+            grad, xs[0], self.shape, mean, rstd, weight, bias, one_copy
+        )
+        if wanted[0] and len(xs) == 2:
+            h = grad.to(rstd.dtype) if weight is None else grad.to(rstd.dtype) * weight.to(rstd.dtype)
+            m = 0.0 if mean is None else mean
+            first, second = ((x.to(rstd.dtype) - m) * rstd for x in xs)
+            grad_x = input_gradient(h, first, second, rstd, _last(len(self.shape)))
+        return grad_x, grad_weight, grad_bias
+
+
+@dataclass(frozen=True)
+class _OfGroups:
+    groups: int
+    eps: float
+
+    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+        if x.device.type != "cpu" and torch.is_autocast_enabled(x.device.type):
+            x = x.float()  # as autocast does with F.group_norm, though not with this
+        return torch.native_group_norm(_regular(x), weight, bias, *self._sizes(x), self.groups, self.eps)
+
+    def backward(
+        self,
+        grad: Tensor,
+        xs: list[Tensor],
+        mean: Tensor | None,
+        rstd: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        wanted: list[bool],
+    ) -> Gradients:
+        x, one_copy = _regular(xs[0]), [wanted[0] and len(xs) < 2, *wanted[1:]]
+        layout = torch.channels_last if _is_channels_last(x) else torch.contiguous_format
+        grad = grad.contiguous(memory_format=layout)
+        grad_x, grad_weight, grad_bias = torch.ops.aten.native_group_norm_backward(
+            grad, x, mean, rstd, weight, *self._sizes(x), self.groups, one_copy
+        )
+        if wanted[0] and len(xs) == 2:
+            assert mean is not None
+            m, r = mean.unsqueeze(2), rstd.unsqueeze(2)  # (N, groups, 1)
+            h = grad.to(r.dtype)
+            if weight is not None:
+                h = h * weight.to(r.dtype).view(1, -1, *(1 for _ in grad.shape[2:]))
+            first, second = ((x.to(r.dtype).reshape(*mean.shape, -1) - m) * r for x in xs)
+            grad_x = input_gradient(h.reshape(first.shape), first, second, r, [2]).view(grad.shape)
+        return grad_x, grad_weight, grad_bias
+
+    def _sizes(self, x: Tensor) -> tuple[int, int, int]:
+        return x.shape[0], x.shape[1], x.shape[2:].numel()
+
+
+@dataclass(frozen=True)
+class _RootMeanSquare:
+    shape: tuple[int, ...]
+    eps: float | None
+
+    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+        y = F.rms_norm(x, self.shape, weight, self.eps)
+        eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
+        single = x.to(arithmetic_dtype(x.dtype))
+        return y, None, (single.square().mean(_last(len(self.shape)), keepdim=True) + eps).rsqrt()
+
+    def backward(
+        self,
+        grad: Tensor,
+        xs: list[Tensor],
+        mean: Tensor | None,
+        rstd: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        wanted: list[bool],
+    ) -> Gradients:
+        grad, dims = grad.to(rstd.dtype), _last(len(self.shape))
+        normed = [x.to(rstd.dtype) * rstd for x in xs]
+        grad_x = grad_weight = None
+        if wanted[0]:
+            h = grad if weight is None else grad * weight.to(rstd.dtype)
+            grad_x = input_gradient(h, normed[0], normed[-1], rstd, dims, centred=False)
+        if wanted[1]:
+            leading = list(range(grad.dim() - len(dims)))
+            grad_weight = (grad * normed[0]).sum(leading) if leading else grad * normed[0]
+        return grad_x, grad_weight, None
+
+
+def _last(count: int) -> list[int]:
+    return list(range(-count, 0))
+
+
+def _regular(x: Tensor) -> Tensor:
+    """Return `x` as torch's group normalisation takes it."""
+    return x if _is_channels_last(x) and x.device.type == "cpu" else x.contiguous()
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+
+
+class CompressedNormalisation(Function):
+    """x, w, b -> (x − m) r w + b."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        norm: Normalisation,
+        saver: Saver,
+        copies: int,
+    ) -> Tensor:
+        """Return torch's output, keep x compressed."""
+        y, mean, rstd = norm.forward(x, weight, bias)
+        x_wanted, weight_wanted = ctx.needs_input_grad[:2]
+        compressed = None
+        if x_wanted or weight_wanted:
+            compressed = copies_of(batched(x, 2), saver, copies if x_wanted else 1)
+        keep(ctx, compressed, weight, bias, mean, rstd)
+        ctx.norm, ctx.saver, ctx.shape = norm, saver, x.shape
+        ctx.dtypes = [t if t is None else t.dtype for t in (x, weight, bias)]
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, w and b."""
+        check_first_derivative()
+        grad = grads[0]
+        compressed, weight, bias, mean, rstd = kept(ctx)
+        wanted = list(ctx.needs_input_grad[:3])
+        if compressed is None:  # the bias alone
+            dims = [d for d in range(grad.dim()) if d not in _kept_dims(ctx.norm, grad.dim())]
+            return None, None, grad.sum(dims).to(ctx.dtypes[2]) if dims else grad, None, None, None
+        ctx.saver.observe(batched(grad, 2))
+        xs = [c.decompress().view(ctx.shape).to(grad.dtype) for c in compressed]
+        found = ctx.norm.backward(grad, xs, mean, rstd, weight, bias, wanted)
+        gradients = (
+            g.to(d) if g is not None and w else None for g, w, d in zip(found, wanted, ctx.dtypes, strict=True)
+        )
+        return (*gradients, None, None, None)
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> None:
+        """Refuse forward mode."""
+        refuse()
+
+
+def _kept_dims(norm: Normalisation, dims: int) -> list[int]:
+    """Return the dimensions of the bias in y."""
+    if isinstance(norm, _OfLastDimensions):
+        return [dims + d for d in _last(len(norm.shape))]
+    return [1]

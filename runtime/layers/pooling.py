@@ -1,0 +1,220 @@
+"""Pooling and resampling, all exact (ActNN, Appendix B.4).
+
+max pooling       the place of the maximum within its window: 8 bits an output, where torch keeps the input and 64
+average pooling   nothing, where torch keeps the input: the gradient takes its shape alone
+resampling        nothing; of torch's modes only "area", an average pooling, keeps the input
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from .base import check_first_derivative, compresses, refuse
+
+__all__ = [
+    "AdaptiveAvgPool1d",
+    "AdaptiveAvgPool2d",
+    "AdaptiveAvgPool3d",
+    "AvgPool1d",
+    "AvgPool2d",
+    "AvgPool3d",
+    "MaxPool1d",
+    "MaxPool2d",
+    "MaxPool3d",
+    "Upsample",
+]
+
+PLACES = 256  # in a window; more do not fit into a byte
+_MAX_POOL = {1: F.max_pool1d_with_indices, 2: F.max_pool2d_with_indices, 3: F.max_pool3d_with_indices}
+
+# ---- maxima ----------------------------------------------------------------------------------------------------------
+
+
+class _MaxPool(nn.modules.pooling._MaxPoolNd):
+    """What the max poolings share: a window of more than 256 places, or one whose indices are asked for, is torch's."""
+
+    dimensions: int
+
+    def forward(self, input: Tensor) -> Any:
+        """Return torch's output."""
+        kernel, stride, padding, dilation = (
+            _each(value, self.dimensions)
+            for value in (self.kernel_size, self.stride or self.kernel_size, self.padding, self.dilation)
+        )
+        if self.return_indices or torch.Size(kernel).numel() > PLACES or not compresses(input):
+            return super().forward(input)
+        return PackedMaxPool.apply(input, kernel, stride, padding, dilation, self.ceil_mode)
+
+
+class MaxPool1d(_MaxPool, nn.MaxPool1d):
+    """`torch.nn.MaxPool1d`, which keeps a byte for each output."""
+
+    dimensions = 1
+
+
+class MaxPool2d(_MaxPool, nn.MaxPool2d):
+    """`torch.nn.MaxPool2d`, which keeps a byte for each output."""
+
+    dimensions = 2
+
+
+class MaxPool3d(_MaxPool, nn.MaxPool3d):
+    """`torch.nn.MaxPool3d`, which keeps a byte for each output."""
+
+    dimensions = 3
+
+
+def _each(value: int | Sequence[int], dimensions: int) -> tuple[int, ...]:
+    """Return a number for each dimension."""
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * dimensions if len(values) == 1 else values
+
+
+class PackedMaxPool(Function):
+    """x -> the largest of each window."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        kernel: tuple[int, ...],
+        stride: tuple[int, ...],
+        padding: tuple[int, ...],
+        dilation: tuple[int, ...],
+        ceil_mode: bool,
+    ) -> Tensor:
+        """Return torch's output, keep where in its window each maximum was."""
+        y, indices = _MAX_POOL[len(kernel)](x, kernel, stride, padding, dilation, ceil_mode)
+        place = torch.zeros_like(indices)
+        for size, start, dim in _dimensions(x, kernel, stride, padding, indices):
+            coordinate = indices % x.shape[dim]
+            indices = indices // x.shape[dim]
+            place += (coordinate - start) // dilation[dim] * size
+        ctx.save_for_backward(place.to(torch.uint8))
+        ctx.window, ctx.shape = (kernel, stride, padding, dilation), x.shape
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient, at the maxima."""
+        check_first_derivative()
+        (places,) = ctx.saved_tensors
+        kernel, stride, padding, dilation = ctx.window
+        dimensions = len(kernel)
+        grad_x = grads[0].new_zeros(ctx.shape)
+        place, indices, width = places.long(), torch.zeros_like(places, dtype=torch.long), 1
+        for _, start, dim in _dimensions(grad_x, kernel, stride, padding, places):
+            indices += (start + place % kernel[dim] * dilation[dim]) * width
+            place = place // kernel[dim]
+            width *= ctx.shape[dim]
+        flat = grad_x.flatten(-dimensions)
+        flat.scatter_add_(-1, indices.flatten(-dimensions), grads[0].flatten(-dimensions))
+        return flat.view(ctx.shape), None, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> None:
+        """Refuse forward mode."""
+        refuse()
+
+
+def _dimensions(x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], y: Tensor) -> Any:
+    """Yield, from the last dimension on, places in the dimensions after it, where windows start, and −1, −2, …"""
+    size = 1
+    for dim in range(-1, -len(kernel) - 1, -1):
+        outputs = torch.arange(y.shape[dim], device=x.device)
+        start = outputs * stride[dim] - padding[dim]
+        yield size, start.view(-1, *(1 for _ in range(-dim - 1))), dim
+        size *= kernel[dim]
+
+
+# ---- averages and resampling -----------------------------------------------------------------------------------------
+
+
+class AvgPool1d(nn.AvgPool1d):
+    """`torch.nn.AvgPool1d`, which keeps nothing."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return torch's output."""
+        return linear_map(super().forward, input)
+
+
+class AvgPool2d(nn.AvgPool2d):
+    """`torch.nn.AvgPool2d`, which keeps nothing."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return torch's output."""
+        return linear_map(super().forward, input)
+
+
+class AvgPool3d(nn.AvgPool3d):
+    """`torch.nn.AvgPool3d`, which keeps nothing."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return torch's output."""
+        return linear_map(super().forward, input)
+
+
+class AdaptiveAvgPool1d(nn.AdaptiveAvgPool1d):
+    """`torch.nn.AdaptiveAvgPool1d`, which keeps nothing."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return torch's output."""
+        return linear_map(super().forward, input)
+
+
+class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
+    """`torch.nn.AdaptiveAvgPool2d`, which keeps nothing."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return torch's output."""
+        return linear_map(super().forward, input)
+
+
+class AdaptiveAvgPool3d(nn.AdaptiveAvgPool3d):
+    """`torch.nn.AdaptiveAvgPool3d`, which keeps nothing."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return torch's output."""
+        return linear_map(super().forward, input)
+
+
+class Upsample(nn.Upsample):
+    """`torch.nn.Upsample`, which keeps nothing in any mode."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return torch's output."""
+        return linear_map(super().forward, input)
+
+
+def linear_map(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Return `function(x)`, a linear map of `x` whose gradient takes nothing but the shape of `x`."""
+    return LinearMap.apply(x, function) if compresses(x) else function(x)
+
+
+class LinearMap(Function):
+    """x -> A x; A has no parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return A x, keep the shape of x."""
+        ctx.function, ctx.shape, ctx.dtype = function, x.shape, x.dtype
+        return function(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Return Aᵀ times the gradient, by torch's own backward at x = 0."""
+        check_first_derivative()
+        grad = grads[0]
+        with torch.enable_grad():
+            zero = torch.zeros((), dtype=ctx.dtype, device=grad.device).expand(ctx.shape).requires_grad_()
+            y = ctx.function(zero)
+        return torch.autograd.grad(y, zero, grad)[0], None
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> None:
+        """Refuse forward mode."""
+        refuse()

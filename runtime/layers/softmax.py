@@ -1,0 +1,107 @@
+"""Softmax: its output is saved in few bits.
+
+    ∇x = y (∇y − Σ y ∇y)
+
+y stands there twice, as x̄ does in a normalisation: one compressed copy biases the gradient by Var[ŷ] ∇y, two do not.
+The gradient of the log-softmax, ∇y − softmax(x) Σ ∇y, takes it once and is unbiased.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from .base import CompressedLayer, batched, check_first_derivative, compresses, keep, kept, refuse
+from .normalization import CompressedNorm, copies_of
+from .saver import Saver
+
+__all__ = ["LogSoftmax", "Softmax", "softmax"]
+
+
+class Softmax(CompressedNorm, nn.Softmax):
+    """`torch.nn.Softmax`, which keeps its output in few bits; samples are dimension 0."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return torch's output."""
+        dim = _dimension(self.dim, input)
+        return softmax(input, dim, self.saver, self.copies)
+
+
+class LogSoftmax(CompressedLayer, nn.LogSoftmax):
+    """`torch.nn.LogSoftmax`, which keeps the softmax in few bits; samples are dimension 0."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return torch's output."""
+        if not compresses(input):
+            return super().forward(input)
+        return CompressedLogSoftmax.apply(input, _dimension(self.dim, input), self.saver)
+
+
+def _dimension(dim: int | None, x: Tensor) -> int:
+    """Return the dimension that torch takes where none is named."""
+    return dim if dim is not None else 0 if x.dim() in (0, 1, 3) else 1
+
+
+def softmax(input: Tensor, dim: int, saver: Saver, copies: int = 1) -> Tensor:
+    """`torch.nn.functional.softmax`, which saves its output through `saver`."""
+    if not compresses(input):
+        return F.softmax(input, dim)
+    return CompressedSoftmax.apply(input, dim, saver, copies)
+
+
+class CompressedSoftmax(Function):
+    """x -> softmax(x)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, saver: Saver, copies: int) -> Tensor:
+        """Return torch's output, keep it compressed."""
+        y = F.softmax(x, dim)
+        keep(ctx, copies_of(batched(y, 2), saver, copies))
+        ctx.dim, ctx.saver, ctx.dtype = dim, saver, x.dtype
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient of x."""
+        check_first_derivative()
+        (compressed,) = kept(ctx)
+        grad = grads[0]
+        ctx.saver.observe(batched(grad, 2))
+        ys = [c.decompress().view(grad.shape) for c in compressed]
+        return (ys[0] * (grad - (ys[-1] * grad).sum(ctx.dim, keepdim=True))).to(ctx.dtype), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> None:
+        """Refuse forward mode."""
+        refuse()
+
+
+class CompressedLogSoftmax(Function):
+    """x -> log softmax(x)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, saver: Saver) -> Tensor:
+        """Return torch's output, keep its exponential compressed."""
+        y = F.log_softmax(x, dim)
+        keep(ctx, saver.compress(batched(y.exp(), 2)))
+        ctx.dim, ctx.saver, ctx.dtype = dim, saver, x.dtype
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient of x."""
+        check_first_derivative()
+        (compressed,) = kept(ctx)
+        grad = grads[0]
+        ctx.saver.observe(batched(grad, 2))
+        return (
+            (grad - compressed.decompress().view(grad.shape) * grad.sum(ctx.dim, keepdim=True)).to(ctx.dtype),
+            None,
+            None,
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> None:
+        """Refuse forward mode."""
+        refuse()
