@@ -23,6 +23,8 @@ from .conversion import Left, Replaced, Report
 from .modules import FewBitActivation
 from .resolve import DEFAULT_BITS
 from .search import ORIGINAL, Activation, Form, Found, activations, form_of, original_of
+from .vquant.conversion import candidates as value_aware_candidates
+from .vquant.conversion import torch_again, value_aware
 
 __all__ = ["Report", "convert", "revert"]
 
@@ -41,6 +43,7 @@ def convert(
     exclude: Selectors = (),
     tables: Mapping[str, TableOrPath] | None = None,
     fused: bool = False,
+    outliers: float | None = None,
 ) -> Report:
     """Replace a model's activations, in place, by few-bit ones with the same outputs.
 
@@ -61,6 +64,9 @@ def convert(
             ``softplus(beta=2)``); used as they are, whatever `bits`. ``calibration.tables()`` is one such mapping.
         fused: what a module computes by a formula of several torch calls, such as the `gelu_new` of GPT-2, becomes
             torch's one function of the same mathematics. It is faster by far, and outputs change in their last bits.
+        outliers: a ratio such as 0.02: quantised back-propagation by V-Quant (vquant/conversion.py). Linear and
+            convolutions save their input in `bits` bits, that part of largest values exactly, and share one copy with
+            the ReLU before, whose gradient stays exact.
 
     Returns:
         The report; `print` shows it as a table.
@@ -74,21 +80,29 @@ def convert(
     given = read_tables(tables)
     found = activations(model)
     forms = {activation: form_of(activation.original, fused) for activation in found}
-    skipped = _skipped(found, include, exclude)
+    layers = value_aware_candidates(model) if outliers is not None else []
+    skipped = _skipped([*found, *layers], include, exclude)
     _check_keys(given, forms)
+    ours = {id(layer.current) for layer in layers}
+    found = [activation for activation in found if id(activation.current) not in ours]
     made: dict[Found, FewBitActivation] = {}
-    for activation, form in forms.items():
+    for activation in found:
+        form = forms[activation]
         if isinstance(form, Form) and activation not in skipped:
             new = _made(activation, form, bits, given)
             if isinstance(new, str):
                 forms[activation] = new
             else:
                 made[activation] = new
+    aware = value_aware(model, bits, outliers, wanted=_wanted_by(layers, skipped)) if outliers is not None else None
     for activation, new in made.items():
         _put(activation, new)
-    root = next((new for activation, new in made.items() if not activation.places), model)
+    root = next((new for activation, new in made.items() if not activation.places), aware.model if aware else model)
     replaced = [_replaced(activation, new) for activation, new in made.items()]
     left = [_left(activation, forms[activation], skipped) for activation in found if activation not in made]
+    if aware:
+        replaced += aware.replaced
+        left += [*(Left(a.name, _text(a.original), skipped[a]) for a in layers if a in skipped), *aware.left]
     return Report(root, tuple(replaced), tuple(left))
 
 
@@ -105,6 +119,7 @@ def revert(model: nn.Module) -> nn.Module:
         FewbitError: the model is compiled or scripted.
     """
     _check_model(model)
+    model = torch_again(model)
     for activation in activations(model):
         original = original_of(activation.current)
         if original is None:
@@ -168,6 +183,11 @@ def _skipped(found: list[Found], include: Selectors | None, exclude: Selectors) 
         included = _selected("include", include, found)
         skipped |= {activation: "it is not included" for activation in found if activation not in included}
     return skipped
+
+
+def _wanted_by(layers: list[Found], skipped: Mapping[Found, str]) -> Callable[[str, nn.Module], bool]:
+    unwanted = {id(layer.original) for layer in layers if layer in skipped}
+    return lambda name, module: id(module) not in unwanted
 
 
 def _selected(argument: str, selectors: Selectors, found: list[Found]) -> set[Found]:

@@ -13,7 +13,6 @@ Forward is torch's, bit for bit. Layers keep their parameters, buffers, hooks an
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
@@ -24,7 +23,7 @@ from ..conversion import Left, Replaced
 from ..layers.base import CompressedLayer
 from ..modules import ReLU
 from ..quantizers import Outlier
-from ..search import ORIGINAL, original_of
+from ..search import ORIGINAL, Found, original_of
 from .relu import ValueAwareReLU
 from .savers import OutlierSaver
 
@@ -78,12 +77,10 @@ class _Pass:
 
     def _new(self, module: nn.Module, name: str) -> nn.Module | None:
         """Return what shall stand for `module`, or None if it stays."""
-        # What stands for torch's already is made anew of that.
-        known = isinstance(module, ValueAwareReLU | ReLU | CompressedLayer)
-        original: Any = original_of(module) if known else module
-        cls = type(original)
-        if not isinstance(original, nn.Module) or (cls is not nn.ReLU and cls not in _FORMS):
+        original = _original(module)
+        if original is None:
             return None
+        cls = type(original)
         if "forward" in vars(original):
             self.left.append(Left(name, _text(original), "its forward was replaced on the instance"))
             return None
@@ -145,6 +142,26 @@ def value_aware(
     return ValueAware(root, tuple(run.replaced), tuple(run.left))
 
 
+def candidates(model: nn.Module) -> list[Found]:
+    """Return the modules that `value_aware` may replace, for selection by name and class; the order of modules."""
+    found: dict[int, Found] = {}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name, module in modules.items():
+        if _original(module) is not None:
+            entry = found.setdefault(id(module), Found(module))
+            entry.names.append(name)
+            parts = name.split(".")
+            entry.around.extend(modules[".".join(parts[:i])] for i in range(len(parts)) if name)
+    return list(found.values())
+
+
+def _original(module: nn.Module) -> nn.Module | None:
+    """Return the module of torch that `module` is or stands for, or None if it is none that has a form here."""
+    stands = isinstance(module, ValueAwareReLU | ReLU | CompressedLayer)
+    original = original_of(module) if stands else module
+    return original if isinstance(original, nn.Module) and type(original) in (nn.ReLU, *_FORMS) else None
+
+
 def torch_again(model: nn.Module) -> nn.Module:
     """Put back, in place, what `value_aware` replaced; return `model`, or the original if it was replaced itself."""
     seen: dict[int, nn.Module] = {}
@@ -152,9 +169,9 @@ def torch_again(model: nn.Module) -> nn.Module:
     def walk(module: nn.Module) -> nn.Module:
         if id(module) in seen:
             return seen[id(module)]
-        original = original_of(module) if isinstance(module, ValueAwareReLU | ReLU | CompressedLayer) else None
+        original = _original(module)
         result = module
-        if isinstance(original, nn.Module):
+        if original is not None and original is not module:
             _share(module, original)
             result = original
         else:

@@ -1,0 +1,83 @@
+"""`fewbit.convert(model, outliers=0.02)`: V-Quant's layers among the few-bit activations, in one report."""
+
+import fewbit
+import pytest
+import torch
+from fewbit import FewbitError
+from fewbit.runtime.vquant import OutlierSaver, ValueAwareReLU
+from torch import nn
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()),
+        nn.Sequential(nn.Flatten(), nn.Linear(4 * 36, 8), nn.GELU(), nn.Linear(8, 2)),
+    )
+
+
+def test_one_report_of_all():
+    model = network()
+    x = torch.randn(2, 3, 8, 8)
+    y = model(x)
+    report = fewbit.convert(model, bits=3, outliers=0.02)
+    assert report.model is model
+    assert {r.name: r.bits for r in report.replaced} == {"1.2": 3, "0.0": 3, "0.2": 3, "1.1": 3, "1.3": 3}
+    assert [(left.name, left.why) for left in report.left] == [
+        ("0.1", "the error it propagates depends on what it saves")
+    ]
+    assert isinstance(model[0][2], ValueAwareReLU)
+    assert isinstance(model[1][3].saver, OutlierSaver)
+    assert isinstance(model[1][2], fewbit.GELU)
+    assert "V-Quant(bits=3, ratio=0.02)" in str(report)
+    model.train()
+    assert torch.equal(model(x), y)
+
+
+def test_revert_gives_the_very_modules():
+    model = network()
+    modules = dict(model.named_modules())
+    fewbit.convert(model, outliers=0.02)
+    assert fewbit.revert(model) is model
+    assert all(m is modules[name] for name, m in model.named_modules())
+
+
+def test_converting_again_without_outliers_leaves_layers_and_takes_relus():
+    model = network()
+    fewbit.convert(model, outliers=0.02)
+    fewbit.convert(model, bits=2)
+    assert isinstance(model[0][2], fewbit.ReLU)
+    assert isinstance(model[1][1].saver, OutlierSaver)
+    fewbit.convert(model, bits=2, outliers=0.1)
+    assert model[0][2].quantizer.ratio == 0.1
+    fewbit.revert(model)
+    assert [type(m) for m in model.modules()] == [type(m) for m in network().modules()]
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"exclude": "0"}, {"1.1", "1.2", "1.3"}),
+        ({"exclude": nn.Linear}, {"0.0", "0.2", "1.2"}),
+        ({"include": ["0.*", nn.GELU]}, {"0.0", "0.2", "1.2"}),
+        ({"include": lambda name, module: isinstance(module, nn.Conv2d)}, {"0.0"}),
+    ],
+)
+def test_layers_are_selected_like_activations(options, names):
+    report = fewbit.convert(network(), outliers=0.02, **options)
+    assert {r.name for r in report.replaced} == names
+    assert {left.name for left in report.left} == {"0.0", "0.1", "0.2", "1.1", "1.2", "1.3"} - names
+
+
+@pytest.mark.parametrize("options", [{"outliers": 2}, {"outliers": "2%"}, {"outliers": 0.02, "exclude": "conv"}])
+def test_wrong_arguments_leave_the_model_as_it_was(options):
+    model = network()
+    with pytest.raises(FewbitError):
+        fewbit.convert(model, **options)
+    assert [type(m) for m in model.modules()] == [type(m) for m in network().modules()]
+
+
+def test_the_model_may_be_one_layer():
+    report = fewbit.convert(nn.Linear(3, 3), outliers=0.02)
+    assert isinstance(report.model.saver, OutlierSaver)
+    assert type(fewbit.revert(report.model)) is nn.Linear
