@@ -1,0 +1,261 @@
+"""Mixed precision: bits for each sample of each compressed layer, found anew while a model trains (ActNN, Section 4.3).
+
+    precision = MixedPrecision(model, bits=2.0)
+
+Each iteration has two stages. In the forward pass a layer shares out its own bits to the samples of the batch, by
+their sensitivities. Before the next forward pass the bits of all layers are shared out anew, by the sensitivities of
+the last batch and the gradients that its backward pass showed; what a layer's samples got makes the layer's bits. The
+sensitivity of a sample depends on a gradient that is not known yet (sensitivity.py), so it is estimated:
+
+    average     by a moving average over the iterations of the mean over the samples: one number a layer
+    stale       by the gradient of the same sample in the last epoch, and until there is one by that average
+
+A layer whose gradient has not been seen (all, before the first backward pass) has the average of `bits`, so that the
+first iteration is ActNN with per-sample bits alone, and a layer that is not used takes nothing from the others.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...tables import FewbitError
+from ...tables.errors import shown
+from ..layers.base import CompressedLayer
+from ..layers.saver import Whole
+from ..packing import GROUP
+from ..quantizers import Compressed, PerGroup
+from ..quantizers.common import check_integer, total_bytes
+from .greedy import allocate
+from .sensitivity import gradient_factor, input_deviation, quantization_variance
+
+Gradients = Literal["average", "stale"]
+
+
+class MixedPrecision:
+    """Gives each compressed layer of a model a saver that shares out a budget of bits.
+
+    The budget is `bits` for each element that the layers save, on average over all of them; to it come 0.125 bits
+    for each element at G = 256, a byte for each sample and layer, and up to 7 bytes of padding. Each process of a
+    distributed training shares out its own; nothing is communicated.
+
+    Args:
+        model: with compressed layers (fewbit.layers), which are found when this is made.
+        bits: on average, from 1 to 8; need not be an integer.
+        group_size: of `PerGroup`.
+        gradients: how the magnitude of the coming gradient is estimated; see above. For ``stale`` each forward pass is
+            preceded by `samples`.
+        momentum: of the moving average, at least 0 and below 1.
+        every: iterations from one sharing out between layers to the next.
+        across_layers: whether bits go from one layer to another at all.
+
+    Raises:
+        FewbitError: an argument is none of these, or the model has no compressed layer.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        bits: float = 2.0,
+        *,
+        group_size: int = 256,
+        gradients: Gradients = "average",
+        momentum: float = 0.9,
+        every: int = 1,
+        across_layers: bool = True,
+    ) -> None:
+        if isinstance(bits, bool) or not isinstance(bits, int | float) or not 1 <= bits <= 8:
+            raise FewbitError(f"bits is a number from 1 to 8, not {shown(bits)}")
+        if gradients not in ("average", "stale"):
+            raise FewbitError(f"gradients is 'average' or 'stale', not {shown(gradients)}")
+        if isinstance(momentum, bool) or not isinstance(momentum, int | float) or not 0 <= momentum < 1:
+            raise FewbitError(f"momentum is a number from 0 on and below 1, not {shown(momentum)}")
+        check_integer("every", every, 1)
+        self.target, self.gradients, self.momentum = float(bits), gradients, float(momentum)
+        self.every, self.across_layers = every, across_layers
+        self.quantizer = PerGroup(group_size=group_size)
+        self.iterations = 0
+        layers = {name: m for name, m in model.named_modules() if isinstance(m, CompressedLayer)}
+        if not layers:
+            raise FewbitError("the model has no compressed layer: fewbit.convert(model, level='L2') makes them")
+        self.savers: dict[str, SampleSaver] = {}
+        self._before = {}
+        for name, layer in layers.items():
+            self._before[name] = layer, layer.saver
+            self.savers[name] = layer.saver = SampleSaver(self, layer, self.target)
+        self._current: Tensor | None = None
+        self._hook = model.register_forward_pre_hook(self._begin)
+
+    @property
+    def bits(self) -> dict[str, float]:
+        """Bits for each element of each layer, on average over its samples."""
+        return {name: saver.average for name, saver in self.savers.items()}
+
+    def samples(self, indices: Tensor | Sequence[int]) -> None:
+        """Tell which samples of the data set the next batch holds: N integers, not negative."""
+        found = torch.as_tensor(indices)
+        if found.dim() != 1 or found.is_floating_point() or found.dtype == torch.bool or bool((found < 0).any()):
+            raise FewbitError(f"samples are integers not below 0, one for each of the batch, not {shown(indices)}")
+        self._current = found.long().cpu()
+
+    def remove(self) -> None:
+        """Give the layers the savers that they had before."""
+        self._hook.remove()
+        for layer, saver in self._before.values():
+            layer.saver = saver
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was learned, for a checkpoint."""
+        return {
+            "iterations": self.iterations,
+            "layers": {
+                name: {"bits": s.average, "magnitude": s.magnitude, "stale": s.stale} for name, s in self.savers.items()
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned of the same layers.
+
+        Raises:
+            FewbitError: the layers are others.
+        """
+        given = state.get("layers", {})
+        if set(given) != set(self.savers):
+            odd = sorted(set(given) ^ set(self.savers))
+            raise FewbitError(f"the state is of other layers: {', '.join(odd[:5])}")
+        self.iterations = int(state["iterations"])
+        for name, saver in self.savers.items():
+            saver.average = float(given[name]["bits"])
+            saver.magnitude, saver.stale = given[name]["magnitude"], given[name]["stale"]
+            saver.batches.clear()
+
+    def _begin(self, model: nn.Module, inputs: Any) -> None:
+        """Before a forward pass that may save something: share out between the layers by what the last one saved."""
+        if not torch.is_grad_enabled():
+            return
+        if any(saver.batches for saver in self.savers.values()):
+            self.iterations += 1
+            if self.across_layers and self.iterations % self.every == 0:
+                self._share_out()
+        for saver in self.savers.values():
+            saver.batches.clear()
+
+    def _share_out(self) -> None:
+        used = [s for s in self.savers.values() if s.batches and s.magnitude is not None]
+        known = [(saver, batch, batch.sensitivity()) for saver in used for batch in saver.batches]
+        known = [(saver, batch, w) for saver, batch, w in known if np.isfinite(w).all()]
+        if not known:
+            return
+        D = np.concatenate([np.full(len(w), batch.elements) for _, batch, w in known])
+        found = allocate(np.concatenate([w for *_, w in known]), D, round(self.target * D.sum()))
+        parts = np.split(found, np.cumsum([len(w) for *_, w in known])[:-1])
+        spent: dict[int, list[int]] = {}
+        for (saver, batch, w), bits in zip(known, parts, strict=True):
+            of_saver = spent.setdefault(id(saver), [0, 0])
+            of_saver[0] += int(bits.sum()) * batch.elements
+            of_saver[1] += len(w) * batch.elements
+        for saver in used:
+            bits, elements = spent.get(id(saver), (0, 0))
+            saver.average = bits / elements if elements else saver.average
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """What a layer knows of a tensor that it has compressed.
+
+    Attributes:
+        variance: V of each sample, float64 (N,).
+        magnitude: t, of each sample or of all: 0 or 1 dimensions; None before it is known.
+        elements: of a sample, those that fill its last group of codes too.
+    """
+
+    saver: "SampleSaver"
+    variance: np.ndarray
+    magnitude: np.ndarray | None
+    elements: int
+
+    def sensitivity(self) -> np.ndarray:
+        """Return w of each sample, with the gradients known by now."""
+        known = self.magnitude
+        if known is None:
+            known = np.asarray(1.0 if self.saver.magnitude is None else float(self.saver.magnitude))
+        return self.variance * known
+
+
+@dataclass(eq=False)
+class SampleSaver:
+    """A layer's saver (runtime/layers/saver.py): each sample gets bits by its sensitivity.
+
+    Attributes:
+        precision: whose layer it is of.
+        layer: the layer.
+        average: bits for each element, on average over the samples.
+        magnitude: moving average of the mean of t (sensitivity.py); None before the first gradient.
+        stale: t of each sample of the data set when it was last seen, NaN of others; None under ``average``.
+        batches: what has been compressed since the iteration began.
+    """
+
+    precision: MixedPrecision
+    layer: nn.Module
+    average: float
+    magnitude: Tensor | None = None
+    stale: Tensor | None = None
+    batches: list[Batch] = field(default_factory=list)
+    _shape: torch.Size = field(default_factory=torch.Size)
+    _deviation: Tensor | None = None
+
+    def __repr__(self) -> str:
+        return f"MixedPrecision({self.average:.3g} bits)"
+
+    def compress(self, x: Tensor) -> Compressed:
+        """Return `x` with the bits of this layer shared out to its samples."""
+        if x.numel() == 0:
+            return Whole(x)
+        quantizer = self.precision.quantizer
+        self._shape, self._deviation = x.shape, input_deviation(self.layer, x)
+        variance = quantization_variance(x, quantizer.group_size).cpu().numpy()
+        elements = -(-x.shape[1:].numel() // GROUP) * GROUP
+        batch = Batch(self, variance, self._stale_magnitude(len(variance)), elements)
+        bits = allocate(batch.sensitivity(), np.asarray(elements), round(self.average * elements * len(variance)))
+        compressed = quantizer.compress(x, sample_bits=torch.from_numpy(bits))
+        if compressed.nbytes >= total_bytes([x]):
+            return Whole(x)
+        self.batches.append(batch)
+        return compressed
+
+    def observe(self, gradient: Tensor) -> None:
+        """Learn how large the gradients are; those that are not finite teach nothing."""
+        t = gradient_factor(self.layer, gradient.detach(), self._shape, self._deviation)
+        if not t.numel():
+            return
+        mean, before = t.mean(), self.magnitude
+        if before is None:
+            self.magnitude = mean if bool(mean.isfinite()) else None
+        else:
+            before = before.to(mean.device)
+            mixed = torch.lerp(mean, before, self.precision.momentum)
+            self.magnitude = torch.where(mean.isfinite(), mixed, before)
+        self._remember(t)
+
+    def _stale_magnitude(self, N: int) -> np.ndarray | None:
+        """Return t of the samples of the batch as it was in the last epoch, or None."""
+        places = self.precision._current
+        if self.precision.gradients == "average" or places is None or len(places) != N or self.stale is None:
+            return None
+        inside = places < len(self.stale)
+        found = torch.where(inside, self.stale[places.clamp(max=len(self.stale) - 1)], torch.nan)
+        default = torch.nan if self.magnitude is None else float(self.magnitude)
+        found = torch.where(found.isnan(), default, found)
+        return None if bool(found.isnan().any()) else found.double().numpy()
+
+    def _remember(self, t: Tensor) -> None:
+        places = self.precision._current
+        if self.precision.gradients == "average" or places is None or len(places) != len(t):
+            return
+        old = torch.empty(0) if self.stale is None else self.stale
+        missing = int(places.max()) + 1 - len(old)
+        self.stale = torch.cat([old, torch.full((max(0, missing),), torch.nan)])
+        self.stale[places] = torch.where(t.isfinite(), t, torch.nan).float().cpu()

@@ -1,0 +1,114 @@
+"""Sensitivities: the variance that a sample's compression at 1 bit adds to gradients (ActNN, Equation 9, Appendix B).
+
+    w_n = V_n · t_n,      V_n = Σ_i |h_ni| R_ni² / 6
+
+V_n is the variance of the compressed sample at 1 bit, summed over its elements: its groups i have |h_ni| elements (G,
+or fewer) of range R_ni. t_n is by how much the backward pass of the layer multiplies it; it depends on the gradient ∇_n
+of the layer's output for the sample, and is approximated as in the paper, Σ_i a_i b_i ≈ Σ_i a_i · mean_i b_i:
+
+    linear              ‖∇_n‖² / T            of T positions (tokens); Equation 9 has T = 1
+    convolution         ‖∇_n‖² K / (I A)      K kernel positions, I input positions, A groups
+    transposed          ‖∇_n‖² K / (I A)      with I output positions: a convolution of the inverse stride
+    batch norm          mean_c [∇²_nc / s_c² + w_c⁴ / (M s_c⁴) · (∇²_nc + mean_n ∇²_nc)]
+    other norms         mean_c [∇²_nc] / s_n² + mean_c [w_c⁴] / (M s_n⁴) · 2 ∇²_n
+    anything else       mean of ∇_n²          as for a product with the saved tensor
+
+∇²_nc is the mean over the positions of a channel, s the deviation that the layer divides by, M the elements it is
+taken over. Of a normalisation the first term is the variance of ∇w, which Equation 8 asks for, and the second that of
+∇X, from B.2, where d_c² is taken for what it is on average if y and ∇y do not correlate, w_c² Σ_n ∇²_nc.
+"""
+
+from math import prod
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _InstanceNorm)
+
+
+def quantization_variance(x: Tensor, group_size: int) -> Tensor:
+    """Return V, float64 (N,): the variance that `PerGroup(1, group_size)` adds to each sample, over its elements.
+
+    Groups that are not finite count as 0: no number of bits saves them.
+
+    Args:
+        x: (N, ...), floating-point.
+        group_size: G.
+    """
+    N = x.shape[0]
+    rows = x.detach().reshape(N, -1)
+    D = rows.shape[1]
+    if rows.numel() == 0:
+        return torch.zeros(N, dtype=torch.float64, device=x.device)
+    G = min(group_size, D)
+    whole = D // G * G
+    square = _squared_ranges(rows[:, :whole].unflatten(1, (-1, G))).sum(1) * G
+    if whole < D:
+        square += _squared_ranges(rows[:, whole:].unsqueeze(1)).sum(1) * (D - whole)
+    return square / 6
+
+
+def _squared_ranges(groups: Tensor) -> Tensor:
+    low, high = groups.aminmax(dim=2)
+    return (high.double() - low.double()).square().nan_to_num(0, 0, 0)
+
+
+def input_deviation(layer: nn.Module, x: Tensor) -> Tensor | None:
+    """Return s² of the input of a normalisation: by channel, or by sample where it normalises within one; else None."""
+    if _by_channel(layer):
+        assert isinstance(layer, _BatchNorm)
+        if layer.running_var is not None:
+            return layer.running_var.detach() + layer.eps
+        return x.float().var([0, *range(2, x.dim())], correction=0) + layer.eps
+    if isinstance(layer, NORMS):
+        eps = layer.eps if layer.eps is not None else torch.finfo(x.dtype).eps
+        return x.flatten(1).float().var(1, correction=0) + eps
+    return None
+
+
+def _by_channel(layer: nn.Module) -> bool:
+    return isinstance(layer, _BatchNorm) and not isinstance(layer, _InstanceNorm)
+
+
+def gradient_factor(layer: nn.Module, gradient: Tensor, shape: torch.Size, deviation: Tensor | None) -> Tensor:
+    """Return t, float32 (N,).
+
+    Args:
+        layer: whose input is compressed.
+        gradient: ∇, of the layer's output, (N, ...).
+        shape: of the input.
+        deviation: what `input_deviation` returned of it.
+    """
+    N = gradient.shape[0]
+    if N == 0 or gradient.numel() == 0:
+        return gradient.new_zeros(N, dtype=torch.float32)
+    norm = torch.linalg.vector_norm(gradient.flatten(1), dim=1, dtype=torch.float32).square()
+    if isinstance(layer, nn.Linear):
+        return norm / max(1, prod(shape[1:-1]))
+    if isinstance(layer, _ConvNd):
+        positions = gradient.shape[2:] if isinstance(layer, _ConvTransposeNd) else shape[2:]
+        return norm * (prod(layer.kernel_size) / (prod(positions) * layer.groups))
+    mean = norm / (gradient.numel() // N)
+    if deviation is None:
+        return mean
+    weight = getattr(layer, "weight", None)
+    w4 = weight.detach().float() ** 4 if isinstance(weight, Tensor) else mean.new_ones(1)
+    if _by_channel(layer):
+        by_channel = gradient.flatten(2) if gradient.dim() > 2 else gradient.unsqueeze(2)
+        g = torch.linalg.vector_norm(by_channel, dim=2, dtype=torch.float32).square() / by_channel.shape[2]
+        M = N * by_channel.shape[2]
+        return (g / deviation + w4 / (M * deviation**2) * (g + g.mean(0))).mean(1)
+    M = max(1, _normalised(layer, shape))
+    return mean / deviation + w4.mean() / (M * deviation**2) * 2 * mean
+
+
+def _normalised(layer: nn.Module, shape: torch.Size) -> int:
+    """Return over how many elements a normalisation takes its mean."""
+    if isinstance(layer, nn.LayerNorm | nn.RMSNorm):
+        return prod(layer.normalized_shape)
+    if isinstance(layer, nn.GroupNorm):
+        return prod(shape[1:]) // layer.num_groups
+    return prod(shape[2:])

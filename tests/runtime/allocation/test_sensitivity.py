@@ -1,0 +1,77 @@
+"""Appendix B against what repeated compression does to the gradients."""
+
+import pytest
+import torch
+from fewbit.runtime import layers
+from fewbit.runtime.allocation.sensitivity import gradient_factor, input_deviation, quantization_variance
+from fewbit.runtime.quantizers import PerGroup
+from torch import nn
+
+DRAWS = 300
+
+
+def test_variance_of_the_quantizer():
+    """V is that of uniformly distributed fractions: so it is found at 8 bits, where (2^8 − 1)² divides it."""
+    x = torch.randn(6, 1000, generator=torch.Generator().manual_seed(0)) * torch.arange(1.0, 7)[:, None]
+    errors = torch.stack([(PerGroup(8).compress(x).decompress() - x).double().square().sum(1) for _ in range(20)])
+    V = quantization_variance(x, 256)
+    torch.testing.assert_close(errors.mean(0) * 255**2, V, rtol=0.1, atol=0)
+
+
+def test_infinite_and_constant_groups_count_as_nothing():
+    x = torch.randn(3, 512)
+    x[0, :256] = torch.inf
+    x[1, :256] = 2.0
+    alone = quantization_variance(x[:, 256:].contiguous(), 256)
+    assert torch.equal(quantization_variance(x, 256)[:2], alone[:2])
+    assert quantization_variance(torch.empty(3, 0), 256).tolist() == [0, 0, 0]
+    assert quantization_variance(torch.ones(3, 300), 256).tolist() == [0, 0, 0]
+
+
+CASES = {
+    "linear": (lambda: layers.Linear(64, 32), (8, 64)),
+    "tokens": (lambda: layers.Linear(64, 32), (8, 10, 64)),
+    "conv": (lambda: layers.Conv2d(16, 8, 3, padding=1), (8, 16, 12, 12)),
+    "strided": (lambda: layers.Conv2d(16, 8, 3, padding=1, stride=2), (8, 16, 12, 12)),
+    "grouped": (lambda: layers.Conv2d(16, 8, 3, padding=1, groups=4), (8, 16, 12, 12)),
+    "conv1d": (lambda: layers.Conv1d(16, 8, 5, padding=2), (8, 16, 40)),
+    "transposed": (lambda: layers.ConvTranspose2d(16, 8, 2, stride=2), (8, 16, 12, 12)),
+    "batch norm": (lambda: layers.BatchNorm2d(16, track_running_stats=False), (8, 16, 12, 12)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_sum_of_sensitivities_is_the_variance_of_the_weights_gradient(case, bits):
+    """Within a quarter: borders of convolutions and the mean of a product for the product of means are neglected."""
+    make, shape = CASES[case]
+    torch.manual_seed(0)
+    layer, x = make(), torch.randn(shape) * torch.exp2(torch.randn(shape[0], *[1] * (len(shape) - 1)))
+    layer.saver = layers.QuantizerSaver(PerGroup(bits))
+    gradient = None
+    found = []
+    for _ in range(DRAWS):
+        y = layer(x)
+        gradient = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
+        (grad,) = torch.autograd.grad(y, layer.weight, gradient)
+        found.append(grad.flatten())
+    w = quantization_variance(x, 256) * gradient_factor(layer, gradient, x.shape, input_deviation(layer, x))
+    measured = torch.stack(found).double().var(0).sum()
+    assert 0.75 < measured * (2**bits - 1) ** 2 / w.sum() < 1.25
+
+
+@pytest.mark.parametrize("layer", [nn.LayerNorm(32), nn.GroupNorm(4, 16), nn.InstanceNorm1d(16), nn.RMSNorm(32)])
+def test_other_normalisations_have_the_scale_of_their_weights_gradient(layer):
+    torch.manual_seed(0)
+    x = torch.randn(6, 16, 32) * 3
+    gradient = torch.randn(6, 16, 32)
+    t = gradient_factor(layer, gradient, x.shape, input_deviation(layer, x))
+    mean = gradient.square().flatten(1).mean(1)
+    torch.testing.assert_close(t, mean / 9, rtol=0.35, atol=0)
+
+
+def test_what_has_no_formula_counts_the_mean_square():
+    gradient = torch.randn(3, 4, 5)
+    t = gradient_factor(nn.Softmax(-1), gradient, gradient.shape, None)
+    torch.testing.assert_close(t, gradient.square().flatten(1).mean(1))
+    assert gradient_factor(nn.Softmax(-1), torch.empty(0, 3), torch.Size([0, 3]), None).shape == (0,)
