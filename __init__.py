@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .fewbit_gen import solve as solve
+    from .runtime import allocation as allocation
     from .runtime import functional as functional
     from .runtime import layers as layers
     from .runtime import memory as memory
     from .runtime import quantizers as quantizers
+    from .runtime.allocation import MixedPrecision as MixedPrecision
     from .runtime.calibrate import calibrate as calibrate
     from .runtime.convert import convert as convert
     from .runtime.convert import revert as revert
@@ -61,6 +63,7 @@ _MODULES = (
 # Public name -> the module that defines it.
 _HOMES = {
     "solve": ".fewbit_gen",
+    "MixedPrecision": ".runtime.allocation",
     "calibrate": ".runtime.calibrate",
     "convert": ".runtime.convert",
     "revert": ".runtime.convert",
@@ -74,6 +77,7 @@ _HOMES = {
 # Public submodule -> the module that it is. They can be imported (`from fewbit.functional import gelu`)
 # although they live in `runtime`.
 _SUBMODULES = {
+    "allocation": ".runtime.allocation",
     "functional": ".runtime.functional",
     "layers": ".runtime.layers",
     "memory": ".runtime.memory",
