@@ -1,5 +1,6 @@
 """What `fewbit.convert` did to a model, as a report that prints itself."""
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,25 +13,25 @@ from ..tables.columns import columns
 
 @dataclass(frozen=True)
 class Replaced:
-    """One activation that is a few-bit one now.
+    """One activation or layer that keeps few bits now.
 
     Attributes:
         name: qualified name in the model; of a shared module its first; "" if it is the model itself.
         was, now: the module before and after, as it prints itself.
-        bits: kept for each element.
-        error: of its table, under the weight that the table is for.
+        bits: kept for each element; of a layer, from `level` L3 on, the average of all.
+        error: of its table, under the weight that the table is for; NaN of a layer, which has none.
     """
 
     name: str
     was: str
     now: str
-    bits: int
+    bits: float
     error: float
 
 
 @dataclass(frozen=True)
 class Left:
-    """One activation that was left as it is, and why."""
+    """One activation or layer that was left as it is, and why."""
 
     name: str
     was: str
@@ -47,24 +48,26 @@ class Report:
     Attributes:
         model: the converted model: the very object given, or the new module if that was itself an activation.
         replaced, left: in the order of `model.named_modules()`.
+        notes: what else was done.
     """
 
     model: nn.Module = field(compare=False)
     replaced: tuple[Replaced, ...]
     left: tuple[Left, ...]
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = ["nothing was replaced"]
         if self.replaced:
             body = [
-                (_names(group), group[0].was, group[0].now, str(group[0].bits), f"{group[0].error:.3g}")
+                (_names(group), group[0].was, group[0].now, f"{group[0].bits:g}", _number(group[0].error))
                 for group in _grouped(self.replaced)
             ]
             lines = [*columns([("name", "was", "is", "bits", "table error"), *body], left=3)]
         if self.left:
             body = [(_names(group), group[0].was, group[0].why) for group in _grouped(self.left)]
             lines += ["", *columns([("left", "was", "why"), *body], left=3)]
-        return "\n".join(lines)
+        return "\n".join([*lines, *(("", *self.notes) if self.notes else ())])
 
     def __repr__(self) -> str:
         return f"<{len(self.replaced)} activations replaced, {len(self.left)} left; print() tells which>"
@@ -76,6 +79,10 @@ def _grouped(rows: Sequence[Row]) -> list[list[Row]]:
     for row in rows:
         groups.setdefault(replace(row, name=_pattern(row.name)), []).append(row)
     return list(groups.values())
+
+
+def _number(error: float) -> str:
+    return "" if math.isnan(error) else f"{error:.3g}"
 
 
 def _names(group: Sequence[Row]) -> str:

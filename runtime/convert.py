@@ -37,13 +37,14 @@ _HOOKS = tuple(name for name in vars(nn.Module()) if "_hook" in name)
 
 def convert(
     model: nn.Module,
-    bits: int = DEFAULT_BITS,
+    bits: float | None = None,
     *,
     include: Selectors | None = None,
     exclude: Selectors = (),
     tables: Mapping[str, TableOrPath] | None = None,
     fused: bool = False,
     outliers: float | None = None,
+    level: str | None = None,
 ) -> Report:
     """Replace a model's activations, in place, by few-bit ones with the same outputs.
 
@@ -55,7 +56,8 @@ def convert(
     Args:
         model: any module, on any device. If it is itself an activation there is nothing to put the new one into: take
             it from `report.model`.
-        bits: 1 to 8 for each element; fewer are used where fewer hold the derivative exactly.
+        bits: 1 to 8 for each element, 3 if None; fewer are used where fewer hold the derivative exactly. What it means
+            with a `level` is said there.
         include: which activations; all if None. One or several of: a name as in `named_modules()`, of the activation or
             of a module around it; a pattern such as ``encoder.*.act``; a class, of the activation or of a module around
             it; a function (name, module) -> bool.
@@ -67,6 +69,9 @@ def convert(
         outliers: a ratio such as 0.02: quantised back-propagation by V-Quant (vquant/conversion.py). Linear and
             convolutions save their input in `bits` bits, that part of largest values exactly, and share one copy with
             the ReLU before, whose gradient stays exact.
+        level: "L0" to "L5": layers as ActNN compresses them (levels.py), with activations from "L2" on. `bits` is then
+            of the layers, 4 at L1 and L2; from L3 on an average, 2 if None, which need not be whole. Not with
+            `outliers`.
 
     Returns:
         The report; `print` shows it as a table.
@@ -75,13 +80,18 @@ def convert(
         FewbitError: the model is compiled or scripted, a name, class or key of a table matches no activation, or
             another argument is wrong. The model is then as it was.
     """
-    bits = check_bits(bits)
     _check_model(model)
+    if level is not None:
+        from .levels import convert_to_level
+
+        options = {"include": include, "exclude": exclude, "tables": tables, "fused": fused}
+        return convert_to_level(model, level, bits, outliers=outliers, **options)
+    bits = check_bits(DEFAULT_BITS if bits is None else bits)
     given = read_tables(tables)
     found = activations(model)
     forms = {activation: form_of(activation.original, fused) for activation in found}
     layers = value_aware_candidates(model) if outliers is not None else []
-    skipped = _skipped([*found, *layers], include, exclude)
+    skipped = select_skipped([*found, *layers], include, exclude)
     _check_keys(given, forms)
     ours = {id(layer.current) for layer in layers}
     found = [activation for activation in found if id(activation.current) not in ours]
@@ -118,7 +128,10 @@ def revert(model: nn.Module) -> nn.Module:
     Raises:
         FewbitError: the model is compiled or scripted.
     """
+    from .levels import revert_layers
+
     _check_model(model)
+    revert_layers(model)
     model = torch_again(model)
     for activation in activations(model):
         original = original_of(activation.current)
@@ -175,7 +188,7 @@ def _set(parent: nn.Module, attribute: str, value: Activation) -> None:
 # ---- which ones ------------------------------------------------------------------------------------------------------
 
 
-def _skipped(found: list[Found], include: Selectors | None, exclude: Selectors) -> dict[Found, str]:
+def select_skipped(found: list[Found], include: Selectors | None, exclude: Selectors) -> dict[Found, str]:
     """Return the activations that the user does not want, with why."""
     excluded = _selected("exclude", exclude, found)
     skipped = {activation: "it is excluded" for activation in found if activation in excluded}

@@ -14,7 +14,7 @@ A layer whose gradient has not been seen (all, before the first backward pass) h
 first iteration is ActNN with per-sample bits alone, and a layer that is not used takes nothing from the others.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -51,6 +51,7 @@ class MixedPrecision:
         momentum: of the moving average, at least 0 and below 1.
         every: iterations from one sharing out between layers to the next.
         across_layers: whether bits go from one layer to another at all.
+        wanted: which of the compressed layers; all of them if it is left out.
 
     Raises:
         FewbitError: an argument is none of these, or the model has no compressed layer.
@@ -66,6 +67,7 @@ class MixedPrecision:
         momentum: float = 0.9,
         every: int = 1,
         across_layers: bool = True,
+        wanted: Callable[[nn.Module], bool] = lambda layer: True,
     ) -> None:
         if isinstance(bits, bool) or not isinstance(bits, int | float) or not 1 <= bits <= 8:
             raise FewbitError(f"bits is a number from 1 to 8, not {shown(bits)}")
@@ -78,7 +80,7 @@ class MixedPrecision:
         self.every, self.across_layers = every, across_layers
         self.quantizer = PerGroup(group_size=group_size)
         self.iterations = 0
-        layers = {name: m for name, m in model.named_modules() if isinstance(m, CompressedLayer)}
+        layers = {name: m for name, m in model.named_modules() if isinstance(m, CompressedLayer) and wanted(m)}
         if not layers:
             raise FewbitError("the model has no compressed layer: fewbit.convert(model, level='L2') makes them")
         self.savers: dict[str, SampleSaver] = {}

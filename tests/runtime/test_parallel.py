@@ -41,3 +41,9 @@ FSDP = pytest.param(
 def test_gradients_are_those_of_one_process(kind, said):
     for text in said:
         assert f"done {kind}\n" in text, text
+
+
+@pytest.mark.parametrize("level", ["L2", "L3", "L4"])
+def test_gradients_of_compressed_layers_are_the_mean_over_the_processes(level, said):
+    for text in said:
+        assert f"done {level}\n" in text, text

@@ -1,6 +1,7 @@
 """What each of two processes runs: `python parallel_training.py RANK FILE`, FILE being where they meet.
 
-It says "done KIND" for every kind of parallelism whose gradients are those of one process.
+It says "done KIND" for every kind of parallelism whose gradients are those of one process, and "done LEVEL" for every
+level of compressed layers whose gradients are the mean over the processes.
 """
 
 import sys
@@ -13,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 PROCESSES = 2
+LEVELS = ("L2", "L3", "L4")
 KINDS = ("ddp", "ddp-checkpointed", "ddp-compiled", "fsdp")
 
 
@@ -62,12 +64,46 @@ def compare(kind, rank):
         torch.testing.assert_close(whole, one, rtol=1e-4, atol=1e-6)
 
 
+def compressed(level):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv1d(5, 16, 3, padding=1), nn.BatchNorm1d(16), nn.ReLU(), nn.Flatten(), nn.Linear(96, 32), nn.Dropout(0.2)
+    )
+    fewbit.convert(model, level=level)
+    return model
+
+
+def compare_compressed(level, rank):
+    """Codes are drawn at random, by each process for itself: the same seeds give the mean of the same gradients."""
+    alone, model = compressed(level), compressed(level)
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    optimizers = [torch.optim.SGD(one.parameters(), 0.1) for one in (alone, model)]
+    for step in range(3):
+        x = torch.randn(8 * PROCESSES, 5, 6, generator=torch.Generator().manual_seed(step)).chunk(PROCESSES)[rank]
+        for one, optimizer in zip((alone, wrapped), optimizers, strict=True):
+            torch.manual_seed(100 * step + rank)
+            one(x).square().mean().backward()
+            if one is alone:
+                for p in one.parameters():
+                    dist.all_reduce(p.grad)
+                    p.grad /= PROCESSES
+            optimizer.step()
+        for ours, one in zip(model.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, one.grad, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(ours, one, rtol=1e-4, atol=1e-6)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+
+
 def main(rank, file):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=PROCESSES)
     for kind in KINDS:
         compare(kind, rank)
         print("done", kind, flush=True)
+    for level in LEVELS:
+        compare_compressed(level, rank)
+        print("done", level, flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

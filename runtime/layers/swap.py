@@ -1,0 +1,175 @@
+"""Swapping (ActNN, Section 5.2, L4): what a layer has compressed waits in host memory for its backward pass.
+
+    forward     each tensor is copied to pinned host memory on a stream of its own, while the next layers compute
+    backward    before a layer asks, the ones before it in the forward pass, needed next, are on their way back
+
+A `Swapper` is shared by the layers of a model. Copies never block the stream that computes: it waits for the event of
+the one copy that it needs. Tensors of the CPU, which are in host memory already, are copied there at once, so that all
+but streams and pinned memory works, and is tested, without a GPU.
+"""
+
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..quantizers import Compressed
+from ..quantizers.common import total_bytes
+from .saver import Saver, put_together, take_apart
+
+SMALLEST = 4096  # bytes: smaller tensors stay where they are, for a copy costs more than it frees
+
+
+class Progress:
+    """How far the moves of one tensor are; the graph alone holds it.
+
+    Attributes:
+        written: event after which host memory holds the tensor; None: it does.
+        host: of the tensor in host memory, which the graph holds.
+        fetched: the tensor on its device, and the event after which it is whole.
+    """
+
+    def __init__(self, host: Tensor, written: Any) -> None:
+        self.host, self.written = weakref.ref(host), written
+        self.fetched: tuple[Tensor, Any] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Moved:
+    """A tensor in host memory."""
+
+    host: Tensor
+    device: torch.device
+    progress: Progress
+
+
+class Swapper:
+    """Moves tensors to host memory and back, ahead of need.
+
+    Args:
+        ahead: how many saved tensors are fetched before they are asked for.
+        smallest: bytes from which on a tensor is moved.
+    """
+
+    def __init__(self, ahead: int = 2, smallest: int = SMALLEST) -> None:
+        self.ahead, self.smallest = ahead, smallest
+        self._streams: dict[torch.device, Any] = {}
+        self._moved: deque[weakref.ref[Progress]] = deque()  # in the order of the forward pass
+
+    def out(self, x: Tensor) -> Tensor | Moved:
+        """Return what keeps `x` in host memory, or `x` itself if it is small."""
+        if total_bytes([x]) < self.smallest:
+            return x
+        while self._moved and self._moved[0]() is None:  # its graph is gone
+            self._moved.popleft()
+        host, event = self._copied(x, torch.device("cpu"))
+        progress = Progress(host, event)
+        self._moved.append(weakref.ref(progress))
+        return Moved(host, x.device, progress)
+
+    def back(self, moved: Moved) -> Tensor:
+        """Return the tensor on its device, and fetch what will be asked for next."""
+        progress = moved.progress
+        if progress.fetched is None:
+            self._fetch(progress, moved.host, moved.device)
+        assert progress.fetched is not None
+        x, event = progress.fetched
+        progress.fetched = None
+        if event is not None:
+            stream = torch.cuda.current_stream(x.device)
+            stream.wait_event(event)
+            x.record_stream(stream)  # its memory was taken on the other stream
+        self._fetch_before(progress, moved.device)
+        return x
+
+    def _fetch_before(self, progress: Progress, device: torch.device) -> None:
+        """Start fetching what was moved before `progress`; forget it and what came after, or is gone."""
+        while self._moved:
+            last = self._moved.pop()()
+            if last is progress:
+                break
+        waiting = [one for one in (reference() for reference in list(self._moved)[-self.ahead :]) if one is not None]
+        for one in reversed(waiting):
+            host = one.host()
+            if one.fetched is None and host is not None:
+                self._fetch(one, host, device)
+
+    def _fetch(self, progress: Progress, host: Tensor, device: torch.device) -> None:
+        if progress.written is not None:
+            self._stream(device).wait_event(progress.written)
+        progress.fetched = self._copied(host, device)
+
+    def _copied(self, x: Tensor, device: torch.device) -> tuple[Tensor, Any]:
+        """Return a copy of `x` on `device`, and the event after which it is whole (None: it is)."""
+        cuda = x.device if x.device.type == "cuda" else device
+        if cuda.type != "cuda":
+            return x.to(device, copy=True), None
+        stream = self._stream(cuda)
+        if x.device.type == "cuda":
+            stream.wait_stream(torch.cuda.current_stream(cuda))  # x is being computed there
+        with torch.cuda.stream(stream):
+            copy = torch.empty(x.shape, dtype=x.dtype, device=device, pin_memory=device.type == "cpu")
+            copy.copy_(x, non_blocking=True)
+            if x.device.type == "cuda":
+                x.record_stream(stream)  # its memory is not given away before it is copied
+            event = torch.cuda.Event()
+            event.record(stream)
+        return copy, event
+
+    def _stream(self, device: torch.device) -> Any:
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        return self._streams[device]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Swapper":
+        copy = memo[id(self)] = Swapper(self.ahead, self.smallest)
+        return copy
+
+    def __reduce__(self) -> Any:
+        return Swapper, (self.ahead, self.smallest)
+
+
+@dataclass(frozen=True, repr=False)
+class SwappingSaver:
+    """Compresses as `saver` does, and moves the tensors of that to host memory."""
+
+    saver: Saver
+    swapper: Swapper
+
+    def __repr__(self) -> str:
+        return f"{self.saver!r} in host memory"
+
+    def compress(self, x: Tensor) -> Compressed:
+        """Return `x` in few bits, in host memory."""
+        tensors: list[Tensor] = []
+        skeleton = take_apart(self.saver.compress(x), tensors)
+        return Swapped(partial(put_together, skeleton), tuple(self.swapper.out(t) for t in tensors), self.swapper)
+
+    def observe(self, gradient: Tensor) -> None:
+        """Let `saver` observe."""
+        self.saver.observe(gradient)
+
+
+@dataclass(frozen=True, eq=False)
+class Swapped:
+    """A compressed tensor whose tensors wait in host memory."""
+
+    put_together: Callable[[list[Tensor]], Compressed]
+    tensors: tuple[Tensor | Moved, ...]
+    swapper: Swapper
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes, on the device and in host memory together."""
+        return total_bytes([t.host if isinstance(t, Moved) else t for t in self.tensors])
+
+    def decompress(self) -> Tensor:
+        """Return the tensor on its device."""
+        # The last that was moved comes first: in that order they are fetched ahead.
+        back = [self.swapper.back(t) if isinstance(t, Moved) else t for t in reversed(self.tensors)]
+        return self.put_together(back[::-1]).decompress()

@@ -1,0 +1,276 @@
+"""ActNN's optimization levels (Section 5.2, Table 2): `fewbit.convert(model, level="L3", bits=2)`.
+
+    L0  nothing
+    L1  convolutions at 4 bits
+    L2  every layer at 4 bits, activations by tables of as many; ReLU 1 bit, dropout 1, max pooling 8, average pooling 0
+    L3  mixed precision: `bits` on average, 2 unless you say otherwise, shared out among layers and samples
+    L4  L3, and what is compressed waits in host memory
+    L5  L4, and CUDA's allocator takes memory in segments that can grow, so that it does not fragment
+
+A layer is converted by changing its class to the subclass in `fewbit.layers`, and nothing else: it stays the very
+object, with its parameters, buffers, hooks and mode, and so does whoever holds it. `revert` changes the class back.
+"""
+
+import math
+import os
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..tables import FewbitError
+from ..tables.errors import shown
+from . import layers
+from .conversion import Left, Replaced, Report
+from .layers.base import CompressedLayer
+from .layers.saver import QuantizerSaver
+from .layers.swap import Swapper, SwappingSaver
+from .modules import FewBitActivation
+from .quantizers import PerGroup
+from .search import Found
+
+# Where a converted layer keeps the class that it had.
+_FORMER = "_fewbit_former"
+
+_CONVOLUTIONS = tuple(f"Conv{kind}{d}d" for kind in ("", "Transpose") for d in (1, 2, 3))
+_COMPRESSED = (
+    *_CONVOLUTIONS,
+    *("Linear", "MultiheadAttention", "SyncBatchNorm", "LayerNorm", "GroupNorm", "RMSNorm", "Softmax", "LogSoftmax"),
+    *(f"{kind}Norm{d}d" for kind in ("Batch", "Instance") for d in (1, 2, 3)),
+)
+# Bits that an element of what they keep takes: of the input, but of the output for max pooling.
+_EXACT = {
+    "Dropout": 1,
+    "Upsample": 0,
+    **{f"MaxPool{d}d": 8 for d in (1, 2, 3)},
+    **{f"{kind}AvgPool{d}d": 0 for kind in ("", "Adaptive") for d in (1, 2, 3)},
+}
+_FORMS: dict[type, type] = {getattr(nn, name): getattr(layers, name) for name in (*_COMPRESSED, *_EXACT)}
+
+
+@dataclass(frozen=True)
+class Level:
+    """What a level does.
+
+    Attributes:
+        names: of the layers that it converts.
+        activations: whether it converts activations.
+        bits: unless the user gives others.
+        mixed, swaps, defragments: as above.
+    """
+
+    names: tuple[str, ...] = (*_COMPRESSED, *_EXACT)
+    activations: bool = True
+    bits: float = 2
+    mixed: bool = False
+    swaps: bool = False
+    defragments: bool = False
+
+
+LEVELS = {
+    "L0": Level(names=(), activations=False),
+    "L1": Level(names=_CONVOLUTIONS, activations=False, bits=4),
+    "L2": Level(bits=4),
+    "L3": Level(mixed=True),
+    "L4": Level(mixed=True, swaps=True),
+    "L5": Level(mixed=True, swaps=True, defragments=True),
+}
+
+
+def check_level(level: object) -> Level:
+    """Return the level of that name; raises `FewbitError` if there is none."""
+    found = LEVELS.get(level) if isinstance(level, str) else None
+    if found is None:
+        raise FewbitError(f"level is one of {', '.join(LEVELS)}, not {shown(level)}")
+    return found
+
+
+def check_average_bits(level: Level, bits: object) -> float:
+    """Return the bits of `level`, its own if None.
+
+    Raises:
+        FewbitError: they are not from 1 to 8, or not whole where nothing is mixed.
+    """
+    if bits is None:
+        return level.bits
+    number = isinstance(bits, int | float) and not isinstance(bits, bool) and 1 <= bits <= 8
+    if not number or (not level.mixed and bits != int(bits)):  # pyright: ignore[reportArgumentType]
+        accepted = "a number from 1 to 8" if level.mixed else "a whole number from 1 to 8 at this level"
+        raise FewbitError(f"bits is {accepted}, not {shown(bits)}")
+    return bits  # pyright: ignore[reportReturnType]
+
+
+def compressible(model: nn.Module) -> list[Found]:
+    """Return the layers of `model` that have a compressed form, or are converted, in the order of `named_modules()`.
+
+    The output projection of an attention belongs to it, and is not listed.
+    """
+    found: dict[int, Found] = {}
+    around: dict[str, nn.Module] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        around[name] = module
+        if not _is_listed(module):
+            continue
+        parents = [around[name[:end]] for end in (0, *(i for i, c in enumerate(name) if c == ".")) if name]
+        if any(isinstance(parent, nn.MultiheadAttention | torch.jit.ScriptModule) for parent in parents):
+            continue
+        entry = found.setdefault(id(module), Found(module))
+        entry.names.append(name)
+        entry.around.extend(parent for parent in parents if parent not in entry.around)
+    return list(found.values())
+
+
+def _is_listed(module: nn.Module) -> bool:
+    return isinstance(module, (*_FORMS, nn.Embedding, nn.EmbeddingBag)) and not isinstance(module, FewBitActivation)
+
+
+def convert_layers(
+    found: list[Found], level: Level, bits: float, skipped: dict[Found, str]
+) -> tuple[list[tuple[nn.Module, Replaced]], list[Left]]:
+    """Convert, in place, what `level` converts of `found`, at `bits` bits.
+
+    Returns:
+        What was converted, with rows for the report that do not yet tell what it is `now`; rows of what was left.
+    """
+    replaced: list[tuple[nn.Module, Replaced]] = []
+    left: list[Left] = []
+    saver = QuantizerSaver(PerGroup(bits=int(bits)))
+    for layer in found:
+        module = layer.current
+        assert isinstance(module, nn.Module)
+        was = text(module)
+        why = why_left(module, level) or skipped.get(layer)
+        if why is not None:
+            left.append(Left(layer.name, was, why))
+            continue
+        former = vars(module).get(_FORMER, type(module))
+        was = text(revert_layer(module))
+        vars(module)[_FORMER] = former
+        module.__class__ = _FORMS[former]
+        if isinstance(module, CompressedLayer):
+            module.saver = saver
+        kept = _EXACT.get(former.__name__, bits)
+        replaced.append((module, Replaced(layer.name, was, "", kept, math.nan)))
+    return replaced, left
+
+
+def why_left(module: nn.Module, level: Level) -> str | None:
+    """Return why `level` does not convert `module`, or None if it does."""
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return "it keeps its indices alone, which are the batch itself"
+    former = vars(module).get(_FORMER)
+    if former is None and type(module) not in _FORMS:
+        if isinstance(module, CompressedLayer) or type(module) in _FORMS.values():
+            return "it is a compressed layer already"
+        return f"{type(module).__name__} may compute something else than torch's class that it derives from"
+    if (former or type(module)).__name__ not in level.names:
+        return "this level leaves it"
+    if "forward" in vars(module):
+        return "its forward was replaced on the instance"
+    return None
+
+
+def is_converted(module: nn.Module) -> bool:
+    """Tell whether `convert` has made a compressed layer of `module`."""
+    return isinstance(module, CompressedLayer) and _FORMER in vars(module)
+
+
+def stop_sharing(model: nn.Module) -> None:
+    """Take the converted layers of `model` out of the `MixedPrecision` that they are in."""
+    for module in model.modules():
+        saver = vars(module).get("saver") if is_converted(module) else None
+        precision = getattr(getattr(saver, "saver", saver), "precision", None)
+        if precision is not None:
+            precision.remove()
+
+
+def swap_layers(model: nn.Module) -> None:
+    """Let what the converted layers of `model` compress wait in host memory, all by one `Swapper`."""
+    swapper = Swapper()
+    for module in model.modules():
+        if isinstance(module, CompressedLayer) and is_converted(module):
+            module.saver = SwappingSaver(module.saver, swapper)
+
+
+def revert_layer(module: nn.Module) -> nn.Module:
+    """Make `module` torch's own again if it was converted; return it."""
+    former = vars(module).pop(_FORMER, None)
+    if former is not None:
+        vars(module).pop("saver", None)
+        vars(module).pop("copies", None)
+        module.__class__ = former
+    return module
+
+
+def revert_layers(model: nn.Module) -> None:
+    """Make all converted layers of `model` torch's own again."""
+    stop_sharing(model)
+    for module in list(model.modules()):
+        revert_layer(module)
+
+
+def expandable_segments() -> str:
+    """Let CUDA's allocator take memory in segments that can grow; return a note of what was done.
+
+    Memory that the process has already taken stays as it is; `torch.cuda.empty_cache()` gives back what is free.
+    """
+    setting = "expandable_segments:True"
+    if not torch.cuda.is_available():
+        return f"L5: there is no CUDA device, whose allocator would be set to {setting}"
+    if any(setting in os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
+        return f"L5: CUDA's allocator is set to {setting} by the environment"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # the same function has moved
+        torch.cuda.memory._set_allocator_settings(setting)
+    return f"L5: CUDA's allocator is set to {setting} for what it takes from now on"
+
+
+def text(module: nn.Module) -> str:
+    """Return a module on one line."""
+    return " ".join(repr(module).split())
+
+
+def convert_to_level(model: nn.Module, name: Any, bits: Any, **options: Any) -> Report:
+    """Do what `fewbit.convert(model, bits, level=name, **options)` says, which has checked `model`."""
+    from .convert import convert, select_skipped
+    from .search import activations
+
+    if options.pop("outliers") is not None:
+        raise FewbitError("level and outliers exclude each other: a layer saves its input in one way")
+    level = check_level(name)
+    bits = check_average_bits(level, bits)
+    found, held = compressible(model), activations(model)
+    skipped = select_skipped([*held, *found], options.pop("include"), options.pop("exclude"))
+    unwanted = {name for one in held for name in one.names if one in skipped}
+    if level.activations:
+        activation_report = convert(model, math.ceil(bits), exclude=lambda name, _: name in unwanted, **options)
+    else:
+        activation_report = Report(model, (), ())
+    stop_sharing(model)
+    converted, left = convert_layers(found, level, bits, skipped)
+    if level.mixed and any(isinstance(module, CompressedLayer) for module, _ in converted):
+        from .allocation import MixedPrecision
+
+        MixedPrecision(model, bits, wanted=is_converted)
+    notes = []
+    if level.swaps:
+        swap_layers(model)
+        notes.append(f"{name}: what layers compress waits in host memory")
+    if level.defragments:
+        notes.append(expandable_segments())
+    replaced = [replace(row, now=f"layers.{text(module)}") for module, row in converted]
+    listed = {row.name for row in (*replaced, *left)}
+    activation_left = [row for row in activation_report.left if row.name not in listed]
+    order = {name: i for i, (name, _) in enumerate(model.named_modules(remove_duplicate=False))}
+
+    def place(row: Replaced | Left) -> int:
+        return order.get(row.name, len(order))
+
+    return Report(
+        activation_report.model,
+        tuple(sorted([*activation_report.replaced, *replaced], key=place)),
+        tuple(sorted([*activation_left, *left], key=place)),
+        tuple(notes),
+    )

@@ -1,0 +1,328 @@
+"""`fewbit.convert(model, level=…)`: ActNN's levels on whole models."""
+
+import copy
+import io
+import pickle
+
+import fewbit
+import pytest
+import torch
+from fewbit import layers, memory
+from fewbit.runtime.levels import LEVELS
+from fewbit.tables import FewbitError
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+LEVEL_NAMES = list(LEVELS)
+
+
+def convolutional():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 16, 3, padding=1, bias=False),
+        nn.GroupNorm(4, 16),
+        nn.SiLU(),
+        nn.Dropout(0.1),
+        nn.Upsample(scale_factor=2),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64, 10),
+    )
+
+
+class Text(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(20, 32)
+        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.1, activation="gelu", batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.norm = nn.RMSNorm(32)
+        self.score = nn.Linear(32, 20)
+
+    def forward(self, text):
+        return self.score(self.norm(self.encoder(self.embedding(text))))
+
+
+MODELS = {
+    "convolutional": (convolutional, lambda: torch.randn(8, 3, 16, 16)),
+    "text": (Text, lambda: torch.randint(20, (4, 24))),
+}
+models = pytest.mark.parametrize(("make", "x"), MODELS.values(), ids=MODELS)
+levels = pytest.mark.parametrize("level", LEVEL_NAMES)
+
+
+def inputs(x):
+    torch.manual_seed(1)
+    return x()
+
+
+def outputs(model, x):
+    """In training with seeded dropout, and in evaluation with and without a gradient."""
+    torch.manual_seed(2)
+    found = [model.train()(x).detach()]
+    model.eval()
+    found.append(model(x).detach())
+    with torch.no_grad():
+        found.append(model(x))
+    return found
+
+
+@models
+@levels
+def test_in_evaluation_the_outputs_are_the_same_bit_for_bit(make, x, level):
+    x = inputs(x)
+    model, before = make().eval(), make().eval()
+    fewbit.convert(model, level=level)
+    assert torch.equal(model(x), before(x))
+    with torch.no_grad():
+        assert torch.equal(model(x), before(x))
+
+
+@levels
+def test_in_training_without_dropout_the_outputs_and_statistics_are_the_same_bit_for_bit(level):
+    x = inputs(MODELS["convolutional"][1])
+    model, before = convolutional(), convolutional()
+    for one in (model, before):
+        one[7].p = 0.0
+    fewbit.convert(model, level=level)
+    for _ in range(2):
+        assert torch.equal(model(x), before(x))
+    for a, b in zip(model.state_dict().values(), before.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+
+
+@models
+@levels
+def test_a_layer_stays_the_very_object_with_all_that_it_holds(make, x, level):
+    model, x = make(), inputs(x)
+    seen = []
+    first = next(m for m in model.modules() if isinstance(m, nn.Conv2d | nn.LayerNorm))
+    handle = first.register_forward_hook(lambda *_: seen.append(1))
+    before = {name: id(t) for name, t in [*model.named_parameters(), *model.named_buffers()]}
+    state = {name: t.clone() for name, t in model.state_dict().items()}
+    fewbit.convert(model, level=level)
+    assert {name: id(t) for name, t in [*model.named_parameters(), *model.named_buffers()]} == before
+    assert list(model.state_dict()) == list(state)
+    assert first in list(model.modules())
+    model(x)
+    assert seen
+    handle.remove()
+    assert all(module.training for module in model.modules())
+
+
+@models
+@levels
+def test_revert_gives_torchs_model_back(make, x, level):
+    model, x = make(), inputs(x)
+    fewbit.convert(model, level=level)
+    model(x).sum().backward()
+    model.zero_grad()
+    for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert fewbit.revert(one) is one
+        assert [type(m) for m in one.modules()] == [type(m) for m in make().modules()]
+        assert not one._forward_pre_hooks
+        assert not any("saver" in vars(m) for m in one.modules())
+        assert torch.isfinite(one(x)).all()
+
+
+@models
+@levels
+def test_it_trains_from_copies_pickles_and_checkpoints_too(make, x, level):
+    x = inputs(x)
+    model = make()
+    fewbit.convert(model, level=level)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        optimizer = torch.optim.SGD(one.parameters(), 0.01)
+        for _ in range(3):
+            one(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+        assert all(torch.isfinite(p).all() for p in one.parameters())
+    checkpoint(model, x, use_reentrant=False).sum().backward()
+
+
+@models
+@pytest.mark.parametrize("level", ["L2", "L3", "L4"])
+def test_at_eight_bits_the_gradients_are_near_torchs(make, x, level):
+    """The step of 8 bits is 1/255 of a group's range: here a few per cent of a gradient's length at most."""
+    x = inputs(x)
+    gradients = []
+    for convert in (lambda model: fewbit.convert(model, 8, level=level), lambda model: None):
+        model = make()
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+            if isinstance(module, nn.MultiheadAttention):
+                module.dropout = 0.0
+        convert(model)
+        model(x).square().mean().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    whole = torch.cat([g.flatten() for g in gradients[1]]).norm()
+    for ours, exact in zip(*gradients, strict=True):
+        assert (ours - exact).norm() < 0.03 * max(exact.norm(), 0.1 * whole)
+
+
+class TestMemory:
+    def block(self, *parts):
+        torch.manual_seed(0)
+        return nn.Sequential(*(part for _ in range(4) for part in parts))
+
+    @pytest.mark.parametrize(("level", "bits"), [("L2", 2), ("L3", 2.0), ("L4", 2)])
+    def test_convolution_normalisation_relu_take_a_twelfth(self, level, bits):
+        """32 + 32 bits; 2.125 + 2.125 + 1 (ActNN, Section 6.2). The ReLU's output is what the convolution keeps."""
+        model = nn.Sequential(
+            *(m for _ in range(6) for m in (nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()))
+        )
+        x = torch.randn(8, 32, 32, 32, requires_grad=True)
+        exact = memory.profile(model, x).total
+        fewbit.convert(model, bits, level=level)
+        model(x).sum().backward()
+        kept = memory.profile(model, x).total
+        each = x.numel() * 6
+        statistics = 6 * 2 * 32 * 4
+        assert exact >= 2 * 4 * each
+        if level == "L2":
+            assert kept == each * (2 * 2 + 1) // 8 + 2 * each * 4 // 256 + statistics
+        assert exact / kept > 12
+
+    def test_bits_make_the_bytes(self):
+        model, x = convolutional(), inputs(MODELS["convolutional"][1])
+        kept = []
+        for bits in (1, 1.5, 2, 4, 8):
+            fewbit.convert(model, bits, level="L3")
+            model(x).sum().backward()
+            kept.append(memory.profile(model, x).total)
+        assert kept == sorted(kept) and kept[0] < kept[1] < kept[2]
+
+
+class TestReport:
+    def test_tells_all_layers_and_what_they_keep(self):
+        model = convolutional()
+        report = fewbit.convert(model, level="L2")
+        rows = {row.name: row for row in report.replaced}
+        assert [rows[name].bits for name in map(str, range(12)) if name in rows] == [4, 4, 1, 8, 4, 4, 4, 1, 0, 0, 4]
+        assert rows["0"].was.startswith("Conv2d(3, 16") and rows["0"].now.startswith("layers.Conv2d(3, 16")
+        assert rows["0"].now.endswith("bits=4)") and not report.left
+        assert "Conv2d" in str(report)
+
+    def test_tells_why_a_layer_was_left(self):
+        class Own(nn.Linear):
+            pass
+
+        model = nn.Sequential(nn.Embedding(5, 4), Own(4, 4), layers.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+        model[4].forward = lambda x: x
+        report = fewbit.convert(model, level="L2", exclude="3")
+        left = {row.name: row.why for row in report.left}
+        assert "indices alone" in left["0"]
+        assert "Own may compute something else" in left["1"]
+        assert "compressed layer already" in left["2"]
+        assert left["3"] == "it is excluded"
+        assert "forward was replaced" in left["4"]
+        assert not report.replaced and type(model[3]) is nn.Linear
+
+    def test_swapping_and_fragments_are_noted(self):
+        assert any("host memory" in note for note in fewbit.convert(convolutional(), level="L4").notes)
+        assert any("expandable_segments" in note for note in fewbit.convert(convolutional(), level="L5").notes)
+
+
+class TestSelection:
+    def test_by_class_name_and_pattern(self):
+        model = convolutional()
+        report = fewbit.convert(model, level="L2", include=[nn.Conv2d, "1", "6"], exclude="4")
+        assert [row.name for row in report.replaced] == ["0", "1", "6"]
+
+    def test_layers_that_are_left_out_keep_what_they_have(self):
+        model = convolutional()
+        fewbit.convert(model, 8, level="L2")
+        fewbit.convert(model, 2, level="L2", include=nn.Conv2d)
+        assert (model[0].saver.quantizer.bits, model[11].saver.quantizer.bits) == (2, 8)
+
+    def test_activations_can_be_converted_again_with_other_bits(self):
+        """Appendix E of the Few-bit Backward paper: layers at 4 bits, activations at 2."""
+        model = convolutional()
+        fewbit.convert(model, level="L2")
+        fewbit.convert(model, 2)
+        assert (model[0].saver.quantizer.bits, model[6].bits) == (4, 2)
+
+    def test_a_shared_layer_is_one(self):
+        shared = nn.Linear(4, 4)
+        model = nn.Sequential(shared, nn.GELU(), shared)
+        assert [row.name for row in fewbit.convert(model, level="L2").replaced] == ["0", "1"]
+        assert model[0] is model[2] is shared
+        model(torch.randn(3, 4)).sum().backward()
+
+    def test_a_model_that_is_a_layer(self):
+        layer = nn.Linear(4, 4)
+        report = fewbit.convert(layer, level="L3")
+        assert report.model is layer and isinstance(layer, layers.Linear)
+        assert fewbit.revert(layer) is layer and type(layer) is nn.Linear
+
+    def test_layers_of_your_own_stay_out_of_the_shared_bits(self):
+        own = layers.Linear(4, 4, bits=8)
+        model = nn.Sequential(nn.Linear(4, 4), own)
+        fewbit.convert(model, level="L3")
+        assert own.saver.quantizer.bits == 8
+        fewbit.revert(model)
+        assert type(own) is layers.Linear and own.saver.quantizer.bits == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"level": "L6"}, "level is one of L0"),
+        ({"level": 2}, "level is one of L0"),
+        ({"level": "L2", "bits": 1.5}, "whole number"),
+        ({"level": "L3", "bits": 0.5}, "from 1 to 8"),
+        ({"level": "L3", "bits": 9}, "from 1 to 8"),
+        ({"level": "L3", "bits": "2"}, "from 1 to 8"),
+        ({"level": "L2", "outliers": 0.02}, "exclude each other"),
+        ({"level": "L2", "include": "nothing"}, "nothing"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_the_model_stays(arguments, says):
+    model = convolutional()
+    with pytest.raises(FewbitError, match=says):
+        fewbit.convert(model, **arguments)
+    assert [type(m) for m in model.modules()] == [type(m) for m in convolutional().modules()]
+
+
+@models
+def test_under_autocast_the_outputs_are_the_same(make, x):
+    x = inputs(x)
+    model, before = make().eval(), make().eval()
+    fewbit.convert(model, level="L3")
+    with torch.autocast("cpu", torch.bfloat16):
+        y, z = model(x), before(x)
+    assert y.dtype == z.dtype and torch.equal(y, z)
+    y.float().sum().backward()
+    assert all(p.grad.dtype == torch.float32 and torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+def test_a_compiled_model_gives_the_same_outputs():
+    """Compressed layers are not traced: the compiler breaks its graph at them."""
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), torch.randn(4, 8)
+    expected = model(x)
+    fewbit.convert(model, level="L2")
+    compiled = torch.compile(model, backend="eager")
+    y = compiled(x)
+    torch.testing.assert_close(y, expected)
+    y.sum().backward()
+
+
+def test_weights_that_are_trained_again_after_freezing():
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    fewbit.convert(model, level="L2")
+    x = torch.randn(16, 64)
+    model[0].requires_grad_(False)
+    frozen = memory.profile(model, x).total
+    model[0].requires_grad_(True)
+    assert memory.profile(model, x).total > frozen
+    assert F.mse_loss(model(x), x).requires_grad
