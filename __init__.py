@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .runtime import functional as functional
     from .runtime import layers as layers
     from .runtime import memory as memory
+    from .runtime import models as models
     from .runtime import quantizers as quantizers
     from .runtime.allocation import MixedPrecision as MixedPrecision
     from .runtime.calibrate import calibrate as calibrate
@@ -48,6 +49,10 @@ if TYPE_CHECKING:
     from .runtime.modules import Tanh as Tanh
     from .runtime.modules import Tanhshrink as Tanhshrink
     from .runtime.modules import Threshold as Threshold
+    from .runtime.preact import PreActConv1d as PreActConv1d
+    from .runtime.preact import PreActConv2d as PreActConv2d
+    from .runtime.preact import PreActConv3d as PreActConv3d
+    from .runtime.preact import PreActLinear as PreActLinear
     from .runtime.saved_tensors import compress_saved_tensors as compress_saved_tensors
     from .tables import FewbitError as FewbitError
     from .tables import Table as Table
@@ -60,6 +65,7 @@ _MODULES = (
     *("Mish", "QuickGELU", "ReLU", "ReLU6", "SiLU", "Sigmoid", "Softplus", "Softshrink", "Softsign", "SquaredReLU"),
     *("Tanh", "Tanhshrink", "Threshold", "FewBit"),
 )
+_PREACT = ("PreActConv1d", "PreActConv2d", "PreActConv3d", "PreActLinear")
 # Public name -> the module that defines it.
 _HOMES = {
     "solve": ".fewbit_gen",
@@ -73,6 +79,7 @@ _HOMES = {
     "Table": ".tables",
     "load_table": ".tables",
     **dict.fromkeys(_MODULES, ".runtime.modules"),
+    **dict.fromkeys(_PREACT, ".runtime.preact"),
 }
 # Public submodule -> the module that it is. They can be imported (`from fewbit.functional import gelu`)
 # although they live in `runtime`.
@@ -81,6 +88,7 @@ _SUBMODULES = {
     "functional": ".runtime.functional",
     "layers": ".runtime.layers",
     "memory": ".runtime.memory",
+    "models": ".runtime.models",
     "quantizers": ".runtime.quantizers",
     "vquant": ".runtime.vquant",
 }

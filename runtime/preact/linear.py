@@ -1,0 +1,129 @@
+"""The linear part of a pre-activation layer: a convolution or a matrix, and what linear maps are folded into it.
+
+Average pooling, flattening and padding stand before the weights and need no activations of their own backward: their
+gradient depends on shapes alone. So they act on Ã₃ again in the backward pass, and nothing is kept for them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Map = Callable[[Tensor], Tensor]
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+@dataclass(frozen=True)
+class Pad:
+    """Padding, as ``torch.nn.functional.pad`` takes it."""
+
+    amounts: tuple[int, ...]
+    mode: str
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return `x`, padded."""
+        return F.pad(x, self.amounts, mode=self.mode)
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution of 1, 2 or 3 dimensions.
+
+    Attributes:
+        before: linear maps without parameters, from first to last.
+        stride, padding, dilation: one number a dimension.
+        groups: as in torch.nn.
+    """
+
+    before: tuple[Map, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the output, bit for bit that of torch.nn."""
+        convolve = _CONVOLVE[len(self.stride)]
+        return convolve(_chain(self.before, x), weight, bias, self.stride, self.padding, self.dilation, self.groups)
+
+    def backward(self, gradient: Tensor, x: Tensor, weight: Tensor, needs: Sequence[bool]) -> Gradients:
+        """Return the gradients of input, weight and bias; see `backward`."""
+        nothing = [0] * len(self.stride)
+        settings = (self.stride, self.padding, self.dilation, False, nothing, self.groups)
+        return torch.ops.aten.convolution_backward(gradient, x, weight, [weight.shape[0]], *settings, list(needs))
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A matrix that acts on the last dimension."""
+
+    before: tuple[Map, ...]
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the output, bit for bit that of torch.nn."""
+        return F.linear(_chain(self.before, x), weight, bias)
+
+    def backward(self, gradient: Tensor, x: Tensor, weight: Tensor, needs: Sequence[bool]) -> Gradients:
+        """Return the gradients of input, weight and bias; see `backward`."""
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        return (
+            gradient @ weight if needs[0] else None,
+            rows.t() @ x.reshape(-1, x.shape[-1]) if needs[1] else None,
+            rows.sum(0) if needs[2] else None,
+        )
+
+
+Linear = Convolution | Affine
+
+
+def linear_of(module: nn.Module, before: Sequence[Map] = ()) -> Linear:
+    """Return the linear part that `module`, of ``CONVOLUTIONS`` or nn.Linear, computes after the maps `before`."""
+    if isinstance(module, nn.Linear):
+        return Affine(tuple(before))
+    assert isinstance(module, CONVOLUTIONS)
+    rank = len(module.stride)
+    padding, maps = module.padding, list(before)
+    if module.padding_mode != "zeros":
+        maps.append(Pad(tuple(module._reversed_padding_repeated_twice), module.padding_mode))
+        padding = (0,) * rank
+    elif isinstance(padding, str):  # "same" is uneven where dilation·(size − 1) is odd: torch pads the end by one
+        total = [
+            d * (k - 1) if padding == "same" else 0 for d, k in zip(module.dilation, module.kernel_size, strict=True)
+        ]
+        if any(amount % 2 for amount in total):
+            maps.append(Pad(tuple(n for amount in reversed(total) for n in (0, amount % 2)), "constant"))
+        padding = tuple(amount // 2 for amount in total)
+    return Convolution(tuple(maps), module.stride, tuple(padding), module.dilation, module.groups)
+
+
+def backward(linear: Linear, gradient: Tensor, x: Tensor, weight: Tensor, needs: tuple[bool, bool, bool]) -> Gradients:
+    """Return the gradients of input, weight and bias.
+
+    Args:
+        linear: the linear part.
+        gradient: of its output; its dtype is that of the arithmetic (autocast computes in 16 bits).
+        x: what went in. If no gradient of the weight is needed only its form counts.
+        weight: of the convolution or the matrix.
+        needs: which of the three.
+    """
+    if not linear.before:
+        dx, dw, db = linear.backward(gradient, x.to(gradient.dtype), weight.to(gradient.dtype), needs)
+    else:
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            prepared = _chain(linear.before, leaf)
+        inner, weight_there = prepared.detach().to(gradient.dtype), weight.to(gradient.dtype)
+        dx, dw, db = linear.backward(gradient, inner, weight_there, needs)
+        if dx is not None:
+            (dx,) = torch.autograd.grad(prepared, leaf, dx.to(prepared.dtype))
+    return None if dx is None else dx.to(x.dtype), None if dw is None else dw.to(weight.dtype), db
+
+
+def _chain(maps: Sequence[Map], x: Tensor) -> Tensor:
+    for each in maps:
+        x = each(x)
+    return x
