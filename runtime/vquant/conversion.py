@@ -2,6 +2,7 @@
 
     nn.ReLU                 keeps its output in RV-Quant codes; its gradient stays exact
     Linear, Conv*           save the codes of the ReLU before, or V-Quant's of whatever else they take
+    MaxPool*, AvgPool*      keep a byte for each output, or nothing; their gradients stay exact
     BatchNorm* and others   left: what they save decides on the error they propagate; `norms=True` takes them too
 
 So without `norms` the error that a network of these layers propagates is exact, and weight gradients alone carry noise
@@ -20,7 +21,6 @@ from torch import nn
 from ...tables import FewbitError
 from .. import layers
 from ..conversion import Left, Replaced
-from ..layers.base import CompressedLayer
 from ..modules import ReLU
 from ..quantizers import Outlier
 from ..search import ORIGINAL, Found, original_of
@@ -31,7 +31,11 @@ Wanted = Callable[[str, nn.Module], bool]
 
 _LAYERS = ("Linear", *(f"Conv{d}d" for d in (1, 2, 3)), *(f"ConvTranspose{d}d" for d in (1, 2, 3)))
 _NORMS = tuple(f"{kind}Norm{d}d" for kind in ("Batch", "Instance") for d in (1, 2, 3))
-_FORMS: dict[type[nn.Module], type[nn.Module]] = {getattr(nn, n): getattr(layers, n) for n in (*_LAYERS, *_NORMS)}
+_POOLS = tuple(f"{kind}Pool{d}d" for kind in ("Max", "Avg", "AdaptiveAvg") for d in (1, 2, 3))
+_FORMS: dict[type[nn.Module], type[nn.Module]] = {
+    getattr(nn, name): getattr(layers, name) for name in (*_LAYERS, *_NORMS, *_POOLS)
+}
+_OURS = {ValueAwareReLU, ReLU, *_FORMS.values()}
 _IS_NORM = {getattr(nn, name) for name in _NORMS}
 
 
@@ -95,7 +99,7 @@ class _Pass:
             new = _with_saver(original, _FORMS[cls], self.saver)
         vars(new)[ORIGINAL] = original
         _share(module, new)
-        self.replaced.append(Replaced(name, _text(original), _text(new), self.bits, math.nan))
+        self.replaced.append(Replaced(name, _text(original), _text(new), _bits(new, self.bits), math.nan))
         return new
 
     def _relu(self, inplace: bool) -> nn.Module:
@@ -157,8 +161,7 @@ def candidates(model: nn.Module) -> list[Found]:
 
 def _original(module: nn.Module) -> nn.Module | None:
     """Return the module of torch that `module` is or stands for, or None if it is none that has a form here."""
-    stands = isinstance(module, ValueAwareReLU | ReLU | CompressedLayer)
-    original = original_of(module) if stands else module
+    original = original_of(module) if type(module) in _OURS else module
     return original if isinstance(original, nn.Module) and type(original) in (nn.ReLU, *_FORMS) else None
 
 
@@ -198,6 +201,12 @@ def _share(old: nn.Module, new: nn.Module) -> None:
     for name, value in vars(old).items():
         if "_hook" in name or name in ("_parameters", "_buffers"):
             vars(new)[name] = value
+
+
+def _bits(new: nn.Module, bits: int) -> int:
+    """Return what is kept of an element: poolings keep places, a byte of each output, or nothing."""
+    kind = type(new).__name__
+    return bits if "Pool" not in kind else 8 if kind.startswith("Max") else 0
 
 
 def _text(module: nn.Module) -> str:

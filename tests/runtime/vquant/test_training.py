@@ -223,6 +223,23 @@ class TestConversion:
         assert not taken.left
         assert profile(taken.model, x).total < profile(result.model, x).total / 3
 
+    def test_poolings_keep_places_or_nothing_and_the_error_stays_exact(self):
+        def make():
+            torch.manual_seed(0)
+            body = (nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 1), nn.ReLU())
+            return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+        x = images(64)
+        y, (error, *_) = gradients(make(), x)
+        model = convert(make())
+        ours, (our_error, *_) = gradients(model, x)
+        assert torch.equal(ours, y)
+        assert torch.equal(our_error, error)
+        kept = profile(model, x).by_module()
+        assert kept["2"] == 64 * 8 * 9
+        assert "5" not in kept
+        assert [type(m) for m in torch_again(model)] == [type(m) for m in make()]
+
     def test_the_model_may_be_a_layer(self):
         relu = nn.ReLU()
         assert isinstance(convert(relu), ValueAwareReLU)

@@ -1,0 +1,146 @@
+"""The image networks of V-Quant's Table 4, as far as their activations go: torch modules to run on the meta device.
+
+Written from the papers that define them, with the sizes of torchvision, whose models the paper trains. Inception-v3 is
+not among them. ReLU6 of MobileNet-v2 is ReLU, as in the paper. Dropout keeps no activation that counts here and is left
+out.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+def conv(
+    before: int, after: int, kernel: int = 3, stride: int = 1, groups: int = 1, norm: bool = True
+) -> list[nn.Module]:
+    """Return a convolution that keeps the size but for its stride, perhaps batch normalisation, and ReLU."""
+    layers: list[nn.Module] = [nn.Conv2d(before, after, kernel, stride, kernel // 2, groups=groups, bias=not norm)]
+    return [*layers, *([nn.BatchNorm2d(after)] if norm else []), nn.ReLU(inplace=True)]
+
+
+def alexnet() -> nn.Module:
+    """Return AlexNet (Krizhevsky, 2014)."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 64, 11, 4, 2), nn.ReLU(True), nn.MaxPool2d(3, 2)),
+        *(*conv(64, 192, 5, norm=False), nn.MaxPool2d(3, 2), *conv(192, 384, norm=False)),
+        *(*conv(384, 256, norm=False), *conv(256, 256, norm=False), nn.MaxPool2d(3, 2), nn.Flatten()),
+        *(nn.Linear(9216, 4096), nn.ReLU(True), nn.Linear(4096, 4096), nn.ReLU(True), nn.Linear(4096, 1000)),
+    )
+
+
+def vgg16() -> nn.Module:
+    """Return VGG-16 (Simonyan and Zisserman, 2015)."""
+    layers: list[nn.Module] = []
+    before = 3
+    for after, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        for _ in range(count):
+            layers += conv(before, after, norm=False)
+            before = after
+        layers.append(nn.MaxPool2d(2))
+    head = (nn.Linear(25088, 4096), nn.ReLU(True), nn.Linear(4096, 4096), nn.ReLU(True), nn.Linear(4096, 1000))
+    return nn.Sequential(*layers, nn.Flatten(), *head)
+
+
+class Join(nn.Module):
+    """Branches of one input, side by side or summed."""
+
+    def __init__(self, *branches: nn.Module, join: Callable[[list[Tensor]], Tensor]) -> None:
+        super().__init__()
+        self.branches, self.join = nn.ModuleList(branches), join
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the branches make of `x`, joined."""
+        return self.join([branch(x) for branch in self.branches])
+
+
+def beside(*branches: nn.Module) -> Join:
+    """Return branches whose channels stand side by side."""
+    return Join(*branches, join=lambda parts: torch.cat(parts, 1))
+
+
+def summed(*branches: nn.Module) -> Join:
+    """Return branches whose outputs are summed."""
+    return Join(*branches, join=lambda parts: parts[0] + parts[1])
+
+
+def squeezenet() -> nn.Module:
+    """Return SqueezeNet 1.1 (Iandola et al., 2016)."""
+
+    def fire(before: int, squeezed: int, after: int) -> list[nn.Module]:
+        wide = (nn.Sequential(*conv(squeezed, after, kernel, norm=False)) for kernel in (1, 3))
+        return [*conv(before, squeezed, 1, norm=False), beside(*wide)]
+
+    def pool() -> nn.Module:
+        return nn.MaxPool2d(3, 2, ceil_mode=True)
+
+    return nn.Sequential(
+        *(nn.Conv2d(3, 64, 3, 2), nn.ReLU(True), pool(), *fire(64, 16, 64), *fire(128, 16, 64), pool()),
+        *(*fire(128, 32, 128), *fire(256, 32, 128), pool(), *fire(256, 48, 192), *fire(384, 48, 192)),
+        *(*fire(384, 64, 256), *fire(512, 64, 256), *conv(512, 1000, 1, norm=False), nn.AdaptiveAvgPool2d(1)),
+    )
+
+
+def resnet(*depths: int, bottleneck: bool) -> nn.Module:
+    """Return a ResNet (He et al., 2016), strides in the 3×3 convolutions."""
+    layers: list[nn.Module] = [*conv(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)]
+    before = 64
+    for stage, depth in enumerate(depths):
+        width = 64 << stage
+        after = 4 * width if bottleneck else width
+        for i in range(depth):
+            stride = 2 if stage and not i else 1
+            if bottleneck:
+                body = [*conv(before, width, 1), *conv(width, width, 3, stride), *conv(width, after, 1)[:2]]
+            else:
+                body = [*conv(before, width, 3, stride), *conv(width, after, 3)[:2]]
+            around = conv(before, after, 1, stride)[:2] if before != after else []
+            layers += [summed(nn.Sequential(*body), nn.Sequential(*around)), nn.ReLU(inplace=True)]
+            before = after
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 1000))
+
+
+def mobilenet() -> nn.Module:
+    """Return MobileNet-v2 (Sandler et al., 2018), with ReLU."""
+    layers = conv(3, 32, 3, 2)
+    before = 32
+    rows = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+    for times, after, count, first in rows:
+        for i in range(count):
+            inner, stride = before * times, 1 if i else first
+            wider = conv(before, inner, 1) if times > 1 else []
+            body = nn.Sequential(*wider, *conv(inner, inner, 3, stride, groups=inner), *conv(inner, after, 1)[:2])
+            layers.append(summed(body, nn.Identity()) if stride == 1 and before == after else body)
+            before = after
+    return nn.Sequential(*layers, *conv(320, 1280, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, 1000))
+
+
+def densenet201() -> nn.Module:
+    """Return DenseNet-201 (Huang et al., 2017)."""
+
+    def first(before: int, after: int, kernel: int) -> list[nn.Module]:
+        return [nn.BatchNorm2d(before), nn.ReLU(True), nn.Conv2d(before, after, kernel, 1, kernel // 2, bias=False)]
+
+    layers: list[nn.Module] = [*conv(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)]
+    channels = 64
+    for stage, count in enumerate((6, 12, 48, 32)):
+        for _ in range(count):
+            layers.append(beside(nn.Identity(), nn.Sequential(*first(channels, 128, 1), *first(128, 32, 3))))
+            channels += 32
+        if stage < 3:
+            layers += [*first(channels, channels // 2, 1), nn.AvgPool2d(2)]
+            channels //= 2
+    end = (nn.BatchNorm2d(channels), nn.ReLU(True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000))
+    return nn.Sequential(*layers, *end)
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "AlexNet": alexnet,
+    "ResNet-18": lambda: resnet(2, 2, 2, 2, bottleneck=False),
+    "SqueezeNet-1.1": squeezenet,
+    "MobileNet-v2": mobilenet,
+    "ResNet-50": lambda: resnet(3, 4, 6, 3, bottleneck=True),
+    "VGG-16": vgg16,
+    "ResNet-152": lambda: resnet(3, 8, 36, 3, bottleneck=True),
+    "DenseNet-201": densenet201,
+}
