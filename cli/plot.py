@@ -21,6 +21,7 @@ from ..tables import KINDS, Table
 from .options import BitsList, bits_list_option, bits_option, figure_option, kind_option, weight_option
 from .picture import approximated
 from .plot_throughput import throughput
+from .plot_variance import variance
 from .progress import with_progress
 from .training import command as training
 
@@ -40,6 +41,7 @@ def command() -> None:
 
 command.add_command(throughput)
 command.add_command(training)
+command.add_command(variance)
 
 
 @command.command()

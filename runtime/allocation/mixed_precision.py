@@ -30,7 +30,7 @@ from ..packing import GROUP
 from ..quantizers import Compressed, PerGroup
 from ..quantizers.common import check_integer, total_bytes
 from .greedy import allocate
-from .sensitivity import gradient_factor, input_deviation, quantization_variance
+from .sensitivity import gradient_factor, has_weights, input_deviation, quantization_variance
 
 Gradients = Literal["average", "stale"]
 
@@ -89,6 +89,7 @@ class MixedPrecision:
             self._before[name] = layer, layer.saver
             self.savers[name] = layer.saver = SampleSaver(self, layer, self.target)
         self._current: Tensor | None = None
+        self._weights = 0  # layers with weights since the iteration began
         self._hook = model.register_forward_pre_hook(self._begin)
 
     @property
@@ -142,6 +143,7 @@ class MixedPrecision:
             self.iterations += 1
             if self.across_layers and self.iterations % self.every == 0:
                 self._share_out()
+        self._weights = 0
         for saver in self.savers.values():
             saver.batches.clear()
 
@@ -208,6 +210,7 @@ class SampleSaver:
     batches: list[Batch] = field(default_factory=list)
     _shape: torch.Size = field(default_factory=torch.Size)
     _deviation: Tensor | None = None
+    _before: int = 0
 
     def __repr__(self) -> str:
         return f"MixedPrecision({self.average:.3g} bits)"
@@ -218,6 +221,8 @@ class SampleSaver:
             return Whole(x)
         quantizer = self.precision.quantizer
         self._shape, self._deviation = x.shape, input_deviation(self.layer, x)
+        self._before = self.precision._weights
+        self.precision._weights += has_weights(self.layer)
         variance = quantization_variance(x, quantizer.group_size).cpu().numpy()
         elements = -(-x.shape[1:].numel() // GROUP) * GROUP
         batch = Batch(self, variance, self._stale_magnitude(len(variance)), elements)
@@ -230,7 +235,7 @@ class SampleSaver:
 
     def observe(self, gradient: Tensor) -> None:
         """Learn how large the gradients are; those that are not finite teach nothing."""
-        t = gradient_factor(self.layer, gradient.detach(), self._shape, self._deviation)
+        t = gradient_factor(self.layer, gradient.detach(), self._shape, self._deviation, self._before)
         if not t.numel():
             return
         mean, before = t.mean(), self.magnitude

@@ -7,17 +7,24 @@ or fewer) of range R_ni. t_n is by how much the backward pass of the layer multi
 of the layer's output for the sample, and is approximated as in the paper, Σ_i a_i b_i ≈ Σ_i a_i · mean_i b_i:
 
     linear              ‖∇_n‖² / T            of T positions (tokens); Equation 9 has T = 1
-    convolution         ‖∇_n‖² K / (I A)      K kernel positions, I input positions, A groups
+    convolution         ‖∇_n‖² K / (I A)      I input positions, A groups, K kernel positions that meet no padding
     transposed          ‖∇_n‖² K / (I A)      with I output positions: a convolution of the inverse stride
-    batch norm          mean_c [∇²_nc / s_c² + w_c⁴ / (M s_c⁴) · (∇²_nc + mean_n ∇²_nc)]
-    other norms         mean_c [∇²_nc] / s_n² + mean_c [w_c⁴] / (M s_n⁴) · 2 ∇²_n
+    batch norm          mean_c [∇²_nc / s_c² · (1 + P w_c²/s_c²) + w_c⁴ / (M s_c⁴) · (∇²_nc + mean_n ∇²_nc)]
+    other norms         ∇²_n / s_n² · (1 + P mean_c w_c²/s_n²) + mean_c w_c⁴ / (M s_n⁴) · 2 ∇²_n
     anything else       mean of ∇_n²          as for a product with the saved tensor
 
 ∇²_nc is the mean over the positions of a channel, s the deviation that the layer divides by, M the elements it is
-taken over. Of a normalisation the first term is the variance of ∇w, which Equation 8 asks for, and the second that of
-∇X, from B.2, where d_c² is taken for what it is on average if y and ∇y do not correlate, w_c² Σ_n ∇²_nc.
+taken over. Of a normalisation ∇²/s² is the variance of ∇w, which Equation 8 asks for, and the last term that of ∇X,
+from B.2, where d_c² is taken for what it is on average if y and ∇y do not correlate, w_c² Σ_n ∇²_nc.
+
+The factor 1 + P w_c²/s_c² is not the paper's. Equation 8 leaves out what a context does to the gradients of weights
+before it. That is nothing for linear layers, whose ∇X does not depend on it. But the noise of Σ_n x̄_nc ∇_nc, the same
+for all samples, moves all of ∇X along x̄, and a weight before adds that up: to w_c²/s_c² of the variance of ∇w_c, if its
+inputs are white and of variance 1. P is the number of such weights. Without the factor normalisations get 1 bit each,
+and the variance of all gradients at 2 bits on average is three times that of the same bits everywhere.
 """
 
+from functools import cache
 from math import prod
 
 import torch
@@ -69,11 +76,18 @@ def input_deviation(layer: nn.Module, x: Tensor) -> Tensor | None:
     return None
 
 
+def has_weights(layer: nn.Module) -> bool:
+    """Tell whether a layer multiplies its input by a matrix that is learned."""
+    return isinstance(layer, nn.Linear | _ConvNd)
+
+
 def _by_channel(layer: nn.Module) -> bool:
     return isinstance(layer, _BatchNorm) and not isinstance(layer, _InstanceNorm)
 
 
-def gradient_factor(layer: nn.Module, gradient: Tensor, shape: torch.Size, deviation: Tensor | None) -> Tensor:
+def gradient_factor(
+    layer: nn.Module, gradient: Tensor, shape: torch.Size, deviation: Tensor | None, before: int = 0
+) -> Tensor:
     """Return t, float32 (N,).
 
     Args:
@@ -81,6 +95,7 @@ def gradient_factor(layer: nn.Module, gradient: Tensor, shape: torch.Size, devia
         gradient: ∇, of the layer's output, (N, ...).
         shape: of the input.
         deviation: what `input_deviation` returned of it.
+        before: P, layers with weights (`has_weights`) between the model's input and this one.
     """
     N = gradient.shape[0]
     if N == 0 or gradient.numel() == 0:
@@ -89,8 +104,10 @@ def gradient_factor(layer: nn.Module, gradient: Tensor, shape: torch.Size, devia
     if isinstance(layer, nn.Linear):
         return norm / max(1, prod(shape[1:-1]))
     if isinstance(layer, _ConvNd):
-        positions = gradient.shape[2:] if isinstance(layer, _ConvTransposeNd) else shape[2:]
-        return norm * (prod(layer.kernel_size) / (prod(positions) * layer.groups))
+        transposed = isinstance(layer, _ConvTransposeNd)
+        larger, smaller = (gradient.shape, shape) if transposed else (shape, gradient.shape)
+        K = prod(map(_taps, larger[2:], smaller[2:], layer.kernel_size, layer.stride, _padding(layer), layer.dilation))
+        return norm * (K / (prod(larger[2:]) * layer.groups))
     mean = norm / (gradient.numel() // N)
     if deviation is None:
         return mean
@@ -100,9 +117,26 @@ def gradient_factor(layer: nn.Module, gradient: Tensor, shape: torch.Size, devia
         by_channel = gradient.flatten(2) if gradient.dim() > 2 else gradient.unsqueeze(2)
         g = torch.linalg.vector_norm(by_channel, dim=2, dtype=torch.float32).square() / by_channel.shape[2]
         M = N * by_channel.shape[2]
-        return (g / deviation + w4 / (M * deviation**2) * (g + g.mean(0))).mean(1)
+        passed = 1 + before * w4.sqrt() / deviation
+        return (g / deviation * passed + w4 / (M * deviation**2) * (g + g.mean(0))).mean(1)
     M = max(1, _normalised(layer, shape))
-    return mean / deviation + w4.mean() / (M * deviation**2) * 2 * mean
+    passed = 1 + before * w4.sqrt().mean() / deviation
+    return mean * (passed / deviation + 2 * w4.mean() / (M * deviation**2))
+
+
+def _padding(layer: _ConvNd) -> tuple[int, ...]:
+    """Return the zeros before the input, by dimension."""
+    if isinstance(layer.padding, str):
+        same = layer.padding == "same"
+        return tuple(d * (k - 1) // 2 if same else 0 for d, k in zip(layer.dilation, layer.kernel_size, strict=True))
+    return tuple(layer.padding) if layer.padding_mode == "zeros" else (0,) * len(layer.kernel_size)
+
+
+@cache
+def _taps(size: int, outputs: int, kernel: int, stride: int, padding: int, dilation: int) -> float:
+    """Return how many kernel positions of an output, on average, meet one of `size` elements and no padding."""
+    inside = sum(0 <= o * stride + k * dilation - padding < size for o in range(outputs) for k in range(kernel))
+    return inside / max(1, outputs)
 
 
 def _normalised(layer: nn.Module, shape: torch.Size) -> int:

@@ -43,7 +43,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_the_sum_of_sensitivities_is_the_variance_of_the_weights_gradient(case, bits):
-    """Within a quarter: borders of convolutions and the mean of a product for the product of means are neglected."""
+    """Within a quarter: the mean of a product is taken for the product of means."""
     make, shape = CASES[case]
     torch.manual_seed(0)
     layer, x = make(), torch.randn(shape) * torch.exp2(torch.randn(shape[0], *[1] * (len(shape) - 1)))

@@ -1,0 +1,51 @@
+import json
+import os
+
+import pytest
+from fewbit.runtime.experiments import variance
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """A measurement that is quick."""
+    whole = variance.VarianceSettings
+
+    def small(**given):
+        return whole(width=2, batch=8, curve_bits=(1.5, 2), **given)
+
+    monkeypatch.setattr(variance, "VarianceSettings", small)
+
+
+def test_it_measures_draws_and_leaves_its_numbers(run, tmp_path, tiny):
+    outcome = run("plot", "variance", "--draws", 2, "--steps", 2, "--bits", 3, "-o", tmp_path / "v.png")
+    assert outcome.status == 0, outcome.err
+    assert sorted(os.listdir(tmp_path)) == ["v.json", "v.png"]
+    assert outcome.err == f"wrote {tmp_path / 'v.json'}\nwrote {tmp_path / 'v.png'}\n"
+    report = json.loads((tmp_path / "v.json").read_text())
+    assert report["settings"]["bits"] == 3
+    (row,) = [line for line in outcome.out.splitlines() if line.startswith("2.conv2 ")]
+    at = report["layers"].index("2.conv2")
+    assert f"{report['empirical'][at]:.2e}" in row
+    assert "mixed precision" in outcome.out
+
+    again = run("plot", "variance", "--input", tmp_path / "v.json", "-o", tmp_path / "again.svg")
+    assert (again.status, again.out) == (0, outcome.out)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--bits", 9], "9 is not in the range"),
+        (["--draws", 1], "1 is not in the range"),
+        (["--input", "v.json", "--draws", 3], "leave out --draws"),
+        (["--input", "v.json"], "v.json: not what `fewbit plot variance` writes"),
+        (["-o", "figure.gif"], "accepted: .png, .svg, .pdf"),
+    ],
+)
+def test_wrong_use_is_one_line_and_leaves_nothing(run, tmp_path, monkeypatch, options, told):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "v.json").write_text("{}")
+    outcome = run("plot", "variance", "-o", "figure.png", *options)
+    assert outcome.status != 0
+    assert told in outcome.err
+    assert os.listdir(tmp_path) == ["v.json"]
