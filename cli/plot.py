@@ -22,6 +22,7 @@ from .options import BitsList, bits_list_option, bits_option, figure_option, kin
 from .picture import approximated
 from .plot_throughput import throughput
 from .plot_variance import variance
+from .plot_vquant import COMMANDS as VQUANT
 from .progress import with_progress
 from .training import command as training
 
@@ -42,6 +43,8 @@ def command() -> None:
 command.add_command(throughput)
 command.add_command(training)
 command.add_command(variance)
+for study in VQUANT:
+    command.add_command(study)
 
 
 @command.command()

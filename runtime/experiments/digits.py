@@ -9,6 +9,7 @@ Real data that any machine has, small enough to train dozens of networks in minu
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +73,7 @@ def digits() -> Images:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError as error:
         raise FewbitError("the digits come with scikit-learn: pip install scikit-learn") from error
-    data = load_digits()
+    data: Any = load_digits()
     images = torch.tensor(data["images"], dtype=torch.float32).unsqueeze(1)
     classes = torch.tensor(data["target"], dtype=torch.int64)
     held_out = torch.arange(len(classes)) % 5 == 4
@@ -105,10 +106,12 @@ def network(seed: int = 0, width: int = 12, blocks: int = 3) -> nn.Sequential:
     """Return a residual network for the digits, in training mode; the same for the same seed."""
     torch.manual_seed(seed)
     body: list[nn.Module] = [nn.Conv2d(1, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+    before = width
     for i in range(blocks):
-        before, after = width * min(2, max(1, i)), width * min(2, i + 1)
+        after = width * min(2, i + 1)
         body.append(Block(before, after, 2 if i in (1, 2) else 1))
-    return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(after, 10))
+        before = after
+    return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 10))
 
 
 def train(

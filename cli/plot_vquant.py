@@ -1,0 +1,313 @@
+"""`fewbit plot vquant-…`: the tables and figures of V-Quant in small, run on data that ships with Python packages."""
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..tables import FewbitError
+from ..tables.columns import columns
+from ..tables.files import atomic_write, check_writable, reason
+from ..tables.json_format import dumps
+from .options import FILE, figure_option
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+input_option = click.option(
+    "--input", "source", type=FILE, metavar="FILE", help="Draw the results in FILE, and run nothing."
+)
+seeds_option = click.option(
+    "--seeds", type=click.IntRange(1, 100), metavar="N", default=3, show_default=True, help="How many, from 0 on."
+)
+epochs_option = click.option(
+    "--epochs", type=click.IntRange(1, 1000), metavar="N", default=9, show_default=True, help="Of each training."
+)
+
+
+@click.command("vquant-accuracy")
+@seeds_option
+@epochs_option
+@input_option
+@figure_option
+def accuracy(seeds: int, epochs: int, source: Path | None, output: Path) -> None:
+    """Train with V-Quant and RV-Quant: accuracy over bits and the ratio of large values.
+
+    A residual network of 14 layers learns scikit-learn's handwritten digits (the paper's Tables 1 and 2 in small). The
+    numbers are written beside the figure, as .json. At the defaults this takes about five minutes on one core.
+
+    Example: fewbit plot vquant-accuracy -o vquant-accuracy.png
+    """
+
+    def run() -> dict[str, Any]:
+        from ..runtime.experiments import vquant
+
+        with _bar(len(vquant.configurations()) * seeds) as progress:
+            rows = vquant.accuracy_grid(seeds, vquant.Schedule(epochs, learning_rate=0.05), progress)
+        return {"seeds": seeds, "epochs": epochs, "rows": rows}
+
+    _study("accuracy", source, output, run, _accuracy_lines)
+
+
+@click.command("vquant-annealing")
+@seeds_option
+@epochs_option
+@input_option
+@figure_option
+def annealing(seeds: int, epochs: int, source: Path | None, output: Path) -> None:
+    """Train with schedules of bits and ratio: down, as activation annealing does, and up.
+
+    The paper's Table 5 and Figure 3 in small, on scikit-learn's digits; two minutes on one core at the defaults.
+
+    Example: fewbit plot vquant-annealing -o vquant-annealing.png
+    """
+
+    def run() -> dict[str, Any]:
+        from ..runtime.experiments import vquant
+
+        with _bar(2 * len(vquant.PAIRS) * seeds) as progress:
+            rows = vquant.annealing(seeds, vquant.Schedule(epochs, learning_rate=0.05), progress)
+        return {"seeds": seeds, "epochs": epochs, "rows": rows}
+
+    _study("annealing", source, output, run, _annealing_lines)
+
+
+@click.command("vquant-inference")
+@epochs_option
+@input_option
+@figure_option
+def inference(epochs: int, source: Path | None, output: Path) -> None:
+    """Quantise a trained network: a search over bits and ratios, fine-tuned or not, and what PCA shows.
+
+    The paper's Figures 4 and 5 in small, on scikit-learn's digits; a minute on one core.
+
+    Example: fewbit plot vquant-inference -o vquant-inference.png
+    """
+
+    def run() -> dict[str, Any]:
+        from ..runtime.experiments import vquant
+
+        with _bar(72) as progress:
+            found = vquant.inference(vquant.Schedule(epochs, learning_rate=0.05), progress=progress)
+        return {"epochs": epochs, **found}
+
+    _study("inference", source, output, run, _inference_lines)
+
+
+@click.command("vquant-lstm")
+@click.option(
+    "--steps", type=click.IntRange(1), metavar="N", default=300, show_default=True, help="Of training each model."
+)
+@input_option
+@figure_option
+def lstm(steps: int, source: Path | None, output: Path) -> None:
+    """Quantise the weights of LSTM language models: perplexity at 2 to 4 bits, 1 and 3 % of large weights.
+
+    The paper's Table 6 in small: two models of two layers learn the words of Python's standard library.
+
+    Example: fewbit plot vquant-lstm -o vquant-lstm.png
+    """
+
+    def run() -> dict[str, Any]:
+        from ..runtime.experiments import lstm
+
+        settings = lstm.Settings(steps=steps)
+        with _bar(len(settings.sizes) * steps) as progress:
+            return {"steps": steps, "rows": lstm.table(settings, progress)}
+
+    _study("lstm", source, output, run, _lstm_lines)
+
+
+@click.command("vquant-memory")
+@click.option(
+    "--measure",
+    default="ResNet-18,VGG-16,ResNet-50",
+    show_default=True,
+    metavar="NAME,...",
+    help="Networks of which one forward pass is run and measured; empty for none.",
+)
+@input_option
+@figure_option
+def memory(measure: str, source: Path | None, output: Path) -> None:
+    """Count the activations of the paper's networks: Table 4 by formula, and some of it measured.
+
+    Measured is what one forward pass of one image keeps for the backward pass, all ops included.
+
+    Example: fewbit plot vquant-memory -o vquant-memory.png
+    """
+
+    def run() -> dict[str, Any]:
+        from ..runtime.experiments import vquant_memory
+
+        names = [name for name in measure.split(",") if name]
+        for name in names:
+            if name not in vquant_memory.NETWORKS:
+                raise FewbitError(f"no network {name!r}; there are {', '.join(vquant_memory.NETWORKS)}")
+        rows = [vquant_memory.by_formula(name) for name in vquant_memory.NETWORKS]
+        return {"rows": rows, "measured": [vquant_memory.measured(name) for name in names]}
+
+    _study("memory", source, output, run, _memory_lines)
+
+
+COMMANDS = (accuracy, annealing, inference, lstm, memory)
+
+
+# ---- what the commands share -----------------------------------------------------------------------------------------
+
+
+def _study(
+    name: str,
+    source: Path | None,
+    output: Path,
+    run: Callable[[], dict[str, Any]],
+    lines: Callable[[dict[str, Any]], list[str]],
+) -> None:
+    """Run a study or read its numbers, print its table, draw its figure; the numbers go beside the figure."""
+    from ..plots import check_figure_path, save_figure
+    from ..plots import vquant as figures
+
+    check_figure_path(output)
+    results = output.with_suffix(".json")
+    if source:
+        numbers = _read(name, source)
+    else:
+        check_writable(results)
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # see demo.py; read when torch is loaded
+        numbers = {"study": f"vquant-{name}", "versions": _versions(), **run()}
+        with atomic_write(results) as stream:
+            stream.write(dumps(numbers).encode())
+    draw: Callable[[dict[str, Any]], Figure] = getattr(figures, f"plot_{name}")
+    try:
+        text, figure = lines(numbers), draw(numbers)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FewbitError(f"{source}: not what `fewbit plot vquant-{name}` writes: {error!r}") from None
+    save_figure(figure, output)
+    click.echo("\n".join(text))
+    for written in [output] if source else [results, output]:
+        click.echo(f"wrote {written}", err=True)
+
+
+def _read(name: str, source: Path) -> dict[str, Any]:
+    try:
+        numbers = json.loads(source.read_bytes())
+    except OSError as error:
+        raise FewbitError(f"cannot read {source}: {reason(error)}") from None
+    except ValueError:
+        numbers = None
+    if not isinstance(numbers, dict) or numbers.get("study") != f"vquant-{name}":
+        raise FewbitError(f"{source}: not what `fewbit plot vquant-{name}` writes")
+    return numbers
+
+
+def _versions() -> dict[str, str]:
+    packages = ("fewbit", "torch", "scikit-learn")
+    installed = {name: version(name) for name in packages if find_spec(name.replace("scikit-learn", "sklearn"))}
+    return {"python": platform.python_version(), **installed}
+
+
+@contextmanager
+def _bar(length: int) -> Iterator[Callable[[], object]]:
+    with click.progressbar(length=length, label="running", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+        yield lambda: bar.update(1)
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+def _percent(values: list[float]) -> str:
+    return " ".join(f"{100 * value:.1f}" for value in values)
+
+
+def _accuracy_lines(numbers: dict[str, Any]) -> list[str]:
+    head = ("method", "bits", "AR", "accuracy", "of each seed", "training loss", "kept", "of exact")
+    rows = numbers["rows"]
+    body = [
+        (
+            *(row["method"], str(row["bits"] or ""), f"{100 * row['ratio']:g} %" if row["bits"] else ""),
+            *(f"{100 * row['accuracy']:.2f}", _percent(row["accuracies"]), f"{row['loss']:.4f}"),
+            *(f"{row['kept_bytes']:,} B", f"{row['kept_bytes'] / rows[0]['kept_bytes']:.3f}"),
+        )
+        for row in rows
+    ]
+    return [
+        *columns([head, *body], left=1),
+        "",
+        "Accuracy in percent of the validation images, the mean over the seeds; training loss of the last epoch.",
+        "Kept: what convolutions, ReLU and the last layers keep of one batch; normalisations are left exact.",
+    ]
+
+
+def phases_text(phases: list[list[Any]]) -> str:
+    """Return a schedule as the paper writes it: (F)-(3,2)-(2,0)."""
+    return "-".join("(F)" if bits is None else f"({bits},{ratio:g})" for bits, ratio in phases)
+
+
+def _annealing_lines(numbers: dict[str, Any]) -> list[str]:
+    head = ("schedule", "accuracy", "of each seed", "training loss")
+    body = [
+        (phases_text(row["phases"]), f"{100 * row['accuracy']:.2f}", _percent(row["accuracies"]), f"{row['loss']:.4f}")
+        for row in numbers["rows"]
+    ]
+    return [*columns([head, *body], left=1), "", "(bits, AR in percent) of each third of the training; (F) is exact."]
+
+
+def _inference_lines(numbers: dict[str, Any]) -> list[str]:
+    head = ("", "bits", "weights AR", "activations AR", "bits/weight", "accuracy", "")
+    body = []
+    for name, rows in numbers["rows"].items():
+        best = numbers["best"][name]
+        for row in rows:
+            mark = "smallest that is enough" if row == best else ""
+            ratios = (f"{100 * row['weight_ratio']:g} %", f"{100 * row['activation_ratio']:g} %")
+            sizes = (f"{row['bits_per_weight']:.2f}", f"{100 * row['accuracy']:.2f}")
+            body.append((name, str(row["bits"]), *ratios, *sizes, mark))
+    separations = [(row["name"], f"{row['separation']:.2f}") for row in numbers["pca"]]
+    return [
+        *columns([head, *body], left=1),
+        "",
+        f"Full precision: {100 * numbers['accuracy']:.2f}; enough is {100 * numbers['tolerance']:g} points less.",
+        "",
+        *columns([("last layer's input", "variance between classes over within"), *separations], left=1),
+    ]
+
+
+def _lstm_lines(numbers: dict[str, Any]) -> list[str]:
+    head = ("model", "hidden", "weights", "large weights", "perplexity", "in memory")
+    body = [
+        (
+            *(row["model"], str(row["hidden"]), f"{row['bits']} bits" if row["bits"] else "float32"),
+            *(f"{100 * row['ratio']:g} %" if row["bits"] else "", f"{row['perplexity']:.2f}", f"{row['bytes']:,} B"),
+        )
+        for row in numbers["rows"]
+    ]
+    return list(columns([head, *body], left=1))
+
+
+def _memory_lines(numbers: dict[str, Any]) -> list[str]:
+    head = ("network", "", "full", "(2,0)", "(3,0)", "(3,2)")
+    body = [
+        (row["network"] if kind == "paper" else "", kind, *(f"{value:.2f}" for value in row[kind]))
+        for row in numbers["rows"]
+        for kind in ("paper", "formula", "ours")
+    ]
+    lines = [
+        *columns([head, *body], left=2),
+        "",
+        "GB of activations for 256 images. Formula: the paper's 64 bits an outlier; ours: 16 and its place in 10.",
+    ]
+    if numbers["measured"]:
+        rows = [
+            (row["network"], *(f"{row[kind] / 2**20:.2f}" for kind in ("exact", "layers", "norms")))
+            for row in numbers["measured"]
+        ]
+        heads = ("measured, MiB an image", "exact", "3 bits, 2 %", "and normalisations")
+        lines += ["", *columns([heads, *rows], left=1)]
+    return lines
