@@ -29,7 +29,7 @@ seeds_option = click.option(
     "--seeds", type=click.IntRange(1, 100), metavar="N", default=3, show_default=True, help="How many, from 0 on."
 )
 epochs_option = click.option(
-    "--epochs", type=click.IntRange(1, 1000), metavar="N", default=9, show_default=True, help="Of each training."
+    "--epochs", type=click.IntRange(1, 1000), metavar="N", default=6, show_default=True, help="Of each training."
 )
 
 
@@ -41,8 +41,8 @@ epochs_option = click.option(
 def accuracy(seeds: int, epochs: int, source: Path | None, output: Path) -> None:
     """Train with V-Quant and RV-Quant: accuracy over bits and the ratio of large values.
 
-    A residual network of 14 layers learns scikit-learn's handwritten digits (the paper's Tables 1 and 2 in small). The
-    numbers are written beside the figure, as .json. At the defaults this takes about five minutes on one core.
+    A residual network of 8 layers learns scikit-learn's handwritten digits (the paper's Tables 1 and 2 in small). The
+    numbers are written beside the figure, as .json. At the defaults this takes about three minutes on one core.
 
     Example: fewbit plot vquant-accuracy -o vquant-accuracy.png
     """
@@ -51,7 +51,9 @@ def accuracy(seeds: int, epochs: int, source: Path | None, output: Path) -> None
         from ..runtime.experiments import vquant
 
         with _bar(len(vquant.configurations()) * seeds) as progress:
-            rows = vquant.accuracy_grid(seeds, vquant.Schedule(epochs, learning_rate=0.05), progress)
+            rows = vquant.accuracy_grid(
+                seeds, vquant.Schedule(epochs, learning_rate=vquant.SCHEDULE.learning_rate), progress
+            )
         return {"seeds": seeds, "epochs": epochs, "rows": rows}
 
     _study("accuracy", source, output, run, _accuracy_lines)
@@ -74,7 +76,9 @@ def annealing(seeds: int, epochs: int, source: Path | None, output: Path) -> Non
         from ..runtime.experiments import vquant
 
         with _bar(2 * len(vquant.PAIRS) * seeds) as progress:
-            rows = vquant.annealing(seeds, vquant.Schedule(epochs, learning_rate=0.05), progress)
+            rows = vquant.annealing(
+                seeds, vquant.Schedule(epochs, learning_rate=vquant.SCHEDULE.learning_rate), progress
+            )
         return {"seeds": seeds, "epochs": epochs, "rows": rows}
 
     _study("annealing", source, output, run, _annealing_lines)
@@ -96,7 +100,9 @@ def inference(epochs: int, source: Path | None, output: Path) -> None:
         from ..runtime.experiments import vquant
 
         with _bar(72) as progress:
-            found = vquant.inference(vquant.Schedule(epochs, learning_rate=0.05), progress=progress)
+            found = vquant.inference(
+                vquant.Schedule(epochs, learning_rate=vquant.SCHEDULE.learning_rate), progress=progress
+            )
         return {"epochs": epochs, **found}
 
     _study("inference", source, output, run, _inference_lines)

@@ -24,8 +24,8 @@ Row = dict[str, Any]
 Progress = Callable[[], object]
 
 RATIOS = (0.0, 0.01, 0.02, 0.05)
-SCHEDULE = Schedule(epochs=9, learning_rate=0.05)
-WIDTH, BLOCKS = 16, 6
+SCHEDULE = Schedule(epochs=6, learning_rate=0.02)  # short: where coarse activations cost most
+WIDTH, BLOCKS = 12, 3
 
 # (bits, AR in percent) by phase; None is full precision. The first of each pair anneals, the second does the contrary.
 PAIRS: tuple[tuple[tuple[tuple[int | None, float], ...], ...], ...] = (
