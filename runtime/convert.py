@@ -8,6 +8,7 @@ Outputs stay the same bit for bit, and so do the state_dict, the names of module
 keeps what it stands for, so copies and pickles of a converted model can be reverted too.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -21,6 +22,7 @@ from ..tables.table import check_bits
 from .choice import TableOrPath, key_for_activation, key_for_module, names_activation, read_tables
 from .conversion import Left, Replaced, Report
 from .modules import FewBitActivation
+from .preact.fuse import plan_of, swallowed, unfuse
 from .resolve import DEFAULT_BITS
 from .search import ORIGINAL, Activation, Form, Found, activations, form_of, original_of
 from .vquant.conversion import candidates as value_aware_candidates
@@ -45,6 +47,7 @@ def convert(
     fused: bool = False,
     outliers: float | None = None,
     level: str | None = None,
+    fuse_preact: int | None = None,
 ) -> Report:
     """Replace a model's activations, in place, by few-bit ones with the same outputs.
 
@@ -73,6 +76,10 @@ def convert(
             of the layers, 4 at L1 and L2; from L3 on an average, 2 if None, which need not be whole. Not with
             `outliers`.
 
+        fuse_preact: 1 to 8, such as 4: chains of batch normalisation, (leaky) ReLU and Conv or Linear run as one layer
+            that keeps so many bits for each element, by BLPA (preact/fuse.py). `bits` is of all other activations;
+            `include` and `exclude` choose the convolutions and matrices too. Not with `outliers` or `level`.
+
     Returns:
         The report; `print` shows it as a table.
 
@@ -81,6 +88,10 @@ def convert(
             another argument is wrong. The model is then as it was.
     """
     _check_model(model)
+    if fuse_preact is not None:
+        check_bits(fuse_preact)
+        if outliers is not None or level is not None:
+            raise FewbitError("fuse_preact goes with neither outliers nor level: each wants the layers for itself")
     if level is not None:
         from .levels import convert_to_level
 
@@ -91,9 +102,12 @@ def convert(
     found = activations(model)
     forms = {activation: form_of(activation.original, fused) for activation in found}
     layers = value_aware_candidates(model) if outliers is not None else []
-    skipped = select_skipped([*found, *layers], include, exclude)
+    plan = plan_of(model) if fuse_preact is not None else None
+    chains = {chain: chain.as_found(model) for chain in plan.planned} if plan else {}
+    skipped = select_skipped([*found, *layers, *chains.values()], include, exclude)
     _check_keys(given, forms)
-    ours = {id(layer.current) for layer in layers}
+    fused_chains = plan.apply(fuse_preact, lambda chain: chains[chain] not in skipped) if plan and fuse_preact else []
+    ours = {id(layer.current) for layer in layers} | swallowed(model)
     found = [activation for activation in found if id(activation.current) not in ours]
     made: dict[Found, FewBitActivation] = {}
     for activation in found:
@@ -110,6 +124,10 @@ def convert(
     root = next((new for activation, new in made.items() if not activation.places), aware.model if aware else model)
     replaced = [_replaced(activation, new) for activation, new in made.items()]
     left = [_left(activation, forms[activation], skipped) for activation in found if activation not in made]
+    if plan and fuse_preact:
+        replaced += [Replaced(c.name, c.was, "fused", fuse_preact, math.nan) for c in fused_chains]
+        left += [Left(c.name, c.was, skipped[found]) for c, found in chains.items() if found in skipped]
+        left += [Left(*row) for row in plan.left]
     if aware:
         replaced += aware.replaced
         left += [*(Left(a.name, _text(a.original), skipped[a]) for a in layers if a in skipped), *aware.left]
@@ -132,6 +150,7 @@ def revert(model: nn.Module) -> nn.Module:
 
     _check_model(model)
     revert_layers(model)
+    unfuse(model)
     model = torch_again(model)
     for activation in activations(model):
         original = original_of(activation.current)
