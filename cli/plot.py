@@ -18,6 +18,7 @@ from ..plots import (
     save_figure,
 )
 from ..tables import KINDS, Table
+from .actnn_training import command as actnn_training
 from .options import BitsList, bits_list_option, bits_option, figure_option, kind_option, weight_option
 from .picture import approximated
 from .plot_throughput import throughput
@@ -40,6 +41,7 @@ def command() -> None:
     """
 
 
+command.add_command(actnn_training)
 command.add_command(throughput)
 command.add_command(training)
 command.add_command(variance)

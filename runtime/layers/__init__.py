@@ -5,6 +5,7 @@
 A file for each kind of layer; base.py is what they share, saver.py what they save through.
 """
 
+from .activation import Activation
 from .attention import MultiheadAttention, scaled_dot_product_attention
 from .base import CompressedLayer
 from .batch_norm import (
@@ -36,6 +37,7 @@ from .saver import ExactSaver, QuantizerSaver, Saver
 from .softmax import LogSoftmax, Softmax, softmax
 
 __all__ = [
+    "Activation",
     "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
     "AdaptiveAvgPool3d",

@@ -39,6 +39,8 @@ class Case:
     def torchs(self):
         """The layer of torch.nn, with the same weights."""
         torch.manual_seed(1)
+        if self.name == "Activation":
+            return self.arguments[0]
         return stirred(getattr(nn, self.name)(*self.arguments, **self.keywords))
 
     def input(self, seed=0):
@@ -102,7 +104,8 @@ SOFTMAXES = [
     Case("LogSoftmax", (1,), (4, 6, 3)),
 ]
 NORMS = [*BATCH_NORMS, *LAYER_NORMS, *SOFTMAXES[:2]]
-CASES = [*LINEARS, *CONVOLUTIONS, *NORMS, SOFTMAXES[2]]  # all that compress
+ACTIVATIONS = [Case("Activation", (nn.GELU(),), (3, 4, 6)), Case("Activation", (nn.Softplus(),), (30,))]
+CASES = [*LINEARS, *CONVOLUTIONS, *NORMS, SOFTMAXES[2], *ACTIVATIONS]  # all that compress
 
 # What has no saver: the gradient is exact.
 EXACT = [

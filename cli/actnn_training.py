@@ -1,0 +1,154 @@
+"""`fewbit plot actnn-training`: do models train as well at ActNN's levels? Losses, memory and time, several seeds."""
+
+import os
+import platform
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import click
+
+from ..runtime.experiments.actnn_runs import Evidence
+from ..tables.columns import columns
+from ..tables.files import atomic_write, check_writable
+from ..tables.json_format import dumps, read_json
+from .options import FILE, figure_option
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BLOCK_BITS = (1.5, 2, 4)
+
+
+@click.command("actnn-training")
+@click.option("--steps", type=click.IntRange(1), metavar="N", help="Of each run.  [default: as many as the task has]")
+@click.option(
+    "--seeds", type=click.IntRange(2, 100), metavar="N", default=3, show_default=True, help="How many, from 0 on."
+)
+@click.option(
+    "--task",
+    type=click.Choice(["resnet", "transformer", "both"]),
+    default="both",
+    show_default=True,
+    help="A ResNet on scikit-learn's digits, a transformer on Python's source.",
+)
+@click.option("--threads", type=click.IntRange(1, 1024), metavar="N", default=1, show_default=True, help="For torch.")
+@click.option("--input", "source", type=FILE, metavar="FILE", help="Draw the results in FILE, and train nothing.")
+@figure_option
+def command(steps: int | None, seeds: int, task: str, threads: int, source: Path | None, output: Path) -> None:
+    """Train a ResNet and a transformer exactly and at ActNN's levels, and draw losses and memory.
+
+    Compared are exact training, 4 bits for all layers (L2), mixed precision at 2 and 1.5 bits (L3), both under AMP, and
+    layers at 4 bits with GELU at 2 bits by a few-bit table or as ActNN does it. Runs of a seed have the same weights
+    and batches. The numbers are written beside the figure, as .json, after every seed. This takes some ten minutes of
+    one core.
+
+    Example: fewbit plot actnn-training -o actnn-training.png
+    """
+    from ..plots import check_figure_path, save_figure
+
+    check_figure_path(output)
+    results = output.with_suffix(".json")
+    if source:
+        evidence = Evidence.from_dict(read_json(source), os.fspath(source))
+    else:
+        check_writable(results)
+        evidence = _train(["resnet", "transformer"] if task == "both" else [task], steps, seeds, threads, results)
+    save_figure(_figure(evidence), output)
+    click.echo("\n".join(_lines(evidence)))
+    for written in [output] if source else [results, output]:
+        click.echo(f"wrote {written}", err=True)
+
+
+def _train(names: list[str], steps: int | None, seeds: int, threads: int, results: Path) -> Evidence:
+    """Train seed by seed; the seeds so far are in the file `results`, should anything stop the rest."""
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # see demo.py; read when torch is loaded
+    import torch
+
+    from ..runtime.experiments.actnn import TASKS, VARIANTS, block_ratio, train
+
+    torch.set_num_threads(threads)
+    ratios = {f"{bits:g}": block_ratio(bits) for bits in BLOCK_BITS}
+    versions = {"python": platform.python_version(), "fewbit": version("fewbit"), "torch": version("torch")}
+    tasks = [TASKS[name]() for name in names]
+    lengths = [steps or task.steps for task in tasks]
+    runs = []
+    with click.progressbar(
+        length=seeds * sum(lengths), label="training", file=sys.stderr, hidden=not sys.stderr.isatty()
+    ) as bar:
+        for seed in range(seeds):
+            for task, length in zip(tasks, lengths, strict=True):
+                runs += train(task, VARIANTS, seed, length, after_step=lambda: bar.update(1))
+            with atomic_write(results) as stream:
+                stream.write(dumps(Evidence(tuple(runs), ratios, versions).to_dict()).encode())
+    return Evidence(tuple(runs), ratios, versions)
+
+
+# ---- how it is shown -------------------------------------------------------------------------------------------------
+
+
+def _figure(evidence: Evidence) -> "Figure":
+    from ..plots.actnn_training import Variant, plot_actnn_training
+
+    return plot_actnn_training(
+        {
+            task: [
+                Variant(
+                    *(name, evidence.curves(task, name), [run.validation_loss for run in evidence.of(task, name)]),
+                    evidence.of(task, name)[0].saved_bytes,
+                )
+                for name in evidence.variants(task)
+            ]
+            for task in evidence.tasks
+        }
+    )
+
+
+def _lines(evidence: Evidence) -> list[str]:
+    """Return a table of the variants for each task and, below, what its columns mean."""
+    head = (
+        *("", "training loss", "validation loss", "less exact", "of each seed", "within", "accuracy"),
+        *("model keeps", "times less", "time per step"),
+    )
+    lines: list[str] = []
+    for task in evidence.tasks:
+        body = [_row(evidence, task, name) for name in evidence.variants(task)]
+        first = evidence.of(task, evidence.variants(task)[0])
+        lines += [
+            f"{task}: {len(first[0].losses)} steps, {len(first)} seeds;"
+            f" standard deviation of exact validation losses {evidence.deviation(task):.4f}",
+            *columns([head, *body], left=1),
+            "",
+        ]
+    blocks = ", ".join(f"{ratio:.2f} times at {bits} bits" for bits, ratio in evidence.block_ratios.items())
+    return [
+        *lines,
+        "Means over the seeds; the runs of a seed have the same weights and batches. Training loss: the mean of the"
+        " last tenth of the steps.",
+        "Less exact: validation loss less that of the exact run of the same seed. Within: by no more than the exact"
+        " runs' standard deviation.",
+        "Kept: bytes held from forward to backward in one step, the loss aside. Time: the median.",
+        f"Conv-BN-ReLU keeps less by {blocks}.",
+    ]
+
+
+def _row(evidence: Evidence, task: str, variant: str) -> tuple[str, ...]:
+    runs, exact = evidence.of(task, variant), variant == evidence.variants(task)[0]
+    differences = evidence.differences(task, variant)
+    mean = fmean(differences)
+    compared = ("", "", "")
+    if not exact:
+        within = "yes" if abs(mean) <= evidence.deviation(task) else "no"
+        compared = (f"{mean:+.4f}", " ".join(f"{d:+.4f}" for d in differences), within)
+    return (
+        variant,
+        f"{fmean(curve[-1] for curve in evidence.curves(task, variant)):.4f}",
+        f"{fmean(run.validation_loss for run in runs):.4f}",
+        *compared,
+        f"{100 * fmean(run.accuracy for run in runs):.1f} %",
+        f"{runs[0].saved_bytes:,} B",
+        "" if exact else f"{evidence.ratio(task, variant):.1f}",
+        f"{1000 * evidence.step_seconds(task, variant):.1f} ms",
+    )

@@ -1,0 +1,58 @@
+import json
+import os
+
+import pytest
+import torch
+from fewbit.runtime.experiments import actnn
+
+FEW = (actnn.VARIANTS[0], actnn.VARIANTS[3], actnn.VARIANTS[6])
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Three variants; the number of threads again that was before."""
+    monkeypatch.setattr(actnn, "VARIANTS", FEW)
+    monkeypatch.setattr(actnn, "block_ratio", lambda bits: 24 / bits)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_it_trains_draws_and_leaves_its_numbers(run, tmp_path, quick):
+    options = ["--steps", 2, "--seeds", 2, "--task", "resnet"]
+    outcome = run("plot", "actnn-training", *options, "-o", tmp_path / "figure.png")
+    assert outcome.status == 0, outcome.err
+    assert sorted(os.listdir(tmp_path)) == ["figure.json", "figure.png"]
+    assert outcome.err == f"wrote {tmp_path / 'figure.json'}\nwrote {tmp_path / 'figure.png'}\n"
+    runs = json.loads((tmp_path / "figure.json").read_text())["runs"]
+    assert [(one["variant"], one["seed"]) for one in runs] == [(v.name, seed) for seed in (0, 1) for v in FEW]
+    assert len({one["losses"][0] for one in runs if one["seed"] == 0 and "AMP" not in one["variant"]}) == 1
+    assert "12.00 times at 2 bits" in outcome.out
+    for variant in FEW:
+        assert any(line.startswith(variant.name + "  ") for line in outcome.out.splitlines())
+
+    (tmp_path / "again").mkdir()
+    again = run("plot", "actnn-training", "--input", tmp_path / "figure.json", "-o", tmp_path / "again" / "2.svg")
+    assert (again.status, again.out) == (0, outcome.out)
+    assert os.listdir(tmp_path / "again") == ["2.svg"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--steps", 0], "0 is not in the range"),
+        (["--seeds", 1], "1 is not in the range"),
+        (["--task", "images"], "'images'"),
+        (["--input", "missing.json"], "cannot read missing.json"),
+        (["--input", "results.json"], "results.json: not what `fewbit plot actnn-training` writes"),
+        (["-o", "figure.gif"], "accepted: .png, .svg, .pdf"),
+    ],
+)
+def test_wrong_use_is_one_line_and_leaves_nothing(run, tmp_path, monkeypatch, options, told):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results.json").write_text("{}")
+    outcome = run("plot", "actnn-training", "-o", "figure.png", *options)
+    assert outcome.status == 2
+    assert told in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+    assert os.listdir(tmp_path) == ["results.json"]
