@@ -23,12 +23,12 @@ from ..prepared import table_of
 from . import reference
 
 # Blocks of 8 warps; so many fill a multiprocessor, and each then takes its share of what is more.
-_BLOCKS_PER_MULTIPROCESSOR = 8
+BLOCKS_PER_MULTIPROCESSOR = 8
 
 
 def activation(x: Tensor, function: str, parameters: Sequence[float], table: str) -> tuple[Tensor, Tensor]:
     """Return f(x), laid out as torch lays it out, and the packed codes in that order."""
-    if not _available():
+    if not available():
         return reference.activation(x, function, parameters, table)
     if function not in FORMULAS:
         y = forward_of(function).call(x, *parameters)
@@ -43,7 +43,7 @@ def activation(x: Tensor, function: str, parameters: Sequence[float], table: str
 
 def encode(x: Tensor, table: str) -> Tensor:
     """Return the packed codes of the dense tensor `x` in memory order: uint8 (⌈n/8⌉·bits,)."""
-    if not _available():
+    if not available():
         return reference.encode(x, table)
     kernel = _kernel("encode", table, x.dtype, x.get_device())
     packed = _packed_for(x, kernel.bits)
@@ -57,7 +57,7 @@ def multiply(grad: Tensor, packed: Tensor, table: str) -> Tensor:
     Raises:
         RuntimeError: `packed` is not the packed code of as many elements on the same device.
     """
-    if not _available():
+    if not available():
         return reference.multiply(grad, packed, table)
     kernel = _kernel("multiply", table, grad.dtype, grad.get_device())
     size = packed_size(grad.numel(), kernel.bits)
@@ -88,16 +88,34 @@ class _Loaded:
         n = x.numel()
         if n == 0:
             return
-        config = _config(min(-(-n // elements_per_block(x.element_size())), self.most_blocks))
-        stream = _stream(torch._C._cuda_getCurrentRawStream(self.device))
-        try:
-            if self.device == torch.cuda.current_device():
-                core().launch(stream, config, self.kernel, *pointers, n)
-            else:
-                with torch.cuda.device(self.device):
-                    core().launch(stream, config, self.kernel, *pointers, n)
-        except Exception as error:  # each release of cuda-core has its own class
-            raise RuntimeError(f"fewbit's CUDA kernel {self.name!r} was not launched: {error}") from error
+        blocks = min(-(-n // elements_per_block(x.element_size())), self.most_blocks)
+        start(self.kernel, self.name, self.device, blocks, *pointers, n)
+
+
+def start(kernel: Any, name: str, device: int, blocks: int, *arguments: int) -> None:
+    """Launch a compiled kernel of `THREADS` threads a block on torch's current stream of the device.
+
+    Raises:
+        RuntimeError: it could not be launched.
+    """
+    config = _config(blocks)
+    stream = _stream(torch._C._cuda_getCurrentRawStream(device))
+    try:
+        if device == torch.cuda.current_device():
+            core().launch(stream, config, kernel, *arguments)
+        else:
+            with torch.cuda.device(device):
+                core().launch(stream, config, kernel, *arguments)
+    except Exception as error:  # each release of cuda-core has its own class
+        raise RuntimeError(f"fewbit's CUDA kernel {name!r} was not launched: {error}") from error
+
+
+def compiled(source: str, name: str, device: int) -> Any:
+    """Return the kernel `name` of a source, compiled for the device and loaded there."""
+    properties = torch.cuda.get_device_properties(device)
+    with torch.cuda.device(device):
+        made = cubin(source, f"sm_{properties.major}{properties.minor}")
+        return core().ObjectCode.from_cubin(made).get_kernel(name)
 
 
 # One for each table in use. Where two threads come first at once, both make the same.
@@ -111,12 +129,8 @@ def _kernel(
     parameters: tuple[float, ...] = (),
 ) -> _Loaded:
     source = kernel_source(table_of(table), str(dtype).removeprefix("torch."), [name], function, parameters)
-    properties = torch.cuda.get_device_properties(device)
-    with torch.cuda.device(device):
-        made = cubin(source, f"sm_{properties.major}{properties.minor}")
-        kernel = core().ObjectCode.from_cubin(made).get_kernel(name)
-    most_blocks = properties.multi_processor_count * _BLOCKS_PER_MULTIPROCESSOR
-    return _Loaded(name, table_of(table).bits, device, most_blocks, kernel)
+    most_blocks = torch.cuda.get_device_properties(device).multi_processor_count * BLOCKS_PER_MULTIPROCESSOR
+    return _Loaded(name, table_of(table).bits, device, most_blocks, compiled(source, name, device))
 
 
 @cache
@@ -153,7 +167,8 @@ def _stream(handle: int) -> Any:
 
 
 @cache
-def _available() -> bool:
+def available() -> bool:
+    """Tell whether kernels can be compiled; if not, warn once."""
     if has_compiler():
         return True
     extra = "cuda12" if (torch.version.cuda or "").startswith("12") else "cuda13"

@@ -31,6 +31,7 @@ from ..layout import as_dense, flat, with_stride
 from ..packing import GROUP
 from .common import Form, as_kind, check_integer, check_tensor, has_kernels, largest, total_bytes
 from .cpu import per_group as cpu
+from .cuda import per_group as cuda
 from .philox import draw_seed, random_halves
 from .rows import Rows, check_sample_bits
 
@@ -86,7 +87,10 @@ class PerGroup:
         rows = _samples(x)
         bits = self.bits if sample_bits is None else check_sample_bits(sample_bits, rows.shape[0])
         seed = draw_seed(generator)
-        quantize = cpu.quantize if has_kernels(x) else quantize_reference
+        if has_kernels(x):
+            quantize = cpu.quantize
+        else:
+            quantize = cuda.quantize if cuda.serves(rows, self.group_size) else quantize_reference
         kept = quantize(as_kind(rows, keep_positive=False), bits, self.group_size, seed)
         return PerGroupCompressed(self, Form.of(x), bits, *kept)
 
@@ -124,8 +128,12 @@ class PerGroupCompressed:
         sizes = _sizes(form.shape)
         in_order = _samples_first(form.shape, form.stride)
         out = form.empty() if in_order else torch.empty(form.shape, dtype=form.dtype, device=form.device)
-        dequantize = cpu.dequantize if has_kernels(out) else dequantize_reference
-        dequantize(self.packed, self.minimum, self.range, self.bits, self.quantizer.group_size, flat(out).view(sizes))
+        rows = flat(out).view(sizes)
+        if has_kernels(out):
+            dequantize = cpu.dequantize
+        else:
+            dequantize = cuda.dequantize if cuda.serves(rows, GROUP) else dequantize_reference
+        dequantize(self.packed, self.minimum, self.range, self.bits, self.quantizer.group_size, rows)
         return with_stride(out, form.stride)
 
 

@@ -121,4 +121,10 @@ static float __uint_as_float(unsigned bits)
     return x;
 }
 
+// One rounding each; the compiler is told not to contract them.
+static float __fadd_rn(float x, float y) { return x + y; }
+static float __fsub_rn(float x, float y) { return x - y; }
+static float __fmul_rn(float x, float y) { return x * y; }
+static float __fdiv_rn(float x, float y) { return x / y; }
+
 using std::erf, std::exp, std::expm1, std::fabs, std::log1p, std::tanh;

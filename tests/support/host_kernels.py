@@ -1,6 +1,7 @@
 """The generated CUDA kernels on the CPU: their source built by g++ behind host_cuda.h, and called on torch tensors."""
 
 import ctypes
+import functools
 import shutil
 import subprocess
 import tempfile
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import torch
 from fewbit.runtime.codegen import THREADS, kernel_source
+from fewbit.runtime.codegen.per_group import per_group_source
 from fewbit.runtime.packing import packed_size
 from fewbit.tables.exporters.c_header import c_name
 
@@ -51,13 +53,7 @@ class HostKernels:
         kernels = ("encode", "multiply", *(["forward"] if function else []))
         source = '#include "host_cuda.h"\n' + kernel_source(table, name, kernels, function, parameters, search)
         source += '\n#include "host_numbers.h"\n' + (_ENTRIES + _FORWARD * (function is not None)).format(**words)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder)
-            (path / "kernels.cpp").write_text(source)
-            command = [COMPILER, *OPTIONS, "kernels.cpp", "-o", "kernels.so"]
-            built = subprocess.run(command, cwd=path, capture_output=True, text=True)
-            assert built.returncode == 0, built.stderr[:2000]
-            self.library = ctypes.CDLL(str(path / "kernels.so"))
+        self.library = built(source)
 
     def encode(self, x, blocks=1):
         packed = _guarded(packed_size(x.numel(), self.bits), torch.uint8)
@@ -85,6 +81,52 @@ class HostKernels:
         *addresses, n = addresses_and_n
         pointers = map(ctypes.c_void_p, addresses)
         getattr(self.library, f"run_{name}")(ctypes.c_uint(blocks), *pointers, ctypes.c_longlong(n))
+
+
+def built(source):
+    """The library that g++ makes of a source."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        (path / "kernels.cpp").write_text(source)
+        command = [COMPILER, *OPTIONS, "kernels.cpp", "-o", "kernels.so"]
+        done = subprocess.run(command, cwd=path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[:2000]
+        return ctypes.CDLL(str(path / "kernels.so"))
+
+
+_PER_GROUP = """
+extern "C" void run_quantize(unsigned blocks, const {T}* x, unsigned char* packed, unsigned short* minima,
+    unsigned short* ranges, long long N, long long D, const unsigned char* bits, const long long* starts, long long G,
+    long long seed)
+{{
+    host::launch(blocks, {threads}, [=] {{
+        per_group::quantize(x, packed, minima, ranges, N, D, bits, starts, G, seed);
+    }});
+}}
+
+extern "C" void run_dequantize(unsigned blocks, const unsigned char* packed, const unsigned short* minima,
+    const unsigned short* ranges, {T}* out, long long N, long long D, const unsigned char* bits,
+    const long long* starts, long long G)
+{{
+    host::launch(blocks, {threads}, [=] {{
+        per_group::dequantize(packed, minima, ranges, out, N, D, bits, starts, G);
+    }});
+}}
+"""
+
+
+@functools.cache
+def per_group_library(dtype, bits):
+    """The per-group quantizer's kernels for a dtype and a number of bits, or None for bits of each sample."""
+    assert COMPILER, "no g++"
+    source = '#include "host_cuda.h"\n' + per_group_source(dtype, bits) + '\n#include "host_numbers.h"\n'
+    return built(source + _PER_GROUP.format(T=TYPES[dtype], threads=THREADS))
+
+
+def start_per_group(dtype, bits, name, blocks, *arguments):
+    """Run such a kernel with the arguments of a launch."""
+    library = per_group_library(dtype, bits)
+    getattr(library, f"run_{name}")(ctypes.c_uint(blocks), *map(ctypes.c_longlong, arguments))
 
 
 def at_offset(x, offset):

@@ -37,7 +37,7 @@ def launches(host, monkeypatch):
             host.run(self.name, 2, *pointers, x.numel())
 
     monkeypatch.setattr(cuda, "_kernel", lambda name, *_: OnHost(name))
-    monkeypatch.setattr(cuda, "_available", lambda: True)
+    monkeypatch.setattr(cuda, "available", lambda: True)
     return names
 
 
@@ -160,14 +160,14 @@ class TestLaunch:
 
 def test_without_cuda_core_the_reference_works_and_one_warning_names_the_extra(monkeypatch):
     monkeypatch.setattr(cuda, "has_compiler", lambda: False)
-    cuda._available.cache_clear()
+    cuda.available.cache_clear()
     x = laid_out("odd", torch.float32)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         y, packed = cuda.activation(x, "gelu", [], KEY)
         assert torch.equal(cuda.encode(x, KEY), packed)
         product = cuda.multiply(x, packed, KEY)
-    cuda._available.cache_clear()
+    cuda.available.cache_clear()
     assert_same_bits(y, torch.nn.functional.gelu(x))
     assert_same_bits(product, reference.multiply(x, packed, KEY))
     assert [str(warning.message) for warning in caught] == [

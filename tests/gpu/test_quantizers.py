@@ -1,0 +1,90 @@
+"""The quantizers' CUDA kernels on a GPU: codes equal to those of the CPU for an equal seed. Without a GPU skipped."""
+
+import pytest
+import torch
+from fewbit.quantizers import PerGroup
+from fewbit.runtime.codegen.compiler import has_compiler
+from fewbit.runtime.quantizers.cuda import per_group as cuda
+from quantizer_cases import DTYPES, check_form, generator, same_bits
+
+REASON = None
+if not torch.cuda.is_available():
+    REASON = "no CUDA GPU"
+elif not has_compiler():
+    REASON = "a GPU without cuda-core: pip install 'fewbit[cuda13]', or cuda12"
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
+
+
+def assert_like_the_cpu(x, bits=2, G=256, sample_bits=None):
+    quantizer = PerGroup(bits, G)
+    theirs = quantizer.compress(x, sample_bits=sample_bits, generator=generator(7))
+    ours = quantizer.compress(x.cuda(), sample_bits=sample_bits, generator=generator(7))
+    for name in ("packed", "minimum", "range"):
+        assert same_bits(getattr(ours, name).cpu(), getattr(theirs, name)), name
+    y = ours.decompress()
+    check_form(y, x.cuda())
+    assert same_bits(y.cpu(), theirs.decompress())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_every_number_of_bits_and_dtype(dtype, bits):
+    x = (torch.randn(37, 1003, generator=generator(1)) * 4).to(dtype)
+    x[3, 100] = torch.nan
+    x[4, 200] = -torch.inf
+    x[5, :512] = -0.25
+    assert_like_the_cpu(x, bits)
+
+
+@pytest.mark.parametrize("G", [1, 8, 100, 256, 512, 10**9])
+@pytest.mark.parametrize("D", [1, 7, 8, 255, 256, 257, 1000, 4096])
+def test_groups_and_sizes(G, D):
+    x = torch.randn(33, D, generator=generator(D))
+    assert_like_the_cpu(x, 2, G)
+    assert_like_the_cpu(x, 2, G, torch.randint(1, 9, (33,), generator=generator(G % 1000)))
+
+
+def test_layouts():
+    x = torch.randn(4, 8, 6, 10, generator=generator())
+    assert_like_the_cpu(x.to(memory_format=torch.channels_last))
+    assert_like_the_cpu(x.transpose(0, 3))
+    assert_like_the_cpu(x[:, ::2])
+    assert_like_the_cpu(torch.empty(0, 5))
+    assert_like_the_cpu(torch.tensor(3.0))
+
+
+def test_memory_that_is_not_aligned():
+    whole = torch.randn(1 + 3 * 300, generator=generator())
+    moved = whole.cuda()[1:].view(3, 300)
+    ours = PerGroup().compress(moved, generator=generator(1))
+    assert torch.equal(ours.packed.cpu(), PerGroup().compress(whole[1:].view(3, 300), generator=generator(1)).packed)
+
+
+def test_the_kernels_serve_and_not_the_reference(monkeypatch):
+    names = []
+    launch = cuda._launch
+    monkeypatch.setattr(cuda, "_launch", lambda name, *rest: (names.append(name), launch(name, *rest)))
+    PerGroup().compress(torch.randn(4, 1000, device="cuda")).decompress()
+    assert names == ["quantize", "dequantize"]
+
+
+def test_the_current_stream():
+    x = torch.zeros(1_000_000, device="cuda")
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(200_000_000)
+        x.fill_(2.0)
+        y = PerGroup().compress(x).decompress()
+    side.synchronize()
+    assert (y == 2).all()
+
+
+def test_more_than_2_31_elements():
+    n = 2**31 + 4096
+    free, _ = torch.cuda.mem_get_info()
+    if free < 5 * n:
+        pytest.skip(f"{5 * n / 2**30:.0f} GiB of GPU memory are needed, {free / 2**30:.0f} are free")
+    x = torch.empty(n, dtype=torch.bfloat16, device="cuda").normal_()
+    y = PerGroup(8).compress(x).decompress()
+    for begin in (0, 2**31 - 2048, n - 4096):
+        assert (y[begin : begin + 4096] - x[begin : begin + 4096]).abs().max() < 0.1
