@@ -19,12 +19,17 @@ if TYPE_CHECKING:
     from .runtime import layers as layers
     from .runtime import memory as memory
     from .runtime import models as models
+    from .runtime import nn as nn
     from .runtime import quantizers as quantizers
     from .runtime.allocation import MixedPrecision as MixedPrecision
     from .runtime.calibrate import calibrate as calibrate
     from .runtime.convert import convert as convert
     from .runtime.convert import revert as revert
     from .runtime.few_bit import few_bit as few_bit
+    from .runtime.glu.modules import GEGLU as GEGLU
+    from .runtime.glu.modules import GLU as GLU
+    from .runtime.glu.modules import ReGLU as ReGLU
+    from .runtime.glu.modules import SwiGLU as SwiGLU
     from .runtime.modules import CELU as CELU
     from .runtime.modules import ELU as ELU
     from .runtime.modules import GELU as GELU
@@ -80,6 +85,7 @@ _HOMES = {
     "load_table": ".tables",
     **dict.fromkeys(_MODULES, ".runtime.modules"),
     **dict.fromkeys(_PREACT, ".runtime.preact"),
+    **dict.fromkeys(("GEGLU", "GLU", "ReGLU", "SwiGLU"), ".runtime.glu.modules"),
 }
 # Public submodule -> the module that it is. They can be imported (`from fewbit.functional import gelu`)
 # although they live in `runtime`.
@@ -89,6 +95,7 @@ _SUBMODULES = {
     "layers": ".runtime.layers",
     "memory": ".runtime.memory",
     "models": ".runtime.models",
+    "nn": ".runtime.nn",
     "quantizers": ".runtime.quantizers",
     "vquant": ".runtime.vquant",
 }

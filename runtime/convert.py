@@ -21,6 +21,7 @@ from ..tables.errors import shown
 from ..tables.table import check_bits
 from .choice import TableOrPath, key_for_activation, key_for_module, names_activation, read_tables
 from .conversion import Left, Replaced, Report
+from .glu import conversion as glu_pass
 from .modules import FewBitActivation
 from .preact.fuse import plan_of, swallowed, unfuse
 from .resolve import DEFAULT_BITS
@@ -48,6 +49,7 @@ def convert(
     outliers: float | None = None,
     level: str | None = None,
     fuse_preact: int | None = None,
+    glu: str | Mapping[str, Any] | None = None,
 ) -> Report:
     """Replace a model's activations, in place, by few-bit ones with the same outputs.
 
@@ -75,10 +77,12 @@ def convert(
         level: "L0" to "L5": layers as ActNN compresses them (levels.py), with activations from "L2" on. `bits` is then
             of the layers, 4 at L1 and L2; from L3 on an average, 2 if None, which need not be whole. Not with
             `outliers`.
-
         fuse_preact: 1 to 8, such as 4: chains of batch normalisation, (leaky) ReLU and Conv or Linear run as one layer
             that keeps so many bits for each element, by BLPA (preact/fuse.py). `bits` is of all other activations;
             `include` and `exclude` choose the convolutions and matrices too. Not with `outliers` or `level`.
+        glu: ``parts``, ``inputs`` or ``exact``: gated MLPs as those of Llama become `fewbit.nn.GatedMLP`, of which the
+            tensors inside are kept in few bits (glu/plan.py); or a mapping with its keep, copy_bits and input_bits.
+            Not with `outliers`, `level` or `fuse_preact`.
 
     Returns:
         The report; `print` shows it as a table.
@@ -92,6 +96,8 @@ def convert(
         check_bits(fuse_preact)
         if outliers is not None or level is not None:
             raise FewbitError("fuse_preact goes with neither outliers nor level: each wants the layers for itself")
+    if glu is not None and (outliers, level, fuse_preact) != (None, None, None):
+        raise FewbitError("glu goes with none of outliers, level and fuse_preact: each wants the layers for itself")
     if level is not None:
         from .levels import convert_to_level
 
@@ -104,8 +110,18 @@ def convert(
     layers = value_aware_candidates(model) if outliers is not None else []
     plan = plan_of(model) if fuse_preact is not None else None
     chains = {chain: chain.as_found(model) for chain in plan.planned} if plan else {}
-    skipped = select_skipped([*found, *layers, *chains.values()], include, exclude)
+    gating = glu_pass.read_options(glu) if glu is not None else None
+    blocks = glu_pass.candidates(model) if gating else []
+    skipped = select_skipped([*found, *layers, *chains.values(), *blocks], include, exclude)
     _check_keys(given, forms)
+    gated = {
+        block: skipped[block]
+        if block in skipped or gating is None
+        else glu_pass.make(block, gating, fused, lambda found, form: _made(found, form, bits, given))
+        for block in blocks
+    }
+    inside = {id(block.current) for block, new in gated.items() if not isinstance(new, str)}
+    found = [activation for activation in found if not any(id(module) in inside for module in activation.around)]
     fused_chains = plan.apply(fuse_preact, lambda chain: chains[chain] not in skipped) if plan and fuse_preact else []
     ours = {id(layer.current) for layer in layers} | swallowed(model)
     found = [activation for activation in found if id(activation.current) not in ours]
@@ -122,12 +138,21 @@ def convert(
     for activation, new in made.items():
         _put(activation, new)
     root = next((new for activation, new in made.items() if not activation.places), aware.model if aware else model)
+    for block, new in gated.items():
+        if not isinstance(new, str):
+            _put(block, new)
+            root = root if block.places else new
     replaced = [_replaced(activation, new) for activation, new in made.items()]
     left = [_left(activation, forms[activation], skipped) for activation in found if activation not in made]
     if plan and fuse_preact:
         replaced += [Replaced(c.name, c.was, "fused", fuse_preact, math.nan) for c in fused_chains]
         left += [Left(c.name, c.was, skipped[found]) for c, found in chains.items() if found in skipped]
         left += [Left(*row) for row in plan.left]
+    for block, new in gated.items():
+        if isinstance(new, str):
+            left.append(glu_pass.left(block, new))
+        else:
+            replaced.append(glu_pass.replaced(block, new))
     if aware:
         replaced += aware.replaced
         left += [*(Left(a.name, _text(a.original), skipped[a]) for a in layers if a in skipped), *aware.left]
@@ -152,16 +177,17 @@ def revert(model: nn.Module) -> nn.Module:
     revert_layers(model)
     unfuse(model)
     model = torch_again(model)
-    for activation in activations(model):
-        original = original_of(activation.current)
-        if original is None:
-            continue
-        if isinstance(original, nn.Module):
-            _hand_over(activation.current, original)
-            if not activation.places:
-                return original
-        for parent, attribute in activation.places:
-            _set(parent, attribute, original)
+    for find in (glu_pass.candidates, activations):  # what is inside of a block comes to light when that is put back
+        for activation in find(model):
+            original = original_of(activation.current)
+            if original is None:
+                continue
+            if isinstance(original, nn.Module):
+                _hand_over(activation.current, original)
+                if not activation.places:
+                    return original if find is activations else revert(original)
+            for parent, attribute in activation.places:
+                _set(parent, attribute, original)
     return model
 
 
@@ -182,7 +208,7 @@ def _made(activation: Found, form: Form, bits: int, tables: Mapping[str, Table])
     return new
 
 
-def _put(activation: Found, new: FewBitActivation) -> None:
+def _put(activation: Found, new: nn.Module) -> None:
     if isinstance(activation.current, nn.Module):
         _hand_over(activation.current, new)
     for parent, attribute in activation.places:

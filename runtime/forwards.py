@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..tables import FewbitError
 from ..tables.names import number_text
 from .prepared import DTYPES, arithmetic_dtype
 
@@ -176,3 +177,11 @@ def forward_of(name: str) -> Forward:
     from .custom import custom_forward  # which needs this page
 
     return custom_forward(name)
+
+
+def gelu_function(approximate: str) -> str:
+    """Return the name in `FORWARDS` of GELU with torch's `approximate` argument."""
+    names = {"none": "gelu", "tanh": "gelu_tanh"}
+    if not isinstance(approximate, str) or approximate not in names:
+        raise FewbitError(f"approximate must be 'none' or 'tanh', not {approximate!r}")
+    return names[approximate]

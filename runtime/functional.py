@@ -9,6 +9,8 @@ Where f' takes two values (relu, relu6, leaky_relu, hardtanh, hardsigmoid, hards
 holds it exactly, whatever `bits` allows: the gradient is torch's own, at the kinks too. (Of hardsigmoid in float64 it
 is grad/6, where torch multiplies by 1/6 rounded to float32.)
 
+swiglu, geglu, reglu and glu are act(gate) · up of two tensors: see glu/.
+
 All take float64, float32, float16 or bfloat16 of any shape and layout, and raise `FewbitError` for wrong arguments.
 """
 
@@ -25,15 +27,19 @@ from ..tables import FewbitError, Table
 from ..tables.errors import shown
 from . import eager, ops, transforms
 from .custom import Custom, custom, solve_custom
-from .forwards import forward_of
+from .forwards import forward_of, gelu_function
+from .glu.functional import geglu, glu, reglu, swiglu
 from .layout import as_dense
 from .resolve import resolve_key
+from .transforms import keeps
 
 __all__ = [
     "activation",
     "celu",
     "elu",
+    "geglu",
     "gelu",
+    "glu",
     "hardshrink",
     "hardsigmoid",
     "hardswish",
@@ -42,6 +48,7 @@ __all__ = [
     "logsigmoid",
     "mish",
     "quick_gelu",
+    "reglu",
     "relu",
     "relu6",
     "selu",
@@ -51,6 +58,7 @@ __all__ = [
     "softshrink",
     "softsign",
     "squared_relu",
+    "swiglu",
     "tanh",
     "tanhshrink",
     "threshold",
@@ -308,13 +316,6 @@ def _cached_custom(
     return own, key_for(dtype, own.function, tuple(own.arguments.values()), bits, table)
 
 
-def keeps(x: Tensor) -> bool:
-    """Return whether a gradient of f(x) will be asked for, and codes must be kept."""
-    if not torch.is_grad_enabled():
-        return False
-    return x.requires_grad or (transforms.are_active() and transforms.requires_grad(x))
-
-
 def apply(x: Tensor, function: str, parameters: tuple[float, ...], key: str, inplace: bool = False) -> Tensor:
     """Return f(x), keeping packed codes if a gradient will be asked for.
 
@@ -371,11 +372,3 @@ class _Inplace(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (packed,) = ctx.saved_tensors
         return ops.gradient(grads[0], packed, ctx.key, ctx.stride), None
-
-
-def gelu_function(approximate: str) -> str:
-    """Return the name in `FORWARDS` of GELU with torch's `approximate` argument."""
-    names = {"none": "gelu", "tanh": "gelu_tanh"}
-    if not isinstance(approximate, str) or approximate not in names:
-        raise FewbitError(f"approximate must be 'none' or 'tanh', not {approximate!r}")
-    return names[approximate]

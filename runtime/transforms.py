@@ -30,6 +30,13 @@ def requires_grad(x: Tensor) -> bool:
     return x.requires_grad
 
 
+def keeps(x: Tensor) -> bool:
+    """Return whether a gradient of f(x) will be asked for, and codes must be kept."""
+    if not torch.is_grad_enabled():
+        return False
+    return x.requires_grad or (are_active() and requires_grad(x))
+
+
 def activation(x: Tensor, function: str, parameters: Sequence[float], key: str) -> Tensor:
     """Return f(x), whose gradient by x the table gives; second derivatives and forward mode are refused."""
     return _Activation.apply(x, function, parameters, key)[0]

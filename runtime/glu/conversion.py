@@ -1,0 +1,190 @@
+"""`fewbit.convert(model, glu="parts")`: the gated MLPs of a model become `GatedMLP`s, in place and with their weights.
+
+    Llama, Mistral, Qwen2/3, Gemma, … (127 files of transformers)   down_proj(act_fn(gate_proj(x)) * up_proj(x))
+    Phi3, GLM, …                                                    gate and up by one projection, gate_up_proj
+
+A block is known by what its `forward` says, read from its source, not by its class: whoever writes these operations
+with these names has such a block. The projections are the very modules, so the state_dict and whatever LoRA has put in
+their place stay; act_fn stays reachable, as an attribute that is no submodule, because nothing calls it any more.
+"""
+
+import ast
+import inspect
+import math
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from torch import nn
+
+from ...tables import FewbitError
+from ...tables.errors import shown
+from ..conversion import Left, Replaced
+from ..modules import FewBitActivation
+from ..prepared import register_table
+from ..search import ORIGINAL, Form, Found, form_of, original_of
+from .block import GatedMLP
+from .derivatives import DERIVATIVES
+from .plan import DEFAULT_COPY_BITS, Keep, Plan, check_copy_bits, check_keep
+
+MakeActivation = Callable[[Found, Form], FewBitActivation | str]
+
+_FORWARDS = {
+    "act_fn": """
+def forward(self, x):
+    down_proj = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+    return down_proj
+""",
+    "act_fn ": """
+def forward(self, x):
+    return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+""",
+    "activation_fn": """
+def forward(self, x):
+    up_states = self.gate_up_proj(x)
+    gate, up_states = up_states.chunk(2, dim=-1)
+    up_states = up_states * self.activation_fn(gate)
+    return self.down_proj(up_states)
+""",
+}
+_PARTS = ({"gate_proj", "up_proj", "down_proj"}, {"gate_up_proj", "down_proj"})
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `convert` was asked to keep: the arguments of `GatedMLP`."""
+
+    keep: Keep
+    copy_bits: tuple[int, int]
+    input_bits: int | None
+
+
+def read_options(glu: object) -> Options:
+    """Return the options that `glu` stands for: a `keep`, or a mapping with keep, copy_bits and input_bits.
+
+    Raises:
+        FewbitError: it is neither.
+    """
+    given: dict[str, Any] = dict(glu) if isinstance(glu, Mapping) else {"keep": glu}
+    unknown = given.keys() - {"keep", "copy_bits", "input_bits"}
+    if unknown:
+        raise FewbitError(f"glu takes keep, copy_bits and input_bits, not {shown(sorted(map(str, unknown))[0])}")
+    input_bits = given.get("input_bits")
+    if input_bits is not None and (isinstance(input_bits, bool) or input_bits not in range(1, 9)):
+        raise FewbitError(f"input_bits is an integer from 1 to 8 or None, not {shown(input_bits)}")
+    return Options(
+        check_keep(given.get("keep", "parts")), check_copy_bits(given.get("copy_bits", DEFAULT_COPY_BITS)), input_bits
+    )
+
+
+def candidates(model: nn.Module) -> list[Found]:
+    """Return the gated MLPs of `model`, in the order of modules, also those whose forward is another."""
+    found: dict[int, Found] = {}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name, module in modules.items():
+        original = original_of(module) if isinstance(module, GatedMLP) else module
+        if not isinstance(original, nn.Module) or not any(parts <= original._modules.keys() for parts in _PARTS):
+            continue
+        entry = found.setdefault(id(module), Found(module))
+        entry.names.append(name)
+        parts = name.split(".")
+        around = [modules[".".join(parts[:i])] for i in range(len(parts)) if name]
+        entry.around.extend(m for m in around if m not in entry.around)
+        if around:
+            entry.places.append((around[-1], parts[-1]))
+    return list(found.values())
+
+
+def make(block: Found, options: Options, fused: bool, activation: MakeActivation) -> GatedMLP | str:
+    """Return what shall stand for a block, or why there is nothing.
+
+    Args:
+        block: one of `candidates`.
+        options: what to keep.
+        fused: as of `convert`.
+        activation: makes the few-bit form of the block's activation, by which its table is chosen.
+    """
+    original: Any = block.original
+    attribute = _activation_attribute(type(original))
+    if attribute is None or "forward" in vars(original):
+        return "its forward is none that fewbit knows"
+    act = getattr(original, attribute)
+    act = original_of(act) or act
+    try:
+        form = form_of(act, fused)
+    except AssertionError:
+        return "fewbit does not know its activation"
+    names = [f"{name}.{attribute}".removeprefix(".") for name in block.names]
+    made = activation(Found(act, names), form) if isinstance(form, Form) else form
+    if isinstance(made, str):
+        return made
+    if options.keep != "parts" and made._function not in DERIVATIVES:
+        return f"keep={options.keep!r} does not know the derivative of {made.activation}"
+    return _adopted(original, attribute, made, options)
+
+
+def _adopted(original: nn.Module, attribute: str, act: FewBitActivation, options: Options) -> GatedMLP:
+    """Return a block with the projections and the plain attributes of `original`."""
+    new = GatedMLP.__new__(GatedMLP)
+    nn.Module.__init__(new)
+    own = {name: value for name, value in vars(original).items() if name not in vars(new)}
+    vars(new).update(own)
+    for name, module in original._modules.items():
+        if name == attribute:
+            vars(new)[name] = module
+        else:
+            new._modules[name] = module
+    plan = Plan(
+        act._function,
+        act._parameters_of_function,
+        register_table(act.table),
+        act.table.bits,
+        *options.copy_bits,
+        options.keep,
+    )
+    new.set_plan(plan, options.input_bits)
+    vars(new)[ORIGINAL] = original
+    return new
+
+
+def replaced(block: Found, new: GatedMLP) -> Replaced:
+    """Return the row of the report; the error is the table's, which `inputs` and `exact` do without."""
+    element = next(new.parameters()).element_size() * 8
+    bits = 2 * element if new.plan.keep == "exact" else new.plan.bits
+    error = new.table.error if new.plan.keep == "parts" else math.nan
+    return Replaced(block.name, type(block.original).__name__, f"GatedMLP({new.extra_repr()})", bits, error)
+
+
+def left(block: Found, why: str) -> Left:
+    """Return the row of the report."""
+    return Left(block.name, type(block.original).__name__, why)
+
+
+@cache
+def _activation_attribute(cls: type[nn.Module]) -> str | None:
+    """Return the attribute in which a block of this class holds its activation; None if its forward is another."""
+    try:
+        source = inspect.getsource(cls.forward)
+    except (OSError, TypeError):
+        return None
+    return next((name.strip() for name, known in _FORWARDS.items() if _normal(source) == _normal(known)), None)
+
+
+@cache
+def _normal(source: str) -> str | None:
+    """Return the statements of a function, its variables numbered in the order of appearance; None if it has more."""
+    try:
+        function = ast.parse(textwrap.dedent(source)).body[0]
+    except SyntaxError:
+        return None
+    if not isinstance(function, ast.FunctionDef) or len(function.args.args) != 2 or function.decorator_list:
+        return None
+    names = {argument.arg: str(i) for i, argument in enumerate(function.args.args)}
+    body = [s for s in function.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
+    for statement in body:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name):
+                node.id = names.setdefault(node.id, str(len(names)))
+    return "\n".join(map(ast.dump, body))

@@ -1,0 +1,110 @@
+"""Gated linear units as modules: act(gate) · up of two tensors, with a few bits kept."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...tables import Table
+from ..forwards import gelu_function
+from ..prepared import register_table, table_of
+from .functional import CopyBits, apply, plan_of
+from .plan import DEFAULT_COPY_BITS, Keep, Plan
+
+__all__ = ["GEGLU", "GLU", "ReGLU", "SwiGLU"]
+
+
+class GatedUnit(nn.Module):
+    """What the gated units share. No parameters, no buffers; the arguments are those of `functional.swiglu`.
+
+    Attributes:
+        plan: what is kept.
+    """
+
+    def __init__(self, function: str, bits: int | None, copy_bits: CopyBits, keep: Keep, table: Table | None) -> None:
+        super().__init__()
+        self.plan: Plan = plan_of(function, (), bits, copy_bits, keep, table)
+        self._table = table_of(self.plan.table)
+
+    @property
+    def table(self) -> Table:
+        """The table that replaces act'."""
+        return self._table
+
+    def forward(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Return act(gate) · up."""
+        return apply(gate, up, self.plan)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        register_table(self._table)  # another process may read this module
+
+    def extra_repr(self) -> str:
+        """Return what is kept."""
+        return plan_text(self.plan)
+
+
+class SwiGLU(GatedUnit):
+    """silu(gate) · up."""
+
+    def __init__(
+        self,
+        *,
+        bits: int | None = None,
+        copy_bits: CopyBits = DEFAULT_COPY_BITS,
+        keep: Keep = "parts",
+        table: Table | None = None,
+    ) -> None:
+        super().__init__("silu", bits, copy_bits, keep, table)
+
+
+class GEGLU(GatedUnit):
+    """gelu(gate, approximate) · up."""
+
+    def __init__(
+        self,
+        approximate: str = "none",
+        *,
+        bits: int | None = None,
+        copy_bits: CopyBits = DEFAULT_COPY_BITS,
+        keep: Keep = "parts",
+        table: Table | None = None,
+    ) -> None:
+        super().__init__(gelu_function(approximate), bits, copy_bits, keep, table)
+
+
+class ReGLU(GatedUnit):
+    """relu(gate) · up."""
+
+    def __init__(
+        self,
+        *,
+        bits: int | None = None,
+        copy_bits: CopyBits = DEFAULT_COPY_BITS,
+        keep: Keep = "parts",
+        table: Table | None = None,
+    ) -> None:
+        super().__init__("relu", bits, copy_bits, keep, table)
+
+
+class GLU(GatedUnit):
+    """sigmoid(gate) · up, of two tensors."""
+
+    def __init__(
+        self,
+        *,
+        bits: int | None = None,
+        copy_bits: CopyBits = DEFAULT_COPY_BITS,
+        keep: Keep = "parts",
+        table: Table | None = None,
+    ) -> None:
+        super().__init__("sigmoid", bits, copy_bits, keep, table)
+
+
+def plan_text(plan: Plan) -> str:
+    """Return a plan as a `repr` shows it."""
+    if plan.keep == "exact":
+        return "keep='exact'"
+    copies = plan.up_bits if plan.up_bits == plan.second_bits else (plan.up_bits, plan.second_bits)
+    return (
+        f"bits={plan.code_bits}, copy_bits={copies}" if plan.keep == "parts" else f"copy_bits={copies}, keep='inputs'"
+    )
