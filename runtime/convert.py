@@ -114,10 +114,11 @@ def convert(
     blocks = glu_pass.candidates(model) if gating else []
     skipped = select_skipped([*found, *layers, *chains.values(), *blocks], include, exclude)
     _check_keys(given, forms)
+    whole = bits
     gated = {
         block: skipped[block]
         if block in skipped or gating is None
-        else glu_pass.make(block, gating, fused, lambda found, form: _made(found, form, bits, given))
+        else glu_pass.make(block, gating, fused, lambda found, form: _made(found, form, whole, given))
         for block in blocks
     }
     inside = {id(block.current) for block, new in gated.items() if not isinstance(new, str)}
