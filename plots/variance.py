@@ -67,7 +67,9 @@ def _draw_split(axes: Axes, data: Variances) -> None:
     axes.plot(at, data.sampling, "_", color=VERMILION, markersize=10, label="by the choice of the minibatch")
     _name_layers(axes, data.layers)
     axes.set_yscale("log")
-    axes.legend(frameon=False, fontsize=8.5)
+    low, high = min(data.empirical), max(*data.sampling, *data.empirical)
+    axes.set_ylim(low / 2, high * 30)  # room for the legend
+    axes.legend(frameon=False, fontsize=8.5, loc="upper left", ncols=2)
 
 
 def _draw_contexts(axes: Axes, data: Variances) -> None:
@@ -91,7 +93,7 @@ def _draw_curves(axes: Axes, data: Variances) -> None:
     sampling = sum(data.sampling) / data.squared_norm
     axes.axhline(sampling, color=GREY, linewidth=1, linestyle="--", label="choice of the minibatch")
     axes.set_yscale("log")
-    axes.legend(frameon=False, fontsize=8.5)
+    axes.legend(frameon=False, fontsize=8.5, loc="lower left")
 
 
 def _draw_histogram(axes: Axes, values: Sequence[float], label: str, counted: str) -> None:

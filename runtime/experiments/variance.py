@@ -25,7 +25,7 @@ from ..quantizers import Compressed, PerGroup
 
 GROUP_SIZE = 256
 WHOLE = 2**31  # a group size that no tensor exceeds
-METHODS = ("fixed-point", "per-group", "per-sample", "mixed precision")
+METHODS = ("fixed-point", "per-group", "per-sample", "mixed precision", "mixed, stale gradients")
 FRACTIONS = (1.25, 1.5, 1.75, 2.5)
 
 
@@ -150,7 +150,7 @@ def passes(settings: VarianceSettings) -> int:
     """Return how many forward and backward passes `measure` makes."""
     layers = sum(isinstance(m, CompressedLayer) for m in resnet(1).modules())
     integers = sum(float(b).is_integer() for b in settings.curve_bits)
-    curves = 2 * integers * settings.draws + 2 * len(settings.curve_bits) * (settings.draws + _WARM_UP)
+    curves = 2 * integers * settings.draws + 3 * len(settings.curve_bits) * (settings.draws + _WARM_UP)
     return settings.steps + 2 * layers * settings.draws + 2 * settings.draws + 2 + curves
 
 
@@ -334,9 +334,17 @@ def _curve(bench: _Bench, method: str) -> list[list[float]]:
         else:
             for layer in bench.layers.values():
                 layer.saver = QuantizerSaver(PerGroup(2))
-            precision = MixedPrecision(bench.model, bits, across_layers=method == "mixed precision")
+            stale = method == METHODS[4]
+            precision = MixedPrecision(
+                bench.model,
+                bits,
+                across_layers=method != "per-sample",
+                gradients="stale" if stale else "average",
+            )
+            if stale:
+                precision.samples(range(bench.settings.batch))
             for i in range(_WARM_UP):
-                bench.gradients(100 + i)
+                bench.gradients(0 if stale else 100 + i)  # stale gradients are those of the same samples
             draws = [bench.gradients() for _ in range(bench.settings.draws)]
             precision.remove()
         rows.append([float(bits), sum(_variance(draws))])

@@ -1,0 +1,53 @@
+import json
+
+import pytest
+import torch
+from fewbit.runtime.bench_quantizers import QuantizerTiming
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_it_times_and_writes(run, tmp_path):
+    options = ["--bits", "3,1", "--mib", 1, "--rounds", 2, "--threads", 1, "-o", tmp_path / "q.json"]
+    outcome = run("bench", "quantizers", *options)
+    assert (outcome.status, outcome.err) == (0, f"wrote {tmp_path / 'q.json'}\n")
+    report = json.loads((tmp_path / "q.json").read_text())
+    assert [t["bits"] for t in report["timings"]] == [1, 3]
+    for timing in report["timings"]:
+        assert timing["n"] == 2**18
+        assert timing["share"] == pytest.approx(2 * timing["copy_ms"] / timing["pair_ms"])
+        assert set(timing["met"]) == {"copies", "reference"}
+        assert all(timing["medians"][name] >= timing[f"{name}_ms"] for name in timing["medians"])
+    lines = outcome.out.splitlines()
+    assert "1 threads, 1 MiB of float32" in lines[0]
+    assert [line.split()[0] for line in lines[2:]] == ["1", "3"]
+
+
+def test_bars_of_a_gpu_are_its_own():
+    numbers = dict.fromkeys(("compress_ms", "decompress_ms", "pair_ms", "copy_ms", "clone_ms", "reference_ms"), 1.0)
+    shares = {"share": 0.5, "compress_share": 0.9, "decompress_share": 0.7, "times_reference": 20.0}
+    assert QuantizerTiming("float32", 8, 2, "cuda", **numbers, medians={}, **shares).met() == {
+        "compress": True,
+        "decompress": False,
+    }
+    assert QuantizerTiming("float32", 8, 2, "cpu", **numbers, medians={}, **shares).met() == {
+        "copies": False,
+        "reference": True,
+    }
+
+
+@pytest.mark.parametrize("options", [["--bits", "9"], ["--dtype", "float64"], ["--mib", 0], ["--device", "tpu"]])
+def test_wrong_use_is_refused(run, options):
+    assert run("bench", "quantizers", *options).status == 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so(run):
+    outcome = run("bench", "quantizers", "--device", "cuda")
+    assert outcome.status != 0
+    assert outcome.err == "fewbit: no CUDA GPU here: torch.cuda.is_available() is False\n"
