@@ -21,6 +21,7 @@ from ..tables import KINDS, Table
 from .actnn_training import command as actnn_training
 from .options import BitsList, bits_list_option, bits_option, figure_option, kind_option, weight_option
 from .picture import approximated
+from .plot_glu import glu_training
 from .plot_throughput import throughput
 from .plot_variance import variance
 from .plot_vquant import COMMANDS as VQUANT
@@ -43,6 +44,7 @@ def command() -> None:
 
 command.add_command(actnn_training)
 command.add_command(throughput)
+command.add_command(glu_training)
 command.add_command(training)
 command.add_command(variance)
 for study in VQUANT:

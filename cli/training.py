@@ -84,8 +84,8 @@ def command(
     else:
         check_writable(output.with_suffix(".json"))
         study = _train(model, steps, seeds, bits, control, threads, output.with_suffix(".json"))
-    lines = _lines(study)
-    save_figure(_figure(study), output)
+    lines = lines_of(study)
+    save_figure(figure_of(study), output)
     click.echo("\n".join(lines))
     for written in [output] if source else [output.with_suffix(".json"), output]:
         click.echo(f"wrote {written}", err=True)
@@ -110,7 +110,7 @@ def _train(
 
     torch.set_num_threads(threads)
     variants = [EXACT, *map(few_bit, bits), *([NUDGED] if control else [])]
-    corpus, versions = standard_library(), _versions(model)
+    corpus, versions = standard_library(), versions_of(*(("transformers",) if model == "gpt2" else ()))
     trainings = []
     with click.progressbar(
         length=seeds * settings.steps, label="training", file=sys.stderr, hidden=not sys.stderr.isatty()
@@ -123,17 +123,17 @@ def _train(
     return Study(model, tuple(trainings), versions)
 
 
-def _versions(model: str) -> dict[str, str]:
-    """Return what the numbers depend on; the text is that of the Python at hand."""
-    packages = ("fewbit", "torch", *(("transformers",) if model == "gpt2" else ()))
-    installed = {name: version(name) for name in packages if find_spec(name)}
+def versions_of(*packages: str) -> dict[str, str]:
+    """Return what the numbers depend on, `packages` besides; the text is that of the Python at hand."""
+    installed = {name: version(name) for name in ("fewbit", "torch", *packages) if find_spec(name)}
     return {"python": platform.python_version(), **installed}
 
 
 # ---- how it is shown -------------------------------------------------------------------------------------------------
 
 
-def _figure(study: Study) -> "Figure":
+def figure_of(study: Study) -> "Figure":
+    """Return the losses of all variants, drawn."""
     from ..plots.training import Seeds, plot_seeds
 
     seeds = [
@@ -142,7 +142,7 @@ def _figure(study: Study) -> "Figure":
     return plot_seeds(seeds, study.trainings[0].unigram_entropy)
 
 
-def _lines(study: Study) -> list[str]:
+def lines_of(study: Study) -> list[str]:
     """Return a table of the variants and, below it, what its columns mean."""
     settings, entropy = study.trainings[0].settings, study.trainings[0].unigram_entropy
     deviation = stdev(run.validation_loss for run in study.runs(study.variants[0]))

@@ -37,11 +37,13 @@ class Variant:
         name: for people.
         bits: to which `fewbit.convert` takes the model's activations; None leaves them as they are.
         nudge: by what part each weight is made larger or smaller, at random, before the first step.
+        prepare: what else is done to the model before the first step.
     """
 
     name: str
     bits: int | None = None
     nudge: float = 0.0
+    prepare: Callable[[nn.Module], object] | None = None
 
 
 EXACT = Variant("exact")
@@ -132,6 +134,8 @@ class _Trainee:
                 _nudge(self.model, variant.nudge)
         if variant.bits:
             convert(self.model, variant.bits)
+        if variant.prepare:
+            variant.prepare(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), settings.learning_rate, fused=True)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda step: learning_rate_factor(step, settings.steps)
