@@ -60,7 +60,7 @@ def kernel_source(
     """
     number, arithmetic = NUMBERS[dtype]
     T = f"fewbit::{number}" if number in ("half", "bfloat16") else number
-    of_table = _table_text(
+    of_table = table_text(
         table,
         [arithmetic],
         function,
@@ -92,7 +92,7 @@ def cuda_header(table: Table, function: str | None = None, parameters: Sequence[
         f="" if function else ", F",
     )
     kernels = _HEADER_KERNELS.format(default=" = Function<T>" if function else "")
-    tables = _table_text(table, ["float", "double"], function, parameters)
+    tables = table_text(table, ["float", "double"], function, parameters)
     once = f"#ifndef FEWBIT_CUDA_PIECES\n#define FEWBIT_CUDA_PIECES\n\n{_pieces()}\n#endif  // FEWBIT_CUDA_PIECES\n"
     begin, end = f"#ifndef {guard}\n#define {guard}\n", f"}}  // namespace {name}\n\n#endif\n"
     return "\n".join([text, begin, once, *tables, kernels, end])
@@ -180,7 +180,7 @@ def _pieces() -> str:
     return "\n".join((folder / f"{name}.cuh").read_text() for name in _PIECES)
 
 
-def _table_text(
+def table_text(
     table: Table,
     arithmetics: Iterable[Arithmetic],
     function: str | None,

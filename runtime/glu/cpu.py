@@ -78,7 +78,7 @@ def backward(
     """Return d_gate, d_up and h, those that are wanted: see `ops`."""
     if derived or grad.dtype not in KINDS:
         plan = (function, parameters, table, up_bits, second_bits, derived)
-        return reference.backward(grad, parts, *plan, wanted)
+        return reference.backward(grad, parts, *plan, wanted, values=values)
     codes, up, second, groups = (part.contiguous() for part in parts)
     results = [host_memory.empty_like(grad) if w else grad.new_empty(0) for w in wanted]
     prepared = prepare(table, grad.dtype, grad.device) if table else None

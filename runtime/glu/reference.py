@@ -6,7 +6,7 @@ else the tensor's own type T; û and â are what `PerGroup` decompresses to floa
     d_gate = T((grad · û) · level),  0 where the level is    d_up = T(grad · â)    h = T(â · û), within ± the largest T
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -21,12 +21,30 @@ from .derivatives import derivative_of
 from .plan import GROUP_SIZE
 
 Parts = tuple[Tensor, Tensor, Tensor, Tensor]
+Copy = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
+Values = Callable[[Tensor, Tensor, int, int], Tensor]
 
 
 def product(gate: Tensor, up: Tensor, function: str, parameters: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Return act(gate) and act(gate) · up as eager torch computes them."""
     activated = forward_of(function).call(gate, *parameters)
     return activated, activated * up
+
+
+def copy(x: Tensor, bits: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the packed codes of the elements of `x` and their groups, bfloat16 (2, ⌈n/256⌉); of 0 bits, nothing."""
+    if bits == 0:
+        return nothing(x), x.new_empty(0, -(-x.numel() // GROUP_SIZE), dtype=torch.bfloat16)
+    rows = as_kind(x.reshape(1, -1), keep_positive=False)
+    packed, minimum, range_ = quantize_reference(rows, bits, GROUP_SIZE, seed)
+    return packed.view(-1), torch.cat([minimum, range_])
+
+
+def values(packed: Tensor, groups: Tensor, bits: int, n: int) -> Tensor:
+    """Return the `n` values of a copy, float32 (n,)."""
+    out = torch.empty(1, n, dtype=torch.float32, device=packed.device)
+    dequantize_reference(packed.view(1, -1), groups[:1], groups[1:], bits, GROUP_SIZE, out)
+    return out.view(-1)
 
 
 def forward(
@@ -39,8 +57,9 @@ def forward(
     up_bits: int,
     second_bits: int,
     derived: bool,
+    copy: Copy = copy,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return h and the parts: see `ops`."""
+    """Return h and the parts: see `ops`; `copy` makes the copies."""
     activated, h = product(gate, up, function, parameters)
     codes = tables.encode(gate.contiguous(), table) if table else nothing(gate)
     up_copy = copy(up, up_bits, seeds[0])
@@ -58,8 +77,9 @@ def backward(
     second_bits: int,
     derived: bool,
     wanted: Sequence[bool],
+    values: Values = values,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return d_gate, d_up and h, those that are wanted: see `ops`."""
+    """Return d_gate, d_up and h, those that are wanted: see `ops`; `values` reads the copies."""
     codes, up_packed, second_packed, groups = parts
     n, A = grad.numel(), arithmetic_dtype(grad.dtype)
     dy = grad.reshape(-1).to(A)
@@ -78,22 +98,6 @@ def backward(
     if wanted[2]:
         h = (â * û).clamp(-largest(grad.dtype), largest(grad.dtype))
     return shaped(d_gate, grad, wanted[0]), shaped(d_up, grad, wanted[1]), shaped(h, grad, wanted[2])
-
-
-def copy(x: Tensor, bits: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return the packed codes of the elements of `x` and their groups, bfloat16 (2, ⌈n/256⌉); of 0 bits, nothing."""
-    if bits == 0:
-        return nothing(x), x.new_empty(0, -(-x.numel() // GROUP_SIZE), dtype=torch.bfloat16)
-    rows = as_kind(x.reshape(1, -1), keep_positive=False)
-    packed, minimum, range_ = quantize_reference(rows, bits, GROUP_SIZE, seed)
-    return packed.view(-1), torch.cat([minimum, range_])
-
-
-def values(packed: Tensor, groups: Tensor, bits: int, n: int) -> Tensor:
-    """Return the `n` values of a copy, float32 (n,)."""
-    out = torch.empty(1, n, dtype=torch.float32, device=packed.device)
-    dequantize_reference(packed.view(1, -1), groups[:1], groups[1:], bits, GROUP_SIZE, out)
-    return out.view(-1)
 
 
 def nothing(like: Tensor) -> Tensor:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import torch
 from fewbit.runtime.codegen import THREADS, kernel_source
+from fewbit.runtime.codegen.glu import glu_source
 from fewbit.runtime.codegen.per_group import per_group_source
 from fewbit.runtime.packing import packed_size
+from fewbit.runtime.prepared import table_of
 from fewbit.tables.exporters.c_header import c_name
 
 COMPILER = shutil.which("g++")
@@ -127,6 +129,42 @@ def start_per_group(dtype, bits, name, blocks, *arguments):
     """Run such a kernel with the arguments of a launch."""
     library = per_group_library(dtype, bits)
     getattr(library, f"run_{name}")(ctypes.c_uint(blocks), *map(ctypes.c_longlong, arguments))
+
+
+_GLU = """
+extern "C" void run_glu_forward(unsigned blocks, const {T}* gate, const {T}* up, {T}* h, unsigned char* codes,
+    unsigned char* up_packed, unsigned char* act_packed, unsigned short* parameters, long long n, long long up_seed,
+    long long act_seed)
+{{
+    host::launch(blocks, {threads}, [=] {{
+        {name}::glu_forward(gate, up, h, codes, up_packed, act_packed, parameters, n, up_seed, act_seed);
+    }});
+}}
+
+extern "C" void run_glu_backward(unsigned blocks, const {T}* grad, const unsigned char* codes,
+    const unsigned char* up_packed, const unsigned char* act_packed, const unsigned short* parameters, {T}* d_gate,
+    {T}* d_up, {T}* h, long long n)
+{{
+    host::launch(blocks, {threads}, [=] {{
+        {name}::glu_backward(grad, codes, up_packed, act_packed, parameters, d_gate, d_up, h, n);
+    }});
+}}
+"""
+
+
+@functools.cache
+def glu_library(dtype, plan):
+    """A gated linear unit's kernels for a dtype and a plan (function, parameters, key of a table, bits of copies)."""
+    assert COMPILER, "no g++"
+    function, parameters, key, up_bits, act_bits = plan
+    source = glu_source(table_of(key), dtype, function, parameters, up_bits, act_bits)
+    words = {"name": c_name(table_of(key)), "T": TYPES[dtype], "threads": THREADS}
+    return built('#include "host_cuda.h"\n' + source + '\n#include "host_numbers.h"\n' + _GLU.format(**words))
+
+
+def start_glu(dtype, plan, name, blocks, *arguments):
+    """Run such a kernel with the arguments of a launch."""
+    getattr(glu_library(dtype, plan), f"run_{name}")(ctypes.c_uint(blocks), *map(ctypes.c_longlong, arguments))
 
 
 def at_offset(x, offset):
