@@ -175,6 +175,15 @@ def _pack(small: Any, count: Any, bits: Any, staged: Any, target: Any, block: An
         quads = _vector(target.ctypes.data + base, np.uint32(0), groups)
         for g in range(groups):
             quads[g] = np.uint32(_halved(lanes[g], 4))
+    elif bits == 3 and groups % 4 == 0:  # four groups of 24 bits are three words of 32
+        for g in range(groups):
+            lanes[g] = _halved(lanes[g], 3)
+        triples = _vector(target.ctypes.data + base, np.uint32(0), groups // 4 * 3)
+        for i in range(groups // 4):
+            a, b, c, d = lanes[4 * i], lanes[4 * i + 1], lanes[4 * i + 2], lanes[4 * i + 3]
+            triples[3 * i] = np.uint32((a | b << np.uint64(24)) & np.uint64(0xFFFFFFFF))
+            triples[3 * i + 1] = np.uint32((b >> np.uint64(8) | c << np.uint64(16)) & np.uint64(0xFFFFFFFF))
+            triples[3 * i + 2] = np.uint32((c >> np.uint64(16) | d << np.uint64(8)) & np.uint64(0xFFFFFFFF))
     else:
         # Each word is written whole, 8 − b bytes of zeros and all, and the next overwrites those.
         for g in range(groups):

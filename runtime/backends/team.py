@@ -45,8 +45,8 @@ class Kernel:
 
 def run(kernel: Kernel, blocks: int, *arguments: int) -> None:
     """Run `kernel` over `blocks` blocks of a job with these arguments, in as many threads as torch uses."""
-    threads = 1 if blocks < 2 * BLOCKS_PER_THREAD else min(torch.get_num_threads(), blocks // BLOCKS_PER_THREAD)
-    job = Job(0, threads * _PARTS_PER_THREAD if threads > 1 else 1, blocks, *arguments)
+    threads = _threads(blocks)
+    job = Job(0, parts_of(blocks), blocks, *arguments)
     if threads == 1:
         kernel.call(job)
         return
@@ -55,6 +55,16 @@ def run(kernel: Kernel, blocks: int, *arguments: int) -> None:
         _run_in_pool(kernel, job, threads)
     else:
         openmp.GOMP_parallel(kernel.address, job, threads, 0)
+
+
+def parts_of(blocks: int) -> int:
+    """Return into how many parts `run` divides a job of so many blocks."""
+    threads = _threads(blocks)
+    return threads * _PARTS_PER_THREAD if threads > 1 else 1
+
+
+def _threads(blocks: int) -> int:
+    return 1 if blocks < 2 * BLOCKS_PER_THREAD else min(torch.get_num_threads(), blocks // BLOCKS_PER_THREAD)
 
 
 @contextmanager

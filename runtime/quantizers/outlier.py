@@ -155,8 +155,10 @@ class OutlierCompressed:
     def decompress(self) -> Tensor:
         """Return the tensor, in its shape, dtype and layout. What had gaps or repeats lies as its clone would."""
         out = self.form.empty()
-        dequantize = cpu.dequantize if has_kernels(out) else dequantize_reference
-        dequantize(self, self._level_values(out.dtype), flat(out))
+        if has_kernels(out):
+            cpu.dequantize(self, flat(out))
+        else:
+            dequantize_reference(self, self._level_values(out.dtype), flat(out))
         return out
 
     def _level_values(self, dtype: torch.dtype) -> Tensor:
@@ -175,9 +177,9 @@ class OutlierCompressed:
 
 
 def magnitudes(x: Tensor, relu: bool) -> Tensor:
-    """Return integers in the order of the magnitudes of `x`, with `relu` of max(0, x): int32, NaN above all."""
+    """Return integers in the order of the magnitudes of `x`, with `relu` of max(0, x): int32, every NaN above all."""
     pattern = x.float().view(torch.int32)
-    magnitude = pattern & _MAGNITUDE
+    magnitude = (pattern & _MAGNITUDE).clamp(max=_INFINITY + 1)
     return torch.where((pattern < 0) & (magnitude <= _INFINITY), 0, magnitude) if relu else magnitude
 
 

@@ -1,8 +1,8 @@
 """Outlier quantization on the CPU: the outliers are found by a bracket, not by selecting among all elements.
 
-A sample tells a threshold that is almost surely a little too low. One pass counts the elements from there on, in each
-block, and finds the range of the others; one more writes the candidates down; the exact threshold is selected among
-these few. Where the sample misled, the reference selects.
+A sample tells a threshold that is almost surely a little too low. One pass writes down the elements above it, and finds
+the range of the others; the exact threshold is selected among these few. Where the sample misled, the reference
+selects.
 """
 
 from functools import cache
@@ -13,17 +13,18 @@ import torch
 from numba import carray  # pyright: ignore[reportPrivateImportUsage]
 from torch import Tensor
 
-from ...backends.team import JOB_WORDS, Kernel, run
+from ...backends.team import JOB_WORDS, Kernel, parts_of, run
 from ...packing import packed_size
-from ..common import BLOCK, KINDS
+from ..common import BLOCK, KINDS, largest, smallest
 from .pieces import GROUP, as_float, build, read, read_codes, take, vector, write, write_codes
 
 if TYPE_CHECKING:
     from ..outlier import Outlier, OutlierCompressed
 
-_SAMPLE = 1 << 15
+_SAMPLE = 1 << 16
 _TOP = np.int32(0x7FFFFFFF)
 _INFINITY = np.int32(0x7F800000)
+_NAN = np.int32(0x7F800001)  # any: conversions from float16 may change what a NaN carries
 _POSITION_BLOCK = 240
 
 
@@ -38,13 +39,14 @@ def select(x: Tensor, quantizer: "Outlier") -> tuple[Tensor, Tensor, Tensor, Ten
         bound = sampled_threshold(magnitudes(x[:: quantizer.sample_every], quantizer.relu), quantizer)
     else:
         bound = _lower_bound(magnitudes(x[:: n // _SAMPLE], quantizer.relu).numpy(), k / n) if k else int(_TOP)
-    counts, low, high = _survey(x, quantizer.relu, bound)
-    total = int(counts.sum())
+    expected = k + _room(k) if quantizer.sample_every == 1 else 2 * k
+    positions, values, total, low, high = _survey(x, quantizer.relu, bound, expected)
     if total == n or (quantizer.sample_every == 1 and total < k):
         return select_reference(x, quantizer)
-    positions, values = _collect(x, quantizer.relu, bound, counts, total)
+    if positions.size < total:  # the sample misled, but the right way
+        positions, values, _, low, high = _survey(x, quantizer.relu, bound, total, slack=n)
     if quantizer.sample_every == 1 and total > k:
-        keys = values.view(np.int32) & _TOP
+        keys = np.minimum(values.view(np.int32) & _TOP, _NAN)
         threshold = np.partition(keys, total - k)[total - k]
         keep = keys > threshold
         keep[np.flatnonzero(keys == threshold)[: k - np.count_nonzero(keep)]] = True
@@ -71,43 +73,62 @@ def quantize(x: Tensor, levels: Tensor, bits: int, relu: bool) -> Tensor:
     return packed
 
 
-def dequantize(compressed: "OutlierCompressed", levels: Tensor, out: Tensor) -> None:
+def dequantize(compressed: "OutlierCompressed", out: Tensor) -> None:
     """Write the values of the codes, and the outliers, to `out` (n,)."""
     n = out.numel()
+    relu = compressed.quantizer.relu
     if out.dtype not in KINDS:
         single = torch.empty(n, dtype=torch.float32, device="cpu")
-        dequantize(compressed, levels, single)
+        dequantize(compressed, single)
         out.copy_(single)
         return
     counts, offsets = compressed.counts, compressed.offsets
     ends = counts.cumsum(0)
     values = compressed.values.float()
-    arguments = (compressed.packed.data_ptr(), n, compressed.quantizer.bits, levels.data_ptr())
+    line = torch.tensor([largest(out.dtype), smallest(out.dtype) if relu else -largest(out.dtype)], device="cpu")
+    line = torch.cat([compressed.levels, line])
+    arguments = (compressed.packed.data_ptr(), n, compressed.quantizer.bits, line.data_ptr())
     outliers = (counts.data_ptr(), ends.data_ptr(), offsets.data_ptr(), values.data_ptr(), values.numel())
-    run(_dequantizer(), -(-n // (2 * _POSITION_BLOCK)), *arguments, *outliers, out.data_ptr(), KINDS[out.dtype])
+    run(_dequantizer(), -(-n // (2 * _POSITION_BLOCK)), *arguments, *outliers, out.data_ptr(), KINDS[out.dtype], int(relu))
 
 
-def _survey(x: Tensor, relu: bool, bound: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return in each block how many magnitudes are above `bound`, and the least and greatest of all others."""
+def _room(k: int) -> int:
+    """Return how many more than `k` may be above `_lower_bound`, as a rule."""
+    return k // 4 + 1024
+
+
+def _survey(
+    x: Tensor, relu: bool, bound: int, expected: int, slack: int = 0
+) -> tuple[np.ndarray, np.ndarray, int, Tensor, Tensor]:
+    """Return positions and values of the magnitudes above `bound`, in order, and the range of all others.
+
+    Returns:
+        positions: int64 (m,); m is less than their number if some part of x has far more than its share of `expected`.
+        values: float32 (m,).
+        total: their number.
+        low, high: least and greatest of the others, float32 ().
+    """
     n = x.numel()
     blocks = -(-n // BLOCK)
-    found = torch.empty(3, blocks, dtype=torch.int32, device="cpu")
-    run(_surveyor(), blocks, x.data_ptr(), KINDS[x.dtype], n, int(relu), bound, found.data_ptr())
-    ends = torch.stack([found[1].amin(), found[2].amax()])
+    parts = parts_of(blocks)
+    # Whoever runs ahead of its share goes without room: what is there for each part is twice its share.
+    room = min(n, max((expected if parts == 1 else 2 * expected // parts) + BLOCK, slack))
+    found = np.empty((3, blocks), np.int32)
+    positions, values = np.empty(parts * room, np.int64), np.empty(parts * room, np.float32)
+    used = np.zeros(parts, np.int64)
+    targets = (positions.ctypes.data, values.ctypes.data, room, used.ctypes.data)
+    run(_surveyor(), blocks, x.data_ptr(), KINDS[x.dtype], n, int(relu), bound, found.ctypes.data, *targets)
+    total = int(found[0].sum())
+    if parts > 1:
+        kept = [slice(i * room, i * room + int(used[i])) for i in range(parts)]
+        positions, values = (np.concatenate([whole[part] for part in kept]) for whole in (positions, values))
+    else:
+        positions, values = positions[: used[0]], values[: used[0]]
+    ends = torch.from_numpy(np.array([found[1].min(), found[2].max()]))
     if int(ends[0]) > int(ends[1]):  # there are no others
-        return found[0], torch.zeros(()), torch.zeros(())
+        return positions, values, total, torch.zeros(()), torch.zeros(())
     low, high = torch.where(ends < 0, ends ^ int(_TOP), ends).view(torch.float32)
-    return found[0], low, high
-
-
-def _collect(x: Tensor, relu: bool, bound: int, counts: Tensor, total: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return positions and values of the elements that `_survey` counted, in order: int64 and float32 (total,)."""
-    n = x.numel()
-    starts = counts.cumsum(0) - counts
-    positions, values = np.empty(total, np.int64), np.empty(total, np.float32)
-    targets = (starts.data_ptr(), positions.ctypes.data, values.ctypes.data, total)
-    run(_collector(), -(-n // BLOCK), x.data_ptr(), KINDS[x.dtype], n, int(relu), bound, *targets)
-    return positions, values
+    return positions, values, total, low, high
 
 
 @cache
@@ -117,41 +138,10 @@ def _surveyor() -> Kernel:
         parts, blocks, x, kind, n, relu = words[1], words[2], words[3], words[4], words[5], words[6]
         bound = np.int32(words[7])
         found = vector(words[8], np.int32(0), 3 * blocks)
-        values = np.empty(BLOCK, np.float32)
-        patterns = values.view(np.int32)
-        dropped = np.int32(~_TOP) if relu else np.int32(0)
-        while True:
-            part = take(job)  # pyright: ignore[reportCallIssue]
-            if part >= parts:
-                return
-            for block in range(blocks * part // parts, blocks * (part + 1) // parts):
-                count = min(BLOCK, n - block * BLOCK)
-                read(x, kind, block * BLOCK, count, values)
-                many, low, high = np.int32(0), _TOP, np.int32(~_TOP)
-                for j in range(count):
-                    pattern = patterns[j]
-                    magnitude = np.int32(pattern & _TOP)
-                    key = np.int32(pattern ^ (np.int32(pattern >> np.int32(31)) & _TOP))
-                    # With relu the magnitude of a negative number is 0, of a NaN that of NaN.
-                    measured = np.int32(0) if pattern & dropped and magnitude <= _INFINITY else magnitude
-                    above = measured > bound
-                    many = np.int32(many + (np.int32(1) if above else np.int32(0)))
-                    low = min(low, _TOP if above else key)
-                    high = max(high, np.int32(~_TOP) if above else key)
-                found[block], found[blocks + block], found[2 * blocks + block] = many, low, high
-
-    return build(survey)
-
-
-@cache
-def _collector() -> Kernel:
-    def collect(job):  # noqa: ANN001, ANN202
-        words = carray(job, (JOB_WORDS,))
-        parts, blocks, x, kind, n, relu = words[1], words[2], words[3], words[4], words[5], words[6]
-        bound = np.int32(words[7])
-        starts = vector(words[8], np.int64(0), blocks)
-        positions = vector(words[9], np.int64(0), words[11])
-        found = vector(words[10], np.float32(0), words[11])
+        room = words[11]
+        positions = vector(words[9], np.int64(0), parts * room)
+        picked = vector(words[10], np.float32(0), parts * room)
+        used = vector(words[12], np.int64(0), parts)
         values = np.empty(BLOCK, np.float32)
         patterns = values.view(np.int32)
         above = np.zeros(BLOCK, np.uint8)
@@ -162,27 +152,43 @@ def _collector() -> Kernel:
             part = take(job)  # pyright: ignore[reportCallIssue]
             if part >= parts:
                 return
+            at, end = part * room, part * room + room
             for block in range(blocks * part // parts, blocks * (part + 1) // parts):
                 count = min(BLOCK, n - block * BLOCK)
                 read(x, kind, block * BLOCK, count, values)
                 above[count:] = 0
+                many, low, high = np.int32(0), _TOP, np.int32(~_TOP)
                 for j in range(count):
                     pattern = patterns[j]
                     magnitude = np.int32(pattern & _TOP)
-                    measured = np.int32(0) if pattern & dropped and magnitude <= _INFINITY else magnitude
+                    key = np.int32(pattern ^ (np.int32(pattern >> np.int32(31)) & _TOP))
+                    # With relu the magnitude of a negative number is 0, of a NaN that of NaN.
+                    measured = np.int32(0) if pattern & dropped and magnitude <= _INFINITY else min(magnitude, _NAN)
+                    large = measured > bound
+                    many = np.int32(many + (np.int32(1) if large else np.int32(0)))
+                    low = min(low, _TOP if large else key)
+                    high = max(high, np.int32(~_TOP) if large else key)
+                found[block], found[blocks + block], found[2 * blocks + block] = many, low, high
+                if many == 0 or at + many > end:
+                    continue
+                for j in range(count):  # a loop of its own: bytes and words in one are slow
+                    pattern = patterns[j]
+                    magnitude = np.int32(pattern & _TOP)
+                    measured = np.int32(0) if pattern & dropped and magnitude <= _INFINITY else min(magnitude, _NAN)
                     above[j] = np.uint8(1) if measured > bound else np.uint8(0)
-                many = 0
+                m = 0
                 for g in range(BLOCK // GROUP):
                     if eights[g]:
                         for j in range(g * GROUP, g * GROUP + GROUP):  # every place is written, most are written over
-                            places[many] = j
-                            many += np.int64(above[j])
-                start = starts[block]
-                for i in range(many):
-                    positions[start + i] = block * BLOCK + places[i]
-                    found[start + i] = values[places[i]]
+                            places[m] = j
+                            m += np.int64(above[j])
+                for i in range(m):
+                    positions[at + i] = block * BLOCK + places[i]
+                    picked[at + i] = values[places[i]]
+                at += m
+            used[part] = at - part * room
 
-    return build(collect)
+    return build(survey)
 
 
 @cache
@@ -221,7 +227,11 @@ def _dequantizer() -> Kernel:
     def dequantize(job):  # noqa: ANN001, ANN202
         words = carray(job, (JOB_WORDS,))
         parts, blocks, packed, n, bits = words[1], words[2], words[3], words[4], words[5]
-        levels = vector(words[6], np.float32(0), 1 << bits)
+        line = vector(words[6], np.float32(0), 4)
+        least, step, most, fewest = line[0], line[1], line[2], line[3]
+        zero = np.float32(0) * step
+        relu = words[14] != 0
+        first = np.float32(1 if relu else 0)
         length = (n + _POSITION_BLOCK - 1) // _POSITION_BLOCK
         counts = vector(words[7], np.uint8(0), length)
         ends = vector(words[8], np.int64(0), length)
@@ -240,7 +250,12 @@ def _dequantizer() -> Kernel:
                 count = min(2 * _POSITION_BLOCK, n - start)
                 read_codes(packed, start // GROUP, count, bits, staged, small)
                 for j in range(count):
-                    values[j] = levels[small[j]]
+                    y = least + (np.float32(small[j]) - first) * step
+                    y = most if y > most else y
+                    values[j] = fewest if y < fewest else y
+                if relu:
+                    for j in range(count):
+                        values[j] = values[j] if small[j] else zero
                 for half in range(2 * block, min(2 * block + 2, length)):
                     base = half * _POSITION_BLOCK - start
                     for i in range(ends[half] - np.int64(counts[half]), ends[half]):

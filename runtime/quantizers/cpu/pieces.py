@@ -114,6 +114,16 @@ def read_codes(packed: Any, group: Any, count: Any, bits: Any, staged: Any, smal
         quads = vector(start, np.uint32(0), groups)  # pyright: ignore[reportCallIssue]
         for g in range(groups):
             lanes[g] = _parted(np.uint64(quads[g]), 4)  # pyright: ignore[reportCallIssue]
+    elif bits == 3 and groups % 4 == 0:
+        triples = vector(start, np.uint32(0), groups // 4 * 3)  # pyright: ignore[reportCallIssue]
+        for i in range(groups // 4):
+            u, v, w = np.uint64(triples[3 * i]), np.uint64(triples[3 * i + 1]), np.uint64(triples[3 * i + 2])
+            lanes[4 * i] = u & np.uint64(0xFFFFFF)
+            lanes[4 * i + 1] = u >> np.uint64(24) | (v & np.uint64(0xFFFF)) << np.uint64(8)
+            lanes[4 * i + 2] = v >> np.uint64(16) | (w & np.uint64(0xFF)) << np.uint64(16)
+            lanes[4 * i + 3] = w >> np.uint64(8)
+        for g in range(groups):
+            lanes[g] = _parted(lanes[g], 3)  # pyright: ignore[reportCallIssue]
     else:
         source = vector(start, np.uint8(0), groups * bits)  # pyright: ignore[reportCallIssue]
         for i in range(groups * bits):  # so that words may be read past the last group; a slice takes far longer
