@@ -32,6 +32,7 @@ PAIRS: tuple[tuple[tuple[tuple[int | None, float], ...], ...], ...] = (
     (((3, 2), (2, 1), (2, 0)), ((2, 0), (2, 1), (3, 2))),
     (((None, 0), (3, 2), (2, 0)), ((2, 0), (3, 2), (None, 0))),
     (((3, 2), (3, 1), (3, 0)), ((3, 0), (3, 1), (3, 2))),
+    (((3, 2), (1, 1), (1, 0)), ((1, 0), (1, 1), (3, 2))),
 )
 
 
@@ -60,13 +61,17 @@ def accuracy_grid(seeds: int, schedule: Schedule = SCHEDULE, progress: Progress 
 
 
 def annealing(seeds: int, schedule: Schedule = SCHEDULE, progress: Progress = lambda: None) -> list[Row]:
-    """Train with schedules of three equal phases, which change when the learning rate does: RV-Quant."""
+    """Train with schedules of three equal phases, which change when the learning rate does.
+
+    They are of RV-Quant, as the paper's; those with a phase of 1 bit, which the paper has not, of V-Quant.
+    """
     data = digits()
     rows = []
     for phases in [phases for pair in PAIRS for phases in pair]:
         runs = []
         for seed in range(seeds):
-            model = value_aware(_network(seed)).model
+            two_zeros = all(bits != 1 for bits, _ in phases)
+            model = value_aware(_network(seed), relu_codes=two_zeros).model
             third = -(-schedule.epochs // 3)
             steps = [(i * third, bits, ratio / 100) for i, (bits, ratio) in enumerate(phases)]
             scheduler = ActivationAnnealing(model, steps)

@@ -89,7 +89,15 @@ def dequantize(compressed: "OutlierCompressed", out: Tensor) -> None:
     line = torch.cat([compressed.levels, line])
     arguments = (compressed.packed.data_ptr(), n, compressed.quantizer.bits, line.data_ptr())
     outliers = (counts.data_ptr(), ends.data_ptr(), offsets.data_ptr(), values.data_ptr(), values.numel())
-    run(_dequantizer(), -(-n // (2 * _POSITION_BLOCK)), *arguments, *outliers, out.data_ptr(), KINDS[out.dtype], int(relu))
+    run(
+        _dequantizer(),
+        -(-n // (2 * _POSITION_BLOCK)),
+        *arguments,
+        *outliers,
+        out.data_ptr(),
+        KINDS[out.dtype],
+        int(relu),
+    )
 
 
 def _room(k: int) -> int:

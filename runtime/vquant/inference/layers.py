@@ -118,7 +118,10 @@ class PackedLayer(nn.Module):
     def forward(self, x: Tensor, *args: Any) -> Any:
         """Return what the layer does with its decompressed weights."""
         x = x if self.input is None else self.input(x)
-        return call(self.layer, {name: packed.decompress() for name, packed in self.tensors()}, x, *args)
+        weights = {name: packed.decompress() for name, packed in self.tensors()}
+        if x.is_floating_point():  # after model.half() and the like
+            weights = {name: weight.to(x.dtype) for name, weight in weights.items()}
+        return call(self.layer, weights, x, *args)
 
     def tensors(self) -> Iterator[tuple[str, PackedTensor]]:
         """Yield the packed weights by name."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ....tables import FewbitError
-from ....tables.files import reason
+from ....tables.files import atomic_write, check_writable, reason
 from ...quantizers import Outlier, OutlierCompressed
 from ...quantizers.common import Form, name_of
 from .activations import InputQuantizer
@@ -45,10 +45,9 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
             first[key] = name
             tensors[name] = tensor.contiguous()
     told = json.dumps({"format": _FORMAT, "layers": layers, "aliases": aliases})
-    try:
-        files.save_file(tensors, os.fspath(path), metadata={"fewbit": told})
-    except OSError as error:
-        raise FewbitError(f"cannot write {os.fspath(path)}: {reason(error)}") from None
+    check_writable(path)
+    with atomic_write(path) as stream:
+        stream.write(files.save(tensors, metadata={"fewbit": told}))
 
 
 def load(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
