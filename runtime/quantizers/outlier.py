@@ -49,7 +49,8 @@ class Outlier:
         value_dtype: of the values kept: float16, bfloat16 or float32; None keeps them in the dtype of x (float64 in
             float32). Finite values beyond its range become its largest.
         sample_every: 1 finds the threshold exactly. S > 1 takes it from every S-th element in memory, so that about
-            AR·n outliers lie above it, and how many is known only when they are found (a GPU is waited for).
+            AR·n outliers lie above it, and how many is known only when they are found (a GPU is waited for). Best an
+            odd number, which keeps no step with the rows of images.
 
     Raises:
         FewbitError: an attribute is none of these.

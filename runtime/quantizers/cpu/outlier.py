@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..outlier import Outlier, OutlierCompressed
 
 _SAMPLE = 1 << 16
+_LEAST = 1 << 12  # elements; for fewer the reference is as fast
 _TOP = np.int32(0x7FFFFFFF)
 _INFINITY = np.int32(0x7F800000)
 _NAN = np.int32(0x7F800001)  # any: conversions from float16 may change what a NaN carries
@@ -33,12 +34,13 @@ def select(x: Tensor, quantizer: "Outlier") -> tuple[Tensor, Tensor, Tensor, Ten
     from ..outlier import magnitudes, sampled_threshold, select_reference
 
     n, k = x.numel(), quantizer.count(x.numel())
-    if n < 4 * _SAMPLE:
+    if n < _LEAST:
         return select_reference(x, quantizer)
     if quantizer.sample_every > 1:
         bound = sampled_threshold(magnitudes(x[:: quantizer.sample_every], quantizer.relu), quantizer)
     else:
-        bound = _lower_bound(magnitudes(x[:: n // _SAMPLE], quantizer.relu).numpy(), k / n) if k else int(_TOP)
+        stride = max(4, n // _SAMPLE) | 1  # odd: an even one may see the same column of every image, at its edge
+        bound = _lower_bound(magnitudes(x[::stride], quantizer.relu).numpy(), k / n) if k else int(_TOP)
     expected = k + _room(k) if quantizer.sample_every == 1 else 2 * k
     positions, values, total, low, high = _survey(x, quantizer.relu, bound, expected)
     if total == n or (quantizer.sample_every == 1 and total < k):

@@ -3,6 +3,7 @@ import pytest
 import torch
 from fewbit import FewbitError
 from fewbit.quantizers import Outlier
+from fewbit.runtime.quantizers import outlier
 from fewbit.runtime.quantizers.cpu import outlier as cpu
 from fewbit.runtime.quantizers.outlier import POSITION_BLOCK
 from hypothesis import given
@@ -81,7 +82,7 @@ class TestAnyTensor:
     "kind", ["normal", "relu", "constant", "two", "sorted", "periodic", "sparse", "special", "all nan", "zero"]
 )
 def test_the_bracket_finds_what_selection_finds(kind, ratio, relu, monkeypatch):
-    monkeypatch.setattr(cpu, "_SAMPLE", 1 << 12)  # smaller tensors are left to the reference
+    monkeypatch.setattr(cpu, "_SAMPLE", 1 << 12)
     n = 20_003
     x = KINDS[kind](n, generator()).float() if kind in KINDS else torch.randn(n, generator=generator())
     if kind == "sorted":
@@ -104,6 +105,17 @@ def test_the_bracket_finds_what_selection_finds(kind, ratio, relu, monkeypatch):
             decoded = plain.decompress()
         assert all(same_bits(getattr(ours, part), getattr(plain, part)) for part in PARTS)
         assert same_bits(ours.decompress(), decoded)
+
+
+def test_images_with_quiet_edges_do_not_mislead_the_sample(monkeypatch):
+    """Their width is a power of two: a sample of every 2^k-th element would see one column alone."""
+    x = torch.randn(8, 16, 32, 32, generator=generator())
+    x[..., 0] *= 10
+    x[..., 31] /= 10
+    with monkeypatch.context() as patched:
+        patched.setattr(outlier, "select_reference", lambda *_: pytest.fail("the sample misled"))
+        c = Outlier(3, 0.02).compress(x)
+    assert c.positions.tolist() == by_sorting(x.flatten(), round(0.02 * x.numel()))
 
 
 class TestPaper:
