@@ -1,8 +1,10 @@
-"""Philox4x32-10: random numbers by their place in the tensor, the same on every device.
+"""Philox4x32-7: random numbers by their place in the tensor, the same on every device.
 
 A counter-based generator (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) turns a counter of 128
-bits and a key of 64 into 128 random bits, in ten rounds of multiplying and mixing. Nothing is carried from one number
-to the next, so any thread can draw its own. Here, in plain torch, is the specification; kernels must give these bits.
+bits and a key of 64 into 128 random bits, in rounds of multiplying and mixing: seven are the fewest of this generator
+that pass the authors' tests (BigCrush), and take a third less time than their usual ten. Nothing is carried from one
+number to the next, so any thread can draw its own. Here, in plain torch, is the specification; kernels must give these
+bits.
 
 Eight consecutive codes, a group of the packing, share a counter: 16 bits for each code, element 0 of the group the
 lowest 16 bits of word 0.
@@ -11,7 +13,7 @@ lowest 16 bits of word 0.
 import torch
 from torch import Tensor
 
-ROUNDS = 10
+ROUNDS = 7
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 MASK = 0xFFFFFFFF

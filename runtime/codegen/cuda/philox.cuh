@@ -1,4 +1,4 @@
-// ---- random bits by their place: Philox4x32-10, as runtime/quantizers/philox.py specifies it -----------------------
+// ---- random bits by their place: Philox4x32-7, as runtime/quantizers/philox.py specifies it -----------------------
 
 namespace fewbit {
 
@@ -13,7 +13,7 @@ __device__ inline Random philox(u64 counter, u64 key)
     u32 c0 = u32(counter), c1 = u32(counter >> 32), c2 = 0, c3 = 0;
     u32 k0 = u32(key), k1 = u32(key >> 32);
 #pragma unroll
-    for (int round = 0; round < 10; ++round) {
+    for (int round = 0; round < 7; ++round) {
         const u64 p0 = u64(c0) * 0xD2511F53u, p1 = u64(c2) * 0xCD9E8D57u;
         const u32 next0 = u32(p1 >> 32) ^ c1 ^ k0, next2 = u32(p0 >> 32) ^ c3 ^ k1;
         c0 = next0, c1 = u32(p1), c2 = next2, c3 = u32(p0);

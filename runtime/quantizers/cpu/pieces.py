@@ -21,6 +21,7 @@ from ...backends.kernels import (
     _widen,
 )
 from ...backends.team import Kernel
+from .. import common, philox
 from ..philox import KEY_STEPS, MULTIPLIERS, ROUNDS
 
 # Their names in backends/kernels.py begin with an underscore: pieces of kernels, not of the package's surface.
@@ -43,7 +44,8 @@ def build(body: Callable[[Any], None]) -> Kernel:
 
 @cache
 def _digest() -> str:
-    return sha256(b"".join(Path(file).read_bytes() for file in (__file__, kernels.__file__))).hexdigest()[:8]
+    files = (__file__, kernels.__file__, common.__file__, philox.__file__)
+    return sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:8]
 
 
 @njit(inline="always")
