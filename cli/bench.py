@@ -13,6 +13,7 @@ from ..tables.json_format import dumps
 from ..tables.names import counted, find_name, nearest_names
 from .bench_cuda import cuda_report
 from .bench_kernels import kernels
+from .bench_preact import preact
 from .bench_quantizers import quantizers
 from .options import FILE, bits_option, json_option
 from .progress import with_progress
@@ -55,6 +56,7 @@ def command() -> None:
 
 command.add_command(kernels)
 command.add_command(quantizers)
+command.add_command(preact)
 
 
 @command.command("activation")

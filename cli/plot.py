@@ -21,6 +21,7 @@ from ..tables import KINDS, Table
 from .actnn_training import command as actnn_training
 from .options import BitsList, bits_list_option, bits_option, figure_option, kind_option, weight_option
 from .picture import approximated
+from .plot_blpa import COMMANDS as BLPA
 from .plot_glu import glu_training
 from .plot_throughput import throughput
 from .plot_variance import variance
@@ -47,7 +48,7 @@ command.add_command(throughput)
 command.add_command(glu_training)
 command.add_command(training)
 command.add_command(variance)
-for study in VQUANT:
+for study in (*BLPA, *VQUANT):
     command.add_command(study)
 
 

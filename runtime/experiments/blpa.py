@@ -215,6 +215,20 @@ class LayerNoise:
     sgd: float
     errors: Mapping[int, float]
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return all numbers for JSON, where keys are text."""
+        return {**vars(self), "errors": {str(bits): error for bits, error in self.errors.items()}}
+
+
+def trained(images: Images, settings: Settings, after_step: Callable[[], object] = lambda: None) -> PreActResNet:
+    """Return the exact network, trained."""
+    trainee = _Trainee(VARIANTS[0], images, settings)
+    draw = torch.Generator().manual_seed(settings.seed)
+    for step in range(settings.steps):
+        trainee.step(*_batch(images, settings.batch, draw), learning_rate(step, settings))
+        after_step()
+    return trainee.model
+
 
 def gradient_noise(
     model: PreActResNet,

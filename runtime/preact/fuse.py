@@ -1,4 +1,4 @@
-"""`fewbit.convert(model, fuse_preact=4)`: BN, (leaky) ReLU and Conv or Linear in a row, each such chain run as one layer.
+"""`fewbit.convert(model, fuse_preact=4)`: chains of BN, (leaky) ReLU and Conv or Linear, each run as one layer.
 
     plan = plan_of(model)           finds the chains; changes nothing
     plan.apply(bits=4)              from now on they run fused; `unfuse(model)` undoes it

@@ -1,0 +1,277 @@
+"""`fewbit plot blpa-training`, `gradient-noise` and `blpa-memory`: the evidence for BLPA on real images."""
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import click
+
+from ..tables import FewbitError
+from ..tables.columns import columns
+from ..tables.files import atomic_write, check_writable, reason
+from ..tables.json_format import dumps
+from .memory import ByteSize
+from .options import FILE, figure_option
+
+input_option = click.option(
+    "--input", "source", type=FILE, metavar="FILE", help="Draw the results in FILE, and run nothing."
+)
+images_option = click.option(
+    "--images", type=click.Choice(("digits", "patches")), default="digits", show_default=True, help="From scikit-learn."
+)
+depth_option = click.option("--depth", type=int, default=164, show_default=True, help="Layers, 9n + 2.")
+width_option = click.option(
+    "--width", type=click.IntRange(1, 1024), default=8, show_default=True, help="Channels of the first units."
+)
+steps_option = click.option("--steps", type=click.IntRange(1), default=200, show_default=True, help="Of training.")
+batch_option = click.option("--batch", type=click.IntRange(2), default=64, show_default=True, help="Images in a step.")
+
+
+@click.command("blpa-training")
+@images_option
+@depth_option
+@width_option
+@steps_option
+@batch_option
+@click.option("--seeds", type=click.IntRange(1, 100), default=3, show_default=True, help="How many, from 0 on.")
+@input_option
+@figure_option
+def training(
+    images: str, depth: int, width: int, steps: int, batch: int, seeds: int, source: Path | None, output: Path
+) -> None:
+    """Train a deep residual network exactly, with 8 and 4 bits, and naively: the losses of Figure 3.
+
+    Naive networks compute the forward pass too with what the codes stand for. The last variant has a quarter of the
+    features. All start from the same weights and see the same batches; tests are computed exactly. The numbers are
+    written beside the figure, as .json. At the defaults this takes ten minutes on an idle core.
+
+    Example: fewbit plot blpa-training --images digits -o blpa-training.png
+    """
+
+    def run() -> dict[str, Any]:
+        from ..runtime.experiments.blpa import VARIANTS, Settings, train
+        from ..runtime.experiments.images import COLLECTIONS
+
+        chosen = COLLECTIONS[images]()
+        with _bar(seeds * steps) as progress:
+            trainings = [
+                train(VARIANTS, chosen, Settings(depth, width, steps, batch, seed=seed), progress)
+                for seed in range(seeds)
+            ]
+        return {"trainings": [each.to_dict() for each in trainings]}
+
+    _study("blpa-training", "plot_training", source, output, run, _training_lines)
+
+
+@click.command("gradient-noise")
+@images_option
+@depth_option
+@width_option
+@steps_option
+@batch_option
+@click.option("--batches", type=click.IntRange(2), default=100, show_default=True, help="Over which gradients vary.")
+@input_option
+@figure_option
+def noise(
+    images: str, depth: int, width: int, steps: int, batch: int, batches: int, source: Path | None, output: Path
+) -> None:
+    """Draw the error of each layer's gradient beside the noise of SGD, at start and end of training: Figure 4.
+
+    Error: the mean squared difference between the approximate and the exact gradient of a convolution's weights, of the
+    same batch. Noise: the variance of exact gradients between batches. The numbers are written beside the figure, as
+    .json. At the defaults this takes two minutes on an idle core.
+
+    Example: fewbit plot gradient-noise --images digits -o gradient-noise.png
+    """
+
+    def run() -> dict[str, Any]:
+        from ..runtime.experiments.blpa import Settings, gradient_noise, network, trained
+        from ..runtime.experiments.images import COLLECTIONS
+
+        chosen, settings = COLLECTIONS[images](), Settings(depth, width, steps, batch)
+        with _bar(2 * batches + steps) as progress:
+            how: Any = {"batches": batches, "batch": batch, "after_batch": progress}
+            start = gradient_noise(network(chosen, settings), chosen, **how)
+            end = gradient_noise(trained(chosen, settings, progress), chosen, **how)
+        told = {"images": images, "settings": asdict(settings), "batches": batches}
+        return {**told, "start": [each.to_dict() for each in start], "end": [each.to_dict() for each in end]}
+
+    _study("gradient-noise", "plot_gradient_noise", source, output, run, _noise_lines)
+
+
+@click.command("blpa-memory")
+@click.option("--gpu-memory", type=ByteSize(), default="11GiB", show_default=True, help="For the largest batches.")
+@click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True, help="cuda: try them.")
+@input_option
+@figure_option
+def memory(gpu_memory: int, device: str, source: Path | None, output: Path) -> None:
+    """Measure saved and peak bytes against depth, and reckon the largest batches of Table 2.
+
+    With --device cuda the largest batches are also found by trial, in all memory that the GPU has, and timed.
+
+    Example: fewbit plot blpa-memory -o blpa-memory.png
+    """
+
+    def run() -> dict[str, Any]:
+        from ..runtime.experiments.blpa_memory import TABLE_2, largest_batches, memory_law, trial_on_gpu
+
+        law, trials = memory_law(), []
+        if device == "cuda":
+            for depth, width in TABLE_2:
+                for bits in (None, 4):
+                    trial = trial_on_gpu(depth, width, bits)
+                    trials.append({"depth": depth, "width": width, "bits": bits, **asdict(trial)})
+        slopes = {
+            what: {str(bits): law.slope(bits, what) / law.slope(None, what) for bits in (8, 4)}
+            for what in ("saved", "peak")
+        }
+        fixed = {str(bits or "exact"): law.fixed(bits, "peak") for bits in (None, 8, 4)}
+        rows, batches = [asdict(row) for row in law.rows], [asdict(row) for row in largest_batches(gpu_memory)]
+        measured = {"rows": rows, "slopes": slopes, "fixed": fixed}
+        return {**measured, "gpu_memory": gpu_memory, "batches": batches, "trials": trials}
+
+    _study("blpa-memory", "plot_memory", source, output, run, _memory_lines)
+
+
+COMMANDS = (training, noise, memory)
+
+
+def _study(
+    name: str,
+    figure: str,
+    source: Path | None,
+    output: Path,
+    run: Callable[[], dict[str, Any]],
+    lines: Callable[[dict[str, Any]], list[str]],
+) -> None:
+    """Run a study or read its numbers, print its table, draw its figure; the numbers go beside the figure."""
+    from ..plots import blpa as figures
+    from ..plots import check_figure_path, save_figure
+
+    check_figure_path(output)
+    results = output.with_suffix(".json")
+    if source:
+        numbers = _read(name, source)
+    else:
+        check_writable(results)
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # see demo.py; read when torch is loaded
+        numbers = {"study": name, "versions": _versions(), **run()}
+        with atomic_write(results) as stream:
+            stream.write(dumps(numbers).encode())
+    try:
+        text, drawn = lines(numbers), getattr(figures, figure)(numbers)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise FewbitError(f"{source}: not what `fewbit plot {name}` writes: {error!r}") from None
+    save_figure(drawn, output)
+    click.echo("\n".join(text))
+    for written in [output] if source else [results, output]:
+        click.echo(f"wrote {written}", err=True)
+
+
+def _read(name: str, source: Path) -> dict[str, Any]:
+    try:
+        numbers = json.loads(source.read_bytes())
+    except OSError as error:
+        raise FewbitError(f"cannot read {source}: {reason(error)}") from None
+    except ValueError:
+        numbers = None
+    if not isinstance(numbers, dict) or numbers.get("study") != name:
+        raise FewbitError(f"{source}: not what `fewbit plot {name}` writes")
+    return numbers
+
+
+def _versions() -> dict[str, str]:
+    packages = ("fewbit", "torch", "scikit-learn")
+    installed = {name: version(name) for name in packages if find_spec(name.replace("scikit-learn", "sklearn"))}
+    return {"python": platform.python_version(), **installed}
+
+
+@contextmanager
+def _bar(length: int) -> Iterator[Callable[[], object]]:
+    with click.progressbar(length=length, label="running", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+        yield lambda: bar.update(1)
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+def _training_lines(numbers: dict[str, Any]) -> list[str]:
+    trainings = numbers["trainings"]
+    head = ("network", "training loss", "test loss", "test error", "of each seed", "kept", "time per step")
+    body = []
+    for name in [run["variant"] for run in trainings[0]["runs"]]:
+        runs = [next(run for run in training["runs"] if run["variant"] == name) for training in trainings]
+        last = max(1, len(runs[0]["losses"]) // 10)
+        errors = [100 * run["test_error"] for run in runs]
+        body.append(
+            (
+                *(name, f"{fmean(fmean(run['losses'][-last:]) for run in runs):.4f}"),
+                f"{fmean(run['test_loss'] for run in runs):.4f}",
+                *(f"{fmean(errors):.2f} %", " ".join(f"{error:.1f}" for error in errors)),
+                f"{runs[0]['saved_bytes']:,} B",
+                f"{1000 * median(median(run['seconds']) for run in runs):.0f} ms",
+            )
+        )
+    s = trainings[0]["settings"]
+    return [
+        *columns([head, *body], left=1),
+        "",
+        f"{s['depth']} layers, width {s['width']}, {s['steps']} steps of {s['batch']} images of"
+        f" {trainings[0]['images']}, {len(trainings)} seeds; the runs of a seed have the same weights and batches.",
+        "Losses in nats an image, means over the seeds; training loss of the last tenth of the steps; tests computed"
+        " exactly. Kept: by one forward pass of 64 images.",
+    ]
+
+
+def _noise_lines(numbers: dict[str, Any]) -> list[str]:
+    head = ("when", "bits", "least", "median", "largest", "layers above 1/10")
+    body = []
+    for when in ("start", "end"):
+        for bits in numbers[when][0]["errors"]:
+            ratios = [layer["errors"][bits] / layer["sgd"] for layer in numbers[when]]
+            told = (f"{value:.4f}" for value in (min(ratios), median(ratios), max(ratios)))
+            body.append((when, bits, *told, f"{sum(ratio > 0.1 for ratio in ratios)} of {len(ratios)}"))
+    note = "Error of the gradient divided by the noise of SGD, over the layers; the paper: one to two orders below."
+    return [*columns([head, *body], left=1), "", note]
+
+
+def _memory_lines(numbers: dict[str, Any]) -> list[str]:
+    slopes = [
+        (
+            f"{bits} bits",
+            *(f"{numbers['slopes'][what][bits]:.4f}" for what in ("saved", "peak")),
+            f"{int(bits) / 32:.4f}",
+        )
+        for bits in numbers["slopes"]["saved"]
+    ]
+    fixed = ", ".join(f"{value:.1f} ({bits})" for bits, value in numbers["fixed"].items())
+    tried = {(t["depth"], t["width"], t["bits"]): t for t in numbers["trials"]}
+    body = [
+        (
+            *(str(row["depth"]), str(row["width"]), f"{row['exact']:,}", f"{row['few']:,}"),
+            *(f"{row['few'] / row['exact']:.1f}", f"{row['paper_exact']} → {row['paper_few']}"),
+            *(_tried(tried.get((row["depth"], row["width"], bits))) for bits in (None, 4)),
+        )
+        for row in numbers["batches"]
+    ]
+    head = ("layers", "width", "exact", "4 bits", "times", "paper", "tried, exact", "tried, 4 bits")
+    return [
+        *columns([("slope beside exact", "saved", "peak", "α"), *slopes], left=1),
+        f"What does not grow with depth at the peak, in largest activations: {fixed}; the law says W + 1 = 3.",
+        "",
+        *columns([head, *body], left=0),
+        f"Largest batches of 32×32 images in {numbers['gpu_memory'] / 2**30:g} GiB, by formula.",
+    ]
+
+
+def _tried(trial: dict[str, Any] | None) -> str:
+    return f"{trial['batch']} at {1000 * trial['seconds_per_sample']:.1f} ms" if trial else ""

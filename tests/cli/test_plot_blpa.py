@@ -1,0 +1,53 @@
+import json
+
+import pytest
+from fewbit.cli.main import main
+
+SMALL = ["--depth", "11", "--width", "4", "--steps", "2", "--batch", "16"]
+
+
+def run(capsys, *arguments):
+    status = main(["plot", *map(str, arguments)])
+    return status, capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    "command, options, told",
+    [
+        ("blpa-training", [*SMALL, "--seeds", 2], "naive, 8 bits"),
+        ("gradient-noise", [*SMALL, "--batches", 2], "layers above 1/10"),
+    ],
+)
+def test_runs_writes_and_draws_again(capsys, tmp_path, command, options, told):
+    picture, again = tmp_path / "a.png", tmp_path / "b.png"
+    status, out = run(capsys, command, *options, "-o", picture)
+    assert status == 0 and told in out.out
+    numbers = picture.with_suffix(".json")
+    assert json.loads(numbers.read_text())["study"] == command
+    status, second = run(capsys, command, "--input", numbers, "-o", again)
+    assert status == 0 and second.out == out.out
+    assert picture.read_bytes() == again.read_bytes()
+
+
+@pytest.mark.parametrize("command", ["blpa-training", "gradient-noise", "blpa-memory"])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"study": "COMMAND"}'])
+def test_other_files_are_refused(capsys, tmp_path, command, content):
+    source = tmp_path / "numbers.json"
+    source.write_text(content.replace("COMMAND", command))
+    status, out = run(capsys, command, "--input", source, "-o", tmp_path / "a.png")
+    assert status == 2
+    assert f"not what `fewbit plot {command}` writes" in out.err and out.err.count("\n") == 1
+
+
+def test_memory_is_drawn_from_the_shipped_numbers(capsys, tmp_path, monkeypatch):
+    import fewbit.plots
+
+    shipped = f"{fewbit.plots.__path__[0]}/results/blpa-memory.json"
+    status, out = run(capsys, "blpa-memory", "--input", shipped, "-o", tmp_path / "a.png")
+    assert status == 0
+    assert "W + 1 = 3" in out.out and "26 → 182" in out.out
+
+
+def test_bad_use_is_one_line(capsys, tmp_path):
+    status, out = run(capsys, "blpa-training", "--depth", 12, "-o", tmp_path / "a.png")
+    assert status == 2 and "depth is 9n + 2" in out.err

@@ -1,0 +1,95 @@
+import math
+from statistics import fmean
+
+import pytest
+import torch
+from fewbit import FewbitError
+from fewbit.runtime.experiments.blpa import (
+    VARIANTS,
+    Settings,
+    Training,
+    Variant,
+    gradient_noise,
+    learning_rate,
+    network,
+    train,
+    trained,
+)
+from fewbit.runtime.experiments.images import COLLECTIONS
+
+SMALL = Settings(depth=11, width=4, steps=3, batch=16)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return COLLECTIONS["digits"]()
+
+
+@pytest.mark.parametrize("name, shape", [("digits", (1, 8, 8)), ("patches", (3, 16, 16))])
+def test_images_are_real_split_and_normalised(name, shape):
+    images = COLLECTIONS[name]()
+    assert images.training.shape[1:] == images.test.shape[1:] == shape
+    assert len(images.test) == pytest.approx(len(images.training) / 4, abs=1)
+    assert images.training.mean((0, 2, 3)).abs().max() < 1e-5
+    assert set(images.training_classes.tolist()) == set(images.test_classes.tolist()) == set(range(10))
+
+
+class TestTraining:
+    def test_first_losses_are_equal_but_for_the_naive(self, digits):
+        before = torch.random.get_rng_state()
+        training = train(VARIANTS, digits, SMALL)
+        assert torch.equal(before, torch.random.get_rng_state())
+        first = {run.variant: run.losses[0] for run in training.runs}
+        assert first["exact"] == first["8 bits"] == first["4 bits"]
+        assert first["naive, 8 bits"] != first["exact"] != first["naive, 4 bits"]
+        kept = {run.variant: run.saved_bytes for run in training.runs}
+        assert kept["4 bits"] < kept["8 bits"] < kept["exact"]
+        assert Training.from_dict(training.to_dict()) == training
+
+    def test_is_repeatable(self, digits):
+        one, two = (train(VARIANTS[:3], digits, SMALL) for _ in range(2))
+        assert [run.losses for run in one.runs] == [run.losses for run in two.runs]
+
+    def test_the_learning_rate_is_the_papers(self):
+        rates = [learning_rate(step, Settings(steps=100)) for step in range(100)]
+        assert rates == pytest.approx([0.01] * 5 + [0.1] * 45 + [0.01] * 25 + [0.001] * 25)
+
+    @pytest.mark.parametrize("name", ["steps", "batch"])
+    def test_settings_are_checked(self, name):
+        with pytest.raises(FewbitError, match=f"{name} must be 1 or more, not 0"):
+            Settings(**{name: 0})
+
+
+@pytest.fixture(scope="module")
+def deep(digits):
+    """164 layers, trained with 4 bits."""
+    return train([Variant("4 bits", 4)], digits, Settings(steps=50, width=4)).runs[0]
+
+
+def test_164_layers_learn(deep):
+    assert all(map(math.isfinite, deep.losses))
+    assert fmean(deep.losses[-10:]) < fmean(deep.losses[:3]) - 0.2
+
+
+@pytest.mark.parametrize("steps", [0, 30])
+def test_gradient_errors_are_one_to_two_orders_below_the_noise_of_sgd_in_every_layer(digits, steps):
+    """Figure 4, of 164 layers, before and after some training."""
+    settings = Settings(steps=max(1, steps), width=8)
+    model = trained(digits, settings) if steps else network(digits, settings)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    layers = gradient_noise(model, digits, bits=(4,), batches=5)
+    assert len(layers) == 162
+    assert max(layer.errors[4] / layer.sgd for layer in layers) < 0.1
+    assert sorted(layer.errors[4] / layer.sgd for layer in layers)[81] < 0.06
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_more_bits_are_nearer(digits):
+    layers = gradient_noise(network(digits, SMALL), digits, bits=(8, 4, 2), batches=3, batch=32)
+    for layer in layers:
+        assert 0 < layer.errors[8] < layer.errors[4] < layer.errors[2]
+
+
+def test_one_batch_has_no_variance(digits):
+    with pytest.raises(FewbitError, match="2 batches or more, not 1"):
+        gradient_noise(network(digits, SMALL), digits, batches=1)
