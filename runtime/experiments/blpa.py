@@ -40,7 +40,7 @@ class Settings:
     """
 
     depth: int = 164
-    width: int = 8
+    width: int = 16
     steps: int = 200
     batch: int = 64
     learning_rate: float = 0.1
