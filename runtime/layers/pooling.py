@@ -89,6 +89,7 @@ class PackedMaxPool(Function):
     ) -> Tensor:
         """Return torch's output, keep where in its window each maximum was."""
         y, indices = _MAX_POOL[len(kernel)](x, kernel, stride, padding, dilation, ceil_mode)
+        indices = indices.int()  # within one image and channel; divided in half the time
         place = torch.zeros_like(indices)
         for size, start, dim in _dimensions(x, kernel, stride, padding, indices):
             coordinate = indices % x.shape[dim]
