@@ -73,6 +73,19 @@ class Report:
         return f"<{len(self.replaced)} activations replaced, {len(self.left)} left; print() tells which>"
 
 
+def report_of(model: nn.Module, replaced: Sequence[Replaced], left: Sequence[Left], notes: Sequence[str]) -> Report:
+    """Return the report of what was done to `model`, its rows in the order of modules."""
+    order = {name: i for i, (name, _) in enumerate(model.named_modules(remove_duplicate=False))}
+
+    def place(row: Replaced | Left) -> float:
+        name = row.name
+        while name not in order:  # what is no module stands where the module that holds it does
+            name = name.rpartition(".")[0]
+        return order[name]
+
+    return Report(model, tuple(sorted(replaced, key=place)), tuple(sorted(left, key=place)), tuple(notes))
+
+
 def _grouped(rows: Sequence[Row]) -> list[list[Row]]:
     """Return rows that differ in the numbers of their names alone together."""
     groups: dict[Row, list[Row]] = {}

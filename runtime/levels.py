@@ -14,6 +14,7 @@ object, with its parameters, buffers, hooks and mode, and so does whoever holds 
 import math
 import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,10 +24,11 @@ from torch import nn
 from ..tables import FewbitError
 from ..tables.errors import shown
 from . import layers
-from .conversion import Left, Replaced, Report
+from .conversion import Left, Replaced
 from .layers.base import CompressedLayer
 from .layers.saver import QuantizerSaver
 from .layers.swap import Swapper, SwappingSaver
+from .methods import Applied, Make
 from .modules import FewBitActivation
 from .quantizers import PerGroup
 from .search import Found
@@ -127,7 +129,7 @@ def _is_listed(module: nn.Module) -> bool:
 
 
 def convert_layers(
-    found: list[Found], level: Level, bits: float, skipped: dict[Found, str]
+    found: list[Found], level: Level, bits: float, skipped: Mapping[Found, str]
 ) -> tuple[list[tuple[nn.Module, Replaced]], list[Left]]:
     """Convert, in place, what `level` converts of `found`, at `bits` bits.
 
@@ -232,45 +234,49 @@ def text(module: nn.Module) -> str:
     return " ".join(repr(module).split())
 
 
-def convert_to_level(model: nn.Module, name: Any, bits: Any, **options: Any) -> Report:
-    """Do what `fewbit.convert(model, bits, level=name, **options)` says, which has checked `model`."""
-    from .convert import convert, select_skipped
-    from .search import activations
+@dataclass(frozen=True)
+class ByLevel:
+    """A level as `convert` applies it.
 
-    if options.pop("outliers") is not None:
-        raise FewbitError("level and outliers exclude each other: a layer saves its input in one way")
-    level = check_level(name)
-    bits = check_average_bits(level, bits)
-    found, held = compressible(model), activations(model)
-    skipped = select_skipped([*held, *found], options.pop("include"), options.pop("exclude"))
-    unwanted = {name for one in held for name in one.names if one in skipped}
-    if level.activations:
-        activation_report = convert(model, math.ceil(bits), exclude=lambda name, _: name in unwanted, **options)
-    else:
-        activation_report = Report(model, (), ())
-    stop_sharing(model)
-    converted, left = convert_layers(found, level, bits, skipped)
-    if level.mixed and any(isinstance(module, CompressedLayer) for module, _ in converted):
-        from .allocation import MixedPrecision
+    Attributes:
+        model: what is converted.
+        name, level: which one.
+        bits: of the layers, on average.
+    """
 
-        MixedPrecision(model, bits, wanted=is_converted)
-    notes = []
-    if level.swaps:
-        swap_layers(model)
-        notes.append(f"{name}: what layers compress waits in host memory")
-    if level.defragments:
-        notes.append(expandable_segments())
-    replaced = [replace(row, now=f"layers.{text(module)}") for module, row in converted]
-    listed = {row.name for row in (*replaced, *left)}
-    activation_left = [row for row in activation_report.left if row.name not in listed]
-    order = {name: i for i, (name, _) in enumerate(model.named_modules(remove_duplicate=False))}
+    model: nn.Module
+    name: str
+    level: Level
+    bits: float
 
-    def place(row: Replaced | Left) -> int:
-        return order.get(row.name, len(order))
+    @classmethod
+    def of(cls, model: nn.Module, name: Any, bits: Any) -> "ByLevel":
+        """Return the level called `name`, at its own bits if `bits` is None; raises `FewbitError`."""
+        level = check_level(name)
+        return cls(model, name, level, check_average_bits(level, bits))
 
-    return Report(
-        activation_report.model,
-        tuple(sorted([*activation_report.replaced, *replaced], key=place)),
-        tuple(sorted([*activation_left, *left], key=place)),
-        tuple(notes),
-    )
+    @property
+    def activation_bits(self) -> int | None:
+        """Whole bits of a table, where the level converts activations."""
+        return math.ceil(self.bits) if self.level.activations else None
+
+    def candidates(self) -> list[Found]:
+        """Return the layers that have a compressed form."""
+        return compressible(self.model)
+
+    def apply(self, found: list[Found], skipped: Mapping[Found, str], make: Make) -> Applied:
+        """Convert the layers, share out bits among them, and let what they save wait in host memory, by the level."""
+        stop_sharing(self.model)
+        converted, left = convert_layers(found, self.level, self.bits, skipped)
+        if self.level.mixed and any(isinstance(module, CompressedLayer) for module, _ in converted):
+            from .allocation import MixedPrecision
+
+            MixedPrecision(self.model, self.bits, wanted=is_converted)
+        notes = []
+        if self.level.swaps:
+            swap_layers(self.model)
+            notes.append(f"{self.name}: what layers compress waits in host memory")
+        if self.level.defragments:
+            notes.append(expandable_segments())
+        replaced = tuple(replace(row, now=f"layers.{text(module)}") for module, row in converted)
+        return Applied(self.model, replaced, tuple(left), frozenset(id(layer.current) for layer in found), tuple(notes))

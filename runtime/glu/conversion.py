@@ -12,7 +12,7 @@ import ast
 import inspect
 import math
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -22,14 +22,14 @@ from torch import nn
 from ...tables import FewbitError
 from ...tables.errors import shown
 from ..conversion import Left, Replaced
+from ..methods import Applied, Make
 from ..modules import FewBitActivation
+from ..placement import put, put_back
 from ..prepared import register_table
 from ..search import ORIGINAL, Form, Found, form_of, original_of
 from .block import GatedMLP
 from .derivatives import DERIVATIVES
 from .plan import DEFAULT_COPY_BITS, Keep, Plan, check_copy_bits, check_keep
-
-MakeActivation = Callable[[Found, Form], FewBitActivation | str]
 
 _FORWARDS = {
     "act_fn": """
@@ -79,6 +79,49 @@ def read_options(glu: object) -> Options:
     )
 
 
+@dataclass(frozen=True)
+class ByGates:
+    """Gated MLPs as `convert` replaces them.
+
+    Attributes:
+        model: whose they are.
+        activation_bits: of all activations, those in the MLPs included.
+        options: what the MLPs keep.
+        fused: as of `convert`.
+    """
+
+    model: nn.Module
+    activation_bits: int
+    options: Options
+    fused: bool
+
+    def candidates(self) -> list[Found]:
+        """Return the gated MLPs."""
+        return candidates(self.model)
+
+    def apply(self, found: list[Found], skipped: Mapping[Found, str], make: Make) -> Applied:
+        """Put a `GatedMLP` in place of each."""
+        outcomes = {block: skipped.get(block) or made(block, self.options, self.fused, make) for block in found}
+        new = {block: outcome for block, outcome in outcomes.items() if isinstance(outcome, GatedMLP)}
+        model = self.model
+        for block, module in new.items():
+            put(block, module)
+            model = model if block.places else module
+        return Applied(
+            model,
+            tuple(replaced(block, module) for block, module in new.items()),
+            tuple(left(block, why) for block, why in outcomes.items() if isinstance(why, str)),
+            frozenset(id(block.current) for block in new),
+        )
+
+
+def ungate(model: nn.Module) -> nn.Module:
+    """Put back what stood in place of gated MLPs; return `model`, or the original if it was replaced itself."""
+    for block in candidates(model):
+        model = put_back(block) or model
+    return model
+
+
 def candidates(model: nn.Module) -> list[Found]:
     """Return the gated MLPs of `model`, in the order of modules, also those whose forward is another."""
     found: dict[int, Found] = {}
@@ -97,14 +140,14 @@ def candidates(model: nn.Module) -> list[Found]:
     return list(found.values())
 
 
-def make(block: Found, options: Options, fused: bool, activation: MakeActivation) -> GatedMLP | str:
+def made(block: Found, options: Options, fused: bool, make: Make) -> GatedMLP | str:
     """Return what shall stand for a block, or why there is nothing.
 
     Args:
         block: one of `candidates`.
         options: what to keep.
         fused: as of `convert`.
-        activation: makes the few-bit form of the block's activation, by which its table is chosen.
+        make: makes the few-bit form of the block's activation, by which its table is chosen.
     """
     original: Any = block.original
     attribute = _activation_attribute(type(original))
@@ -117,12 +160,12 @@ def make(block: Found, options: Options, fused: bool, activation: MakeActivation
     except AssertionError:
         return "fewbit does not know its activation"
     names = [f"{name}.{attribute}".removeprefix(".") for name in block.names]
-    made = activation(Found(act, names), form) if isinstance(form, Form) else form
-    if isinstance(made, str):
-        return made
-    if options.keep != "parts" and made._function not in DERIVATIVES:
-        return f"keep={options.keep!r} does not know the derivative of {made.activation}"
-    return _adopted(original, attribute, made, options)
+    activation = make(Found(act, names), form) if isinstance(form, Form) else form
+    if isinstance(activation, str):
+        return activation
+    if options.keep != "parts" and activation._function not in DERIVATIVES:
+        return f"keep={options.keep!r} does not know the derivative of {activation.activation}"
+    return _adopted(original, attribute, activation, options)
 
 
 def _adopted(original: nn.Module, attribute: str, act: FewBitActivation, options: Options) -> GatedMLP:

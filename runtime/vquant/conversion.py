@@ -12,8 +12,9 @@ Forward is torch's, bit for bit. Layers keep their parameters, buffers, hooks an
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,6 +22,7 @@ from torch import nn
 from ...tables import FewbitError
 from .. import layers
 from ..conversion import Left, Replaced
+from ..methods import Applied, Make
 from ..modules import ReLU
 from ..quantizers import Outlier
 from ..search import ORIGINAL, Found, original_of
@@ -146,6 +148,35 @@ def value_aware(
     return ValueAware(root, tuple(run.replaced), tuple(run.left))
 
 
+@dataclass(frozen=True)
+class ByValue:
+    """`value_aware` as `convert` applies it.
+
+    Attributes:
+        model: what is converted.
+        activation_bits: K, of layers and activations alike.
+        ratio: AR.
+    """
+
+    model: nn.Module
+    activation_bits: int
+    ratio: float
+
+    def candidates(self) -> list[Found]:
+        """Return the modules that `value_aware` may replace."""
+        return candidates(self.model)
+
+    def apply(self, found: list[Found], skipped: Mapping[Found, str], make: Make) -> Applied:
+        """Replace ReLUs and layers."""
+        unwanted = {id(layer.original) for layer in found if layer in skipped}
+        taken = frozenset(id(layer.current) for layer in found)
+        left = [Left(layer.name, _text(layer.original), skipped[layer]) for layer in found if layer in skipped]
+        done = value_aware(
+            self.model, self.activation_bits, self.ratio, wanted=lambda name, module: id(module) not in unwanted
+        )
+        return Applied(done.model, done.replaced, (*left, *done.left), taken)
+
+
 def candidates(model: nn.Module) -> list[Found]:
     """Return the modules that `value_aware` may replace, for selection by name and class; the order of modules."""
     found: dict[int, Found] = {}
@@ -209,5 +240,5 @@ def _bits(new: nn.Module, bits: int) -> int:
     return bits if "Pool" not in kind else 8 if kind.startswith("Max") else 0
 
 
-def _text(module: nn.Module) -> str:
+def _text(module: Any) -> str:
     return " ".join(repr(module).split())
