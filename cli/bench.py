@@ -12,6 +12,8 @@ from ..tables.files import atomic_write, check_writable
 from ..tables.json_format import dumps
 from ..tables.names import counted, find_name, nearest_names
 from .bench_cuda import cuda_report
+from .bench_glu import glu
+from .bench_glu_bits import glu_bits
 from .bench_kernels import kernels
 from .bench_preact import preact
 from .bench_quantizers import quantizers
@@ -57,6 +59,8 @@ def command() -> None:
 command.add_command(kernels)
 command.add_command(quantizers)
 command.add_command(preact)
+command.add_command(glu)
+command.add_command(glu_bits)
 
 
 @command.command("activation")

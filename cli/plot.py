@@ -23,6 +23,7 @@ from .options import BitsList, bits_list_option, bits_option, figure_option, kin
 from .picture import approximated
 from .plot_blpa import COMMANDS as BLPA
 from .plot_glu import glu_training
+from .plot_memory import memory
 from .plot_throughput import throughput
 from .plot_variance import variance
 from .plot_vquant import COMMANDS as VQUANT
@@ -46,6 +47,7 @@ def command() -> None:
 command.add_command(actnn_training)
 command.add_command(throughput)
 command.add_command(glu_training)
+command.add_command(memory)
 command.add_command(training)
 command.add_command(variance)
 for study in (*BLPA, *VQUANT):

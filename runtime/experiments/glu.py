@@ -6,16 +6,18 @@ What is compared is what `fewbit.convert(model, glu=...)` does to the model of `
 the leanest way, and with the input of each block in four bits besides.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ...tables import FewbitError
 from ..convert import convert
 from .settings import Settings, Size
-from .text import VOCABULARY
-from .training import Variant
+from .text import VOCABULARY, standard_library
+from .training import Variant, loss_of, random_windows
 
 # The learning rate is that of the GPT-2 study.
 SETTINGS = Settings(
@@ -73,3 +75,19 @@ def _transformers() -> Any:
     except ModuleNotFoundError as error:
         raise FewbitError("training a Llama needs transformers: pip install transformers") from error
     return transformers
+
+
+def trained(steps: int) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    """Return a Llama of gated MLPs after `steps` steps of exact training, and its loss on one more batch."""
+    corpus = standard_library()
+    model = Llama(SETTINGS.size)
+    convert(model, glu="exact", include="model.model.layers.*.mlp")
+    optimizer = torch.optim.AdamW(model.parameters(), SETTINGS.learning_rate)
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        loss_of(model, random_windows(corpus.training, SETTINGS.batch, SETTINGS.size.context, draw)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), SETTINGS.largest_gradient)
+        optimizer.step()
+        optimizer.zero_grad()
+    batch = random_windows(corpus.training, SETTINGS.batch, SETTINGS.size.context, draw)
+    return model, lambda model: loss_of(model, batch)

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from fewbit import FewbitError
+from fewbit.runtime import formulas  # noqa: F401  (which names formula:swish)
 from fewbit.runtime.codegen import compiler
 from fewbit.runtime.codegen.compiler import compile_source
 from fewbit.runtime.codegen.glu import glu_source

@@ -1,0 +1,60 @@
+"""`fewbit bench glu-bits`: how a gated MLP's bits are best shared out among its parts, by their effect on gradients."""
+
+from pathlib import Path
+
+import click
+
+from ..tables.columns import columns
+from ..tables.files import atomic_write, check_writable
+from ..tables.json_format import dumps
+from .options import FILE, json_option
+from .progress import with_progress
+
+
+@click.command("glu-bits")
+@click.option("--bits", type=click.IntRange(6, 16), default=11, show_default=True, help="To share out.")
+@click.option("--steps", type=click.IntRange(1), default=100, show_default=True, help="To train the model exactly.")
+@click.option("--draws", type=click.IntRange(2, 1000), default=8, show_default=True, help="Of the rounding.")
+@click.option("-o", "--output", type=FILE, metavar="FILE", help="Write the numbers to FILE as JSON.")
+@json_option
+def glu_bits(bits: int, steps: int, draws: int, output: Path | None, as_json: bool) -> None:
+    """Measure noise and bias of the gradient for each way to share out bits, and the best of the leanest variant.
+
+    The model is the small Llama of `fewbit plot glu-training`, after some steps of exact training. Errors are squared
+    norms, of all parameters together, relative to the exact gradient.
+
+    Example: fewbit bench glu-bits --bits 11
+    """
+    if output:
+        check_writable(output)
+    from ..runtime.experiments.glu import trained
+    from ..runtime.glu.errors import gradient_errors, splits
+
+    model, loss = trained(steps)
+    given = splits(bits) + [split for split in splits(8) if split.keep == "inputs" and bits != 8]
+    errors = sorted(with_progress(gradient_errors(model, loss, given, draws), len(given), "measuring"), key=_order)
+    rows = [
+        {"keep": e.split.keep, "code": e.split.code, "up": e.split.up, "second": e.split.second, "bits": e.split.bits}
+        | {"noise": e.noise, "bias": e.bias, "total": e.total}
+        for e in errors
+    ]
+    content = dumps({"steps": steps, "draws": draws, "rows": rows})
+    if output:
+        with atomic_write(output) as stream:
+            stream.write(content.encode())
+    head = ("keep", "code", "up", "act(gate) or gate", "bits", "noise", "bias", "together")
+    body = [
+        (*(str(row[name]) for name in ("keep", "code", "up", "second", "bits")), *_shown(row["noise"], row["bias"]))
+        for row in rows
+    ]
+    click.echo(content if as_json else "\n".join(columns([head, *body], left=1)) + "\n", nl=False)
+    if output:
+        click.echo(f"wrote {output}", err=True)
+
+
+def _order(error) -> tuple[bool, float]:  # noqa: ANN001
+    return error.split.keep != "parts", error.total
+
+
+def _shown(noise: float, bias: float) -> tuple[str, ...]:
+    return tuple(f"{value:.5f}" for value in (noise, bias, noise + bias))

@@ -1,0 +1,70 @@
+"""`fewbit plot memory`: what Llama's gated MLP keeps for backward, by fewbit and by others."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..tables import FewbitError
+from ..tables.files import atomic_write, check_writable
+from ..tables.json_format import dumps, read_json
+from .options import FILE, figure_option
+
+_SIZE = click.IntRange(1, 2**24)
+
+
+@click.command("memory")
+@click.option("--tokens", type=_SIZE, metavar="N", default=256, show_default=True, help="In a batch.")
+@click.option("--hidden", type=_SIZE, metavar="N", default=1024, show_default=True, help="Features of a token.")
+@click.option("--intermediate", type=_SIZE, metavar="N", default=2816, show_default=True, help="Features inside.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="bfloat16", show_default=True)
+@click.option("--input", "source", type=FILE, metavar="FILE", help="Draw what `fewbit bench glu -o FILE` measured.")
+@figure_option
+def memory(tokens: int, hidden: int, intermediate: int, dtype: str, source: Path | None, output: Path) -> None:
+    """Draw what the gated MLP of a Llama keeps for backward, for each token and layer.
+
+    Measured are fewbit, eager torch and a checkpoint; Liger-Kernel, Unsloth and NeMo follow from what their kernels
+    keep. The numbers are written beside the figure, as .json.
+
+    Example: fewbit plot memory --hidden 4096 --intermediate 11008 -o memory.png
+    """
+    from ..plots import check_figure_path, save_figure
+
+    check_figure_path(output)
+    results = output.with_suffix(".json")
+    if source:
+        report = read_json(source)
+    else:
+        check_writable(results)
+        report = _measured(tokens, hidden, intermediate, dtype)
+        with atomic_write(results) as stream:
+            stream.write(dumps(report).encode())
+    save_figure(_figure(report, os.fspath(source or results)), output)
+    for written in [output] if source else [results, output]:
+        click.echo(f"wrote {written}", err=True)
+
+
+def _measured(tokens: int, hidden: int, intermediate: int, dtype: str) -> dict[str, Any]:
+    import torch
+
+    from ..runtime.glu.bench import Case, measure
+    from .bench_glu import report_of
+
+    case = Case(tokens, hidden, intermediate, getattr(torch, dtype))
+    return report_of(case, measure(case, rounds=0))
+
+
+def _figure(report: Any, source: str) -> Any:
+    from ..plots.memory import Kept, plot_memory
+
+    try:
+        unit = report["intermediate"] * {"float32": 4}.get(report["dtype"], 2)
+        methods = [
+            Kept(name, units, per_token / unit - units, "formula" not in name)
+            for name, units, per_token in ((r["method"], r["units"], r["bytes_per_token"]) for r in report["rows"])
+        ]
+        sizes = f"hidden {report['hidden']}, intermediate {report['intermediate']}, {report['dtype']}"
+    except (KeyError, TypeError) as error:
+        raise FewbitError(f"{source}: not what `fewbit bench glu` or `fewbit plot memory` writes") from error
+    return plot_memory(methods, f"kept for backward by a gated MLP: {sizes}")

@@ -1,0 +1,42 @@
+"""What a gated MLP keeps for backward by one method and another: a bar each, in tensors of tokens × intermediate."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+
+from .style import CYCLE, GREY, INK, style_axes
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One method.
+
+    Attributes:
+        name: of the method.
+        units: kept besides the block's input, in tensors of tokens × intermediate.
+        of_input: kept of the block's input, in the same unit.
+        measured: whether it was measured, or follows from a formula.
+    """
+
+    name: str
+    units: float
+    of_input: float
+    measured: bool = True
+
+
+def plot_memory(methods: Sequence[Kept], title: str) -> Figure:
+    """Return horizontal bars, the first method on top; what is kept of the input stands at the end of each, grey."""
+    figure = Figure(figsize=(8, 0.9 + 0.42 * len(methods)), layout="constrained")
+    axes = figure.subplots()
+    style_axes(axes)
+    axes.set_title(title, fontsize=10, color=INK)
+    for row, method in enumerate(methods):
+        hatch = None if method.measured else "///"
+        axes.barh(row, method.units, color=CYCLE[0], hatch=hatch, edgecolor="white", height=0.66)
+        axes.barh(row, method.of_input, left=method.units, color=GREY, alpha=0.5, height=0.66)
+        axes.text(method.units + method.of_input + 0.04, row, f"{method.units:.2f}", va="center", fontsize=9, color=INK)
+    axes.set_yticks(range(len(methods)), [method.name for method in methods], fontsize=9)
+    axes.invert_yaxis()
+    axes.set_xlabel("tensors of tokens × intermediate; grey: the block's input", fontsize=9, color=INK)
+    return figure
