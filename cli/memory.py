@@ -16,6 +16,7 @@ from ..tables.files import atomic_write, check_writable
 from ..tables.json_format import dumps
 from ..tables.names import counted
 from ..tables.table import check_bits
+from .memory_codes import codes
 from .options import FILE, bits_option, json_option
 from .progress import with_progress
 from .target import FORMS, load_target, told_in_one_line
@@ -67,6 +68,9 @@ def command() -> None:
 
     Example: fewbit memory gpt2 --bits 3 --gpu-memory 16GiB
     """
+
+
+command.add_command(codes)
 
 
 @command.command("of")
