@@ -137,7 +137,7 @@ class MixedPrecision:
 
     def _begin(self, model: nn.Module, inputs: Any) -> None:
         """Before a forward pass that may save something: share out between the layers by what the last one saved."""
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or _in_backward():
             return
         if any(saver.batches for saver in self.savers.values()):
             self.iterations += 1
@@ -164,6 +164,11 @@ class MixedPrecision:
         for saver in used:
             bits, elements = spent.get(id(saver), (0, 0))
             saver.average = bits / elements if elements else saver.average
+
+
+def _in_backward() -> bool:
+    """Tell whether a backward pass is running: a forward pass in it is a checkpoint's, which has to save the same."""
+    return torch._C._current_graph_task_id() != -1  # as torch's own checkpoint asks
 
 
 @dataclass(frozen=True, eq=False)
