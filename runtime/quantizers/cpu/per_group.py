@@ -12,11 +12,24 @@ from torch import Tensor
 from ...backends.team import JOB_WORDS, Kernel, run
 from ..common import KINDS, largest
 from ..rows import Rows
-from .pieces import GROUP, as_bits, as_float, build, random_words, read, read_codes, take, vector, write, write_codes
+from .pieces import (
+    GROUP,
+    as_bits,
+    as_float,
+    build,
+    prefetch_to_read,
+    prefetch_to_write,
+    random_words,
+    read,
+    read_codes,
+    take,
+    vector,
+    write,
+    write_codes,
+)
 
-# Elements worked on at once: values, dice and codes of so many fit into the first-level cache, and a quarter of them
-# would take a fifth more time, for what begins and ends with each block.
-BLOCK = 2048
+# Elements worked on at once. Fewer take more time for what begins and ends with each block, more spoil the cache.
+BLOCK = 1024
 
 _TOP = np.int32(0x7FFFFFFF)
 _FINITE = np.int32(0x7F7FFFFF)
@@ -109,6 +122,9 @@ def _quantizer() -> Kernel:
                 steps = np.float32(top << 16)
                 if whole:
                     read(x, kind, n * D + start, end - start, values)
+                    size = 4 if kind == 0 else 2
+                    ahead = min(BLOCK, (N - n) * D - end)
+                    prefetch_to_read(x + (n * D + end) * size, ahead * size)
                 for group in range(start // G, (end + G - 1) // G):
                     low, high = _TOP, np.int32(~_TOP)
                     group_end = min((group + 1) * G, end)
@@ -214,6 +230,9 @@ def _dequantizer() -> Kernel:
                 top = np.float32((1 << bits) - 1)
                 for at in range(start, end, BLOCK):
                     length = min(BLOCK, end - at)
+                    size = 4 if kind == 0 else 2
+                    ahead = min(BLOCK, (N - n) * D - at - length)
+                    prefetch_to_write(out + (n * D + at + length) * size, ahead * size)
                     read_codes(row, at // GROUP, length, bits, staged, small)
                     position = at
                     while position < at + length:
