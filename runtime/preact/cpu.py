@@ -32,10 +32,11 @@ ORIGIN, STEP, INVERSE, ZERO, OFFSET, SLOPE = range(6)
 _SHARES, _BLOCKS_PER_SHARE = 32, 64
 
 
-def table(γ: Tensor, β: Tensor, bits: int) -> Tensor:
-    """Return the table of `Meaning`, float32 (6, C), for γ and β, float32 (C,), contiguous."""
-    rows = torch.empty(6, γ.numel(), dtype=torch.float32, device="cpu")
-    run(_table_maker(), 1, γ.data_ptr(), β.data_ptr(), γ.numel(), bits, rows.data_ptr())
+def table(γ: Tensor, β: Tensor, bits: int, repeats: int = 1, times: int = 1) -> Tensor:
+    """Return the table of `Meaning`, float32 (6, times·C·repeats), for γ and β, float32 (C,), contiguous."""
+    C = γ.numel()
+    rows = torch.empty(6, times * C * repeats, dtype=torch.float32, device="cpu")
+    run(_table_maker(), 1, γ.data_ptr(), β.data_ptr(), C, bits, rows.data_ptr(), repeats, times)
     return rows
 
 
@@ -336,8 +337,10 @@ def _table_maker() -> Kernel:
         words = carray(job, (JOB_WORDS,))
         parts, C, bits = words[1], words[5], words[6]
         scales, shifts = vector(words[3], np.float32(0), C), vector(words[4], np.float32(0), C)
-        table = vector(words[7], np.float32(0), 6 * C)
-        zeros = vector(words[7] + 12 * C, np.int32(0), C)
+        repeats, times = words[8], words[9]
+        columns = times * C * repeats
+        table = vector(words[7], np.float32(0), 6 * columns)
+        zeros = vector(words[7] + 4 * columns * ZERO, np.int32(0), columns)
         half = np.float64(1 << (bits - 1))
         unit = 6.0 / np.float64(1 << bits)
         while True:
@@ -366,11 +369,15 @@ def _table_maker() -> Kernel:
                     zero = 0.0 if b > 0 else 2 * half
                 if not np.isnan(origin):
                     origin = min(max(origin, -limit), limit)
-                table[c] = np.float32(origin)
-                table[C + c] = np.float32(step) if varies else np.float32(0)
-                table[2 * C + c] = np.float32(1.0 / step) if varies else np.float32(0)
-                zeros[c] = np.int32(zero)
-                table[4 * C + c] = np.float32(offset)
-                table[5 * C + c] = np.float32(-unit if g < 0 else unit)
+                inverse = np.float32(1.0 / step) if varies else np.float32(0)
+                for time in range(times):
+                    first = (time * C + c) * repeats
+                    for at in range(first, first + repeats):
+                        table[columns * ORIGIN + at] = np.float32(origin)
+                        table[columns * STEP + at] = np.float32(step) if varies else np.float32(0)
+                        table[columns * INVERSE + at] = inverse
+                        zeros[at] = np.int32(zero)
+                        table[columns * OFFSET + at] = np.float32(offset)
+                        table[columns * SLOPE + at] = np.float32(-unit if g < 0 else unit)
 
     return build(tabulate)

@@ -83,12 +83,11 @@ def meaning_of(γ: Tensor, β: Tensor, bits: int, run: int, *, kernels: bool) ->
     C = γ.numel()
     if not kernels:
         return Meaning(_table(γ, β, bits), bits, C, run)
-    table = cpu.table(γ.float().contiguous(), β.float().contiguous(), bits)
+    γ, β = γ.float().contiguous(), β.float().contiguous()
     if run >= _LEAST_RUN or C == 0:
-        return Meaning(table, bits, C, run)
+        return Meaning(cpu.table(γ, β, bits), bits, C, run)
     times = -(-_LEAST_COLUMNS // (C * run))
-    columns = table[:, None, :, None].expand(-1, times, -1, run).reshape(len(table), -1).contiguous()
-    return Meaning(columns, bits, C, 1, run)
+    return Meaning(cpu.table(γ, β, bits, run, times), bits, C, 1, run)
 
 
 def for_coding(γ: Tensor, β: Tensor) -> tuple[Tensor, Tensor]:
