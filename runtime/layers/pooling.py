@@ -5,6 +5,7 @@ average pooling   nothing, where torch keeps the input: the gradient takes its s
 resampling        nothing; of torch's modes only "area", an average pooling, keeps the input
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -89,13 +90,10 @@ class PackedMaxPool(Function):
     ) -> Tensor:
         """Return torch's output, keep where in its window each maximum was."""
         y, indices = _MAX_POOL[len(kernel)](x, kernel, stride, padding, dilation, ceil_mode)
-        indices = indices.int()  # within one image and channel; divided in half the time
-        place = torch.zeros_like(indices)
-        for size, start, dim in _dimensions(x, kernel, stride, padding, indices):
-            coordinate = indices % x.shape[dim]
-            indices = indices // x.shape[dim]
-            place += (coordinate - start) // dilation[dim] * size
-        ctx.save_for_backward(place.to(torch.uint8))
+        offsets, corners = _offsets(x.shape, y.shape, kernel, stride, padding, dilation, x.device)
+        places = torch.zeros(_reach(x.shape, kernel, dilation) + 1, dtype=torch.uint8, device=x.device)
+        places[offsets] = torch.arange(offsets.numel(), dtype=torch.uint8, device=x.device)
+        ctx.save_for_backward(places[indices - corners])
         ctx.window, ctx.shape = (kernel, stride, padding, dilation), x.shape
         return y
 
@@ -107,11 +105,8 @@ class PackedMaxPool(Function):
         kernel, stride, padding, dilation = ctx.window
         dimensions = len(kernel)
         grad_x = grads[0].new_zeros(ctx.shape)
-        place, indices, width = places.long(), torch.zeros_like(places, dtype=torch.long), 1
-        for _, start, dim in _dimensions(grad_x, kernel, stride, padding, places):
-            indices += (start + place % kernel[dim] * dilation[dim]) * width
-            place = place // kernel[dim]
-            width *= ctx.shape[dim]
+        offsets, corners = _offsets(ctx.shape, places.shape, kernel, stride, padding, dilation, places.device)
+        indices = offsets[places.int()] + corners
         flat = grad_x.flatten(-dimensions)
         flat.scatter_add_(-1, indices.flatten(-dimensions), grads[0].flatten(-dimensions))
         return flat.view(ctx.shape), None, None, None, None, None
@@ -122,14 +117,36 @@ class PackedMaxPool(Function):
         refuse()
 
 
-def _dimensions(x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], y: Tensor) -> Any:
-    """Yield, from the last dimension on, places in the dimensions after it, where windows start, and −1, −2, …"""
-    size = 1
+def _reach(inputs: Sequence[int], kernel: Sequence[int], dilation: Sequence[int]) -> int:
+    """Return how far the last place of a window lies from its corner in memory."""
+    dims = range(-len(kernel), 0)
+    return sum((kernel[d] - 1) * dilation[d] * math.prod(inputs[d + 1 :] if d < -1 else ()) for d in dims)
+
+
+def _offsets(
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    """Return where places lie in a window and windows in an image, as distances in an image's memory: int64.
+
+    Returns:
+        offsets: of each place from the corner of its window, (places,).
+        corners: of each window, below 0 in the padding, as many dimensions as `kernel`.
+    """
+    offsets, corners = torch.zeros(1, dtype=torch.long, device=device), torch.zeros((), dtype=torch.long, device=device)
+    width = 1
     for dim in range(-1, -len(kernel) - 1, -1):
-        outputs = torch.arange(y.shape[dim], device=x.device)
-        start = outputs * stride[dim] - padding[dim]
-        yield size, start.view(-1, *(1 for _ in range(-dim - 1))), dim
-        size *= kernel[dim]
+        steps = torch.arange(kernel[dim], device=device) * dilation[dim] * width
+        offsets = (steps.unsqueeze(1) + offsets).flatten()
+        starts = (torch.arange(outputs[dim], device=device) * stride[dim] - padding[dim]) * width
+        corners = corners + starts.view(-1, *(1 for _ in range(-dim - 1)))
+        width *= inputs[dim]
+    return offsets, corners
 
 
 # ---- averages and resampling -----------------------------------------------------------------------------------------
