@@ -18,6 +18,8 @@ from typing import Any
 import torch
 
 from .quantizers import PerGroup
+from .quantizers.cpu import per_group as cpu
+from .quantizers.cuda import per_group as cuda
 from .quantizers.per_group import dequantize_reference, quantize_reference
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -37,10 +39,11 @@ class QuantizerTiming:
         device: where.
         compress_ms, decompress_ms: each alone.
         pair_ms: one after the other.
+        ready_ms: the same with the result in ready memory, as the copy's: what the kernels themselves take.
         copy_ms, clone_ms: of one copy of the tensor, into ready and into fresh memory.
         reference_ms: compress and decompress by the reference.
         medians: of the same.
-        share: two copies by a pair.
+        share, ready_share: two copies by a pair, and by one into ready memory.
         compress_share, decompress_share: bandwidth by the copy's.
         times_reference: reference by pair.
     """
@@ -52,11 +55,13 @@ class QuantizerTiming:
     compress_ms: float
     decompress_ms: float
     pair_ms: float
+    ready_ms: float
     copy_ms: float
     clone_ms: float
     reference_ms: float
     medians: dict[str, float]
     share: float
+    ready_share: float
     compress_share: float
     decompress_share: float
     times_reference: float
@@ -92,10 +97,16 @@ def bench_per_group(bits: int, dtype: str, n: int, device: str = "cpu", rounds: 
     def pair() -> object:
         return quantizer.compress(x).decompress()
 
+    def ready_pair() -> None:
+        kept = quantizer.compress(x)
+        kernels = cuda if device == "cuda" else cpu
+        kernels.dequantize(kept.packed, kept.minimum, kept.range, bits, quantizer.group_size, ready)
+
     contestants: dict[str, Callable[[], object]] = {
         "compress": lambda: quantizer.compress(x),
         "decompress": compressed.decompress,
         "pair": pair,
+        "ready": ready_pair,
         "copy": lambda: ready.copy_(x),
         "clone": lambda: x.clone(),
     }
@@ -106,9 +117,11 @@ def bench_per_group(bits: int, dtype: str, n: int, device: str = "cpu", rounds: 
     moved = (bytes_of + compressed.nbytes) / (2 * bytes_of)  # of what a copy moves
     return QuantizerTiming(
         *(dtype, x.numel(), bits, device, best["compress"], best["decompress"], best["pair"]),
+        best["ready"],
         *(best["copy"], best["clone"], best["reference"]),
         medians={name: statistics.median(times) for name, times in found.items()},
         share=2 * best["copy"] / best["pair"],
+        ready_share=2 * best["copy"] / best["ready"],
         compress_share=moved * best["copy"] / best["compress"],
         decompress_share=moved * best["copy"] / best["decompress"],
         times_reference=best["reference"] / best["pair"],
