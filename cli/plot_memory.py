@@ -19,9 +19,12 @@ _SIZE = click.IntRange(1, 2**24)
 @click.option("--hidden", type=_SIZE, metavar="N", default=1024, show_default=True, help="Features of a token.")
 @click.option("--intermediate", type=_SIZE, metavar="N", default=2816, show_default=True, help="Features inside.")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="bfloat16", show_default=True)
+@click.option("--compiled", is_flag=True, help="Measure torch.compile too, which takes a C++ compiler.")
 @click.option("--input", "source", type=FILE, metavar="FILE", help="Draw what `fewbit bench glu -o FILE` measured.")
 @figure_option
-def memory(tokens: int, hidden: int, intermediate: int, dtype: str, source: Path | None, output: Path) -> None:
+def memory(
+    tokens: int, hidden: int, intermediate: int, dtype: str, compiled: bool, source: Path | None, output: Path
+) -> None:
     """Draw what the gated MLP of a Llama keeps for backward, for each token and layer.
 
     Measured are fewbit, eager torch and a checkpoint; Liger-Kernel, Unsloth and NeMo follow from what their kernels
@@ -37,7 +40,7 @@ def memory(tokens: int, hidden: int, intermediate: int, dtype: str, source: Path
         report = read_json(source)
     else:
         check_writable(results)
-        report = _measured(tokens, hidden, intermediate, dtype)
+        report = _measured(tokens, hidden, intermediate, dtype, compiled)
         with atomic_write(results) as stream:
             stream.write(dumps(report).encode())
     save_figure(_figure(report, os.fspath(source or results)), output)
@@ -45,14 +48,14 @@ def memory(tokens: int, hidden: int, intermediate: int, dtype: str, source: Path
         click.echo(f"wrote {written}", err=True)
 
 
-def _measured(tokens: int, hidden: int, intermediate: int, dtype: str) -> dict[str, Any]:
+def _measured(tokens: int, hidden: int, intermediate: int, dtype: str, compiled: bool) -> dict[str, Any]:
     import torch
 
     from ..runtime.glu.bench import Case, measure
     from .bench_glu import report_of
 
     case = Case(tokens, hidden, intermediate, getattr(torch, dtype))
-    return report_of(case, measure(case, rounds=0))
+    return report_of(case, measure(case, 0, compiled))
 
 
 def _figure(report: Any, source: str) -> Any:

@@ -8,6 +8,12 @@
 A copy is `PerGroup(bits, 256)` of the elements in row-major order: 32 bits for a group's minimum and range. With
 `parts` every gradient is linear in what is rounded stochastically, so that its one bias is the table's; `inputs` puts
 rounded numbers through act and act', which are not linear. `exact` gives torch's own gradients, bit for bit.
+
+The bits are shared out by what they do to the gradients of all parameters (`fewbit bench glu-bits`, a small Llama after
+100 steps; squared errors relative to the exact gradient, noise + bias): of all 21 ways to give 11 bits to code, up and
+act(gate), 3 + 4 + 4 errs least, 0.00023 + 0.00005. 2 + 5 + 4 has less noise, and four times the table's bias, which no
+number of steps averages out; act(gate) in 3 bits doubles the noise, in 2 it is nine times as much. Of `inputs`, 4 + 4
+errs by 0.00031 and no bias that could be told from 0, 3 + 5 by twice that.
 """
 
 from collections.abc import Sequence

@@ -11,6 +11,7 @@ from fewbit.memory import profile
 from fewbit.nn import GatedMLP
 from glu_cases import grads, kept_bytes, relative, same
 from torch import nn
+from torch._C import _autograd
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -54,6 +55,10 @@ def with_lora(mlp):
     return mlp
 
 
+# Before torch 2.7 a profile does not see what hooked projections keep, and its own hooks make all of them that.
+seen = pytest.mark.skipif(not hasattr(_autograd, "_top_saved_tensors_default_hooks"), reason="torch does not tell")
+
+
 class TestForward:
     @pytest.mark.parametrize("fused", [False, True])
     @pytest.mark.parametrize("keep", ["parts", "inputs", "exact"])
@@ -78,6 +83,7 @@ class TestKept:
     def test_by_default_x_and_the_parts(self, fused):
         assert profile(block(fused=fused), tokens()).total == N * HIDDEN * 4 + PARTS
 
+    @seen
     def test_x_in_few_bits(self):
         assert profile(block(input_bits=4), tokens()).total == N * HIDDEN * 4.125 / 8 + PARTS
 
@@ -90,6 +96,7 @@ class TestKept:
         assert profile(mlp, tokens()).total == PARTS  # nothing of x
         assert profile(mlp, tokens(requires_grad=False)).total == 0
 
+    @seen
     def test_a_trained_down_projection_alone_keeps_h_alone(self):
         mlp = block().requires_grad_(False)
         mlp.down_proj.requires_grad_(True)
@@ -100,6 +107,7 @@ class TestKept:
         mlp.gate_proj.requires_grad_(True)
         assert profile(mlp, tokens(requires_grad=False)).total == N * HIDDEN * 4 + N * WIDE * (3 + 4.125) / 8
 
+    @seen
     def test_with_lora(self):
         """x and h as before, and what the low ranks keep, of 4 features: of gate, up and down."""
         mlp = with_lora(block())
