@@ -4,6 +4,7 @@ They train by V-Quant on data of their own, one with activations a hundred times
 codes and its number of large values, and "gradients agree" when the averaged gradients are the same in both.
 """
 
+import os
 import sys
 
 import fewbit
@@ -48,6 +49,7 @@ def main(rank, file):
     print("gradients agree", flush=True)
     dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # a thread of gloo's may outlive Python's end, and would abort the process then
 
 
 if __name__ == "__main__":

@@ -243,7 +243,7 @@ def test_one_copy_of_a_normalisation_is_biased_and_two_are_not():
     exact = results(torch.nn.BatchNorm1d(3), x, g)[1]
     for copies in (1, 2):
         draws = Draws()
-        for seed in range(DRAWS):
+        for seed in range(4 * DRAWS):  # a bias shows by the root of how many there are
             torch.manual_seed(seed)
             leaf = x.clone().requires_grad_()
             layers.BatchNorm1d(3, copies=copies, saver=Unequal())(leaf).backward(g)
