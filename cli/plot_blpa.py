@@ -1,30 +1,21 @@
 """`fewbit plot blpa-training`, `gradient-noise` and `blpa-memory`: the evidence for BLPA on real images."""
 
-import json
-import os
-import platform
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..tables import FewbitError
 from ..tables.columns import columns
-from ..tables.files import atomic_write, check_writable, reason
-from ..tables.json_format import dumps
 from .memory import ByteSize
-from .options import FILE, figure_option
+from .options import figure_option
+from .study import Numbers, input_option, run_study, steps_bar
 
-input_option = click.option(
-    "--input", "source", type=FILE, metavar="FILE", help="Draw the results in FILE, and run nothing."
-)
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 images_option = click.option(
     "--images", type=click.Choice(("digits", "patches")), default="digits", show_default=True, help="From scikit-learn."
 )
@@ -71,7 +62,7 @@ def training(
         from ..runtime.experiments.images import COLLECTIONS
 
         chosen = COLLECTIONS[images]()
-        with _bar(seeds * steps) as progress:
+        with steps_bar(seeds * steps) as progress:
             trainings = [
                 train(VARIANTS, chosen, Settings(depth, width, steps, batch, seed=seed), progress)
                 for seed in range(seeds)
@@ -107,7 +98,7 @@ def noise(
         from ..runtime.experiments.images import COLLECTIONS
 
         chosen, settings = COLLECTIONS[images](), Settings(depth, width, steps, batch)
-        with _bar(2 * batches + steps) as progress:
+        with steps_bar(2 * batches + steps) as progress:
             how: Any = {"batches": batches, "batch": batch, "after_batch": progress}
             start = gradient_noise(network(chosen, settings), chosen, **how)
             end = gradient_noise(trained(chosen, settings, progress), chosen, **how)
@@ -159,55 +150,15 @@ def _study(
     figure: str,
     source: Path | None,
     output: Path,
-    run: Callable[[], dict[str, Any]],
-    lines: Callable[[dict[str, Any]], list[str]],
+    run: Callable[[], Numbers],
+    lines: Callable[[Numbers], list[str]],
 ) -> None:
-    """Run a study or read its numbers, print its table, draw its figure; the numbers go beside the figure."""
-    from ..plots import blpa as figures
-    from ..plots import check_figure_path, save_figure
+    def draw(numbers: Numbers) -> "Figure":
+        from ..plots import blpa as figures
 
-    check_figure_path(output)
-    results = output.with_suffix(".json")
-    if source:
-        numbers = _read(name, source)
-    else:
-        check_writable(results)
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # see demo.py; read when torch is loaded
-        numbers = {"study": name, "versions": _versions(), **run()}
-        with atomic_write(results) as stream:
-            stream.write(dumps(numbers).encode())
-    try:
-        text, drawn = lines(numbers), getattr(figures, figure)(numbers)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise FewbitError(f"{source}: not what `fewbit plot {name}` writes: {error!r}") from None
-    save_figure(drawn, output)
-    click.echo("\n".join(text))
-    for written in [output] if source else [results, output]:
-        click.echo(f"wrote {written}", err=True)
+        return getattr(figures, figure)(numbers)
 
-
-def _read(name: str, source: Path) -> dict[str, Any]:
-    try:
-        numbers = json.loads(source.read_bytes())
-    except OSError as error:
-        raise FewbitError(f"cannot read {source}: {reason(error)}") from None
-    except ValueError:
-        numbers = None
-    if not isinstance(numbers, dict) or numbers.get("study") != name:
-        raise FewbitError(f"{source}: not what `fewbit plot {name}` writes")
-    return numbers
-
-
-def _versions() -> dict[str, str]:
-    packages = ("fewbit", "torch", "scikit-learn")
-    installed = {name: version(name) for name in packages if find_spec(name.replace("scikit-learn", "sklearn"))}
-    return {"python": platform.python_version(), **installed}
-
-
-@contextmanager
-def _bar(length: int) -> Iterator[Callable[[], object]]:
-    with click.progressbar(length=length, label="running", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
-        yield lambda: bar.update(1)
+    run_study(name, source, output, run, lines, draw)
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------

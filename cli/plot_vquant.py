@@ -1,13 +1,6 @@
 """`fewbit plot vquant-…`: the tables and figures of V-Quant in small, run on data that ships with Python packages."""
 
-import json
-import os
-import platform
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from importlib.metadata import version
-from importlib.util import find_spec
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +8,12 @@ import click
 
 from ..tables import FewbitError
 from ..tables.columns import columns
-from ..tables.files import atomic_write, check_writable, reason
-from ..tables.json_format import dumps
-from .options import FILE, figure_option
+from .options import figure_option
+from .study import Numbers, input_option, run_study, steps_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-input_option = click.option(
-    "--input", "source", type=FILE, metavar="FILE", help="Draw the results in FILE, and run nothing."
-)
 seeds_option = click.option(
     "--seeds", type=click.IntRange(1, 100), metavar="N", default=3, show_default=True, help="How many, from 0 on."
 )
@@ -50,7 +39,7 @@ def accuracy(seeds: int, epochs: int, source: Path | None, output: Path) -> None
     def run() -> dict[str, Any]:
         from ..runtime.experiments import vquant
 
-        with _bar(len(vquant.configurations()) * seeds) as progress:
+        with steps_bar(len(vquant.configurations()) * seeds) as progress:
             rows = vquant.accuracy_grid(
                 seeds, vquant.Schedule(epochs, learning_rate=vquant.SCHEDULE.learning_rate), progress
             )
@@ -75,7 +64,7 @@ def annealing(seeds: int, epochs: int, source: Path | None, output: Path) -> Non
     def run() -> dict[str, Any]:
         from ..runtime.experiments import vquant
 
-        with _bar(2 * len(vquant.PAIRS) * seeds) as progress:
+        with steps_bar(2 * len(vquant.PAIRS) * seeds) as progress:
             rows = vquant.annealing(
                 seeds, vquant.Schedule(epochs, learning_rate=vquant.SCHEDULE.learning_rate), progress
             )
@@ -99,7 +88,7 @@ def inference(epochs: int, source: Path | None, output: Path) -> None:
     def run() -> dict[str, Any]:
         from ..runtime.experiments import vquant
 
-        with _bar(72) as progress:
+        with steps_bar(72) as progress:
             found = vquant.inference(
                 vquant.Schedule(epochs, learning_rate=vquant.SCHEDULE.learning_rate), progress=progress
             )
@@ -126,7 +115,7 @@ def lstm(steps: int, source: Path | None, output: Path) -> None:
         from ..runtime.experiments import lstm
 
         settings = lstm.Settings(steps=steps)
-        with _bar(len(settings.sizes) * steps) as progress:
+        with steps_bar(len(settings.sizes) * steps) as progress:
             return {"steps": steps, "rows": lstm.table(settings, progress)}
 
     _study("lstm", source, output, run, _lstm_lines)
@@ -166,63 +155,15 @@ def memory(measure: str, source: Path | None, output: Path) -> None:
 COMMANDS = (accuracy, annealing, inference, lstm, memory)
 
 
-# ---- what the commands share -----------------------------------------------------------------------------------------
-
-
 def _study(
-    name: str,
-    source: Path | None,
-    output: Path,
-    run: Callable[[], dict[str, Any]],
-    lines: Callable[[dict[str, Any]], list[str]],
+    name: str, source: Path | None, output: Path, run: Callable[[], Numbers], lines: Callable[[Numbers], list[str]]
 ) -> None:
-    """Run a study or read its numbers, print its table, draw its figure; the numbers go beside the figure."""
-    from ..plots import check_figure_path, save_figure
-    from ..plots import vquant as figures
+    def draw(numbers: Numbers) -> "Figure":
+        from ..plots import vquant as figures
 
-    check_figure_path(output)
-    results = output.with_suffix(".json")
-    if source:
-        numbers = _read(name, source)
-    else:
-        check_writable(results)
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # see demo.py; read when torch is loaded
-        numbers = {"study": f"vquant-{name}", "versions": _versions(), **run()}
-        with atomic_write(results) as stream:
-            stream.write(dumps(numbers).encode())
-    draw: Callable[[dict[str, Any]], Figure] = getattr(figures, f"plot_{name}")
-    try:
-        text, figure = lines(numbers), draw(numbers)
-    except (KeyError, TypeError, ValueError) as error:
-        raise FewbitError(f"{source}: not what `fewbit plot vquant-{name}` writes: {error!r}") from None
-    save_figure(figure, output)
-    click.echo("\n".join(text))
-    for written in [output] if source else [results, output]:
-        click.echo(f"wrote {written}", err=True)
+        return getattr(figures, f"plot_{name}")(numbers)
 
-
-def _read(name: str, source: Path) -> dict[str, Any]:
-    try:
-        numbers = json.loads(source.read_bytes())
-    except OSError as error:
-        raise FewbitError(f"cannot read {source}: {reason(error)}") from None
-    except ValueError:
-        numbers = None
-    if not isinstance(numbers, dict) or numbers.get("study") != f"vquant-{name}":
-        raise FewbitError(f"{source}: not what `fewbit plot vquant-{name}` writes")
-    return numbers
-
-
-def _versions() -> dict[str, str]:
-    packages = ("fewbit", "torch", "scikit-learn")
-    installed = {name: version(name) for name in packages if find_spec(name.replace("scikit-learn", "sklearn"))}
-    return {"python": platform.python_version(), **installed}
-
-
-@contextmanager
-def _bar(length: int) -> Iterator[Callable[[], object]]:
-    with click.progressbar(length=length, label="running", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
-        yield lambda: bar.update(1)
+    run_study(f"vquant-{name}", source, output, run, lines, draw)
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------

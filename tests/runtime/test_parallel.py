@@ -1,11 +1,10 @@
 """Two processes on one machine, over gloo: their gradients are those of one process."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import said_by_two
 
 SCRIPT = Path(__file__).parent.parent / "support" / "parallel_training.py"
 
@@ -13,20 +12,7 @@ SCRIPT = Path(__file__).parent.parent / "support" / "parallel_training.py"
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
     """What two processes that train together say."""
-    if not torch.distributed.is_gloo_available():
-        pytest.skip("this torch has no gloo")
-    meeting = tmp_path_factory.mktemp("parallel") / "meeting"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, SCRIPT, str(rank), meeting], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        for rank in range(2)
-    ]
-    try:
-        return [process.communicate(timeout=240)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    return said_by_two(SCRIPT, tmp_path_factory.mktemp("parallel") / "meeting")
 
 
 FSDP = pytest.param(
