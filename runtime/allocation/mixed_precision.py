@@ -11,7 +11,8 @@ sensitivity of a sample depends on a gradient that is not known yet (sensitivity
     stale       by the gradient of the same sample in the last epoch, and until there is one by that average
 
 A layer whose gradient has not been seen (all, before the first backward pass) has the average of `bits`, so that the
-first iteration is ActNN with per-sample bits alone, and a layer that is not used takes nothing from the others.
+first iteration is ActNN with per-sample bits alone, and a layer that is not used takes nothing from the others. So has
+a layer of a kind whose sensitivities say nothing beside another kind's (sensitivity.py, `is_comparable`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,7 @@ from ..packing import GROUP
 from ..quantizers import Compressed, PerGroup
 from ..quantizers.common import check_integer, total_bytes
 from .greedy import allocate
-from .sensitivity import gradient_factor, has_weights, input_deviation, quantization_variance
+from .sensitivity import gradient_factor, has_weights, input_deviation, is_comparable, quantization_variance
 
 Gradients = Literal["average", "stale"]
 
@@ -148,7 +149,7 @@ class MixedPrecision:
             saver.batches.clear()
 
     def _share_out(self) -> None:
-        used = [s for s in self.savers.values() if s.batches and s.magnitude is not None]
+        used = [s for s in self.savers.values() if s.batches and s.magnitude is not None and is_comparable(s.layer)]
         known = [(saver, batch, batch.sensitivity()) for saver in used for batch in saver.batches]
         known = [(saver, batch, w) for saver, batch, w in known if np.isfinite(w).all()]
         if not known:

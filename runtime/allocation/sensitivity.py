@@ -22,6 +22,10 @@ before it. That is nothing for linear layers, whose ∇X does not depend on it. 
 for all samples, moves all of ∇X along x̄, and a weight before adds that up: to w_c²/s_c² of the variance of ∇w_c, if its
 inputs are white and of variance 1. P is the number of such weights. Without the factor normalisations get 1 bit each,
 and the variance of all gradients at 2 bits on average is three times that of the same bits everywhere.
+
+Linear layers, convolutions and batch normalisation are held against measured variances. What the last two rows say is
+good enough to compare samples of one layer, not layers: a transformer whose bits they helped to share out trained worse
+than with the same bits everywhere, and better than that without them (`is_comparable`).
 """
 
 from functools import cache
@@ -79,6 +83,11 @@ def input_deviation(layer: nn.Module, x: Tensor) -> Tensor | None:
 def has_weights(layer: nn.Module) -> bool:
     """Tell whether a layer multiplies its input by a matrix that is learned."""
     return isinstance(layer, nn.Linear | _ConvNd)
+
+
+def is_comparable(layer: nn.Module) -> bool:
+    """Tell whether a layer's sensitivities can be compared with those of other layers."""
+    return isinstance(layer, nn.Linear | _ConvNd) or _by_channel(layer)
 
 
 def _by_channel(layer: nn.Module) -> bool:

@@ -245,6 +245,20 @@ def test_arguments_are_checked(arguments):
         MixedPrecision(network(), **arguments)
 
 
+def test_kinds_whose_sensitivities_do_not_compare_keep_the_average():
+    torch.manual_seed(0)
+    first, norm, last = layers.Linear(64, 64, bits=2), layers.LayerNorm(64, bits=2), layers.Linear(64, 1, bits=2)
+    model = nn.Sequential(first, norm, nn.ReLU(), last)
+    precision = MixedPrecision(model, 2.5)
+    for seed in range(3):
+        x = torch.randn(32, 64, generator=torch.Generator().manual_seed(seed))
+        model(x).square().mean().backward()
+    model(x)
+    assert precision.bits["1"] == 2.5
+    assert precision.bits["0"] != precision.bits["3"]
+    assert (precision.bits["0"] + precision.bits["3"]) / 2 == pytest.approx(2.5, abs=0.05)
+
+
 def test_a_model_without_compressed_layers_is_refused():
     with pytest.raises(FewbitError, match="no compressed layer"):
         MixedPrecision(nn.Linear(2, 2))
