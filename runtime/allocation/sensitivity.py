@@ -24,8 +24,8 @@ inputs are white and of variance 1. P is the number of such weights. Without the
 and the variance of all gradients at 2 bits on average is three times that of the same bits everywhere.
 
 Linear layers, convolutions and batch normalisation are held against measured variances. What the last two rows say is
-good enough to compare samples of one layer, not layers: a small transformer at 2 bits on average trained worse than with
-the same bits everywhere when they took part, and better than that when they did not (`is_comparable`).
+good enough to compare samples of one layer, not layers: a small transformer at 2 bits on average trained worse than
+with the same bits everywhere when they took part, and better than that when they did not (`is_comparable`).
 """
 
 from functools import cache
