@@ -4,19 +4,17 @@ They train by V-Quant on data of their own, one with activations a hundred times
 codes and its number of large values, and "gradients agree" when the averaged gradients are the same in both.
 """
 
-import os
 import sys
 
 import fewbit
 import torch
 import torch.distributed as dist
 from fewbit.quantizers import Outlier
+from processes import group_of_two
 from torch import nn
 
 
-def main(rank, file):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+def main(rank):
     x = torch.randn(1000, generator=torch.Generator().manual_seed(rank)) * 100**rank
     codes = Outlier(3, 0.02).compress(x)
     alone = x.abs().sort().values
@@ -47,10 +45,8 @@ def main(rank, file):
         dist.all_reduce(mean)
         torch.testing.assert_close(gradient, mean / 2)
     print("gradients agree", flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
-    os._exit(0)  # a thread of gloo's may outlive Python's end, and would abort the process then
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    with group_of_two(rank := int(sys.argv[1]), sys.argv[2]):
+        main(rank)

@@ -9,11 +9,11 @@ import sys
 import fewbit
 import torch
 import torch.distributed as dist
+from processes import PROCESSES, group_of_two
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
-PROCESSES = 2
 LEVELS = ("L2", "L3", "L4")
 KINDS = ("ddp", "ddp-checkpointed", "ddp-compiled", "fsdp")
 
@@ -95,18 +95,15 @@ def compare_compressed(level, rank):
             optimizer.zero_grad()
 
 
-def main(rank, file):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=PROCESSES)
+def main(rank):
     for kind in KINDS:
         compare(kind, rank)
         print("done", kind, flush=True)
     for level in LEVELS:
         compare_compressed(level, rank)
         print("done", level, flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    with group_of_two(rank := int(sys.argv[1]), sys.argv[2]):
+        main(rank)

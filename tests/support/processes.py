@@ -1,24 +1,43 @@
 """Two processes that meet over gloo."""
 
+import os
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 import torch
+import torch.distributed as dist
+
+PROCESSES = 2
 
 
 def said_by_two(script, meeting):
     """Return what each of two processes prints that run `script` with their rank and the file in which they meet."""
-    if not torch.distributed.is_gloo_available():
+    if not (dist.is_available() and dist.is_gloo_available()):
         pytest.skip("this torch has no gloo")
     processes = [
         subprocess.Popen(
             [sys.executable, script, str(rank), meeting], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-        for rank in range(2)
+        for rank in range(PROCESSES)
     ]
     try:
         return [process.communicate(timeout=240)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
+
+
+@contextmanager
+def group_of_two(rank, meeting):
+    """For such a script: be one of the two within the block, and leave Python at its end."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=PROCESSES)
+    yield
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    # One of gloo's threads may still hold a Python object, and aborts the process where it lets go of it after
+    # Python's end ("terminate called without an active exception"). There is nothing left to clean up.
+    os._exit(0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from processes import said_by_two
 
-SCRIPT = Path(__file__).parents[2] / "support" / "glu_parallel.py"
+SCRIPT = Path(__file__).parents[2] / "support" / "parallel_glu.py"
 
 
 @pytest.fixture(scope="module")

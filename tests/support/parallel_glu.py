@@ -1,4 +1,4 @@
-"""What each of two processes runs: `python glu_parallel.py RANK FILE`, FILE being where they meet.
+"""What each of two processes runs: `python parallel_glu.py RANK FILE`, FILE being where they meet.
 
 A model of gated MLPs trained by two processes. Each draws roundings of its own, so gradients are compared where
 nothing is rounded (keep="exact"), and in few bits held against the exact ones.
@@ -9,10 +9,10 @@ import sys
 import torch
 import torch.distributed as dist
 from fewbit.nn import GatedMLP
+from processes import PROCESSES, group_of_two
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-PROCESSES = 2
 KINDS = ("ddp", "fsdp")
 
 
@@ -49,15 +49,12 @@ def compare(kind, rank):
             assert (whole - one).norm() <= tolerance * one.norm(), (kind, keep)
 
 
-def main(rank, file):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=PROCESSES)
+def main(rank):
     for kind in KINDS:
         compare(kind, rank)
         print("done", kind, flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    with group_of_two(rank := int(sys.argv[1]), sys.argv[2]):
+        main(rank)
