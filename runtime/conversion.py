@@ -86,6 +86,11 @@ def report_of(model: nn.Module, replaced: Sequence[Replaced], left: Sequence[Lef
     return Report(model, tuple(sorted(replaced, key=place)), tuple(sorted(left, key=place)), tuple(notes))
 
 
+def one_line(module: object) -> str:
+    """Return a module as it prints itself, on one line: the text of a row."""
+    return " ".join(repr(module).split())
+
+
 def _grouped(rows: Sequence[Row]) -> list[list[Row]]:
     """Return rows that differ in the numbers of their names alone together."""
     groups: dict[Row, list[Row]] = {}

@@ -16,8 +16,8 @@ from torch import nn
 
 from ..tables import FewbitError, Table
 from .choice import TableOrPath, key_for_activation, key_for_module, names_activation, read_tables
-from .conversion import Left, Replaced, Report, report_of
-from .methods import choose_method, undo_methods
+from .conversion import Left, Replaced, Report, one_line, report_of
+from .methods import choose_methods, undo_methods
 from .modules import FewBitActivation
 from .placement import put, put_back
 from .resolve import DEFAULT_BITS
@@ -70,7 +70,9 @@ def convert(
             `include` and `exclude` choose the convolutions and matrices too.
         glu: ``parts``, ``inputs`` or ``exact``: gated MLPs as those of Llama become `fewbit.nn.GatedMLP`, of which the
             tensors inside are kept in few bits (glu/plan.py); or a mapping with its keep, copy_bits and input_bits.
-            Of these four arguments a model takes one.
+
+    `glu`, `fuse_preact` and one of `level` and `outliers` go together, in this order: each takes what those before it
+    have left. So ``glu="parts", level="L2"`` keeps gated MLPs as one, and every layer that is in none by the level.
 
     Returns:
         The report; `print` shows it as a table.
@@ -80,18 +82,18 @@ def convert(
             another argument is wrong. The model is then as it was.
     """
     _check_model(model)
-    method = choose_method(model, bits, fused, level=level, outliers=outliers, fuse_preact=fuse_preact, glu=glu)
+    methods = choose_methods(model, bits, fused, level=level, outliers=outliers, fuse_preact=fuse_preact, glu=glu)
     given = read_tables(tables)
-    layers, found = method.candidates(), activations(model)
+    found = activations(model)
     forms = {activation: form_of(activation.original, fused) for activation in found}
-    skipped = unwanted([*found, *layers], include, exclude)
+    skipped = unwanted([*found, *methods.candidates], include, exclude)
     _check_keys(given, forms)
 
     def make(activation: Found, form: Form) -> FewBitActivation | str:
-        return _made(activation, form, method.activation_bits or DEFAULT_BITS, given)
+        return _made(activation, form, methods.activation_bits or DEFAULT_BITS, given)
 
     made: dict[Found, FewBitActivation] = {}
-    for activation in found if method.activation_bits else []:
+    for activation in found if methods.activation_bits else []:
         form = forms[activation]
         if isinstance(form, Form) and activation not in skipped:
             new = make(activation, form)
@@ -99,8 +101,8 @@ def convert(
                 forms[activation] = new
             else:
                 made[activation] = new
-    applied = method.apply(layers, skipped, make)  # until here the model is as it was
-    found = [activation for activation in found if method.activation_bits and not applied.takes(activation)]
+    applied = methods.apply(skipped, make)  # until here the model is as it was
+    found = [activation for activation in found if methods.activation_bits and not applied.takes(activation)]
     made = {activation: new for activation, new in made.items() if activation in found}
     root = applied.model
     for activation, new in made.items():
@@ -121,7 +123,8 @@ def revert(model: nn.Module) -> nn.Module:
         `model`, or the original if `model` is itself a converted activation.
 
     Raises:
-        FewbitError: the model is compiled or scripted.
+        FewbitError: the model is compiled or scripted, or a converted layer has been parametrized or sharded since. The
+            model is then as it was.
     """
     _check_model(model)
     model = undo_methods(model)
@@ -187,6 +190,5 @@ def _left(activation: Found, form: Form | str, skipped: Mapping[Found, str]) -> 
 
 def _text(activation: Activation) -> str:
     """Return a module on one line, a function as its name."""
-    if isinstance(activation, nn.Module):
-        return " ".join(repr(activation).split())
-    return getattr(activation, "__name__", None) or " ".join(repr(activation).split())
+    name = None if isinstance(activation, nn.Module) else getattr(activation, "__name__", None)
+    return name or one_line(activation)

@@ -7,8 +7,7 @@
     L4  L3, and what is compressed waits in host memory
     L5  L4, and CUDA's allocator takes memory in segments that can grow, so that it does not fragment
 
-A layer is converted by changing its class to the subclass in `fewbit.layers`, and nothing else: it stays the very
-object, with its parameters, buffers, hooks and mode, and so does whoever holds it. `revert` changes the class back.
+A layer is converted by changing its class to the subclass in `fewbit.layers` (recast.py), and stays the very object.
 """
 
 import math
@@ -24,17 +23,15 @@ from torch import nn
 from ..tables import FewbitError
 from ..tables.errors import shown
 from . import layers
-from .conversion import Left, Replaced
+from .conversion import Left, Replaced, one_line
 from .layers.base import CompressedLayer
 from .layers.saver import QuantizerSaver
 from .layers.swap import Swapper, SwappingSaver
 from .methods import Applied, Make
 from .modules import FewBitActivation
 from .quantizers import PerGroup
-from .search import Found
-
-# Where a converted layer keeps the class that it had.
-_FORMER = "_fewbit_former"
+from .recast import precision_of, recast, recast_by, restore, torch_class, why_not
+from .search import Found, modules_of
 
 _CONVOLUTIONS = tuple(f"Conv{kind}{d}d" for kind in ("", "Transpose") for d in (1, 2, 3))
 _COMPRESSED = (
@@ -109,19 +106,8 @@ def compressible(model: nn.Module) -> list[Found]:
 
     The output projection of an attention belongs to it, and is not listed.
     """
-    found: dict[int, Found] = {}
-    around: dict[str, nn.Module] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        around[name] = module
-        if not _is_listed(module):
-            continue
-        parents = [around[name[:end]] for end in (0, *(i for i, c in enumerate(name) if c == ".")) if name]
-        if any(isinstance(parent, nn.MultiheadAttention | torch.jit.ScriptModule) for parent in parents):
-            continue
-        entry = found.setdefault(id(module), Found(module))
-        entry.names.append(name)
-        entry.around.extend(parent for parent in parents if parent not in entry.around)
-    return list(found.values())
+    found = modules_of(model, _is_listed)
+    return [layer for layer in found if not any(isinstance(m, nn.MultiheadAttention) for m in layer.around)]
 
 
 def _is_listed(module: nn.Module) -> bool:
@@ -142,19 +128,13 @@ def convert_layers(
     for layer in found:
         module = layer.current
         assert isinstance(module, nn.Module)
-        was = text(module)
         why = why_left(module, level) or skipped.get(layer)
         if why is not None:
-            left.append(Left(layer.name, was, why))
+            left.append(Left(layer.name, one_line(module), why))
             continue
-        former = vars(module).get(_FORMER, type(module))
-        was = text(revert_layer(module))
-        vars(module)[_FORMER] = former
-        module.__class__ = _FORMS[former]
-        if isinstance(module, CompressedLayer):
-            module.saver = saver
-        kept = _EXACT.get(former.__name__, bits)
-        replaced.append((module, Replaced(layer.name, was, "", kept, math.nan)))
+        was, torchs = one_line(restore(module)), type(module)
+        recast(module, _FORMS[torchs], "level", saver)
+        replaced.append((module, Replaced(layer.name, was, "", _EXACT.get(torchs.__name__, bits), math.nan)))
     return replaced, left
 
 
@@ -162,28 +142,20 @@ def why_left(module: nn.Module, level: Level) -> str | None:
     """Return why `level` does not convert `module`, or None if it does."""
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return "it keeps its indices alone, which are the batch itself"
-    former = vars(module).get(_FORMER)
-    if former is None and type(module) not in _FORMS:
-        if isinstance(module, CompressedLayer) or type(module) in _FORMS.values():
-            return "it is a compressed layer already"
-        return f"{type(module).__name__} may compute something else than torch's class that it derives from"
-    if (former or type(module)).__name__ not in level.names:
+    if torch_class(module) in _FORMS and torch_class(module).__name__ not in level.names:
         return "this level leaves it"
-    if "forward" in vars(module):
-        return "its forward was replaced on the instance"
-    return None
+    return why_not(module, _FORMS)
 
 
 def is_converted(module: nn.Module) -> bool:
-    """Tell whether `convert` has made a compressed layer of `module`."""
-    return isinstance(module, CompressedLayer) and _FORMER in vars(module)
+    """Tell whether a level has made a compressed layer of `module`."""
+    return isinstance(module, CompressedLayer) and recast_by(module) == "level"
 
 
 def stop_sharing(model: nn.Module) -> None:
     """Take the converted layers of `model` out of the `MixedPrecision` that they are in."""
     for module in model.modules():
-        saver = vars(module).get("saver") if is_converted(module) else None
-        precision = getattr(getattr(saver, "saver", saver), "precision", None)
+        precision = precision_of(module) if is_converted(module) else None
         if precision is not None:
             precision.remove()
 
@@ -194,23 +166,6 @@ def swap_layers(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, CompressedLayer) and is_converted(module):
             module.saver = SwappingSaver(module.saver, swapper)
-
-
-def revert_layer(module: nn.Module) -> nn.Module:
-    """Make `module` torch's own again if it was converted; return it."""
-    former = vars(module).pop(_FORMER, None)
-    if former is not None:
-        vars(module).pop("saver", None)
-        vars(module).pop("copies", None)
-        module.__class__ = former
-    return module
-
-
-def revert_layers(model: nn.Module) -> None:
-    """Make all converted layers of `model` torch's own again."""
-    stop_sharing(model)
-    for module in list(model.modules()):
-        revert_layer(module)
 
 
 def expandable_segments() -> str:
@@ -227,11 +182,6 @@ def expandable_segments() -> str:
         warnings.simplefilter("ignore", FutureWarning)  # the same function has moved
         torch.cuda.memory._set_allocator_settings(setting)
     return f"L5: CUDA's allocator is set to {setting} for what it takes from now on"
-
-
-def text(module: nn.Module) -> str:
-    """Return a module on one line."""
-    return " ".join(repr(module).split())
 
 
 @dataclass(frozen=True)
@@ -278,5 +228,6 @@ class ByLevel:
             notes.append(f"{self.name}: what layers compress waits in host memory")
         if self.level.defragments:
             notes.append(expandable_segments())
-        replaced = tuple(replace(row, now=f"layers.{text(module)}") for module, row in converted)
-        return Applied(self.model, replaced, tuple(left), frozenset(id(layer.current) for layer in found), tuple(notes))
+        replaced = tuple(replace(row, now=f"layers.{one_line(module)}") for module, row in converted)
+        taken = frozenset(id(layer.current) for layer in found)
+        return Applied(self.model, replaced, tuple(left), taken, tuple(notes))

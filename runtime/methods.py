@@ -1,11 +1,12 @@
-"""The ways of keeping less that `convert` knows beside few-bit activations; a model takes one of them at a time.
+"""The ways of keeping less that `convert` knows beside few-bit activations, and the order in which a model takes them.
 
-    level         levels.py              ActNN: layers save their inputs by groups
-    outliers      vquant/conversion.py   V-Quant: layers and ReLUs share few bits and the largest values
-    fuse_preact   preact/conversion.py   BLPA: normalisation, ReLU and layer in one
-    glu           glu/conversion.py      gated MLPs in one
+    1  glu           glu/conversion.py      gated MLPs in one
+    2  fuse_preact   preact/conversion.py   BLPA: normalisation, ReLU and layer in one
+    3  level         levels.py              ActNN: layers save their inputs by groups
+       outliers      vquant/conversion.py   V-Quant: layers and ReLUs share few bits and the largest values
 
-Each takes the parts of a model that are its own; what activations are left `convert` replaces by itself.
+The larger pieces come first, and each takes what those before it have left; what activations are left then `convert`
+replaces by itself. A level and V-Quant both want every layer, so a model takes one of them.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +28,7 @@ Make = Callable[[Found, Form], FewBitActivation | str]
 
 @dataclass(frozen=True)
 class Applied:
-    """What a method did.
+    """What a method did, or several.
 
     Attributes:
         model: the very object given, or what stands for it now.
@@ -42,91 +43,130 @@ class Applied:
     taken: frozenset[int] = frozenset()
     notes: tuple[str, ...] = ()
 
-    def takes(self, activation: Found) -> bool:
-        """Tell whether an activation is the method's, or within what is."""
-        return any(id(module) in self.taken for module in (activation.current, *activation.around))
+    def takes(self, found: Found) -> bool:
+        """Tell whether a part of the model is the method's, or within what is."""
+        return any(id(module) in self.taken for module in (found.current, *found.around))
+
+    def then(self, later: "Applied") -> "Applied":
+        """Return this and what was done to the same model after it; of what was left the later one tells."""
+        told = {row.name for row in (*later.replaced, *later.left)}
+        return Applied(
+            self.model if self.replaced else later.model,  # a model that is itself replaced has no other parts
+            (*self.replaced, *later.replaced),
+            (*(row for row in self.left if row.name not in told), *later.left),
+            self.taken | later.taken,
+            (*self.notes, *later.notes),
+        )
 
 
 class Method(Protocol):
     """A way of keeping less, with its arguments and the model; made by what checks them and changes nothing."""
-
-    @property
-    def activation_bits(self) -> int | None:
-        """Bits of the activations that it does not take; None if they stay as they are, and untold."""
-        ...
 
     def candidates(self) -> list[Found]:
         """Return the parts that it may replace, for the user to choose from."""
         ...
 
     def apply(self, found: list[Found], skipped: Mapping[Found, str], make: Make) -> Applied:
-        """Replace, in place, its candidates but those that are skipped, which are told with why.
-
-        Raises:
-            FewbitError: an argument does not go with the model, which is then as it was.
-        """
+        """Replace, in place, those of its candidates that are free, but for the skipped, which are told with why."""
         ...
 
 
 @dataclass(frozen=True)
-class ActivationsAlone:
-    """No method: all activations are converted, and nothing else."""
+class Methods:
+    """What the user asked for.
+
+    Attributes:
+        model: what is converted.
+        chosen: each method with the parts that it may replace, in the order in which they run.
+        activation_bits: of activations that no method takes; None if they stay as they are, and untold.
+    """
 
     model: nn.Module
-    activation_bits: int
+    chosen: tuple[tuple[Method, list[Found]], ...]
+    activation_bits: int | None
 
+    @property
     def candidates(self) -> list[Found]:
-        """Return nothing."""
-        return []
+        """What any of the methods may replace, for the user to choose from."""
+        return [found for _, candidates in self.chosen for found in candidates]
 
-    def apply(self, found: list[Found], skipped: Mapping[Found, str], make: Make) -> Applied:
-        """Change nothing. What runs in chains that were fused before is theirs."""
+    def apply(self, skipped: Mapping[Found, str], make: Make) -> Applied:
+        """Run the methods, each on what those before it have left; return what they did together."""
+        done = Applied(self.model, taken=frozenset(self._parts()))
+        for method, candidates in self.chosen:
+            done = done.then(method.apply([found for found in candidates if not done.takes(found)], skipped, make))
+        return done
+
+    def _parts(self) -> set[int]:
+        """Return the identities of modules that others compute with as one, as they were found: they are not free."""
+        from .glu.block import GatedMLP
+        from .preact.conversion import ByChains
         from .preact.fuse import swallowed
+        from .preact.layers import PreActLayer
 
-        return Applied(self.model, taken=frozenset(swallowed(self.model)))
+        wholes = [module for module in self.model.modules() if isinstance(module, GatedMLP | PreActLayer)]
+        parts = {id(part) for whole in wholes for part in whole.modules() if part is not whole}
+        fused_anew = any(isinstance(method, ByChains) for method, _ in self.chosen)
+        return parts if fused_anew else parts | swallowed(self.model)
 
 
-def choose_method(model: nn.Module, bits: Any, fused: bool, **wanted: Any) -> Method:
-    """Return the method that the user asked for.
+def choose_methods(model: nn.Module, bits: Any, fused: bool, **wanted: Any) -> Methods:
+    """Return the methods that the user asked for, with their arguments checked.
 
     Args:
         model, bits, fused: as of `convert`.
         **wanted: its arguments level, outliers, fuse_preact and glu, None where not given.
 
     Raises:
-        FewbitError: there are two, or an argument is wrong.
+        FewbitError: two of them want the same layers, or an argument is wrong.
     """
     given = {name: value for name, value in wanted.items() if value is not None}
-    if len(given) > 1:
-        names = " and ".join(given)
-        raise FewbitError(f"{names} exclude each other: a layer saves its input in one way, so give one of them")
-    if "level" in given:
-        from .levels import ByLevel
-
-        return ByLevel.of(model, given["level"], bits)
-    whole = check_bits(DEFAULT_BITS if bits is None else bits)
-    if "outliers" in given:
-        from .vquant.conversion import ByValue
-
-        return ByValue(model, whole, given["outliers"])
-    if "fuse_preact" in given:
-        from .preact.conversion import ByChains
-
-        return ByChains.of(model, whole, given["fuse_preact"])
+    if "level" in given and "outliers" in given:
+        raise FewbitError(
+            "level and outliers exclude each other: both want every layer, which saves its input in one way; give one"
+        )
+    chosen: list[Method] = []
     if "glu" in given:
         from .glu.conversion import ByGates, read_options
 
-        return ByGates(model, whole, read_options(given["glu"]), fused)
-    return ActivationsAlone(model, whole)
+        chosen.append(ByGates(model, read_options(given["glu"]), fused))
+    if "fuse_preact" in given:
+        from .preact.conversion import ByChains
+
+        chosen.append(ByChains.of(model, given["fuse_preact"]))
+    if "level" in given:
+        from .levels import ByLevel
+
+        by_level = ByLevel.of(model, given["level"], bits)
+        chosen.append(by_level)
+        activation_bits = by_level.activation_bits
+    else:
+        activation_bits = check_bits(DEFAULT_BITS if bits is None else bits)
+        if "outliers" in given:
+            from .vquant.conversion import ByValue
+
+            chosen.append(ByValue.of(model, activation_bits, given["outliers"]))
+    return Methods(model, tuple((method, method.candidates()) for method in chosen), activation_bits)
 
 
 def undo_methods(model: nn.Module) -> nn.Module:
-    """Put back, in place, what methods replaced in `model`; return it, or what it itself was in place of."""
-    from .glu.conversion import ungate
-    from .levels import revert_layers
-    from .preact.fuse import unfuse
-    from .vquant.conversion import torch_again
+    """Put back, in place, what methods replaced in `model`; return it, or what it itself was in place of.
 
-    revert_layers(model)
+    Raises:
+        FewbitError: a layer's class was changed since it was converted; the model is then as it was.
+    """
+    from .glu.conversion import ungate
+    from .preact.fuse import unfuse
+    from .recast import restore, was_changed
+    from .vquant.conversion import relus_again
+
+    for name, module in model.named_modules():
+        if was_changed(module):
+            raise FewbitError(
+                f"{name or 'the model'} became a {type(module).__name__} after it was converted: take off what made it "
+                "one, such as a parametrization or FSDP, before revert"
+            )
+    for module in model.modules():
+        restore(module)
     unfuse(model)
-    return ungate(torch_again(model))
+    return ungate(relus_again(model))

@@ -1,4 +1,7 @@
-"""Putting one module in the place of another, and back."""
+"""Putting one module in the place of another, and back: activations, which may be functions, and gated MLPs.
+
+What has weights of its own stays where it is, and changes its class: recast.py.
+"""
 
 from typing import Any
 

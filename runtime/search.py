@@ -13,7 +13,7 @@ from .held import HeldFunction, read_function
 from .modules import MODULES, FewBitActivation
 from .recognition import recognise, why_left
 
-__all__ = ["Found", "activations", "original_of"]
+__all__ = ["Found", "activations", "modules_of", "original_of"]
 
 Function = Callable[..., Any]
 Activation = nn.Module | Function
@@ -68,6 +68,25 @@ def activations(model: nn.Module) -> list[Found]:
         entry.around.extend(module for module in around if module not in entry.around)
         if around and (around[-1], attribute) not in entry.places:
             entry.places.append((around[-1], attribute))
+    return list(found.values())
+
+
+def modules_of(model: nn.Module, wanted: Callable[[nn.Module], bool]) -> list[Found]:
+    """Return the modules of `model` that are `wanted`, in the order of `named_modules()`; not what is TorchScript."""
+    found: dict[int, Found] = {}
+    modules: dict[str, nn.Module] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        modules[name] = module
+        if not wanted(module):
+            continue
+        around = [modules[name[:end]] for end in (0, *(i for i, c in enumerate(name) if c == ".")) if name]
+        if any(isinstance(parent, torch.jit.ScriptModule) for parent in around):
+            continue
+        entry = found.setdefault(id(module), Found(module))
+        entry.names.append(name)
+        entry.around.extend(parent for parent in around if parent not in entry.around)
+        if around and (place := (around[-1], name.rpartition(".")[2])) not in entry.places:
+            entry.places.append(place)
     return list(found.values())
 
 

@@ -111,6 +111,14 @@ class MixedPrecision:
         for layer, saver in self._before.values():
             layer.saver = saver
 
+    def release(self, layer: nn.Module) -> None:
+        """Let `layer`, which saves through something else from now on, have no part in the sharing."""
+        for name, (held, _) in [*self._before.items()]:
+            if held is layer:
+                del self._before[name], self.savers[name]
+        if not self.savers:
+            self._hook.remove()
+
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned, for a checkpoint."""
         return {

@@ -26,7 +26,8 @@ from ..methods import Applied, Make
 from ..modules import FewBitActivation
 from ..placement import put, put_back
 from ..prepared import register_table
-from ..search import ORIGINAL, Form, Found, form_of, original_of
+from ..recast import restore
+from ..search import ORIGINAL, Form, Found, form_of, modules_of, original_of
 from .block import GatedMLP
 from .derivatives import DERIVATIVES
 from .plan import DEFAULT_COPY_BITS, Keep, Plan, check_copy_bits, check_keep
@@ -85,13 +86,11 @@ class ByGates:
 
     Attributes:
         model: whose they are.
-        activation_bits: of all activations, those in the MLPs included.
         options: what the MLPs keep.
         fused: as of `convert`.
     """
 
     model: nn.Module
-    activation_bits: int
     options: Options
     fused: bool
 
@@ -100,18 +99,20 @@ class ByGates:
         return candidates(self.model)
 
     def apply(self, found: list[Found], skipped: Mapping[Found, str], make: Make) -> Applied:
-        """Put a `GatedMLP` in place of each."""
+        """Put a `GatedMLP` in place of each; what is in it is torch's again if it was converted before."""
         outcomes = {block: skipped.get(block) or made(block, self.options, self.fused, make) for block in found}
         new = {block: outcome for block, outcome in outcomes.items() if isinstance(outcome, GatedMLP)}
         model = self.model
         for block, module in new.items():
             put(block, module)
             model = model if block.places else module
+            for projection in module.modules():
+                restore(projection)
         return Applied(
             model,
             tuple(replaced(block, module) for block, module in new.items()),
             tuple(left(block, why) for block, why in outcomes.items() if isinstance(why, str)),
-            frozenset(id(block.current) for block in new),
+            frozenset(id(module) for block in new for module in (block.current, new[block])),
         )
 
 
@@ -124,20 +125,12 @@ def ungate(model: nn.Module) -> nn.Module:
 
 def candidates(model: nn.Module) -> list[Found]:
     """Return the gated MLPs of `model`, in the order of modules, also those whose forward is another."""
-    found: dict[int, Found] = {}
-    modules = dict(model.named_modules(remove_duplicate=False))
-    for name, module in modules.items():
-        original = original_of(module) if isinstance(module, GatedMLP) else module
-        if not isinstance(original, nn.Module) or not any(parts <= original._modules.keys() for parts in _PARTS):
-            continue
-        entry = found.setdefault(id(module), Found(module))
-        entry.names.append(name)
-        parts = name.split(".")
-        around = [modules[".".join(parts[:i])] for i in range(len(parts)) if name]
-        entry.around.extend(m for m in around if m not in entry.around)
-        if around:
-            entry.places.append((around[-1], parts[-1]))
-    return list(found.values())
+    return modules_of(model, _has_projections)
+
+
+def _has_projections(module: nn.Module) -> bool:
+    original = original_of(module) if isinstance(module, GatedMLP) else module
+    return isinstance(original, nn.Module) and any(parts <= original._modules.keys() for parts in _PARTS)
 
 
 def made(block: Found, options: Options, fused: bool, make: Make) -> GatedMLP | str:

@@ -10,6 +10,7 @@ from torch import nn
 from ...tables.table import check_bits
 from ..conversion import Left, Replaced
 from ..methods import Applied, Make
+from ..recast import restore
 from ..search import Found
 from .fuse import Plan, Planned, plan_of, swallowed
 
@@ -20,33 +21,34 @@ class ByChains:
 
     Attributes:
         model: whose they are.
-        activation_bits: of the activations in no chain.
         bits: of the chains.
         plan: which chains there are.
         chains: each as `convert` selects it, by its linear part.
     """
 
     model: nn.Module
-    activation_bits: int
     bits: int
     plan: Plan
     chains: Mapping[Found, Planned]
 
     @classmethod
-    def of(cls, model: nn.Module, activation_bits: int, bits: Any) -> "ByChains":
+    def of(cls, model: nn.Module, bits: Any) -> "ByChains":
         """Find the chains of `model`; raises `FewbitError` if `bits` is no integer from 1 to 8."""
         bits = check_bits(bits)
         plan = plan_of(model)
-        return cls(model, activation_bits, bits, plan, {chain.as_found(model): chain for chain in plan.planned})
+        return cls(model, bits, plan, {chain.as_found(model): chain for chain in plan.planned})
 
     def candidates(self) -> list[Found]:
         """Return the linear part of each chain."""
         return list(self.chains)
 
     def apply(self, found: list[Found], skipped: Mapping[Found, str], make: Make) -> Applied:
-        """Fuse the chains."""
-        unwanted = {self.chains[each] for each in found if each in skipped}
-        fused = self.plan.apply(self.bits, lambda chain: chain not in unwanted)
+        """Fuse the chains; their links are torch's layers again if they were converted before."""
+        wanted = {self.chains[each] for each in found if each not in skipped}
+        for chain in wanted:
+            for link in chain.chain.links(chain.owner):
+                restore(link)
+        fused = self.plan.apply(self.bits, lambda chain: chain in wanted)
         left = [Left(self.chains[each].name, self.chains[each].was, skipped[each]) for each in found if each in skipped]
         return Applied(
             self.model,

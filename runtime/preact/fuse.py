@@ -20,6 +20,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from ...tables.names import counted
+from ..conversion import one_line
+from ..recast import torch_class
 from ..search import ORIGINAL, Found
 from .function import NORMS
 from .layers import FOLDED, PreActLayer, preactivate
@@ -63,6 +65,11 @@ class Chain:
         """Return the normalisation, what is folded in, and the linear part."""
         before = (owner.get_submodule(link) if isinstance(link, str) else link for link in self.before)
         return owner.get_submodule(self.norm), tuple(before), owner.get_submodule(self.linear)
+
+    def links(self, owner: nn.Module) -> list[nn.Module]:
+        """Return its modules but for the activation."""
+        norm, before, linear = self.modules(owner)
+        return [norm, *before, linear]
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,18 +168,21 @@ def unfuse(model: nn.Module) -> None:
 
 
 def swallowed(model: nn.Module) -> set[int]:
-    """Return the identities of ReLU modules that run in fused chains of `model` and nowhere else."""
-    inside, outside = set[int](), set[int]()
+    """Return the identities of modules that are the links of fused chains of `model`; of ReLUs those that run nowhere
+    else, for few bits serve them there.
+    """
+    links, inside, outside = set[int](), set[int](), set[int]()
     for owner in model.modules():
         forward = vars(owner).get("forward")
         if isinstance(forward, FusedForward):
             names = {chain.activation for chain in forward.chains}
             inside |= {id(owner.get_submodule(name)) for name in names if name}
+            links |= {id(module) for chain in forward.chains for module in chain.links(owner)}
             graph = _trace(owner, owner.training)
             _put_chains(graph, owner, forward.chains)
             calls = {str(node.target) for node in graph.nodes if node.op == "call_module"}
             outside |= {id(owner.get_submodule(name)) for name in calls if not name.startswith(_CHAINS)}
-    return inside - outside
+    return links | (inside - outside)
 
 
 def plan_of(model: nn.Module) -> Plan:
@@ -197,7 +207,7 @@ def plan_of(model: nn.Module) -> Plan:
                 was = _text(outcome, owner)
                 planned.append(Planned(prefix + outcome.linear, was, owner, outcome))
             else:
-                left.append((prefix + name, " ".join(repr(norm).split()), outcome))
+                left.append((prefix + name, one_line(norm), outcome))
     return Plan(tuple(planned), tuple(left))
 
 
@@ -275,7 +285,7 @@ def _chain_from(node: fx.Node, owner: nn.Module) -> Chain | str:
 def _links(norm: fx.Node, owner: nn.Module) -> tuple[Chain, list[fx.Node]] | str:
     """Return the chain that begins at `norm` with its nodes, or why there is none."""
     module = owner.get_submodule(str(norm.target))
-    if type(module) not in NORMS:
+    if torch_class(module) not in NORMS:
         return f"{type(module).__name__} is another normalisation than torch's BatchNorm1d, 2d or 3d"
     if len(norm.args) != 1 or norm.kwargs:
         return "it is called with other arguments than one tensor"
@@ -298,7 +308,7 @@ def _links(norm: fx.Node, owner: nn.Module) -> tuple[Chain, list[fx.Node]] | str
             break
         before.append(folded)
     linear = owner.get_submodule(str(node.target)) if node.op == "call_module" else None
-    if type(linear) not in LINEAR or len(node.args) != 1 or node.kwargs:
+    if linear is None or torch_class(linear) not in LINEAR or len(node.args) != 1 or node.kwargs:
         return f"{_called(node, owner)} follows its ReLU, and no Conv or Linear of torch.nn"
     name = str(activation.target) if activation.op == "call_module" else None
     return Chain(str(norm.target), str(node.target), name, tuple(before), slope), nodes
@@ -339,7 +349,7 @@ def _slope(node: fx.Node, owner: nn.Module) -> float | None:
 def _folded(node: fx.Node, owner: nn.Module) -> str | nn.Module | None:
     """Return the name of an average pooling or nn.Flatten, or a module that does what a function does; or None."""
     if node.op == "call_module":
-        return str(node.target) if type(owner.get_submodule(str(node.target))) in FOLDED else None
+        return str(node.target) if torch_class(owner.get_submodule(str(node.target))) in FOLDED else None
     rest, keywords = node.args[1:], node.kwargs
     if any(isinstance(value, fx.Node) for value in (*rest, *keywords.values())):
         return None
@@ -381,7 +391,7 @@ def _text(chain: Chain, owner: nn.Module) -> str:
     norm, before, linear = chain.modules(owner)
     relu = f"LeakyReLU({chain.slope:g})" if chain.slope else "ReLU"
     folded = (type(m.module if isinstance(m, _Same) else m).__name__ for m in before)
-    return " → ".join((type(norm).__name__, relu, *folded, " ".join(repr(linear).split())))
+    return " → ".join((type(norm).__name__, relu, *folded, one_line(linear)))
 
 
 def _put_chains(graph: fx.Graph, owner: nn.Module, chains: Sequence[Chain]) -> None:

@@ -8,12 +8,13 @@
 So without `norms` the error that a network of these layers propagates is exact, and weight gradients alone carry noise
 (Section 4.2). With one bit, which has no room for two zeros, a ReLU keeps its mask in a bit of its own instead.
 
-Forward is torch's, bit for bit. Layers keep their parameters, buffers, hooks and names.
+Forward is torch's, bit for bit. Layers stay the very objects and change their class (recast.py); a ReLU is an
+activation, in the place of which another stands (placement.py).
 """
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,11 +22,13 @@ from torch import nn
 
 from ...tables import FewbitError
 from .. import layers
-from ..conversion import Left, Replaced
+from ..conversion import Left, Replaced, one_line
 from ..methods import Applied, Make
 from ..modules import ReLU
+from ..placement import put, put_back
 from ..quantizers import Outlier
-from ..search import ORIGINAL, Found, original_of
+from ..recast import recast, recast_by, restore, torch_class, why_not
+from ..search import ORIGINAL, Found, modules_of, original_of
 from .relu import ValueAwareReLU
 from .savers import OutlierSaver
 
@@ -37,7 +40,6 @@ _POOLS = tuple(f"{kind}Pool{d}d" for kind in ("Max", "Avg", "AdaptiveAvg") for d
 _FORMS: dict[type[nn.Module], type[nn.Module]] = {
     getattr(nn, name): getattr(layers, name) for name in (*_LAYERS, *_NORMS, *_POOLS)
 }
-_OURS = {ValueAwareReLU, ReLU, *_FORMS.values()}
 _IS_NORM = {getattr(nn, name) for name in _NORMS}
 
 
@@ -53,59 +55,6 @@ class ValueAware:
     model: nn.Module
     replaced: tuple[Replaced, ...]
     left: tuple[Left, ...]
-
-
-@dataclass
-class _Pass:
-    bits: int
-    relu: Outlier | None
-    saver: OutlierSaver
-    norms: bool
-    wanted: Wanted
-    made: dict[int, nn.Module] = field(default_factory=dict)
-    replaced: list[Replaced] = field(default_factory=list)
-    left: list[Left] = field(default_factory=list)
-
-    def walk(self, module: nn.Module, name: str) -> nn.Module:
-        """Return what stands for `module` from now on."""
-        if id(module) in self.made:
-            return self.made[id(module)]
-        new = self._new(module, name)
-        if new is None:
-            if not isinstance(module, torch.jit.ScriptModule):
-                for attribute, child in module._modules.items():
-                    if child is not None:
-                        child_name = f"{name}.{attribute}" if name else attribute
-                        module._modules[attribute] = self.walk(child, child_name)
-            new = module
-        self.made[id(module)] = new
-        return new
-
-    def _new(self, module: nn.Module, name: str) -> nn.Module | None:
-        """Return what shall stand for `module`, or None if it stays."""
-        original = _original(module)
-        if original is None:
-            return None
-        cls = type(original)
-        if "forward" in vars(original):
-            self.left.append(Left(name, _text(original), "its forward was replaced on the instance"))
-            return None
-        if not self.wanted(name, original):
-            return None
-        if cls in _IS_NORM and not self.norms:
-            self.left.append(Left(name, _text(original), "the error it propagates depends on what it saves"))
-            return None
-        if isinstance(original, nn.ReLU):
-            new = self._relu(original.inplace)
-        else:
-            new = _with_saver(original, _FORMS[cls], self.saver)
-        vars(new)[ORIGINAL] = original
-        _share(module, new)
-        self.replaced.append(Replaced(name, _text(original), _text(new), _bits(new, self.bits), math.nan))
-        return new
-
-    def _relu(self, inplace: bool) -> nn.Module:
-        return ReLU(inplace) if self.relu is None else ValueAwareReLU(inplace, self.relu)
 
 
 def value_aware(
@@ -138,107 +87,110 @@ def value_aware(
     Raises:
         FewbitError: a number is out of range.
     """
-    plain = Outlier(bits, ratio, value_dtype=value_dtype)
-    codes = bits > 1 if relu_codes is None else relu_codes
-    relu = Outlier(bits, ratio, relu=True, value_dtype=value_dtype) if codes else None
     if not isinstance(model, nn.Module):
         raise FewbitError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
-    run = _Pass(bits, relu, OutlierSaver(plain), norms, wanted)
-    root = run.walk(model, "")
-    return ValueAware(root, tuple(run.replaced), tuple(run.left))
+    how = ByValue.of(model, bits, ratio, relu_codes=relu_codes, norms=norms, value_dtype=value_dtype)
+    return how.convert([found for found in how.candidates() if wanted(found.name, _module(found))])
 
 
 @dataclass(frozen=True)
 class ByValue:
-    """`value_aware` as `convert` applies it.
+    """V-Quant as `convert` and `value_aware` apply it.
 
     Attributes:
         model: what is converted.
-        activation_bits: K, of layers and activations alike.
-        ratio: AR.
+        quantizer: of layers.
+        relu: of ReLUs; None: they keep a mask.
+        norms: whether normalisations are taken.
     """
 
     model: nn.Module
-    activation_bits: int
-    ratio: float
+    quantizer: Outlier
+    relu: Outlier | None
+    norms: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        bits: int,
+        ratio: Any,
+        *,
+        relu_codes: bool | None = None,
+        norms: bool = False,
+        value_dtype: torch.dtype = torch.bfloat16,
+    ) -> "ByValue":
+        """Return V-Quant with these arguments, those of `value_aware`; raises `FewbitError` if one is out of range."""
+        quantizer = Outlier(bits, ratio, value_dtype=value_dtype)
+        codes = bits > 1 if relu_codes is None else relu_codes
+        return cls(model, quantizer, replace(quantizer, relu=True) if codes else None, norms)
 
     def candidates(self) -> list[Found]:
-        """Return the modules that `value_aware` may replace."""
-        return candidates(self.model)
+        """Return the modules of torch's own classes that may be replaced, also those that have been."""
+        return modules_of(self.model, lambda module: _is_relu(module) or torch_class(module) in _FORMS)
 
     def apply(self, found: list[Found], skipped: Mapping[Found, str], make: Make) -> Applied:
         """Replace ReLUs and layers."""
-        unwanted = {id(layer.original) for layer in found if layer in skipped}
-        taken = frozenset(id(layer.current) for layer in found)
-        left = [Left(layer.name, _text(layer.original), skipped[layer]) for layer in found if layer in skipped]
-        done = value_aware(
-            self.model, self.activation_bits, self.ratio, wanted=lambda name, module: id(module) not in unwanted
-        )
+        left = [Left(each.name, one_line(each.original), skipped[each]) for each in found if each in skipped]
+        done = self.convert([each for each in found if each not in skipped])
+        taken = frozenset(id(module) for each in found for module in (each.current, each.original))
         return Applied(done.model, done.replaced, (*left, *done.left), taken)
 
+    def convert(self, found: list[Found]) -> ValueAware:
+        """Replace `found`, some of the candidates."""
+        model, saver = self.model, OutlierSaver(self.quantizer)
+        replaced: list[Replaced] = []
+        left: list[Left] = []
+        for each in found:
+            module = _module(each)
+            why = self._why_left(module)
+            if why is not None:
+                left.append(Left(each.name, one_line(module), why))
+                continue
+            was = one_line(restore(module))
+            if isinstance(module, nn.ReLU):
+                new = ReLU(module.inplace) if self.relu is None else ValueAwareReLU(module.inplace, self.relu)
+                vars(new)[ORIGINAL] = module
+                put(each, new)
+                model = model if each.places else new
+            else:
+                new = module
+                recast(new, _FORMS[type(new)], "outliers", saver)
+            replaced.append(Replaced(each.name, was, one_line(new), self._bits(new), math.nan))
+        return ValueAware(model, tuple(replaced), tuple(left))
 
-def candidates(model: nn.Module) -> list[Found]:
-    """Return the modules that `value_aware` may replace, for selection by name and class; the order of modules."""
-    found: dict[int, Found] = {}
-    modules = dict(model.named_modules(remove_duplicate=False))
-    for name, module in modules.items():
-        if _original(module) is not None:
-            entry = found.setdefault(id(module), Found(module))
-            entry.names.append(name)
-            parts = name.split(".")
-            entry.around.extend(modules[".".join(parts[:i])] for i in range(len(parts)) if name)
-    return list(found.values())
+    def _why_left(self, module: nn.Module) -> str | None:
+        if torch_class(module) in _IS_NORM and not self.norms:
+            return "the error it propagates depends on what it saves"
+        return why_not(module, {nn.ReLU: ReLU, **_FORMS})
 
-
-def _original(module: nn.Module) -> nn.Module | None:
-    """Return the module of torch that `module` is or stands for, or None if it is none that has a form here."""
-    original = original_of(module) if type(module) in _OURS else module
-    return original if isinstance(original, nn.Module) and type(original) in (nn.ReLU, *_FORMS) else None
+    def _bits(self, new: nn.Module) -> int:
+        """Return what is kept of an element: poolings keep places, a byte of each output, or nothing."""
+        kind = type(new).__name__
+        return self.quantizer.bits if "Pool" not in kind else 8 if kind.startswith("Max") else 0
 
 
 def torch_again(model: nn.Module) -> nn.Module:
     """Put back, in place, what `value_aware` replaced; return `model`, or the original if it was replaced itself."""
-    seen: dict[int, nn.Module] = {}
-
-    def walk(module: nn.Module) -> nn.Module:
-        if id(module) in seen:
-            return seen[id(module)]
-        original = _original(module)
-        result = module
-        if original is not None and original is not module:
-            _share(module, original)
-            result = original
-        else:
-            for attribute, child in module._modules.items():
-                if child is not None:
-                    module._modules[attribute] = walk(child)
-        seen[id(module)] = result
-        return result
-
-    return walk(model)
+    for module in model.modules():
+        if recast_by(module) == "outliers":
+            restore(module)
+    return relus_again(model)
 
 
-def _with_saver(original: nn.Module, form: type[nn.Module], saver: OutlierSaver) -> nn.Module:
-    """Return `original` as the compressed layer `form`: the same parameters, buffers and attributes."""
-    new = form.__new__(form)
-    vars(new).update(vars(original))
-    vars(new)["saver"] = saver
-    return new
+def relus_again(model: nn.Module) -> nn.Module:
+    """Put back ReLUs, in place; return `model`, or the ReLU if it was in the place of one."""
+    for relu in modules_of(model, _is_relu):
+        model = put_back(relu) or model
+    return model
 
 
-def _share(old: nn.Module, new: nn.Module) -> None:
-    """Give `new` the mode of `old`, its hooks, and its parameters and buffers: the same dictionaries."""
-    new.training = old.training
-    for name, value in vars(old).items():
-        if "_hook" in name or name in ("_parameters", "_buffers"):
-            vars(new)[name] = value
+def _is_relu(module: nn.Module) -> bool:
+    """Tell whether `module` is torch's ReLU, or stands in the place of one."""
+    original = original_of(module) if type(module) in (ValueAwareReLU, ReLU) else module
+    return type(original) is nn.ReLU
 
 
-def _bits(new: nn.Module, bits: int) -> int:
-    """Return what is kept of an element: poolings keep places, a byte of each output, or nothing."""
-    kind = type(new).__name__
-    return bits if "Pool" not in kind else 8 if kind.startswith("Max") else 0
-
-
-def _text(module: Any) -> str:
-    return " ".join(repr(module).split())
+def _module(found: Found) -> nn.Module:
+    assert isinstance(found.original, nn.Module)
+    return found.original

@@ -124,12 +124,6 @@ def test_blocks_are_known_by_what_they_compute():
     assert [row.name for row in report.replaced] == ["act_fn"]
 
 
-@pytest.mark.parametrize("other", [{"outliers": 0.02}, {"level": "L3"}, {"fuse_preact": 4}], ids=str)
-def test_other_passes_are_refused_together(other):
-    with pytest.raises(FewbitError, match="exclude each other"):
-        fewbit.convert(model_of(), glu="parts", **other)
-
-
 @pytest.mark.parametrize(
     ("glu", "told"),
     [

@@ -246,9 +246,3 @@ def test_what_is_no_chain_is_left_and_told(model, why):
 def test_bits_are_checked(bits):
     with pytest.raises(FewbitError, match="bits"):
         fewbit.convert(network(), fuse_preact=bits)
-
-
-@pytest.mark.parametrize("other", [{"outliers": 0.02}, {"level": "L3"}])
-def test_other_methods_want_the_layers_too(other):
-    with pytest.raises(FewbitError, match="exclude each other"):
-        fewbit.convert(network(), fuse_preact=4, **other)
