@@ -31,7 +31,7 @@ from ..packing import GROUP
 from ..quantizers import Compressed, PerGroup
 from ..quantizers.common import check_integer, total_bytes
 from .greedy import allocate
-from .sensitivity import gradient_factor, has_weights, input_deviation, is_comparable, quantization_variance
+from .sensitivity import gradient_factor, has_weights, is_comparable, quantization_variance
 
 Gradients = Literal["average", "stale"]
 
@@ -223,7 +223,6 @@ class SampleSaver:
     stale: Tensor | None = None
     batches: list[Batch] = field(default_factory=list)
     _shape: torch.Size = field(default_factory=torch.Size)
-    _deviation: Tensor | None = None
     _before: int = 0
 
     def __repr__(self) -> str:
@@ -234,8 +233,7 @@ class SampleSaver:
         if x.numel() == 0:
             return Whole(x)
         quantizer = self.precision.quantizer
-        self._shape, self._deviation = x.shape, input_deviation(self.layer, x)
-        self._before = self.precision._weights
+        self._shape, self._before = x.shape, self.precision._weights
         self.precision._weights += has_weights(self.layer)
         variance = quantization_variance(x, quantizer.group_size).cpu().numpy()
         elements = -(-x.shape[1:].numel() // GROUP) * GROUP
@@ -247,9 +245,9 @@ class SampleSaver:
         self.batches.append(batch)
         return compressed
 
-    def observe(self, gradient: Tensor) -> None:
+    def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
         """Learn how large the gradients are; those that are not finite teach nothing."""
-        t = gradient_factor(self.layer, gradient.detach(), self._shape, self._deviation, self._before)
+        t = gradient_factor(self.layer, gradient.detach(), self._shape, rstd, self._before)
         if not t.numel():
             return
         mean, before = t.mean(), self.magnitude

@@ -9,17 +9,18 @@ of the layer's output for the sample, and is approximated as in the paper, Σ_i 
     linear              ‖∇_n‖² / T            of T positions (tokens); Equation 9 has T = 1
     convolution         ‖∇_n‖² K / (I A)      I input positions, A groups, K kernel positions that meet no padding
     transposed          ‖∇_n‖² K / (I A)      with I output positions: a convolution of the inverse stride
-    batch norm          mean_c [∇²_nc / s_c² · (1 + P w_c²/s_c²) + w_c⁴ / (M s_c⁴) · (∇²_nc + mean_n ∇²_nc)]
-    other norms         ∇²_n / s_n² · (1 + P mean_c w_c²/s_n²) + mean_c w_c⁴ / (M s_n⁴) · 2 ∇²_n
+    batch norm          mean_c [∇²_nc (1 + P w_c² r_c²) + w_c⁴ r_c² / M · (∇²_nc + mean_n ∇²_nc)]
+    other norms         ∇²_n (1 + P mean_c w_c² · r_n²) + mean_c w_c⁴ · r_n² / M · 2 ∇²_n
     anything else       mean of ∇_n²          as for a product with the saved tensor
 
-∇²_nc is the mean over the positions of a channel, s the deviation that the layer divides by, M the elements it is
-taken over. Of a normalisation ∇²/s² is the variance of ∇w, which Equation 8 asks for, and the last term that of ∇X,
-from B.2, where d_c² is taken for what it is on average if y and ∇y do not correlate, w_c² Σ_n ∇²_nc.
+∇²_nc is the mean over the positions of a channel, r what the layer multiplies by, 1/deviation, M the elements that is
+taken over. A normalisation compresses x̄, not x as in the paper, so r² stands here once less. Of it ∇² is the variance
+of ∇w, which Equation 8 asks for, and the last term that of ∇X, from B.2, where d_c² is taken for what it is on average
+if y and ∇y do not correlate, w_c² Σ_n ∇²_nc.
 
-The factor 1 + P w_c²/s_c² is not the paper's. Equation 8 leaves out what a context does to the gradients of weights
+The factor 1 + P w_c² r_c² is not the paper's. Equation 8 leaves out what a context does to the gradients of weights
 before it. That is nothing for linear layers, whose ∇X does not depend on it. But the noise of Σ_n x̄_nc ∇_nc, the same
-for all samples, moves all of ∇X along x̄, and a weight before adds that up: to w_c²/s_c² of the variance of ∇w_c, if its
+for all samples, moves all of ∇X along x̄, and a weight before adds that up: to w_c² r_c² of the variance of ∇w_c, if its
 inputs are white and of variance 1. P is the number of such weights. Without the factor normalisations get 1 bit each,
 and the variance of all gradients at 2 bits on average is three times that of the same bits everywhere.
 
@@ -36,8 +37,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
-
-NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _InstanceNorm)
 
 
 def quantization_variance(x: Tensor, group_size: int) -> Tensor:
@@ -67,19 +66,6 @@ def _squared_ranges(groups: Tensor) -> Tensor:
     return (high.double() - low.double()).square().nan_to_num(0, 0, 0)
 
 
-def input_deviation(layer: nn.Module, x: Tensor) -> Tensor | None:
-    """Return s² of the input of a normalisation: by channel, or by sample where it normalises within one; else None."""
-    if _by_channel(layer):
-        assert isinstance(layer, _BatchNorm)
-        if layer.running_var is not None:
-            return layer.running_var.detach() + layer.eps
-        return x.float().var([0, *range(2, x.dim())], correction=0) + layer.eps
-    if isinstance(layer, NORMS):
-        eps = layer.eps if layer.eps is not None else torch.finfo(x.dtype).eps
-        return x.flatten(1).float().var(1, correction=0) + eps
-    return None
-
-
 def has_weights(layer: nn.Module) -> bool:
     """Tell whether a layer multiplies its input by a matrix that is learned."""
     return isinstance(layer, nn.Linear | _ConvNd)
@@ -95,7 +81,7 @@ def _by_channel(layer: nn.Module) -> bool:
 
 
 def gradient_factor(
-    layer: nn.Module, gradient: Tensor, shape: torch.Size, deviation: Tensor | None, before: int = 0
+    layer: nn.Module, gradient: Tensor, shape: torch.Size, rstd: Tensor | None, before: int = 0
 ) -> Tensor:
     """Return t, float32 (N,).
 
@@ -103,7 +89,7 @@ def gradient_factor(
         layer: whose input is compressed.
         gradient: ∇, of the layer's output, (N, ...).
         shape: of the input.
-        deviation: what `input_deviation` returned of it.
+        rstd: r, of a normalisation: (C,) by channel, or the samples' one after another.
         before: P, layers with weights (`has_weights`) between the model's input and this one.
     """
     N = gradient.shape[0]
@@ -118,19 +104,19 @@ def gradient_factor(
         K = prod(map(_taps, larger[2:], smaller[2:], layer.kernel_size, layer.stride, _padding(layer), layer.dilation))
         return norm * (K / (prod(larger[2:]) * layer.groups))
     mean = norm / (gradient.numel() // N)
-    if deviation is None:
+    if rstd is None:
         return mean
+    r2 = rstd.detach().float().square()
     weight = getattr(layer, "weight", None)
     w4 = weight.detach().float() ** 4 if isinstance(weight, Tensor) else mean.new_ones(1)
     if _by_channel(layer):
         by_channel = gradient.flatten(2) if gradient.dim() > 2 else gradient.unsqueeze(2)
         g = torch.linalg.vector_norm(by_channel, dim=2, dtype=torch.float32).square() / by_channel.shape[2]
         M = N * by_channel.shape[2]
-        passed = 1 + before * w4.sqrt() / deviation
-        return (g / deviation * passed + w4 / (M * deviation**2) * (g + g.mean(0))).mean(1)
+        passed = 1 + before * w4.sqrt() * r2
+        return (g * passed + w4 * r2 / M * (g + g.mean(0))).mean(1)
     M = max(1, _normalised(layer, shape))
-    passed = 1 + before * w4.sqrt().mean() / deviation
-    return mean * (passed / deviation + 2 * w4.mean() / (M * deviation**2))
+    return mean * (1 + (before * w4.sqrt().mean() + 2 * w4.mean() / M) * r2.reshape(N, -1).mean(1))
 
 
 def _padding(layer: _ConvNd) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..allocation import MixedPrecision
-from ..allocation.sensitivity import gradient_factor, has_weights, input_deviation, quantization_variance
+from ..allocation.sensitivity import gradient_factor, has_weights, quantization_variance
 from ..layers import BatchNorm2d, CompressedLayer, Conv2d, ExactSaver, Linear, QuantizerSaver
 from ..quantizers import Compressed, PerGroup
 
@@ -171,7 +171,7 @@ class _Drawn:
             return self.quantizer.compress(x, generator=generator)
         return _Flat(self.quantizer.compress(x.flatten(), generator=generator), x.shape)
 
-    def observe(self, gradient: Tensor) -> None:
+    def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
         pass
 
 
@@ -301,11 +301,11 @@ def _heterogeneity(bench: _Bench) -> tuple[list[float], list[float], str, list[f
             inputs[self.name] = x.detach().clone()
             return ExactSaver().compress(x)
 
-        def observe(self, gradient: Tensor) -> None:
+        def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
             layer, x = bench.layers[self.name], inputs[self.name]
             names = list(bench.layers)
             before = sum(has_weights(bench.layers[name]) for name in names[: names.index(self.name)])
-            factors[self.name] = gradient_factor(layer, gradient, x.shape, input_deviation(layer, x), before)
+            factors[self.name] = gradient_factor(layer, gradient, x.shape, rstd, before)
 
     for name, layer in bench.layers.items():
         layer.saver = Watching(name)

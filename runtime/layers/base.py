@@ -58,7 +58,9 @@ def saver_text(saver: Saver) -> str:
 def check_saver(saver: Any) -> Saver:
     """Return `saver`; raises `FewbitError` if it is none."""
     if isinstance(saver, type) or not callable(getattr(saver, "compress", None)) or not hasattr(saver, "observe"):
-        raise FewbitError(f"saver has compress(x) and observe(gradient), as QuantizerSaver(PerGroup()); {shown(saver)}")
+        raise FewbitError(
+            f"saver has compress(x) and observe(gradient, rstd), as QuantizerSaver(PerGroup()); {shown(saver)}"
+        )
     return saver
 
 

@@ -1,4 +1,4 @@
-"""Batch normalisation, over processes too, and instance normalisation: the input is saved in few bits.
+"""Batch normalisation, over processes too, and instance normalisation: the normalised input is saved in few bits.
 
 Mean and deviation of each channel are kept as torch keeps them, exactly. In training the gradient of the input is
 that of normalization.py, from one copy or two. With running statistics (evaluation) it does not depend on the input:
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.modules._functions import SyncBatchNorm as TorchSync
 
 from .base import check_first_derivative, compresses, keep, kept, refuse
-from .normalization import CompressedNorm, copies_of, input_gradient
+from .normalization import CompressedNorm, copies_of, input_gradient, restored, standardised
 from .saver import Saver
 
 __all__ = [
@@ -56,15 +56,15 @@ class _BatchNorm(CompressedNorm, nn.modules.batchnorm._BatchNorm):
 
 
 class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
-    """`torch.nn.BatchNorm1d`, which keeps its input in few bits."""
+    """`torch.nn.BatchNorm1d`, which keeps its normalised input in few bits."""
 
 
 class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
-    """`torch.nn.BatchNorm2d`, which keeps its input in few bits."""
+    """`torch.nn.BatchNorm2d`, which keeps its normalised input in few bits."""
 
 
 class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
-    """`torch.nn.BatchNorm3d`, which keeps its input in few bits."""
+    """`torch.nn.BatchNorm3d`, which keeps its normalised input in few bits."""
 
 
 def batch_norm(
@@ -79,7 +79,7 @@ def batch_norm(
     saver: Saver,
     copies: int = 1,
 ) -> Tensor:
-    """`torch.nn.functional.batch_norm`, which saves its input through `saver`; dimension 0 = samples."""
+    """`torch.nn.functional.batch_norm`, which saves its normalised input through `saver`; dimension 0 = samples."""
     if training:
         F._verify_batch_size(x.size())  # pyright: ignore[reportAttributeAccessIssue]
     return CompressedBatchNorm.apply(
@@ -105,15 +105,19 @@ class CompressedBatchNorm(Function):
         copies: int,
         sampled: torch.Size,
     ) -> Tensor:
-        """Return torch's output; keep x, seen in the shape `sampled`, compressed."""
+        """Return torch's output; keep x̄, seen in the shape `sampled`, compressed."""
         y, mean, rstd, reserve, implementation = torch.ops.aten._batch_norm_impl_index(
             *(x, weight, bias, running_mean, running_var, training, momentum, eps, torch.backends.cudnn.enabled)
         )
+        running = (None, None) if training else (running_mean, running_var)
+        if not training:  # torch returns none
+            assert running_mean is not None and running_var is not None
+            mean, rstd = running_mean, (running_var + eps).rsqrt()
         x_wanted, weight_wanted = ctx.needs_input_grad[:2]
         compressed = None
         if weight_wanted or (x_wanted and training):
-            compressed = copies_of(x.view(sampled), saver, copies if x_wanted and training else 1)
-        running = (None, None) if training else (running_mean, running_var)
+            normed = standardised(x, *_by_channel(x, mean, rstd))
+            compressed = copies_of(normed.view(sampled), saver, copies if x_wanted and training else 1)
         keep(ctx, compressed, weight, *running, mean, rstd, reserve)
         ctx.implementation, ctx.training, ctx.eps, ctx.saver = implementation, training, eps, saver
         ctx.shape, ctx.sampled, ctx.dtype = x.shape, sampled, x.dtype
@@ -125,18 +129,19 @@ class CompressedBatchNorm(Function):
         check_first_derivative()
         grad = grads[0]
         compressed, weight, running_mean, running_var, mean, rstd, reserve = kept(ctx)
-        xs = [] if compressed is None else [c.decompress().view(ctx.shape) for c in compressed]
-        x = xs[0] if xs else grad.new_empty(1, dtype=ctx.dtype).expand(ctx.shape)  # its shape alone is asked for
-        if xs:
-            ctx.saver.observe(grad.view(ctx.sampled) if grad.is_contiguous() else grad.reshape(ctx.sampled))
+        normed = [] if compressed is None else [c.decompress().view(ctx.shape) for c in compressed]
+        x = grad.new_empty(1, dtype=ctx.dtype).expand(ctx.shape)  # its shape alone is asked for where nothing was kept
+        if normed:
+            x = restored(normed[0], *_by_channel(grad, mean, rstd))
+            ctx.saver.observe(grad.reshape(ctx.sampled), rstd)
         wanted = list(ctx.needs_input_grad[:3])
         statistics = (running_mean, running_var, mean, rstd)
-        one_copy = [wanted[0] and len(xs) < 2, *wanted[1:]]
+        one_copy = [wanted[0] and len(normed) < 2, *wanted[1:]]
         grad_x, grad_weight, grad_bias = torch.ops.aten._batch_norm_impl_index_backward(
             *(ctx.implementation, x, grad, weight, *statistics, ctx.training, ctx.eps, one_copy, reserve)
         )
-        if wanted[0] and len(xs) == 2:
-            grad_x = _from_two_copies(grad, xs, weight, mean, rstd).to(ctx.dtype)
+        if wanted[0] and len(normed) == 2:
+            grad_x = _from_two_copies(grad, normed, weight, rstd).to(ctx.dtype)
         found = (grad_x, grad_weight, grad_bias)
         return (*(g if w else None for g, w in zip(found, wanted, strict=True)), *(None,) * 8)
 
@@ -146,19 +151,22 @@ class CompressedBatchNorm(Function):
         refuse()
 
 
-def _from_two_copies(grad: Tensor, xs: list[Tensor], weight: Tensor | None, mean: Tensor, rstd: Tensor) -> Tensor:
-    shape = [1, -1, *(1 for _ in grad.shape[2:])]
-    m, r = mean.view(shape), rstd.view(shape)
-    first, second = ((x.to(r.dtype) - m) * r for x in xs)
-    h = grad.to(r.dtype) if weight is None else grad.to(r.dtype) * weight.to(r.dtype).view(shape)
-    return input_gradient(h, first, second, r, [dim for dim in range(grad.dim()) if dim != 1])
+def _by_channel(x: Tensor, *statistics: Tensor) -> list[Tensor]:
+    """Return what there is one of for each channel so that it broadcasts against `x`."""
+    return [t.view(1, -1, *(1 for _ in x.shape[2:])) for t in statistics]
+
+
+def _from_two_copies(grad: Tensor, normed: list[Tensor], weight: Tensor | None, rstd: Tensor) -> Tensor:
+    (r,) = _by_channel(grad, rstd)
+    h = grad.to(r.dtype) if weight is None else grad.to(r.dtype) * _by_channel(grad, weight.to(r.dtype))[0]
+    return input_gradient(h, normed, r, [dim for dim in range(grad.dim()) if dim != 1])
 
 
 # ---- over processes --------------------------------------------------------------------------------------------------
 
 
 class SyncBatchNorm(_BatchNorm, nn.SyncBatchNorm):
-    """`torch.nn.SyncBatchNorm`, which keeps its input in few bits.
+    """`torch.nn.SyncBatchNorm`, which keeps its normalised input in few bits.
 
     As torch's, it takes CUDA tensors in a process group; elsewhere it is batch normalisation. `copies` counts there
     alone: over processes there is one copy.
@@ -184,16 +192,17 @@ class SyncBatchNorm(_BatchNorm, nn.SyncBatchNorm):
 
 
 class CompressedSyncBatchNorm(Function):
-    """Torch's own function, in which x is replaced, between forward and backward, by few bits."""
+    """Torch's own function, in which x is replaced, between forward and backward, by x̄ in few bits."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        """Return torch's output, keep x compressed."""
+        """Return torch's output, keep x̄ compressed."""
         *torchs, saver = arguments
         held = _Held(ctx.needs_input_grad)
         y = TorchSync.forward(held, *torchs)  # pyright: ignore[reportArgumentType]
-        x, *others = held.saved_tensors
-        keep(ctx, saver.compress(x), *others)
+        x, weight, mean, rstd, *others = held.saved_tensors
+        normed = standardised(x, *_by_channel(x, mean, rstd))
+        keep(ctx, saver.compress(normed), weight, mean, rstd, *others)
         ctx.saver, ctx.process_group = saver, held.process_group
         return y
 
@@ -201,9 +210,10 @@ class CompressedSyncBatchNorm(Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, w and b."""
         check_first_derivative()
-        compressed, *others = kept(ctx)
-        ctx.saver.observe(grads[0])
-        held = _Held(ctx.needs_input_grad, (compressed.decompress(), *others), ctx.process_group)
+        compressed, weight, mean, rstd, *others = kept(ctx)
+        ctx.saver.observe(grads[0], rstd)
+        x = restored(compressed.decompress(), *_by_channel(grads[0], mean, rstd))
+        held = _Held(ctx.needs_input_grad, (x, weight, mean, rstd, *others), ctx.process_group)
         return (*TorchSync.backward(held, grads[0]), None)  # pyright: ignore[reportArgumentType]
 
 
@@ -241,15 +251,15 @@ class _InstanceNorm(CompressedNorm, nn.modules.instancenorm._InstanceNorm):
 
 
 class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
-    """`torch.nn.InstanceNorm1d`, which keeps its input in few bits."""
+    """`torch.nn.InstanceNorm1d`, which keeps its normalised input in few bits."""
 
 
 class InstanceNorm2d(_InstanceNorm, nn.InstanceNorm2d):
-    """`torch.nn.InstanceNorm2d`, which keeps its input in few bits."""
+    """`torch.nn.InstanceNorm2d`, which keeps its normalised input in few bits."""
 
 
 class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
-    """`torch.nn.InstanceNorm3d`, which keeps its input in few bits."""
+    """`torch.nn.InstanceNorm3d`, which keeps its normalised input in few bits."""
 
 
 def instance_norm(
@@ -264,7 +274,7 @@ def instance_norm(
     saver: Saver,
     copies: int = 1,
 ) -> Tensor:
-    """`torch.nn.functional.instance_norm`, which saves its input through `saver`.
+    """`torch.nn.functional.instance_norm`, which saves its normalised input through `saver`.
 
     As torch does it: the batch normalisation of one sample whose channels are those of all samples.
     """

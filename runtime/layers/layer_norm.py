@@ -1,4 +1,4 @@
-"""Layer, group and RMS normalisation: the input is saved in few bits (ActNN, Appendix B.2).
+"""Layer, group and RMS normalisation: the normalised input is saved in few bits (ActNN, Appendix B.2).
 
 Mean and 1/deviation of each group of elements are kept exactly, as torch keeps them. The gradient of the input is that
 of normalization.py, from one copy or two.
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ..prepared import arithmetic_dtype
 from .base import batched, check_first_derivative, compresses, keep, kept, refuse
-from .normalization import CompressedNorm, copies_of, input_gradient
+from .normalization import CompressedNorm, copies_of, input_gradient, restored, standardised
 from .saver import Saver
 
 __all__ = ["GroupNorm", "LayerNorm", "RMSNorm"]
@@ -23,7 +23,7 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 class LayerNorm(CompressedNorm, nn.LayerNorm):
-    """`torch.nn.LayerNorm`, which keeps its input in few bits; samples are dimension 0."""
+    """`torch.nn.LayerNorm`, which keeps its normalised input in few bits; samples are dimension 0."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
@@ -34,7 +34,7 @@ class LayerNorm(CompressedNorm, nn.LayerNorm):
 
 
 class GroupNorm(CompressedNorm, nn.GroupNorm):
-    """`torch.nn.GroupNorm`, which keeps its input in few bits."""
+    """`torch.nn.GroupNorm`, which keeps its normalised input in few bits."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
@@ -48,7 +48,7 @@ class GroupNorm(CompressedNorm, nn.GroupNorm):
 
 
 class RMSNorm(CompressedNorm, nn.RMSNorm):
-    """`torch.nn.RMSNorm`, which keeps its input in few bits; samples are dimension 0."""
+    """`torch.nn.RMSNorm`, which keeps its normalised input in few bits; samples are dimension 0."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return torch's output."""
@@ -65,17 +65,21 @@ class Normalisation(Protocol):
         """Return y, m (None if it is 0) and r."""
         ...
 
+    def grouped(self, x: Tensor) -> Tensor:
+        """Return `x` so that m and r broadcast against it."""
+        ...
+
     def backward(
         self,
         grad: Tensor,
-        xs: list[Tensor],
+        normed: list[Tensor],
         mean: Tensor | None,
         rstd: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
         wanted: list[bool],
     ) -> Gradients:
-        """Return the gradients that are wanted, of x, weight and bias, from one copy of x or two."""
+        """Return the gradients that are wanted, of x, weight and bias, from one copy of x̄ or two."""
         ...
 
 
@@ -87,25 +91,27 @@ class _OfLastDimensions:
     def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
         return torch.native_layer_norm(x, self.shape, weight, bias, self.eps)
 
+    def grouped(self, x: Tensor) -> Tensor:
+        return x
+
     def backward(
         self,
         grad: Tensor,
-        xs: list[Tensor],
+        normed: list[Tensor],
         mean: Tensor | None,
         rstd: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
         wanted: list[bool],
     ) -> Gradients:
-        one_copy = [wanted[0] and len(xs) < 2, *wanted[1:]]
+        one_copy = [wanted[0] and len(normed) < 2, *wanted[1:]]
+        x = restored(normed[0], mean, rstd)
         grad_x, grad_weight, grad_bias = torch.ops.aten.native_layer_norm_backward(
-            grad, xs[0], self.shape, mean, rstd, weight, bias, one_copy
+            grad, x, self.shape, mean, rstd, weight, bias, one_copy
         )
-        if wanted[0] and len(xs) == 2:
+        if wanted[0] and len(normed) == 2:
             h = grad.to(rstd.dtype) if weight is None else grad.to(rstd.dtype) * weight.to(rstd.dtype)
-            m = 0.0 if mean is None else mean
-            first, second = ((x.to(rstd.dtype) - m) * rstd for x in xs)
-            grad_x = input_gradient(h, first, second, rstd, _last(len(self.shape)))
+            grad_x = input_gradient(h, normed, rstd, _last(len(self.shape)))
         return grad_x, grad_weight, grad_bias
 
 
@@ -117,32 +123,37 @@ class _OfGroups:
     def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
         if x.device.type != "cpu" and torch.is_autocast_enabled(x.device.type):
             x = x.float()  # as autocast does with F.group_norm, though not with this
-        return torch.native_group_norm(_regular(x), weight, bias, *self._sizes(x), self.groups, self.eps)
+        y, mean, rstd = torch.native_group_norm(_regular(x), weight, bias, *self._sizes(x), self.groups, self.eps)
+        shape = (*mean.shape, *(1 for _ in x.shape[1:]))
+        return y, mean.view(shape), rstd.view(shape)
+
+    def grouped(self, x: Tensor) -> Tensor:
+        return x.unflatten(1, (self.groups, -1))
 
     def backward(
         self,
         grad: Tensor,
-        xs: list[Tensor],
+        normed: list[Tensor],
         mean: Tensor | None,
         rstd: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
         wanted: list[bool],
     ) -> Gradients:
-        x, one_copy = _regular(xs[0]), [wanted[0] and len(xs) < 2, *wanted[1:]]
+        x = _regular(restored(self.grouped(normed[0]), mean, rstd).view(grad.shape))
+        one_copy = [wanted[0] and len(normed) < 2, *wanted[1:]]
         layout = torch.channels_last if _is_channels_last(x) else torch.contiguous_format
         grad = grad.contiguous(memory_format=layout)
+        assert mean is not None
         grad_x, grad_weight, grad_bias = torch.ops.aten.native_group_norm_backward(
-            grad, x, mean, rstd, weight, *self._sizes(x), self.groups, one_copy
+            grad, x, mean.flatten(1), rstd.flatten(1), weight, *self._sizes(x), self.groups, one_copy
         )
-        if wanted[0] and len(xs) == 2:
-            assert mean is not None
-            m, r = mean.unsqueeze(2), rstd.unsqueeze(2)  # (N, groups, 1)
-            h = grad.to(r.dtype)
+        if wanted[0] and len(normed) == 2:
+            h = grad.to(rstd.dtype)
             if weight is not None:
-                h = h * weight.to(r.dtype).view(1, -1, *(1 for _ in grad.shape[2:]))
-            first, second = ((x.to(r.dtype).reshape(*mean.shape, -1) - m) * r for x in xs)
-            grad_x = input_gradient(h.reshape(first.shape), first, second, r, [2]).view(grad.shape)
+                h = h * weight.to(rstd.dtype).view(1, -1, *(1 for _ in grad.shape[2:]))
+            dims = list(range(2, grad.dim() + 1))
+            grad_x = input_gradient(self.grouped(h), list(map(self.grouped, normed)), rstd, dims).reshape(grad.shape)
         return grad_x, grad_weight, grad_bias
 
     def _sizes(self, x: Tensor) -> tuple[int, int, int]:
@@ -160,10 +171,13 @@ class _RootMeanSquare:
         single = x.to(arithmetic_dtype(x.dtype))
         return y, None, (single.square().mean(_last(len(self.shape)), keepdim=True) + eps).rsqrt()
 
+    def grouped(self, x: Tensor) -> Tensor:
+        return x
+
     def backward(
         self,
         grad: Tensor,
-        xs: list[Tensor],
+        normed: list[Tensor],
         mean: Tensor | None,
         rstd: Tensor,
         weight: Tensor | None,
@@ -171,11 +185,10 @@ class _RootMeanSquare:
         wanted: list[bool],
     ) -> Gradients:
         grad, dims = grad.to(rstd.dtype), _last(len(self.shape))
-        normed = [x.to(rstd.dtype) * rstd for x in xs]
         grad_x = grad_weight = None
         if wanted[0]:
             h = grad if weight is None else grad * weight.to(rstd.dtype)
-            grad_x = input_gradient(h, normed[0], normed[-1], rstd, dims, centred=False)
+            grad_x = input_gradient(h, normed, rstd, dims, centred=False)
         if wanted[1]:
             leading = list(range(grad.dim() - len(dims)))
             grad_weight = (grad * normed[0]).sum(leading) if leading else grad * normed[0]
@@ -208,12 +221,13 @@ class CompressedNormalisation(Function):
         saver: Saver,
         copies: int,
     ) -> Tensor:
-        """Return torch's output, keep x compressed."""
+        """Return torch's output, keep x̄ compressed."""
         y, mean, rstd = norm.forward(x, weight, bias)
         x_wanted, weight_wanted = ctx.needs_input_grad[:2]
         compressed = None
         if x_wanted or weight_wanted:
-            compressed = copies_of(batched(x, 2), saver, copies if x_wanted else 1)
+            normed = standardised(norm.grouped(x), mean, rstd).reshape(x.shape)
+            compressed = copies_of(batched(normed, 2), saver, copies if x_wanted else 1)
         keep(ctx, compressed, weight, bias, mean, rstd)
         ctx.norm, ctx.saver, ctx.shape = norm, saver, x.shape
         ctx.dtypes = [t if t is None else t.dtype for t in (x, weight, bias)]
@@ -229,9 +243,9 @@ class CompressedNormalisation(Function):
         if compressed is None:  # the bias alone
             dims = [d for d in range(grad.dim()) if d not in _kept_dims(ctx.norm, grad.dim())]
             return None, None, grad.sum(dims).to(ctx.dtypes[2]) if dims else grad, None, None, None
-        ctx.saver.observe(batched(grad, 2))
-        xs = [c.decompress().view(ctx.shape).to(grad.dtype) for c in compressed]
-        found = ctx.norm.backward(grad, xs, mean, rstd, weight, bias, wanted)
+        ctx.saver.observe(batched(grad, 2), rstd)
+        normed = [c.decompress().view(ctx.shape).to(grad.dtype) for c in compressed]
+        found = ctx.norm.backward(grad, normed, mean, rstd, weight, bias, wanted)
         gradients = (
             g.to(d) if g is not None and w else None for g, w, d in zip(found, wanted, ctx.dtypes, strict=True)
         )

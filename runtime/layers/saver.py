@@ -2,7 +2,7 @@
 
     class Saver(Protocol):
         compress(x) -> Compressed      in the forward pass: what the layer saves, dimension 0 = samples
-        observe(gradient)              in the backward pass: the gradient of the layer's output
+        observe(gradient, rstd)        in the backward pass: the gradient of the layer's output
 
 `QuantizerSaver(PerGroup(bits=4))` gives every layer and sample the same bits; `MixedPrecision` (runtime/allocation)
 gives each layer a saver that shares out a budget of bits, for which it learns from the gradients it observes.
@@ -33,11 +33,12 @@ class Saver(Protocol):
         """
         ...
 
-    def observe(self, gradient: Tensor) -> None:
+    def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
         """Take note of the gradient of the layer's output; called in every backward pass that needs what was saved.
 
         Args:
             gradient: dimension 0 = samples. It is not to be changed or kept.
+            rstd: 1/deviation that a normalisation has multiplied by: (C,) by channel, or dimension 0 = samples.
         """
         ...
 
@@ -56,7 +57,7 @@ class QuantizerSaver:
         compressed = self.quantizer.compress(x)
         return compressed if compressed.nbytes < total_bytes([x]) else Whole(x)
 
-    def observe(self, gradient: Tensor) -> None:
+    def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
         """Learn nothing."""
 
 
@@ -68,7 +69,7 @@ class ExactSaver:
         """Return `x` itself."""
         return Whole(x)
 
-    def observe(self, gradient: Tensor) -> None:
+    def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
         """Learn nothing."""
 
 

@@ -150,9 +150,9 @@ class SwappingSaver:
         skeleton = take_apart(self.saver.compress(x), tensors)
         return Swapped(partial(put_together, skeleton), tuple(self.swapper.out(t) for t in tensors), self.swapper)
 
-    def observe(self, gradient: Tensor) -> None:
+    def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
         """Let `saver` observe."""
-        self.saver.observe(gradient)
+        self.saver.observe(gradient, rstd)
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,7 +32,7 @@ class _Recorder:
             self.seen.append((self.name, codes))
         return codes
 
-    def observe(self, gradient: Tensor) -> None:
+    def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
         """Learn nothing."""
 
 

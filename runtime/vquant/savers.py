@@ -27,5 +27,5 @@ class OutlierSaver:
     def __str__(self) -> str:
         return f"V-Quant(bits={self.quantizer.bits}, ratio={self.quantizer.ratio})"
 
-    def observe(self, gradient: Tensor) -> None:
+    def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
         """Learn nothing."""
