@@ -84,39 +84,31 @@ class Outlier:
         x = as_dense(x.detach())
         elements = flat(as_kind(x, keep_positive=self.relu))
         kernels = has_kernels(x)
-        positions, values, low, high = (cpu.select if kernels else select_reference)(elements, self)
-        levels = self._levels(low, high)
+        found = (cpu.select if kernels else select_reference)(elements, self)
         quantize = cpu.quantize if kernels else quantize_reference
         return OutlierCompressed(
             self,
             Form.of(x),
-            quantize(elements, levels, self.bits, self.relu),
-            torch.bincount(positions // POSITION_BLOCK, minlength=-(-x.numel() // POSITION_BLOCK)).to(torch.uint8),
-            (positions % POSITION_BLOCK).to(torch.uint8),
-            self._values(values, elements.dtype),
-            levels,
+            quantize(elements, found.levels, self.bits, self.relu),
+            found.counts,
+            found.offsets,
+            found.values,
+            found.levels,
         )
 
     def count(self, n: int) -> int:
         """Return k, the outliers of `n` elements, if the threshold is exact."""
         return round(self.ratio * n)
 
-    def _levels(self, low: Tensor, high: Tensor) -> Tensor:
-        """Return the least level and the distance of two, float32 (2,)."""
-        low = torch.zeros_like(low) if self.relu else low
-        span = high - low
-        finite = span.isfinite()
-        steps = span.new_full((), (1 << self.bits) - (2 if self.relu else 1))
-        step = span.clamp(min=LEAST_SPAN) / steps
-        return torch.stack([torch.where(finite, low, torch.nan), torch.where(finite, step, torch.nan)])
 
-    def _values(self, values: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the values of outliers, float32, as they are kept; `dtype` is that of the tensor."""
-        dtype = self.value_dtype or dtype
-        limit = largest(dtype)
-        values = torch.where(values.isfinite(), values.clamp(-limit, limit), values)
-        kept = values.to(dtype)
-        return torch.where((values > 0) & (kept == 0), smallest(dtype), kept)  # positive numbers stay so, for ReLU
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The outliers of a tensor and the levels of the rest, as `OutlierCompressed` keeps them."""
+
+    counts: Tensor
+    offsets: Tensor
+    values: Tensor
+    levels: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,14 +176,8 @@ def magnitudes(x: Tensor, relu: bool) -> Tensor:
     return torch.where((pattern < 0) & (magnitude <= _INFINITY), 0, magnitude) if relu else magnitude
 
 
-def select_reference(x: Tensor, quantizer: Outlier) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the outliers of `x` (n,) and the range of the rest.
-
-    Returns:
-        positions: int64 (k,), increasing.
-        values: float32 (k,).
-        low, high: the least and greatest of the rest, float32 (); 0 if there is no rest.
-    """
+def select_reference(x: Tensor, quantizer: Outlier) -> Selection:
+    """Return the outliers of `x` (n,)."""
     keys = magnitudes(x, quantizer.relu)
     if quantizer.sample_every > 1:
         keep = keys > sampled_threshold(keys[:: quantizer.sample_every], quantizer)
@@ -199,7 +185,35 @@ def select_reference(x: Tensor, quantizer: Outlier) -> tuple[Tensor, Tensor, Ten
         keep = _largest_of(keys, quantizer.count(x.numel()))
     rest = x[~keep].float() if x.numel() else x.new_zeros(1, dtype=torch.float32)
     rest = rest if rest.numel() else rest.new_zeros(1)
-    return keep.nonzero().squeeze(1), x[keep].float(), rest.amin(), rest.amax()
+    positions = keep.nonzero().squeeze(1)
+    counts = torch.bincount(positions // POSITION_BLOCK, minlength=-(-x.numel() // POSITION_BLOCK))
+    return Selection(
+        counts.to(torch.uint8),
+        (positions % POSITION_BLOCK).to(torch.uint8),
+        kept_values(x[keep].float(), quantizer.value_dtype or x.dtype),
+        levels_reference(rest.amin(), rest.amax(), quantizer),
+    )
+
+
+def levels_reference(low: Tensor, high: Tensor, quantizer: Outlier) -> Tensor:
+    """Return the least level and the distance of two, float32 (2,), for a rest from `low` to `high`, float32 ()."""
+    low = torch.zeros_like(low) if quantizer.relu else low
+    span = high - low
+    step = span.clamp(min=LEAST_SPAN) / span.new_full((), steps_of(quantizer))
+    return torch.where(span.isfinite(), torch.stack([low, step]), torch.nan)
+
+
+def steps_of(quantizer: Outlier) -> int:
+    """Return how many distances of levels the range of the rest spans."""
+    return (1 << quantizer.bits) - (2 if quantizer.relu else 1)
+
+
+def kept_values(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the values of outliers, float32, as they are kept in `dtype`."""
+    limit = largest(dtype)
+    values = torch.where(values.isfinite(), values.clamp(-limit, limit), values)
+    kept = values.to(dtype)
+    return torch.where((values > 0) & (kept == 0), smallest(dtype), kept)  # positive numbers stay so, for ReLU
 
 
 def sampled_threshold(sample: Tensor, quantizer: Outlier) -> int:

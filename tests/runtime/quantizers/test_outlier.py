@@ -1,3 +1,5 @@
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from quantizer_cases import KINDS, check_form, generator, is_dense, reference, same_bits, tensors
 
 RATIOS = st.sampled_from([0, 0.02, 0.1, 0.5, 1.0, 1])
+VALUES = st.sampled_from([None, torch.float16, torch.bfloat16, torch.float32])
 FINITE = tensors(kinds=[kind for kind in KINDS if kind != "huge"])  # in float16 too
 PARTS = ("packed", "counts", "offsets", "values", "levels")
 
@@ -50,17 +53,18 @@ class TestAnyTensor:
             rounding = values.abs().max() * torch.finfo(x.dtype).eps if x.dtype != torch.float64 else 1e-6
             assert (decoded - values).abs().max() <= bound * 1.0001 + rounding + 1e-30
 
-    @given(tensors(special=True), st.integers(1, 8), RATIOS, st.booleans(), st.sampled_from([1, 1, 3]))
-    def test_kernels_give_the_references_bits(self, x, bits, ratio, relu, every):
-        quantizer = Outlier(max(bits, 2), ratio, relu, sample_every=every)
-        ours = quantizer.compress(x)
+    @given(tensors(special=True), st.integers(1, 8), RATIOS, st.booleans(), st.sampled_from([1, 1, 3]), VALUES)
+    def test_kernels_give_the_references_bits(self, x, bits, ratio, relu, every, dtype):
+        quantizer = Outlier(max(bits, 2), ratio, relu, dtype, every)
+        with patch.object(cpu, "_LEAST", 1):  # of so few elements the reference would select
+            ours = quantizer.compress(x)
         with reference():
             plain = quantizer.compress(x)
             decoded = plain.decompress()
         assert all(same_bits(getattr(ours, part), getattr(plain, part)) for part in PARTS)
         assert same_bits(ours.decompress(), decoded)
 
-    @given(tensors(), st.integers(1, 8), RATIOS, st.sampled_from([None, torch.float16, torch.bfloat16, torch.float32]))
+    @given(tensors(), st.integers(1, 8), RATIOS, VALUES)
     def test_bytes(self, x, bits, ratio, dtype):
         c = Outlier(bits, ratio, value_dtype=dtype).compress(x)
         n, k = x.numel(), round(ratio * x.numel())
@@ -105,6 +109,16 @@ def test_the_bracket_finds_what_selection_finds(kind, ratio, relu, monkeypatch):
             decoded = plain.decompress()
         assert all(same_bits(getattr(ours, part), getattr(plain, part)) for part in PARTS)
         assert same_bits(ours.decompress(), decoded)
+
+
+def test_outliers_that_crowd_in_one_place():
+    """Far more of them in one part of the job than its share has room for."""
+    x = torch.randn(1 << 19, generator=generator())
+    x[: 1 << 14] *= 100
+    ours = Outlier(3, 0.02).compress(x)
+    assert ours.positions.tolist() == by_sorting(x, round(0.02 * x.numel()))
+    with reference():
+        assert same_bits(ours.decompress(), Outlier(3, 0.02).compress(x).decompress())
 
 
 def test_images_with_quiet_edges_do_not_mislead_the_sample(monkeypatch):
