@@ -159,7 +159,7 @@ def _named(text: str) -> tuple[str, dict[str, float]] | None:
     head = call.func if call else tree
     if not isinstance(head, ast.Name) or head.id not in FORWARDS:
         return None
-    given = {k.arg: float(ast.literal_eval(k.value)) for k in (call.keywords if call else ())}
+    given = {k.arg: float(ast.unparse(k.value)) for k in (call.keywords if call else ())}
     defaults = dict(FORWARDS[head.id].parameters)
     if not given.keys() <= defaults.keys():
         return None

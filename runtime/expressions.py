@@ -57,6 +57,7 @@ def expression_function(text: str) -> Callable[[Tensor], Tensor]:
 
 def _node(tree: ast.expr) -> Node:
     from ..fewbit_gen.activations.expression import expression_number
+    from ..fewbit_gen.activations.registry import keyword_numbers
 
     if not any(isinstance(part, ast.Name) and part.id == "x" for part in ast.walk(tree)):
         number = expression_number(tree)
@@ -77,8 +78,10 @@ def _node(tree: ast.expr) -> Node:
         case ast.Call(func=ast.Name(id="max" | "min" as name), args=arguments):
             choice = _greatest if name == "max" else _least
             return reduce(partial(_applied, choice), [_node(argument) for argument in arguments])
-        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=keywords):
-            return _applied(_function(name, {k.arg: expression_number(k.value) for k in keywords}), _node(argument))
+        case ast.Call(func=ast.Name(id=name), args=[argument]):
+            numbers = keyword_numbers(tree)
+            assert numbers is not None, "the compiler takes numbers alone"
+            return _applied(_function(name, numbers), _node(argument))
     raise AssertionError(f"the compiler takes {ast.unparse(tree)} and torch's side does not know it")
 
 
@@ -102,7 +105,7 @@ def _condition(tree: ast.expr) -> Callable[[Tensor], Tensor]:
     return condition
 
 
-def _function(name: str, arguments: dict[str | None, float]) -> Callable[..., Value]:
+def _function(name: str, arguments: dict[str, float]) -> Callable[..., Value]:
     """Return what an expression calls `name`, its keyword numbers bound."""
     if name == "silu" and arguments:  # torch's has no beta
         beta = arguments["beta"]

@@ -26,6 +26,7 @@ class Forward:
         out: (x, *parameters, out=y), writes into a given tensor what `call` returns; None where torch has none.
         inplace: (x, *parameters), overwrites x; None where torch has no in-place form of the function.
         parameters: names of the parameters, as the compiler calls them, with torch's defaults; None where it has none.
+        bounds: whether the parameters bound pieces of f, and may be infinite.
         compares_in: where f' jumps at a parameter, the dtype to which torch rounds the parameter before it compares
             x of a given dtype with it.
         pure: whether equal x always give equal f(x); a user's callable may do as it likes.
@@ -35,6 +36,7 @@ class Forward:
     out: Callable[..., Tensor] | None = None
     inplace: Callable[..., Tensor] | None = None
     parameters: tuple[tuple[str, float | None], ...] = ()
+    bounds: bool = False
     compares_in: Callable[[torch.dtype], torch.dtype] | None = None
     pure: bool = True
 
@@ -51,8 +53,9 @@ class Forward:
         """Return the parameter values that decide where f' jumps for x of `dtype`: 0.1 is another number in float32."""
         if self.compares_in is None or dtype not in DTYPES:
             return values
-        rounded = tuple(_rounded(value, self.compares_in(dtype)) for value in values)
-        return rounded if np.isfinite(rounded).all() else values
+        rounded = [_rounded(value, self.compares_in(dtype)) for value in values]
+        # A finite bound that rounds to an infinite one stays: beyond all numbers of the dtype it does the same.
+        return tuple(r if np.isfinite(r) else v for r, v in zip(rounded, values, strict=True))
 
 
 def _rounded(value: float, dtype: torch.dtype) -> float:
@@ -146,17 +149,19 @@ FORWARDS: dict[str, Forward] = {
         aten.hardtanh.out,
         aten.hardtanh_.default,
         (("min_val", -1.0), ("max_val", 1.0)),
+        bounds=True,
         compares_in=arithmetic_dtype,
     ),
     "hardsigmoid": Forward(F.hardsigmoid, aten.hardsigmoid.out, aten.hardsigmoid_.default),
     "hardswish": Forward(F.hardswish, aten.hardswish.out, aten.hardswish_.default),
-    "hardshrink": Forward(F.hardshrink, aten.hardshrink.out, None, _LAMBD, compares_in=_own_dtype),
+    "hardshrink": Forward(F.hardshrink, aten.hardshrink.out, None, _LAMBD, bounds=True, compares_in=_own_dtype),
     "softshrink": Forward(F.softshrink, aten.softshrink.out, None, _LAMBD, compares_in=_own_dtype),
     "threshold": Forward(
         F.threshold,
         aten.threshold.out,
         aten.threshold_.default,
         (("threshold", None), ("value", None)),
+        bounds=True,
         compares_in=arithmetic_dtype,
     ),
     # Beyond torch.nn:

@@ -183,7 +183,7 @@ def hardtanh(
     table: Table | None = None,
 ) -> Tensor:
     """`torch.nn.functional.hardtanh`, exact in one bit."""
-    parameters = (number("min_val", min_val), number("max_val", max_val))
+    parameters = (number("min_val", min_val, infinite=True), number("max_val", max_val, infinite=True))
     return apply(input, "hardtanh", parameters, key_for(input.dtype, "hardtanh", parameters, bits, table), inplace)
 
 
@@ -205,7 +205,7 @@ def hardshrink(
     table: Table | None = None,
 ) -> Tensor:
     """`torch.nn.functional.hardshrink`, exact in one bit."""
-    parameters = (number("lambd", lambd),)
+    parameters = (number("lambd", lambd, infinite=True),)
     return apply(input, "hardshrink", parameters, key_for(input.dtype, "hardshrink", parameters, bits, table))
 
 
@@ -231,7 +231,7 @@ def threshold(
     table: Table | None = None,
 ) -> Tensor:
     """`torch.nn.functional.threshold`, exact in one bit."""
-    parameters = (number("threshold", threshold), number("value", value))
+    parameters = (number("threshold", threshold, infinite=True), number("value", value, infinite=True))
     return apply(input, "threshold", parameters, key_for(input.dtype, "threshold", parameters, bits, table), inplace)
 
 
@@ -262,12 +262,13 @@ def key_for(
 _NUMBERS = (int, float, np.integer, np.floating)  # a tuple: torch 2.6's compiler cannot read a union
 
 
-def number(name: str, value: object) -> float:
-    """Return the argument `name` as a float; raises `FewbitError` if it is no number, or not finite."""
+def number(name: str, value: object, infinite: bool = False) -> float:
+    """Return the argument `name` as a float; raises `FewbitError` if it is no number, NaN, or may not be infinite."""
     if isinstance(value, bool) or not isinstance(value, _NUMBERS):
         raise FewbitError(f"{name} must be a number, not {shown(value)}")
-    if not math.isfinite(value):
-        raise FewbitError(f"{name} must be a finite number, not {shown(value)}")
+    if not math.isfinite(value) and not (infinite and math.isinf(value)):
+        kind = "number" if infinite else "finite number"
+        raise FewbitError(f"{name} must be a {kind}, not {shown(value)}")
     return float(value)
 
 

@@ -72,10 +72,10 @@ class FewBitActivation(nn.Module):
         self.inplace = inplace
         self._arguments = arguments or {}
         self._function = function
-        self._parameters_of_function = tuple(number(name, value) for name, value in self._arguments.items())
+        forward = forward_of(function)
+        self._parameters_of_function = tuple(number(n, value, forward.bounds) for n, value in self._arguments.items())
         self._table = resolve_table(function, self._parameters_of_function, bits, table)
         self._key = register_table(self.table)
-        forward = forward_of(function)
         rounded = {forward.as_compared(self._parameters_of_function, dtype) for dtype in DTYPES}
         self._one_table = table is not None or len(rounded) == 1
 

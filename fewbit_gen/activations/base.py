@@ -66,6 +66,13 @@ def finite(name: str, value: float) -> float:
     return value + 0.0  # −0 is 0
 
 
+def bound(name: str, value: float) -> float:
+    """Return the parameter `name`, which may be infinite, as a float, or raise `FewbitError` if it is NaN."""
+    if isinstance(value, float | np.floating) and math.isnan(value):
+        raise FewbitError(f"{name} must be a number or infinite, not nan")
+    return float(value) if isinstance(value, float | np.floating) and math.isinf(value) else finite(name, value)
+
+
 def bounded(x: Vector) -> Vector:
     """Return `x` cut to ±10⁸, where f' has long come to rest: it keeps ∞·0 out of formulas."""
     return np.clip(x, -1e8, 1e8)

@@ -2,6 +2,9 @@
 
 Each family is a function with the keyword arguments of its `torch.nn.functional` namesake that returns an
 `Activation`. What f' is at the very point where two pieces meet follows torch.
+
+A parameter that bounds a piece may be infinite: there is no such piece then. (At an infinite x that equals its bound
+torch has f' = 0; here f' is what it is at all finite x beside it.)
 """
 
 import math
@@ -9,13 +12,15 @@ import math
 import numpy as np
 
 from ...tables.errors import FewbitError
-from .base import Activation, Function, Vector, before, finite
+from .base import Activation, Function, Vector, before, bound, finite
 from .names import call_text
 
 
 def _inside(low: float, high: float, value: float, outside: float) -> Function:
     """Return the function that is `value` where low < x < high and `outside` elsewhere."""
-    return lambda x: np.where((x > low) & (x < high), value, outside)
+    above = (lambda x: x > low) if low > -math.inf else (lambda x: x >= low)
+    below = (lambda x: x < high) if high < math.inf else (lambda x: x <= high)
+    return lambda x: np.where(above(x) & below(x), value, outside)
 
 
 def relu() -> Activation:
@@ -56,8 +61,8 @@ def leaky_relu(negative_slope: float = 0.01) -> Activation:
 
 
 def hardtanh(min_val: float = -1.0, max_val: float = 1.0) -> Activation:
-    """min(max(x, min_val), max_val)."""
-    low, high = finite("min_val", min_val), finite("max_val", max_val)
+    """min(max(x, min_val), max_val); either may be infinite, for a clamp on one side."""
+    low, high = bound("min_val", min_val), bound("max_val", max_val)
     if not low < high:
         raise FewbitError(f"hardtanh needs min_val < max_val, not {low:g} and {high:g}")
     return Activation(
@@ -65,7 +70,7 @@ def hardtanh(min_val: float = -1.0, max_val: float = 1.0) -> Activation:
         lambda x: np.clip(x, low, high),
         _inside(low, high, 1.0, 0.0),
         # Between two neighbouring doubles nothing lies: f' is 0 throughout.
-        kinks=(low, before(high)) if low < before(high) else (),
+        kinks=tuple(_finite(low) + [before(x) for x in _finite(high)]) if low < before(high) else (),
         step=True,
     )
 
@@ -98,12 +103,12 @@ def hardswish() -> Activation:
 
 def hardshrink(lambd: float = 0.5) -> Activation:
     """x where |x| > lambd, 0 otherwise; the identity if lambd is negative, as in torch."""
-    lambd = finite("lambd", lambd)
+    lambd = bound("lambd", lambd)
     return Activation(
         call_text(hardshrink, lambd=lambd),
         lambda x: np.where(_dead(x, lambd), 0.0, x),
         lambda x: np.where(_dead(x, lambd), 0.0, 1.0),
-        kinks=(before(-lambd), lambd) if lambd >= 0 else (),
+        kinks=(before(-lambd), lambd) if 0 <= lambd < math.inf else (),
         step=True,
     )
 
@@ -126,14 +131,18 @@ def _dead(x: Vector, lambd: float) -> np.ndarray:
     return (x >= -lambd) & (x <= lambd)
 
 
+def _finite(x: float) -> list[float]:
+    return [x] if math.isfinite(x) else []
+
+
 def threshold(threshold: float, value: float) -> Activation:
     """x for x > threshold, value otherwise; f' takes no notice of the jump, as in torch."""
-    at, value = finite("threshold", threshold), finite("value", value)
+    at, value = bound("threshold", threshold), bound("value", value)
     return Activation(
         call_text(_threshold, threshold=at, value=value),
         lambda x: np.where(x > at, x, value),
-        lambda x: np.where(x > at, 1.0, 0.0),
-        kinks=(at,),
+        lambda x: np.where((x > at) | (at == -math.inf), 1.0, 0.0),
+        kinks=tuple(_finite(at)),
         step=True,
     )
 

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,8 @@ EXAMPLES = tuple({"threshold": "threshold(threshold=1,value=0)"}.get(name, name)
 ACCEPTED = (
     "write a name, or a name with keyword numbers such as softplus(beta=2), or an expression such as x*sigmoid(2*x)"
 )
+# Bounds that are none: the literals of Python have no word for them.
+_INFINITE = {"inf": math.inf, "-inf": -math.inf}
 
 
 def activation_name(family: str, **arguments: float) -> str:
@@ -59,7 +62,7 @@ def keyword_numbers(call: ast.Call) -> dict[str, float] | None:
     arguments: dict[str, float] = {}
     for keyword in call.keywords:
         try:
-            value = ast.literal_eval(keyword.value)
+            value = _INFINITE.get(ast.unparse(keyword.value)) or ast.literal_eval(keyword.value)
         except (ValueError, TypeError, RecursionError, MemoryError):
             return None
         number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -11,7 +11,10 @@ is contracted differently, or a newer math library than the one that torch was b
 import re
 from collections.abc import Sequence
 
+import numpy as np
+
 from ...tables.errors import FewbitError
+from .search import literal
 
 # Torch's names of the parameters, then statements that end in `return`. {0} is the first parameter.
 FORMULAS: dict[str, str] = {
@@ -100,12 +103,12 @@ def formula(function: str, parameters: Sequence[float] = ()) -> str:
 
     Args:
         function: a name in `FORMULAS`.
-        parameters: finite values of its parameters, in torch's order.
+        parameters: values of its parameters, in torch's order.
 
     Raises:
         FewbitError: there is no formula of this name.
     """
     if function not in FORMULAS:
         raise FewbitError(f"no CUDA formula of {function!r}; there are {', '.join(FORMULAS)}")
-    literals = [f"({float(value)!r})" if value < 0 else repr(float(value)) for value in parameters]
+    literals = [f"({text})" if text.startswith("-") else text for text in map(literal, np.float64(parameters))]
     return FORMULAS[function].format(*literals)

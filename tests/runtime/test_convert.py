@@ -282,10 +282,10 @@ def test_in_place_stays_in_place_when_fused():
 
 def test_numbers_that_few_bits_cannot_take_are_left():
     """torch takes them; the other activations of the model are converted all the same."""
-    report = convert(nn.Sequential(nn.Hardtanh(0, torch.inf), nn.Softplus(beta=0), nn.GELU()))
-    assert [row.name for row in report.replaced] == ["2"]
+    report = convert(nn.Sequential(nn.LeakyReLU(torch.inf), nn.Softplus(beta=0), nn.GELU(), nn.Hardtanh(0, torch.inf)))
+    assert [row.name for row in report.replaced] == ["2", "3"]
     assert [row.why for row in report.left] == [
-        "max_val must be a finite number, not inf",
+        "negative_slope must be a finite number, not inf",
         "softplus needs a beta other than 0",
     ]
 

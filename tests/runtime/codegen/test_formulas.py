@@ -28,6 +28,8 @@ OTHERS = {
 }
 CASES = [(name, tuple(parameters_of(name))) for name in FORMULAS]
 CASES += [(name, tuple(parameters)) for name, parameters in OTHERS.items()]
+INF = float("inf")
+CASES += [("hardtanh", (-INF, 0.5)), ("hardtanh", (0.5, INF)), ("threshold", (-INF, 0.5)), ("hardshrink", (INF,))]
 # Units in the last place of float or double, at the largest number that the formula handles: |x| + 1.
 ULPS = {"gelu": 4, "gelu_tanh": 4, "mish": 4, "quick_gelu": 4, "tanhshrink": 2, "softplus": 2, "selu": 2}
 # Torch's CUDA kernels round these parameters to the type of x, where its CPU kernels keep them in float.
