@@ -1,4 +1,9 @@
-"""Per-group quantization on the CPU. The arithmetic is the reference's (per_group.py), step by step."""
+"""Per-group quantization on the CPU. The arithmetic is the reference's (per_group.py), step by step.
+
+A block of `BLOCK` elements in groups of `USUAL` goes through code in which both are constants: loops over 256 elements
+then become straight vector instructions, without what tells short loops from long and last elements from others. Every
+other block goes through the same code with both as variables.
+"""
 
 from functools import cache
 from math import lcm
@@ -22,6 +27,7 @@ from .pieces import (
     random_words,
     read,
     read_codes,
+    scratch,
     take,
     vector,
     write,
@@ -30,6 +36,9 @@ from .pieces import (
 
 # Elements worked on at once. Fewer take more time for what begins and ends with each block, more spoil the cache.
 BLOCK = 1024
+USUAL = 256  # G
+_WORDS = BLOCK // 2  # of 32 random bits
+_STAGE = BLOCK + GROUP
 
 _TOP = np.int32(0x7FFFFFFF)
 _FINITE = np.int32(0x7F7FFFFF)
@@ -101,13 +110,12 @@ def _quantizer() -> Kernel:
         ranges = vector(words[13], np.uint16(0), N * groups)
         of_samples = vector(words[14], np.uint8(0), N)
         starts = vector(words[15], np.int64(0), N)
-        whole = stretch <= BLOCK  # then a block holds all of a stretch, and is read once
-        values = np.empty(BLOCK, np.float32)
-        patterns = values.view(np.int32)
-        random = np.empty(BLOCK // 2, np.uint32)
-        halves = random.view(np.uint16)
-        small = np.empty(BLOCK, np.uint8)
-        staged = np.empty(BLOCK + GROUP, np.uint8)
+        size = 4 if kind == 0 else 2
+        single = scratch(BLOCK, np.float32(0))
+        random = scratch(_WORDS, np.uint32(0))
+        dice = random.view(np.uint16)
+        small = scratch(BLOCK, np.uint8(0))
+        staged = scratch(_STAGE, np.uint8(0))
         while True:
             part = take(job)  # pyright: ignore[reportCallIssue]
             if part >= parts:
@@ -119,56 +127,113 @@ def _quantizer() -> Kernel:
                 bits = fixed if fixed else np.int64(of_samples[n])
                 row = packed + (n * width * fixed if fixed else starts[n])
                 top = np.int32((1 << bits) - 1)
-                steps = np.float32(top << 16)
-                if whole:
-                    read(x, kind, n * D + start, end - start, values)
-                    size = 4 if kind == 0 else 2
-                    ahead = min(BLOCK, (N - n) * D - end)
-                    prefetch_to_read(x + (n * D + end) * size, ahead * size)
-                for group in range(start // G, (end + G - 1) // G):
+                group = n * groups + start // G
+                counter = n * width + start // GROUP
+                if stretch <= BLOCK:  # whole groups: x is read once
+                    at = x + (n * D + start) * size
+                    prefetch_to_read(at + (end - start) * size, min(BLOCK, (N - n) * D - end) * size)
+                    if G == USUAL and end - start == BLOCK:
+                        values = _loaded(at, kind, BLOCK, single)
+                        _keep_groups(values, BLOCK, USUAL, minima, ranges, group)
+                        random_words(seed, counter, BLOCK // GROUP, random)
+                        _find_codes(values, BLOCK, USUAL, 0, minima, ranges, group, dice, top, small)
+                        write_codes(small, BLOCK, bits, staged, row, start // GROUP)
+                    else:
+                        length = end - start
+                        values = _loaded(at, kind, length, single)
+                        _keep_groups(values, length, G, minima, ranges, group)
+                        random_words(seed, counter, (length + GROUP - 1) // GROUP, random)
+                        _find_codes(values, length, G, 0, minima, ranges, group, dice, top, small)
+                        write_codes(small, length, bits, staged, row, start // GROUP)
+                    continue
+                for first in range(start, end, G):
                     low, high = _TOP, np.int32(~_TOP)
-                    group_end = min((group + 1) * G, end)
-                    for at in range(group * G, group_end, BLOCK):
-                        length = min(BLOCK, group_end - at)
-                        here = at - start
-                        if not whole:
-                            read(x, kind, n * D + at, length, values)
-                            here = 0
-                        for pattern in patterns[here : here + length]:
-                            key = np.int32(pattern ^ (np.int32(pattern >> np.int32(31)) & _TOP))
-                            low = min(low, key)
-                            high = max(high, key)
-                    _keep_parameters(low, high, minima, ranges, n * groups + group)
+                    for at in range(first, min(first + G, end), BLOCK):
+                        length = min(BLOCK, min(first + G, end) - at)
+                        read(x, kind, n * D + at, length, single)
+                        below, above = _ends(single, 0, length)
+                        low, high = min(low, below), max(high, above)
+                    _keep_parameters(low, high, minima, ranges, group + (first - start) // G)
                 for at in range(start, end, BLOCK):
                     length = min(BLOCK, end - at)
-                    if not whole:
-                        read(x, kind, n * D + at, length, values)
+                    read(x, kind, n * D + at, length, single)
                     random_words(seed, n * width + at // GROUP, (length + GROUP - 1) // GROUP, random)
-                    position = at
-                    while position < at + length:
-                        group = position // G
-                        stop = min((group + 1) * G, at + length)
-                        z, r = np.int32(minima[n * groups + group]), np.int32(ranges[n * groups + group])
-                        here = values[position - at : stop - at]
-                        codes = small[position - at : stop - at]
-                        if r == 0 or r >= 0x8000:  # not finite, constant
-                            bit = np.uint8(0)
-                            if r:
-                                bit = np.uint8((as_bits(here[0] + np.float32(0)) >> 15) & 1)
-                            for j in range(stop - position):
-                                codes[j] = bit
-                        else:
-                            Z = as_float(z << 16)
-                            scale = np.float32(steps / as_float(r << 16))
-                            dice = halves[position - at : stop - at]
-                            for j in range(stop - position):
-                                y = np.float32(np.float32(here[j] - Z) * scale) + np.float32(0.5)
-                                code = np.int32(np.int32(np.int32(y) + np.int32(dice[j])) >> np.int32(16))
-                                codes[j] = np.uint8(min(code, top))
-                        position = stop
+                    here = n * groups + at // G
+                    _find_codes(single, length, G, at % G, minima, ranges, here, dice, top, small)
                     write_codes(small, length, bits, staged, row, at // GROUP)
 
     return build(quantize)
+
+
+@njit(inline="always")
+def _loaded(at: Any, kind: Any, length: Any, single: Any) -> Any:
+    """Return `length` numbers of a kind as float32: those at the address, if they are, else in `single`."""
+    if kind:
+        read(at, kind, 0, length, single)
+    return vector(at if kind == 0 else np.int64(single.ctypes.data), np.float32(0), length)  # pyright: ignore[reportCallIssue]
+
+
+@njit(inline="always")
+def _keep_groups(values: Any, length: Any, G: Any, minima: Any, ranges: Any, group: Any) -> None:
+    """Keep the parameters of `values`, which are those of the groups from `group` on."""
+    for first in range(0, length, G):
+        count = G if length % G == 0 else min(G, length - first)
+        low, high = _ends(values, first, count)  # pyright: ignore[reportCallIssue]
+        _keep_parameters(low, high, minima, ranges, group + first // G)  # pyright: ignore[reportCallIssue]
+
+
+@njit(inline="always")
+def _ends(values: Any, first: Any, count: Any) -> Any:
+    """Return the order-preserving keys of the least and the greatest of `values`; those of NaN lie beyond all others.
+
+    Of their bits, the greatest signed number is the greatest value, or if none is positive the least unsigned; the
+    greatest unsigned one is the least value, or if none is negative the least.
+    """
+    patterns = values.view(np.int32)
+    most, unsigned_most, unsigned_least = np.int32(~_TOP), np.uint32(0), np.uint32(0xFFFFFFFF)
+    for j in range(first, first + count):
+        most = max(most, patterns[j])
+        unsigned_most = max(unsigned_most, np.uint32(patterns[j]))
+        unsigned_least = min(unsigned_least, np.uint32(patterns[j]))
+    least, negative = np.int32(unsigned_least), np.int32(unsigned_most)
+    low = np.int32(negative ^ _TOP) if negative < 0 else least
+    return low, most if most >= 0 else np.int32(least ^ _TOP)
+
+
+@njit(inline="always")
+def _find_codes(
+    values: Any,
+    length: Any,
+    G: Any,
+    skipped: Any,
+    minima: Any,
+    ranges: Any,
+    group: Any,
+    dice: Any,
+    top: Any,
+    small: Any,
+) -> None:
+    """Write the codes of `values`, a byte each, to `small`; they begin `skipped` elements into a group."""
+    steps = np.float32(top << 16)
+    for first in range(-skipped, length, G):
+        start = max(first, 0)
+        count = G if skipped == 0 and length % G == 0 else min(first + G, length) - start
+        z, r = np.int32(minima[group]), np.int32(ranges[group])
+        group += 1
+        here, codes, chances = values[start : start + count], small[start : start + count], dice[start : start + count]
+        if r == 0 or r >= 0x8000:  # not finite, constant
+            bit = np.uint8(0)
+            if r:
+                bit = np.uint8((as_bits(here[0] + np.float32(0)) >> 15) & 1)  # pyright: ignore[reportCallIssue]
+            for j in range(count):
+                codes[j] = bit
+        else:
+            Z = as_float(z << 16)  # pyright: ignore[reportCallIssue]
+            scale = np.float32(steps / as_float(r << 16))  # pyright: ignore[reportCallIssue]
+            for j in range(count):
+                y = np.float32(np.float32(here[j] - Z) * scale) + np.float32(0.5)
+                code = np.int32(np.int32(np.int32(y) + np.int32(chances[j])) >> np.int32(16))
+                codes[j] = np.uint8(min(code, top))
 
 
 @njit(inline="always")
@@ -213,10 +278,10 @@ def _dequantizer() -> Kernel:
         ranges = vector(words[5], np.uint16(0), N * groups)
         of_samples = vector(words[14], np.uint8(0), N)
         starts = vector(words[15], np.int64(0), N)
-        values = np.empty(BLOCK, np.float32)
-        patterns = values.view(np.int32)
-        small = np.empty(BLOCK, np.uint8)
-        staged = np.zeros(BLOCK + GROUP, np.uint8)
+        size = 4 if kind == 0 else 2
+        single = scratch(BLOCK, np.float32(0))
+        small = scratch(BLOCK, np.uint8(0))
+        staged = scratch(_STAGE, np.uint8(0))
         while True:
             part = take(job)  # pyright: ignore[reportCallIssue]
             if part >= parts:
@@ -230,30 +295,53 @@ def _dequantizer() -> Kernel:
                 top = np.float32((1 << bits) - 1)
                 for at in range(start, end, BLOCK):
                     length = min(BLOCK, end - at)
-                    size = 4 if kind == 0 else 2
-                    ahead = min(BLOCK, (N - n) * D - at - length)
-                    prefetch_to_write(out + (n * D + at + length) * size, ahead * size)
-                    read_codes(row, at // GROUP, length, bits, staged, small)
-                    position = at
-                    while position < at + length:
-                        group = position // G
-                        stop = min((group + 1) * G, at + length)
-                        z, r = np.int32(minima[n * groups + group]), np.int32(ranges[n * groups + group])
-                        codes = small[position - at : stop - at]
-                        if r >= 0x8000:
-                            shown = patterns[position - at : stop - at]
-                            pattern = np.int32(z << 16 | np.int32(codes[0]) << 15 | r & 0x7FFF)
-                            for j in range(stop - position):
-                                shown[j] = pattern
-                        else:
-                            Z = as_float(z << 16)
-                            step = np.float32(as_float(r << 16) / top)
-                            here = values[position - at : stop - at]
-                            for j in range(stop - position):
-                                value = np.float32(Z + np.float32(np.float32(codes[j]) * step))
-                                value = limit if value > limit else value
-                                here[j] = -limit if value < -limit else value
-                        position = stop
-                    write(out, kind, n * D + at, length, values)
+                    to = out + (n * D + at) * size
+                    prefetch_to_write(to + length * size, min(BLOCK, (N - n) * D - at - length) * size)
+                    values = vector(to if kind == 0 else np.int64(single.ctypes.data), np.float32(0), length)
+                    group = n * groups + at // G
+                    if G == USUAL and length == BLOCK:
+                        read_codes(row, at // GROUP, BLOCK, bits, staged, small)
+                        _find_values(small, BLOCK, USUAL, 0, minima, ranges, group, top, limit, values)
+                    else:
+                        read_codes(row, at // GROUP, length, bits, staged, small)
+                        _find_values(small, length, G, at % G, minima, ranges, group, top, limit, values)
+                    if kind:
+                        write(to, kind, 0, length, single)
 
     return build(dequantize)
+
+
+@njit(inline="always")
+def _find_values(
+    small: Any,
+    length: Any,
+    G: Any,
+    skipped: Any,
+    minima: Any,
+    ranges: Any,
+    group: Any,
+    top: Any,
+    limit: Any,
+    values: Any,
+) -> None:
+    """Write what the codes in `small` stand for to `values`; they begin `skipped` elements into a group."""
+    patterns = values.view(np.int32)
+    for first in range(-skipped, length, G):
+        start = max(first, 0)
+        count = G if skipped == 0 and length % G == 0 else min(first + G, length) - start
+        z, r = np.int32(minima[group]), np.int32(ranges[group])
+        group += 1
+        codes = small[start : start + count]
+        if r >= 0x8000:
+            shown = patterns[start : start + count]
+            pattern = np.int32(z << 16 | np.int32(codes[0]) << 15 | r & 0x7FFF)
+            for j in range(count):
+                shown[j] = pattern
+        else:
+            here = values[start : start + count]
+            Z = as_float(z << 16)  # pyright: ignore[reportCallIssue]
+            step = np.float32(as_float(r << 16) / top)  # pyright: ignore[reportCallIssue]
+            for j in range(count):
+                value = np.float32(Z + np.float32(np.float32(codes[j]) * step))
+                value = limit if value > limit else value
+                here[j] = -limit if value < -limit else value

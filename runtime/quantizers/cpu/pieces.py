@@ -51,6 +51,30 @@ def _digest() -> str:
 
 
 @intrinsic(prefer_literal=True)
+def _reserve(typingctx: Any, count: Any, like: Any) -> Any:
+    """Reserve aligned memory on the stack for a constant number of numbers; return its address."""
+    n = count.literal_value
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        with builder.goto_entry_block():
+            memory = builder.alloca(ir.ArrayType(context.get_value_type(like), n))
+            memory.align = 64
+        return builder.ptrtoint(memory, ir.IntType(64))
+
+    return types.intp(count, like), generate
+
+
+@njit(inline="always")
+def scratch(count: Any, like: Any) -> Any:
+    """Return an array of a constant number of elements of the type of `like`, which lives as long as the kernel.
+
+    It is on the stack, and so no more than some kilobytes. NumPy's arrays count their references, in atomic
+    instructions around every piece of a kernel that one is handed to, and each of these waits for memory.
+    """
+    return vector(_reserve(count, like), like, count)  # pyright: ignore[reportCallIssue]
+
+
+@intrinsic(prefer_literal=True)
 def _prefetch(typingctx: Any, address: Any, purpose: Any) -> Any:
     """Ask for the cache line at an address, to "read" or "write" it; nothing waits for it."""
     writes = int(purpose.literal_value == "write")

@@ -46,6 +46,27 @@ class TestAnyTensor:
         assert torch.equal(ours.range.view(torch.int16), plain.range.view(torch.int16))
         assert same_bits(ours.decompress(), decoded)
 
+    @pytest.mark.parametrize("bits", BITS)
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_blocks_of_whole_groups_and_those_at_the_end_of_a_sample(self, dtype, bits):
+        # The CPU's kernel has code of its own for 1024 elements in groups of 256: among them, of every kind of group,
+        # and beside blocks that are shorter.
+        x = torch.randn(3, 3 * 1024 + 300, generator=generator(bits))
+        for start, value in ((0, 0.0), (256, -0.0), (512, -1.5), (1024, torch.nan), (1280, -torch.inf), (1536, 1e-40)):
+            x[1, start : start + 256 : 1 if value in (0.0, -1.5) else 100] = value
+        x[2, :1024] = x[2, :1024].abs()
+        x[2, 1024:2048] = -x[2, 1024:2048].abs()
+        x[2, 256:512:2], x[2, 1280:1536:2] = -0.0, 0.0
+        x = x.to(dtype)
+        for D in (x.shape[1], 2048, 1024, 1023):
+            part = x[:, :D]
+            ours = compress(part, bits)
+            with reference():
+                plain = compress(part, bits)
+                decoded = plain.decompress()
+            assert all(same_bits(getattr(ours, n), getattr(plain, n)) for n in ("packed", "minimum", "range"))
+            assert same_bits(ours.decompress(), decoded)
+
     @given(tensors(special=True), st.integers(1, 8), SIZES)
     def test_bytes(self, x, bits, G):
         N = x.shape[0] if x.dim() > 1 else 1
