@@ -25,12 +25,13 @@ from ..tables.errors import shown
 from . import layers
 from .conversion import Left, Replaced, one_line
 from .layers.base import CompressedLayer
+from .layers.of_transformers import like
 from .layers.saver import QuantizerSaver
 from .layers.swap import Swapper, SwappingSaver
 from .methods import Applied, Make
 from .modules import FewBitActivation
 from .quantizers import PerGroup
-from .recast import precision_of, recast, recast_by, restore, torch_class, why_not
+from .recast import form_of, precision_of, recast, recast_by, restore, torch_class, why_not
 from .search import Found, modules_of
 
 _CONVOLUTIONS = tuple(f"Conv{kind}{d}d" for kind in ("", "Transpose") for d in (1, 2, 3))
@@ -111,7 +112,9 @@ def compressible(model: nn.Module) -> list[Found]:
 
 
 def _is_listed(module: nn.Module) -> bool:
-    return isinstance(module, (*_FORMS, nn.Embedding, nn.EmbeddingBag)) and not isinstance(module, FewBitActivation)
+    if isinstance(module, (*_FORMS, nn.Embedding, nn.EmbeddingBag)):
+        return not isinstance(module, FewBitActivation)
+    return like(torch_class(module)) in _FORMS
 
 
 def convert_layers(
@@ -132,9 +135,10 @@ def convert_layers(
         if why is not None:
             left.append(Left(layer.name, one_line(module), why))
             continue
-        was, torchs = one_line(restore(module)), type(module)
-        recast(module, _FORMS[torchs], "level", saver)
-        replaced.append((module, Replaced(layer.name, was, "", _EXACT.get(torchs.__name__, bits), math.nan)))
+        was, form = one_line(restore(module)), form_of(module, _FORMS)
+        assert form is not None
+        recast(module, form, "level", saver)
+        replaced.append((module, Replaced(layer.name, was, "", _EXACT.get(form.__name__, bits), math.nan)))
     return replaced, left
 
 
@@ -142,7 +146,8 @@ def why_left(module: nn.Module, level: Level) -> str | None:
     """Return why `level` does not convert `module`, or None if it does."""
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return "it keeps its indices alone, which are the batch itself"
-    if torch_class(module) in _FORMS and torch_class(module).__name__ not in level.names:
+    torchs = like(torch_class(module)) or torch_class(module)
+    if torchs in _FORMS and torchs.__name__ not in level.names:
         return "this level leaves it"
     return why_not(module, _FORMS)
 

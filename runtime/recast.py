@@ -15,9 +15,10 @@ from typing import Any, Literal
 from torch import nn
 
 from .layers.base import CompressedLayer
+from .layers.of_transformers import form_of_class, like
 from .layers.saver import Saver
 
-__all__ = ["By", "precision_of", "recast", "recast_by", "restore", "torch_class", "was_changed", "why_not"]
+__all__ = ["By", "form_of", "precision_of", "recast", "recast_by", "restore", "torch_class", "was_changed", "why_not"]
 
 By = Literal["level", "outliers"]
 Forms = Mapping[type, type]
@@ -29,10 +30,10 @@ _ATTRIBUTES = ("saver", "copies")
 
 @dataclass(frozen=True)
 class _Former:
-    """The class that a layer had, the one it was given, and by whom."""
+    """The class that a layer had, the name of the one it was given, and by whom."""
 
     was: type[nn.Module]
-    now: type[nn.Module]
+    now: str
     by: By
 
 
@@ -40,13 +41,13 @@ def recast(layer: nn.Module, form: type[nn.Module], by: By, saver: Saver) -> Non
     """Make `layer` a `form`, a subclass of torch's class of it, in place; what it has been made before counts no more.
 
     Args:
-        layer: of a class in torch.nn, or converted.
-        form: one of `fewbit.layers`; if it compresses, through `saver`.
+        layer: of a class in torch.nn or one that is like it, or converted.
+        form: as `form_of` returns it; if it compresses, through `saver`.
         by: the method of `convert`.
         saver: what the layer saves through.
     """
     restore(layer)
-    vars(layer)[_FORMER] = _Former(type(layer), form, by)
+    vars(layer)[_FORMER] = _Former(type(layer), _name(form), by)
     layer.__class__ = form
     if isinstance(layer, CompressedLayer):
         layer.saver = saver
@@ -79,7 +80,11 @@ def precision_of(layer: nn.Module) -> Any:
 def was_changed(layer: nn.Module) -> bool:
     """Tell whether a recast layer has been given another class since, as parametrizations and FSDP do."""
     former = vars(layer).get(_FORMER)
-    return former is not None and type(layer) is not former.now
+    return former is not None and _name(type(layer)) != former.now
+
+
+def _name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def torch_class(layer: nn.Module) -> type[nn.Module]:
@@ -88,9 +93,17 @@ def torch_class(layer: nn.Module) -> type[nn.Module]:
     return type(layer) if former is None or was_changed(layer) else former.was
 
 
+def form_of(layer: nn.Module, forms: Forms) -> type[nn.Module] | None:
+    """Return what `layer` is recast to, the form of its class or of a class of transformers like it, or None."""
+    cls = torch_class(layer)
+    if cls in forms:
+        return forms[cls]
+    return form_of_class(cls) if like(cls) in forms else None
+
+
 def why_not(layer: nn.Module, forms: Forms) -> str | None:
     """Return why `layer` cannot be recast to the form that `forms` has for its class, or None if it can."""
-    if torch_class(layer) not in forms:
+    if form_of(layer, forms) is None:
         if isinstance(layer, CompressedLayer) or type(layer) in forms.values():
             return "it is a compressed layer already"
         return f"{type(layer).__name__} may compute something else than torch's class that it derives from"

@@ -38,6 +38,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from ..layers.of_transformers import Conv1D
+
+_LINEAR = nn.Linear | Conv1D
+
 
 def quantization_variance(x: Tensor, group_size: int) -> Tensor:
     """Return V, float64 (N,): the variance that `PerGroup(1, group_size)` adds to each sample, over its elements.
@@ -68,12 +72,12 @@ def _squared_ranges(groups: Tensor) -> Tensor:
 
 def has_weights(layer: nn.Module) -> bool:
     """Tell whether a layer multiplies its input by a matrix that is learned."""
-    return isinstance(layer, nn.Linear | _ConvNd)
+    return isinstance(layer, _LINEAR | _ConvNd)
 
 
 def is_comparable(layer: nn.Module) -> bool:
     """Tell whether a layer's sensitivities can be compared with those of other layers."""
-    return isinstance(layer, nn.Linear | _ConvNd) or _by_channel(layer)
+    return isinstance(layer, _LINEAR | _ConvNd) or _by_channel(layer)
 
 
 def _by_channel(layer: nn.Module) -> bool:
@@ -96,7 +100,7 @@ def gradient_factor(
     if N == 0 or gradient.numel() == 0:
         return gradient.new_zeros(N, dtype=torch.float32)
     norm = torch.linalg.vector_norm(gradient.flatten(1), dim=1, dtype=torch.float32).square()
-    if isinstance(layer, nn.Linear):
+    if isinstance(layer, _LINEAR):
         return norm / max(1, prod(shape[1:-1]))
     if isinstance(layer, _ConvNd):
         transposed = isinstance(layer, _ConvTransposeNd)

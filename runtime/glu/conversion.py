@@ -8,13 +8,9 @@ with these names has such a block. The projections are the very modules, so the 
 their place stay; act_fn stays reachable, as an attribute that is no submodule, because nothing calls it any more.
 """
 
-import ast
-import inspect
 import math
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from torch import nn
@@ -28,6 +24,7 @@ from ..placement import put, put_back
 from ..prepared import register_table
 from ..recast import restore
 from ..search import ORIGINAL, Form, Found, form_of, modules_of, original_of
+from ..written import is_written_as
 from .block import GatedMLP
 from .derivatives import DERIVATIVES
 from .plan import DEFAULT_COPY_BITS, Keep, Plan, check_copy_bits, check_keep
@@ -198,29 +195,6 @@ def left(block: Found, why: str) -> Left:
     return Left(block.name, type(block.original).__name__, why)
 
 
-@cache
 def _activation_attribute(cls: type[nn.Module]) -> str | None:
     """Return the attribute in which a block of this class holds its activation; None if its forward is another."""
-    try:
-        source = inspect.getsource(cls.forward)
-    except (OSError, TypeError):
-        return None
-    return next((name.strip() for name, known in _FORWARDS.items() if _normal(source) == _normal(known)), None)
-
-
-@cache
-def _normal(source: str) -> str | None:
-    """Return the statements of a function, its variables numbered in the order of appearance; None if it has more."""
-    try:
-        function = ast.parse(textwrap.dedent(source)).body[0]
-    except SyntaxError:
-        return None
-    if not isinstance(function, ast.FunctionDef) or len(function.args.args) != 2 or function.decorator_list:
-        return None
-    names = {argument.arg: str(i) for i, argument in enumerate(function.args.args)}
-    body = [s for s in function.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
-    for statement in body:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Name):
-                node.id = names.setdefault(node.id, str(len(names)))
-    return "\n".join(map(ast.dump, body))
+    return next((name.strip() for name, known in _FORWARDS.items() if is_written_as(cls, known)), None)

@@ -16,7 +16,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from .base import CompressedLayer, batched, check_first_derivative, compresses, decompressed, keep, kept, refuse
-from .saver import Saver
+from .saver import Saver, compress_input
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
 
@@ -145,7 +145,7 @@ class CompressedConvolution(Function):
         _, weight_wanted = ctx.needs_input_grad[:2]
         sample = batched(x, arguments.dimensions + 2)
         # The weight stays in memory anyway; torch's op wants its shape even for the gradient of the bias.
-        keep(ctx, saver.compress(sample) if weight_wanted else None, weight)
+        keep(ctx, compress_input(saver, sample) if weight_wanted else None, weight)
         ctx.arguments, ctx.saver, ctx.shape, ctx.single = arguments, saver, sample.shape, x.dim() < sample.dim()
         ctx.dtypes = [t if t is None else t.dtype for t in (x, weight, bias)]
         return arguments.forward(x, weight, bias)

@@ -17,7 +17,7 @@ from .base import batched, check_first_derivative, compresses, keep, kept, refus
 from .normalization import CompressedNorm, copies_of, input_gradient, restored, standardised
 from .saver import Saver
 
-__all__ = ["GroupNorm", "LayerNorm", "RMSNorm"]
+__all__ = ["CompressedNormalisation", "GroupNorm", "LayerNorm", "RMSNorm", "RootMeanSquare"]
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -54,7 +54,7 @@ class RMSNorm(CompressedNorm, nn.RMSNorm):
         """Return torch's output."""
         if not compresses(x, self.weight):
             return super().forward(x)
-        norm = _RootMeanSquare(tuple(self.normalized_shape), self.eps)
+        norm = RootMeanSquare(tuple(self.normalized_shape), self.eps)
         return CompressedNormalisation.apply(x, self.weight, None, norm, self.saver, self.copies)
 
 
@@ -161,17 +161,24 @@ class _OfGroups:
 
 
 @dataclass(frozen=True)
-class _RootMeanSquare:
+class RootMeanSquare:
+    """RMS normalisation over the last dimensions, of shape `shape`."""
+
     shape: tuple[int, ...]
     eps: float | None
 
     def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
-        y = F.rms_norm(x, self.shape, weight, self.eps)
+        """Return y, None and r."""
+        return F.rms_norm(x, self.shape, weight, self.eps), None, self.rstd(x)
+
+    def rstd(self, x: Tensor) -> Tensor:
+        """Return r, with 1 for each of the last dimensions."""
         eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
         single = x.to(arithmetic_dtype(x.dtype))
-        return y, None, (single.square().mean(_last(len(self.shape)), keepdim=True) + eps).rsqrt()
+        return (single.square().mean(_last(len(self.shape)), keepdim=True) + eps).rsqrt()
 
     def grouped(self, x: Tensor) -> Tensor:
+        """Return `x`, against which r broadcasts."""
         return x
 
     def backward(
@@ -184,6 +191,7 @@ class _RootMeanSquare:
         bias: Tensor | None,
         wanted: list[bool],
     ) -> Gradients:
+        """Return the gradients that are wanted."""
         grad, dims = grad.to(rstd.dtype), _last(len(self.shape))
         grad_x = grad_weight = None
         if wanted[0]:

@@ -12,7 +12,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from .base import CompressedLayer, batched, check_first_derivative, compresses, decompressed, keep, kept, refuse
-from .saver import Saver
+from .saver import Saver, compress_input
 
 __all__ = ["Linear", "linear"]
 
@@ -40,7 +40,7 @@ class CompressedLinear(Function):
         """Return torch's output, keep x compressed."""
         x_wanted, weight_wanted = ctx.needs_input_grad[:2]
         samples = batched(x, 2).transpose(0, sample_dim)
-        keep(ctx, saver.compress(samples) if weight_wanted else None, weight if x_wanted else None)
+        keep(ctx, compress_input(saver, samples) if weight_wanted else None, weight if x_wanted else None)
         ctx.saver, ctx.sample_dim = saver, sample_dim
         ctx.dtypes = [t if t is None else t.dtype for t in (x, weight, bias)]
         return F.linear(x, weight, bias)

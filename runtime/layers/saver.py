@@ -12,10 +12,11 @@ checkpointing, swapping and `fewbit.memory.profile` see them. `take_apart` and `
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Protocol, cast
 
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..quantizers import Compressed, Quantizer
 from ..quantizers.common import total_bytes
@@ -43,6 +44,33 @@ class Saver(Protocol):
         ...
 
 
+class _Last:
+    """The codes of the tensor that was compressed last, and which it was; none of its memory."""
+
+    def __init__(self) -> None:
+        self._entry: tuple[Any, StorageWeakRef, Compressed] | None = None
+
+    def found(self, x: Tensor) -> Compressed | None:
+        """Return the codes of `x` if it was `x`, with the numbers that it has now."""
+        entry = self._entry
+        return entry[2] if entry is not None and entry[0] == _identity(x) and not entry[1].expired() else None
+
+    def note(self, x: Tensor, compressed: Compressed) -> None:
+        """Remember the codes of `x`."""
+        self._entry = _identity(x), StorageWeakRef(x.untyped_storage()), compressed
+
+    def forget(self) -> None:
+        """Remember none."""
+        self._entry = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Last, ()
+
+
+def _identity(x: Tensor) -> tuple[Any, ...]:
+    return x.untyped_storage()._cdata, x.storage_offset(), x.shape, x.stride(), x.dtype, x._version
+
+
 @dataclass(frozen=True)
 class QuantizerSaver:
     """Saves through one quantizer, whatever the layer and sample.
@@ -51,14 +79,25 @@ class QuantizerSaver:
     """
 
     quantizer: Quantizer
+    _last: _Last = field(default_factory=_Last, init=False, repr=False, compare=False)
 
     def compress(self, x: Tensor) -> Compressed:
         """Return `x` in few bits."""
         compressed = self.quantizer.compress(x)
         return compressed if compressed.nbytes < total_bytes([x]) else Whole(x)
 
+    def compress_once(self, x: Tensor) -> Compressed:
+        """Return `x` in few bits: the same ones if it was the last that came, for another layer."""
+        compressed = self._last.found(x)
+        if compressed is None:
+            compressed = self.compress(x)
+            if not isinstance(compressed, Whole):
+                self._last.note(x, compressed)
+        return compressed
+
     def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
         """Learn nothing."""
+        self._last.forget()
 
 
 @dataclass(frozen=True)
@@ -94,6 +133,16 @@ class _Place:
     """Stands for a tensor that was taken out."""
 
     index: int
+
+
+def compress_input(saver: Saver, x: Tensor) -> Compressed:
+    """Return the input of a layer in few bits, once for all layers of one saver that get it one after another.
+
+    Query, key and value, gate and up, a convolution and the one beside it: each gradient stays unbiased, and what they
+    share is their rounding.
+    """
+    once = getattr(saver, "compress_once", None)
+    return saver.compress(x) if once is None else once(x)
 
 
 def take_apart(value: Any, tensors: list[Tensor]) -> Any:

@@ -27,7 +27,7 @@ from ..methods import Applied, Make
 from ..modules import ReLU
 from ..placement import put, put_back
 from ..quantizers import Outlier
-from ..recast import recast, recast_by, restore, torch_class, why_not
+from ..recast import form_of, recast, recast_by, restore, torch_class, why_not
 from ..search import ORIGINAL, Found, modules_of, original_of
 from .relu import ValueAwareReLU
 from .savers import OutlierSaver
@@ -127,7 +127,7 @@ class ByValue:
 
     def candidates(self) -> list[Found]:
         """Return the modules of torch's own classes that may be replaced, also those that have been."""
-        return modules_of(self.model, lambda module: _is_relu(module) or torch_class(module) in _FORMS)
+        return modules_of(self.model, lambda module: _is_relu(module) or form_of(module, _FORMS) is not None)
 
     def apply(self, found: list[Found], skipped: Mapping[Found, str], make: Make) -> Applied:
         """Replace ReLUs and layers."""
@@ -154,8 +154,9 @@ class ByValue:
                 put(each, new)
                 model = model if each.places else new
             else:
-                new = module
-                recast(new, _FORMS[type(new)], "outliers", saver)
+                new, form = module, form_of(module, _FORMS)
+                assert form is not None
+                recast(new, form, "outliers", saver)
             replaced.append(Replaced(each.name, was, one_line(new), self._bits(new), math.nan))
         return ValueAware(model, tuple(replaced), tuple(left))
 

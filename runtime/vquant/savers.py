@@ -10,7 +10,7 @@ from .shared import found
 
 
 @dataclass(frozen=True)
-class OutlierSaver:
+class OutlierSaver(QuantizerSaver):
     """Saves the codes that the ReLU before has left, or else those of `quantizer`.
 
     Attributes:
@@ -22,10 +22,7 @@ class OutlierSaver:
     def compress(self, x: Tensor) -> Compressed:
         """Return `x` in few bits."""
         codes = found(x)
-        return QuantizerSaver(self.quantizer).compress(x) if codes is None else codes
+        return super().compress(x) if codes is None else codes
 
     def __str__(self) -> str:
         return f"V-Quant(bits={self.quantizer.bits}, ratio={self.quantizer.ratio})"
-
-    def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
-        """Learn nothing."""

@@ -1,0 +1,49 @@
+"""What a class's methods say, read from their source: how modules of other packages are known without importing them.
+
+    is_written_as(type(module), '''
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+    ''')
+
+Whoever writes these operations on these attributes computes the same, whatever the class and its variables are called.
+"""
+
+import ast
+import inspect
+import textwrap
+from functools import cache
+
+__all__ = ["is_written_as"]
+
+
+@cache
+def is_written_as(cls: type, source: str) -> bool:
+    """Tell whether the methods of `cls` that `source` defines have the statements that stand there.
+
+    Names of variables, docstrings and annotations do not count; decorated methods are none that can be known.
+    """
+    functions = [part for part in ast.parse(textwrap.dedent(source)).body if isinstance(part, ast.FunctionDef)]
+    return all(_says(cls, function.name) == _statements(function) for function in functions)
+
+
+def _says(cls: type, name: str) -> str | None:
+    """Return the statements of a method, or None if it cannot be read."""
+    try:
+        (function,) = ast.parse(textwrap.dedent(inspect.getsource(getattr(cls, name)))).body
+    except (AttributeError, OSError, SyntaxError, TypeError, ValueError):
+        return None
+    return _statements(function) if isinstance(function, ast.FunctionDef) else None
+
+
+def _statements(function: ast.FunctionDef) -> str | None:
+    """Return the statements of a function, its variables numbered, or None if it has more than these."""
+    given = function.args
+    if function.decorator_list or given.vararg or given.kwarg or given.kwonlyargs or given.defaults:
+        return None
+    body = [s for s in function.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
+    used = [node for statement in body for node in ast.walk(statement) if isinstance(node, ast.Name)]
+    assigned = [node.id for node in used if isinstance(node.ctx, ast.Store)]
+    numbers = {name: str(i) for i, name in enumerate(dict.fromkeys([a.arg for a in given.args] + assigned))}
+    for node in used:
+        node.id = numbers.get(node.id, node.id)  # a global, such as torch, keeps its name
+    return "\n".join([str(len(given.args)), *map(ast.dump, body)])
