@@ -6,6 +6,7 @@ import click
 
 from ..fewbit_gen import parse_activation, parse_weight
 from ..fewbit_gen.library import find_or_solve
+from ..fewbit_gen.solver import level_count
 from ..tables import FewbitError
 from .export import FORMATS, choose_format, table_bytes, write_table
 from .options import (
@@ -57,10 +58,11 @@ def command(
 
     Example: fewbit emit gelu --bits 3 --target c -o gelu.h
     """
+    act, w = parse_activation(activation, kinks), parse_weight(weight)
+    level_count(bits, levels)
     chosen = choose_format(output, target)
     if output is None and chosen == "npz":
         raise FewbitError("npz is not text: name a file with -o")
-    act, w = parse_activation(activation, kinks), parse_weight(weight)
     table = find_or_solve(act, bits, kind, w, levels)
     if output is None:
         click.echo(table_bytes(table, chosen), nl=False)

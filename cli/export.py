@@ -7,7 +7,7 @@ from ..tables.exporters import EXPORTERS, export, format_of
 from ..tables.files import atomic_write, check_writable
 
 FORMATS = (*EXPORTERS, "cuda")
-_CUDA_SUFFIXES = (".cuh", ".cu")
+_CUDA_SUFFIXES = {".cuh": "cuda", ".cu": "cuda"}
 
 
 def choose_format(path: Path | None, file_format: str | None) -> str:
@@ -20,7 +20,7 @@ def choose_format(path: Path | None, file_format: str | None) -> str:
         if file_format is None:
             raise FewbitError(f"say what to write: --target {'|'.join(FORMATS)}, or -o FILE")
         return file_format
-    chosen = file_format or ("cuda" if path.suffix.lower() in _CUDA_SUFFIXES else format_of(path))
+    chosen = file_format or format_of(path, _CUDA_SUFFIXES)
     check_writable(path)
     return chosen
 

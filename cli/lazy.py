@@ -1,5 +1,6 @@
 """A command group that imports a command only when it runs, so that `fewbit --help` answers at once."""
 
+import difflib
 import importlib
 from typing import Any
 
@@ -26,6 +27,16 @@ class LazyGroup(click.Group):
         if cmd_name not in self.lazy:
             return None
         return importlib.import_module(f".{cmd_name}", __package__).command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that `args` begin with; a name that is none is told with those that are spelled alike."""
+        if args and args[0] not in self.lazy and not args[0].startswith("-") and not ctx.resilient_parsing:
+            near = difflib.get_close_matches(args[0], self.lazy, n=3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(self.lazy)}"
+            ctx.fail(f"no command {args[0]!r}{hint}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands from their lines; imports none."""

@@ -48,15 +48,40 @@ Condition = Callable[[Vector, Conditions], NDArray[np.bool_]]
 
 def expression_tree(text: str) -> ast.expr | None:
     """Return the syntax tree of `text`, or None if it is none or does not have x in it."""
+    tree = _parsed(text)
+    return tree if tree is not None and _has_x(tree) else None
+
+
+def check_variable(text: str) -> None:
+    """Raise `FewbitError` if `text` is an expression in something else than x; the message writes it in x."""
+    tree = _parsed(text)
+    if not isinstance(tree, ast.BinOp | ast.UnaryOp | ast.Call) or (isinstance(tree, ast.Call) and not tree.args):
+        return
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    called = [id(call.func) for call in calls]
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called]
+    variables = {node.id for node in names if find_name(node.id, FAMILIES) is None and node.id not in _CONSTANTS}
+    if not names or not all(isinstance(call.func, ast.Name) for call in calls):
+        return
+    told = f"the variable of an expression is x, and {shown(text.strip())} has none"
+    for node in names:
+        if node.id not in _CONSTANTS:
+            node.id = "x" if node.id in variables else f"{node.id}(x)"
+    in_x = ast.unparse(tree).replace(" ", "")
+    if len(variables) > 1 or expression_tree(in_x) is None:
+        in_x = "an expression such as x*sigmoid(2*x)"
+    raise FewbitError(f"{told}: write {in_x}")
+
+
+def _parsed(text: str) -> ast.expr | None:
     if len(text) > LONGEST or not text.isascii():
         return None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python's own, of odd literals
-            tree = ast.parse(text.strip(), mode="eval").body
+            return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    return tree if _has_x(tree) else None
 
 
 def expression_activation(tree: ast.expr) -> Activation:

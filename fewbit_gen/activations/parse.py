@@ -11,7 +11,7 @@ import numpy as np
 from ...tables.errors import FewbitError, shown
 from .base import Activation
 from .callables import callable_activation
-from .expression import LONGEST, expression_activation, expression_tree
+from .expression import LONGEST, check_variable, expression_activation, expression_tree
 from .kinks import from_the_left, is_step, settled
 from .registry import named_activation
 
@@ -34,6 +34,8 @@ def parse_activation(text: str, kinks: Iterable[float] = ()) -> Activation:
     if len(text) > LONGEST and not re.fullmatch(r"[\w\s-]*", text):
         raise FewbitError(f"an activation is written in at most {LONGEST} characters, not {len(text)}")
     tree = expression_tree(text)
+    if tree is None:
+        check_variable(text)
     activation = named_activation(text) if tree is None else expression_activation(tree)
     return with_kinks(activation, kinks)
 

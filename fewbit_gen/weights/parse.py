@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...tables.errors import FewbitError, shown
+from ...tables.names import nearest_names
 from .families import laplace, normal, uniform
 from .files import READERS, read_weight
 from .mixture import mixture
@@ -60,4 +61,7 @@ def _number(text: str, spec: str) -> float:
 
 
 def _unreadable(spec: str) -> FewbitError:
-    return FewbitError(f"cannot read the weight {shown(spec)}; write {ACCEPTED}")
+    family, colon, numbers = spec.partition(":")
+    near = nearest_names(family, _FAMILIES) if colon and family.strip().lower() not in _FAMILIES else []
+    accepted = f"did you mean {near[0]}:{numbers}?" if near else f"write {ACCEPTED}"
+    return FewbitError(f"cannot read the weight {shown(spec)}; {accepted}")

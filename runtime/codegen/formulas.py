@@ -110,5 +110,7 @@ def formula(function: str, parameters: Sequence[float] = ()) -> str:
     """
     if function not in FORMULAS:
         raise FewbitError(f"no CUDA formula of {function!r}; there are {', '.join(FORMULAS)}")
-    literals = [f"({text})" if text.startswith("-") else text for text in map(literal, np.float64(parameters))]
+    literals = [
+        f"({text})" if text.startswith("-") else text for text in map(literal, np.asarray(parameters, np.float64))
+    ]
     return FORMULAS[function].format(*literals)

@@ -32,12 +32,18 @@ EXPORTERS: dict[str, Callable[[Table], bytes]] = {
 SUFFIXES = {".json": "json", ".npz": "npz", ".csv": "csv", ".py": "python", ".h": "c"}
 
 
-def format_of(path: str | os.PathLike[str]) -> str:
-    """Return the format that the name of `path` asks for; raises `FewbitError` if it asks for none."""
+def format_of(path: str | os.PathLike[str], others: dict[str, str] | None = None) -> str:
+    """Return the format that the name of `path` asks for; raises `FewbitError` if it asks for none.
+
+    Args:
+        path: of a file.
+        others: formats by suffix, beside those here.
+    """
+    known = SUFFIXES | (others or {})
     suffix = Path(path).suffix.lower()
-    if suffix not in SUFFIXES:
-        raise FewbitError(f"cannot tell the format of {os.fspath(path)} from its name; accepted: {', '.join(SUFFIXES)}")
-    return SUFFIXES[suffix]
+    if suffix not in known:
+        raise FewbitError(f"cannot tell the format of {os.fspath(path)} from its name; accepted: {', '.join(known)}")
+    return known[suffix]
 
 
 def export(table: Table, file_format: str) -> bytes:

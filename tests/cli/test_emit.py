@@ -94,11 +94,15 @@ def test_kinks_may_be_given(run):
     ("options", "message"),
     [
         (["gelu"], "say what to write: --target json|npz|csv|python|c|cuda, or -o FILE"),
+        (["gelou"], "unknown activation 'gelou'; nearest: gelu"),  # and not that a target is missing
+        (["gelu", "--bits", "9"], "bits must be a whole number from 1 to 8, not 9"),
+        (["gelu", "--weight", "cauchy:0,1"], "cannot read the weight 'cauchy:0,1'"),
+        (["y*2"], "the variable of an expression is x, and 'y*2' has none: write x*2"),
         (["gelu", "--target", "npz"], "npz is not text: name a file with -o"),
         (["gelu", "--target", "rust"], "'rust' is not one of 'json', 'npz', 'csv', 'python', 'c', 'cuda'"),
         (
             ["gelu", "-o", "gelu.rs"],
-            "cannot tell the format of gelu.rs from its name; accepted: .json, .npz, .csv, .py, .h",
+            "cannot tell the format of gelu.rs from its name; accepted: .json, .npz, .csv, .py, .h, .cuh, .cu",
         ),
         (["gelu", "-o", "missing/gelu.h"], "cannot write missing/gelu.h: there is no folder"),
         (["gelou", "--target", "c"], "unknown activation 'gelou'; nearest: gelu"),

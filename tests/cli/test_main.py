@@ -68,6 +68,11 @@ def test_bad_use_gets_one_line_and_status_2(run, tmp_path, monkeypatch, argument
     [
         (["solve", "gleu"], "gelu"),
         (["solve", "sigmid"], "sigmoid"),
+        (["sovle", "gelu"], "no command 'sovle'; did you mean solve?"),
+        (["train"], "no command 'train'; there are solve, emit, tables, plot"),
+        (["emit", "gleu"], "unknown activation 'gleu'; nearest: gelu"),
+        (["solve", "gelu", "--weight", "norml:0,1"], "did you mean normal:0,1?"),
+        (["solve", "y*2"], "the variable of an expression is x"),
         (["solve", "gelu", "--bits", "9"], "1 to 8"),
         (["solve", "gelu", "--weight", "gauss"], "uniform:A,B"),
         (["solve", "gelu", "-o", "table.txt"], ".json"),

@@ -180,6 +180,7 @@ class TestArguments:
             ({"bits": 3, "levels": 8}, "give bits or levels, not both"),
             ({"kind": "best"}, "unknown kind 'best': use interval or shared"),
             ({"kind": None}, "unknown kind None: use interval or shared"),
+            ({"weight": "nomal:0,1"}, "cannot read the weight 'nomal:0,1'; did you mean normal:0,1.$"),
             ({"weight": "uniform:1"}, "cannot read the weight 'uniform:1'; write uniform:A,B"),
             ({"weight": 3}, "a weight is uniform:A,B.*, not 3"),
             ({"activation": "gelou"}, "unknown activation 'gelou'; nearest: gelu"),

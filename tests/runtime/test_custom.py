@@ -244,7 +244,7 @@ class TestRefusals:
             (nn.GELU, r"GELU is not elementwise: of the shape \(9,\) it makes GELU; .*"),
             (3, r"no activation: 3; give an expression in x, or an elementwise function of torch tensors"),
             ("nothing", r"unknown activation 'nothing'; nearest: .*"),
-            ("y*2", r"cannot read activation 'y\*2'.*|unknown .*"),
+            ("y*2", r"the variable of an expression is x, and 'y\*2' has none: write x\*2"),
         ],
     )
     def test_are_told_in_one_line(self, activation, message):
