@@ -160,10 +160,12 @@ FORMATS: dict[str, FloatFormat] = {
 @njit(inline="always")
 def _pack(small: Any, count: Any, bits: Any, staged: Any, target: Any, block: Any) -> None:
     """Write `count` codes, a byte each in `small`, as those of a block; `staged` is what it may scribble on."""
-    lanes = small.view(np.uint64)
-    stage = staged.ctypes.data
+    # Memory by its address, and loops: views and slices of arrays take longer than packing a block does.
     groups = (count + GROUP - 1) // GROUP
-    small[count : groups * GROUP] = 0
+    lanes = _vector(np.int64(small.ctypes.data), np.uint64(0), groups)
+    stage = np.int64(staged.ctypes.data)
+    for j in range(count, groups * GROUP):
+        small[j] = 0
     base = block * (BLOCK // GROUP) * bits
     # Eight bytes of b used bits each, halved three times into one word of 8b bits. That the shifts of the usual numbers
     # of bits are constants, and words of 2 and 4 bytes are stored as such, makes them several times faster.
@@ -190,7 +192,8 @@ def _pack(small: Any, count: Any, bits: Any, staged: Any, target: Any, block: An
             lanes[g] = _halved(lanes[g], bits)
         for g in range(groups):
             _store_word(stage + g * bits, lanes[g])  # pyright: ignore[reportCallIssue]
-        target[base : base + groups * bits] = staged[: groups * bits]
+        for i in range(groups * bits):
+            target[base + i] = staged[i]
 
 
 @njit(inline="always")
@@ -358,7 +361,8 @@ def multiply_kernel(name: str, selects: bool) -> Kernel:
                 count = min(BLOCK, n - block * BLOCK)
                 base = block * (BLOCK // GROUP) * bits
                 groups = (count + GROUP - 1) // GROUP
-                staged[: groups * bits] = codes[base : base + groups * bits]
+                for i in range(groups * bits):  # a slice takes far longer
+                    staged[i] = codes[base + i]
                 for g in range(groups):
                     w = _load_word(stage + g * bits)  # pyright: ignore[reportCallIssue]
                     first = np.uint64(g * GROUP)  # unsigned: an index that cannot count from the end

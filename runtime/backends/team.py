@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-JOB_WORDS = 16
+JOB_WORDS = 20
 Job = ctypes.c_int64 * JOB_WORDS
 
 # Below this a second thread costs more than it saves.

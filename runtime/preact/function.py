@@ -117,7 +117,7 @@ class PreActivation(torch.autograd.Function):
             packed = compress(A, scale, shift, s.bits, s.slope, normalised)
             ctx.save_for_backward(packed, γ, β, weight, inverse_deviation)
             if s.naive:
-                A = Codes.read(packed, form, scale, shift, s.bits, s.slope).activated()
+                A = Codes(packed, form, scale, shift, s.bits, s.slope).activated()
         return s.linear(A, weight, bias)
 
     @staticmethod
@@ -133,7 +133,7 @@ def _approximate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     need_x, need_γ, need_β, need_weight, need_bias, _ = ctx.needs_input_grad
     scale, shift = _vectors(γ, β, inverse_deviation)
     assert s.bits is not None
-    codes = Codes.read(packed, ctx.form, scale, shift, s.bits, s.slope)
+    codes = Codes(packed, ctx.form, scale, shift, s.bits, s.slope)
     into_norm = need_x or need_γ or need_β
     A = codes.activated() if need_weight else ctx.form.empty()
     dA, dw, db = backward(s.linear, gradient, A, weight, (into_norm, need_weight, need_bias))
@@ -141,7 +141,7 @@ def _approximate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     if dA is not None:
         del A
         by_batch = s.normalisation.by_batch
-        dx, dγ, dβ = codes.through_normalisation(dA, scale, inverse_deviation, by_batch, need_x)
+        dx, dγ, dβ = codes.through_normalisation(dA, inverse_deviation, by_batch, need_x)
     return dx, _as(dγ, γ) if need_γ else None, _as(dβ, β) if need_β else None, dw, db
 
 
@@ -174,7 +174,7 @@ def _vectors(γ: Tensor | None, β: Tensor | None, like: Tensor) -> tuple[Tensor
 
 
 def _as(gradient: Tensor | None, parameter: Tensor) -> Tensor | None:
-    return None if gradient is None else gradient.to(parameter.dtype)
+    return gradient if gradient is None or gradient.dtype is parameter.dtype else gradient.to(parameter.dtype)
 
 
 def plain(x: Tensor, γ: Tensor | None, β: Tensor | None, weight: Tensor, bias: Tensor | None, s: Settings) -> Tensor:

@@ -111,16 +111,20 @@ def backward(linear: Linear, gradient: Tensor, x: Tensor, weight: Tensor, needs:
         needs: which of the three.
     """
     if not linear.before:
-        dx, dw, db = linear.backward(gradient, x.to(gradient.dtype), weight.to(gradient.dtype), needs)
+        dx, dw, db = linear.backward(gradient, _as(x, gradient.dtype), _as(weight, gradient.dtype), needs)
     else:
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
             prepared = _chain(linear.before, leaf)
-        inner, weight_there = prepared.detach().to(gradient.dtype), weight.to(gradient.dtype)
+        inner, weight_there = _as(prepared.detach(), gradient.dtype), _as(weight, gradient.dtype)
         dx, dw, db = linear.backward(gradient, inner, weight_there, needs)
         if dx is not None:
             (dx,) = torch.autograd.grad(prepared, leaf, dx.to(prepared.dtype))
-    return None if dx is None else dx.to(x.dtype), None if dw is None else dw.to(weight.dtype), db
+    return None if dx is None else _as(dx, x.dtype), None if dw is None else _as(dw, weight.dtype), db
+
+
+def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x if x.dtype is dtype else x.to(dtype)  # `to` takes a microsecond to find out that there is nothing to do
 
 
 def _chain(maps: Sequence[Map], x: Tensor) -> Tensor:

@@ -15,79 +15,27 @@ import torch
 from torch import Tensor
 
 from ..quantizers.fixed_point import MOST_STEP, Channels, channels_of
-from . import cpu
-from .cpu import INVERSE, ORIGIN, STEP, ZERO
-
-# Kernels do runs of a channel's elements. Where these are shorter, as in channels-last memory, they walk through a
-# table that has a column for each element, over and over.
-_LEAST_RUN = 128
-_LEAST_COLUMNS = 1024
 
 
 @dataclass(frozen=True, eq=False)
 class Meaning:
-    """Parameters of every channel, in the order of memory.
-
-    Element i in memory belongs to column ⌊i/run⌋ mod `columns`.
+    """Parameters of every channel.
 
     Attributes:
-        table: float32 (6, columns): o, Δ, 1/Δ, z (the bits of an int32), and the offset and slope of Ã₁.
+        channels: what `FixedPoint`'s functions take: o, Δ, 1/Δ and z. Where γ = 0, z gives all codes the sign of β.
+        offset, slope: of Ã₁, float32 (C,).
         bits: K.
-        count: C.
-        run: elements of a column that lie together.
-        repeats: columns side by side that are of one channel.
     """
 
-    table: Tensor
+    channels: Channels
+    offset: Tensor
+    slope: Tensor
     bits: int
-    count: int
-    run: int
-    repeats: int = 1
-
-    def by_channel(self, values: Tensor) -> Tensor:
-        """Return (…, columns) summed to (…, C)."""
-        columns = values.shape[-1]
-        if columns == self.count:
-            return values
-        return values.view(*values.shape[:-1], -1, self.count, self.repeats).sum((-3, -1))
-
-    def by_column(self, values: Tensor) -> Tensor:
-        """Return (…, C) spread over (…, columns), contiguous."""
-        columns = self.table.shape[-1]
-        if columns == self.count:
-            return values
-        spread = values[..., None, :, None]
-        times = columns // (self.count * self.repeats)
-        return (
-            spread.expand(*values.shape[:-1], times, self.count, self.repeats)
-            .reshape(*values.shape[:-1], columns)
-            .contiguous()
-        )
 
     @property
-    def channels(self) -> Channels:
-        """What `FixedPoint`'s functions take."""
-        t = self.table
-        return Channels(t[ORIGIN], t[STEP], t[INVERSE], t[ZERO].view(torch.int32))
-
-
-def meaning_of(γ: Tensor, β: Tensor, bits: int, run: int, *, kernels: bool) -> Meaning:
-    """Return what the codes mean.
-
-    Args:
-        γ, β: (C,).
-        bits: K.
-        run: elements of a channel that lie together in memory.
-        kernels: for the CPU kernels, and made by one; else in plain torch, a column a channel.
-    """
-    C = γ.numel()
-    if not kernels:
-        return Meaning(_table(γ, β, bits), bits, C, run)
-    γ, β = γ.float().contiguous(), β.float().contiguous()
-    if run >= _LEAST_RUN or C == 0:
-        return Meaning(cpu.table(γ, β, bits), bits, C, run)
-    times = -(-_LEAST_COLUMNS // (C * run))
-    return Meaning(cpu.table(γ, β, bits, run, times), bits, C, 1, run)
+    def count(self) -> int:
+        """C."""
+        return self.offset.numel()
 
 
 def for_coding(γ: Tensor, β: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,7 +44,8 @@ def for_coding(γ: Tensor, β: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(flat, 1, γ), torch.where(flat, 0, β)
 
 
-def _table(γ: Tensor, β: Tensor, bits: int) -> Tensor:
+def meaning_of(γ: Tensor, β: Tensor, bits: int) -> Meaning:
+    """Return what the codes mean under γ and β, (C,)."""
     c = channels_of(γ, β, bits)
     γ, β = γ.double(), β.double()
     half, step = 1 << (bits - 1), 6.0 / (1 << bits)
@@ -107,12 +56,9 @@ def _table(γ: Tensor, β: Tensor, bits: int) -> Tensor:
     offset = ((multiple * Δ - β) / γ).nan_to_num(0).clamp(-2 * step, 2 * step)
     flat = γ == 0
     zero = torch.where(flat, torch.where(β > 0, 0, 2 * half), c.zero).int()
-    rows = (
-        c.origin,
-        c.step,
-        c.inverse,
-        zero.view(torch.float32),
+    return Meaning(
+        Channels(c.origin, c.step, c.inverse, zero),
         torch.where(flat | (c.step == 0), 0, offset).float(),
         torch.where(γ < 0, -step, step).float(),
+        bits,
     )
-    return torch.stack(rows)

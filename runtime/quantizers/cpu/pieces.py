@@ -166,7 +166,7 @@ def read_codes(packed: Any, group: Any, count: Any, bits: Any, staged: Any, smal
     """Unpack `count` codes, and those that fill the last group, from the groups from `group` on: a byte each."""
     groups = (count + GROUP - 1) // GROUP
     start = packed + group * bits
-    lanes = small.view(np.uint64)
+    lanes = vector(np.int64(small.ctypes.data), np.uint64(0), groups)  # pyright: ignore[reportCallIssue]
     if bits == 2:  # as _pack does: constant shifts, and words of 2 and 4 bytes
         pairs = vector(start, np.uint16(0), groups)  # pyright: ignore[reportCallIssue]
         for g in range(groups):
@@ -189,7 +189,7 @@ def read_codes(packed: Any, group: Any, count: Any, bits: Any, staged: Any, smal
         source = vector(start, np.uint8(0), groups * bits)  # pyright: ignore[reportCallIssue]
         for i in range(groups * bits):  # so that words may be read past the last group; a slice takes far longer
             staged[i] = source[i]
-        stage = staged.ctypes.data
+        stage = np.int64(staged.ctypes.data)
         for g in range(groups):
             lanes[g] = load_word(stage + g * bits)  # pyright: ignore[reportCallIssue]
         for g in range(groups):
