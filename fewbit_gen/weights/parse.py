@@ -62,6 +62,7 @@ def _number(text: str, spec: str) -> float:
 
 def _unreadable(spec: str) -> FewbitError:
     family, colon, numbers = spec.partition(":")
-    near = nearest_names(family, _FAMILIES) if colon and family.strip().lower() not in _FAMILIES else []
+    misspelt = colon and family.isalpha() and family.lower() not in _FAMILIES
+    near = nearest_names(family, _FAMILIES) if misspelt else []
     accepted = f"did you mean {near[0]}:{numbers}?" if near else f"write {ACCEPTED}"
     return FewbitError(f"cannot read the weight {shown(spec)}; {accepted}")
