@@ -71,10 +71,8 @@ def select(x: Tensor, quantizer: "Outlier") -> "Selection":
     if not exact or total == k:
         return _settle(x, quantizer, candidates, bound, candidates.used, np.zeros_like(candidates.used))
     keys = candidates.keys()
-    ordered = np.partition(np.concatenate(keys), total - k)
-    threshold = ordered[total - k]
-    above = np.array([np.count_nonzero(part > threshold) for part in keys])
-    equal = np.array([np.count_nonzero(part == threshold) for part in keys])
+    threshold = np.partition(keys, total - k)[total - k]
+    above, equal = (candidates.by_part(np.flatnonzero(those)) for those in (keys > threshold, keys == threshold))
     taken = np.minimum(equal.cumsum(), k - above.sum())  # of those at the threshold, the first
     return _settle(x, quantizer, candidates, int(threshold), above, np.diff(taken, prepend=0))
 
@@ -119,11 +117,17 @@ class _Candidates:
     low: int
     high: int
 
-    def keys(self) -> list[np.ndarray]:
-        """Return the magnitudes (outlier.py) of each part: int32."""
+    def keys(self) -> np.ndarray:
+        """Return their magnitudes (outlier.py): int32."""
         stretches = zip(self.starts.tolist(), self.used.tolist(), strict=False)
         patterns = self.picked.view(np.int32)
-        return [np.minimum(patterns[start : start + used] & _TOP, _NAN) for start, used in stretches]
+        keys = np.concatenate([patterns[start : start + used] for start, used in stretches])
+        keys &= _TOP
+        return np.minimum(keys, _NAN, out=keys)
+
+    def by_part(self, chosen: np.ndarray) -> np.ndarray:
+        """Return how many of those `chosen`, increasing indices into `keys()`, each part has: int64 (parts,)."""
+        return np.diff(np.searchsorted(chosen, self.used.cumsum()), prepend=0)
 
 
 def _survey(x: Tensor, relu: bool, bound: int, expected: int) -> _Candidates:
