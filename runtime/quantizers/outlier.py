@@ -83,32 +83,12 @@ class Outlier:
         check_tensor("Outlier", x)
         x = as_dense(x.detach())
         elements = flat(as_kind(x, keep_positive=self.relu))
-        kernels = has_kernels(x)
-        found = (cpu.select if kernels else select_reference)(elements, self)
-        quantize = cpu.quantize if kernels else quantize_reference
-        return OutlierCompressed(
-            self,
-            Form.of(x),
-            quantize(elements, found.levels, self.bits, self.relu),
-            found.counts,
-            found.offsets,
-            found.values,
-            found.levels,
-        )
+        parts = cpu.compress(elements, self) if has_kernels(x) else None
+        return OutlierCompressed(self, Form.of(x), *(parts or compress_reference(elements, self)))
 
     def count(self, n: int) -> int:
         """Return k, the outliers of `n` elements, if the threshold is exact."""
         return round(self.ratio * n)
-
-
-@dataclass(frozen=True, eq=False)
-class Selection:
-    """The outliers of a tensor and the levels of the rest, as `OutlierCompressed` keeps them."""
-
-    counts: Tensor
-    offsets: Tensor
-    values: Tensor
-    levels: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,8 +156,8 @@ def magnitudes(x: Tensor, relu: bool) -> Tensor:
     return torch.where((pattern < 0) & (magnitude <= _INFINITY), 0, magnitude) if relu else magnitude
 
 
-def select_reference(x: Tensor, quantizer: Outlier) -> Selection:
-    """Return the outliers of `x` (n,)."""
+def compress_reference(x: Tensor, quantizer: Outlier) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return packed, counts, offsets, values and levels of `x` (n,), as `OutlierCompressed` keeps them."""
     keys = magnitudes(x, quantizer.relu)
     if quantizer.sample_every > 1:
         keep = keys > sampled_threshold(keys[:: quantizer.sample_every], quantizer)
@@ -185,19 +165,21 @@ def select_reference(x: Tensor, quantizer: Outlier) -> Selection:
         keep = _largest_of(keys, quantizer.count(x.numel()))
     rest = x[~keep].float() if x.numel() else x.new_zeros(1, dtype=torch.float32)
     rest = rest if rest.numel() else rest.new_zeros(1)
+    levels = levels_reference(rest.amin(), rest.amax(), quantizer)
     positions = keep.nonzero().squeeze(1)
     counts = torch.bincount(positions // POSITION_BLOCK, minlength=-(-x.numel() // POSITION_BLOCK))
-    return Selection(
+    return (
+        quantize_reference(x, levels, quantizer.bits, quantizer.relu),
         counts.to(torch.uint8),
         (positions % POSITION_BLOCK).to(torch.uint8),
         kept_values(x[keep].float(), quantizer.value_dtype or x.dtype),
-        levels_reference(rest.amin(), rest.amax(), quantizer),
+        levels,
     )
 
 
 def levels_reference(low: Tensor, high: Tensor, quantizer: Outlier) -> Tensor:
     """Return the least level and the distance of two, float32 (2,), for a rest from `low` to `high`, float32 ()."""
-    low = torch.zeros_like(low) if quantizer.relu else low
+    low = torch.zeros_like(low) if quantizer.relu else low + 0  # no −0
     span = high - low
     step = span.clamp(min=LEAST_SPAN) / span.new_full((), steps_of(quantizer))
     return torch.where(span.isfinite(), torch.stack([low, step]), torch.nan)
@@ -238,8 +220,8 @@ def quantize_reference(x: Tensor, levels: Tensor, bits: int, relu: bool) -> Tens
     least, step = levels
     top = (1 << bits) - 1
     y = (x.float() - least) * (1 / step) + (1.5 if relu else 0.5)
-    codes = y.nan_to_num(0).clamp(int(relu), top)
-    return pack((torch.where(x > 0, codes, 0) if relu else codes).to(torch.uint8), bits)
+    codes = y.nan_to_num(0).clamp(int(relu), top)  # with relu only what is not positive has code 0, NaN has not
+    return pack((torch.where(x <= 0, 0, codes) if relu else codes).to(torch.uint8), bits)
 
 
 def dequantize_reference(compressed: OutlierCompressed, levels: Tensor, out: Tensor) -> None:

@@ -1,11 +1,17 @@
 """Outlier quantization on the CPU: the outliers are found by a bracket, not by selecting among all elements.
 
-A sample tells a threshold that is almost surely a little too low. One pass over x, 64 elements to a word of bits, notes
-those above it (candidates) and finds the range of the others; the exact threshold is selected among these few, and they
-are settled: outliers, or left to the rest. Where the sample misled, the reference selects.
+    bracket   a sample tells a threshold that is almost surely a little too low
+    survey    one pass over x, 64 elements to a word of bits, notes those above it, the candidates, and the range of the
+              others; all threads
+    choose    the exact threshold is selected among these few; the others of them belong to the rest, whose levels it is
+              that are known now
+    keep      a second pass over x: codes, and the candidates that are outliers; all threads
+
+Where the sample misled, the reference compresses. The four are kernels that share one array of numbers and addresses, a
+`_State`: between the layers of a network, when caches hold other things, a call of NumPy or torch takes as long as
+computing with 10,000 elements.
 """
 
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -18,221 +24,150 @@ from torch import Tensor
 
 from ...backends.team import JOB_WORDS, Kernel, parts_of, run
 from ...packing import packed_size
-from ..common import BLOCK, KINDS, largest, smallest
-from .pieces import (
-    GROUP,
-    as_float,
-    build,
-    prefetch_to_write,
-    read,
-    read_codes,
-    take,
-    vector,
-    write,
-    write_codes,
-)
+from ..common import KINDS, largest, smallest
+from .pieces import GROUP, as_float, build, prefetch_to_write, read, read_codes, take, vector, write, write_codes
 
 if TYPE_CHECKING:
-    from ..outlier import Outlier, OutlierCompressed, Selection
+    from ..outlier import Outlier, OutlierCompressed
 
 _SAMPLE = 1 << 13
-_LEAST = 1 << 12  # elements; for fewer the reference is as fast
 _TOP = np.int32(0x7FFFFFFF)
 _INFINITY = np.int32(0x7F800000)
 _NAN = np.int32(0x7F800001)  # any: conversions from float16 may change what a NaN carries
 _POSITION_BLOCK = 240
 _LANES = 16  # of a vector of the survey
 _WORD = 64
+_SPAN = 4 * _POSITION_BLOCK  # elements worked on at once: whole words of 64, and whole blocks of positions
+_DIGITS = 2048
+_LEAST_SPAN = np.float32(2.0**-100)  # outlier.py
 _HALF_LARGEST, _BRAIN_LARGEST = (np.float32(largest(d)) for d in (torch.float16, torch.bfloat16))
 _HALF_SMALLEST, _BRAIN_SMALLEST = (np.float32(smallest(d)) for d in (torch.float16, torch.bfloat16))
 _HALF_LOST, _BRAIN_LOST = np.float32(2.0**-25), np.float32(2.0**-134)  # the greatest that are rounded to 0
-_SPAN = 4 * _POSITION_BLOCK  # elements surveyed at once: whole words of 64, and whole blocks of positions
+_SINGLE_LARGEST, _SINGLE_SMALLEST = np.float32(largest(torch.float32)), np.float32(smallest(torch.float32))
+
+# Where things stand in the state, int64. What is asked for:
+_X, _KIND, _N, _RELU, _BITS, _STEPS = range(6)  # address, format (common.KINDS), elements; bits, distances of levels
+_STRIDE, _RANK, _BELOW = range(6, 9)  # every which element is sampled; which of them bounds, and how far below it
+_K, _PARTS, _BLOCKS = range(9, 12)  # outliers, −1: all candidates; parts and spans of the job
+_ROOM = 31  # for candidates, in each part
+# Addresses of memory to work in:
+_KEYS = 12  # int32: of the sample, then of all candidates
+_FOUND = 13  # int32 (blocks,): candidates in each span
+_ENDS = 14  # int32 (parts, 2, lanes): least and greatest keys of the others
+_STARTS, _USED = 15, 16  # int64 (parts + 1,), (parts,): where each part notes its candidates, and how many there are
+_FIRSTS, _QUOTAS = 17, 18  # int64 (parts,): outliers before each part, and outliers in it that are at the threshold
+_PLACES, _PICKED = 19, 20  # uint16 and float32: place in its span and value of each candidate
+# What is found:
+_BOUND, _THRESHOLD, _KEPT = 21, 22, 23
+_RESULT = 24  # of `choose`: _DONE, or which of the others
+# Addresses of the results, as `OutlierCompressed` has them:
+_LEVELS, _PACKED, _COUNTS, _OFFSETS, _VALUES, _VALUE_KIND = range(25, 31)
+_STATE = 32
+_DONE, _MISLED, _CROWDED = 0, 1, 2
 
 
-def select(x: Tensor, quantizer: "Outlier") -> "Selection":
-    """Return what `select_reference` does."""
-    from ..outlier import sampled_threshold, select_reference
+def compress(x: Tensor, quantizer: "Outlier") -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:
+    """Return what `compress_reference` does, or None if the sample misled: packed, counts, offsets, values, levels."""
+    from ..outlier import steps_of
 
-    n, k = x.numel(), quantizer.count(x.numel())
-    if n < _LEAST:
-        return select_reference(x, quantizer)
-    exact = quantizer.sample_every == 1
-    if exact:
-        bound, expected = _bracket(x, quantizer.relu, k) if k else (int(_TOP), 0)
-    else:
-        sample = torch.from_numpy(_sample(x, quantizer.relu, quantizer.sample_every))
-        bound, expected = sampled_threshold(sample, quantizer), k
-    if bound < 0:
-        return select_reference(x, quantizer)
-    candidates = _survey(x, quantizer.relu, bound, expected)
-    total = int(candidates.used.sum())
-    if total == n or (exact and total < k):
-        return select_reference(x, quantizer)
-    if not exact or total == k:
-        return _settle(x, quantizer, candidates, bound, candidates.used, np.zeros_like(candidates.used))
-    keys = candidates.keys()
-    threshold = np.partition(keys, total - k)[total - k]
-    above, equal = (candidates.by_part(np.flatnonzero(those)) for those in (keys > threshold, keys == threshold))
-    taken = np.minimum(equal.cumsum(), k - above.sum())  # of those at the threshold, the first
-    return _settle(x, quantizer, candidates, int(threshold), above, np.diff(taken, prepend=0))
-
-
-def _sample(x: Tensor, relu: bool, stride: int) -> np.ndarray:
-    """Return the magnitudes (outlier.py) of every `stride`-th element of `x`: int32."""
-    keys = np.empty(-(-x.numel() // stride), np.int32)
-    run(_sampler(), 1, x.data_ptr(), KINDS[x.dtype], stride, int(relu), keys.ctypes.data, keys.size)
-    return keys
-
-
-def _bracket(x: Tensor, relu: bool, k: int) -> tuple[int, int]:
-    """Return a magnitude that almost surely `k` elements exceed; −1 for none. And how many do, as a rule at most."""
     n = x.numel()
-    sample = _sample(x, relu, max(4, n // _SAMPLE) | 1)  # odd: an even stride may see one column of every image
-    share = k / n * sample.size
-    rank = int(share + 4 * share**0.5 + 8)  # four deviations
-    if rank >= sample.size:
-        return -1, n
-    sample.partition(sample.size - rank)
-    return int(sample[sample.size - rank]) - 1, int((rank + 4 * rank**0.5) / sample.size * n)
-
-
-@dataclass(frozen=True, eq=False)
-class _Candidates:
-    """The elements whose magnitude is above a bound, in order, a stretch of memory for each part of the job.
-
-    Attributes:
-        starts: where the stretches begin, int64 (parts + 1,).
-        used: how many elements each part has, int64 (parts,).
-        found: and each span of 960, int32.
-        places: of each in its span, uint16.
-        picked: its value, float32.
-        low, high: least and greatest key (`_key`) of all other elements.
-    """
-
-    starts: np.ndarray
-    used: np.ndarray
-    found: np.ndarray
-    places: np.ndarray
-    picked: np.ndarray
-    low: int
-    high: int
-
-    def keys(self) -> np.ndarray:
-        """Return their magnitudes (outlier.py): int32."""
-        stretches = zip(self.starts.tolist(), self.used.tolist(), strict=False)
-        patterns = self.picked.view(np.int32)
-        keys = np.concatenate([patterns[start : start + used] for start, used in stretches])
-        keys &= _TOP
-        return np.minimum(keys, _NAN, out=keys)
-
-    def by_part(self, chosen: np.ndarray) -> np.ndarray:
-        """Return how many of those `chosen`, increasing indices into `keys()`, each part has: int64 (parts,)."""
-        return np.diff(np.searchsorted(chosen, self.used.cumsum()), prepend=0)
-
-
-def _survey(x: Tensor, relu: bool, bound: int, expected: int) -> _Candidates:
-    """Return the candidates of `x`, of which about so many are `expected`."""
-    n = x.numel()
+    if n == 0:
+        return None
+    stride, rank, below, k, expected = _bracket(n, quantizer)
     blocks = -(-n // _SPAN)
     parts = parts_of(blocks)
-    found, used = np.empty(blocks, np.int32), np.empty(parts, np.int64)
-    ends = np.empty((parts, 2, _LANES), np.int32)
-    bound = bound if bound < _NAN else int(_TOP)
-    # Negative numbers are above the bound if their patterns are above this, as unsigned integers; with relu only NaN.
-    negative = ~int(_TOP) | (max(bound, int(_INFINITY)) if relu else bound)
+    # Twice its share for each part, for they are not alike.
+    room = min(n, expected if parts == 1 else 2 * expected // parts) + _SPAN
+    levels = torch.empty(2, dtype=torch.float32, device="cpu")
+    state = np.zeros(_STATE, np.int64)
+    state[: _BLOCKS + 1] = (
+        *(x.data_ptr(), KINDS[x.dtype], n, int(quantizer.relu), quantizer.bits, steps_of(quantizer)),
+        *(stride, rank, below, k, parts, blocks),
+    )
+    state[_LEVELS], state[_ROOM] = levels.data_ptr(), room
+    memory = _workspace(state, -(-n // stride), parts * room)
+    address = state.ctypes.data
+    run(_bracketer(), 1, address)
+    for _ in range(2):
+        run(_surveyor(), blocks, address)
+        run(_chooser(), 1, address)
+        if state[_RESULT] != _CROWDED:
+            break
+        used = np.concatenate([[0], _view(memory, state[_USED], parts).cumsum()])
+        memory = _workspace(state, int(used[-1]), int(used[-1]))
+        _view(memory, state[_STARTS], parts + 1)[:] = used
+    if state[_RESULT] != _DONE:
+        return None
+    kept = int(state[_KEPT])
+    packed = torch.empty(packed_size(n, quantizer.bits), dtype=torch.uint8, device="cpu")
+    counts = torch.empty(-(-n // _POSITION_BLOCK), dtype=torch.uint8, device="cpu")
+    offsets = torch.empty(kept, dtype=torch.uint8, device="cpu")
+    values = torch.empty(kept, dtype=quantizer.value_dtype or x.dtype, device="cpu")
+    results = (packed.data_ptr(), counts.data_ptr(), offsets.data_ptr(), values.data_ptr(), KINDS[values.dtype])
+    state[_PACKED : _VALUE_KIND + 1] = results
+    run(_keeper(), blocks, address)
+    return packed, counts, offsets, values, levels
 
-    def survey(starts: np.ndarray) -> _Candidates:
-        places, picked = np.empty(starts[-1], np.uint16), np.empty(starts[-1], np.float32)
-        targets = (a.ctypes.data for a in (found, starts, used, places, picked, ends))
-        run(_surveyor(), blocks, x.data_ptr(), KINDS[x.dtype], n, bound, negative, *targets)
-        return _Candidates(starts, used, found, places, picked, int(ends[:, 0].min()), int(ends[:, 1].max()))
 
-    # Twice the share of each part, for they need not be alike.
-    candidates = survey(np.arange(parts + 1) * (min(n, expected if parts == 1 else 2 * expected // parts) + _SPAN))
-    if (used <= np.diff(candidates.starts)).all():
-        return candidates
-    return survey(np.concatenate([[0], used.cumsum()]))
+def _bracket(n: int, quantizer: "Outlier") -> tuple[int, int, int, int, int]:
+    """Return how the bound is found, and what is to be expected.
 
-
-def _settle(
-    x: Tensor, quantizer: "Outlier", candidates: _Candidates, threshold: int, above: np.ndarray, equal: np.ndarray
-) -> "Selection":
-    """Return for outliers the candidates above `threshold`, and of those at it the first `equal` of each part.
-
-    Args:
-        above, equal: numbers of both in each part of the survey, int64 (parts,).
+    Returns:
+        stride: every which element is sampled.
+        rank: the rank-th largest of them is the bound; 0: there shall be none above it.
+        below: how far below it, 1 to have its equals among the candidates.
+        k: outliers; −1 if all candidates are.
+        expected: candidates, as a rule at most.
     """
-    from ..outlier import Selection
-
-    kept = above + equal
-    firsts = np.concatenate([[0], kept.cumsum()])
-    counts = torch.empty(-(-x.numel() // _POSITION_BLOCK), dtype=torch.uint8, device="cpu")
-    offsets = torch.empty(int(firsts[-1]), dtype=torch.uint8, device="cpu")
-    values = torch.empty(offsets.shape, dtype=quantizer.value_dtype or x.dtype, device="cpu")
-    c = candidates
-    ends = np.empty((2, kept.size), np.int32)
-    table = np.stack([c.starts[:-1], firsts[:-1], equal])
-    sources = (a.ctypes.data for a in (c.found, c.places, c.picked, table))
-    targets = (counts.data_ptr(), counts.numel(), offsets.data_ptr(), values.data_ptr(), KINDS[values.dtype])
-    run(_settler(), c.found.size, *sources, *targets, offsets.numel(), threshold, ends.ctypes.data)
-    low, high = min(c.low, int(ends[0].min())), max(c.high, int(ends[1].max()))
-    if low > high:  # all are outliers
-        low = high = 0
-    elif low < ~int(_INFINITY):  # a negative NaN, least of all: it shall make both NaN
-        high = int(_NAN)
-    line = np.array([low, high], np.int32)
-    line = np.where(line < 0, line ^ _TOP, line).view(np.float32)
-    return Selection(counts, offsets, values, _levels(line[0], line[1], quantizer))
+    k = quantizer.count(n)
+    stride = quantizer.sample_every
+    if stride > 1:
+        size = -(-n // stride)
+        return stride, max(1, quantizer.count(size)) if quantizer.ratio else 0, 0, -1, 2 * k
+    stride = max(1, n // _SAMPLE) | 1  # odd: an even one may see the same column of every image, at its edge
+    size = -(-n // stride)
+    if stride == 1 or k == 0:
+        return stride, k, 1, k, k
+    share = k / n * size
+    rank = min(size, int(share + 4 * share**0.5 + 8))  # four deviations more than its share
+    return stride, rank, 1, k, int((rank + 4 * rank**0.5) / size * n)
 
 
-def _levels(low: np.float32, high: np.float32, quantizer: "Outlier") -> Tensor:
-    """Return what `levels_reference` does: torch takes ten times as long for numbers one by one."""
-    from ..outlier import LEAST_SPAN, steps_of
-
-    low = np.float32(0) if quantizer.relu else low
-    with np.errstate(over="ignore", invalid="ignore"):
-        span = high - low
-    levels = np.full(2, np.nan, np.float32)
-    if np.isfinite(span):
-        levels[:] = low, max(span, np.float32(LEAST_SPAN)) / np.float32(steps_of(quantizer))
-    return torch.from_numpy(levels)
-
-
-def quantize(x: Tensor, levels: Tensor, bits: int, relu: bool) -> Tensor:
-    """Return the packed codes of `x` (n,)."""
-    n = x.numel()
-    packed = torch.empty(packed_size(n, bits), dtype=torch.uint8, device="cpu")
-    least, step = levels.numpy()
-    line = np.array([least, np.float32(1) / step], np.float32).view(np.int32).tolist()
-    run(_quantizer(), -(-n // BLOCK), x.data_ptr(), KINDS[x.dtype], n, *line, int(relu), bits, packed.data_ptr())
-    return packed
+def _workspace(state: np.ndarray, keys: int, candidates: int) -> np.ndarray:
+    """Return memory for so many keys of a sample and candidates, and write the addresses into the state."""
+    parts, blocks = int(state[_PARTS]), int(state[_BLOCKS])
+    sizes = (4 * max(keys, candidates), 4 * blocks, 8 * _LANES * parts)
+    sizes = (*sizes, 8 * (parts + 1), *(8 * parts,) * 3, 2 * candidates, 4 * candidates)
+    offsets = [0]
+    for size in sizes:
+        offsets.append(offsets[-1] + (size + 63) // 64 * 64)
+    memory = np.empty(offsets[-1], np.uint8)
+    state[_KEYS : _PICKED + 1] = offsets[:-1]
+    state[_KEYS : _PICKED + 1] += memory.ctypes.data
+    return memory
 
 
 def dequantize(compressed: "OutlierCompressed", out: Tensor) -> None:
     """Write the values of the codes, and the outliers, to `out` (n,)."""
     n = out.numel()
-    relu = compressed.quantizer.relu
     if out.dtype not in KINDS:
         single = torch.empty(n, dtype=torch.float32, device="cpu")
         dequantize(compressed, single)
         out.copy_(single)
         return
-    counts, offsets = compressed.counts, compressed.offsets
-    ends = counts.cumsum(0)
-    values = compressed.values.float()
-    line = torch.tensor([largest(out.dtype), smallest(out.dtype) if relu else -largest(out.dtype)], device="cpu")
-    line = torch.cat([compressed.levels, line])
-    arguments = (compressed.packed.data_ptr(), n, compressed.quantizer.bits, line.data_ptr())
-    outliers = (counts.data_ptr(), ends.data_ptr(), offsets.data_ptr(), values.data_ptr(), values.numel())
-    run(
-        _dequantizer(),
-        -(-n // (2 * _POSITION_BLOCK)),
-        *arguments,
-        *outliers,
-        out.data_ptr(),
-        KINDS[out.dtype],
-        int(relu),
-    )
+    c, q = compressed, compressed.quantizer
+    codes = (c.packed.data_ptr(), n, q.bits, c.levels.data_ptr(), int(q.relu))
+    outliers = (c.counts.data_ptr(), c.offsets.data_ptr(), c.values.data_ptr(), c.values.numel(), KINDS[c.values.dtype])
+    run(_dequantizer(), -(-n // _SPAN), *codes, *outliers, out.data_ptr(), KINDS[out.dtype])
+
+
+def _view(memory: np.ndarray, address: int, n: int) -> np.ndarray:
+    """Return the `n` int64 numbers at an address in `memory`."""
+    start = int(address) - memory.ctypes.data
+    return memory[start : start + 8 * n].view(np.int64)
+
+
+# ---- the kernels -----------------------------------------------------------------------------------------------------
 
 
 @intrinsic
@@ -298,40 +233,92 @@ def _ones(typingctx: Any, word: Any) -> Any:
     return types.int64(types.uint64), generate
 
 
+@njit(inline="always")
+def _magnitude(pattern: Any) -> Any:
+    """Return the magnitude (outlier.py) of a float32 number by its bits, every NaN above all."""
+    return min(np.int32(pattern & _TOP), _NAN)
+
+
+@njit(inline="always")
+def _key(pattern: Any) -> Any:
+    """Return the bits of a float32 number as an integer in the order of the numbers; or the number's bits of that."""
+    return np.int32(pattern ^ (np.int32(pattern >> np.int32(31)) & _TOP))
+
+
+@njit(inline="always")
+def _ranked(keys: Any, count: Any, rank: Any, histogram: Any) -> Any:
+    """Return the rank-th largest of the first `count` keys (magnitudes), and how many of its equals are among `rank`.
+
+    Digit by digit, 11, 10 and 10 bits; of the keys only those that share the digits so far are left.
+    """
+    found = 0
+    for shift in range(20, -1, -10):
+        for i in range(_DIGITS):
+            histogram[i] = 0
+        digits = _DIGITS - 1 if shift == 20 else _DIGITS // 2 - 1
+        for i in range(count):
+            histogram[(keys[i] >> shift) & digits] += 1
+        digit = digits
+        while histogram[digit] < rank:
+            rank -= histogram[digit]
+            digit -= 1
+        found |= digit << shift
+        left = 0
+        for i in range(count):  # every one is written, most are written over
+            key = keys[i]
+            keys[left] = key
+            left += 1 if (key >> shift) & digits == digit else 0
+        count = left
+    return np.int32(found), rank
+
+
 @cache
-def _sampler() -> Kernel:
-    def sample(job):  # noqa: ANN001, ANN202
-        words = carray(job, (JOB_WORDS,))
-        x, kind, stride, relu, size = words[3], words[4], words[5], words[6], words[8]
-        keys = vector(words[7], np.int32(0), size)
+def _bracketer() -> Kernel:
+    def bracket(job):  # noqa: ANN001, ANN202
+        state = vector(carray(job, (JOB_WORDS,))[3], np.int64(0), _STATE)
+        x, kind, n, stride, rank = state[_X], state[_KIND], state[_N], state[_STRIDE], state[_RANK]
+        size = (n + stride - 1) // stride
+        keys = vector(state[_KEYS], np.int32(0), size)
         if kind == 0:
-            patterns = vector(x, np.int32(0), (size - 1) * stride + 1)
+            patterns = vector(x, np.int32(0), n)
             for i in range(size):
                 keys[i] = patterns[i * stride]
         else:
             values = keys.view(np.float32)
             for i in range(size):
                 read(x, kind, i * stride, 1, values[i : i + 1])
-        dropped = np.int32(~_TOP) if relu else np.int32(0)
+        dropped = np.int32(~_TOP) if state[_RELU] else np.int32(0)
         for i in range(size):
-            magnitude = np.int32(keys[i] & _TOP)
-            keys[i] = np.int32(0) if keys[i] & dropped and magnitude <= _INFINITY else min(magnitude, _NAN)
+            magnitude = _magnitude(keys[i])
+            keys[i] = np.int32(0) if keys[i] & dropped and magnitude < _NAN else magnitude
+        bound = _TOP
+        if rank:
+            bound, _ = _ranked(keys, size, rank, np.empty(_DIGITS, np.int64))
+            # Not below 0, even if less than k are above: then it is no sample that tells which zeros are outliers.
+            bound = max(np.int32(bound - np.int32(state[_BELOW])), np.int32(0))
+        state[_BOUND] = bound
+        parts = state[_PARTS]
+        starts = vector(state[_STARTS], np.int64(0), parts + 1)
+        for part in range(parts + 1):
+            starts[part] = part * state[_ROOM]
 
-    return build(sample)
+    return build(bracket)
 
 
 @cache
 def _surveyor() -> Kernel:
     def survey(job):  # noqa: ANN001, ANN202
-        words = carray(job, (JOB_WORDS,))
-        parts, blocks, x, kind, n = words[1], words[2], words[3], words[4], words[5]
-        bound, negative = np.int32(words[6]), np.int32(words[7])
-        found = vector(words[8], np.int32(0), blocks)
-        starts = vector(words[9], np.int64(0), parts + 1)
-        used = vector(words[10], np.int64(0), parts)
-        places = vector(words[11], np.uint16(0), starts[parts])
-        picked = vector(words[12], np.float32(0), starts[parts])
-        ends = vector(words[13], np.int32(0), parts * 2 * _LANES)
+        state = vector(carray(job, (JOB_WORDS,))[3], np.int64(0), _STATE)
+        parts, blocks, x, kind, n = state[_PARTS], state[_BLOCKS], state[_X], state[_KIND], state[_N]
+        bound = np.int32(state[_BOUND]) if state[_BOUND] < _NAN else _TOP
+        # Negative numbers are above the bound if their bits are above this, as unsigned integers; with relu only NaN.
+        negative = np.int32(~_TOP | (max(bound, _INFINITY) if state[_RELU] else bound))
+        found = vector(state[_FOUND], np.int32(0), blocks)
+        starts = vector(state[_STARTS], np.int64(0), parts + 1)
+        used = vector(state[_USED], np.int64(0), parts)
+        places = vector(state[_PLACES], np.uint16(0), starts[parts])
+        picked = vector(state[_PICKED], np.float32(0), starts[parts])
+        ends = vector(state[_ENDS], np.int32(0), parts * 2 * _LANES)
         buffer = np.empty(_SPAN, np.float32)
         here = np.empty(_SPAN + 6, np.uint16)
         while True:
@@ -352,7 +339,7 @@ def _surveyor() -> Kernel:
                     source = np.int64(buffer.ctypes.data)
                 many = 0
                 for w in range(_SPAN // _WORD):
-                    word = _above(source + w * _WORD * 4, bound, negative, words[13] + lanes * 4)  # pyright: ignore[reportCallIssue]
+                    word = _above(source + w * _WORD * 4, bound, negative, state[_ENDS] + lanes * 4)  # pyright: ignore[reportCallIssue]
                     if count < (w + 1) * _WORD:
                         word &= (np.uint64(1) << np.uint64(max(count - w * _WORD, 0))) - np.uint64(1)
                     m = _ones(word)  # pyright: ignore[reportCallIssue]
@@ -376,61 +363,154 @@ def _surveyor() -> Kernel:
 
 
 @cache
-def _settler() -> Kernel:
-    def settle(job):  # noqa: ANN001, ANN202
-        words = carray(job, (JOB_WORDS,))
-        parts, blocks, length, kind, k = words[1], words[2], words[8], words[11], words[12]
-        threshold = np.int32(words[13])
-        found = vector(words[3], np.int32(0), blocks)
-        table = vector(words[6], np.int64(0), 3 * parts)
-        counts = vector(words[7], np.uint8(0), length)
-        offsets = vector(words[9], np.uint8(0), k)
-        ends = vector(words[14], np.int32(0), 2 * parts)
+def _chooser() -> Kernel:
+    def choose(job):  # noqa: ANN001, ANN202
+        state = vector(carray(job, (JOB_WORDS,))[3], np.int64(0), _STATE)
+        parts, n, k, relu = state[_PARTS], state[_N], state[_K], state[_RELU]
+        starts = vector(state[_STARTS], np.int64(0), parts + 1)
+        used = vector(state[_USED], np.int64(0), parts)
+        firsts = vector(state[_FIRSTS], np.int64(0), parts)
+        quotas = vector(state[_QUOTAS], np.int64(0), parts)
+        patterns = vector(state[_PICKED], np.int32(0), starts[parts])
+        total = 0
+        crowded = False
+        for part in range(parts):
+            total += used[part]
+            crowded = crowded or used[part] > starts[part + 1] - starts[part]
+        state[_RESULT] = _MISLED if total == n or total < k else _CROWDED if crowded else _DONE
+        if state[_RESULT] != _DONE:
+            return
+        threshold, quota = np.int32(state[_BOUND]), 0
+        if 0 <= k < total:
+            keys = vector(state[_KEYS], np.int32(0), total)
+            at = 0
+            for part in range(parts):
+                those = patterns[starts[part] : starts[part] + used[part]]
+                for i in range(used[part]):
+                    keys[at + i] = _magnitude(those[i])
+                at += used[part]
+            threshold, quota = _ranked(keys, total, k, np.empty(_DIGITS, np.int64))
+        low, high = _TOP, np.int32(~_TOP)
+        kept = 0
+        for part in range(parts):
+            those = patterns[starts[part] : starts[part] + used[part]]
+            above, equal = np.int32(0), np.int32(0)
+            for i in range(used[part]):
+                magnitude = _magnitude(those[i])
+                key = _TOP if magnitude == _NAN else _key(those[i])
+                above = np.int32(above + (np.int32(1) if magnitude > threshold else np.int32(0)))
+                equal = np.int32(equal + (np.int32(1) if magnitude == threshold else np.int32(0)))
+                low = min(low, key if magnitude < threshold else _TOP)
+                high = max(high, key if magnitude < threshold else np.int32(~_TOP))
+            firsts[part] = kept
+            quotas[part] = min(np.int64(equal), quota)
+            kept += above + quotas[part]
+            if equal > quotas[part]:
+                skip = quotas[part]
+                for i in range(used[part]):
+                    if _magnitude(those[i]) == threshold:
+                        if skip <= 0:
+                            key = _TOP if threshold == _NAN else _key(those[i])
+                            low, high = min(low, key), max(high, key)
+                        skip -= 1
+            quota -= quotas[part]
+        state[_THRESHOLD], state[_KEPT] = threshold, kept
+        ends = vector(state[_ENDS], np.int32(0), parts * 2 * _LANES)
+        for part in range(parts):
+            for lane in range(2 * part * _LANES, (2 * part + 1) * _LANES):
+                low, high = min(low, ends[lane]), max(high, ends[lane + _LANES])
+        if low > high:  # there is no rest
+            low = high = np.int32(0)
+        elif low < ~_INFINITY:  # a negative NaN, least of all: it shall make both NaN
+            high = _NAN
+        levels = vector(state[_LEVELS], np.float32(0), 2)
+        least = np.float32(0) if relu else np.float32(as_float(_key(low)) + np.float32(0))  # no −0
+        span = np.float32(as_float(_key(high)) - least)
+        finite = abs(span) < np.float32(np.inf)
+        levels[0] = least if finite else np.float32(np.nan)
+        levels[1] = max(span, _LEAST_SPAN) / np.float32(state[_STEPS]) if finite else np.float32(np.nan)
+
+    return build(choose)
+
+
+@cache
+def _keeper() -> Kernel:
+    def keep(job):  # noqa: ANN001, ANN202
+        state = vector(carray(job, (JOB_WORDS,))[3], np.int64(0), _STATE)
+        parts, blocks, x, kind, n = state[_PARTS], state[_BLOCKS], state[_X], state[_KIND], state[_N]
+        relu, bits = state[_RELU] != 0, state[_BITS]
+        levels = vector(state[_LEVELS], np.float32(0), 2)
+        least, inverse = levels[0], np.float32(1) / levels[1]
+        top = np.float32((1 << bits) - 1)
+        bottom = np.float32(1 if relu else 0)
+        shift = np.float32(1.5 if relu else 0.5)
+        threshold = np.int32(state[_THRESHOLD])
+        found = vector(state[_FOUND], np.int32(0), blocks)
+        starts = vector(state[_STARTS], np.int64(0), parts + 1)
+        firsts = vector(state[_FIRSTS], np.int64(0), parts)
+        quotas = vector(state[_QUOTAS], np.int64(0), parts)
+        length = (n + _POSITION_BLOCK - 1) // _POSITION_BLOCK
+        counts = vector(state[_COUNTS], np.uint8(0), length)
+        offsets = vector(state[_OFFSETS], np.uint8(0), state[_KEPT])
+        buffer = np.empty(_SPAN, np.float32)
         small = np.empty(_SPAN, np.uint8)
+        staged = np.empty(_SPAN + GROUP, np.uint8)
         kept = np.empty(_SPAN, np.float32)
         many = np.empty(4, np.uint8)
         while True:
             part = take(job)  # pyright: ignore[reportCallIssue]
             if part >= parts:
                 return
-            at, to, quota = table[part], table[parts + part], table[2 * parts + part]
-            low, high = _TOP, np.int32(~_TOP)
+            at, to, quota = starts[part], firsts[part], quotas[part]
             for block in range(blocks * part // parts, blocks * (part + 1) // parts):
                 count = np.int64(found[block])
-                places = vector(words[4] + at * 2, np.uint16(0), count)
-                picked = vector(words[5] + at * 4, np.int32(0), count)
-                values = vector(words[5] + at * 4, np.float32(0), count)
+                places = vector(state[_PLACES] + at * 2, np.uint16(0), count)
+                patterns = vector(state[_PICKED] + at * 4, np.int32(0), count)
+                picked = vector(state[_PICKED] + at * 4, np.float32(0), count)
                 many[:] = 0
                 m = 0
                 for i in range(count):  # every one is written, those left to the rest are written over
-                    pattern = picked[i]
-                    magnitude = min(np.int32(pattern & _TOP), _NAN)
+                    magnitude = _magnitude(patterns[i])
                     equal = 1 if magnitude == threshold else 0
-                    keep = (1 if magnitude > threshold else 0) | (equal & (1 if quota > 0 else 0))
+                    outlier = (1 if magnitude > threshold else 0) | (equal & (1 if quota > 0 else 0))
                     quota -= equal
                     inside = np.uint32(places[i]) // np.uint32(_POSITION_BLOCK)
-                    many[inside] += np.uint8(keep)
+                    many[inside] += np.uint8(outlier)
                     small[m] = np.uint8(np.uint32(places[i]) - inside * np.uint32(_POSITION_BLOCK))
-                    kept[m] = values[i]
-                    m += keep
-                    key = np.int32(pattern ^ (np.int32(pattern >> np.int32(31)) & _TOP))
-                    key = _TOP if magnitude == _NAN else key
-                    low = min(low, _TOP if keep else key)
-                    high = max(high, np.int32(~_TOP) if keep else key)
+                    kept[m] = picked[i]
+                    m += outlier
                 for i in range(min(4, length - 4 * block)):
                     counts[4 * block + i] = many[i]
                 for i in range(m):
                     offsets[to + i] = small[i]
-                _keep(words[10], kind, to, m, kept)
+                _keep_values(state[_VALUES], state[_VALUE_KIND], to, m, kept)
                 at += count
                 to += m
-            ends[part], ends[parts + part] = low, high
 
-    return build(settle)
+                start = block * _SPAN
+                count = min(_SPAN, n - start)
+                values = vector(x + start * 4, np.float32(0), count)
+                if kind:
+                    read(x, kind, start, count, buffer)
+                    values = buffer
+                if relu:
+                    for j in range(count):
+                        y = np.float32(np.float32(values[j] - least) * inverse) + shift
+                        y = y if y > bottom else bottom
+                        y = y if y < top else top
+                        small[j] = np.uint8(np.int32(np.float32(0) if values[j] <= np.float32(0) else y))
+                else:
+                    for j in range(count):
+                        y = np.float32(np.float32(values[j] - least) * inverse) + shift
+                        y = y if y > bottom else bottom
+                        small[j] = np.uint8(np.int32(y if y < top else top))
+                write_codes(small, count, bits, staged, state[_PACKED], start // GROUP)
+
+    return build(keep)
 
 
 @njit(inline="always")
-def _keep(target: Any, kind: Any, start: Any, count: Any, values: Any) -> None:
+def _keep_values(target: Any, kind: Any, start: Any, count: Any, values: Any) -> None:
     """Write values as they are kept: what is finite stays so, and what is positive positive (`kept_values`)."""
     if kind:
         largest = np.float32(_HALF_LARGEST if kind == 1 else _BRAIN_LARGEST)
@@ -445,69 +525,36 @@ def _keep(target: Any, kind: Any, start: Any, count: Any, values: Any) -> None:
 
 
 @cache
-def _quantizer() -> Kernel:
-    def quantize(job):  # noqa: ANN001, ANN202
-        words = carray(job, (JOB_WORDS,))
-        parts, blocks, x, kind, n = words[1], words[2], words[3], words[4], words[5]
-        least, inverse, relu, bits, packed = as_float(words[6]), as_float(words[7]), words[8], words[9], words[10]
-        top = np.float32((1 << bits) - 1)
-        bottom = np.float32(1 if relu else 0)
-        shift = np.float32(1.5 if relu else 0.5)
-        buffer = np.empty(BLOCK, np.float32)
-        small = np.empty(BLOCK, np.uint8)
-        staged = np.empty(BLOCK + GROUP, np.uint8)
-        while True:
-            part = take(job)  # pyright: ignore[reportCallIssue]
-            if part >= parts:
-                return
-            for block in range(blocks * part // parts, blocks * (part + 1) // parts):
-                count = min(BLOCK, n - block * BLOCK)
-                values = vector(x + block * BLOCK * 4, np.float32(0), count)
-                if kind:
-                    read(x, kind, block * BLOCK, count, buffer)
-                    values = buffer
-                if relu:
-                    for j in range(count):
-                        y = np.float32(np.float32(values[j] - least) * inverse) + shift
-                        y = y if y > bottom else bottom
-                        y = y if y < top else top
-                        small[j] = np.uint8(np.int32(y if values[j] > np.float32(0) else np.float32(0)))
-                else:
-                    for j in range(count):
-                        y = np.float32(np.float32(values[j] - least) * inverse) + shift
-                        y = y if y > bottom else bottom
-                        small[j] = np.uint8(np.int32(y if y < top else top))
-                write_codes(small, count, bits, staged, packed, block * (BLOCK // GROUP))
-
-    return build(quantize)
-
-
-@cache
 def _dequantizer() -> Kernel:
     def dequantize(job):  # noqa: ANN001, ANN202
         words = carray(job, (JOB_WORDS,))
         parts, blocks, packed, n, bits = words[1], words[2], words[3], words[4], words[5]
-        line = vector(words[6], np.float32(0), 4)
-        least, step, most, fewest = line[0], line[1], line[2], line[3]
-        zero = np.float32(0) * step
-        relu = words[14] != 0
-        first = np.float32(1 if relu else 0)
+        line = vector(words[6], np.float32(0), 2)
+        least, step = line[0], line[1]
+        relu = words[7] != 0
         length = (n + _POSITION_BLOCK - 1) // _POSITION_BLOCK
-        counts = vector(words[7], np.uint8(0), length)
-        ends = vector(words[8], np.int64(0), length)
+        counts = vector(words[8], np.uint8(0), length)
         offsets = vector(words[9], np.uint8(0), words[11])
-        outliers = vector(words[10], np.float32(0), words[11])
-        out, kind = words[12], words[13]
-        buffer = np.empty(2 * _POSITION_BLOCK, np.float32)
-        small = np.empty(2 * _POSITION_BLOCK, np.uint8)
-        staged = np.zeros(2 * _POSITION_BLOCK + GROUP, np.uint8)
+        outliers, value_kind, out, kind = words[10], words[12], words[13], words[14]
+        most = _SINGLE_LARGEST if kind == 0 else _HALF_LARGEST if kind == 1 else _BRAIN_LARGEST
+        fewest = (_HALF_SMALLEST if kind == 1 else _SINGLE_SMALLEST) if relu else -most
+        zero = np.float32(0) * step
+        first = np.float32(1 if relu else 0)
+        buffer = np.empty(_SPAN, np.float32)
+        large = np.empty(_POSITION_BLOCK, np.float32)
+        small = np.empty(_SPAN, np.uint8)
+        staged = np.zeros(_SPAN + GROUP, np.uint8)
         while True:
             part = take(job)  # pyright: ignore[reportCallIssue]
             if part >= parts:
                 return
-            for block in range(blocks * part // parts, blocks * (part + 1) // parts):
-                start = block * 2 * _POSITION_BLOCK
-                count = min(2 * _POSITION_BLOCK, n - start)
+            begin = blocks * part // parts
+            at = 0
+            for i in range(4 * begin):
+                at += np.int64(counts[i])
+            for block in range(begin, blocks * (part + 1) // parts):
+                start = block * _SPAN
+                count = min(_SPAN, n - start)
                 values = vector(out + start * 4, np.float32(0), count)
                 if kind:
                     values = buffer
@@ -526,10 +573,13 @@ def _dequantizer() -> Kernel:
                         y = least + (np.float32(small[j]) - first) * step
                         y = most if y > most else y
                         values[j] = fewest if y < fewest else y
-                for half in range(2 * block, min(2 * block + 2, length)):
-                    base = half * _POSITION_BLOCK - start
-                    for i in range(ends[half] - np.int64(counts[half]), ends[half]):
-                        values[base + np.int64(offsets[i])] = outliers[i]
+                for i in range(4 * block, min(4 * block + 4, length)):
+                    many = np.int64(counts[i])
+                    read(outliers, value_kind, at, many, large)
+                    base = i * _POSITION_BLOCK - start
+                    for j in range(many):
+                        values[base + np.int64(offsets[at + j])] = large[j]
+                    at += many
                 if kind:
                     write(out, kind, start, count, values)
 
