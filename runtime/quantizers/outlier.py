@@ -14,14 +14,18 @@ size. 240 because a full block must still fit its 8 bits, and 16 divides it.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ...tables import FewbitError
+from ...tables import FewbitError, Table
 from ...tables.errors import shown
+from .. import ops
 from ..layout import as_dense, flat
 from ..packing import pack, unpack
+from ..prepared import register_table
 from .common import Form, as_kind, check_integer, check_tensor, has_kernels, largest, name_of, smallest, total_bytes
 from .cpu import outlier as cpu
 
@@ -144,6 +148,26 @@ class OutlierCompressed:
             return (least + codes * step).clamp(-limit, limit)
         values = ((codes - 1) * step).clamp(smallest(dtype), limit)
         return torch.where(codes == 0, 0 * step, values)
+
+
+def masked(grad: Tensor, packed: Tensor, bits: int) -> Tensor:
+    """Return ReLU's gradient by RV-Quant's codes: `grad` where they are not 0, and 0 where they are.
+
+    Args:
+        grad: floating-point, dense, laid out as what was compressed.
+        packed, bits: its codes, of `Outlier(bits, relu=True)`.
+    """
+    if has_kernels(grad):
+        return cpu.masked(grad, packed, bits)
+    return ops.multiply(grad, packed, _relu_table(bits), grad.stride())
+
+
+@cache
+def _relu_table(bits: int) -> str:
+    """Return the key of ReLU's derivative as a table of RV-Quant's codes."""
+    codes = np.arange(1 << bits, dtype=np.uint8)
+    steps = (codes[1:] - 0.5, codes, (codes > 0).astype(np.float64))
+    return register_table(Table(f"rv-quant(bits={bits})", "interval", "uniform:0,1", *steps, error=0.0))
 
 
 # ---- the reference ---------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """ReLU that keeps its output in RV-Quant codes and not its mask (V-Quant, Section 4.5).
 
-The codes tell true zeros from numbers that were rounded to zero, so the gradient is torch's own, bit for bit. The layer
-that follows takes the same codes for its saved input (shared.py): one copy serves both.
+The codes tell true zeros from numbers that were rounded to zero, so the gradient is torch's own, bit for bit, read from
+the codes alone. The layer that follows takes the same codes, with their outliers, for its saved input (shared.py): one
+copy serves both.
 """
 
 from typing import Any
@@ -12,9 +13,10 @@ from torch.compiler import disable
 
 from ...tables import FewbitError
 from ...tables.errors import shown
-from ..layers.base import check_first_derivative, keep, kept, refuse
-from ..layout import as_dense
+from ..layers.base import check_first_derivative, refuse
+from ..layout import as_dense, with_stride
 from ..quantizers import Outlier, OutlierCompressed
+from ..quantizers.outlier import masked
 from ..saved_tensors import is_plain
 from .shared import leave
 
@@ -75,14 +77,15 @@ class _ReLU(torch.autograd.Function):
             ctx.mark_dirty(x)
         codes = quantizer.compress(y)
         made.append(codes)
-        keep(ctx, codes)
+        ctx.save_for_backward(codes.packed)
+        ctx.bits, ctx.stride = quantizer.bits, codes.form.stride
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None, None]:
         check_first_derivative()
-        (codes,) = kept(ctx)
-        return torch.ops.aten.threshold_backward(grads[0], codes.decompress(), 0), None, None, None
+        (packed,) = ctx.saved_tensors
+        return masked(with_stride(grads[0], ctx.stride), packed, ctx.bits), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> None:

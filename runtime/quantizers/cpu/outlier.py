@@ -22,10 +22,23 @@ from numba import carray, njit, types  # pyright: ignore[reportPrivateImportUsag
 from numba.extending import intrinsic
 from torch import Tensor
 
+from ...backends import host_memory
 from ...backends.team import JOB_WORDS, Kernel, parts_of, run
 from ...packing import packed_size
 from ..common import KINDS, largest, smallest
-from .pieces import GROUP, as_float, build, prefetch_to_write, read, read_codes, take, vector, write, write_codes
+from .pieces import (
+    GROUP,
+    as_float,
+    build,
+    prefetch_to_read,
+    prefetch_to_write,
+    read,
+    read_codes,
+    take,
+    vector,
+    write,
+    write_codes,
+)
 
 if TYPE_CHECKING:
     from ..outlier import Outlier, OutlierCompressed
@@ -159,6 +172,14 @@ def dequantize(compressed: "OutlierCompressed", out: Tensor) -> None:
     codes = (c.packed.data_ptr(), n, q.bits, c.levels.data_ptr(), int(q.relu))
     outliers = (c.counts.data_ptr(), c.offsets.data_ptr(), c.values.data_ptr(), c.values.numel(), KINDS[c.values.dtype])
     run(_dequantizer(), -(-n // _SPAN), *codes, *outliers, out.data_ptr(), KINDS[out.dtype])
+
+
+def masked(grad: Tensor, packed: Tensor, bits: int) -> Tensor:
+    """Return the dense tensor `grad` where the codes, in its memory order, are not 0, and 0 where they are."""
+    out = host_memory.empty_like(grad)
+    n = grad.numel()
+    run(_masker(), -(-n // _SPAN), packed.data_ptr(), n, bits, grad.data_ptr(), out.data_ptr(), grad.element_size())
+    return out
 
 
 def _view(memory: np.ndarray, address: int, n: int) -> np.ndarray:
@@ -584,3 +605,40 @@ def _dequantizer() -> Kernel:
                     write(out, kind, start, count, values)
 
     return build(dequantize)
+
+
+@cache
+def _masker() -> Kernel:
+    def mask(job):  # noqa: ANN001, ANN202
+        words = carray(job, (JOB_WORDS,))
+        parts, blocks, packed, n, bits = words[1], words[2], words[3], words[4], words[5]
+        grad, out, size = words[6], words[7], words[8]
+        small = np.empty(_SPAN, np.uint8)
+        staged = np.zeros(_SPAN + GROUP, np.uint8)
+        while True:
+            part = take(job)  # pyright: ignore[reportCallIssue]
+            if part >= parts:
+                return
+            for block in range(blocks * part // parts, blocks * (part + 1) // parts):
+                start = block * _SPAN
+                count = min(_SPAN, n - start)
+                ahead = min(count, n - start - count) * size
+                prefetch_to_read(grad + (start + count) * size, ahead)
+                prefetch_to_write(out + (start + count) * size, ahead)
+                read_codes(packed, start // GROUP, count, bits, staged, small)
+                if size == 2:
+                    _mask(grad + start * 2, out + start * 2, np.uint16(0), small, count)
+                elif size == 4:
+                    _mask(grad + start * 4, out + start * 4, np.uint32(0), small, count)
+                else:
+                    _mask(grad + start * 8, out + start * 8, np.uint64(0), small, count)
+
+    return build(mask)
+
+
+@njit(inline="always")
+def _mask(grad: Any, out: Any, zero: Any, small: Any, count: Any) -> None:
+    """Write the numbers behind the address `grad`, or `zero` where their codes are 0, to the address `out`."""
+    source, target = vector(grad, zero, count), vector(out, zero, count)  # pyright: ignore[reportCallIssue]
+    for j in range(count):
+        target[j] = source[j] if small[j] else zero

@@ -1,3 +1,5 @@
+from contextlib import ExitStack
+
 import numpy as np
 import pytest
 import torch
@@ -168,6 +170,18 @@ class TestPaper:
         (exact,) = torch.autograd.grad(x.relu(), x, grad)
         y = Outlier(3, 0.02, relu=True).compress(x.relu()).decompress()
         assert torch.equal(torch.ops.aten.threshold_backward(grad, y, 0), exact)
+
+    @given(tensors(special=True), st.integers(2, 8), RATIOS, st.booleans())
+    def test_codes_alone_tell_relus_gradient(self, x, bits, ratio, kernels):
+        """NaN too, which passes it, and where there are more NaN than outliers."""
+        x = x if is_dense(x) else x.clone()
+        y, grad = x.relu(), torch.randn(x.shape, generator=generator()).to(x.dtype).as_strided(x.shape, x.stride())
+        exact = torch.ops.aten.threshold_backward(grad, y, 0)
+        with ExitStack() as stack:
+            if not kernels:
+                stack.enter_context(reference())
+            packed = Outlier(bits, ratio, relu=True).compress(y).packed
+            assert same_bits(outlier.masked(grad, packed, bits), exact)
 
 
 class TestSampled:
