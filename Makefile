@@ -46,6 +46,7 @@ bench-gpu: build/path/fewbit
 	$(FEWBIT) -m fewbit.cli.main bench activation --device cuda -o plots/results/activation-cuda.json
 	$(FEWBIT) -m fewbit.cli.main bench glu --device cuda --dtype bfloat16 --tokens 8192 --hidden 4096 \
 		--intermediate 14336 --compiled -o plots/results/glu-cuda.json
+	$(FEWBIT) -m fewbit.cli.main bench levels --device cuda -o plots/results/levels-cuda.json
 
 # The package from this folder, installed or not: its root is the package `fewbit`.
 build/path/fewbit:

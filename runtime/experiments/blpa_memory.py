@@ -11,6 +11,7 @@ The law is of layers of one size, so the networks that it is measured on have on
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,17 +181,22 @@ def trial_on_gpu(depth: int, width: int, bits: int | None, rounds: int = 5) -> T
 
 
 def largest_batch_by_trial(
-    step: Callable[[int], Any], failure: type[BaseException], recover: Callable[[], Any] = lambda: None
+    step: Callable[[int], Any],
+    failure: type[BaseException],
+    recover: Callable[[], Any] = lambda: None,
+    tolerance: float = 0.0,
 ) -> int:
-    """Return the largest batch for which `step` does not raise `failure`: doubled until it does, then halved in."""
+    """Return the largest batch for which `step` does not raise `failure`: doubled until it does, then halved in.
+
+    With a `tolerance` such as 0.02 the search ends when no more than that share of it is missing.
+    """
 
     def fits(batch: int) -> bool:
-        try:
+        with suppress(failure):
             step(batch)
-        except failure:
-            recover()
-            return False
-        return True
+            return True
+        recover()  # not while the error is handled: its frames hold the tensors of the step
+        return False
 
     if not fits(1):
         raise FewbitError("not even one sample fits")
@@ -198,7 +204,7 @@ def largest_batch_by_trial(
     while fits(2 * low):
         low *= 2
     high = 2 * low
-    while high - low > 1:
+    while high - low > max(1, tolerance * low):
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
