@@ -8,7 +8,7 @@ from .source import NUMBERS, THREADS
 # Elements that a block takes at once: of `quantize`, whose warps take a group each, it is groups.
 GROUPS_PER_BLOCK = THREADS // 32
 CODES_PER_BLOCK = THREADS * 8
-_PIECES = ("numbers", "packing", "kernels", "philox", "per_group")
+_PIECES = ("numbers", "packing", "kernels", "eights", "philox", "per_group")
 
 
 def per_group_source(dtype: str, bits: int | None) -> str:

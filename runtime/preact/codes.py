@@ -7,8 +7,8 @@
 Equations (6) to (8) use two things of A₂: its sign, which is exact, and Ã₁.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,27 +17,32 @@ from ..layout import flat, with_stride
 from ..packing import unpack
 from ..quantizers.common import KINDS, Form, as_kind, has_kernels
 from ..quantizers.fixed_point import dequantize_reference, quantize_reference
-from . import cpu
+from . import cpu, cuda
 from .meaning import Meaning, for_coding, meaning_of
 
 CHANNEL_DIM = 1
 
 
-def compress(A: Tensor, γ: Tensor, β: Tensor, bits: int, slope: float, normalised: Callable[[], Tensor]) -> Tensor:
+def compress(
+    A: Tensor, x: Tensor, γ: Tensor, β: Tensor, mean: Tensor, inverse_deviation: Tensor, bits: int, slope: float
+) -> Tensor:
     """Return the packed code of A₂ and turn it into A₃ = max(A₂, slope·A₂), in place.
 
     Args:
         A: A₂ = γ∘A₁ + β, dense, channels in dimension 1; overwritten.
-        γ, β: (C,).
+        x: the layer's input: A₁ = (x − μ)(σ² + ε)^{−1/2} is coded where γ is 0, so that A₂ does not tell.
+        γ, β, mean, inverse_deviation: (C,).
         bits: K.
         slope: of the leaky ReLU; 0 is ReLU.
-        normalised: returns A₁; called where a γ is 0, so that A₂ does not tell.
     """
-    # Without kernels (a GPU) nothing waits to see whether there is such a γ.
+    if A.dtype in KINDS and cuda.serves(A):
+        return cuda.encode(A, with_stride(x, A.stride()), γ, β, mean, inverse_deviation, bits, slope)
+    # Without kernels nothing waits to see whether there is a γ of 0.
     if has_kernels(A) and A.dtype in KINDS and int(γ.count_nonzero()) == γ.numel():
         return cpu.encode(A, γ, β, bits, slope)
     shape = [1, -1] + [1] * (A.dim() - 2)
-    coded = with_stride(torch.where((γ == 0).view(shape), normalised().to(A.dtype), A), A.stride())
+    normalised = ((x - mean.view(shape)) * inverse_deviation.view(shape)).to(A.dtype)
+    coded = with_stride(torch.where((γ == 0).view(shape), normalised, A), A.stride())
     channels = meaning_of(*for_coding(γ, β), bits).channels
     packed = quantize_reference(as_kind(coded, keep_positive=True), channels, A.stride(CHANNEL_DIM), bits)
     activate_(A, slope)
@@ -71,8 +76,8 @@ class Codes:
     def activated(self) -> Tensor:
         """Return Ã₃, in the form of A₂."""
         out = self.form.empty()
-        if self._kernels:
-            cpu.decode(self.packed, self.γ, self.β, self.bits, self.slope, out)
+        if (kernels := self._kernels) is not None:
+            kernels.decode(self.packed, self.γ, self.β, self.bits, self.slope, out)
             return out
         meaning = self._meaning()
         dequantize_reference(self.packed, meaning.channels, self._inner, self.bits, out)
@@ -90,10 +95,10 @@ class Codes:
             into_input: whether the input needs a gradient.
         """
         gradient = with_stride(gradient, self.form.stride)
-        if not self._kernels:
+        if (kernels := self._kernels) is None:
             return self._reference(gradient, inverse_deviation, by_batch, into_input)
         code = (self.packed, self.γ, self.β, self.bits, self.slope)
-        dβ, dγ = cpu.through_normalisation(*code, gradient, inverse_deviation, by_batch, into_input)
+        dβ, dγ = kernels.through_normalisation(*code, gradient, inverse_deviation, by_batch, into_input)
         return gradient if into_input else None, dγ, dβ
 
     def _reference(
@@ -121,8 +126,11 @@ class Codes:
         return meaning_of(self.γ, self.β, self.bits)
 
     @property
-    def _kernels(self) -> bool:
-        return has_kernels(self.packed) and self.form.dtype in KINDS
+    def _kernels(self) -> Any:
+        """The module whose kernels read these codes, or None."""
+        if self.form.dtype not in KINDS:
+            return None
+        return cpu if has_kernels(self.packed) else cuda if cuda.serves(self.packed) else None
 
     @property
     def _inner(self) -> int:

@@ -109,12 +109,7 @@ class PreActivation(torch.autograd.Function):
         else:
             ctx.form = form = Form.of(A)
             scale, shift = _vectors(γ, β, inverse_deviation)
-            shape = [1, -1] + [1] * (x.dim() - 2)
-
-            def normalised() -> Tensor:
-                return (x - mean.view(shape)) * inverse_deviation.view(shape)
-
-            packed = compress(A, scale, shift, s.bits, s.slope, normalised)
+            packed = compress(A, x, scale, shift, mean, inverse_deviation, s.bits, s.slope)
             ctx.save_for_backward(packed, γ, β, weight, inverse_deviation)
             if s.naive:
                 A = Codes(packed, form, scale, shift, s.bits, s.slope).activated()

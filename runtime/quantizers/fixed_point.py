@@ -31,6 +31,7 @@ from ..layout import as_dense, flat
 from ..packing import pack, unpack
 from .common import Form, as_kind, check_integer, check_tensor, has_kernels, largest, smallest
 from .cpu import fixed_point as cpu
+from .cuda import fixed_point as cuda
 
 # Below the least a channel counts as constant; between them Δ, its inverse and 2^K of each are finite in float32.
 LEAST_STEP, MOST_STEP = 2.0**-120, 2.0**118
@@ -73,8 +74,13 @@ class FixedPoint:
         _check_vectors(x, scale, shift, channel_dim)
         x = as_dense(x.detach())
         γ, β = scale.detach(), shift.detach()
-        channels = channels_of(γ, β, self.bits)
-        quantize = cpu.quantize if has_kernels(x) else quantize_reference
+        if has_kernels(x):
+            quantize, meaning = cpu.quantize, channels_of
+        elif cuda.serves(x):
+            quantize, meaning = cuda.quantize, _channels_on_gpu
+        else:
+            quantize, meaning = quantize_reference, channels_of
+        channels = meaning(γ, β, self.bits)
         packed = quantize(as_kind(x, keep_positive=True), channels, x.stride(channel_dim), self.bits)
         return FixedPointCompressed(self, Form.of(x), packed, γ, β, channel_dim, _versions(γ, β))
 
@@ -114,9 +120,14 @@ class FixedPointCompressed:
         """
         if _versions(self.scale, self.shift) != self.versions:
             raise RuntimeError("FixedPoint: scale or shift was modified in place between compress and decompress")
-        channels = channels_of(self.scale, self.shift, self.quantizer.bits)
         out = self.form.empty()
-        dequantize = cpu.dequantize if has_kernels(out) else dequantize_reference
+        if has_kernels(out):
+            dequantize, meaning = cpu.dequantize, channels_of
+        elif cuda.serves(out):
+            dequantize, meaning = cuda.dequantize, _channels_on_gpu
+        else:
+            dequantize, meaning = dequantize_reference, channels_of
+        channels = meaning(self.scale, self.shift, self.quantizer.bits)
         dequantize(self.packed, channels, out.stride(self.channel_dim), self.quantizer.bits, out)
         return out
 
@@ -151,6 +162,12 @@ def channels_of(scale: Tensor, shift: Tensor, bits: int) -> Channels:
     zero = (half - multiple.nan_to_num()).clamp(1, 2 * half - 1)
     inverse = torch.where(varies, 1 / Δ, 0)
     return Channels(origin.float(), torch.where(varies, Δ, 0).float(), inverse.float(), zero.int())
+
+
+def _channels_on_gpu(scale: Tensor, shift: Tensor, bits: int) -> Channels:
+    """Return the same, made by one kernel."""
+    origin, step, inverse, zero, *_ = cuda.table(scale, shift, bits)
+    return Channels(origin, step, inverse, zero.view(torch.int32))
 
 
 def _versions(*tensors: Tensor) -> tuple[int, ...]:

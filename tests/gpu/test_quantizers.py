@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from fewbit.quantizers import PerGroup
+from fewbit.quantizers import FixedPoint, PerGroup
 from fewbit.runtime.codegen.compiler import has_compiler
+from fewbit.runtime.quantizers.cuda import fixed_point
 from fewbit.runtime.quantizers.cuda import per_group as cuda
 from quantizer_cases import DTYPES, check_form, generator, same_bits
 
@@ -88,3 +89,28 @@ def test_more_than_2_31_elements():
     y = PerGroup(8).compress(x).decompress()
     for begin in (0, 2**31 - 2048, n - 4096):
         assert (y[begin : begin + 4096] - x[begin : begin + 4096]).abs().max() < 0.1
+
+
+class TestFixedPoint:
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("bits", range(1, 9))
+    @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+    def test_is_that_of_the_cpu(self, dtype, bits, layout):
+        g = generator(bits)
+        x = (2 * torch.randn(7, 19, 11, 13, generator=g)).to(dtype).contiguous(memory_format=layout)
+        x[1, 2, 3, 4], x[2, 3, 4, 5] = torch.nan, -torch.inf
+        γ, β = torch.randn(19, generator=g), torch.randn(19, generator=g)
+        γ[3], β[4], γ[5] = 0, -100, 1e-40
+        theirs = FixedPoint(bits).compress(x, scale=γ, shift=β)
+        ours = FixedPoint(bits).compress(x.cuda(), scale=γ.cuda(), shift=β.cuda())
+        assert torch.equal(ours.packed.cpu(), theirs.packed)
+        check_form(ours.decompress(), x.cuda())
+        assert same_bits(ours.decompress().cpu(), theirs.decompress())
+
+    def test_the_kernels_serve_and_not_the_reference(self, monkeypatch):
+        names = []
+        launch = fixed_point.launch
+        monkeypatch.setattr(fixed_point, "launch", lambda name, *rest: (names.append(name), launch(name, *rest)))
+        γ, β = torch.ones(5, device="cuda"), torch.zeros(5, device="cuda")
+        FixedPoint().compress(torch.randn(4, 5, device="cuda"), scale=γ, shift=β).decompress()
+        assert names == ["tabulate", "quantize", "tabulate", "dequantize"]

@@ -126,5 +126,6 @@ static float __fadd_rn(float x, float y) { return x + y; }
 static float __fsub_rn(float x, float y) { return x - y; }
 static float __fmul_rn(float x, float y) { return x * y; }
 static float __fdiv_rn(float x, float y) { return x / y; }
+static double __dmul_rn(double x, double y) { return x * y; }
 
-using std::erf, std::exp, std::expm1, std::fabs, std::log1p, std::tanh;
+using std::erf, std::exp, std::expm1, std::fabs, std::floor, std::log1p, std::tanh;

@@ -7,8 +7,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import pytest
 import torch
-from fewbit.runtime.codegen import THREADS, kernel_source
+from fewbit import FewbitError
+from fewbit.runtime.codegen import THREADS, compiler, kernel_source
+from fewbit.runtime.codegen.fixed_point import ELEMENTS_PER_BLOCK, fixed_point_source
 from fewbit.runtime.codegen.glu import glu_source
 from fewbit.runtime.codegen.per_group import per_group_source
 from fewbit.runtime.packing import packed_size
@@ -16,6 +19,18 @@ from fewbit.runtime.prepared import table_of
 from fewbit.tables.exporters.c_header import c_name
 
 COMPILER = shutil.which("g++")
+needs_gxx = pytest.mark.skipif(COMPILER is None, reason="no g++ on this machine")
+
+
+def _has_nvrtc():
+    try:
+        compiler.compiler_version()
+    except FewbitError:
+        return False
+    return compiler.has_compiler()
+
+
+needs_nvrtc = pytest.mark.skipif(not _has_nvrtc(), reason="no cuda-core with NVRTC: pip install 'fewbit[cuda13]'")
 _FOLDER = Path(__file__).parent
 # As a GPU computes: a product and a sum are not contracted but where the source says so.
 OPTIONS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-gnu-unique", "-shared", "-fPIC", "-Wall", "-Werror"]
@@ -129,6 +144,63 @@ def start_per_group(dtype, bits, name, blocks, *arguments):
     """Run such a kernel with the arguments of a launch."""
     library = per_group_library(dtype, bits)
     getattr(library, f"run_{name}")(ctypes.c_uint(blocks), *map(ctypes.c_longlong, arguments))
+
+
+_FIXED_POINT = {
+    "tabulate": "scale, shift, table, C",
+    "quantize": "x, packed, origin, inverse, zero, n, inner, C",
+    "dequantize": "packed, out, origin, step, zero, n, inner, C",
+    "encode": "A, x, packed, table, mean, r, n, inner, C, leak",
+    "decode": "packed, out, table, n, inner, C, leak",
+    "sums": "packed, gradient, table, sums, shares, n, inner, C, leak",
+    "finish": "sums, results, scale, r, shares, elements, by_batch, C",
+    "normalise": "packed, gradient, table, results, n, inner, C, leak",
+}
+_POINTERS = {
+    **dict.fromkeys(("scale", "shift"), "double*"),
+    **dict.fromkeys(("x", "A", "out", "gradient"), "{T}*"),
+    **dict.fromkeys(("table", "origin", "inverse", "step", "mean", "r", "sums", "results"), "float*"),
+    "packed": "unsigned char*",
+    "zero": "int*",
+}
+
+
+@functools.cache
+def fixed_point_library(dtype, bits):
+    """The kernels of the fixed-point quantizer and of pre-activation layers for a dtype and a number of bits."""
+    assert COMPILER, "no g++"
+    source = '#include "host_cuda.h"\n' + fixed_point_source(dtype, bits) + '\n#include "host_numbers.h"\n'
+    for name, arguments in _FIXED_POINT.items():
+        words = [(_POINTERS.get(word, "long long").format(T=TYPES[dtype]), word) for word in arguments.split(", ")]
+        declared = ", ".join(f"{kind} {word}" for kind, word in words)
+        call = f"host::launch(blocks, {THREADS}, [=] {{ fixed_point::{name}({arguments}); }});"
+        source += f'extern "C" void run_{name}(unsigned blocks, {declared})\n{{\n    {call}\n}}\n'
+    return built(source)
+
+
+def start_fixed_point(dtype, bits, name, blocks, *arguments):
+    """Run such a kernel with the arguments of a launch."""
+    library = fixed_point_library(dtype, bits)
+    getattr(library, f"run_{name}")(ctypes.c_uint(blocks), *map(ctypes.c_longlong, arguments))
+
+
+def fixed_point_on_host(monkeypatch, *modules):
+    """Let the `modules`, runtime/quantizers/cuda/fixed_point.py and its users, serve CPU tensors, by g++'s kernels.
+
+    Returns the list to which the name of each kernel that runs is added.
+    """
+    launched = []
+
+    def launch(name, like, bits, elements, *arguments, per_block=ELEMENTS_PER_BLOCK):
+        if elements:
+            launched.append(name)
+            blocks = min(-(-elements // per_block), 2)
+            start_fixed_point(str(like.dtype).removeprefix("torch."), bits, name, blocks, *arguments)
+
+    for module in modules:
+        monkeypatch.setattr(module, "launch", launch)
+        monkeypatch.setattr(module, "serves", lambda x: True)
+    return launched
 
 
 _GLU = """

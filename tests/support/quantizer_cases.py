@@ -86,3 +86,24 @@ def same_bits(a, b):
         return False
     nan = a.isnan() & b.isnan() if a.is_floating_point() else torch.zeros_like(a, dtype=torch.bool)
     return bool(((a.contiguous().view(integer) == b.contiguous().view(integer)) | nan).all())
+
+
+# Deviations and means of a channel: usual ones, and all that are awkward.
+_PARAMETERS = st.one_of(
+    st.floats(-10, 10, width=32),
+    st.sampled_from([0.0, -0.0, 1e-3, 1e-30, 1e-38, 1e-44, -1e-44, 1e30, 3e38, -3e38]),
+    st.floats(allow_nan=False, allow_infinity=False, width=32),
+)
+
+
+@st.composite
+def fixed_point_cases(draw, **kinds):
+    """A tensor with channels, γ and β, its bits, and the dimension of the channels."""
+    x = draw(tensors(min_dim=1, **kinds))
+    dim = draw(st.integers(-x.dim(), x.dim() - 1))
+    C = x.shape[dim]
+    γ, β = (torch.tensor(draw(st.lists(_PARAMETERS, min_size=C, max_size=C)), dtype=torch.float32) for _ in range(2))
+    if draw(st.booleans()):  # what a normalisation puts out
+        form = [-1 if d == dim % x.dim() else 1 for d in range(x.dim())]
+        x = (x.double() * γ.view(form) + β.view(form)).to(x.dtype)
+    return x, γ, β, draw(st.integers(1, 8)), dim

@@ -13,18 +13,9 @@ from fewbit.runtime.codegen import NUMBERS, compiler, cuda_header, function_of, 
 from fewbit.runtime.codegen.compiler import Usage, compile_source, cubin, read_usage
 from fewbit.runtime.codegen.survey import ACTIVATIONS, ARCHITECTURES, compile_task, tasks
 from fewbit.tables import FewbitError, Table
+from host_kernels import needs_nvrtc
 from runtime_cases import table_of_bits, table_with
 
-
-def has_nvrtc():
-    try:
-        compiler.compiler_version()
-    except FewbitError:
-        return False
-    return compiler.has_compiler()
-
-
-needs_nvrtc = pytest.mark.skipif(not has_nvrtc(), reason="no cuda-core with NVRTC: pip install 'fewbit[cuda13]'")
 GELU = fewbit.load_table("gelu")
 
 

@@ -7,34 +7,24 @@ import math
 
 import pytest
 import torch
-from fewbit import FewbitError
 from fewbit.runtime import formulas  # noqa: F401  (which names formula:swish)
-from fewbit.runtime.codegen import compiler
 from fewbit.runtime.codegen.compiler import compile_source
 from fewbit.runtime.codegen.glu import glu_source
 from fewbit.runtime.glu import cuda, reference
 from fewbit.runtime.glu.functional import plan_of
 from fewbit.runtime.prepared import table_of
 from glu_cases import same
-from host_kernels import COMPILER, start_glu
+from host_kernels import needs_gxx, needs_nvrtc, start_glu
 
 HALVES = ("float16", "bfloat16")
 ALL = (True, True, True)
-
-
-def has_nvrtc():
-    try:
-        compiler.compiler_version()
-    except FewbitError:
-        return False
-    return compiler.has_compiler()
 
 
 def key_of(function, bits):
     return plan_of(function, (), bits, 4, "parts", None).table
 
 
-@pytest.mark.skipif(not has_nvrtc(), reason="no cuda-core with NVRTC: pip install 'fewbit[cuda13]'")
+@needs_nvrtc
 @pytest.mark.parametrize(
     ("function", "bits", "copies", "dtype", "arch"),
     [
@@ -85,7 +75,7 @@ def assert_within_a_rounding(ours, theirs):
     torch.testing.assert_close(ours, theirs, rtol=2 * step, atol=torch.finfo(ours.dtype).tiny, equal_nan=True)
 
 
-@pytest.mark.skipif(COMPILER is None, reason="no g++ on this machine")
+@needs_gxx
 @pytest.mark.parametrize("n", [1, 7, 256, 1000, 5003])
 @pytest.mark.parametrize(
     ("function", "dtype", "bits", "copies"),

@@ -330,7 +330,7 @@ class TestKernels:
         γ, β = layer.norm.weight.detach(), layer.norm.bias.detach()
         expected = FixedPoint(3).compress(A, scale=γ, shift=β).packed
         relu = A.relu()
-        packed = codes_module.compress(A, γ, β, 3, 0.0, lambda: A)
+        packed = codes_module.compress(A, A, γ, β, torch.zeros(6), torch.ones(6), 3, 0.0)
         assert torch.equal(packed, expected)
         assert same(A, relu)
 
@@ -345,7 +345,7 @@ class TestKernels:
         results = []
         for has_kernels in (codes_module.has_kernels, lambda x: False):
             with patch.object(codes_module, "has_kernels", has_kernels):
-                packed = codes_module.compress(A.clone(), γ, β, bits, 0.1, lambda: A)
+                packed = codes_module.compress(A.clone(), A, γ, β, torch.zeros(8), torch.ones(8), bits, 0.1)
                 codes = codes_module.Codes(packed, form, γ, β, bits, 0.1)
                 activated = codes.activated()
                 results.append(

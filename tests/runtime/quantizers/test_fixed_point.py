@@ -6,29 +6,9 @@ from fewbit import FewbitError
 from fewbit.quantizers import FixedPoint
 from fewbit.runtime.packing import unpack
 from hypothesis import given
-from hypothesis import strategies as st
-from quantizer_cases import DTYPES, check_form, generator, reference, same_bits, tensors
+from quantizer_cases import DTYPES, check_form, fixed_point_cases, generator, reference, same_bits
 
 BITS = range(1, 9)
-# Deviations and means of a channel: usual ones, and all that are awkward.
-NUMBERS = st.one_of(
-    st.floats(-10, 10, width=32),
-    st.sampled_from([0.0, -0.0, 1e-3, 1e-30, 1e-38, 1e-44, -1e-44, 1e30, 3e38, -3e38]),
-    st.floats(allow_nan=False, allow_infinity=False, width=32),
-)
-
-
-@st.composite
-def cases(draw, **kinds):
-    """A tensor with channels, γ and β, its bits, and the dimension of the channels."""
-    x = draw(tensors(min_dim=1, **kinds))
-    dim = draw(st.integers(-x.dim(), x.dim() - 1))
-    C = x.shape[dim]
-    γ, β = (torch.tensor(draw(st.lists(NUMBERS, min_size=C, max_size=C)), dtype=torch.float32) for _ in range(2))
-    if draw(st.booleans()):  # what a normalisation puts out
-        form = [-1 if d == dim % x.dim() else 1 for d in range(x.dim())]
-        x = (x.double() * γ.view(form) + β.view(form)).to(x.dtype)
-    return x, γ, β, draw(st.integers(1, 8)), dim
 
 
 def by_equations(A, γ, β, K):
@@ -39,7 +19,7 @@ def by_equations(A, γ, β, K):
 
 
 class TestAnyTensor:
-    @given(cases(special=True))
+    @given(fixed_point_cases(special=True))
     def test_sign_is_preserved(self, case):
         x, γ, β, K, dim = case
         y = FixedPoint(K).compress(x, scale=γ, shift=β, channel_dim=dim).decompress()
@@ -47,7 +27,7 @@ class TestAnyTensor:
         assert torch.equal(y > 0, x > 0)
         assert y.isfinite().all()
 
-    @given(cases(special=True))
+    @given(fixed_point_cases(special=True))
     def test_kernels_give_the_references_bits(self, case):
         x, γ, β, K, dim = case
         ours = FixedPoint(K).compress(x, scale=γ, shift=β, channel_dim=dim)
@@ -57,7 +37,7 @@ class TestAnyTensor:
         assert torch.equal(ours.packed, plain.packed)
         assert same_bits(ours.decompress(), decoded)
 
-    @given(cases())
+    @given(fixed_point_cases())
     def test_bytes(self, case):
         x, γ, β, K, dim = case
         c = FixedPoint(K).compress(x, scale=γ, shift=β, channel_dim=dim)

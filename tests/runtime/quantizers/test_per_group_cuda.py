@@ -5,31 +5,20 @@ What runs is the module that launches them, with the launch itself replaced: g++
 
 import pytest
 import torch
-from fewbit import FewbitError
 from fewbit.quantizers import PerGroup
-from fewbit.runtime.codegen import compiler
 from fewbit.runtime.codegen.compiler import compile_source
 from fewbit.runtime.codegen.per_group import per_group_source
 from fewbit.runtime.quantizers import per_group
 from fewbit.runtime.quantizers.cuda import per_group as cuda
-from host_kernels import COMPILER, start_per_group
+from host_kernels import needs_gxx, needs_nvrtc, start_per_group
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from quantizer_cases import generator, reference, same_bits, tensors
 
 HALVES = ("float16", "bfloat16")
-needs_gxx = pytest.mark.skipif(COMPILER is None, reason="no g++ on this machine")
 
 
-def has_nvrtc():
-    try:
-        compiler.compiler_version()
-    except FewbitError:
-        return False
-    return compiler.has_compiler()
-
-
-@pytest.mark.skipif(not has_nvrtc(), reason="no cuda-core with NVRTC: pip install 'fewbit[cuda13]'")
+@needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("dtype", ["float32", *HALVES])
 def test_kernels_compile_and_do_not_spill(dtype, arch):

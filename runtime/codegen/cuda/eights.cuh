@@ -1,0 +1,47 @@
+// ---- what the quantizers' kernels share: 8 numbers at once, those of a group of codes ------------------------------
+
+namespace fewbit {
+
+// a / b, in 32 bits where they suffice: a division in 64 takes many times longer.
+__device__ inline i64 quotient(i64 a, i64 b)
+{
+    return (a | b) >> 32 ? a / b : i64(u32(a) / u32(b));
+}
+
+// 8 numbers from `from` on, those that are left; the others are 0.
+template <class T> __device__ inline void load_eight(const T* from, i64 left, float (&to)[8])
+{
+    constexpr int size = Chunk<T>::size;
+    const bool whole = left >= 8 && aligned(from);
+#pragma unroll
+    for (int c = 0; c < 8; c += size) {
+        const Chunk<T> chunk = whole ? *reinterpret_cast<const Chunk<T>*>(from + c) : load_part(from + c, left - c);
+#pragma unroll
+        for (int i = 0; i < size; ++i)
+            to[c + i] = widen(chunk.at[i]);
+    }
+}
+
+template <class T> __device__ inline void store_eight(const float (&values)[8], T* to, i64 left)
+{
+    constexpr int size = Chunk<T>::size;
+    const bool whole = left >= 8 && aligned(to);
+#pragma unroll
+    for (int c = 0; c < 8; c += size) {
+        Chunk<T> chunk;
+#pragma unroll
+        for (int i = 0; i < size; i += 2)
+            narrow(values[c + i], values[c + i + 1], chunk.at[i], chunk.at[i + 1]);
+        if (whole)
+            *reinterpret_cast<Chunk<T>*>(to + c) = chunk;
+        else
+            store_part(chunk, to + c, left - c);
+    }
+}
+
+// What no value of the type exceeds: a level outside the group may lie outside the type.
+template <class T> constexpr float limit = 3.402823466e38f;
+template <> constexpr float limit<half> = 65504.0f;
+template <> constexpr float limit<bfloat16> = 3.389531390e38f;
+
+}  // namespace fewbit
