@@ -4,6 +4,9 @@ Every tensor that an op saves passes through a saved-tensor hook, which hands au
 the tensors whose token is alive when the forward pass is over: what was saved for a result that nobody holds any more
 is gone with its graph. Each storage is counted once, and parameters and buffers not at all: they stay, saved or not.
 
+Hooks that are set already, as by `fewbit.compress_saved_tensors` around the call, do their work, and what they return
+is what is counted (torch 2.6 does not tell of them: there they are not seen).
+
 A tensor that a custom function puts on its `ctx` by itself, without `save_for_backward`, is not seen.
 """
 
@@ -12,6 +15,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
+from ..layers.saver import take_apart
 from .graph import Ops, next_number
 from .saved import Profile, Saved
 
@@ -26,10 +31,15 @@ from .saved import Profile, Saved
 class _Token:
     """What autograd holds in place of a tensor that it saved; nobody else holds it."""
 
-    __slots__ = ("__weakref__", "by_checkpoint", "module", "number", "tensor")
+    __slots__ = ("__weakref__", "by_checkpoint", "held", "module", "number", "tensors")
 
-    def __init__(self, tensor: Tensor, module: nn.Module) -> None:
-        self.tensor = tensor.detach()  # an output would hold its node, and the node this token, for ever
+    def __init__(self, tensor: Tensor, held: object, module: nn.Module) -> None:
+        if isinstance(held, Tensor):
+            held = held.detach()  # an output would hold its node, and the node this token, for ever
+        self.held = held
+        self.tensors: list[Tensor] = []
+        take_apart(held, self.tensors)
+        self.tensors = self.tensors or [tensor.detach()]  # in an object that cannot be looked into
         self.module = module
         self.number = next_number() - 1  # of the node that saves; see graph.py
         self.by_checkpoint = _called_from() == "torch.utils.checkpoint"
@@ -73,8 +83,10 @@ def profile_call(model: nn.Module, call: Callable[[], object], *, inputs: object
     def leave(module: nn.Module, _: object, __: object) -> None:
         running.pop()
 
+    outer_pack, outer_unpack = _hooks_in_force()
+
     def pack(tensor: Tensor) -> _Token:
-        token = _Token(tensor, running[-1])
+        token = _Token(tensor, outer_pack(tensor), running[-1])
         tokens.append(weakref.ref(token))
         return token
 
@@ -85,11 +97,22 @@ def profile_call(model: nn.Module, call: Callable[[], object], *, inputs: object
         for module in model.modules():
             stack.callback(module.register_forward_pre_hook(enter).remove)
             stack.callback(module.register_forward_hook(leave, always_call=True).remove)
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda token: token.tensor):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda token: outer_unpack(token.held)):
             result = call()
         kept = [token for token in (reference() for reference in tokens) if token is not None]
         ops = _ops_of(kept, result, start)
         return _count(model, kept, ops)
+
+
+def _hooks_in_force() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
+    """Return the innermost saved-tensor hooks that are set, or two that do nothing; these too if torch is too old."""
+    autograd: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
+    top = getattr(autograd, "_top_saved_tensors_default_hooks", lambda _: None)
+    return top(False) or (_same, _same)
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _ops_of(kept: list[_Token], result: object, start: int) -> list[str]:
@@ -109,7 +132,7 @@ def _count(model: nn.Module, kept: list[_Token], ops: list[str]) -> Profile:
     again: list[Saved] = []
     counted: set[tuple[int, int]] = set()  # an op that saves three views of one storage keeps it once
     for token, op in zip(kept, ops, strict=True):
-        for part in _parts(token.tensor):
+        for part in (part for tensor in token.tensors for part in _parts(tensor)):
             size, identity = part.untyped_storage().nbytes(), _identity(part)
             if not size or identity in own or (identity, token.number) in counted:
                 continue

@@ -184,6 +184,38 @@ class TestProfile:
         profile = memory.profile_call(nn.Identity(), lambda: torch.sparse.mm(sparse, x))
         assert profile.by("dtype") == {("int64",): 2 * 4 * 8, ("float32",): 4 * 4}
 
+    def test_under_other_hooks_counts_what_they_return(self):
+        """Three tensors of 4.125 bits an element; the statistics of the normalisation stay."""
+        if not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
+            pytest.skip("this torch does not tell which hooks are set")
+        model = nn.Sequential(nn.Linear(256, 512), nn.LayerNorm(512), nn.Linear(512, 64))
+        x = torch.randn(256, 256)
+        exact = memory.profile(model, x)
+        with fewbit.compress_saved_tensors(fewbit.quantizers.PerGroup(bits=4)):
+            found = memory.profile(model, x)
+        statistics = 2 * 256 * 4
+        assert found.total == (exact.total - statistics) * 4.125 / 32 + statistics
+        assert {s.module for s in found.saved} == {s.module for s in exact.saved}
+
+    def test_under_other_hooks_training_goes_on_with_their_results(self):
+        if not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
+            pytest.skip("this torch does not tell which hooks are set")
+        torch.manual_seed(0)
+        model, x, losses = nn.Linear(64, 8), torch.randn(256, 64), []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: (t * 0,), lambda kept: kept[0]):
+            memory.profile_call(model, lambda: losses.append(model(x).sum()))
+            losses[0].backward()
+        assert not model.weight.grad.any()
+
+    def test_of_what_hooks_put_into_an_object_counts_the_tensor(self):
+        class Box:
+            def __init__(self, tensor):
+                self.tensor = tensor.detach()
+
+        model, x = nn.Linear(64, 8), torch.randn(256, 64)
+        with torch.autograd.graph.saved_tensors_hooks(Box, lambda box: box.tensor):
+            assert memory.profile(model, x).total == memory.profile(model, x).total == 256 * 64 * 4
+
     def test_leaves_no_hooks_behind(self):
         model = mlp(fewbit.GELU())
         memory.profile(model, torch.zeros(2, 32))
