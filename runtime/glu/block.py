@@ -183,7 +183,7 @@ class GatedMLP(nn.Module):
             return self.down_proj(apply(gate, up, self.plan))
         wanted = Wanted(keeps(gate), keeps(up), needs_h)
         h, *parts = fewbit_glu.apply(gate, up, self.plan, needs_h)
-        if not needs_h:
+        if not needs_h or (self.plan.keep == "exact" and wanted.h_alone):
             return self.down_proj(h)
         if self.plan.keep == "exact":
             parts = [up.detach(), gate.detach()]

@@ -29,6 +29,8 @@ def keep(gate: Tensor, up: Tensor, plan: Plan, wanted: Wanted) -> tuple[Tensor, 
     has_code, has_up, has_second = wanted.kept(plan.keep)
     if plan.keep == "exact":
         h = product(gate, up, plan.function, plan.parameters)[1]
+        if wanted.h_alone:
+            return h, (h,)
         return h, (*([up] if has_up else []), *([gate] if has_second else []))
     constants = _constants(plan, has_code, has_up, has_second)
     h, *parts = ops.glu(gate, up, draw_seeds(2), *constants)
@@ -46,10 +48,9 @@ def gradients(
         plan, kept_for: what `keep` was given.
         wanted: no more than `kept_for`.
     """
-    kept = kept_for.kept(plan.keep)
     if plan.keep == "exact":
-        return _exact(grad, parts, plan, kept, wanted)
-    return ops.glu_backward(grad, *parts, *_constants(plan, *kept), list(wanted))
+        return _exact(grad, parts, plan, kept_for, wanted)
+    return ops.glu_backward(grad, *parts, *_constants(plan, *kept_for.kept(plan.keep)), list(wanted))
 
 
 def _constants(plan: Plan, has_code: bool, has_up: bool, has_second: bool) -> tuple[Any, ...]:
@@ -58,9 +59,12 @@ def _constants(plan: Plan, has_code: bool, has_up: bool, has_second: bool) -> tu
 
 
 def _exact(
-    grad: Tensor, parts: tuple[Tensor, ...], plan: Plan, kept: tuple[bool, bool, bool], wanted: Wanted
+    grad: Tensor, parts: tuple[Tensor, ...], plan: Plan, kept_for: Wanted, wanted: Wanted
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The operations of torch's own backward pass, act(gate) computed again."""
+    if kept_for.h_alone:
+        return grad.new_empty(0), grad.new_empty(0), parts[0]
+    kept = kept_for.kept(plan.keep)
     left = list(parts)
     up = left.pop(0) if kept[1] else grad
     gate = left.pop(0) if kept[2] else grad

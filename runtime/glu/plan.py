@@ -64,7 +64,7 @@ class Plan(NamedTuple):
     def nbytes(self, n: int, itemsize: int, wanted: "Wanted") -> int:
         """Return the bytes kept of `n` elements of `itemsize` bytes."""
         if self.keep == "exact":
-            return n * itemsize * sum(wanted.kept(self.keep)[1:])
+            return n * itemsize * (1 if wanted.h_alone else sum(wanted.kept(self.keep)[1:]))
         code, up, second = wanted.kept(self.keep)
         groups = -(-n // GROUP_SIZE)
         bits = code * self.code_bits + up * self.up_bits + second * self.second_bits
@@ -77,6 +77,11 @@ class Wanted(NamedTuple):
     d_gate: bool
     d_up: bool
     h: bool
+
+    @property
+    def h_alone(self) -> bool:
+        """Whether nothing but h itself is needed."""
+        return self == (False, False, True)
 
     def kept(self, keep: Keep) -> tuple[bool, bool, bool]:
         """Return whether the code, what stands for up, and the second copy are kept: nothing that no result needs."""

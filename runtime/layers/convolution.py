@@ -2,12 +2,13 @@
 
     ∇W_Δ = Σ_{n,i} ∇y_{n,i} x̂ᵀ_{n,si+dΔ}
 
-Linear in x̂, so unbiased. With a frozen weight nothing of the input is saved. Padding that is not by zeros is an op of
-its own before the convolution, which saves nothing; the convolution then keeps the padded input.
+Linear in x̂, so unbiased. With a frozen weight nothing of the input is saved. Padding that is not by zeros is a
+linear map of its own before the convolution, for which nothing is saved; the convolution then keeps the padded input.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from .base import CompressedLayer, batched, check_first_derivative, compresses, decompressed, keep, kept, refuse
+from .pooling import linear_map
 from .saver import Saver, compress_input
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
@@ -81,7 +83,8 @@ class _Convolution(CompressedLayer, nn.modules.conv._ConvNd):
         padding: Sequence[int] | str = self.padding
         dimensions = len(self.kernel_size)
         if self.padding_mode != "zeros":
-            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            padded = partial(F.pad, pad=self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            input = linear_map(padded, input)
             padding = (0,) * dimensions
         arguments = Arguments(dimensions, self.stride, padding, self.dilation, self.groups)
         return _convolve(input, weight, bias, arguments, self.saver)

@@ -11,7 +11,8 @@ Backward takes Ã₂ for A₂. Since its sign is exact, so is all that flows bac
 batch normalisation, γ(σ² + ε)^{−1/2} ∘ Ã₁ ∘ Mean(Ã₁ ∘ ∇A₂); with running statistics there is no such term.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -73,7 +74,7 @@ class Settings:
     Attributes:
         normalisation, linear: its parts.
         slope: of the leaky ReLU; 0 is ReLU.
-        bits: of the code. None keeps the layer's input whole and computes the rest again: exact.
+        bits: of the code; 0 for none. None keeps the layer's input whole and computes the rest again: exact.
         naive: the baseline of Section 4: the linear part is given Ã₃ in the forward pass too.
     """
 
@@ -82,6 +83,17 @@ class Settings:
     slope: float
     bits: int | None
     naive: bool
+
+    def keeping_for(self, needs: Sequence[bool]) -> "Settings":
+        """Return the same with no more bits than the gradients of x, γ, β, weight and bias that are needed take.
+
+        The sign, one bit, is all that ReLU passes on; what has frozen parameters and running statistics takes no more.
+        A bias alone takes none: 0 bits.
+        """
+        need_x, need_γ, need_β, need_weight, *_ = needs
+        if self.naive or self.bits is None or need_weight or need_γ or (need_x and self.normalisation.by_batch):
+            return self
+        return replace(self, bits=1 if need_x or need_β else 0)
 
 
 class PreActivation(torch.autograd.Function):
@@ -98,13 +110,16 @@ class PreActivation(torch.autograd.Function):
         settings: Settings,
     ) -> Tensor:
         """Return the output of the layer."""
-        s = settings
-        ctx.settings = s
+        ctx.settings = s = settings.keeping_for(ctx.needs_input_grad)
         A, mean, inverse_deviation = s.normalisation(x, γ, β)
         if s.bits is None:
             n = s.normalisation
             running = (None, None) if n.by_batch or n.variance is None else (mean, n.variance.clone())
             ctx.save_for_backward(x, γ, β, weight, mean, inverse_deviation, *running)
+            activate_(A, s.slope)
+        elif s.bits == 0:
+            ctx.form = Form.of(A)
+            ctx.save_for_backward(None, None, None, weight, None)
             activate_(A, s.slope)
         else:
             ctx.form = form = Form.of(A)
@@ -126,8 +141,10 @@ def _approximate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     s: Settings = ctx.settings
     packed, γ, β, weight, inverse_deviation = ctx.saved_tensors
     need_x, need_γ, need_β, need_weight, need_bias, _ = ctx.needs_input_grad
-    scale, shift = _vectors(γ, β, inverse_deviation)
     assert s.bits is not None
+    if s.bits == 0:
+        return None, None, None, None, backward(s.linear, gradient, ctx.form.empty(), weight, (False, False, True))[2]
+    scale, shift = _vectors(γ, β, inverse_deviation)
     codes = Codes(packed, ctx.form, scale, shift, s.bits, s.slope)
     into_norm = need_x or need_γ or need_β
     A = codes.activated() if need_weight else ctx.form.empty()
