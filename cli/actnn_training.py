@@ -1,4 +1,4 @@
-"""`fewbit plot actnn-training`: do models train as well at ActNN's levels? Losses, memory and time, several seeds."""
+"""`fewbit plot training --method actnn`: do models train as well at ActNN's levels? Losses, memory, time, several seeds."""
 
 import os
 import platform
@@ -15,6 +15,7 @@ from ..tables.columns import columns
 from ..tables.files import atomic_write, check_writable
 from ..tables.json_format import dumps, read_json
 from .options import FILE, figure_option
+from .study import method_option
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 BLOCK_BITS = (1.5, 2, 4)
 
 
-@click.command("actnn-training")
+@click.command("training")
+@method_option("actnn")
 @click.option("--steps", type=click.IntRange(1), metavar="N", help="Of each run.  [default: as many as the task has]")
 @click.option(
     "--seeds", type=click.IntRange(2, 100), metavar="N", default=3, show_default=True, help="How many, from 0 on."
@@ -45,7 +47,7 @@ def command(steps: int | None, seeds: int, task: str, threads: int, source: Path
     and batches. The numbers are written beside the figure, as .json, after every seed. This takes some ten minutes of
     one core.
 
-    Example: fewbit plot actnn-training -o actnn-training.png
+    Example: fewbit plot training --method actnn -o actnn-training.png
     """
     from ..plots import check_figure_path, save_figure
 

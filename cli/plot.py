@@ -18,17 +18,15 @@ from ..plots import (
     save_figure,
 )
 from ..tables import KINDS, Table
-from .actnn_training import command as actnn_training
 from .options import BitsList, bits_list_option, bits_option, figure_option, kind_option, weight_option
 from .picture import approximated
 from .plot_blpa import COMMANDS as BLPA
-from .plot_glu import glu_training
 from .plot_memory import memory
 from .plot_throughput import throughput
+from .plot_training import training
 from .plot_variance import variance
 from .plot_vquant import COMMANDS as VQUANT
 from .progress import with_progress
-from .training import command as training
 
 PAPER = ("relu", "gelu", "silu", "sigmoid", "tanh", "selu", "softplus")  # Table 3 of the Few-bit Backward paper
 KINDS_DIFFER = ("gelu", "tanh", "selu")  # f' with a bump, even, with a jump
@@ -44,9 +42,7 @@ def command() -> None:
     """
 
 
-command.add_command(actnn_training)
 command.add_command(throughput)
-command.add_command(glu_training)
 command.add_command(memory)
 command.add_command(training)
 command.add_command(variance)

@@ -1,4 +1,4 @@
-"""`fewbit plot blpa-training`, `gradient-noise` and `blpa-memory`: the evidence for BLPA on real images."""
+"""`fewbit plot training --method blpa`, `gradient-noise` and `blpa-memory`: the evidence for BLPA on real images."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -11,7 +11,7 @@ import click
 from ..tables.columns import columns
 from .memory import ByteSize
 from .options import figure_option
-from .study import Numbers, input_option, run_study, steps_bar
+from .study import Numbers, input_option, method_option, run_study, steps_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +36,8 @@ steps_option = click.option("--steps", type=click.IntRange(1), default=200, show
 batch_option = click.option("--batch", type=click.IntRange(2), default=64, show_default=True, help="Images in a step.")
 
 
-@click.command("blpa-training")
+@click.command("training")
+@method_option("blpa")
 @images_option
 @depth_option
 @_width_option(8)
@@ -54,7 +55,7 @@ def training(
     features. All start from the same weights and see the same batches; tests are computed exactly. The numbers are
     written beside the figure, as .json. At the defaults this takes ten minutes on an idle core.
 
-    Example: fewbit plot blpa-training --images digits -o blpa-training.png
+    Example: fewbit plot training --method blpa -o blpa-training.png
     """
 
     def run() -> dict[str, Any]:
@@ -69,7 +70,7 @@ def training(
             ]
         return {"trainings": [each.to_dict() for each in trainings]}
 
-    _study("blpa-training", "plot_training", source, output, run, _training_lines)
+    _study("training --method blpa", "plot_training", source, output, run, _training_lines)
 
 
 @click.command("gradient-noise")
@@ -142,7 +143,7 @@ def memory(gpu_memory: int, device: str, source: Path | None, output: Path) -> N
     _study("blpa-memory", "plot_memory", source, output, run, _memory_lines)
 
 
-COMMANDS = (training, noise, memory)
+COMMANDS = (noise, memory)  # besides `training`
 
 
 def _study(

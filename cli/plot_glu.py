@@ -1,4 +1,4 @@
-"""`fewbit plot glu-training`: does a Llama train as well with its gated MLPs in few bits?"""
+"""`fewbit plot training --method glu`: does a Llama train as well with its gated MLPs in few bits?"""
 
 import os
 import sys
@@ -10,10 +10,12 @@ import click
 from ..tables.files import atomic_write, check_writable
 from ..tables.json_format import dumps, read_json
 from .options import FILE, figure_option
+from .study import method_option
 from .training import figure_of, lines_of, versions_of
 
 
-@click.command("glu-training")
+@click.command("training")
+@method_option("glu")
 @click.option("--steps", type=click.IntRange(1), metavar="N", default=300, show_default=True, help="Steps to train.")
 @click.option(
     "--seeds", type=click.IntRange(2, 100), metavar="N", default=3, show_default=True, help="How many, from 0 on."
@@ -27,7 +29,7 @@ def glu_training(steps: int, seeds: int, threads: int, source: Path | None, outp
     It is told as `fewbit plot training` tells it: the same text, seeds, batches, and rule for the spread. The variants
     are the default bits, the leanest way, and the default with the input of each block in 4 bits.
 
-    Example: fewbit plot glu-training -o training-glu.png
+    Example: fewbit plot training --method glu -o training-glu.png
     """
     from ..plots import check_figure_path, save_figure
     from ..runtime.experiments.study import Study

@@ -27,6 +27,22 @@ input_option = click.option(
     "--input", "source", type=FILE, metavar="FILE", help="Draw the results in FILE, and run nothing."
 )
 
+# `fewbit plot training` is one command for all of them (plot_training.py).
+METHODS = ("fewbit", "blpa", "actnn", "glu")
+
+
+def method_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option --method of a training's command, which is run for the method `default`."""
+    return click.option(
+        "--method",
+        type=click.Choice(METHODS),
+        default=default,
+        expose_value=False,
+        help="What is trained in few bits: activation functions (fewbit), pre-activation layers (blpa), all layers at"
+        " ActNN's levels (actnn), gated MLPs (glu). Each has options of its own: --method blpa --help.  [default:"
+        " fewbit]",
+    )
+
 
 def run_study(
     name: str,

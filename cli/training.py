@@ -21,12 +21,14 @@ from ..tables.files import atomic_write, check_writable
 from ..tables.json_format import dumps, read_json
 from ..tables.names import counted
 from .options import FILE, bits_list_option, figure_option
+from .study import method_option
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 @click.command("training")
+@method_option("fewbit")
 @click.option(
     "--model",
     type=click.Choice(list(SETTINGS)),

@@ -101,7 +101,7 @@ class Evidence:
             runs = tuple(_trained(run) for run in data["runs"])
             return cls(runs, dict(data["block_ratios"]), dict(data["versions"]))
         except (KeyError, TypeError, ValueError):
-            raise FewbitError(f"{source}: not what `fewbit plot actnn-training` writes") from None
+            raise FewbitError(f"{source}: not what `fewbit plot training --method actnn` writes") from None
 
 
 def _trained(data: Mapping[str, Any]) -> Trained:

@@ -20,7 +20,7 @@ def quick(monkeypatch):
 
 def test_it_trains_draws_and_leaves_its_numbers(run, tmp_path, quick):
     options = ["--steps", 2, "--seeds", 2, "--task", "resnet"]
-    outcome = run("plot", "actnn-training", *options, "-o", tmp_path / "figure.png")
+    outcome = run("plot", "training", "--method", "actnn", *options, "-o", tmp_path / "figure.png")
     assert outcome.status == 0, outcome.err
     assert sorted(os.listdir(tmp_path)) == ["figure.json", "figure.png"]
     assert outcome.err == f"wrote {tmp_path / 'figure.json'}\nwrote {tmp_path / 'figure.png'}\n"
@@ -32,7 +32,9 @@ def test_it_trains_draws_and_leaves_its_numbers(run, tmp_path, quick):
         assert any(line.startswith(variant.name + "  ") for line in outcome.out.splitlines())
 
     (tmp_path / "again").mkdir()
-    again = run("plot", "actnn-training", "--input", tmp_path / "figure.json", "-o", tmp_path / "again" / "2.svg")
+    again = run(
+        "plot", "training", "--method", "actnn", "--input", tmp_path / "figure.json", "-o", tmp_path / "again" / "2.svg"
+    )
     assert (again.status, again.out) == (0, outcome.out)
     assert os.listdir(tmp_path / "again") == ["2.svg"]
 
@@ -44,14 +46,14 @@ def test_it_trains_draws_and_leaves_its_numbers(run, tmp_path, quick):
         (["--seeds", 1], "1 is not in the range"),
         (["--task", "images"], "'images'"),
         (["--input", "missing.json"], "cannot read missing.json"),
-        (["--input", "results.json"], "results.json: not what `fewbit plot actnn-training` writes"),
+        (["--input", "results.json"], "results.json: not what `fewbit plot training --method actnn` writes"),
         (["-o", "figure.gif"], "accepted: .png, .svg, .pdf"),
     ],
 )
 def test_wrong_use_is_one_line_and_leaves_nothing(run, tmp_path, monkeypatch, options, told):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results.json").write_text("{}")
-    outcome = run("plot", "actnn-training", "-o", "figure.png", *options)
+    outcome = run("plot", "training", "--method", "actnn", "-o", "figure.png", *options)
     assert outcome.status == 2
     assert told in outcome.err
     assert len(outcome.err.splitlines()) == 1

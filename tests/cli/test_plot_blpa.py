@@ -6,15 +6,15 @@ from fewbit.cli.main import main
 SMALL = ["--depth", "11", "--width", "4", "--steps", "2", "--batch", "16"]
 
 
-def run(capsys, *arguments):
-    status = main(["plot", *map(str, arguments)])
+def run(capsys, command, *arguments):
+    status = main(["plot", *command.split(), *map(str, arguments)])
     return status, capsys.readouterr()
 
 
 @pytest.mark.parametrize(
     "command, options, told",
     [
-        ("blpa-training", [*SMALL, "--seeds", 2], "naive, 8 bits"),
+        ("training --method blpa", [*SMALL, "--seeds", 2], "naive, 8 bits"),
         ("gradient-noise", [*SMALL, "--batches", 2], "layers above 1/10"),
     ],
 )
@@ -29,7 +29,7 @@ def test_runs_writes_and_draws_again(capsys, tmp_path, command, options, told):
     assert picture.read_bytes() == again.read_bytes()
 
 
-@pytest.mark.parametrize("command", ["blpa-training", "gradient-noise", "blpa-memory"])
+@pytest.mark.parametrize("command", ["training --method blpa", "gradient-noise", "blpa-memory"])
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"study": "COMMAND"}'])
 def test_other_files_are_refused(capsys, tmp_path, command, content):
     source = tmp_path / "numbers.json"
@@ -49,5 +49,5 @@ def test_memory_is_drawn_from_the_shipped_numbers(capsys, tmp_path, monkeypatch)
 
 
 def test_bad_use_is_one_line(capsys, tmp_path):
-    status, out = run(capsys, "blpa-training", "--depth", 12, "-o", tmp_path / "a.png")
+    status, out = run(capsys, "training --method blpa", "--depth", 12, "-o", tmp_path / "a.png")
     assert status == 2 and "depth is 9n + 2" in out.err

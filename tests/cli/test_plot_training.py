@@ -71,3 +71,25 @@ def test_without_transformers_one_line_says_so(run, tmp_path, monkeypatch):
     assert (outcome.status, outcome.out) == (2, "")
     assert outcome.err == "fewbit: training GPT-2 needs transformers: pip install transformers\n"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("method", "option"), [("fewbit", "--control"), ("blpa", "--images"), ("actnn", "--task"), ("glu", "--threads")]
+)
+@pytest.mark.parametrize("spelled", ["--method {}", "--method={}"])
+def test_each_method_has_options_of_its_own(run, method, option, spelled):
+    outcome = run("plot", "training", *spelled.format(method).split(), "--help")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert outcome.out.startswith("Usage: fewbit plot training ")
+    assert option in outcome.out and "[fewbit|blpa|actnn|glu]" in outcome.out and "Example: " in outcome.out
+    assert outcome.out.isascii()
+
+
+def test_a_method_that_is_none_is_told(run, tmp_path):
+    outcome = run("plot", "training", "--method", "exact", "-o", tmp_path / "figure.png")
+    assert outcome.status == 2
+    assert "'exact'" in outcome.err and "'blpa'" in outcome.err and outcome.err.count("\n") == 1
+
+
+def test_without_a_method_it_is_few_bit_activations(run):
+    assert run("plot", "training", "--help").out == run("plot", "training", "--method", "fewbit", "--help").out
