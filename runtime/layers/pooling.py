@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from . import pooling_cpu
 from .base import check_first_derivative, compresses, refuse
 
 __all__ = [
@@ -93,7 +94,10 @@ class PackedMaxPool(Function):
         offsets, corners = _offsets(x.shape, y.shape, kernel, stride, padding, dilation, x.device)
         places = torch.zeros(_reach(x.shape, kernel, dilation) + 1, dtype=torch.uint8, device=x.device)
         places[offsets] = torch.arange(offsets.numel(), dtype=torch.uint8, device=x.device)
-        ctx.save_for_backward(places[indices - corners])
+        by_kernel = pooling_cpu.serves(x, indices)
+        ctx.save_for_backward(
+            pooling_cpu.places_of(indices, corners, places) if by_kernel else places[indices - corners]
+        )
         ctx.window, ctx.shape = (kernel, stride, padding, dilation), x.shape
         return y
 
@@ -104,8 +108,10 @@ class PackedMaxPool(Function):
         (places,) = ctx.saved_tensors
         kernel, stride, padding, dilation = ctx.window
         dimensions = len(kernel)
-        grad_x = grads[0].new_zeros(ctx.shape)
         offsets, corners = _offsets(ctx.shape, places.shape, kernel, stride, padding, dilation, places.device)
+        if pooling_cpu.serves(grads[0], places):
+            return pooling_cpu.gradient(grads[0], places, offsets, corners, ctx.shape), None, None, None, None, None
+        grad_x = grads[0].new_zeros(ctx.shape)
         indices = offsets[places.int()] + corners
         flat = grad_x.flatten(-dimensions)
         flat.scatter_add_(-1, indices.flatten(-dimensions), grads[0].flatten(-dimensions))

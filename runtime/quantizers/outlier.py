@@ -166,7 +166,7 @@ def masked(grad: Tensor, packed: Tensor, bits: int) -> Tensor:
 def _relu_table(bits: int) -> str:
     """Return the key of ReLU's derivative as a table of RV-Quant's codes."""
     codes = np.arange(1 << bits, dtype=np.uint8)
-    steps = (codes[1:] - 0.5, codes, (codes > 0).astype(np.float64))
+    steps = (codes[1:].astype(np.float64) - 0.5, codes, (codes > 0).astype(np.float64))
     return register_table(Table(f"rv-quant(bits={bits})", "interval", "uniform:0,1", *steps, error=0.0))
 
 

@@ -16,6 +16,7 @@ from ...tables.errors import shown
 from ..layers.base import check_first_derivative, refuse
 from ..layout import as_dense, with_stride
 from ..quantizers import Outlier, OutlierCompressed
+from ..quantizers.common import is_batch
 from ..quantizers.outlier import masked
 from ..saved_tensors import is_plain
 from .shared import leave
@@ -78,14 +79,18 @@ class _ReLU(torch.autograd.Function):
         codes = quantizer.compress(y)
         made.append(codes)
         ctx.save_for_backward(codes.packed)
-        ctx.bits, ctx.stride = quantizer.bits, codes.form.stride
+        ctx.bits, ctx.shape, ctx.stride = quantizer.bits, codes.form.shape, codes.form.stride
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None, None]:
         check_first_derivative()
         (packed,) = ctx.saved_tensors
-        return masked(with_stride(grads[0], ctx.stride), packed, ctx.bits), None, None, None
+        grad = grads[0]
+        if is_batch(grad):
+            mask = masked(torch.empty_strided(ctx.shape, ctx.stride, device=packed.device).fill_(1), packed, ctx.bits)
+            return torch.ops.aten.threshold_backward(grad, mask.to(grad.dtype), 0), None, None, None
+        return masked(with_stride(grad, ctx.stride), packed, ctx.bits), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> None:

@@ -166,6 +166,12 @@ class TestOneCopy:
         model = convert(nn.Sequential(nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(48, 4)))
         assert {"0", "3"} <= set(profile(model, x).by_module())
 
+    def test_many_gradients_at_once(self):
+        x, grads = torch.randn(3, 8, 5, requires_grad=True), torch.randn(4, 3, 8, 5)
+        (exact,) = torch.autograd.grad(x.relu(), x, grads, is_grads_batched=True)
+        (ours,) = torch.autograd.grad(convert(nn.Sequential(nn.ReLU()))(x), x, grads, is_grads_batched=True)
+        assert torch.equal(ours, exact)
+
     def test_nothing_is_kept_without_a_gradient(self):
         with torch.no_grad():
             y = convert(network())[:2](images())
