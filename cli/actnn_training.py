@@ -1,4 +1,4 @@
-"""`fewbit plot training --method actnn`: do models train as well at ActNN's levels? Losses, memory, time, several seeds."""
+"""`fewbit plot training --method actnn`: do models train as well at ActNN's levels? Losses, memory and time, by seed."""
 
 import os
 import platform
