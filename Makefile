@@ -47,6 +47,8 @@ bench-gpu: build/path/fewbit
 	$(FEWBIT) -m fewbit.cli.main bench glu --device cuda --dtype bfloat16 --tokens 8192 --hidden 4096 \
 		--intermediate 14336 --compiled -o plots/results/glu-cuda.json
 	$(FEWBIT) -m fewbit.cli.main bench levels --device cuda -o plots/results/levels-cuda.json
+	$(FEWBIT) -m fewbit.cli.main bench preact --device cuda -o plots/results/preact-cuda.json
+	$(FEWBIT) -m fewbit.cli.main plot blpa-memory --device cuda -o plots/results/blpa-memory-cuda.png
 
 # The package from this folder, installed or not: its root is the package `fewbit`.
 build/path/fewbit:

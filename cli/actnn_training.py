@@ -1,4 +1,4 @@
-"""`fewbit plot training --method actnn`: do models train as well at ActNN's levels? Losses, memory and time, by seed."""
+"""`fewbit plot training --method actnn`: do models train as well at ActNN's levels? Losses, memory, time, by seed."""
 
 import os
 import platform

@@ -20,8 +20,8 @@ from .progress import with_progress
 def glu_bits(bits: int, steps: int, draws: int, output: Path | None, as_json: bool) -> None:
     """Measure noise and bias of the gradient for each way to share out bits, and the best of the leanest variant.
 
-    The model is the small Llama of `fewbit plot training --method glu`, after some steps of exact training. Errors are squared
-    norms, of all parameters together, relative to the exact gradient.
+    The model is the small Llama of `fewbit plot training --method glu`, after some steps of exact training. Errors
+    are squared norms, of all parameters together, relative to the exact gradient.
 
     Example: fewbit bench glu-bits --bits 11
     """

@@ -157,7 +157,11 @@ class Trial:
 
 
 def trial_on_gpu(depth: int, width: int, bits: int | None, rounds: int = 5) -> Trial:
-    """Find the largest batch that trains on the current GPU, and time it. Raises FewbitError where there is none."""
+    """Find the largest batch that trains on the current GPU, to 1 %, and time it.
+
+    Raises:
+        FewbitError: there is no GPU.
+    """
     if not torch.cuda.is_available():
         raise FewbitError("there is no GPU to try batches on")
     model = preact_resnet(depth, width=width, bits=bits).cuda()
@@ -171,7 +175,7 @@ def trial_on_gpu(depth: int, width: int, bits: int | None, rounds: int = 5) -> T
         optimizer.zero_grad()
         torch.cuda.synchronize()
 
-    batch = largest_batch_by_trial(step, torch.cuda.OutOfMemoryError, torch.cuda.empty_cache)
+    batch = largest_batch_by_trial(step, torch.cuda.OutOfMemoryError, torch.cuda.empty_cache, tolerance=0.01)
     seconds = []
     for _ in range(rounds):
         start = time.perf_counter()

@@ -1,5 +1,7 @@
 import json
 
+import pytest
+import torch
 from fewbit.cli.main import main
 from fewbit.runtime import bench_preact
 
@@ -9,7 +11,7 @@ def test_measures_and_tells_the_bar(capsys, tmp_path, monkeypatch):
         bench_preact.Case("layers", None, 4, 2, 8),
         bench_preact.Case("network", 11, 4, 2, 8),
     )
-    monkeypatch.setattr(bench_preact, "CASES", cases)
+    monkeypatch.setitem(bench_preact.CASES, "cpu", cases)
     file = tmp_path / "preact.json"
     assert main(["bench", "preact", "--rounds", "2", "--json", "-o", str(file)]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -23,3 +25,9 @@ def test_measures_and_tells_the_bar(capsys, tmp_path, monkeypatch):
 def test_bits_are_checked(capsys):
     assert main(["bench", "preact", "--bits", "9"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
+def test_without_a_gpu_one_line_says_so(capsys):
+    assert main(["bench", "preact", "--device", "cuda"]) == 2
+    assert "there is none" in capsys.readouterr().err
