@@ -66,7 +66,8 @@ def quantization_variance(x: Tensor, group_size: int) -> Tensor:
 
 
 def _squared_ranges(groups: Tensor) -> Tensor:
-    low, high = groups.aminmax(dim=2)
+    # On the CPU torch's aminmax along a dimension takes nine times as long as the two by themselves.
+    low, high = (groups.amin(2), groups.amax(2)) if groups.device.type == "cpu" else groups.aminmax(dim=2)
     return (high.double() - low.double()).square().nan_to_num(0, 0, 0)
 
 
