@@ -111,6 +111,7 @@ def _quantizer() -> Kernel:
         of_samples = vector(words[14], np.uint8(0), N)
         starts = vector(words[15], np.int64(0), N)
         size = 4 if kind == 0 else 2
+        ahead = BLOCK * 4 if kind == 0 else BLOCK * 2  # behind the last block in vain: it does no harm
         single = scratch(BLOCK, np.float32(0))
         random = scratch(_WORDS, np.uint32(0))
         dice = random.view(np.uint16)
@@ -131,18 +132,18 @@ def _quantizer() -> Kernel:
                 counter = n * width + start // GROUP
                 if stretch <= BLOCK:  # whole groups: x is read once
                     at = x + (n * D + start) * size
-                    prefetch_to_read(at + (end - start) * size, min(BLOCK, (N - n) * D - end) * size)
+                    prefetch_to_read(at + (end - start) * size, ahead)
                     if G == USUAL and end - start == BLOCK:
                         values = _loaded(at, kind, BLOCK, single)
+                        random_words(seed, counter, BLOCK // GROUP, random)  # while x is on its way
                         _keep_groups(values, BLOCK, USUAL, minima, ranges, group)
-                        random_words(seed, counter, BLOCK // GROUP, random)
                         _find_codes(values, BLOCK, USUAL, 0, minima, ranges, group, dice, top, small)
                         write_codes(small, BLOCK, bits, staged, row, start // GROUP)
                     else:
                         length = end - start
                         values = _loaded(at, kind, length, single)
-                        _keep_groups(values, length, G, minima, ranges, group)
                         random_words(seed, counter, (length + GROUP - 1) // GROUP, random)
+                        _keep_groups(values, length, G, minima, ranges, group)
                         _find_codes(values, length, G, 0, minima, ranges, group, dice, top, small)
                         write_codes(small, length, bits, staged, row, start // GROUP)
                     continue
@@ -279,6 +280,7 @@ def _dequantizer() -> Kernel:
         of_samples = vector(words[14], np.uint8(0), N)
         starts = vector(words[15], np.int64(0), N)
         size = 4 if kind == 0 else 2
+        ahead = BLOCK * 4 if kind == 0 else BLOCK * 2  # behind the last block in vain: it does no harm
         single = scratch(BLOCK, np.float32(0))
         small = scratch(BLOCK, np.uint8(0))
         staged = scratch(_STAGE, np.uint8(0))
@@ -296,7 +298,7 @@ def _dequantizer() -> Kernel:
                 for at in range(start, end, BLOCK):
                     length = min(BLOCK, end - at)
                     to = out + (n * D + at) * size
-                    prefetch_to_write(to + length * size, min(BLOCK, (N - n) * D - at - length) * size)
+                    prefetch_to_write(to + length * size, ahead)
                     values = vector(to if kind == 0 else np.int64(single.ctypes.data), np.float32(0), length)
                     group = n * groups + at // G
                     if G == USUAL and length == BLOCK:
