@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ...tables import FewbitError
 from ...tables.errors import shown
 from ..layers.base import CompressedLayer
-from ..layers.saver import Whole
+from ..layers.saver import Last, Whole
 from ..packing import GROUP
 from ..quantizers import Compressed, PerGroup
 from ..quantizers.common import check_integer, total_bytes
@@ -91,12 +91,14 @@ class MixedPrecision:
             self.savers[name] = layer.saver = SampleSaver(self, layer, self.target)
         self._current: Tensor | None = None
         self._weights = 0  # layers with weights since the iteration began
+        self._last = Last()  # what was compressed last,
+        self._owner: SampleSaver | None = None  # and by which of the savers
         self._hook = model.register_forward_pre_hook(self._begin)
 
     @property
     def bits(self) -> dict[str, float]:
         """Bits for each element of each layer, on average over its samples."""
-        return {name: saver.average for name, saver in self.savers.items()}
+        return {name: (saver.host or saver).average for name, saver in self.savers.items()}
 
     def samples(self, indices: Tensor | Sequence[int]) -> None:
         """Tell which samples of the data set the next batch holds: N integers, not negative."""
@@ -115,7 +117,8 @@ class MixedPrecision:
         """Let `layer`, which saves through something else from now on, have no part in the sharing."""
         for name, (held, _) in [*self._before.items()]:
             if held is layer:
-                del self._before[name], self.savers[name]
+                del self._before[name]
+                self.savers.pop(name).leave()
         if not self.savers:
             self._hook.remove()
 
@@ -199,7 +202,8 @@ class Batch:
         """Return w of each sample, with the gradients known by now."""
         known = self.magnitude
         if known is None:
-            known = np.asarray(1.0 if self.saver.magnitude is None else float(self.saver.magnitude))
+            of_all = self.saver.magnitudes()
+            known = np.asarray(sum(of_all) if of_all else 1.0)
         return self.variance * known
 
 
@@ -214,6 +218,8 @@ class SampleSaver:
         magnitude: moving average of the mean of t (sensitivity.py); None before the first gradient.
         stale: t of each sample of the data set when it was last seen, NaN of others; None under ``average``.
         batches: what has been compressed since the iteration began.
+        guests: of layers that got the same input after this one, and share its codes.
+        host: whose guest this is.
     """
 
     precision: MixedPrecision
@@ -222,6 +228,8 @@ class SampleSaver:
     magnitude: Tensor | None = None
     stale: Tensor | None = None
     batches: list[Batch] = field(default_factory=list)
+    guests: list["SampleSaver"] = field(default_factory=list)
+    host: "SampleSaver | None" = None
     _shape: torch.Size = field(default_factory=torch.Size)
     _before: int = 0
 
@@ -245,8 +253,46 @@ class SampleSaver:
         self.batches.append(batch)
         return compressed
 
+    def compress_once(self, x: Tensor) -> Compressed:
+        """Return `x` with the bits of this layer, or if it was the last that came, as the layer before has it.
+
+        That layer's bits then answer for the gradients of both.
+        """
+        precision = self.precision
+        compressed, owner = precision._last.found(x), precision._owner
+        if compressed is None or owner is None:
+            if self.host is not None:
+                self.leave()
+            compressed = self.compress(x)
+            precision._last.forget()
+            if not isinstance(compressed, Whole):
+                precision._last.note(x, compressed)
+                precision._owner = self
+        elif owner is not self:
+            self._shape, self._before = x.shape, precision._weights
+            precision._weights += has_weights(self.layer)
+            if self.host is not owner:
+                self.leave()
+                self.host = owner
+                owner.guests.append(self)
+        return compressed
+
+    def leave(self) -> None:
+        """Be nobody's guest, and nobody's host."""
+        if self.host is not None:
+            self.host.guests.remove(self)
+            self.host = None
+        for guest in self.guests:
+            guest.host = None
+        self.guests.clear()
+
+    def magnitudes(self) -> list[float]:
+        """Return the magnitudes that are known of this layer and its guests."""
+        return [float(saver.magnitude) for saver in (self, *self.guests) if saver.magnitude is not None]
+
     def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
         """Learn how large the gradients are; those that are not finite teach nothing."""
+        self.precision._last.forget()
         t = gradient_factor(self.layer, gradient.detach(), self._shape, rstd, self._before)
         if not t.numel():
             return
@@ -264,11 +310,16 @@ class SampleSaver:
         places = self.precision._current
         if self.precision.gradients == "average" or places is None or len(places) != N or self.stale is None:
             return None
+        found = torch.stack([s._last_seen(places) for s in (self, *self.guests) if s.stale is not None]).sum(0)
+        return None if bool(found.isnan().any()) else found.double().numpy()
+
+    def _last_seen(self, places: Tensor) -> Tensor:
+        """Return t of the samples as they were last seen; of others the average, or NaN if there is none."""
+        assert self.stale is not None
         inside = places < len(self.stale)
         found = torch.where(inside, self.stale[places.clamp(max=len(self.stale) - 1)], torch.nan)
         default = torch.nan if self.magnitude is None else float(self.magnitude)
-        found = torch.where(found.isnan(), default, found)
-        return None if bool(found.isnan().any()) else found.double().numpy()
+        return torch.where(found.isnan(), default, found)
 
     def _remember(self, t: Tensor) -> None:
         places = self.precision._current

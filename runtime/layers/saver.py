@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Protocol, cast
 
+import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -44,7 +45,7 @@ class Saver(Protocol):
         ...
 
 
-class _Last:
+class Last:
     """The codes of the tensor that was compressed last, and which it was; none of its memory."""
 
     def __init__(self) -> None:
@@ -64,7 +65,7 @@ class _Last:
         self._entry = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Last, ()
+        return Last, ()
 
 
 def _identity(x: Tensor) -> tuple[Any, ...]:
@@ -79,7 +80,7 @@ class QuantizerSaver:
     """
 
     quantizer: Quantizer
-    _last: _Last = field(default_factory=_Last, init=False, repr=False, compare=False)
+    _last: Last = field(default_factory=Last, init=False, repr=False, compare=False)
 
     def compress(self, x: Tensor) -> Compressed:
         """Return `x` in few bits."""
@@ -141,7 +142,7 @@ def compress_input(saver: Saver, x: Tensor) -> Compressed:
     Query, key and value, gate and up, a convolution and the one beside it: each gradient stays unbiased, and what they
     share is their rounding.
     """
-    once = getattr(saver, "compress_once", None)
+    once = None if torch.compiler.is_compiling() else getattr(saver, "compress_once", None)
     return saver.compress(x) if once is None else once(x)
 
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from fewbit import FewbitError
+from fewbit import FewbitError, memory
 from fewbit.runtime import layers
 from fewbit.runtime.allocation import MixedPrecision
 from fewbit.runtime.layers import QuantizerSaver
@@ -115,6 +115,75 @@ def test_gradients_are_unbiased_and_less_noisy_than_with_fixed_bits():
         expected = found.var(0).sum() / len(found)  # of the mean's squared error, if there is no bias
         assert (found.mean(0) - truth).square().sum() < 1.3 * expected
     assert mixed.var(0).sum() < 0.8 * fixed.var(0).sum()
+
+
+class Beside(nn.Module):
+    """Two layers of one input, the gradient of the second a hundred times the first's, and one more."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.last = (layers.Linear(64, 64, bits=2) for _ in range(3))
+        self.apart = False
+
+    def forward(self, x):
+        return self.last(self.first(x) + 100 * self.second(x.clone() if self.apart else x))
+
+
+class TestLayersOfOneInput:
+    def test_share_bits_that_answer_for_the_gradients_of_both(self):
+        model, x = Beside(), torch.randn(16, 64)
+        precision = MixedPrecision(model, 3)
+        for _ in range(3):
+            model(x).square().mean().backward()
+        first, second, _ = precision.savers.values()
+        assert second.host is first and first.guests == [second] and not second.batches
+        assert precision.bits["first"] == precision.bits["second"] == first.average
+        (batch,) = first.batches
+        assert batch.sensitivity().sum() == pytest.approx(
+            batch.variance.sum() * float(first.magnitude + second.magnitude), rel=1e-6
+        )
+        assert float(second.magnitude) > 1000 * float(first.magnitude)
+
+    def test_keep_one_copy(self):
+        model, x = Beside(), torch.randn(16, 64)
+        MixedPrecision(model, 3)
+        together = memory.profile(model, x).total
+        model.apart = True
+        assert memory.profile(model, x).total > together + 16 * 64 * 3 / 8
+
+    def test_part_when_their_inputs_do(self):
+        model, x = Beside(), torch.randn(16, 64)
+        precision = MixedPrecision(model, 3)
+        model(x).square().mean().backward()
+        model.apart = True
+        model(x).square().mean().backward()
+        first, second, _ = precision.savers.values()
+        assert second.host is None and not first.guests and second.batches
+        model.apart = False
+        model(x).square().mean().backward()
+        assert second.host is first
+
+    def test_are_copied_together_and_released_apart(self):
+        model, x = Beside(), torch.randn(16, 64)
+        precision = MixedPrecision(model, 3)
+        model(x).square().mean().backward()
+        again = copy.deepcopy(model)
+        assert again.second.saver.host is again.first.saver is not model.first.saver
+        again(x).square().mean().backward()
+        precision.release(model.first)
+        assert precision.savers["second"].host is None
+        model(x).square().mean().backward()
+
+    def test_learn_from_stale_gradients_of_both(self):
+        model, x = Beside(), torch.randn(16, 64)
+        precision = MixedPrecision(model, 3, gradients="stale")
+        for _ in range(3):
+            precision.samples(range(16))
+            model(x).square().mean().backward()
+        first, second, _ = precision.savers.values()
+        (batch,) = first.batches
+        assert batch.magnitude is not None and batch.magnitude.min() > second.stale.min() * 0.99
 
 
 def test_a_layer_that_is_not_used_takes_nothing():
