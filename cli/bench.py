@@ -16,6 +16,7 @@ from .bench_glu import glu
 from .bench_glu_bits import glu_bits
 from .bench_kernels import kernels
 from .bench_levels import levels
+from .bench_outliers import outliers
 from .bench_preact import preact
 from .bench_quantizers import quantizers
 from .options import FILE, bits_option, json_option
@@ -60,6 +61,7 @@ def command() -> None:
 command.add_command(kernels)
 command.add_command(quantizers)
 command.add_command(levels)
+command.add_command(outliers)
 command.add_command(preact)
 command.add_command(glu)
 command.add_command(glu_bits)
