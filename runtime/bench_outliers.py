@@ -1,7 +1,7 @@
 """Time of V-Quant: the quantizer beside `PerGroup`, and training steps of convolutional networks beside torch's.
 
-All contestants take turns, so that a machine whose speed drifts slows them alike. The quantizers' times are the best of
-the rounds, as in `bench_quantizers`; a step is long, and its ratios are medians over rounds of the ratio within a round.
+All contestants take turns, so that a machine whose speed drifts slows them alike. Of the quantizers the best of
+the rounds counts, as in `bench_quantizers`; of steps, medians over rounds of the ratio within a round.
 In a step torch takes part twice, once as `again`: what two equal models differ by is noise. Beside the clock stands the
 time of the process, which other work on the machine disturbs less (with more than one thread it counts the time that
 threads wait for each other, too), and page faults: memory that the allocator gave back to the system and has to ask for

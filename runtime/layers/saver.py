@@ -13,6 +13,7 @@ checkpointing, swapping and `fewbit.memory.profile` see them. `take_apart` and `
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cache
 from typing import Any, Protocol, cast
 
 import torch
@@ -166,14 +167,22 @@ def put_together(value: Any, tensors: Sequence[Tensor]) -> Any:
 
 def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     """Return `value` with `function` of each of its parts; the same object if it has none or they stay."""
-    if isinstance(value, type):
-        return value
-    if is_dataclass(value):
-        old = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
-        new = {name: function(part) for name, part in old.items()}
-        return value if all(new[name] is old[name] for name in old) else replace(cast(Any, value), **new)
-    if isinstance(value, tuple | list) and type(value) in (tuple, list):
-        return type(value)(map(function, value))
+    kind = type(value)
+    names = _names(kind)
+    if names is not None:
+        old = [getattr(value, name) for name in names]
+        new = [function(part) for part in old]
+        changed = {name: b for name, a, b in zip(names, old, new, strict=True) if a is not b}
+        return replace(cast(Any, value), **changed) if changed else value
+    if kind in (tuple, list):
+        new = [function(part) for part in value]
+        return value if all(a is b for a, b in zip(value, new, strict=True)) else kind(new)
     if isinstance(value, dict):
         return {key: function(part) for key, part in value.items()}
     return value
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...] | None:
+    """Return the fields that a dataclass is made of, or None for another class: asked for in every layer and pass."""
+    return tuple(field.name for field in fields(kind) if field.init) if is_dataclass(kind) else None
