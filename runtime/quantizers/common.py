@@ -61,9 +61,10 @@ class Form:
 
     def empty(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return an uninitialised tensor of this form, or of another dtype."""
-        x = torch.empty_strided(self.shape, self.stride, dtype=dtype or self.dtype, device=self.device)
-        # Not a page of x has been touched yet; what takes its place lies on huge pages, where there are any.
-        return host_memory.empty_like(x) if self.device.type == "cpu" and host_memory.is_large(x) else x
+        dtype = dtype or self.dtype
+        if self.device.type == "cpu":
+            return host_memory.reused(self.shape, self.stride, dtype)
+        return torch.empty_strided(self.shape, self.stride, dtype=dtype, device=self.device)
 
     def filled(self, values: Tensor) -> Tensor:
         """Return a tensor of this form with `values` (n,) in memory order, rounded to its dtype."""
