@@ -68,7 +68,7 @@ quantize(const {T}* x, u8* packed, const float* origin, const float* inverse, co
 
 dequantize(const u8* packed, {T}* out, const float* origin, const float* step, const int* zero, i64 n, i64 inner, i64 C)
 {{
-    fewbit::dequantize_channels<{T}, {bits}>(packed, out, origin, step, zero, n, inner, C);
+    fewbit::dequantize_channels<{T}, {bits}>(packed, out, origin, step, zero, n, inner, C, 1);
 }}
 
 encode({T}* A, const {T}* x, u8* packed, const float* table, const float* mean, const float* r, i64 n, i64 inner, i64 C,
@@ -79,7 +79,8 @@ encode({T}* A, const {T}* x, u8* packed, const float* table, const float* mean, 
 
 decode(const u8* packed, {T}* out, const float* table, i64 n, i64 inner, i64 C, i64 leak)
 {{
-    fewbit::decode_channels<{T}, {bits}>(packed, out, table, n, inner, C, number(leak));
+    const fewbit::Meaning m(table, C);
+    fewbit::dequantize_channels<{T}, {bits}>(packed, out, m.origin, m.step, m.sign, n, inner, C, number(leak));
 }}
 
 sums(const u8* packed, const {T}* gradient, const float* table, float* sums, i64 shares, i64 n, i64 inner, i64 C,

@@ -345,15 +345,8 @@ def _summer() -> Kernel:
     def sums(job):  # noqa: ANN001, ANN202
         words = carray(job, (JOB_WORDS,))
         parts, blocks, gradient, kind, n = words[1], words[2], words[3], words[4], words[5]
-        inner, C, γ, β, bits, leak, packed = (
-            words[6],
-            words[7],
-            words[8],
-            words[9],
-            words[10],
-            as_float(words[11]),
-            words[12],
-        )
+        inner, C, γ, β, bits = words[6], words[7], words[8], words[9], words[10]
+        leak, packed = as_float(words[11]), words[12]
         sums_at, shares = words[13], words[14]
         columns = _columns(C, inner)
         run = inner if inner >= LEAST_RUN else 1
@@ -423,15 +416,8 @@ def _normaliser() -> Kernel:
     def normalise(job):  # noqa: ANN001, ANN202
         words = carray(job, (JOB_WORDS,))
         parts, blocks, gradient, kind, n = words[1], words[2], words[3], words[4], words[5]
-        inner, C, γ, β, bits, leak, packed = (
-            words[6],
-            words[7],
-            words[8],
-            words[9],
-            words[10],
-            as_float(words[11]),
-            words[12],
-        )
+        inner, C, γ, β, bits = words[6], words[7], words[8], words[9], words[10]
+        leak, packed = as_float(words[11]), words[12]
         sums_at, shares, deviations_at, by_batch = words[13], words[14], words[15], words[16]
         columns = _columns(C, inner)
         run = inner if inner >= LEAST_RUN else 1

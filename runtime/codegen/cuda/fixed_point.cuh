@@ -1,4 +1,4 @@
-// ---- fixed-point codes by channel: the arithmetic of runtime/quantizers/fixed_point.py and runtime/preact, step by step
+// ---- fixed-point codes by channel: the arithmetic of runtime/quantizers/fixed_point.py and runtime/preact ----------
 // Element i in memory belongs to channel (i / inner) mod C. No product is merged with a sum: see per_group.cuh.
 
 namespace fewbit {
@@ -19,7 +19,8 @@ struct Meaning {
 constexpr double largest_single = 3.4028234663852886e38;
 constexpr double least_step = 7.52316384526264e-37, most_step = 3.32306998946229e35;  // 2^-120, 2^118
 
-template <int bits> __device__ inline void tabulate_channels(const double* scale, const double* shift, float* table, i64 C)
+template <int bits>
+__device__ inline void tabulate_channels(const double* scale, const double* shift, float* table, i64 C)
 {
     constexpr double half = 1 << (bits - 1), top = 2 * half - 1, unit = 6.0 / (2 * half);
     int* zeros = reinterpret_cast<int*>(table + 3 * C);
@@ -116,9 +117,10 @@ __device__ inline void quantize_channels(
     }
 }
 
+// Writes the (leaky) ReLU of what the codes mean; that itself with a leak of 1.
 template <class T, int bits>
-__device__ inline void dequantize_channels(
-    const u8* packed, T* out, const float* origin, const float* step, const int* zero, i64 n, i64 inner, i64 C)
+__device__ inline void dequantize_channels(const u8* packed, T* out, const float* origin, const float* step,
+    const int* zero, i64 n, i64 inner, i64 C, float leak)
 {
     const i64 stride = i64(gridDim.x) * threads;
     for (i64 group = i64(blockIdx.x) * threads + threadIdx.x; group * 8 < n; group += stride) {
@@ -129,7 +131,9 @@ __device__ inline void dequantize_channels(
         for (int i = 0; i < 8; ++i, walk.next()) {
             const i64 c = walk.channel;
             const u32 code = unpack<bits>(word, i);
-            values[i] = value_of<T, bits>(code, origin[c], step[c], int(code) >= zero[c]);
+            const bool positive = int(code) >= zero[c];
+            const float value = value_of<T, bits>(code, origin[c], step[c], positive);
+            values[i] = positive ? value : leak == 0 ? 0 : __fmul_rn(value, leak);
         }
         store_eight(values, out + group * 8, n - group * 8);
     }
@@ -137,10 +141,11 @@ __device__ inline void dequantize_channels(
 
 // ---- the pre-activation layer (runtime/preact) ---------------------------------------------------------------------
 
-// Writes the codes of A, which becomes its (leaky) ReLU. Where gamma is 0 they are of what was normalised, (x - mean) r.
+// Writes the codes of A, which becomes its (leaky) ReLU. Where gamma is 0 they are of what was normalised,
+// (x - mean) r.
 template <class T, int bits>
-__device__ inline void encode_channels(
-    T* A, const T* x, u8* packed, const float* table, const float* mean, const float* r, i64 n, i64 inner, i64 C, float leak)
+__device__ inline void encode_channels(T* A, const T* x, u8* packed, const float* table, const float* mean,
+    const float* r, i64 n, i64 inner, i64 C, float leak)
 {
     constexpr float half = 1 << (bits - 1), inverse = float((2 * half) / 6.0);
     const Meaning meaning(table, C);
@@ -172,27 +177,6 @@ __device__ inline void encode_channels(
     }
 }
 
-template <class T, int bits>
-__device__ inline void decode_channels(const u8* packed, T* out, const float* table, i64 n, i64 inner, i64 C, float leak)
-{
-    const Meaning meaning(table, C);
-    const i64 stride = i64(gridDim.x) * threads;
-    for (i64 group = i64(blockIdx.x) * threads + threadIdx.x; group * 8 < n; group += stride) {
-        const Word<bits> word = load_group<bits>(packed, group);
-        Walk walk(group * 8, inner, C);
-        float values[8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i, walk.next()) {
-            const i64 c = walk.channel;
-            const u32 code = unpack<bits>(word, i);
-            const bool positive = int(code) >= meaning.sign[c];
-            const float value = value_of<T, bits>(code, meaning.origin[c], meaning.step[c], positive);
-            values[i] = positive ? value : leak == 0 ? 0 : __fmul_rn(value, leak);
-        }
-        store_eight(values, out + group * 8, n - group * 8);
-    }
-}
-
 // The gradient behind the (leaky) ReLU: 0 and not 0 times infinity where there is none.
 __device__ inline float through(float gradient, bool positive, float leak)
 {
@@ -212,17 +196,19 @@ template <int bits> __device__ inline u32 code_at(const u8* packed, i64 element)
     return (low | high << 8) >> shift & ((1u << bits) - 1);
 }
 
-// Sums of the gradient of A, and of its product with what was normalised: (shares, 2, C), a share of each channel a warp.
+// Sums of the gradient of A, and of its product with what was normalised: (shares, 2, C), a warp for a share of a
+// channel.
 // Where the elements of a channel lie together they are shared out among lanes; else lanes have channels of their own.
 template <class T, int bits>
-__device__ inline void sum_channels(
-    const u8* packed, const T* gradient, const float* table, float* sums, i64 shares, i64 n, i64 inner, i64 C, float leak)
+__device__ inline void sum_channels(const u8* packed, const T* gradient, const float* table, float* sums, i64 shares,
+    i64 n, i64 inner, i64 C, float leak)
 {
     const Meaning meaning(table, C);
     const int lane = threadIdx.x % lanes;
     const bool together = inner >= lanes;
     const i64 of_channel = n / C, tiles = together ? C : (C + lanes - 1) / lanes;
-    for (i64 item = i64(blockIdx.x) * warps + threadIdx.x / lanes; item < tiles * shares; item += i64(gridDim.x) * warps) {
+    const i64 first = i64(blockIdx.x) * warps + threadIdx.x / lanes;
+    for (i64 item = first; item < tiles * shares; item += i64(gridDim.x) * warps) {
         const i64 share = quotient(item, tiles), tile = item - share * tiles;
         const i64 c = together ? tile : tile * lanes + lane;
         const i64 end = of_channel * (share + 1) / shares;
@@ -253,8 +239,8 @@ __device__ inline void sum_channels(
 }
 
 // The sums of all shares, (2, C), and behind them the factors s, p and q of each channel: see `normalise_channels`.
-__device__ inline void finish_channels(
-    const float* sums, float* results, const double* scale, const float* r, i64 shares, i64 elements, i64 by_batch, i64 C)
+__device__ inline void finish_channels(const float* sums, float* results, const double* scale, const float* r,
+    i64 shares, i64 elements, i64 by_batch, i64 C)
 {
     const i64 stride = i64(gridDim.x) * threads;
     for (i64 c = i64(blockIdx.x) * threads + threadIdx.x; c < C; c += stride) {
