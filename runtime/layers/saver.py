@@ -89,10 +89,13 @@ class QuantizerSaver:
         return compressed if compressed.nbytes < total_bytes([x]) else Whole(x)
 
     def compress_once(self, x: Tensor) -> Compressed:
-        """Return `x` in few bits: the same ones if it was the last that came, for another layer."""
+        """Return `x` in few bits: the same ones if it was the last that came, for another layer.
+
+        What autograd holds anyway is kept whole: a copy would be no less, but more.
+        """
         compressed = self._last.found(x)
         if compressed is None:
-            compressed = self.compress(x)
+            compressed = Whole(x) if is_held(x) else self.compress(x)
             if not isinstance(compressed, Whole):
                 self._last.note(x, compressed)
         return compressed
@@ -145,6 +148,18 @@ def compress_input(saver: Saver, x: Tensor) -> Compressed:
     """
     once = None if torch.compiler.is_compiling() else getattr(saver, "compress_once", None)
     return saver.compress(x) if once is None else once(x)
+
+
+# Functions of torch that keep their output for their own backward pass, by their nodes in the graph.
+_KEEP_THEIR_OUTPUT = {f"{name}Backward0" for name in ("Relu", "Sigmoid", "Tanh", "Exp", "Softmax", "LogSoftmax")}
+
+
+def is_held(x: Tensor) -> bool:
+    """Tell whether `x` is, or is a view of, the output of a function of torch that keeps it for its own gradient.
+
+    So does a ReLU that code calls by name, or that was left as it is.
+    """
+    return any(t is not None and t.grad_fn is not None and t.grad_fn.name() in _KEEP_THEIR_OUTPUT for t in (x, x._base))
 
 
 def take_apart(value: Any, tensors: list[Tensor]) -> Any:

@@ -1,4 +1,4 @@
-"""Fine-tuning: what a frozen weight's gradient would need is not kept, and nothing keeps more than torch does."""
+"""What no gradient needs is not kept, nor what torch holds anyway: nothing keeps more than torch does."""
 
 import copy
 import itertools
@@ -6,6 +6,7 @@ import itertools
 import fewbit
 import pytest
 import torch
+import torch.utils.checkpoint
 from fewbit import memory
 from torch import nn
 
@@ -266,3 +267,47 @@ def test_lora_in_gated_mlps_beside_a_level():
 
     together, gated, level = bytes_of(glu="parts", level="L2"), bytes_of(glu="parts"), bytes_of(level="L2")
     assert together < min(gated, level) and max(gated, level) < kept(exact, x)
+
+
+# ---- what autograd holds anyway --------------------------------------------------------------------------------------
+
+KEPT_BY_TORCH = {
+    "relu": torch.relu,
+    "relu_": lambda x: nn.functional.relu(x, inplace=True),
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "softmax": lambda x: torch.softmax(x, 1),
+    "log_softmax": lambda x: torch.log_softmax(x, 1),
+    "exp": torch.exp,
+}
+
+
+class Called(nn.Module):
+    """Layers after functions that code calls by name, which convert does not see."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+        self.third, self.function = nn.Linear(8 * 36, 8), [function]
+
+    def forward(self, x):
+        x = self.function[0](self.first(x))
+        return self.third(self.function[0](self.second(x)).flatten(1))
+
+
+@pytest.mark.parametrize("function", KEPT_BY_TORCH.values(), ids=KEPT_BY_TORCH)
+@pytest.mark.parametrize("way", [{"level": "L1"}, {"level": "L2"}, {"outliers": 0.02}], ids=str)
+def test_what_a_function_of_torch_keeps_is_not_copied(function, way):
+    torch.manual_seed(0)
+    exact = Called(function)
+    model = copy.deepcopy(exact)
+    x = torch.randn(4, 3, 10, 10)
+    fewbit.convert(model, **way)
+    for _ in range(2):
+        ours = dict(zip(dict(model.named_parameters()), gradients_of(model, x), strict=True))
+    theirs = dict(zip(dict(exact.named_parameters()), gradients_of(exact, x), strict=True))
+    assert kept(model, x) < kept(exact, x)
+    torch.testing.assert_close(ours["second.weight"], theirs["second.weight"])
+    assert not torch.equal(ours["first.weight"], theirs["first.weight"])  # the image is kept in few bits
+    y = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), model.third.bias)[0], torch.full((8,), 4.0))
