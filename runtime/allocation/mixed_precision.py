@@ -22,6 +22,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.compiler import disable
 
 from ...tables import FewbitError
 from ...tables.errors import shown
@@ -93,7 +94,7 @@ class MixedPrecision:
         self._weights = 0  # layers with weights since the iteration began
         self._last = Last()  # what was compressed last,
         self._owner: SampleSaver | None = None  # and by which of the savers
-        self._hook = model.register_forward_pre_hook(self._begin)
+        self._hook = model.register_forward_pre_hook(self._begin)  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def bits(self) -> dict[str, float]:
@@ -147,6 +148,7 @@ class MixedPrecision:
             saver.magnitude, saver.stale = given[name]["magnitude"], given[name]["stale"]
             saver.batches.clear()
 
+    @disable
     def _begin(self, model: nn.Module, inputs: Any) -> None:
         """Before a forward pass that may save something: share out between the layers by what the last one saved."""
         if not torch.is_grad_enabled() or _in_backward():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from .base import CompressedLayer, batched, check_first_derivative, compresses, keep, kept, refuse
+from .base import CompressedLayer, apply, batched, check_first_derivative, compresses, keep, kept, refuse
 from .saver import Saver
 
 __all__ = ["Activation"]
@@ -33,7 +33,7 @@ class Activation(CompressedLayer):
         """Return what the function returns."""
         if not compresses(input):
             return self.function(input)
-        return CompressedPointwise.apply(input, self.function, self.saver)
+        return apply(CompressedPointwise, input, self.function, self.saver)
 
 
 class CompressedPointwise(Function):

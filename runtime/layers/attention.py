@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from .base import CompressedLayer, check_first_derivative, compresses, keep, kept, refuse
+from .base import CompressedLayer, apply, check_first_derivative, compresses, keep, kept, refuse
 from .dropout import dropout
 from .linear import linear
 from .saver import Saver
@@ -47,7 +47,7 @@ def scaled_dot_product_attention(
     masked = attn_mask is not None and attn_mask.requires_grad
     if masked or not compresses(query, key, value) or query.dim() < 3:
         return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
-    return CompressedAttention.apply(query, key, value, attn_mask, options, saver)
+    return apply(CompressedAttention, query, key, value, attn_mask, options, saver)
 
 
 class CompressedAttention(Function):
@@ -230,7 +230,7 @@ class MultiheadAttention(CompressedLayer, nn.MultiheadAttention):
 
 def multiply(a: Tensor, b: Tensor, saver: Saver, added: Tensor | None = None) -> Tensor:
     """Return a @ b + added, saving a and b through `saver`; (N, heads, rows, columns) each, `added` is no leaf."""
-    return CompressedProduct.apply(a, b, saver, added)
+    return apply(CompressedProduct, a, b, saver, added)
 
 
 class CompressedProduct(Function):

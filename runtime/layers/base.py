@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.compiler import disable
 
 from ...tables import FewbitError
 from ...tables.errors import shown
@@ -79,6 +81,14 @@ def batched(x: Tensor, dimensions: int) -> Tensor:
 
 
 # ---- for the autograd functions --------------------------------------------------------------------------------------
+
+
+def _apply(function: type[Function], *arguments: Any) -> Any:
+    """Return ``function.apply(*arguments)``. A compiler ends its graph there, and traces nothing of what compresses."""
+    return function.apply(*arguments)
+
+
+apply: Any = disable(_apply)
 
 
 def keep(ctx: Any, compressed: Any, *others: Tensor | None) -> None:

@@ -14,7 +14,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 from torch.nn.modules._functions import SyncBatchNorm as TorchSync
 
-from .base import check_first_derivative, compresses, keep, kept, refuse
+from .base import apply, check_first_derivative, compresses, keep, kept, refuse
 from .normalization import CompressedNorm, copies_of, input_gradient, restored, standardised
 from .saver import Saver
 
@@ -82,8 +82,9 @@ def batch_norm(
     """`torch.nn.functional.batch_norm`, which saves its normalised input through `saver`; dimension 0 = samples."""
     if training:
         F._verify_batch_size(x.size())  # pyright: ignore[reportAttributeAccessIssue]
-    return CompressedBatchNorm.apply(
-        *(x, weight, bias, running_mean, running_var, training, momentum, eps, saver, copies, x.shape)
+    return apply(
+        CompressedBatchNorm,
+        *(x, weight, bias, running_mean, running_var, training, momentum, eps, saver, copies, x.shape),
     )
 
 
@@ -186,8 +187,9 @@ class SyncBatchNorm(_BatchNorm, nn.SyncBatchNorm):
         self._check_input_dim(input)
         self._check_non_zero_input_channels(input)
         mean, var, _, momentum = self._statistics()
-        return CompressedSyncBatchNorm.apply(
-            *(input, self.weight, self.bias, mean, var, self.eps, momentum, group, world, self.saver)
+        return apply(
+            CompressedSyncBatchNorm,
+            *(input, self.weight, self.bias, mean, var, self.eps, momentum, group, world, self.saver),
         )
 
 
@@ -282,7 +284,8 @@ def instance_norm(
         F._verify_spatial_size(x.size())  # pyright: ignore[reportAttributeAccessIssue]
     n, channels = x.shape[:2]
     repeated = [None if t is None else t.repeat(n) for t in (running_mean, running_var, weight, bias)]
-    y = CompressedBatchNorm.apply(
+    y = apply(
+        CompressedBatchNorm,
         *(x.contiguous().view(1, n * channels, *x.shape[2:]), repeated[2], repeated[3], repeated[0], repeated[1]),
         *(use_input_stats, momentum, eps, saver, copies, x.shape),
     )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from .base import CompressedLayer, batched, check_first_derivative, compresses, decompressed, keep, kept, refuse
+from .base import CompressedLayer, apply, batched, check_first_derivative, compresses, decompressed, keep, kept, refuse
 from .pooling import linear_map
 from .saver import Saver, compress_input
 
@@ -136,7 +136,7 @@ class ConvTranspose3d(_TransposedConvolution, nn.ConvTranspose3d):
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, arguments: Arguments, saver: Saver) -> Tensor:
     if not compresses(x, weight, bias):
         return arguments.forward(x, weight, bias)
-    return CompressedConvolution.apply(x, weight, bias, arguments, saver)
+    return apply(CompressedConvolution, x, weight, bias, arguments, saver)
 
 
 class CompressedConvolution(Function):

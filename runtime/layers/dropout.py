@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ...tables import Table
 from .. import ops
 from ..prepared import register_table
-from .base import check_first_derivative, compresses, refuse
+from .base import apply, check_first_derivative, compresses, refuse
 
 __all__ = ["Dropout", "dropout"]
 
@@ -35,7 +35,7 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     """`torch.nn.functional.dropout`, which keeps one bit for each element."""
     if not training or not 0 < p < 1 or not compresses(input):
         return F.dropout(input, p, training, inplace)
-    return PackedDropout.apply(input, p, inplace)
+    return apply(PackedDropout, input, p, inplace)
 
 
 @cache

@@ -13,7 +13,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from ..prepared import arithmetic_dtype
-from .base import batched, check_first_derivative, compresses, keep, kept, refuse
+from .base import apply, batched, check_first_derivative, compresses, keep, kept, refuse
 from .normalization import CompressedNorm, copies_of, input_gradient, restored, standardised
 from .saver import Saver
 
@@ -30,7 +30,7 @@ class LayerNorm(CompressedNorm, nn.LayerNorm):
         if not compresses(input, self.weight, self.bias):
             return super().forward(input)
         norm = _OfLastDimensions(tuple(self.normalized_shape), self.eps)
-        return CompressedNormalisation.apply(input, self.weight, self.bias, norm, self.saver, self.copies)
+        return apply(CompressedNormalisation, input, self.weight, self.bias, norm, self.saver, self.copies)
 
 
 class GroupNorm(CompressedNorm, nn.GroupNorm):
@@ -44,7 +44,7 @@ class GroupNorm(CompressedNorm, nn.GroupNorm):
             [input.shape[0] * input.shape[1] // self.num_groups, self.num_groups, *input.shape[2:]]
         )
         norm = _OfGroups(self.num_groups, self.eps)
-        return CompressedNormalisation.apply(input, self.weight, self.bias, norm, self.saver, self.copies)
+        return apply(CompressedNormalisation, input, self.weight, self.bias, norm, self.saver, self.copies)
 
 
 class RMSNorm(CompressedNorm, nn.RMSNorm):
@@ -55,7 +55,7 @@ class RMSNorm(CompressedNorm, nn.RMSNorm):
         if not compresses(x, self.weight):
             return super().forward(x)
         norm = RootMeanSquare(tuple(self.normalized_shape), self.eps)
-        return CompressedNormalisation.apply(x, self.weight, None, norm, self.saver, self.copies)
+        return apply(CompressedNormalisation, x, self.weight, None, norm, self.saver, self.copies)
 
 
 class Normalisation(Protocol):

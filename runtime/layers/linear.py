@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from .base import CompressedLayer, batched, check_first_derivative, compresses, decompressed, keep, kept, refuse
+from .base import CompressedLayer, apply, batched, check_first_derivative, compresses, decompressed, keep, kept, refuse
 from .saver import Saver, compress_input
 
 __all__ = ["Linear", "linear"]
@@ -29,7 +29,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, saver: Saver, *, 
     """`torch.nn.functional.linear`, which saves its input through `saver`; samples are dimension `sample_dim`."""
     if not compresses(input, weight, bias):
         return F.linear(input, weight, bias)
-    return CompressedLinear.apply(input, weight, bias, saver, sample_dim)
+    return apply(CompressedLinear, input, weight, bias, saver, sample_dim)
 
 
 class CompressedLinear(Function):

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from ..written import is_written_as
-from .base import CompressedLayer, compresses, saver_text
+from .base import CompressedLayer, apply, compresses, saver_text
 from .layer_norm import CompressedNormalisation, Gradients, RootMeanSquare
 from .linear import linear
 from .normalization import CompressedNorm
@@ -65,7 +65,7 @@ class _RMSNorm(_Form, CompressedNorm):
         if not compresses(x, self.weight):
             return super().forward(x)
         norm = _AsWritten(tuple(self.weight.shape), getattr(self, self.way.epsilon), super().forward, self.way.offset)
-        return CompressedNormalisation.apply(x, self.weight, None, norm, self.saver, self.copies)
+        return apply(CompressedNormalisation, x, self.weight, None, norm, self.saver, self.copies)
 
 
 @dataclass(frozen=True)

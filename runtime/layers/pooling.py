@@ -15,7 +15,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from . import pooling_cpu
-from .base import check_first_derivative, compresses, refuse
+from .base import apply, check_first_derivative, compresses, refuse
 
 __all__ = [
     "AdaptiveAvgPool1d",
@@ -49,7 +49,7 @@ class _MaxPool(nn.modules.pooling._MaxPoolNd):
         )
         if self.return_indices or torch.Size(kernel).numel() > PLACES or not compresses(input):
             return super().forward(input)
-        return PackedMaxPool.apply(input, kernel, stride, padding, dilation, self.ceil_mode)
+        return apply(PackedMaxPool, input, kernel, stride, padding, dilation, self.ceil_mode)
 
 
 class MaxPool1d(_MaxPool, nn.MaxPool1d):
@@ -216,7 +216,7 @@ class Upsample(nn.Upsample):
 
 def linear_map(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Return `function(x)`, a linear map of `x` whose gradient takes nothing but the shape of `x`."""
-    return LinearMap.apply(x, function) if compresses(x) else function(x)
+    return apply(LinearMap, x, function) if compresses(x) else function(x)
 
 
 class LinearMap(Function):

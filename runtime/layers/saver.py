@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, Protocol, cast
 
-import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -146,7 +145,7 @@ def compress_input(saver: Saver, x: Tensor) -> Compressed:
     Query, key and value, gate and up, a convolution and the one beside it: each gradient stays unbiased, and what they
     share is their rounding.
     """
-    once = None if torch.compiler.is_compiling() else getattr(saver, "compress_once", None)
+    once = getattr(saver, "compress_once", None)
     return saver.compress(x) if once is None else once(x)
 
 

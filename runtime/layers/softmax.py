@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from .base import CompressedLayer, batched, check_first_derivative, compresses, keep, kept, refuse
+from .base import CompressedLayer, apply, batched, check_first_derivative, compresses, keep, kept, refuse
 from .normalization import CompressedNorm, copies_of
 from .saver import Saver
 
@@ -35,7 +35,7 @@ class LogSoftmax(CompressedLayer, nn.LogSoftmax):
         """Return torch's output."""
         if not compresses(input):
             return super().forward(input)
-        return CompressedLogSoftmax.apply(input, _dimension(self.dim, input), self.saver)
+        return apply(CompressedLogSoftmax, input, _dimension(self.dim, input), self.saver)
 
 
 def _dimension(dim: int | None, x: Tensor) -> int:
@@ -47,7 +47,7 @@ def softmax(input: Tensor, dim: int, saver: Saver, copies: int = 1) -> Tensor:
     """`torch.nn.functional.softmax`, which saves its output through `saver`."""
     if not compresses(input):
         return F.softmax(input, dim)
-    return CompressedSoftmax.apply(input, dim, saver, copies)
+    return apply(CompressedSoftmax, input, dim, saver, copies)
 
 
 class CompressedSoftmax(Function):

@@ -302,15 +302,21 @@ def test_under_autocast_the_outputs_are_the_same(make, x):
     assert all(p.grad.dtype == torch.float32 and torch.isfinite(p.grad).all() for p in model.parameters())
 
 
-def test_a_compiled_model_gives_the_same_outputs():
-    """Compressed layers are not traced: the compiler breaks its graph at them."""
-    model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), torch.randn(4, 8)
+@pytest.mark.parametrize("level", ["L2", "L3", "L4"])
+def test_a_compiled_model_gives_the_same_outputs(level):
+    """Compressed layers are not traced: the compiler ends its graph at each, and compiles nothing in later steps."""
+    layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 8), nn.LayerNorm(8)]
+    model, x = nn.Sequential(*layers, nn.Dropout(0.5), nn.GELU(), nn.Linear(8, 8)).eval(), torch.randn(4, 3, 6, 6)
     expected = model(x)
-    fewbit.convert(model, level="L2")
+    fewbit.convert(model, level=level)
+    torch._dynamo.reset()
     compiled = torch.compile(model, backend="eager")
-    y = compiled(x)
-    torch.testing.assert_close(y, expected)
-    y.sum().backward()
+    for step in range(4):
+        with torch._dynamo.config.patch(error_on_recompile=step > 1):
+            y = compiled(x)
+            torch.testing.assert_close(y, expected)
+            y.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
 
 
 def test_weights_that_are_trained_again_after_freezing():
