@@ -4,7 +4,8 @@ All contestants take turns, round by round, so that a machine whose speed drifts
 best round of each: on a machine that does other work too, it is the one that was disturbed least. Medians stand beside.
 
     copy      into memory that is ready: what the bar is measured by, twice for compress and decompress together
-    clone     into fresh memory, as decompress writes: on the CPU the system has to map it first
+    clone     into fresh memory, as a user copies: on the CPU the system has to map and clear it first, if it is large
+              (decompress takes the memory of the last result that is gone: backends/host_memory.py)
 """
 
 from __future__ import annotations
