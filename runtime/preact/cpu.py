@@ -28,7 +28,7 @@ from ..quantizers.fixed_point import LEAST_STEP, MOST_STEP
 
 # Kernels do runs of a channel's elements. Where these are shorter, as in channels-last memory, they walk through rows
 # of parameters that have a column for each element, over and over.
-LEAST_RUN = 128
+LEAST_RUN = 64
 LEAST_COLUMNS = 512
 
 # Each share of the blocks has sums of its own, which are added in one order: the same bits on any number of threads.
