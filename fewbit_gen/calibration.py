@@ -114,6 +114,10 @@ class Gain:
         """Return all numbers for JSON; an infinite ratio is None."""
         return {**vars(self), "ratio": self.ratio if math.isfinite(self.ratio) else None}
 
+    def __str__(self) -> str:
+        name = self.name or "(the model)"
+        return f"{name}: {self.activation}, error {self.error:.4g}, by the default table {self.default_error:.4g}"
+
 
 @dataclass(frozen=True, eq=False)
 class Calibration:

@@ -54,6 +54,7 @@ def test_a_report_has_a_row_a_module(calibration):
         again = table_error(default, parse_activation(row.activation), calibration.weight(row.name))
         assert row.default_error == pytest.approx(again)
     assert calibration.gain("a", bits=1).default_error > calibration.gain("a", bits=2).default_error
+    assert str(rows[0]) == f"a: gelu, error {rows[0].error:.4g}, by the default table {rows[0].default_error:.4g}"
 
 
 def test_tables_are_those_that_were_asked_for(calibration):
