@@ -7,7 +7,9 @@ PACKAGES := cli fewbit_gen plots runtime tables
 
 FEWBIT := PYTHONPATH=build/path FEWBIT_CACHE=build/cache $(PYTHON)
 
-.PHONY: demo test lint types unit tables bench kernels gpu gpu-tests bench-gpu clean
+FUZZ_EXAMPLES ?= 5000
+
+.PHONY: demo test lint types unit fuzz tables bench kernels gpu gpu-tests bench-gpu clean
 
 demo: .venv/ready
 	$(BIN)/fewbit demo
@@ -23,6 +25,10 @@ types: .venv/ready
 
 unit: .venv/ready
 	$(BIN)/python -m pytest -c tests/pytest.ini tests
+
+# Hostile inputs of every kind, many more of them than `make test` draws.
+fuzz: .venv/ready
+	FEWBIT_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest -c tests/pytest.ini tests/fuzz
 
 tables: .venv/ready
 	$(BIN)/fewbit tables build
