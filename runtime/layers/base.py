@@ -29,7 +29,8 @@ class CompressedLayer(nn.Module):
 
     Args:
         args, kwargs: torch's own.
-        bits: of `PerGroup`, 1 to 8 for each element; 0.125 more for the groups of 256 elements.
+        bits: of `PerGroup`, 1 to 8 for each element; 0.125 more for the groups of 256 elements, and up
+            to 0.5 where those do not fit into a token's features (`PerGroup.within`).
         saver: what compresses, in place of bits.
 
     Attributes:

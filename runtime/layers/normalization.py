@@ -3,8 +3,8 @@
     h = ∇y·w,      ∇x = r (h − mean(h) − x̄ · mean(x̄ h))
 
 Compressed is x̄, not x as in the paper; m and r are kept exactly, so either gives the other. A group of 256 elements
-may reach over rows or channels of very different deviations, and is rounded by steps of its whole range: in x, the rows
-of small deviation are lost, and their r is large. In x̄ all deviations are 1. At 2 bits the gradient of a vision
+may reach over channels, or short rows, of very different deviations, and is rounded by steps of its whole range: in x,
+those of small deviation are lost, and their r is large. In x̄ all deviations are 1. At 2 bits the gradient of a vision
 transformer from its initial weights, whose class token is small, was off by 170 times its norm with x, and by half of
 it with x̄.
 
