@@ -41,8 +41,8 @@ class MixedPrecision:
     """Gives each compressed layer of a model a saver that shares out a budget of bits.
 
     The budget is `bits` for each element that the layers save, on average over all of them; to it come 0.125 bits
-    for each element at G = 256 (0.5 at most: `PerGroup.within`), a byte for each sample and layer, and up to 7 bytes of padding. Each process of a
-    distributed training shares out its own; nothing is communicated.
+    for each element at G = 256 (0.5 at most: `PerGroup.within`), a byte for each sample and layer, and up to 7 bytes of
+    padding. Each process of a distributed training shares out its own; nothing is communicated.
 
     Args:
         model: with compressed layers (fewbit.layers), which are found when this is made.

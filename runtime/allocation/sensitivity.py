@@ -18,6 +18,9 @@ taken over. A normalisation compresses x̄, not x as in the paper, so r² stands
 of ∇w, which Equation 8 asks for, and the last term that of ∇X, from B.2, where d_c² is taken for what it is on average
 if y and ∇y do not correlate, w_c² Σ_n ∇²_nc.
 
+A row or channel of zeros has the largest r of all, 1/√ε, and x̄ = 0 there, which costs nothing to keep. So r² stands
+for r² (1 − ε r²): the second factor is the mean of x̄², 1 as a rule and 0 there.
+
 The factor 1 + P w_c² r_c² is not the paper's. Equation 8 leaves out what a context does to the gradients of weights
 before it. That is nothing for linear layers, whose ∇X does not depend on it. But the noise of Σ_n x̄_nc ∇_nc, the same
 for all samples, moves all of ∇X along x̄, and a weight before adds that up: to w_c² r_c² of the variance of ∇w_c, if its
@@ -39,6 +42,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ..layers.of_transformers import Conv1D
+from ..layers.of_transformers import RMSNorm as RMSNormOfTransformers
 
 _LINEAR = nn.Linear | Conv1D
 
@@ -112,6 +116,7 @@ def gradient_factor(
     if rstd is None:
         return mean
     r2 = rstd.detach().float().square()
+    r2 = r2 * (1 - _epsilon(layer, rstd.dtype) * r2).clamp(min=0)
     weight = getattr(layer, "weight", None)
     w4 = weight.detach().float() ** 4 if isinstance(weight, Tensor) else mean.new_ones(1)
     if _by_channel(layer):
@@ -139,8 +144,18 @@ def _taps(size: int, outputs: int, kernel: int, stride: int, padding: int, dilat
     return inside / max(1, outputs)
 
 
+def _epsilon(layer: nn.Module, dtype: torch.dtype) -> float:
+    """Return what a normalisation adds to the variance."""
+    if isinstance(layer, RMSNormOfTransformers):
+        return layer.epsilon
+    epsilon = getattr(layer, "eps", None)
+    return torch.finfo(dtype).eps if epsilon is None else epsilon
+
+
 def _normalised(layer: nn.Module, shape: torch.Size) -> int:
     """Return over how many elements a normalisation takes its mean."""
+    if isinstance(layer, RMSNormOfTransformers):
+        return layer.weight.numel()
     if isinstance(layer, nn.LayerNorm | nn.RMSNorm):
         return prod(layer.normalized_shape)
     if isinstance(layer, nn.GroupNorm):

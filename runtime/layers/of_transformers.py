@@ -20,7 +20,7 @@ from .layer_norm import CompressedNormalisation, Gradients, RootMeanSquare
 from .linear import linear
 from .normalization import CompressedNorm
 
-__all__ = ["Conv1D", "form_of_class", "like"]
+__all__ = ["Conv1D", "RMSNorm", "form_of_class", "like"]
 
 
 class _Form(CompressedLayer):
@@ -55,16 +55,21 @@ class Conv1D(_Form):
         return f"Conv1D(nf={self.nf}, nx={self.nx}, {saver_text(self.saver)})"
 
 
-class _RMSNorm(_Form, CompressedNorm):
+class RMSNorm(_Form, CompressedNorm):
     """An RMS normalisation of transformers, which keeps its normalised input in few bits."""
 
     weight: Tensor
+
+    @property
+    def epsilon(self) -> float:
+        """What is added to the mean square."""
+        return getattr(self, self.way.epsilon)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return its output."""
         if not compresses(x, self.weight):
             return super().forward(x)
-        norm = _AsWritten(tuple(self.weight.shape), getattr(self, self.way.epsilon), super().forward, self.way.offset)
+        norm = _AsWritten(tuple(self.weight.shape), self.epsilon, super().forward, self.way.offset)
         return apply(CompressedNormalisation, x, self.weight, None, norm, self.saver, self.copies)
 
 
@@ -166,7 +171,7 @@ _WAYS = (
         1.0,
     ),
 )
-_FORMS: dict[type[nn.Module], type[_Form]] = {nn.Linear: Conv1D, nn.RMSNorm: _RMSNorm}
+_FORMS: dict[type[nn.Module], type[_Form]] = {nn.Linear: Conv1D, nn.RMSNorm: RMSNorm}
 
 
 def like(cls: type[nn.Module]) -> type[nn.Module] | None:

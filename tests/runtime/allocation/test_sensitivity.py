@@ -94,6 +94,18 @@ def test_other_normalisations_have_the_scale_of_their_weights_gradient(layer):
     torch.testing.assert_close(before / t, torch.full((6,), 2.0), rtol=0.1, atol=0)
 
 
+@pytest.mark.parametrize("layer", [layers.LayerNorm(64), layers.RMSNorm(64, eps=1e-6)])
+def test_rows_of_zeros_do_not_draw_bits_to_their_sample(layer):
+    """Their 1/deviation is a thousand times that of others, and nothing of them is rounded."""
+    torch.manual_seed(0)
+    layer.saver = Seen(layers.ExactSaver())
+    x, gradient = torch.randn(2, 16, 64), torch.randn(1, 16, 64).expand(2, 16, 64)
+    x[1, :4] = 0
+    layer(x).backward(gradient)
+    t = gradient_factor(layer, gradient, x.shape, layer.saver.rstd, 3)
+    assert t[1] <= t[0] * 1.1
+
+
 def test_what_has_no_formula_counts_the_mean_square():
     gradient = torch.randn(3, 4, 5)
     t = gradient_factor(nn.Softmax(-1), gradient, gradient.shape, None)
