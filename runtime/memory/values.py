@@ -49,7 +49,7 @@ class _Answers(TorchDispatchMode):
         kwargs = kwargs or {}
         asked = torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
         if not asked:
-            result = func(*args, **kwargs)
+            result = _run(func, args, kwargs)
             found = self._computed(func, args, kwargs) if _is_countable(result) else None
             if isinstance(found, Tensor) and found.shape == result.shape:
                 self._values[result] = found
@@ -99,6 +99,22 @@ class _Answers(TorchDispatchMode):
         gone = {identity_of(leaf) for leaf in tree_leaves(written) if _is_tensor(leaf) and is_abstract(leaf)}
         for known in [known for known in self._values if identity_of(known) in gone]:
             del self._values[known]
+
+
+def _run(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return what `func` returns; an op that no device without memory has is an error in one line.
+
+    Of public ops RuntimeError is the user's, such as shapes that do not fit; of private ones it is that of a kernel
+    that only some devices have.
+    """
+    try:
+        return func(*args, **kwargs)
+    except (NotImplementedError, RuntimeError) as error:
+        name = func.name().removeprefix("aten::")
+        if isinstance(error, NotImplementedError) or name.startswith("_"):
+            why = str(error).partition("\n")[0]
+            raise FewbitError(f"{name} does not run without values: measure the model on the CPU ({why})") from error
+        raise
 
 
 def _is_countable(result: Any) -> bool:
