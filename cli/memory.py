@@ -1,4 +1,4 @@
-"""`fewbit memory`: what training a model keeps for the backward pass, with exact activations and with few-bit ones."""
+"""`fewbit memory`: what training a model keeps for the backward pass, and its peak, as it is and by any method."""
 
 import inspect
 import re
@@ -17,14 +17,14 @@ from ..tables.json_format import dumps
 from ..tables.names import counted
 from ..tables.table import check_bits
 from .memory_codes import codes
-from .options import FILE, bits_option, json_option
+from .options import FILE, json_option
 from .progress import with_progress
 from .target import FORMS, load_target, told_in_one_line
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..runtime.memory import Comparison, Need, Profile
+    from ..runtime.memory import Comparison, Need, Peak, Profile
     from ..runtime.memory.listing import Field, Sort
     from ..runtime.memory.paper import Reproduced, Row
 
@@ -62,7 +62,7 @@ class _TargetGroup(click.Group):
 
 @click.group("memory", cls=_TargetGroup)
 def command() -> None:
-    """Show what training keeps for the backward pass, exact and few-bit.
+    """Show what training keeps for the backward pass, and its peak, exact and by any method.
 
     `fewbit memory TARGET` is short for `fewbit memory of TARGET`.
 
@@ -73,9 +73,34 @@ def command() -> None:
 command.add_command(codes)
 
 
+def _method_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that choose a method: those of `fewbit.convert`, and the hooks."""
+    options = (
+        click.option(
+            "--bits",
+            type=click.FloatRange(1, 8),
+            metavar="N",
+            help="Bits per element, 1 to 8.  [default: 3, or the level's]",
+        ),
+        click.option("--level", metavar="L0..L5", help="ActNN: layers at this level."),
+        click.option("--glu", metavar="KEEP", help="Gated MLPs: parts, inputs or exact."),
+        click.option("--fuse-preact", type=int, metavar="N", help="BLPA: BN, ReLU and layer in one, N bits."),
+        click.option("--outliers", type=float, metavar="RATIO", help="V-Quant: the part of large values."),
+        click.option("--fused", is_flag=True, help="Replace formulas of several calls by torch's one function."),
+        click.option("--include", multiple=True, metavar="NAME", help="Convert modules of this name or pattern alone."),
+        click.option("--exclude", multiple=True, metavar="NAME", help="Leave modules of this name or pattern."),
+        click.option("--tables", multiple=True, metavar="NAME=FILE", help="The table of a module or an activation."),
+        click.option("--hooks", type=int, metavar="N", help="Compress what is still saved to N bits, by hooks."),
+        click.option("--peak/--no-peak", default=True, show_default=True, help="Run backward too, for the peak."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
 @command.command("of")
 @click.argument("target")
-@bits_option
+@_method_options
 @click.option("--batch", type=click.IntRange(1), metavar="N", help="Samples.  [default: 1, or what the function gives]")
 @click.option(
     "--sequence",
@@ -123,7 +148,6 @@ command.add_command(codes)
 @json_option
 def of(
     target: str,
-    bits: int,
     batch: int | None,
     size: int | None,
     dtype: str,
@@ -136,8 +160,9 @@ def of(
     gpu_memory: int | None,
     copies: int,
     as_json: bool,
+    **method: Any,
 ) -> None:
-    """Show what a forward pass of TARGET keeps for backward.
+    """Show what a forward pass of TARGET keeps for backward, and the peak of both passes.
 
     TARGET is a model that `fewbit memory models` lists, or package.module:function or file.py:function. The function
     returns (model, inputs), the inputs a tensor, a tuple, or a dict of keywords; if it has parameters named batch,
@@ -146,18 +171,24 @@ def of(
     Built-in models, and functions under --meta, run on the meta device: no memory is taken, and dropout and attention
     are counted as their CUDA kernels keep them. What a loss keeps is not counted.
 
-    Example: fewbit memory gpt2 --sequence 512 --gpu-memory 16GiB
+    The method is any that fewbit.convert takes, and combinations: --level L2 --glu parts --hooks 4. Without one,
+    activations keep --bits.
+
+    The peak is the most memory of forward and backward at once: activations, what is kept, what passes, and gradients
+    but for those of parameters, which count among the --copies. Scratch memory of kernels is not seen.
+
+    Example: fewbit memory llama-7b --level L2 --glu parts --gpu-memory 80GiB
     """
-    check_bits(bits)
+    how = _method(**method)
     from ..runtime import memory  # before any code of the user's: it tells where torch is missing
 
     subject = _of_user(target, size, meta) if ":" in target else _built_in(target, size, dtype, attention)
     with told_in_one_line(target, subject.source), memory.as_on_gpu() if subject.on_meta else nullcontext():
         model, inputs = subject.make(batch)
-        comparison = _compare(model, inputs, (bits,), functions)[0]
-        need = _need(subject, model, inputs, functions) if gpu_memory else None
+        comparison = _compare(model, inputs, how, functions)[0]
+        need = _need(subject, model, inputs, how, functions) if gpu_memory else None
     if as_json:
-        report = _report(target, model, comparison)
+        report = _report(target, model, comparison, how)
         if need and gpu_memory:
             report["largest_batch"] = _batches(need, gpu_memory, copies)
         click.echo(dumps(report), nl=False)
@@ -265,21 +296,85 @@ def _what(made: Any) -> str:
     return f"{len(made)} things" if isinstance(made, tuple) and len(made) != 2 else f"a {type(made).__name__}"
 
 
-def _compare(model: "nn.Module", inputs: Any, bits: tuple[int, ...], functions: bool) -> "list[Comparison]":
-    from ..runtime.memory import compare_each
+@dataclass(frozen=True)
+class _Method:
+    """A method as it was asked for.
 
-    if isinstance(inputs, Mapping):
-        return compare_each(model, bits=bits, functions=functions, **inputs)
-    many = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
-    return compare_each(model, *many, bits=bits, functions=functions)
+    Attributes:
+        options: of `fewbit.convert`.
+        hooks: bits of saved tensors, or None.
+        peak: whether to measure the peak.
+    """
+
+    options: Mapping[str, Any]
+    hooks: int | None
+    peak: bool
+
+    @property
+    def is_bits_alone(self) -> bool:
+        """Whether it is few-bit activations and nothing else."""
+        return not set(self.options) - {"bits"} and self.hooks is None
 
 
-def _need(subject: _Subject, model: "nn.Module", inputs: Any, functions: bool) -> "Need":
+def _method(
+    bits: float | None,
+    level: str | None,
+    glu: str | None,
+    fuse_preact: int | None,
+    outliers: float | None,
+    fused: bool,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    tables: tuple[str, ...],
+    hooks: int | None,
+    peak: bool,
+) -> _Method:
+    """Return the method of the options of a command; what was not given is not among its options."""
+    whole = int(bits) if bits is not None and bits == int(bits) else bits
+    if level is None and whole is not None:
+        check_bits(whole)
+    if hooks is not None:
+        check_bits(hooks)
+    found = {"level": level, "glu": glu, "fuse_preact": fuse_preact, "outliers": outliers, "bits": whole}
+    options: dict[str, Any] = {name: value for name, value in found.items() if value is not None}
+    options |= {name: value for name, value in {"include": include, "exclude": exclude}.items() if value}
+    if fused:
+        options["fused"] = True
+    if tables:
+        options["tables"] = dict(_table_of(text) for text in tables)
+    return _Method(options, hooks, peak)
+
+
+def _table_of(text: str) -> tuple[str, str]:
+    name, sign, file = text.rpartition("=")
+    if not (sign and name and file):
+        raise FewbitError(f"--tables takes NAME=FILE, such as gelu=gelu.json, not {text!r}")
+    return name, file
+
+
+def _compare(
+    model: "nn.Module", inputs: Any, how: _Method, functions: bool, bits: tuple[int, ...] = ()
+) -> "list[Comparison]":
+    """Return the comparison with a method, or those with each number of `bits`."""
+    from ..runtime.memory import compare, compare_each
+    from ..runtime.quantizers import PerGroup
+
+    keywords = inputs if isinstance(inputs, Mapping) else {}
+    many = () if keywords else inputs if isinstance(inputs, (tuple, list)) else (inputs,)
+    if bits:
+        return compare_each(model, *many, bits=bits, functions=functions, peak=how.peak, model_kwargs=keywords)
+    saved = None if how.hooks is None else PerGroup(bits=how.hooks)
+    common: dict[str, Any] = {"functions": functions, "saved": saved, "peak": how.peak, "model_kwargs": keywords}
+    return [compare(model, *many, **common, **how.options)]
+
+
+def _need(subject: _Subject, model: "nn.Module", inputs: Any, how: _Method, functions: bool) -> "Need":
     """Return what training takes: from two batch sizes where the subject has them, else from the one it has."""
     from ..runtime.memory import BITS, need_of
 
     batches = {n: subject.make(n)[1] for n in (8, 16)} if subject.grows else {_leading(inputs): inputs}
-    return need_of(model, {n: _compare(model, some, BITS, functions) for n, some in batches.items()})
+    bits = BITS if how.is_bits_alone else ()
+    return need_of(model, {n: _compare(model, some, how, functions, bits) for n, some in batches.items()})
 
 
 def _leading(inputs: Any) -> int:
@@ -294,52 +389,81 @@ def _leading(inputs: Any) -> int:
 # ---- how it is shown -------------------------------------------------------------------------------------------------
 
 
-def _report(target: str, model: "nn.Module", comparison: "Comparison") -> dict[str, Any]:
+def _report(target: str, model: "nn.Module", comparison: "Comparison", how: "_Method") -> dict[str, Any]:
     from ..runtime.memory import parameter_bytes
 
     return {
         "target": target,
         "parameter_bytes": parameter_bytes(model),
         "bits": comparison.bits,
-        "exact": _profile(comparison.before),
-        "few_bit": _profile(comparison.after),
+        "method": comparison.method,
+        "options": {**how.options, **({} if how.hooks is None else {"hooks": how.hooks})},
+        "exact": _profile(comparison.before, comparison.peak_before),
+        "few_bit": _profile(comparison.after, comparison.peak_after),
         "replaced": [replaced.name for replaced in comparison.report.replaced],
         "left": {left.name: left.why for left in comparison.report.left},
+        "notes": list(comparison.notes),
     }
 
 
-def _profile(profile: "Profile") -> dict[str, Any]:
+def _profile(profile: "Profile", peak: "Peak | None") -> dict[str, Any]:
     rows = profile.by("module", "kind", "op", "dtype").items()
     names = ("module", "kind", "op", "dtype", "bytes")
-    return {"bytes": profile.total, "rows": [dict(zip(names, (*key, size), strict=True)) for key, size in rows]}
+    peaks = {} if peak is None else {"peak": peak.bytes, "peak_with_gradients": peak.with_gradients}
+    kept = [dict(zip(names, (*key, size), strict=True)) for key, size in rows]
+    return {"bytes": profile.total, **peaks, "rows": kept}
 
 
 def _batches(need: "Need", memory: int, copies: int) -> dict[str, Any]:
-    rows = [
-        {
-            "bits": bits,
-            "bytes_per_sample": kept.per_sample,
-            "bytes_fixed": kept.fixed,
-            "batch": need.largest_batch(memory, bits, copies),
+    return {"memory": memory, "copies": copies, "rows": [_batch_row(need, key, memory, copies) for key in need.kept]}
+
+
+def _batch_row(need: "Need", key: int | str | None, memory: int, copies: int) -> dict[str, Any]:
+    kept, peak = need.kept[key], need.peak.get(key)
+    row = {
+        "bits": None if isinstance(key, str) else key,
+        "bytes_per_sample": kept.per_sample,
+        "bytes_fixed": kept.fixed,
+        "batch": need.largest_batch(memory, key, copies),
+    }
+    if isinstance(key, str):
+        row["method"] = key
+    if peak is not None:
+        row |= {
+            "peak_per_sample": peak.per_sample,
+            "peak_fixed": peak.fixed,
+            "batch_by_peak": need.largest_batch_by_peak(memory, key, copies),
         }
-        for bits, kept in need.kept.items()
-    ]
-    return {"memory": memory, "copies": copies, "rows": rows}
+    return row
 
 
 def _batch_lines(need: "Need", memory: int, copies: int) -> list[str]:
     from ..runtime.memory import size_text
 
-    exact = need.largest_batch(memory, None, copies)
-    body = []
-    for bits, kept in need.kept.items():
-        batch = need.largest_batch(memory, bits, copies)
-        more = f"{batch / exact - 1:+.1%}" if exact and bits else ""
-        body.append((counted(bits, "bit") if bits else "exact", size_text(kept.per_sample), str(batch), more))
+    by_peak = set(need.kept) == set(need.peak)
+    kept = {key: (kept.per_sample, need.largest_batch(memory, key, copies)) for key, kept in need.kept.items()}
+    peak = {key: (peak.per_sample, need.largest_batch_by_peak(memory, key, copies)) for key, peak in need.peak.items()}
+    head = ("activations", "kept per sample", "largest batch", "more")
+    body = [(_key_text(key), *_batch_cells(kept, key)) for key in kept]
+    if by_peak:
+        head = (*head, "peak per sample", "largest by peak", "more")
+        body = [(*row, *_batch_cells(peak, key)) for row, key in zip(body, kept, strict=True)]
     return [
         f"{size_text(memory)} of memory, less {copies} × {size_text(need.model)} of parameters:",
-        *columns([("activations", "kept per sample", "largest batch", "more"), *body], left=1),
+        *columns([head, *body], left=1),
     ]
+
+
+def _batch_cells(found: Mapping[int | str | None, tuple[float, int]], key: int | str | None) -> tuple[str, ...]:
+    from ..runtime.memory import size_text
+
+    per_sample, batch = found[key]
+    exact = found[None][1]
+    return size_text(per_sample), str(batch), f"{batch / exact - 1:+.1%}" if exact and key is not None else ""
+
+
+def _key_text(key: int | str | None) -> str:
+    return "exact" if key is None else counted(key, "bit") if isinstance(key, int) else key
 
 
 def _paper_lines(rows: "list[Reproduced]") -> list[str]:

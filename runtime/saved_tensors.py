@@ -22,6 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..tables import FewbitError
 from ..tables.errors import shown
+from .abstract import is_abstract
 from .layout import as_dense, with_stride
 from .prepared import DTYPES
 from .quantizers import Compressed, FixedPoint, Quantizer
@@ -45,7 +46,7 @@ def compress_saved_tensors(
 
     * parameters, other leaves that require a gradient, their views and casts, and the tensors in `keep`: they stay in
       memory anyway. (A frozen weight that autocast has cast cannot be told from an activation.)
-    * integers, booleans and complex numbers; sparse tensors, subclasses, tensors of functorch, of the meta device
+    * integers, booleans and complex numbers; sparse tensors, subclasses, tensors of functorch
     * tensors of fewer than `smallest` elements, and those whose last dimension is 1: statistics, as a rule
     * what the quantizer would not make smaller.
 
@@ -190,8 +191,14 @@ def _unpack(kept: Tensor | _View | _Copy) -> Tensor:
 
 def is_plain(x: Tensor) -> bool:
     """Tell whether `x` is memory that a quantizer takes."""
-    plain = type(x) in (Tensor, nn.Parameter) and x.layout == torch.strided and x.dtype in DTYPES
-    return plain and x.numel() > 0 and not x.is_meta and not is_functorch_wrapped_tensor(x)
+    known = type(x) in (Tensor, nn.Parameter) or is_abstract(x)
+    return (
+        known
+        and x.layout == torch.strided
+        and x.dtype in DTYPES
+        and x.numel() > 0
+        and not is_functorch_wrapped_tensor(x)
+    )
 
 
 def _stays(x: Tensor) -> bool:

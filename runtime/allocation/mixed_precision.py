@@ -26,6 +26,7 @@ from torch.compiler import disable
 
 from ...tables import FewbitError
 from ...tables.errors import shown
+from ..abstract import is_abstract
 from ..layers.base import CompressedLayer
 from ..layers.saver import Last, Whole, last_innermost
 from ..packing import GROUP
@@ -251,11 +252,13 @@ class SampleSaver:
             return Whole(x)
         self._shape, self._before = x.shape, self.precision._weights
         self.precision._weights += has_weights(self.layer)
-        variance = quantization_variance(x, quantizer.group_size).cpu().numpy()
+        # Without values all samples are alike, and every layer has its average.
+        alike = is_abstract(x)
+        variance = np.ones(len(x)) if alike else quantization_variance(x, quantizer.group_size).cpu().numpy()
         elements = -(-x.shape[1:].numel() // GROUP) * GROUP
         batch = Batch(self, variance, self._stale_magnitude(len(variance)), elements)
         bits = allocate(batch.sensitivity(), np.asarray(elements), round(self.average * elements * len(variance)))
-        compressed = quantizer.compress(x, sample_bits=torch.from_numpy(bits))
+        compressed = quantizer.compress(x, sample_bits=bits.tolist() if alike else torch.from_numpy(bits))
         if compressed.nbytes >= total_bytes([x]):
             return Whole(x)
         self.batches.append(batch)
@@ -301,6 +304,8 @@ class SampleSaver:
     def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
         """Learn how large the gradients are; those that are not finite teach nothing."""
         self.precision._last.forget()
+        if is_abstract(gradient):
+            return
         t = gradient_factor(self.layer, gradient.detach(), self._shape, rstd, self._before)
         if not t.numel():
             return

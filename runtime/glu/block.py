@@ -26,6 +26,7 @@ from torch.nn import functional as F
 from ...tables import FewbitError, Table
 from ...tables.errors import shown
 from .. import transforms
+from ..abstract import is_autocast
 from ..ops import check_dtype, refuse
 from ..prepared import register_table, table_of
 from ..quantizers.common import check_integer
@@ -165,9 +166,8 @@ class GatedMLP(nn.Module):
 
     def _plain(self, x: Tensor, projections: list[Any]) -> Tensor:
         tensors = [x, *(t for p in projections for t in (p.weight, p.bias))]
-        device = x.device.type
-        if torch.is_autocast_enabled(device):  # as F.linear does
-            dtype = torch.get_autocast_dtype(device)
+        if is_autocast(x):  # as F.linear does
+            dtype = torch.get_autocast_dtype(x.device.type)
             tensors = [t.to(dtype) if t is not None and t.dtype != torch.float64 else t for t in tensors]
         if not any(t is not None and keeps(t) for t in tensors):
             return self._composed(x)

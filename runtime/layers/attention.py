@@ -9,6 +9,7 @@ own inputs in few bits, and all but the softmax from one copy is unbiased.
 """
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from ..abstract import is_autocast
 from .base import CompressedLayer, apply, check_first_derivative, compresses, keep, kept, refuse
 from .dropout import dropout
 from .linear import linear
@@ -75,7 +77,8 @@ class CompressedAttention(Function):
             mask = mask.to(grad.dtype)
         inputs = [c.decompress().to(grad.dtype) for c in compressed]
         wanted = [x for x, w in zip(inputs, ctx.needs_input_grad, strict=False) if w]
-        with torch.enable_grad(), torch.autocast(grad.device.type, enabled=False), _replayed(state, grad.device):
+        autocast = torch.autocast(grad.device.type, enabled=False) if is_autocast(grad) else nullcontext()
+        with torch.enable_grad(), autocast, _replayed(state, grad.device):
             for x in wanted:
                 x.requires_grad_()
             y = F.scaled_dot_product_attention(inputs[0], inputs[1], inputs[2], mask, **ctx.options)

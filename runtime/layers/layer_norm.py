@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from ..abstract import is_autocast
 from ..prepared import arithmetic_dtype
 from .base import apply, batched, check_first_derivative, compresses, keep, kept, refuse
 from .normalization import CompressedNorm, copies_of, input_gradient, restored, standardised
@@ -129,7 +130,7 @@ class _OfGroups:
     eps: float
 
     def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
-        if x.device.type != "cpu" and torch.is_autocast_enabled(x.device.type):
+        if x.device.type != "cpu" and is_autocast(x):
             x = x.float()  # as autocast does with F.group_norm, though not with this
         y, mean, rstd = torch.native_group_norm(_regular(x), weight, bias, *self._sizes(x), self.groups, self.eps)
         shape = (*mean.shape, *(1 for _ in x.shape[1:]))

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..abstract import is_abstract
 from ..quantizers import Compressed
 from ..quantizers.common import total_bytes
 from .saver import Saver, put_together, take_apart
@@ -106,6 +107,8 @@ class Swapper:
 
     def _copied(self, x: Tensor, device: torch.device) -> tuple[Tensor, Any]:
         """Return a copy of `x` on `device`, and the event after which it is whole (None: it is)."""
+        if is_abstract(x):
+            return torch.empty_like(x), None  # host memory without a device is as abstract
         cuda = x.device if x.device.type == "cuda" else device
         if cuda.type != "cuda":
             return x.to(device, copy=True), None

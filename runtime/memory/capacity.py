@@ -7,13 +7,14 @@ elements of 32 bits (or fewer in half precision); in the place of each a few-bit
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from torch import nn
 
 from ...tables import FewbitError
 from .comparison import Comparison
+from .peak import Peak
 
 COPIES = 4  # weights, gradients and the two moments of Adam
 BITS = (1, 2, 3, 4)
@@ -43,18 +44,29 @@ class Need:
 
     Attributes:
         model: bytes of one copy of its parameters.
-        kept: for each number of bits what is kept for backward; under None with exact activations.
+        kept: for each number of bits, or name of another method, what is kept for backward; under None with exact
+            activations.
         nonlinear: the part of ``kept[None].per_sample`` that the replaced activations keep.
+        peak: the same of the peaks; empty where they were not measured.
     """
 
     model: float
-    kept: Mapping[int | None, Kept]
+    kept: Mapping[int | str | None, Kept]
     nonlinear: float
+    peak: Mapping[int | str | None, Kept] = field(default_factory=lambda: MappingProxyType({}))
 
-    def largest_batch(self, memory: float, bits: int | None = None, copies: int = COPIES) -> int:
-        """Return the largest batch that trains in `memory` bytes; see `largest_batch`."""
+    def largest_batch(self, memory: float, bits: int | str | None = None, copies: int = COPIES) -> int:
+        """Return the largest batch of which `memory` bytes hold what is kept for backward; see `largest_batch`."""
         kept = self.kept[bits]
         return largest_batch(memory, self.model, kept.per_sample, copies=copies, fixed=kept.fixed)
+
+    def largest_batch_by_peak(self, memory: float, bits: int | str | None = None, copies: int = COPIES) -> int:
+        """Return the largest batch of which `memory` bytes hold the peak of a step too.
+
+        The gradients of parameters are among the `copies`, and so not in the peak.
+        """
+        peak = self.peak[bits]
+        return largest_batch(memory, self.model, peak.per_sample, copies=copies, fixed=peak.fixed)
 
 
 def need_by_formula(
@@ -69,7 +81,7 @@ def need_by_formula(
         bits: of the codes.
         element_bits: size of an element of `nonlinear`.
     """
-    kept: dict[int | None, Kept] = {None: Kept(activations)}
+    kept: dict[int | str | None, Kept] = {None: Kept(activations)}
     kept |= {b: Kept(activations - nonlinear * (1 - b / element_bits)) for b in bits}
     return Need(model, MappingProxyType(kept), nonlinear)
 
@@ -79,14 +91,18 @@ def need_of(model: nn.Module, runs: Mapping[int, Sequence[Comparison]]) -> Need:
 
     Args:
         model: its parameters are counted.
-        runs: by batch size what `compare_each` returned for it, for one or two batch sizes. With one of them all that
-            is kept is taken to grow with the batch. Multiples of 8 make whole bytes of codes, whatever the model.
+        runs: by batch size the comparisons of it, of the same methods, for one or two batch sizes. With one of them
+            all that is kept is taken to grow with the batch. Multiples of 8 make whole bytes of codes.
     """
     batches, pairs = [*runs], [*zip(*runs.values(), strict=True)]
-    kept: dict[int | None, Kept] = {None: _line(batches, (run.before.total for run in pairs[0]))}
-    kept |= {pair[0].bits: _line(batches, (run.after.total for run in pair)) for pair in pairs}
+    kept: dict[int | str | None, Kept] = {None: _line(batches, (run.before.total for run in pairs[0]))}
+    kept |= {pair[0].key: _line(batches, (run.after.total for run in pair)) for pair in pairs}
     nonlinear = _line(batches, (run.nonlinear for run in pairs[0])).per_sample
-    return Need(parameter_bytes(model), MappingProxyType(kept), nonlinear)
+    peaks: dict[int | str | None, list[Peak | None]] = {None: [run.peak_before for run in pairs[0]]}
+    peaks |= {pair[0].key: [run.peak_after for run in pair] for pair in pairs}
+    measured = {key: [peak.bytes for peak in found if peak is not None] for key, found in peaks.items()}
+    peak = {key: _line(batches, sizes) for key, sizes in measured.items() if len(sizes) == len(batches)}
+    return Need(parameter_bytes(model), MappingProxyType(kept), nonlinear, MappingProxyType(peak))
 
 
 def parameter_bytes(model: nn.Module) -> int:

@@ -1,53 +1,94 @@
-"""The same forward pass with exact activations and with few-bit ones, side by side."""
+"""The same training step as it is and by a method of `fewbit.convert`, side by side: what is kept, and the peak.
+
+compare(model, x)                                     activations of 3 bits
+compare(model, x, level="L2", glu="parts")            any options of `fewbit.convert`
+compare(model, x, saved=PerGroup(bits=4))             within `fewbit.compress_saved_tensors`
+compare(model, input_ids=tokens, labels=tokens)       keywords of the model's forward
+"""
 
 import copy
-from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from ...tables import FewbitError
+from ...tables.names import nearest_names
 from ...tables.table import check_bits
+from ..abstract import is_abstract
 from ..conversion import Report
 from ..convert import convert, revert
 from ..few_bit import few_bit
+from ..levels import check_average_bits, check_level
+from ..quantizers import PerGroup, Quantizer
 from ..resolve import DEFAULT_BITS
+from ..saved_tensors import compress_saved_tensors
 from .listing import Field, Sort, listing, share, size_text
+from .peak import Peak, peak_of_step
 from .record import profile
 from .saved import Profile
+
+# What `convert` is told about the conversion; `inputs` are those of the comparison.
+OPTIONS = tuple(name for name in inspect.signature(convert).parameters if name not in ("model", "inputs"))
+_OWN = ("functions", "saved", "peak", "model_kwargs")
+_AS_GIVEN = ("include", "exclude", "tables")  # of the options, those that do not belong to the name of a method
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What one forward pass keeps with exact activations (`before`) and with few-bit ones (`after`).
+    """What one training step takes as the model is (`before`) and by a method (`after`).
 
-    `str(comparison)` is a table by module, and a line that sums it up.
+    `str(comparison)` is a table of what is kept by module, and lines that sum it and the peaks up.
 
     Attributes:
-        bits: what few-bit activations keep for an element.
-        before, after: the two profiles.
-        report: which activations were replaced, and which were not and why.
+        bits: as given to `convert`; None where the method has its own.
+        method: the method in a few words, such as "3 bits" or "level L2, glu parts".
+        before, after: what the forward pass keeps for the backward pass.
+        report: what was replaced, and what was not and why.
+        peak_before, peak_after: the most memory of forward and backward pass; None if it was not asked for.
+        notes: what was estimated.
     """
 
-    bits: int
+    bits: float | None
     before: Profile
     after: Profile
     report: Report
+    method: str = ""
+    peak_before: Peak | None = None
+    peak_after: Peak | None = None
+    notes: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def key(self) -> int | str:
+        """The number of bits where few-bit activations are all of the method, and its name of any other."""
+        return int(self.bits) if self.bits is not None and self.method == _bits_text(self.bits) else self.method
 
     @property
     def saved(self) -> int:
-        """Bytes that the few-bit activations save; below 0 if they cost memory.
+        """Bytes that the method saves of what is kept; below 0 if it costs memory.
 
-        They can: where another op keeps the output of an activation anyway, as a convolution keeps its input, torch's
-        ReLU costs nothing, and the code of a few-bit one comes on top.
+        Few-bit activations can: where another op keeps the output of an activation anyway, as a convolution keeps its
+        input, torch's ReLU costs nothing, and the code of a few-bit one comes on top.
         """
         return self.before.total - self.after.total
 
     @property
+    def peak_saved(self) -> int | None:
+        """Bytes that the method saves of the peak; None without peaks."""
+        if self.peak_before is None or self.peak_after is None:
+            return None
+        return self.peak_before.bytes - self.peak_after.bytes
+
+    @property
     def nonlinear(self) -> int:
-        """Bytes that the replaced activations themselves keep while they are exact."""
+        """Bytes that the replaced modules themselves keep while they are exact."""
         return sum(s.bytes for s in self.before.saved if s.module in {r.name for r in self.report.replaced})
 
     def by(self, *fields: Field) -> dict[tuple[str, ...], tuple[int, int]]:
@@ -64,64 +105,263 @@ class Comparison:
             limit: show so many rows, and sum up the rest in one.
         """
         fields = fields or ("module",)
-        heads = ("exact", f"{self.bits} bits", "saved")
+        heads = ("exact", self.method, "saved")
         rows = listing(self.by(*fields), fields, heads, lambda row, _: share(row[0] - row[1], row[0]), sort, limit)
-        return f"{rows}\n\n{self.summary()}"
+        return "\n".join([rows, "", self.summary(), *self.notes])
 
     def summary(self) -> str:
-        """Return one line: bytes before and after, and what that saves."""
-        before, after = self.before.total, self.after.total
-        what = "saved" if self.saved >= 0 else "more"
-        return (
-            f"{size_text(before)} with exact activations, {size_text(after)} with {self.bits}-bit ones: "
-            f"{size_text(abs(self.saved))} ({share(abs(self.saved), before)}) {what}"
-        )
+        """Return a line of what is kept before and after, and what that saves; below it a line of the peaks."""
+        few = f"{self.bits:g}-bit ones" if isinstance(self.key, int) else self.method
+        lines = [_summed_up("kept for backward: ", self.before.total, self.after.total, few)]
+        if self.peak_before is not None and self.peak_after is not None:
+            peaks = self.peak_before.bytes, self.peak_after.bytes
+            lines.append(_summed_up("peak of a step:    ", *peaks, few))
+        return "\n".join(lines)
 
     def __str__(self) -> str:
         return self.table()
 
 
 def compare(
-    model: nn.Module, *inputs: object, bits: int = DEFAULT_BITS, functions: bool = False, **keywords: object
+    model: nn.Module,
+    *inputs: object,
+    functions: bool = False,
+    saved: Quantizer | None = None,
+    peak: bool = True,
+    model_kwargs: Mapping[str, Any] | None = None,
+    **keywords: Any,
 ) -> Comparison:
-    """Run `model(*inputs, **keywords)` with exact activations and again with few-bit ones; return what each keeps.
+    """Run a training step of `model` as it is, and again by a method; return what each keeps, and its peak.
 
-    The model stays as it is: a copy of its modules, which has the same parameters and buffers, is converted. What
-    `profile` says of the meta device and of fake tensors holds here too.
+    The model stays as it is: measured are two copies of its modules, on the same parameters and copies of its buffers;
+    random numbers are drawn as if nothing had been. What `profile` says of the meta device and of fake tensors holds
+    here too, and `peak_of_step` says what a peak is.
 
     Args:
         model: any module that `fewbit.convert` takes; if it was converted before, `before` is that of the original.
         inputs: of the model.
-        bits: 1 to 8, kept for each element of an activation's input.
         functions: catch activations that are called as functions too, as `fewbit.few_bit` does.
-        keywords: of the model.
+        saved: a quantizer, as PerGroup(bits=4): the converted model runs within `compress_saved_tensors(saved)`.
+            Without options of `convert` the model is then not converted.
+        peak: whether to measure the peaks, for which a backward pass runs.
+        model_kwargs: keywords of the model's forward, where they are not its named parameters or are named as options.
+        **keywords: the options of `fewbit.convert` (bits, level, glu, include, …), which are never handed to the model;
+            and keywords of the model's forward, each of which it has to name. Few-bit activations of 3 bits if there
+            are no options, and no `saved`.
 
     Raises:
-        FewbitError: `bits` is out of range, or the model cannot be converted.
+        FewbitError: a keyword is neither an option nor a parameter of the model's forward, an option is wrong, or the
+            model cannot be copied or converted.
     """
-    return compare_each(model, *inputs, bits=(bits,), functions=functions, **keywords)[0]
+    options, call = _sorted_out(model, inputs, model_kwargs, keywords)
+    return _compared(model, call, [options], functions, saved, peak)[0]
 
 
 def compare_each(
-    model: nn.Module, *inputs: object, bits: Iterable[int], functions: bool = False, **keywords: Any
+    model: nn.Module,
+    *inputs: object,
+    bits: Iterable[int],
+    functions: bool = False,
+    peak: bool = False,
+    model_kwargs: Mapping[str, Any] | None = None,
+    **keywords: Any,
 ) -> list[Comparison]:
-    """Return what `compare` returns for each number of `bits`; exact activations run once for all."""
+    """Return what `compare` returns for each number of `bits`; the model as it is runs once for all."""
     numbers = [check_bits(b) for b in bits]
-    twin = revert(_with_the_same_tensors(model))
-    before = profile(twin, *inputs, **keywords)
+    options, call = _sorted_out(model, inputs, model_kwargs, keywords)
+    return _compared(model, call, [{**options, "bits": b} for b in numbers], functions, None, peak)
+
+
+def method_text(options: Mapping[str, Any], saved: Quantizer | None = None) -> str:
+    """Return a method in a few words: "3 bits", "level L3, 1.5 bits", "glu parts, level L2, hooks 4 bits".
+
+    Args:
+        options: of `convert`, as given.
+        saved: what the saved tensors are compressed with.
+    """
+    given = {name: value for name, value in options.items() if value is not None and name not in _AS_GIVEN}
+    bits = given.pop("bits", None)
+    words = [
+        name.replace("_", " ") if value is True else f"{name.replace('_', ' ')} {_in_words(value)}"
+        for name, value in given.items()
+        if value is not False
+    ]
+    if bits is None and saved is None and not given:
+        bits = DEFAULT_BITS
+    if bits is not None:
+        words.append(_bits_text(bits))
+    if saved is not None:
+        words.append(f"hooks {saved.bits} bits" if isinstance(saved, PerGroup) else f"hooks {saved!r}")
+    return ", ".join(words)
+
+
+# ---- what is an option, and what is an input -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Call:
+    """How a model is called."""
+
+    inputs: tuple[object, ...]
+    keywords: Mapping[str, Any]
+
+    def __call__(self, run: Callable[..., Any], model: nn.Module) -> Any:
+        return run(model, *self.inputs, **self.keywords)
+
+    def is_abstract(self, model: nn.Module) -> bool:
+        """Tell whether a tensor of the call, or of `model`, has no values."""
+        leaves = [*model.parameters(), *model.buffers(), *tree_leaves((self.inputs, self.keywords))]
+        return any(isinstance(leaf, torch.Tensor) and is_abstract(leaf) for leaf in leaves)
+
+
+def _sorted_out(
+    model: nn.Module, inputs: tuple[object, ...], explicit: Mapping[str, Any] | None, keywords: Mapping[str, Any]
+) -> tuple[dict[str, Any], _Call]:
+    """Return the options of `convert` among `keywords`, and the call with the rest of them."""
+    options = {name: value for name, value in keywords.items() if name in OPTIONS}
+    others = {name: value for name, value in keywords.items() if name not in OPTIONS}
+    parameters = _parameters_of(model)
+    for name in others:
+        if name not in parameters:
+            near = nearest_names(name, [*OPTIONS, *_OWN, *parameters])
+            hint = f"; nearest: {', '.join(near)}" if near else ""
+            raise FewbitError(
+                f"{name!r} is neither an option of convert ({', '.join(OPTIONS)}) nor a named parameter of the "
+                f"forward of {type(model).__name__}{hint}. What it takes beyond those goes into model_kwargs={{…}}"
+            )
+    if explicit is not None and not isinstance(explicit, Mapping):
+        raise FewbitError(f"model_kwargs is a mapping of keywords of the model, not of type {type(explicit).__name__}")
+    return options, _Call(inputs, {**others, **(explicit or {})})
+
+
+def _parameters_of(model: object) -> list[str]:
+    """Return the parameters of the model's forward that may be given by name."""
+    if not isinstance(model, nn.Module):
+        raise FewbitError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [name for name, p in inspect.signature(model.forward).parameters.items() if p.kind in by_name]
+
+
+# ---- running both ----------------------------------------------------------------------------------------------------
+
+
+def _compared(
+    model: nn.Module,
+    call: _Call,
+    methods: Sequence[Mapping[str, Any]],
+    functions: bool,
+    saved: Quantizer | None,
+    peak: bool,
+) -> list[Comparison]:
+    for options in methods:
+        _check_bits(options)
+    hooks: list[Callable[[], AbstractContextManager[Any]]] = []
+    if saved is not None:
+        hooks.append(partial(compress_saved_tensors, saved))
+    for make in hooks:
+        make()  # checked before anything runs
+    twin = revert(_twin_of(model))
+    before, peak_before = _measured(twin, call, peak, [])
     result = []
-    for b in numbers:
-        report = convert(twin, b)
+    for options in methods:
+        if saved is not None and not any(value is not None for value in options.values()):
+            report = Report(twin, (), ())
+        else:
+            report = convert(twin, **{**options, **_of_the_process(options)})
         twin = report.model  # another one, where the model itself is an activation
-        with few_bit(b) if functions else nullcontext():
-            after = profile(twin, *inputs, **keywords)
-        result.append(Comparison(b, before, after, report))
+        around = [*hooks, *([partial(few_bit, _activation_bits(options))] if functions else [])]
+        after, peak_after = _measured(twin, call, peak, around)
+        notes = _notes(options, saved, call.is_abstract(twin))
+        method = method_text(options, saved)
+        bits = options.get("bits")
+        if bits is None and saved is None and not any(value is not None for value in options.values()):
+            bits = DEFAULT_BITS
+        result.append(Comparison(bits, before, after, report, method, peak_before, peak_after, notes))
+        revert(twin)
     return result
 
 
-def _with_the_same_tensors(model: nn.Module) -> nn.Module:
-    tensors: Mapping[int, Any] = {id(t): t for t in (*model.parameters(), *model.buffers())}
+def _measured(
+    model: nn.Module, call: _Call, peak: bool, around: Sequence[Callable[[], AbstractContextManager[Any]]]
+) -> tuple[Profile, Peak | None]:
+    """Return what a step keeps and its peak, within contexts made by `around`; random numbers stay as they were."""
+
+    def run(what: Callable[..., Any]) -> Any:
+        with ExitStack() as stack:
+            stack.enter_context(_same_random_numbers(call.is_abstract(model)))
+            for make in around:
+                stack.enter_context(make())
+            return call(what, model)
+
+    return run(profile), run(peak_of_step) if peak else None
+
+
+def _same_random_numbers(abstract: bool) -> AbstractContextManager[Any]:
+    return nullcontext() if abstract else torch.random.fork_rng(devices=[])
+
+
+def _check_bits(options: Mapping[str, Any]) -> None:
+    if options.get("bits") is not None and options.get("level") is None:
+        check_bits(options["bits"])
+
+
+def _activation_bits(options: Mapping[str, Any]) -> int:
+    """Return the bits of activations under `options`."""
+    bits = options.get("bits")
+    if options.get("level") is not None:
+        bits = check_average_bits(check_level(options["level"]), bits)
+    return math.ceil(DEFAULT_BITS if bits is None else bits)
+
+
+def _of_the_process(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what stands for options that would change more than the model: L5 sets CUDA's allocator, else it is L4."""
+    return {"level": "L4"} if options.get("level") == "L5" else {}
+
+
+def _notes(options: Mapping[str, Any], saved: object, abstract: bool) -> tuple[str, ...]:
+    """Return what is estimated where tensors have no values."""
+    notes = []
+    level = options.get("level")
+    if abstract and level is not None and check_level(level).mixed:
+        notes.append("estimated: every sample and layer has the average of bits, for their shares depend on values")
+    if abstract and (options.get("outliers") is not None or getattr(saved, "ratio", None) is not None):
+        notes.append("estimated: as many large values as the ratio says, for which they are depends on values")
+    if level is not None and check_level(level).swaps:
+        notes.append(f"{level}: what waits in host memory is counted as kept too")
+    return tuple(notes)
+
+
+def _twin_of(model: nn.Module) -> nn.Module:
+    """Return a copy of the modules of `model`, on the same memory of parameters and on copies of its buffers."""
+    memo: dict[int, Any] = {}
     try:
-        return copy.deepcopy(model, dict(tensors))
-    except (RuntimeError, TypeError) as error:
+        for parameter in model.parameters():
+            twin: Any = nn.Parameter(parameter.detach(), parameter.requires_grad)
+            vars(twin).update(vars(parameter))
+            memo[id(parameter)] = twin
+        memo |= {id(buffer): buffer.detach().clone() for buffer in model.buffers()}
+        return copy.deepcopy(model, memo)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
         raise FewbitError(f"the model cannot be copied, so convert it and profile it yourself: {error}") from error
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+
+
+def _summed_up(what: str, before: int, after: int, few: str) -> str:
+    exact = "with exact activations" if few.endswith("-bit ones") else "exact"
+    word = "saved" if after <= before else "more"
+    return (
+        f"{what}{size_text(before)} {exact}, {size_text(after)} with {few}: "
+        f"{size_text(abs(before - after))} ({share(abs(before - after), before)}) {word}"
+    )
+
+
+def _bits_text(bits: float) -> str:
+    return f"{bits:g} bit{'' if bits == 1 else 's'}"
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}={part}" for key, part in value.items())
+    return str(value)

@@ -1,54 +1,182 @@
 """The most memory that a call holds at once: every tensor storage that torch's operations make, as long as it lives.
 
     peak_of(lambda: loss(model, x).backward())      bytes, of what the call makes, on any device
+    peak_of_step(model, *inputs)                    of a forward and a backward pass; gradients of parameters apart
 
-What was there before the call is not counted, nor what an operation takes for itself and gives back.
+Counted are storages that operations return, from the operation on and until nobody holds them: activations, what is
+kept for backward, results that are needed for a moment, gradients. Not counted is what was there before the call
+(parameters, buffers, the inputs), what an operation takes for itself and gives back (a kernel's scratch memory), what
+a compiled graph takes, and how an allocator rounds and caches. On tensors without values (the meta device, fake
+tensors) a quantizer counts as its kernels do, without the temporary tensors of its reference.
 """
 
+import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ..abstract import in_scratch
+from ..layers.saver import take_apart
+from .storages import identity_of, parts_of
+from .values import values_for
 
-class _Tracker(TorchDispatchMode):
-    """Counts the bytes of storages from when they are first seen until they are gone."""
+# What a model of transformers returns for its next call: no loss depends on it.
+_CACHES = frozenset({"past_key_values", "cache_params", "mems", "state"})
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._seen: dict[int, int] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        known = {t.untyped_storage()._cdata for t in inputs}
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
-                storage = tensor.untyped_storage()
-                if storage._cdata not in known or storage._cdata in self._seen:
-                    self._add(storage)
-        return result
+@dataclass(frozen=True)
+class Peak:
+    """The most bytes that a training step holds at once, of what it makes itself.
 
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        identity, size = storage._cdata, storage.nbytes()
-        before = self._seen.get(identity)
-        if before is None:
-            weakref.finalize(storage, self._forget, identity)
-        self._seen[identity] = size
-        self.now += size - (before or 0)
-        self.peak = max(self.peak, self.now)
+    Attributes:
+        bytes: activations, what is kept for backward, results that pass, and their gradients; not the gradients of
+            parameters, which are as large as the parameters and stay for the optimizer.
+        with_gradients: the gradients of parameters too, if there were none before the step.
+    """
 
-    def _forget(self, identity: int) -> None:
-        self.now -= self._seen.pop(identity, 0)
+    bytes: int
+    with_gradients: int
 
 
 def peak_of(call: Callable[[], object]) -> int:
     """Return the most bytes that `call` holds at once in storages that it makes itself."""
     with _Tracker() as tracker:
         call()
-    return tracker.peak
+    return tracker.peak()
+
+
+def peak_of_step(model: nn.Module, *inputs: object, **keywords: object) -> Peak:
+    """Run `model(*inputs, **keywords)` and its backward pass once; return the most memory that they hold at once.
+
+    The backward pass begins at the `loss` among the outputs if the model returns one by that name, as those of
+    `transformers` do; else each output that has a gradient is given ones. Outputs are held until the end, as by a
+    training loop that goes on to log them. The gradients that parameters and inputs had are put back afterwards; hooks
+    of parameters run.
+    """
+    with ExitStack() as stack:
+        for mode in values_for(model, (inputs, keywords)):
+            stack.enter_context(mode)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        stack.enter_context(_gradients_aside(parameters, (inputs, keywords)))
+        stack.enter_context(_no_collection())
+        with _Tracker() as tracker:
+            outputs = model(*inputs, **keywords)
+            roots = _roots(outputs)
+            if roots:
+                torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+            gradients = [part for p in parameters if p.grad is not None for part in parts_of(p.grad)]
+            return Peak(tracker.peak(but=gradients), tracker.peak())
+
+
+def _roots(outputs: object) -> list[Tensor]:
+    """Return the tensors at which a backward pass through `outputs` begins."""
+    if isinstance(outputs, Mapping):
+        loss = outputs.get("loss")
+        outputs = [loss] if isinstance(loss, Tensor) else [v for k, v in outputs.items() if k not in _CACHES]
+    tensors: list[Tensor] = []
+    for leaf in tree_leaves(outputs):
+        take_apart(leaf, tensors)
+    return list({id(t): t for t in tensors if t.requires_grad and t.grad_fn is not None}.values())
+
+
+@contextmanager
+def _gradients_aside(parameters: list[nn.Parameter], inputs: object) -> Iterator[None]:
+    """Let no leaf have a gradient in this block; afterwards each has the one that it had."""
+    leaves = [*parameters, *(t for t in tree_leaves(inputs) if isinstance(t, Tensor) and t.is_leaf and t.requires_grad)]
+    before = [leaf.grad for leaf in leaves]
+    try:
+        for leaf in leaves:
+            leaf.grad = None
+        yield
+    finally:
+        for leaf, gradient in zip(leaves, before, strict=True):
+            leaf.grad = gradient
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Let no garbage collection run in this block, so that the same step has the same peak."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@dataclass(frozen=True)
+class _Event:
+    """A storage came, grew or went.
+
+    Attributes:
+        number: of the storage; the address of one that is gone may be another's later.
+        delta: bytes.
+        counts: whether the sum may be a peak now; in the midst of what one kernel does it may not.
+    """
+
+    number: int
+    delta: int
+    counts: bool
+
+
+class _Tracker(TorchDispatchMode):
+    """Notes when storages are first seen, and when they are gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._events: list[_Event] = []
+        self._seen: dict[int, tuple[int, int]] = {}  # identity of a living storage -> its number and bytes
+        self._made = 0
+
+    def peak(self, but: list[Tensor] | None = None) -> int:
+        """Return the largest sum of bytes so far, without the storages of `but`, which are alive."""
+        out = {self._seen[identity_of(t)][0] for t in but or () if identity_of(t) in self._seen}
+        now = most = 0
+        for event in self._events:
+            now += 0 if event.number in out else event.delta
+            if event.counts and now > most:
+                most = now
+        return max(most, now)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        known = {identity_of(part) for t in inputs for part in parts_of(t)}
+        self._note(0, 0)
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                for part in parts_of(tensor):
+                    if identity_of(part) not in known or identity_of(part) in self._seen:
+                        self._add(part.untyped_storage())
+        return result
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        identity, size = storage._cdata, storage.nbytes()
+        if identity not in self._seen:
+            self._made += 1
+            weakref.finalize(storage, self._forget, identity).atexit = False
+            self._seen[identity] = self._made, 0
+        number, before = self._seen[identity]
+        if size != before:
+            self._seen[identity] = number, size
+            self._note(number, size - before)
+
+    def _forget(self, identity: int) -> None:
+        number, size = self._seen.pop(identity, (0, 0))
+        self._note(number, -size)
+
+    def _note(self, number: int, delta: int) -> None:
+        counts = not in_scratch()
+        if counts and self._events and not self._events[-1].counts:
+            self._events.append(_Event(0, 0, True))  # what came out of a kernel lives together
+        if delta:
+            self._events.append(_Event(number, delta, counts))

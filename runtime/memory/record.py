@@ -13,19 +13,19 @@ A tensor that a custom function puts on its `ctx` by itself, without `save_for_b
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from ..layers.saver import take_apart
 from .graph import Ops, next_number
 from .saved import Profile, Saved
+from .storages import identity_of, parts_of
+from .values import values_for
 
 
 class _Token:
@@ -92,7 +92,7 @@ def profile_call(model: nn.Module, call: Callable[[], object], *, inputs: object
 
     start = next_number()
     with ExitStack() as stack:
-        for mode in _fake_modes([*model.parameters(), *model.buffers(), *tree_leaves(inputs)]):
+        for mode in values_for(model, inputs):
             stack.enter_context(mode)
         for module in model.modules():
             stack.callback(module.register_forward_pre_hook(enter).remove)
@@ -127,13 +127,13 @@ def _ops_of(kept: list[_Token], result: object, start: int) -> list[str]:
 
 def _count(model: nn.Module, kept: list[_Token], ops: list[str]) -> Profile:
     names = {module: name for name, module in model.named_modules()}
-    own = {_identity(part) for t in (*model.parameters(), *model.buffers()) for part in _parts(t)}
+    own = {identity_of(part) for t in (*model.parameters(), *model.buffers()) for part in parts_of(t)}
     saved: dict[int, Saved] = {}
     again: list[Saved] = []
     counted: set[tuple[int, int]] = set()  # an op that saves three views of one storage keeps it once
     for token, op in zip(kept, ops, strict=True):
-        for part in (part for tensor in token.tensors for part in _parts(tensor)):
-            size, identity = part.untyped_storage().nbytes(), _identity(part)
+        for part in (part for tensor in token.tensors for part in parts_of(tensor)):
+            size, identity = part.untyped_storage().nbytes(), identity_of(part)
             if not size or identity in own or (identity, token.number) in counted:
                 continue
             counted.add((identity, token.number))
@@ -143,28 +143,3 @@ def _count(model: nn.Module, kept: list[_Token], ops: list[str]) -> Profile:
             else:
                 saved[identity] = one
     return Profile(tuple(saved.values()), tuple(again))
-
-
-def _parts(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the tensors that hold the data of `tensor`: itself, unless it is sparse or wraps others."""
-    if is_traceable_wrapper_subclass(tensor):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from _parts(getattr(tensor, name))
-    elif tensor.layout is torch.sparse_coo:
-        yield from (tensor._indices(), tensor._values())
-    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
-    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
-    else:
-        yield tensor
-
-
-def _identity(tensor: Tensor) -> int:
-    """Return what two tensors have in common that share a storage; its address is 0 on the meta device."""
-    return tensor.untyped_storage()._cdata
-
-
-def _fake_modes(values: Iterable[object]) -> list:
-    """Return the modes in which fake tensors among `values` were made."""
-    return list({id(v.fake_mode): v.fake_mode for v in values if isinstance(v, FakeTensor)}.values())

@@ -7,12 +7,14 @@
 Equations (6) to (8) use two things of A₂: its sign, which is exact, and Ã₁.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..abstract import is_abstract, scratch
 from ..layout import flat, with_stride
 from ..packing import unpack
 from ..quantizers.common import KINDS, Form, as_kind, has_kernels
@@ -40,13 +42,20 @@ def compress(
     # Without kernels nothing waits to see whether there is a γ of 0.
     if has_kernels(A) and A.dtype in KINDS and int(γ.count_nonzero()) == γ.numel():
         return cpu.encode(A, γ, β, bits, slope)
+    with scratch() if is_abstract(A) else nullcontext():
+        packed = _compress_reference(A, x, γ, β, mean, inverse_deviation, bits)
+    activate_(A, slope)
+    return packed
+
+
+def _compress_reference(
+    A: Tensor, x: Tensor, γ: Tensor, β: Tensor, mean: Tensor, inverse_deviation: Tensor, bits: int
+) -> Tensor:
     shape = [1, -1] + [1] * (A.dim() - 2)
     normalised = ((x - mean.view(shape)) * inverse_deviation.view(shape)).to(A.dtype)
     coded = with_stride(torch.where((γ == 0).view(shape), normalised, A), A.stride())
     channels = meaning_of(*for_coding(γ, β), bits).channels
-    packed = quantize_reference(as_kind(coded, keep_positive=True), channels, A.stride(CHANNEL_DIM), bits)
-    activate_(A, slope)
-    return packed
+    return quantize_reference(as_kind(coded, keep_positive=True), channels, A.stride(CHANNEL_DIM), bits)
 
 
 def activate_(A: Tensor, slope: float) -> Tensor:
@@ -79,6 +88,8 @@ class Codes:
         if (kernels := self._kernels) is not None:
             kernels.decode(self.packed, self.γ, self.β, self.bits, self.slope, out)
             return out
+        if is_abstract(out):
+            return out
         meaning = self._meaning()
         dequantize_reference(self.packed, meaning.channels, self._inner, self.bits, out)
         return torch.where(self._in_form(self._positive(meaning)), out, self.slope * out if self.slope else 0)
@@ -96,7 +107,8 @@ class Codes:
         """
         gradient = with_stride(gradient, self.form.stride)
         if (kernels := self._kernels) is None:
-            return self._reference(gradient, inverse_deviation, by_batch, into_input)
+            with scratch() if is_abstract(gradient) else nullcontext():
+                return self._reference(gradient, inverse_deviation, by_batch, into_input)
         code = (self.packed, self.γ, self.β, self.bits, self.slope)
         dβ, dγ = kernels.through_normalisation(*code, gradient, inverse_deviation, by_batch, into_input)
         return gradient if into_input else None, dγ, dβ
@@ -120,7 +132,10 @@ class Codes:
         # The input's gradient is s∘(∇A₂ − p − q∘Ã₁).
         s = (self.γ.double() * inverse_deviation.double()).to(wide)
         p, q = (totals / (g.numel() // meaning.count) if by_batch else torch.zeros_like(totals)).to(wide)
-        return self.form.filled((g - p[channel] - q[channel] * normal) * s[channel]), dγ, dβ
+        values = (g - p[channel] - q[channel] * normal) * s[channel]
+        if is_abstract(gradient):
+            return gradient, dγ, dβ  # whose memory kernels write to
+        return self.form.filled(values), dγ, dβ
 
     def _meaning(self) -> Meaning:
         return meaning_of(self.γ, self.β, self.bits)

@@ -24,6 +24,7 @@ from torch import Tensor
 from ...tables import FewbitError, Table
 from ...tables.errors import shown
 from .. import ops
+from ..abstract import is_abstract
 from ..layout import as_dense, flat
 from ..packing import pack, unpack
 from ..prepared import register_table
@@ -90,6 +91,8 @@ class Outlier:
         check_tensor("Outlier", x)
         x = as_dense(x.detach())
         elements = flat(as_kind(x, keep_positive=self.relu))
+        if is_abstract(x):
+            return OutlierCompressed(self, Form.of(x), *_abstract(elements, self))
         parts = cpu.compress(elements, self) if has_kernels(x) else None
         return OutlierCompressed(self, Form.of(x), *(parts or compress_reference(elements, self)))
 
@@ -137,7 +140,7 @@ class OutlierCompressed:
         out = self.form.empty()
         if has_kernels(out):
             cpu.dequantize(self, flat(out))
-        else:
+        elif not is_abstract(out):
             dequantize_reference(self, self._level_values(out.dtype), flat(out))
         return out
 
@@ -151,6 +154,18 @@ class OutlierCompressed:
             return (least + codes * step).clamp(-limit, limit)
         values = ((codes - 1) * step).clamp(smallest(dtype), limit)
         return torch.where(codes == 0, 0 * step, values)
+
+
+def _abstract(x: Tensor, quantizer: Outlier) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return parts of the sizes of those of `x` (n,), which has no values; outliers are as many as the ratio says.
+
+    So many they are where the threshold is exact. A sampled threshold finds about as many.
+    """
+    n, k = x.numel(), quantizer.count(x.numel())
+    codes, counts = -(-n // 8) * quantizer.bits, -(-n // POSITION_BLOCK)
+    packed, counts, offsets = (x.new_empty(size, dtype=torch.uint8) for size in (codes, counts, k))
+    values = x.new_empty(k, dtype=quantizer.value_dtype or x.dtype)
+    return packed, counts, offsets, values, x.new_empty(2, dtype=torch.float32)
 
 
 def masked(grad: Tensor, packed: Tensor, bits: int) -> Tensor:

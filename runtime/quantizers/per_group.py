@@ -28,13 +28,14 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from ..abstract import is_abstract, scratch
 from ..layout import as_dense, flat, with_stride
 from ..packing import GROUP
 from .common import Form, as_kind, check_integer, check_tensor, has_kernels, largest, total_bytes
 from .cpu import per_group as cpu
 from .cuda import per_group as cuda
 from .philox import draw_seed, random_halves
-from .rows import Rows, check_sample_bits
+from .rows import Rows, check_sample_bits, packed_bytes, sample_bits_list
 
 LEAST_ROW = 64  # elements; shorter rows share a group
 LEAST_RANGE = 2.0**-100  # 2^16·255 / R then is a finite float32
@@ -100,6 +101,8 @@ class PerGroup:
         check_tensor("PerGroup", x)
         x = as_dense(x.detach())
         rows = _samples(x)
+        if is_abstract(x):
+            return PerGroupCompressed(self, Form.of(x), *_abstract(rows, self, sample_bits))
         bits = self.bits if sample_bits is None else check_sample_bits(sample_bits, rows.shape[0])
         seed = draw_seed(generator)
         if has_kernels(x):
@@ -166,6 +169,8 @@ class PerGroupCompressed:
         sizes = _sizes(form.shape)
         in_order = _samples_first(form.shape, form.stride)
         out = form.empty() if in_order else torch.empty(form.shape, dtype=form.dtype, device=form.device)
+        if is_abstract(out):
+            return with_stride(out, form.stride)
         rows = flat(out).view(sizes)
         if has_kernels(out):
             dequantize = cpu.dequantize
@@ -191,6 +196,19 @@ def _samples(x: Tensor) -> Tensor:
     """Return the dense tensor `x` as (N, D), each sample in memory order: a view, unless samples lie interleaved."""
     x = x if _samples_first(x.shape, x.stride()) else x.contiguous()
     return flat(x).view(_sizes(x.shape))
+
+
+def _abstract(
+    rows: Tensor, quantizer: PerGroup, sample_bits: Tensor | Sequence[int] | None
+) -> tuple[int | Tensor, Tensor, Tensor, Tensor]:
+    """Return bits, codes, minima and ranges of the sizes of those of `rows` (N, D), which have no values."""
+    bits = quantizer.bits
+    with scratch():
+        packed, minimum, range_ = quantize_reference(rows, bits, quantizer.group_size, seed=0)
+    if sample_bits is None:
+        return bits, packed, minimum, range_
+    size = packed_bytes(sample_bits_list(sample_bits, len(rows)), rows.shape[1])
+    return rows.new_empty(len(rows), dtype=torch.uint8), rows.new_empty(size, dtype=torch.uint8), minimum, range_
 
 
 # ---- the reference ---------------------------------------------------------------------------------------------------

@@ -4,11 +4,12 @@ The same bits b: uint8 (N, w·b) with w = ⌈D/8⌉ groups of the packing. Bits 
 sample n begins at the next multiple of 8, so that words of any size are aligned, and takes w·b_n; zeros lie between.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ...tables import FewbitError
 from ...tables.errors import shown
@@ -88,3 +89,21 @@ def check_sample_bits(bits: object, N: int) -> Tensor:
         given = f"those of shape {tuple(values.shape)}" if isinstance(bits, Tensor) else shown(bits)
         raise FewbitError(f"sample_bits are {N} integers from 1 to 8, one a sample, not {given}")
     return values.to("cpu", torch.uint8)
+
+
+def packed_bytes(bits: Sequence[int], D: int) -> int:
+    """Return the bytes of the codes of samples of `D` elements, each sample with bits of its own."""
+    width = -(-D // GROUP)
+    return sum(-(-b * width // ALIGNMENT) * ALIGNMENT for b in bits)
+
+
+def sample_bits_list(bits: Tensor | Sequence[int], N: int) -> list[int]:
+    """Return the bits of `N` samples that have no values themselves; see `check_sample_bits`.
+
+    No tensor is made of them: in a block of ``torch.device("meta")`` or of fake tensors it would have no values either.
+    """
+    with _disable_current_modes():
+        values = bits.tolist() if isinstance(bits, Tensor) else [*bits]
+    if len(values) != N or not all(isinstance(b, int) and 1 <= b <= 8 for b in values):
+        raise FewbitError(f"sample_bits are {N} integers from 1 to 8, one a sample, not {shown(bits)}")
+    return values

@@ -53,7 +53,7 @@ def rows(text):
 def test_before_and_after_are_printed_with_what_is_saved(run, target):
     outcome = run("memory", target("tensor"), "--by", "module,op", "--sort", "order")
     assert (outcome.status, outcome.err) == (0, "")
-    first, _, *table, _, summary = outcome.out.splitlines()
+    first, _, *table, _, kept, peak = outcome.out.splitlines()
     assert first.endswith(":tensor: 2,632 parameters, a batch of 16")
     assert rows("\n".join(table)) == [
         ["module", "op", "exact", "3", "bits", "saved"],
@@ -63,7 +63,10 @@ def test_before_and_after_are_printed_with_what_is_saved(run, target):
         ["1", "fewbit_activation", "0", "384"],
         ["total", "10,240", "6,528", "36.2%"],
     ]
-    assert summary == "10.0 KiB with exact activations, 6.4 KiB with 3-bit ones: 3.6 KiB (36.2%) saved"
+    assert kept == (
+        "kept for backward: 10.0 KiB with exact activations, 6.4 KiB with 3-bit ones: 3.6 KiB (36.2%) saved"
+    )
+    assert peak.startswith("peak of a step:    13.0 KiB with exact activations, ") and peak.endswith(" saved")
 
 
 @pytest.mark.parametrize(
@@ -94,17 +97,51 @@ def test_json_holds_every_row_and_no_text(run, target):
     batches = report["largest_batch"]
     assert (batches["memory"], batches["copies"]) == (1_000_000, 2)
     assert [row["bits"] for row in batches["rows"]] == [None, 1, 2, 3, 4]
+    # The peak: 13,312 bytes, which the one batch that there is shares out to its samples.
     assert batches["rows"][0] == {
-        "bits": None, "bytes_per_sample": 640, "bytes_fixed": 0, "batch": (1_000_000 - 2 * 4 * 2632) // 640
+        "bits": None, "bytes_per_sample": 640, "bytes_fixed": 0, "batch": (1_000_000 - 2 * 4 * 2632) // 640,
+        "peak_per_sample": 832, "peak_fixed": 0, "batch_by_peak": (1_000_000 - 2 * 4 * 2632) // 832,
     }  # fmt: skip
 
 
 def test_the_largest_batch_is_printed_for_exact_and_1_to_4_bits(run, target):
     lines = run("memory", target("keywords"), "--gpu-memory", "1 MiB").out.splitlines()[-6:]
-    assert lines[0].split() == ["activations", "kept", "per", "sample", "largest", "batch", "more"]
+    kept = ["activations", "kept", "per", "sample", "largest", "batch", "more"]
+    assert lines[0].split() == [*kept, "peak", "per", "sample", "largest", "by", "peak", "more"]
     assert [line.split()[0] for line in lines[1:]] == ["exact", "1", "2", "3", "4"]
     exact = ((1 << 20) - 4 * 4 * 2632) // 640
-    assert rows(lines[1])[0] == ["exact", "640", "B", str(exact)]
+    assert rows(lines[1])[0][:4] == ["exact", "640", "B", str(exact)]
+    assert int(rows(lines[1])[0][6]) < exact
+
+
+@pytest.mark.parametrize(
+    ("options", "method", "kept"),
+    [
+        (["--level", "L2"], "level L2", 16 * 32 // 2 + 4 + 16 * 64 // 2 + 64 + 16 * 64 // 2 + 64),
+        (["--hooks", 4], "hooks 4 bits", None),
+        (["--level", "L3", "--bits", 1.5], "level L3, 1.5 bits", None),
+        (["--outliers", 0.02, "--bits", 2], "outliers 0.02, 2 bits", None),
+        (["--include", "1", "--bits", 1], "1 bit", 2048 + 4096 + 128),
+        (["--exclude", "1"], "3 bits", 10_240),
+    ],
+)
+def test_any_method_is_measured_with_its_peak(run, target, options, method, kept):
+    report = json.loads(run("memory", target("tensor"), *options, "--json").out)
+    assert report["method"] == method
+    assert report["exact"]["peak"] == 13_312
+    # Hooks keep codes of the input, which is there anyway and does not count, and bring it back whole in backward.
+    assert 0 < report["few_bit"]["peak"] <= (14_000 if options[0] == "--hooks" else 13_312)
+    assert report["exact"]["peak_with_gradients"] > 13_312
+    assert report["few_bit"]["bytes"] < 10_240 or options[0] == "--exclude"
+    if kept is not None and options[0] != "--level":
+        assert report["few_bit"]["bytes"] == kept
+
+
+def test_of_a_method_the_largest_batch_is_one_row_beside_exact(run, target):
+    outcome = run("memory", target("keywords"), "--level", "L2", "--gpu-memory", "1MiB", "--no-peak")
+    lines = outcome.out.splitlines()[-3:]
+    assert lines[0].split() == ["activations", "kept", "per", "sample", "largest", "batch", "more"]
+    assert [line[:8].strip() for line in lines[1:]] == ["exact", "level L2"]
 
 
 def test_functions_are_counted_when_asked_for(run, target):
@@ -155,6 +192,11 @@ def test_paper_prints_its_rows_beside_the_measured_and_writes_them(run, tmp_path
         (["model.py"], 2, "'model.py' names no function; a TARGET is package.module:function or file.py:function"),
         (["no_such.py:make"], 2, "there is no file no_such.py"),
         (["gpt2", "--bits", "9"], 2, "bits must be a whole number from 1 to 8"),
+        (["gpt2", "--level", "L9"], 2, "level is one of L0, L1"),
+        (["gpt2", "--level", "L2", "--outliers", "0.1"], 2, "level and outliers exclude each other"),
+        (["gpt2", "--levle", "L2"], 2, "No such option"),
+        (["gpt2", "--hooks", "9"], 2, "bits must be a whole number from 1 to 8"),
+        (["gpt2", "--tables", "gelu"], 2, "--tables takes NAME=FILE"),
         (["gpt2", "--gpu-memory", "much"], 2, "'much' is not a size such as 16GiB or 80GB"),
         (["gpt2", "--gpu-memory", "0GiB"], 2, "is not a size"),
         (["TARGET:one"], 2, "must return (model, inputs), and returns a Sequential"),

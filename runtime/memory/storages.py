@@ -1,0 +1,33 @@
+"""Which memory a tensor is of."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+
+def parts_of(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors that hold the data of `tensor`: itself, unless it is sparse or wraps others."""
+    if is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from parts_of(getattr(tensor, name))
+    elif tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    elif tensor.layout is torch.strided:
+        yield tensor
+
+
+def identity_of(tensor: Tensor) -> int:
+    """Return what two tensors have in common that share a storage; its address is 0 on the meta device."""
+    return tensor.untyped_storage()._cdata
+
+
+def fake_modes(values: Iterable[object]) -> list:
+    """Return the modes in which fake tensors among `values` were made."""
+    return list({id(v.fake_mode): v.fake_mode for v in values if isinstance(v, FakeTensor)}.values())
