@@ -25,6 +25,7 @@ from ..ops import NAMESPACE, check_dtype, check_packed, check_parameters
 from ..packing import packed_size
 from ..prepared import DTYPES, table_of
 from . import cpu, cuda, reference
+from .derivatives import derivative_of
 from .plan import GROUP_SIZE
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -142,7 +143,7 @@ def _check_pair(
     check_parameters(function, parameters)
     if gate.shape != up.shape or gate.dtype != up.dtype or gate.device != up.device:
         raise FewbitError(f"gate and up have one shape, dtype and device, not {_told(gate)} and {_told(up)}")
-    _check_seeds(seeds, 2)
+    _check_seeds(gate, seeds, 2)
     _check_bits(up_bits, second_bits)
 
 
@@ -172,6 +173,8 @@ def _check_parts(
     if len(wanted) != 3:
         raise FewbitError(f"wanted tells of d_gate, d_up and h, not {shown(list(wanted))}")
     d_gate, d_up, h = wanted
+    if derived and d_gate:
+        derivative_of(function)
     has_derivative = second_bits if derived else code_bits
     if (d_gate and not (up_bits and has_derivative)) or (d_up and not second_bits) or (h and not up_bits * second_bits):
         kept = f"codes of {code_bits} bits, up of {up_bits} and second of {second_bits}"
@@ -180,7 +183,7 @@ def _check_parts(
 
 def _check_copied(x: Tensor, seed: Tensor, bits: int) -> None:
     check_dtype(x, "copy_in_groups")
-    _check_seeds(seed, 1)
+    _check_seeds(x, seed, 1)
     _check_bits(bits)
 
 
@@ -201,9 +204,10 @@ def _check_bits(*given: int, least: int = 0) -> None:
             raise FewbitError(f"bits of a copy are from {least} to 8, not {bits}")
 
 
-def _check_seeds(seeds: Tensor, count: int) -> None:
-    if seeds.dtype != torch.int64 or seeds.dim() != 1 or (type(seeds.shape[0]) is int and seeds.shape[0] < count):
-        raise FewbitError(f"seeds are int64 ({count},), not {_told(seeds)}")
+def _check_seeds(like: Tensor, seeds: Tensor, count: int) -> None:
+    wrong = seeds.dtype != torch.int64 or seeds.dim() != 1 or seeds.device.type not in ("cpu", like.device.type)
+    if wrong or (type(seeds.shape[0]) is int and seeds.shape[0] < count):
+        raise FewbitError(f"seeds are int64 ({count},) on cpu, not {_told(seeds)}")
 
 
 def _check_groups(like: Tensor, groups: Tensor, copies: int, n: Any) -> None:

@@ -68,6 +68,8 @@ class Outlier(Unpickled):
     sample_every: int = 1
 
     def __post_init__(self) -> None:
+        if not isinstance(self.relu, bool):
+            raise FewbitError(f"relu is True or False, not {shown(self.relu)}")
         check_integer("bits with relu" if self.relu else "bits", self.bits, 2 if self.relu else 1, 8)
         check_integer("sample_every", self.sample_every, 1)
         if not isinstance(self.ratio, int | float) or not 0 <= self.ratio <= 1:
@@ -136,6 +138,7 @@ class OutlierCompressed(Unpickled):
         n = check_form("Outlier", self.form)
         if not isinstance(self.quantizer, Outlier):
             raise FewbitError(f"Outlier: the quantizer is an Outlier, not {shown(self.quantizer)}")
+        self.quantizer.__post_init__()
         parts = (self.packed, self.counts, self.offsets, self.values, self.levels)
         check_outlier_parts("Outlier", n, POSITION_BLOCK, self.form, self.quantizer, parts)
 

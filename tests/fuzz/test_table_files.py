@@ -9,7 +9,7 @@ import pytest
 from fewbit.tables import FewbitError, Table
 from fewbit.tables.json_format import table_to_dict
 from fuzzing import fuzzed
-from hostile import EXTREMES, altered_bytes, altered_json
+from hostile import EXTREMES, altered_bytes, altered_json, randoms
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,7 +49,7 @@ def folder(tmp_path_factory):
 
 
 @fuzzed
-@given(random=st.randoms(use_true_random=False), steps=st.integers(1, 3), at_last=st.booleans())
+@given(random=randoms, steps=st.integers(1, 3), at_last=st.booleans())
 def test_files_with_altered_values_or_bytes(folder, random: Random, steps, at_last):
     value = table_to_dict(random.choice(TABLES))
     for _ in range(steps):
@@ -73,7 +73,7 @@ class Twin:
 
 
 @fuzzed
-@given(random=st.randoms(use_true_random=False))
+@given(random=randoms)
 def test_pickles_with_an_altered_state_are_as_good_as_the_constructor(random: Random):
     state = dict(vars(random.choice(TABLES)))
     state.update({name: value.tolist() for name, value in state.items() if isinstance(value, np.ndarray)})

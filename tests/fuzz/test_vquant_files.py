@@ -14,9 +14,8 @@ from fewbit import FewbitError
 from fewbit.runtime.backends import host_memory
 from fewbit.runtime.vquant import PackedLayer, calibrate, load, pack, quantize, save
 from fuzzing import fuzzed
-from hostile import EXTREMES, altered_bytes, altered_json, altered_tensor, surrounded
+from hostile import EXTREMES, altered_bytes, altered_json, altered_tensor, randoms, surrounded
 from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 pytest.importorskip("safetensors")
@@ -106,7 +105,7 @@ def check_guards(made):
 
 
 @fuzzed
-@given(random=st.randoms(use_true_random=False))
+@given(random=randoms)
 def test_damaged_files_are_refused_in_a_line_or_compute(file, random: Random):
     path, header, payload = file
     hostile = path.parent / "hostile.safetensors"
@@ -127,7 +126,7 @@ def test_damaged_files_are_refused_in_a_line_or_compute(file, random: Random):
 
 
 @fuzzed
-@given(random=st.randoms(use_true_random=False))
+@given(random=randoms)
 def test_altered_state_dicts_and_pickles(random: Random):
     model = packed()
     layer = random.choice([module for module in model.modules() if isinstance(module, PackedLayer)])

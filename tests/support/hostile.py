@@ -6,6 +6,10 @@ from random import Random
 from typing import Any
 
 import torch
+from hypothesis import strategies as st
+
+# A seed a draw: what Hypothesis draws itself, number by number, takes ten times as long.
+randoms = st.integers(0, 2**32).map(Random)
 
 EXTREMES: tuple[Any, ...] = (
     *(-1, 0, 1, 2, 3, 8, 9, 16, 240, 255, 256, 2**31, 2**40, 2**63 - 1, 2**63, 2**64, -(2**63), 10**400),
