@@ -112,7 +112,7 @@ def _(grad: Tensor, *others: Any) -> tuple[Tensor, ...]:
 @torch.library.register_fake(copy_in_groups, lib=_library)
 def _(x: Tensor, seed: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     _check_copied(x, seed, bits)
-    return x.new_empty(packed_size(x.numel(), bits), dtype=torch.uint8), _fake_groups(x, 1)
+    return x.new_empty(packed_size(x.numel(), bits), dtype=torch.uint8), _fake_groups(x, int(bits > 0))
 
 
 @torch.library.register_fake(read_copy, lib=_library)

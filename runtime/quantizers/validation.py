@@ -50,7 +50,7 @@ def check_form(owner: str, form: Any) -> int:
         not isinstance(shape, torch.Size)
         or not isinstance(stride, tuple)
         or len(shape) != len(stride)
-        or not all(type(step) is int for step in stride)
+        or not all(type(step) is int and step >= 0 for step in stride)
         or form.dtype not in DTYPES
         or not isinstance(form.device, torch.device)
         or not is_dense(shape, stride)
