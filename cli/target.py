@@ -73,7 +73,8 @@ def _run_file(path: Path) -> ModuleType:
         raise FewbitError(f"there is no file {path}")
     name = f"fewbit_target_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec and spec.loader  # the suffix .py has a loader
+    if spec is None or spec.loader is None:
+        raise FewbitError(f"{path} is no Python file: its name ends in .py")
     module = importlib.util.module_from_spec(spec)
     _search_first(path.resolve().parent)
     sys.modules[name] = module  # dataclasses and pickle look a class up there

@@ -327,11 +327,12 @@ def apply(x: Tensor, function: str, parameters: tuple[float, ...], key: str, inp
         inplace: overwrite `x` with f(x) and return it, where torch has that.
 
     Raises:
-        TypeError: a gradient is asked for and the dtype is none of those.
+        TypeError: a gradient is asked for and the dtype is none of those; integers that torch's function does not take.
     """
     overwrite = forward_of(function).inplace if inplace else None
     if not keeps(x):
-        return (overwrite or forward_of(function).call)(x, *parameters)
+        forward = overwrite or forward_of(function).call
+        return ops.checked(function, x, forward, x, *parameters)
     if transforms.are_active():
         y = transforms.activation(x, function, parameters, key)
         return y if overwrite is None else x.copy_(y)

@@ -5,10 +5,12 @@ packed in the order of the output, which for a dense input is the input's, so no
 brings the gradient into the layout of the output.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
+
+from ..tables import FewbitError
 
 
 def as_dense(x: Tensor) -> Tensor:
@@ -21,8 +23,30 @@ def flat(x: Tensor) -> Tensor:
     if x.is_contiguous():
         return x.view(-1)
     order = _memory_order(x)
-    assert order is not None, "flat() takes dense tensors"
+    if order is None:
+        raise FewbitError(f"a dense tensor is expected, not {tuple(x.shape)} with stride {x.stride()}")
     return x.permute(order).view(-1)
+
+
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Tell whether a tensor of this shape and stride fills a stretch of memory, each element once."""
+    if _fills(zip(reversed(shape), reversed(stride), strict=True)) or 0 in shape:
+        return True
+    return _fills(sorted(zip(shape, stride, strict=True), key=_step))
+
+
+def _fills(dimensions: Iterable[tuple[int, int]]) -> bool:
+    expected = 1
+    for size, step in dimensions:
+        if size != 1:
+            if step != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _step(dimension: tuple[int, int]) -> int:
+    return dimension[1]
 
 
 def with_stride(x: Tensor, stride: Sequence[int]) -> Tensor:

@@ -12,11 +12,12 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from ..tables import Table
+from ..tables import FewbitError, Table
+from ..tables.errors import shown
 from .custom import check_frozen, custom, name_of, solve_custom
 from .forwards import forward_of
 from .functional import apply, gelu_function, keeps, key_for, number
-from .prepared import DTYPES, register_table
+from .prepared import DTYPES, register_table, register_unpickled
 from .resolve import resolve_table
 
 __all__ = [
@@ -105,7 +106,10 @@ class FewBitActivation(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        register_table(self.table)  # another process may read this module
+        self._key = register_unpickled(self)  # another process may read this module
+        parameters = vars(self).get("_parameters_of_function")
+        if not isinstance(parameters, tuple) or not all(isinstance(value, int | float) for value in parameters):
+            raise FewbitError(f"a pickled {type(self).__name__} holds numbers as parameters, not {shown(parameters)}")
 
     def _torch_repr(self) -> list[str]:
         """Return the arguments as the `repr` of torch's module shows them."""

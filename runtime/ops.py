@@ -9,16 +9,17 @@ needs an op of its own. The packed code is an *output* of `activation`: only so 
 Codes lie in the memory order of the output; `stride` carries that order to the backward pass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
+from ..tables import FewbitError
 from .backends import cpu, cuda, reference
 from .forwards import forward_of
-from .layout import as_dense, with_stride
+from .layout import as_dense, is_dense, with_stride
 from .packing import packed_size
 from .prepared import DTYPES, table_of
 
@@ -50,6 +51,7 @@ def _activation(
     x: Tensor, function: str, parameters: Sequence[float], table: str, *, backend: Any = reference
 ) -> tuple[Tensor, Tensor]:
     check_dtype(x, function)
+    check_parameters(function, parameters)
     return backend.activation(x, function, parameters, table)
 
 
@@ -59,6 +61,7 @@ def _encode(x: Tensor, table: str, *, backend: Any = reference) -> Tensor:
 
 
 def _multiply(grad: Tensor, packed: Tensor, table: str, stride: Sequence[int], *, backend: Any = reference) -> Tensor:
+    check_codes(grad, packed, table, stride)
     return backend.multiply(with_stride(grad, stride), packed, table)
 
 
@@ -74,6 +77,7 @@ for _backend, _key in ((reference, "CompositeExplicitAutograd"), (cpu, "CPU"), (
 @torch.library.register_fake(activation, lib=_library)
 def _(x: Tensor, function: str, parameters: Sequence[float], table: str) -> tuple[Tensor, Tensor]:
     check_dtype(x, function)
+    check_parameters(function, parameters)
     return forward_of(function).call(x, *parameters), _fake_encode(x, table)
 
 
@@ -85,6 +89,7 @@ def _fake_encode(x: Tensor, table: str) -> Tensor:
 
 @torch.library.register_fake(multiply, lib=_library)
 def _(grad: Tensor, packed: Tensor, table: str, stride: Sequence[int]) -> Tensor:
+    check_codes(grad, packed, table, stride)
     return torch.empty_strided(grad.shape, stride, dtype=grad.dtype, device=grad.device)
 
 
@@ -124,6 +129,63 @@ def refuse(*_: Any) -> NoReturn:
 
 torch.library.register_autograd(activation, _backward, setup_context=_save, lib=_library)
 torch.library.register_autograd(multiply, refuse, lib=_library)
+
+
+# ---- arguments: what would make a kernel read or write out of bounds is refused, on every device and for fakes -------
+
+
+def check_codes(grad: Tensor, packed: Tensor, table: str, stride: Sequence[int]) -> None:
+    """Raise FewbitError unless `packed` are as many codes of the table as `grad` has elements, and `stride` is dense.
+
+    Raises:
+        TypeError: the ops do not take the dtype of `grad`.
+    """
+    check_dtype(grad, "multiply")
+    check_packed(grad, "packed", packed, table_of(table).bits, grad.numel())
+    if len(stride) != grad.dim():
+        raise FewbitError(f"the stride has {grad.dim()} numbers, one a dimension of the gradient, not {len(stride)}")
+    concrete = all(type(number) is int for number in (*grad.shape, *stride))
+    if concrete and not is_dense(grad.shape, stride):
+        raise FewbitError(f"the stride {tuple(stride)} is not that of a dense tensor of shape {tuple(grad.shape)}")
+
+
+def check_packed(like: Tensor, name: str, packed: Tensor, bits: int, n: Any) -> None:
+    """Raise FewbitError unless `packed` are `n` codes of `bits` bits on the device of `like`; 0 bits are none."""
+    size, given = packed_size(n, bits), packed.shape
+    concrete = all(type(number) is int for number in (size, *given))  # a compiler may not know the sizes
+    wrong_size = given != (size,) if concrete else len(given) != 1
+    if packed.dtype != torch.uint8 or wrong_size or packed.device != like.device or packed.layout != torch.strided:
+        raise FewbitError(
+            f"{n} codes of {bits} bits take {size} bytes: {name} is uint8 ({size},) on {like.device}, not "
+            f"{str(packed.dtype).removeprefix('torch.')} {tuple(given)} on {packed.device}"
+        )
+
+
+def check_parameters(function: str, parameters: Sequence[float]) -> None:
+    """Raise FewbitError unless `parameters` are as many as the function has."""
+    names = [name for name, _ in forward_of(function).parameters]
+    if len(parameters) != len(names):
+        accepted = ", ".join(names) or "no parameters"
+        raise FewbitError(f"{function} takes {accepted}, not {len(parameters)} numbers")
+
+
+def checked(function: str, x: Any, forward: Callable[..., Any], *arguments: Any) -> Any:
+    """Return ``forward(*arguments)``, torch's own; raise the TypeError of `check_dtype` for integers that it refuses.
+
+    Args:
+        function: its name, for the message.
+        x: which of the arguments may be integers or booleans.
+    """
+    if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex() or torch.compiler.is_compiling():
+        return forward(*arguments)
+    try:
+        return forward(*arguments)
+    except RuntimeError as error:  # NotImplementedError is one
+        try:
+            check_dtype(x, function)
+        except TypeError as refused:
+            raise refused from error
+        raise
 
 
 def check_dtype(x: Tensor, function: str) -> None:

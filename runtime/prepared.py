@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..tables import FewbitError, Table
+from ..tables.errors import shown
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -29,6 +30,14 @@ def register_table(table: Table) -> str:
     """Make `table` known to the ops and return its key."""
     _TABLES.setdefault(table.key, table)
     return table.key
+
+
+def register_unpickled(module: object) -> str:
+    """Make the table of an unpickled module known and return its key; raises `FewbitError` if it has none."""
+    table = vars(module).get("_table")
+    if not isinstance(table, Table):
+        raise FewbitError(f"a pickled {type(module).__name__} holds a fewbit.Table, not {shown(table)}")
+    return register_table(table)
 
 
 def table_of(key: str) -> Table:

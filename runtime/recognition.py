@@ -189,10 +189,6 @@ _TRANSFORMERS: dict[str, _Verdict] = {
     "XIELUActivation": "its two parameters are learned, and their gradients need the input",
 }
 
-_BLOOM = _fixed("GELU", "gelu_tanh", _AS_TANH, formula="bloom_gelu")
-
-_HARD_MISH = _either("HardMish", HARD_MISH, "hard_mish", "hard_mish_in_place")
-
 _TIMM: dict[str, _Verdict] = {
     **{f"Swish{variant}": _fixed("SiLU", "silu", formula="swish") for variant in _VARIANTS},
     **{f"Mish{variant}": _fixed("Mish", "mish", formula="mish") for variant in _VARIANTS},

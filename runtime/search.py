@@ -133,7 +133,8 @@ def form_of(original: Activation, fused: bool = False) -> Form | str:
     """
     if not isinstance(original, nn.Module):
         held = read_function(original)
-        assert held is not None, "activations() finds no other functions"
+        if held is None:
+            return "it is no function that fewbit knows"
         return Form(held.activation, partial(HeldFunction, original, held))
     if isinstance(original, FewBitActivation):
         return "it is a few-bit activation of your own"

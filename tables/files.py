@@ -4,11 +4,20 @@ import contextlib
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from .errors import FewbitError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+_PREFIX, _SUFFIX = ".fewbit-", ".tmp"
+_LONGEST_WRITE = 24 * 3600  # seconds
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
@@ -55,7 +64,8 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open `path` for binary writing; the new content replaces the old one only if the block succeeds.
 
     The bytes go to a temporary file in the same folder, which is renamed at the end. A pipe or a device
-    (`/dev/stdout`) cannot be renamed onto and is written directly.
+    (`/dev/stdout`) cannot be renamed onto and is written directly. Temporary files that writers left there which were
+    killed are removed.
 
     Raises:
         FewbitError: the file cannot be written.
@@ -69,7 +79,10 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             return
         target = target.resolve()  # through a link: replace the file it names, not the link
         mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~_umask()
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".fewbit-", suffix=".tmp")
+        remove_orphans(target.parent)
+        handle, temporary = _locked_temporary(target.parent)
+        # Closing the stream gives up no lock that another handle of it holds: until the file has its name.
+        lock = os.dup(handle) if fcntl is not None else None
         try:
             with os.fdopen(handle, "wb") as stream:
                 yield stream
@@ -79,8 +92,72 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
+        finally:
+            if lock is not None:
+                os.close(lock)
     except OSError as error:
         raise FewbitError(f"cannot write {target}: {reason(error)}") from error
+
+
+def remove_orphans(folder: Path) -> None:
+    """Remove the temporary files in `folder` whose writers are dead.
+
+    A writer locks its file, and the system gives up the locks of a process that ends in whatever way. Where files
+    cannot be locked, one that has not been written for a day counts as left.
+    """
+    with contextlib.suppress(OSError):
+        names = [entry.name for entry in os.scandir(folder) if entry.name.startswith(_PREFIX)]
+        for name in names:
+            if name.endswith(_SUFFIX):
+                with contextlib.suppress(OSError):  # of another user, or removed meanwhile
+                    _remove_if_orphan(folder / name)
+
+
+def _remove_if_orphan(path: Path) -> None:
+    flags = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    handle = os.open(path, flags)
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            return
+        dead = _locks(handle)
+        if dead is None:
+            dead = time.time() - status.st_mtime > _LONGEST_WRITE
+        if dead and _is_at(path, status):
+            os.unlink(path)
+    finally:
+        os.close(handle)
+
+
+def _locked_temporary(folder: Path) -> tuple[int, str]:
+    """Return the handle and path of a new temporary file, locked where files can be."""
+    while True:
+        handle, path = tempfile.mkstemp(dir=folder, prefix=_PREFIX, suffix=_SUFFIX)
+        # Between its making and its locking another writer may have taken it for an orphan.
+        if _locks(handle) is not False and _is_at(Path(path), os.fstat(handle)):
+            return handle, path
+        os.close(handle)
+
+
+def _locks(handle: int) -> bool | None:
+    """Lock an open file and tell whether that went; None where files cannot be locked."""
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _is_at(path: Path, status: os.stat_result) -> bool:
+    """Tell whether the file of this status is still the one at `path`."""
+    try:
+        return os.path.samestat(os.lstat(path), status)
+    except OSError:
+        return False
 
 
 def _umask() -> int:

@@ -159,6 +159,13 @@ class Table:
         # Copies and pickles are validated again, and their arrays are read-only again.
         return Table, tuple(getattr(self, field.name) for field in fields(self))
 
+    def __setstate__(self, state: object) -> None:
+        # Not as this class is pickled, but as another pickle may have it: the constructor validates it.
+        names = [field.name for field in fields(Table)]
+        if not isinstance(state, dict) or not state.keys() >= set(names):
+            raise FewbitError(f"a pickled table holds {', '.join(names)}, not {shown(state)}")
+        vars(self).update(vars(Table(**{name: state[name] for name in names})))
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Table):
             return NotImplemented

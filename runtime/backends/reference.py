@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..forwards import forward_of
 from ..layout import flat, with_stride
 from ..packing import pack, unpack
-from ..prepared import prepare
+from ..prepared import Prepared, prepare
 
 
 def activation(x: Tensor, function: str, parameters: Sequence[float], table: str) -> tuple[Tensor, Tensor]:
@@ -25,11 +26,15 @@ def encode(x: Tensor, table: str) -> Tensor:
     return pack(t.codes[interval], t.bits)
 
 
+def factors_of(table: Prepared, codes: Tensor) -> Tensor:
+    """Return the level of each code; 0 for codes that the table has no level for, as the kernels have it."""
+    return F.pad(table.levels, (0, (1 << table.bits) - table.levels.numel()))[codes.int()]
+
+
 def multiply(grad: Tensor, packed: Tensor, table: str) -> Tensor:
     """Return gradient × level for the dense tensor `grad`, in its dtype and layout."""
     t = prepare(table, grad.dtype, grad.device)
-    codes = unpack(packed, t.bits, grad.numel())
-    factors = t.levels[codes.int()]
+    factors = factors_of(t, unpack(packed, t.bits, grad.numel()))
     product = torch.where(factors == 0, 0, flat(grad).to(factors.dtype) * factors)
     out = torch.empty_strided(grad.shape, grad.stride(), dtype=grad.dtype, device=grad.device)
     flat(out).copy_(product)

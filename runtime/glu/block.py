@@ -28,14 +28,14 @@ from ...tables.errors import shown
 from .. import transforms
 from ..abstract import is_autocast
 from ..ops import check_dtype, refuse
-from ..prepared import register_table, table_of
+from ..prepared import register_unpickled, table_of
 from ..quantizers.common import check_integer
 from ..quantizers.per_group import group_within
 from ..transforms import keeps
 from . import ops
 from .functional import CopyBits, apply, plan_of
 from .graph import fewbit_glu, gradients, keep
-from .modules import plan_text
+from .modules import check_plan, plan_text
 from .plan import DEFAULT_COPY_BITS, GROUP_SIZE, Keep, Plan, Wanted
 
 __all__ = ["ACTIVATIONS", "GatedMLP"]
@@ -193,7 +193,9 @@ class GatedMLP(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        register_table(self._table)  # another process may read this module
+        check_plan(self, register_unpickled(self))  # another process may read this module
+        if self.input_bits is not None:
+            check_integer("input_bits", self.input_bits, 1, 8)
 
     def extra_repr(self) -> str:
         """Return the function and what is kept."""

@@ -18,6 +18,7 @@ from torch import nn
 from ...tables import FewbitError
 from ...tables.errors import shown
 from ..conversion import Left, Replaced
+from ..held import read_function
 from ..methods import Applied, Make
 from ..modules import FewBitActivation
 from ..placement import put, put_back
@@ -29,24 +30,34 @@ from .block import GatedMLP
 from .derivatives import DERIVATIVES
 from .plan import DEFAULT_COPY_BITS, Keep, Plan, check_copy_bits, check_keep
 
-_FORWARDS = {
-    "act_fn": """
+# The attribute of the activation, and a forward that says so.
+_FORWARDS = (
+    (
+        "act_fn",
+        """
 def forward(self, x):
     down_proj = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
     return down_proj
 """,
-    "act_fn ": """
+    ),
+    (
+        "act_fn",
+        """
 def forward(self, x):
     return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 """,
-    "activation_fn": """
+    ),
+    (
+        "activation_fn",
+        """
 def forward(self, x):
     up_states = self.gate_up_proj(x)
     gate, up_states = up_states.chunk(2, dim=-1)
     up_states = up_states * self.activation_fn(gate)
     return self.down_proj(up_states)
 """,
-}
+    ),
+)
 _PARTS = ({"gate_proj", "up_proj", "down_proj"}, {"gate_up_proj", "down_proj"})
 
 
@@ -145,10 +156,9 @@ def made(block: Found, options: Options, fused: bool, make: Make) -> GatedMLP | 
         return "its forward is none that fewbit knows"
     act = getattr(original, attribute)
     act = original_of(act) or act
-    try:
-        form = form_of(act, fused)
-    except AssertionError:
+    if not isinstance(act, nn.Module) and read_function(act) is None:
         return "fewbit does not know its activation"
+    form = form_of(act, fused)
     names = [f"{name}.{attribute}".removeprefix(".") for name in block.names]
     activation = make(Found(act, names), form) if isinstance(form, Form) else form
     if isinstance(activation, str):
@@ -197,4 +207,4 @@ def left(block: Found, why: str) -> Left:
 
 def _activation_attribute(cls: type[nn.Module]) -> str | None:
     """Return the attribute in which a block of this class holds its activation; None if its forward is another."""
-    return next((name.strip() for name, known in _FORWARDS.items() if is_written_as(cls, known)), None)
+    return next((name for name, known in _FORWARDS if is_written_as(cls, known)), None)

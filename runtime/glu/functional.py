@@ -12,7 +12,7 @@ from ...tables import FewbitError, Table
 from ...tables.errors import shown
 from .. import transforms
 from ..forwards import gelu_function
-from ..ops import check_dtype
+from ..ops import check_dtype, checked
 from ..prepared import table_of
 from ..resolve import resolve_key
 from ..transforms import keeps
@@ -122,7 +122,7 @@ def apply(gate: Tensor, up: Tensor, plan: Plan) -> Tensor:
     """Return act(gate) · up, keeping what `plan` says for the gradients that will be asked for."""
     check_pair(gate, up)
     if not (keeps(gate) or keeps(up)) or transforms.are_active():  # torch.func: torch's own, which knows all transforms
-        return product(gate, up, plan.function, plan.parameters)[1]
+        return checked(plan.function, gate, product, gate, up, plan.function, plan.parameters)[1]
     check_dtype(gate, plan.function)
     return fewbit_glu.apply(gate, up, plan, False)[0]
 

@@ -4,11 +4,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...tables import Table
+from ...tables import FewbitError, Table
+from ...tables.errors import shown
 from ..forwards import gelu_function
-from ..prepared import register_table, table_of
+from ..prepared import register_unpickled, table_of
 from .functional import CopyBits, apply, plan_of
-from .plan import DEFAULT_COPY_BITS, Keep, Plan
+from .plan import DEFAULT_COPY_BITS, Keep, Plan, check_copy_bits, check_keep
 
 __all__ = ["GEGLU", "GLU", "ReGLU", "SwiGLU"]
 
@@ -36,7 +37,7 @@ class GatedUnit(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        register_table(self._table)  # another process may read this module
+        check_plan(self, register_unpickled(self))  # another process may read this module
 
     def extra_repr(self) -> str:
         """Return what is kept."""
@@ -98,6 +99,17 @@ class GLU(GatedUnit):
         table: Table | None = None,
     ) -> None:
         super().__init__("sigmoid", bits, copy_bits, keep, table)
+
+
+def check_plan(module: Any, key: str) -> None:
+    """Raise FewbitError unless the plan of an unpickled module is one, of the table `key`."""
+    plan = vars(module).get("plan")
+    if not isinstance(plan, Plan) or plan.table != key:
+        raise FewbitError(f"a pickled {type(module).__name__} holds the Plan of its table, not {shown(plan)}")
+    check_copy_bits((plan.up_bits, plan.second_bits))
+    check_keep(plan.keep)
+    if plan.code_bits != table_of(key).bits:
+        raise FewbitError(f"the table has codes of {table_of(key).bits} bits, not {shown(plan.code_bits)}")
 
 
 def plan_text(plan: Plan) -> str:

@@ -91,7 +91,7 @@ def backward(
         d_gate = derivative_of(function)(dy * û, second)
     elif wanted[0]:
         t = prepare(table, grad.dtype, grad.device)
-        level = t.levels[unpack(codes, t.bits, n).int()]
+        level = tables.factors_of(t, unpack(codes, t.bits, n))
         d_gate = torch.where(level == 0, 0, dy * û * level)
     if wanted[1]:
         d_up = dy * â

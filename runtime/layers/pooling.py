@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from ...tables import FewbitError
+from ..quantizers.validation import shown_part
 from . import pooling_cpu
 from .base import apply, check_first_derivative, compresses, refuse
 
@@ -108,11 +110,14 @@ class PackedMaxPool(Function):
         (places,) = ctx.saved_tensors
         kernel, stride, padding, dilation = ctx.window
         dimensions = len(kernel)
+        if places.dtype != torch.uint8 or places.shape != grads[0].shape:
+            raise FewbitError(f"MaxPool: places are uint8 {tuple(grads[0].shape)}, not {shown_part(places)}")
         offsets, corners = _offsets(ctx.shape, places.shape, kernel, stride, padding, dilation, places.device)
         if pooling_cpu.serves(grads[0], places):
             return pooling_cpu.gradient(grads[0], places, offsets, corners, ctx.shape), None, None, None, None, None
         grad_x = grads[0].new_zeros(ctx.shape)
-        indices = offsets[places.int()] + corners
+        last = math.prod(ctx.shape[-dimensions:]) - 1
+        indices = (offsets[places.int().clamp(max=offsets.numel() - 1)] + corners).clamp(0, last)
         flat = grad_x.flatten(-dimensions)
         flat.scatter_add_(-1, indices.flatten(-dimensions), grads[0].flatten(-dimensions))
         return flat.view(ctx.shape), None, None, None, None, None

@@ -101,7 +101,10 @@ def _scatter(grad: Any, out: Any, zero: Any, places: Any, corners: Any, offsets:
     """Add the gradients of an image's windows at their maxima."""
     source = vector(grad, zero, size)  # pyright: ignore[reportCallIssue]
     target = vector(out, zero, length)  # pyright: ignore[reportCallIssue]
+    last = np.int64(len(offsets) - 1)
     for i in range(length):
         target[i] = zero
     for i in range(size):
-        target[np.uint64(corners[i] + offsets[places[i]])] += source[i]
+        at = np.uint64(corners[i] + offsets[min(np.int64(places[i]), last)])
+        if at < np.uint64(length):  # always, unless someone has changed the places
+            target[at] += source[i]

@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...tables import FewbitError
 from ..abstract import is_abstract, scratch
 from ..layout import flat, with_stride
 from ..packing import unpack
 from ..quantizers.common import KINDS, Form, as_kind, has_kernels
 from ..quantizers.fixed_point import dequantize_reference, quantize_reference
+from ..quantizers.validation import check_channels, check_form, check_packed, check_part, shown_part, text_of
 from . import cpu, cuda
 from .meaning import Meaning, for_coding, meaning_of
 
@@ -82,8 +84,15 @@ class Codes:
     bits: int
     slope: float
 
+    def check(self) -> None:
+        """Raise FewbitError if the code is not one of a tensor of the form, for the hooks of others may change it."""
+        n = check_form("PreActivation", self.form)
+        check_packed("PreActivation", self.packed, n, self.bits, self.form.device)
+        check_channels("PreActivation", self.form, self.γ, self.β, CHANNEL_DIM)
+
     def activated(self) -> Tensor:
         """Return Ã₃, in the form of A₂."""
+        self.check()
         out = self.form.empty()
         if (kernels := self._kernels) is not None:
             kernels.decode(self.packed, self.γ, self.β, self.bits, self.slope, out)
@@ -105,7 +114,15 @@ class Codes:
             by_batch: whether mean and variance are those of the batch. If not, all is exact.
             into_input: whether the input needs a gradient.
         """
-        gradient = with_stride(gradient, self.form.stride)
+        self.check()
+        form, C = self.form, self.γ.shape
+        if gradient.shape != form.shape or gradient.dtype != form.dtype or gradient.device != form.device:
+            raise FewbitError(
+                f"PreActivation: the gradient is {text_of(form.dtype)} {tuple(form.shape)} on {form.device}, not "
+                f"{shown_part(gradient)}"
+            )
+        check_part("PreActivation", "inverse_deviation", inverse_deviation, inverse_deviation.dtype, C, form.device)
+        gradient = with_stride(gradient, form.stride)
         if (kernels := self._kernels) is None:
             with scratch() if is_abstract(gradient) else nullcontext():
                 return self._reference(gradient, inverse_deviation, by_batch, into_input)

@@ -32,13 +32,14 @@ from ..packing import pack, unpack
 from .common import Form, as_kind, check_integer, check_tensor, has_kernels, largest, smallest
 from .cpu import fixed_point as cpu
 from .cuda import fixed_point as cuda
+from .validation import Unpickled, check_channels, check_form, check_packed
 
 # Below the least a channel counts as constant; between them Δ, its inverse and 2^K of each are finite in float32.
 LEAST_STEP, MOST_STEP = 2.0**-120, 2.0**118
 
 
 @dataclass(frozen=True)
-class FixedPoint:
+class FixedPoint(Unpickled):
     """BLPA's quantizer: K-bit codes in β ± 3γ, per channel, deterministic; the sign is always preserved (see above).
 
     |decompress() − x| ≤ 3|γ| / 2^K, to rounding, for x in ⌊β/Δ⌋Δ ± 3γ, which is β ± 3γ moved down by less than Δ; less
@@ -86,7 +87,7 @@ class FixedPoint:
 
 
 @dataclass(frozen=True, eq=False)
-class FixedPointCompressed:
+class FixedPointCompressed(Unpickled):
     """What `FixedPoint` keeps of a tensor of n elements.
 
     Attributes:
@@ -112,12 +113,20 @@ class FixedPointCompressed:
         """Bytes kept: the codes. γ and β are the layer's own."""
         return self.packed.numel()
 
+    def check_contents(self) -> None:
+        """Raise FewbitError if the parts are not those of a tensor of the form."""
+        n = check_form("FixedPoint", self.form)
+        check_packed("FixedPoint", self.packed, n, getattr(self.quantizer, "bits", None), self.form.device)
+        check_channels("FixedPoint", self.form, self.scale, self.shift, self.channel_dim)
+
     def decompress(self) -> Tensor:
         """Return the tensor, in its shape, dtype and layout. What had gaps or repeats lies as its clone would.
 
         Raises:
+            FewbitError: the parts are not those of a tensor of the form.
             RuntimeError: scale or shift was modified in place since.
         """
+        self.check_contents()
         if _versions(self.scale, self.shift) != self.versions:
             raise RuntimeError("FixedPoint: scale or shift was modified in place between compress and decompress")
         out = self.form.empty()

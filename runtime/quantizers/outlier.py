@@ -30,6 +30,7 @@ from ..packing import pack, unpack
 from ..prepared import register_table
 from .common import Form, as_kind, check_integer, check_tensor, has_kernels, largest, name_of, smallest, total_bytes
 from .cpu import outlier as cpu
+from .validation import Unpickled, check_form, check_outlier_parts, check_outliers, check_packed
 
 POSITION_BLOCK = 240
 VALUE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -39,7 +40,7 @@ _INFINITY = 0x7F800000
 
 
 @dataclass(frozen=True)
-class Outlier:
+class Outlier(Unpickled):
     """V-Quant's quantizer: the largest magnitudes exactly, the rest in b bits over its narrowed range; deterministic.
 
     |decompress() − x| ≤ (max − min)/(2·(2^b − 1)) over the rest, with `relu` max/(2·(2^b − 2)); to rounding, and unless
@@ -71,6 +72,8 @@ class Outlier:
     sample_every: int = 1
 
     def __post_init__(self) -> None:
+        if not isinstance(self.relu, bool):
+            raise FewbitError(f"relu is True or False, not {shown(self.relu)}")
         check_integer("bits with relu" if self.relu else "bits", self.bits, 2 if self.relu else 1, 8)
         check_integer("sample_every", self.sample_every, 1)
         if not isinstance(self.ratio, int | float) or not 0 <= self.ratio <= 1:
@@ -102,7 +105,7 @@ class Outlier:
 
 
 @dataclass(frozen=True, eq=False)
-class OutlierCompressed:
+class OutlierCompressed(Unpickled):
     """What `Outlier` keeps of a tensor of n elements, k of them outliers.
 
     Attributes:
@@ -130,13 +133,33 @@ class OutlierCompressed:
 
     @property
     def positions(self) -> Tensor:
-        """Where the outliers lie in memory order: int64 (k,), increasing."""
-        blocks = torch.arange(self.counts.numel(), device=self.counts.device)
-        first = torch.repeat_interleave(blocks, self.counts.int(), output_size=self.offsets.numel())
-        return first * POSITION_BLOCK + self.offsets
+        """Where the outliers lie in memory order: int64 (k,), increasing; all in the tensor, whatever is counted."""
+        ends = self.counts.cumsum(0, dtype=torch.int64)
+        order = torch.arange(self.offsets.numel(), device=self.offsets.device)
+        block = torch.searchsorted(ends, order, right=True)
+        return (block * POSITION_BLOCK + self.offsets).clamp(max=self.form.numel - 1)
+
+    def check_sizes(self) -> None:
+        """Raise FewbitError if the sizes of the parts are not those of a tensor of the form."""
+        n = check_form("Outlier", self.form)
+        if not isinstance(self.quantizer, Outlier):
+            raise FewbitError(f"Outlier: the quantizer is an Outlier, not {shown(self.quantizer)}")
+        self.quantizer.__post_init__()
+        parts = (self.packed, self.counts, self.offsets, self.values, self.levels)
+        check_outlier_parts("Outlier", n, POSITION_BLOCK, self.form, self.quantizer, parts)
+
+    def check_contents(self) -> None:
+        """Raise FewbitError if the parts are not those of a tensor of the form, or places lie outside of it."""
+        self.check_sizes()
+        check_outliers("Outlier", self.form.numel, POSITION_BLOCK, self.counts, self.offsets)
 
     def decompress(self) -> Tensor:
-        """Return the tensor, in its shape, dtype and layout. What had gaps or repeats lies as its clone would."""
+        """Return the tensor, in its shape, dtype and layout. What had gaps or repeats lies as its clone would.
+
+        Raises:
+            FewbitError: the sizes of the parts are not those of a tensor of the form.
+        """
+        self.check_sizes()
         out = self.form.empty()
         if has_kernels(out):
             cpu.dequantize(self, flat(out))
@@ -174,7 +197,11 @@ def masked(grad: Tensor, packed: Tensor, bits: int) -> Tensor:
     Args:
         grad: floating-point, dense, laid out as what was compressed.
         packed, bits: its codes, of `Outlier(bits, relu=True)`.
+
+    Raises:
+        FewbitError: `packed` has not as many codes as `grad` has elements.
     """
+    check_packed("Outlier", packed, grad.numel(), bits, grad.device)
     if has_kernels(grad):
         return cpu.masked(grad, packed, bits)
     return ops.multiply(grad, packed, _relu_table(bits), grad.stride())

@@ -36,6 +36,7 @@ from .cpu import per_group as cpu
 from .cuda import per_group as cuda
 from .philox import draw_seed, random_halves
 from .rows import Rows, check_sample_bits, packed_bytes, sample_bits_list
+from .validation import Unpickled, check_form, check_groups
 
 LEAST_ROW = 64  # elements; shorter rows share a group
 LEAST_RANGE = 2.0**-100  # 2^16·255 / R then is a finite float32
@@ -44,7 +45,7 @@ INFINITY = 0x7F80
 
 
 @dataclass(frozen=True)
-class PerGroup:
+class PerGroup(Unpickled):
     """ActNN's quantizer: b-bit codes against the minimum and range of each group, rounded stochastically.
 
     A sample is x[n], its elements in memory order; a tensor of one dimension, or none, is one sample. The last group of
@@ -137,7 +138,7 @@ def _within(quantizer: PerGroup, features: int) -> PerGroup:
 
 
 @dataclass(frozen=True, eq=False)
-class PerGroupCompressed:
+class PerGroupCompressed(Unpickled):
     """What `PerGroup` keeps of a tensor of N samples of D elements.
 
     Attributes:
@@ -163,8 +164,20 @@ class PerGroupCompressed:
         of_samples = () if isinstance(self.bits, int) else (self.bits,)
         return total_bytes((self.packed, self.minimum, self.range, *of_samples))
 
+    def check_contents(self) -> None:
+        """Raise FewbitError if the parts are not those of a tensor of the form."""
+        check_form("PerGroup", self.form)
+        parts = (self.packed, self.minimum, self.range)
+        group_size = getattr(self.quantizer, "group_size", None)
+        check_groups("PerGroup", _sizes(self.form.shape), self.bits, parts, group_size, self.form.device)
+
     def decompress(self) -> Tensor:
-        """Return the tensor, in its shape, dtype and layout. What had gaps or repeats lies as its clone would."""
+        """Return the tensor, in its shape, dtype and layout. What had gaps or repeats lies as its clone would.
+
+        Raises:
+            FewbitError: the parts are not those of a tensor of the form.
+        """
+        self.check_contents()
         form = self.form
         sizes = _sizes(form.shape)
         in_order = _samples_first(form.shape, form.stride)

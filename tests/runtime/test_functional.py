@@ -291,18 +291,34 @@ class TestInplace:
 
 
 class TestOtherDtypes:
-    @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
-    @pytest.mark.parametrize("name", ["sigmoid", "tanh", "relu"])
-    def test_integers_do_what_torch_does(self, name, dtype):
+    @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.int8, torch.bool])
+    @pytest.mark.parametrize("name", ["sigmoid", "tanh", "relu", "gelu", "silu", "celu", "hardtanh", "softsign"])
+    @pytest.mark.parametrize("form", ["function", "module", "no_grad"])
+    def test_integers_do_what_torch_does_or_are_refused_by_name(self, form, name, dtype):
         x = torch.tensor([0, 1, 1], dtype=dtype)
+        ours = getattr(functional, name)
+        if form == "module":
+            names = {"relu": "ReLU", "gelu": "GELU", "silu": "SiLU", "celu": "CELU"}
+            ours = getattr(fewbit, names.get(name, name.capitalize()))()
         try:
-            expected = getattr(torch, name)(x)
-        except RuntimeError as error:
-            with pytest.raises(RuntimeError) as caught:
-                getattr(functional, name)(x)
-            assert str(caught.value) == str(error)
+            expected = getattr(torch.nn.functional, name)(x)
+        except RuntimeError:
+            with (
+                torch.set_grad_enabled(form != "no_grad"),
+                pytest.raises(TypeError, match=f"^fewbit.{name} takes float32, .* not {str(dtype)[6:]}$"),
+            ):
+                ours(x)
         else:
-            assert_same_bits(getattr(functional, name)(x).double(), expected.double())
+            assert ours(x).dtype == expected.dtype
+            assert_same_bits(ours(x).double(), expected.double())
+
+    @pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+    def test_gated_units_of_integers_are_refused_by_name(self, dtype):
+        x = torch.ones(8, dtype=dtype)
+        with pytest.raises(TypeError, match=r"^fewbit.silu takes float32, "):
+            functional.swiglu(x, x)
+        with pytest.raises(TypeError, match=r"^fewbit.gelu takes float32, "):
+            functional.geglu(x, x)
 
     @pytest.mark.parametrize("name", ["sigmoid", "tanh"])
     def test_complex_numbers_do_what_torch_does_and_have_no_gradient_here(self, name):

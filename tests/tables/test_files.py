@@ -2,9 +2,13 @@ import contextlib
 import os
 import resource
 import stat
+import subprocess
+import sys
+import time
 
 import pytest
 from fewbit.tables import FewbitError
+from fewbit.tables import files as writing
 from fewbit.tables.files import atomic_write, check_writable
 
 
@@ -115,6 +119,86 @@ class TestAtomicWrite:
         monkeypatch.chdir(tmp_path)
         write("t.json")
         assert files(tmp_path) == ["t.json"]
+
+
+def leftovers(folder):
+    return sorted(path.name for path in folder.glob(".fewbit-*"))
+
+
+WRITER = """
+import os, signal, sys
+from fewbit.tables.files import atomic_write
+with atomic_write(sys.argv[1]) as stream:
+    stream.write(b"half")
+    stream.flush()
+    print("writing", flush=True)
+    if sys.argv[2] == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def writer(path, then):
+    """Another process that writes to `path`; it dies, or goes on when its input ends."""
+    command = [sys.executable, "-c", WRITER, str(path), then]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "writing\n"
+            yield process
+        finally:
+            process.kill()
+
+
+class TestOrphans:
+    def test_what_a_killed_writer_left_is_removed_by_the_next(self, tmp_path):
+        with writer(tmp_path / "a", "dies") as process:
+            process.wait()
+        assert len(leftovers(tmp_path)) == 1
+        write(tmp_path / "b")
+        assert os.listdir(tmp_path) == ["b"]
+
+    def test_what_another_writes_stays(self, tmp_path):
+        with writer(tmp_path / "a", "goes on") as process:
+            write(tmp_path / "b")
+            assert len(leftovers(tmp_path)) == 1
+            process.communicate("")
+        assert (tmp_path / "a").read_bytes() == b"half"
+        assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+    def test_writers_inside_writers_stay(self, tmp_path):
+        with atomic_write(tmp_path / "a") as outer:
+            outer.write(b"outer")
+            with atomic_write(tmp_path / "b") as inner:
+                inner.write(b"inner")
+                write(tmp_path / "c")
+        assert [(tmp_path / name).read_bytes() for name in "abc"] == [b"outer", b"inner", b"new"]
+        assert not leftovers(tmp_path)
+
+    def test_where_files_cannot_be_locked_the_old_ones_are_removed(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(writing, "fcntl", None)
+        for name, age in (("old", 2 * 24 * 3600), ("new", 60)):
+            path = tmp_path / f".fewbit-{name}.tmp"
+            path.write_bytes(b"half")
+            os.utime(path, (time.time() - age,) * 2)
+        write(tmp_path / "a")
+        assert leftovers(tmp_path) == [".fewbit-new.tmp"]
+
+    def test_links_folders_and_other_files_stay(self, tmp_path):
+        kept = tmp_path / "kept"
+        kept.write_bytes(b"kept")
+        (tmp_path / ".fewbit-link.tmp").symlink_to(kept)
+        (tmp_path / ".fewbit-folder.tmp").mkdir()
+        os.mkfifo(tmp_path / ".fewbit-pipe.tmp")
+        (tmp_path / ".fewbit-notes.txt").write_bytes(b"mine")
+        write(tmp_path / "a")
+        assert leftovers(tmp_path) == [f".fewbit-{n}" for n in ("folder.tmp", "link.tmp", "notes.txt", "pipe.tmp")]
+        assert kept.read_bytes() == b"kept"
+
+    def test_an_exception_leaves_nothing(self, tmp_path):
+        with pytest.raises(KeyError), atomic_write(tmp_path / "a"):
+            raise KeyError
+        assert not os.listdir(tmp_path)
 
 
 @pytest.mark.parametrize("attempt", [check_writable, write])

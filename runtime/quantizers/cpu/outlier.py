@@ -591,7 +591,8 @@ def _dequantizer() -> Kernel:
         relu = words[7] != 0
         length = (n + _POSITION_BLOCK - 1) // _POSITION_BLOCK
         counts = vector(words[8], np.uint8(0), length)
-        offsets = vector(words[9], np.uint8(0), words[11])
+        total = words[11]
+        offsets = vector(words[9], np.uint8(0), total)
         outliers, value_kind, out, kind = words[10], words[12], words[13], words[14]
         most = _SINGLE_LARGEST if kind == 0 else _HALF_LARGEST if kind == 1 else _BRAIN_LARGEST
         fewest = (_HALF_SMALLEST if kind == 1 else _SINGLE_SMALLEST) if relu else -most
@@ -609,6 +610,7 @@ def _dequantizer() -> Kernel:
             at = 0
             for i in range(4 * begin):
                 at += np.int64(counts[i])
+            at = min(at, total)
             for block in range(begin, blocks * (part + 1) // parts):
                 start = block * _SPAN
                 count = min(_SPAN, n - start)
@@ -631,11 +633,13 @@ def _dequantizer() -> Kernel:
                         y = most if y > most else y
                         values[j] = fewest if y < fewest else y
                 for i in range(4 * block, min(4 * block + 4, length)):
-                    many = np.int64(counts[i])
+                    # Within bounds whatever the parts say: they may have been changed since they were checked.
+                    many = min(np.int64(counts[i]), min(np.int64(_POSITION_BLOCK), total - at))
                     read(outliers, value_kind, at, many, large)
                     base = i * _POSITION_BLOCK - start
+                    last = min(np.int64(_POSITION_BLOCK), count - base) - 1
                     for j in range(many):
-                        values[base + np.int64(offsets[at + j])] = large[j]
+                        values[base + min(np.int64(offsets[at + j]), last)] = large[j]
                     at += many
                 if kind:
                     write(out, kind, start, count, values)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ....tables import FewbitError
+from ...quantizers import Outlier
 
 _SAMPLES = 1 << 14  # magnitudes of a batch that are looked at for the threshold
 
@@ -40,6 +41,9 @@ class InputQuantizer(nn.Module):
         value_dtype: of the large values.
         range: least and greatest of the rest, and the magnitude above which values are large: float32 (3,); NaN before
             calibration.
+
+    Raises:
+        FewbitError: an attribute is none of these.
     """
 
     range: Tensor
@@ -47,9 +51,25 @@ class InputQuantizer(nn.Module):
     def __init__(self, bits: int, ratio: float, value_dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
         self.bits, self.ratio, self.value_dtype = bits, ratio, value_dtype
+        self._check()
         self.register_buffer("range", torch.full((3,), torch.nan))
         self._seen: list[Tensor] | None = None
         self._ends: tuple[float, float] = (torch.inf, -torch.inf)
+
+    def _check(self) -> None:
+        Outlier(self.bits, self.ratio, value_dtype=self.value_dtype)
+        if self.value_dtype is None:
+            raise FewbitError("value_dtype of an InputQuantizer is float16, bfloat16 or float32 of torch, not None")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        try:
+            self._check()
+            right = self.range.shape == (3,) and self.range.is_floating_point()
+        except AttributeError:
+            right = False
+        if not right:
+            raise FewbitError("a pickled InputQuantizer holds bits, ratio, value_dtype and a range of three numbers")
 
     def begin(self) -> None:
         """Look at what comes in from now on, and let it through."""

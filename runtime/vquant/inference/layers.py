@@ -5,11 +5,13 @@ PackedLayer    the codes alone; a forward pass decompresses the weight, uses it 
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ....tables import FewbitError
 from ...quantizers import Outlier, OutlierCompressed
 from ...quantizers.common import Form
 from .activations import InputQuantizer, StraightThrough
@@ -78,8 +80,32 @@ class PackedTensor(nn.Module):
         return OutlierCompressed(self.quantizer, form, *(self._buffers[part] for part in PARTS))  # pyright: ignore[reportArgumentType]
 
     def decompress(self) -> Tensor:
-        """Return the tensor."""
+        """Return the tensor.
+
+        Raises:
+            FewbitError: the buffers are not the parts of such a tensor.
+        """
         return self.codes.decompress()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        try:
+            codes = self.codes
+        except (AttributeError, KeyError, TypeError, RuntimeError):
+            raise FewbitError(f"a pickled PackedTensor holds a quantizer, shape, dtype, {', '.join(PARTS)}") from None
+        codes.check_contents()
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        """Take the parts from a state_dict; raises FewbitError if they are not those of such a tensor."""
+        parts = {part: state_dict.get(prefix + part) for part in PARTS}
+        if all(isinstance(part, Tensor) for part in parts.values()):  # else torch says what is missing
+            own = self.codes
+            for name, part in parts.items():
+                if part.shape != getattr(own, name).shape:
+                    sizes = f"{tuple(getattr(own, name).shape)}, not {tuple(part.shape)}"
+                    raise FewbitError(f"{prefix}{name} of the state_dict does not fit: here it is {sizes}")
+            replace(own, form=replace(own.form, device=parts["packed"].device), **parts).check_contents()
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "PackedTensor":
         # Only devices concern codes: model.half() and the like would spoil levels and values.

@@ -1,0 +1,199 @@
+"""Checks of packed parts, before a kernel is given their addresses.
+
+A kernel reads and writes as many bytes as shape and bits say, whatever the tensors hold. So `decompress` checks the
+sizes of all parts first, in constant time; and what comes from outside (a pickle, a file, a state_dict) is checked with
+its contents, where `Unpickled` and `check_outliers` are asked to. Contents that change later make other numbers, but
+no access out of bounds: kernels clamp what they take for an index.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...tables import FewbitError
+from ...tables.errors import shown
+from ..layout import is_dense
+from ..packing import packed_size
+from ..prepared import DTYPES
+from .rows import Rows
+
+
+class Unpickled:
+    """Mixin of dataclasses: what is unpickled or copied is made by the constructor, which validates it."""
+
+    def __setstate__(self, state: Any) -> None:
+        kind: Any = type(self)
+        names = [field.name for field in fields(kind) if field.init]
+        given = state if isinstance(state, dict) else {}
+        own = {field.name for field in fields(kind)}
+        try:
+            if not given.keys() <= own:
+                raise TypeError
+            made = kind(**{name: given[name] for name in names if name in given})
+        except TypeError:
+            raise FewbitError(f"a pickled {kind.__name__} holds {', '.join(names)}, not {shown(state)}") from None
+        vars(self).update(vars(made))
+        self.check_contents()
+
+    def check_contents(self) -> None:
+        """Raise FewbitError if the parts do not fit each other; of what has no parts, nothing."""
+
+
+def check_form(owner: str, form: Any) -> int:
+    """Return the elements of a dense tensor of the form; raises FewbitError if it is none."""
+    shape, stride = getattr(form, "shape", None), getattr(form, "stride", None)
+    if (
+        not isinstance(shape, torch.Size)
+        or not isinstance(stride, tuple)
+        or len(shape) != len(stride)
+        or not all(type(step) is int and step >= 0 for step in stride)
+        or form.dtype not in DTYPES
+        or not isinstance(form.device, torch.device)
+        or not is_dense(shape, stride)
+    ):
+        raise FewbitError(f"{owner}: the form is that of a dense floating-point tensor, not {shown(form)}")
+    return math.prod(shape)  # that of torch overflows
+
+
+def check_part(
+    owner: str, name: str, part: Any, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device
+) -> None:
+    """Raise FewbitError unless `part` is a row-major tensor of this dtype and shape on this device."""
+    if (
+        not isinstance(part, Tensor)
+        or part.dtype is not dtype
+        or part.shape != shape
+        or part.device != device
+        or part.layout is not torch.strided
+        or not part.is_contiguous()
+    ):
+        raise FewbitError(f"{owner}: {name} is {text_of(dtype)} {tuple(shape)} on {device}, not {shown_part(part)}")
+
+
+def check_packed(owner: str, packed: Any, n: int, bits: int, device: torch.device) -> None:
+    """Raise FewbitError unless `packed` is what `n` codes of `bits` bits, 1 to 8, are packed into."""
+    check_bits(owner, bits)
+    check_part(owner, "packed", packed, torch.uint8, (packed_size(n, bits),), device)
+
+
+def check_bits(owner: str, bits: Any, least: int = 1) -> None:
+    """Raise FewbitError unless `bits` is an integer from `least` to 8."""
+    if type(bits) is not int or not least <= bits <= 8:
+        raise FewbitError(f"{owner}: bits are an integer from {least} to 8, not {shown(bits)}")
+
+
+def text_of(dtype: Any) -> str:
+    """Return the name of `dtype` without torch's prefix."""
+    return str(dtype).removeprefix("torch.")
+
+
+def shown_part(part: Any) -> str:
+    """Return what a tensor is as a message shows it; of anything else, its `repr`."""
+    if not isinstance(part, Tensor):
+        return shown(part)
+    gaps = "" if part.layout is not torch.strided or part.is_contiguous() else f" with stride {part.stride()}"
+    layout = "" if part.layout is torch.strided else f" in the layout {text_of(part.layout)}"
+    return f"{text_of(part.dtype)} {tuple(part.shape)} on {part.device}{gaps}{layout}"
+
+
+def has_values(*tensors: Tensor) -> bool:
+    """Tell whether the numbers in all `tensors` can be looked at: no meta or fake ones."""
+    return all(type(t) in (Tensor, torch.nn.Parameter, torch.nn.Buffer) and not t.is_meta for t in tensors)
+
+
+# ---- the parts of each quantizer -------------------------------------------------------------------------------------
+
+
+def check_groups(
+    owner: str,
+    rows: tuple[int, int],
+    bits: int | Tensor,
+    parts: tuple[Any, Any, Any],
+    group_size: int,
+    device: torch.device,
+) -> None:
+    """Raise FewbitError unless `parts` are packed codes, minima and ranges of `PerGroup`.
+
+    Args:
+        owner: whose parts, for the message.
+        rows: N samples of D elements.
+        bits: of all samples, or of each: uint8 (N,) on the CPU.
+        parts: packed, minimum, range.
+        group_size: G.
+        device: of all parts.
+    """
+    N, D = rows
+    if type(group_size) is not int or group_size < 1:
+        raise FewbitError(f"{owner}: group_size is an integer not below 1, not {shown(group_size)}")
+    groups = -(-D // max(1, min(group_size, D)))
+    if isinstance(bits, Tensor):
+        check_part(owner, "bits", bits, torch.uint8, (N,), torch.device("cpu"))
+        if N and has_values(bits) and not bool(((bits - 1) < 8).all()):  # 0 − 1 is 255
+            raise FewbitError(f"{owner}: the bits of each sample are from 1 to 8, not {shown(bits.tolist())}")
+        shape = (int(Rows(N, D, bits).starts()[-1]),) if has_values(bits) else tuple(parts[0].shape)
+    else:
+        check_bits(owner, bits)
+        shape = (N, packed_size(D, bits))
+    check_part(owner, "packed", parts[0], torch.uint8, shape, device)
+    for name, part in (("minimum", parts[1]), ("range", parts[2])):
+        check_part(owner, name, part, torch.bfloat16, (N, groups), device)
+
+
+def check_channels(owner: str, form: Any, scale: Any, shift: Any, channel_dim: Any) -> None:
+    """Raise FewbitError unless `scale` and `shift` are a number a channel of a tensor of the form."""
+    dimensions = len(form.shape)
+    if type(channel_dim) is not int or not -dimensions <= channel_dim < dimensions:
+        raise FewbitError(
+            f"{owner}: channel_dim is a dimension of a {dimensions}-dimensional tensor, not {shown(channel_dim)}"
+        )
+    C = form.shape[channel_dim]
+    for name, vector in (("scale", scale), ("shift", shift)):
+        right = isinstance(vector, Tensor) and vector.is_floating_point() and vector.layout is torch.strided
+        if not right or vector.shape != (C,) or vector.device != form.device:
+            raise FewbitError(f"{owner}: {name} is floating-point ({C},) on {form.device}, not {shown_part(vector)}")
+
+
+def check_outlier_parts(owner: str, n: int, block: int, form: Any, quantizer: Any, parts: Sequence[Any]) -> None:
+    """Raise FewbitError unless the sizes and dtypes of `parts` are those that `Outlier` makes of `n` elements.
+
+    Args:
+        owner: whose parts, for the message.
+        n: elements.
+        block: elements of a block of positions.
+        form, quantizer: of the compressed tensor.
+        parts: packed, counts, offsets, values, levels.
+    """
+    packed, counts, offsets, values, levels = parts
+    device = form.device
+    check_packed(owner, packed, n, quantizer.bits, device)
+    check_part(owner, "counts", counts, torch.uint8, (-(-n // block),), device)
+    k = offsets.numel() if isinstance(offsets, Tensor) else -1
+    if k > n:
+        raise FewbitError(f"{owner}: of {n} elements no {k} are outliers")
+    check_part(owner, "offsets", offsets, torch.uint8, (k,), device)
+    dtype = quantizer.value_dtype or (torch.float32 if form.dtype == torch.float64 else form.dtype)
+    check_part(owner, "values", values, dtype, (k,), device)
+    check_part(owner, "levels", levels, torch.float32, (2,), device)
+
+
+def check_outliers(owner: str, n: int, block: int, counts: Tensor, offsets: Tensor) -> None:
+    """Raise FewbitError unless the numbers in `counts` and `offsets` are places of outliers among `n` elements."""
+    if not n or not has_values(counts, offsets):
+        return
+    total = int(counts.sum(dtype=torch.int64))
+    if total != offsets.numel():
+        raise FewbitError(f"{owner}: counts add up to {total} outliers, and there are {offsets.numel()} offsets")
+    lengths = torch.full(counts.shape, block, device=counts.device)
+    lengths[-1] = n - block * (counts.numel() - 1)
+    if bool((counts > lengths).any()):
+        raise FewbitError(f"{owner}: a block of {block} elements counts more outliers than that")
+    blocks = torch.arange(counts.numel(), device=counts.device).repeat_interleave(counts.int())
+    if bool((offsets >= lengths[blocks]).any()):
+        raise FewbitError(f"{owner}: an offset lies outside its block of {block} elements")
+    positions = blocks * block + offsets
+    if bool((positions[1:] <= positions[:-1]).any()):
+        raise FewbitError(f"{owner}: the offsets in a block of {block} elements do not increase")
