@@ -94,7 +94,7 @@ class PerGroup(Unpickled):
             sample_bits: bits of each sample, N integers from 1 to 8, in place of `bits`. The codes of a sample are
                 those that a quantizer of so many bits gives it from the same seed.
             generator: the rounding is seeded by one number from it, by default from a stream of fewbit's own, which
-                `torch.manual_seed` restarts (philox.py). The same seed gives the same codes on every device.
+                `torch.manual_seed` restarts (key_stream.py). The same seed gives the same codes on every device.
 
         Raises:
             FewbitError: `x` is no such tensor, or `sample_bits` are not its.
