@@ -122,6 +122,6 @@ def _lines(training: "Training") -> list[str]:
         f" {OTHER_WEIGHTS}.",
         f"Losses are in nats a character, for training the mean of the last {averaging_window(settings.steps)} steps.",
         f"Unigram entropy: {training.unigram_entropy:.4f}, the loss of who knows only how often each character occurs.",
-        f"Chance: the exact runs end between {min(exact):.4f} and {max(exact):.4f} (validation); one --seed tells no more.",
+        f"Chance: validation losses of the exact runs are {min(exact):.4f} to {max(exact):.4f}.",
         "Kept: bytes held from forward to backward in one step. Time: the median.",
     ]

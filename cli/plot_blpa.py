@@ -261,8 +261,9 @@ def _memory_lines(numbers: dict[str, Any]) -> list[str]:
         f"What does not grow with depth at the peak, in largest activations: {fixed}; the law says W + 1 = 3.",
         "",
         *columns([head, *body], left=0),
-        f"Largest batches of 32×32 images in {numbers['gpu_memory'] / 2**30:g} GiB, by formula, beside the paper's. Room:",
-        "the largest activations in full, for each image, that the paper's batch leaves room for; the formula counts 3.",
+        f"Largest batches of 32×32 images in {numbers['gpu_memory'] / 2**30:g} GiB, by formula, beside the paper's.",
+        "Room: how many of the largest activations in full, for each image, the paper's batch leaves room for; the",
+        "formula counts 3.",
     ]
     return lines + _trial_lines(numbers["trials"])
 

@@ -167,16 +167,18 @@ def _draw_validation(axes: Axes, variants: Sequence[Seeds]) -> None:
     axes.set_xlim(-0.5, len(variants) - 0.5)
 
 
-def _draw_losses(
-    axes: Axes, exact: NDArray[np.float64], curves: Sequence[Curve], unigram_entropy: float
-) -> None:
+def _draw_losses(axes: Axes, exact: NDArray[np.float64], curves: Sequence[Curve], unigram_entropy: float) -> None:
     style_axes(axes)
     axes.set_title("training loss, nats a character", fontsize=9.5, color=INK, loc="left")
     axes.axhline(unigram_entropy, color=GREY, linewidth=1.2, linestyle="--")
     axes.annotate(
         *("character frequencies alone", (1, unigram_entropy)),
-        **{"xycoords": axes.get_yaxis_transform(), "xytext": (-2, 4), "textcoords": "offset points"},
-        **{"ha": "right", "fontsize": 9, "color": GREY},
+        xycoords=axes.get_yaxis_transform(),
+        xytext=(-2, 4),
+        textcoords="offset points",
+        ha="right",
+        fontsize=9,
+        color=GREY,
     )
     steps = np.arange(1, len(exact) + 1)
     for index, (name, losses) in enumerate([("exact", exact), *((curve.name, curve.losses) for curve in curves)]):
@@ -199,7 +201,10 @@ def _draw_differences(axes: Axes, exact: NDArray[np.float64], curves: Sequence[C
     if count > 1:
         axes.annotate(
             *(f"range of {count} exact runs from different initial weights", (0.98, 0.02)),
-            **{"xycoords": "axes fraction", "ha": "right", "fontsize": 9, "color": INK},
+            xycoords="axes fraction",
+            ha="right",
+            fontsize=9,
+            color=INK,
         )
     _label_ends(axes, [(name, float(values[-1]), colour) for name, values, colour in lines])
 
@@ -213,8 +218,13 @@ def _label_ends(axes: Axes, ends: Sequence[tuple[str, float, str]]) -> None:
         at = max(y, at + least)
         axes.annotate(
             *(name, (1, at)),
-            **{"xycoords": axes.get_yaxis_transform(), "xytext": (4, 0), "textcoords": "offset points"},
-            **{"va": "center", "fontsize": 9, "color": colour, "annotation_clip": False},
+            xycoords=axes.get_yaxis_transform(),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+            color=colour,
+            annotation_clip=False,
         )
 
 

@@ -37,8 +37,8 @@ class Settings:
             hundredth after three quarters, as in the paper.
         momentum, weight_decay: of SGD; the paper's.
         seed: of weights, batches and flips.
-        warmup: share of the steps that warm up. The paper warms up for `PAPER_WARMUP`, 400 of 64,000 steps; of 200 steps
-            that is one, and the default of 5 % is ours.
+        warmup: share of the steps that warm up. The paper warms up for `PAPER_WARMUP`, 400 of 64,000 steps; of 200
+            steps that is one or two, and the default of 5 % is ours.
     """
 
     depth: int = 164
