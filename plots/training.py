@@ -58,14 +58,17 @@ def within(exact: NDArray[np.float64], losses: Sequence[float]) -> float:
 
 
 def message(exact: NDArray[np.float64], curves: Sequence[Curve]) -> str:
-    """Return in one sentence what the figure shows: which curves stay in the band, and how much of the time."""
+    """Return in one sentence what the figure shows: which curves end, over the last tenth, in the range of exact runs."""
     if len(exact) < 2 or not curves:
         return "Training loss: no band to compare with few bits"
-    shares = {curve.name: within(exact, curve.losses) for curve in curves}
-    if all(share == 1 for share in shares.values()):
-        return f"{_listed(list(shares))}: no further from exact training than other initial weights lead"
-    parts = [f"{name} {_percent(share)}" for name, share in shares.items()]
-    return f"Steps inside the range of exact training: {', '.join(parts)}"
+    last = max(1, exact.shape[1] // 10)
+    ends = exact[:, -last:].mean(1)
+    inside, outside = [], []
+    for curve in curves:
+        end = float(np.mean(curve.losses[-last:]))
+        (inside if ends.min() <= end <= ends.max() else outside).append(curve.name)
+    parts = [f"{_listed(names)} {where}" for names, where in ((inside, "inside"), (outside, "outside")) if names]
+    return f"{'; '.join(parts)} the range of {len(exact)} exact runs at the end of training"
 
 
 def _percent(share: float) -> str:
@@ -183,7 +186,7 @@ def _draw_losses(axes: Axes, exact: NDArray[np.float64], curves: Sequence[Curve]
     steps = np.arange(1, len(exact) + 1)
     for index, (name, losses) in enumerate([("exact", exact), *((curve.name, curve.losses) for curve in curves)]):
         axes.plot(steps, losses, color=_colour(index), linewidth=1.3, label=name)
-    axes.legend(frameon=False, fontsize=9, loc="center right")
+    axes.legend(frameon=False, fontsize=9, loc="upper right")
 
 
 def _draw_differences(axes: Axes, exact: NDArray[np.float64], curves: Sequence[Curve]) -> None:
@@ -196,6 +199,7 @@ def _draw_differences(axes: Axes, exact: NDArray[np.float64], curves: Sequence[C
     axes.fill_between(steps, low, high, facecolor=SAND, edgecolor=SAND_EDGE, linewidth=0.8)
     axes.axhline(0, color=INK, linewidth=0.8)
     lines = [(curve.name, np.asarray(curve.losses) - mean, _colour(index)) for index, curve in enumerate(curves, 1)]
+    shares = {curve.name: f", {_percent(within(exact, curve.losses))} inside" if count > 1 else "" for curve in curves}
     for name, values, colour in lines:
         axes.plot(steps, values, color=colour, linewidth=1.3, label=name)
     if count > 1:
@@ -206,7 +210,7 @@ def _draw_differences(axes: Axes, exact: NDArray[np.float64], curves: Sequence[C
             fontsize=9,
             color=INK,
         )
-    _label_ends(axes, [(name, float(values[-1]), colour) for name, values, colour in lines])
+    _label_ends(axes, [(name + shares[name], float(values[-1]), colour) for name, values, colour in lines])
 
 
 def _label_ends(axes: Axes, ends: Sequence[tuple[str, float, str]]) -> None:
