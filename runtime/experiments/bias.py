@@ -8,8 +8,9 @@ not. With ḡ the mean of N draws of a gradient whose exact value is g:
 
     noise² = Σ ‖gᵢ − ḡ‖² / (N − 1) / ‖g‖²        bias² = ‖ḡ − g‖² / ‖g‖² − noise² / N
 
-The second term is what ḡ would be off by without any bias, so bias² comes out around 0 where there is none, and
-`resolution`, the square root of that term times 3 / √size, is the least bias that could be told from none.
+The second term is what ḡ would be off by without any bias, so bias² comes out around 0 where there is none.
+`resolution` is three standard deviations of that estimate were the errors of all elements independent. Those of a group
+are not: two copies, which have no bias, come out at up to twice the resolution.
 """
 
 import json
@@ -36,7 +37,7 @@ class Bias:
         copies: of the saved tensor; None where there is no choice.
         noise: of one draw, as a share of the gradient's norm.
         bias: of the mean of all draws, likewise; 0 where the estimate of its square is negative.
-        resolution: the least bias that these draws tell from none.
+        resolution: what could be told from no bias if the errors of elements were independent.
     """
 
     layer: str
