@@ -58,7 +58,7 @@ def within(exact: NDArray[np.float64], losses: Sequence[float]) -> float:
 
 
 def message(exact: NDArray[np.float64], curves: Sequence[Curve]) -> str:
-    """Return in one sentence what the figure shows: which curves end, over the last tenth, in the range of exact runs."""
+    """Return what the figure shows: which curves end, over the last tenth of the steps, in the range of exact runs."""
     if len(exact) < 2 or not curves:
         return "Training loss: no band to compare with few bits"
     last = max(1, exact.shape[1] // 10)
