@@ -69,7 +69,8 @@ def cases(bits: int) -> Iterator[tuple[str, int | None, Forward, Forward, tuple[
     saver = QuantizerSaver(PerGroup(bits=bits))
 
     def few(x: Tensor) -> Tensor:
-        return scaled_dot_product_attention(*x.unbind(0), saver=saver)
+        q, k, v = x.unbind(0)
+        return scaled_dot_product_attention(q, k, v, saver)
 
     def exact(x: Tensor) -> Tensor:
         return nn.functional.scaled_dot_product_attention(*x.unbind(0))

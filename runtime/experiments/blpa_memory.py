@@ -162,10 +162,10 @@ def largest_batches(memory: int, bits: int = 4) -> list[LargestBatch]:
             network = preact_resnet(depth, width=width)
         model, inputs = parameter_bytes(network), inputs_of_image(network)
         needs = [Need(sum(inputs) * b / 8, 4 * max(inputs)) for b in (32, bits)]
-        ours = (largest_batch(memory, model, need.total, copies=COPIES) for need in needs)
+        exact, few = (largest_batch(memory, model, need.total, copies=COPIES) for need in needs)
         room = memory - COPIES * model
-        buffers = ((room / batch - need.kept) / need.activation for batch, need in zip(paper, needs, strict=True))
-        rows.append(LargestBatch(depth, width, *ours, *paper, *buffers))
+        full, some = ((room / batch - need.kept) / need.activation for batch, need in zip(paper, needs, strict=True))
+        rows.append(LargestBatch(depth, width, exact, few, *paper, full, some))
     return rows
 
 
