@@ -73,7 +73,8 @@ def cases(bits: int) -> Iterator[tuple[str, int | None, Forward, Forward, tuple[
         return scaled_dot_product_attention(q, k, v, saver)
 
     def exact(x: Tensor) -> Tensor:
-        return nn.functional.scaled_dot_product_attention(*x.unbind(0))
+        q, k, v = x.unbind(0)
+        return nn.functional.scaled_dot_product_attention(q, k, v)
 
     yield "attention, 4 heads of 32, 64 tokens", None, exact, few, (3, 2, 4, 64, 32)
 
