@@ -65,6 +65,7 @@ build/path/fewbit:
 .venv/ready: pyproject.toml .ci/constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --editable ".[torch,test]"
+	$(BIN)/fewbit cache warm
 	touch $@
 
 clean:

@@ -1,5 +1,8 @@
 """`fewbit cache`: what fewbit keeps on disk because it can make it again."""
 
+import time
+from importlib.util import find_spec
+
 import click
 
 from ..tables import FewbitError
@@ -10,7 +13,7 @@ from ..tables.names import counted
 
 @click.group("cache")
 def command() -> None:
-    """Show and clear the folder of compiled kernels and solved tables.
+    """Show, fill and clear the folders of compiled kernels and solved tables.
 
     All of it can be made again. The folder is the one that the environment variable FEWBIT_CACHE names, or the user's
     cache folder.
@@ -27,6 +30,40 @@ def info() -> None:
     """
     sizes = [path.stat().st_size for path in cached_files()]
     click.echo(f"{cache_folder()}: {counted(len(sizes), 'file')}, {sum(sizes) / 2**20:.1f} MiB")
+
+
+@command.command()
+def warm() -> None:
+    """Compile now what the first solve and the first training on the CPU would compile.
+
+    Numba keeps the machine code where the environment variable NUMBA_CACHE_DIR says, else beside the installed package
+    or, if that folder is read-only, in the user's cache. It is compiled again for another processor, another version of
+    Numba, or changed source.
+
+    Example: fewbit cache warm
+    """
+    start = time.perf_counter()
+    _warm_compiler()
+    if find_spec("torch"):
+        _warm_training()
+    click.echo(f"compiled, or found compiled, in {time.perf_counter() - start:.1f} s", err=True)
+
+
+def _warm_compiler() -> None:
+    from ..fewbit_gen import solve
+
+    for kind in ("shared", "interval"):
+        solve("gelu", levels=4, kind=kind)
+
+
+def _warm_training() -> None:
+    import torch
+
+    from ..runtime.modules import GELU
+
+    for bits in (1, 2, 3, 4):
+        x = torch.zeros(2048, requires_grad=True)
+        GELU(bits=bits)(x).sum().backward()
 
 
 @command.command()

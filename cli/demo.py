@@ -1,4 +1,4 @@
-"""`fewbit demo`: solve a table, draw it, train with it; a tour of what fewbit does, in under three minutes."""
+"""`fewbit demo`: solve a table, draw it, train with it; a tour of what fewbit does."""
 
 import os
 import sys
@@ -19,8 +19,12 @@ if TYPE_CHECKING:
     from ..runtime.experiments.runs import Training
 
 
+STEPS = 400
+OTHER_WEIGHTS = 3  # exact runs from other weights: what the few-bit runs are held against
+
+
 @click.command("demo")
-@click.option("--steps", type=int, metavar="N", default=Settings.steps, show_default=True, help="Steps to train.")
+@click.option("--steps", type=int, metavar="N", default=STEPS, show_default=True, help="Steps to train.")
 @click.option(
     "--seed", type=int, metavar="N", default=Settings.seed, show_default=True, help="Seed of the weights and batches."
 )
@@ -45,7 +49,8 @@ def command(context: click.Context, steps: int, seed: int, bits: tuple[int, ...]
     """Solve a table for GELU, draw it, and train a small transformer with it.
 
     The transformer learns the source of Python's standard library, a character at a time: once with torch's own GELU
-    and once with each number of --bits, from the same weights on the same batches.
+    and once with each number of --bits, from the same weights on the same batches. Three exact runs from other weights
+    show how far chance alone leads.
 
     Example: fewbit demo --bits 1,2,3,4 --output demo-output
     """
@@ -66,9 +71,10 @@ def _train(bits: tuple[int, ...], settings: Settings) -> "Training":
     from rich.progress import Progress
 
     from ..runtime.experiments.text import standard_library
-    from ..runtime.experiments.training import EXACT, few_bit, train
+    from ..runtime.experiments.training import EXACT, few_bit, other_weights, train
 
-    variants = [EXACT, *map(few_bit, bits)]
+    others = (settings.seed + i if settings.seed < 2**62 else settings.seed - i for i in range(1, OTHER_WEIGHTS + 1))
+    variants = [EXACT, *map(few_bit, bits), *map(other_weights, others)]
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
         task = bar.add_task("training", total=settings.steps)
         return train(variants, standard_library(), settings, after_step=lambda: bar.advance(task))
@@ -80,8 +86,10 @@ def _write(training: "Training", folder: Path) -> None:
     from ..runtime.experiments.runs import smoothed
 
     window = max(1, training.settings.steps // 25)
-    curves = [Curve(run.variant, smoothed(run.losses, window), run.validation_loss) for run in training.runs]
-    save_figure(plot_training(curves, training.unigram_entropy), folder / "training.png")
+    curves = [Curve(run.variant, smoothed(run.losses, window)) for run in training.runs]
+    exact = [curve.losses for curve in curves if curve.name.startswith("exact")]
+    few = [curve for curve in curves if not curve.name.startswith("exact")]
+    save_figure(plot_training(exact, few, training.unigram_entropy), folder / "training.png")
     with atomic_write(folder / "training.json") as stream:
         stream.write(dumps(training.to_dict()).encode())
     for name in ("training.png", "training.json"):
@@ -93,6 +101,7 @@ def _lines(training: "Training") -> list[str]:
     from ..runtime.experiments.runs import averaging_window
 
     settings = training.settings
+    exact = [run.validation_loss for run in training.runs if run.variant.startswith("exact")]
     head = ("GELU", "training loss", "validation loss", "GELU keeps", "model keeps", "time per step")
     body = [
         (
@@ -109,9 +118,10 @@ def _lines(training: "Training") -> list[str]:
         *columns([head, *body], left=1),
         "",
         f"{settings.steps} steps of {settings.batch} windows of {settings.size.context} characters, seed"
-        f" {settings.seed}: all from the same weights, on the same batches, in turn.",
+        f" {settings.seed}: all on the same batches, in turn, and from the same weights but for the last"
+        f" {OTHER_WEIGHTS}.",
         f"Losses are in nats a character, for training the mean of the last {averaging_window(settings.steps)} steps.",
         f"Unigram entropy: {training.unigram_entropy:.4f}, the loss of who knows only how often each character occurs.",
-        "Small differences may be chance: compare another --seed.",
+        f"Chance: validation losses of the exact runs are {min(exact):.4f} to {max(exact):.4f}.",
         "Kept: bytes held from forward to backward in one step. Time: the median.",
     ]

@@ -42,7 +42,7 @@ _HelpInstead: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "No
         "calibrate": "Measure what a model's activations see, and solve the tables that are best for that.",
         "memory": "Show what training keeps for the backward pass, exact and few-bit.",
         "bench": "Measure speed on this machine.",
-        "cache": "Show and clear the folder of compiled kernels and solved tables.",
+        "cache": "Show, fill and clear the folders of compiled kernels and solved tables.",
         "demo": "Solve a table for GELU, draw it, and train a small transformer with it.",
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},

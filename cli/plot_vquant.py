@@ -248,7 +248,9 @@ def _memory_lines(numbers: dict[str, Any]) -> list[str]:
     lines = [
         *columns([head, *body], left=2),
         "",
-        "GB of activations for 256 images. Formula: the paper's 64 bits an outlier; ours: 16 and its place in 10.",
+        "GB of activations for 256 images. Full: the inputs of all layers. Quantized: the peak over the layers of what",
+        "is stored so far and the input at work in full; formula: 64 bits an outlier, as the paper; ours: 16 and its",
+        "place in 10.",
     ]
     if numbers["measured"]:
         rows = [

@@ -8,6 +8,7 @@ import click
 from ..fewbit_gen import Activation, Weight, parse_activation, parse_weight, solve
 from ..tables import FewbitError, Table
 from ..tables.json_format import dumps, table_to_dict
+from .compiling import compilation_told
 from .export import FORMATS, choose_format, write_table
 from .options import (
     FILE,
@@ -67,7 +68,8 @@ def command(
         check_figure_path(plot)
     start = time.perf_counter()
     act, w = parse_activation(activation, kinks), parse_weight(weight)
-    table = solve(act, bits=bits, levels=levels, kind=kind, weight=w)
+    with compilation_told():
+        table = solve(act, bits=bits, levels=levels, kind=kind, weight=w)
     seconds = time.perf_counter() - start
     # Files first: a reader that closes the pipe early (`| head`) does not cost them.
     if output and file_format:

@@ -120,7 +120,13 @@ def penalised(places: Vector, penalty: float) -> tuple[Vector, Indices, int]:
 @njit(cache=True, nogil=True, error_model="numpy", forceinline=True)
 def _slack(places: Vector) -> float:
     """Return what the two ends of no segment lower its cost by more than."""
-    return 4.0 * places[LOSS].max() * (places[GAP_HIGH].max() - places[GAP_LOW].min())
+    # Loops, as Numba takes a second to compile an array's max() and min().
+    loss, high, low = places[LOSS, 0], places[GAP_HIGH, 0], places[GAP_LOW, 0]
+    for p in range(1, places.shape[1]):
+        loss = max(loss, places[LOSS, p])
+        high = max(high, places[GAP_HIGH, p])
+        low = min(low, places[GAP_LOW, p])
+    return 4.0 * loss * (high - low)
 
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath=_FINITE)

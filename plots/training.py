@@ -1,7 +1,7 @@
-"""Loss curves of several runs: how they fall, and how far they are from the first of them.
+"""Loss curves of several runs: how they fall, and how far they are from exact training.
 
-The curves of a good few-bit table lie on top of the exact one; so a second panel draws the differences alone. Where
-there are several seeds, the spread of the exact runs lies behind: what stays in it, another seed does as well.
+The curves of a good few-bit table lie on top of the exact one; so a second panel draws the differences alone, before
+the range of several exact runs: what stays in it, other initial weights do as well.
 """
 
 from collections.abc import Sequence
@@ -21,35 +21,62 @@ class Curve:
     """One run.
 
     Attributes:
-        name: for the legend.
+        name: its label.
         losses: training loss after 1, 2, … steps, smoothed as is wished; as many in every curve.
-        validation_loss: after the last step; named in the legend.
     """
 
     name: str
     losses: Sequence[float]
-    validation_loss: float
 
 
-def plot_training(curves: Sequence[Curve], unigram_entropy: float) -> Figure:
-    """Return a figure of two panels over the steps.
+def plot_training(exact: Sequence[Sequence[float]], curves: Sequence[Curve], unigram_entropy: float) -> Figure:
+    """Return a figure of two panels over the steps: the losses, and how far each curve is from the exact runs.
 
     Args:
-        curves: the first is what the others are compared with; at least one.
+        exact: losses of exact runs; their range is the band, their mean what the curves are compared with. The first is
+            drawn in the left panel. One at least; a band takes two.
+        curves: the runs to compare, each with as many losses.
         unigram_entropy: a yardstick, drawn as a horizontal line; in the unit of the losses, nats a character.
     """
-    figure = Figure(figsize=(9.2, 3.8), layout="constrained", facecolor="white")
-    falling, differing = figure.subplots(1, 2, width_ratios=(1.15, 1))
-    _draw_losses(falling, curves, unigram_entropy)
-    _draw_differences(differing, curves)
+    figure = Figure(figsize=(10.2, 4.2), layout="constrained", facecolor="white")
+    falling, differing = figure.subplots(1, 2, width_ratios=(1, 1.15))
+    runs = np.asarray(exact, dtype=np.float64)
+    figure.suptitle(message(runs, curves), fontsize=12, color=INK, x=0.01, ha="left", fontweight="bold")
+    _draw_losses(falling, runs[0], curves, unigram_entropy)
+    _draw_differences(differing, runs, curves)
     for axes in (falling, differing):
         axes.set_xlabel("step", fontsize=10, color=INK)
-        axes.set_xlim(left=0)
+        axes.set_xlim(0, runs.shape[1] * 1.001)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    figure.legend(
-        *falling.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=9.5
-    )
     return figure
+
+
+def within(exact: NDArray[np.float64], losses: Sequence[float]) -> float:
+    """Return the share of the steps at which `losses` lie between the lowest and the highest exact run."""
+    values = np.asarray(losses)
+    return float(np.mean((values >= exact.min(0)) & (values <= exact.max(0))))
+
+
+def message(exact: NDArray[np.float64], curves: Sequence[Curve]) -> str:
+    """Return what the figure shows: which curves end, over the last tenth of the steps, in the range of exact runs."""
+    if len(exact) < 2 or not curves:
+        return "Training loss: no band to compare with few bits"
+    last = max(1, exact.shape[1] // 10)
+    ends = exact[:, -last:].mean(1)
+    inside, outside = [], []
+    for curve in curves:
+        end = float(np.mean(curve.losses[-last:]))
+        (inside if ends.min() <= end <= ends.max() else outside).append(curve.name)
+    parts = [f"{_listed(names)} {where}" for names, where in ((inside, "inside"), (outside, "outside")) if names]
+    return f"{'; '.join(parts)} the range of {len(exact)} exact runs at the end of training"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share in (0, 1) else f"{min(99, max(1, round(100 * share)))} %"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 @dataclass(frozen=True)
@@ -143,24 +170,66 @@ def _draw_validation(axes: Axes, variants: Sequence[Seeds]) -> None:
     axes.set_xlim(-0.5, len(variants) - 0.5)
 
 
-def _draw_losses(axes: Axes, curves: Sequence[Curve], unigram_entropy: float) -> None:
+def _draw_losses(axes: Axes, exact: NDArray[np.float64], curves: Sequence[Curve], unigram_entropy: float) -> None:
     style_axes(axes)
-    axes.set_title("training loss", fontsize=9.5, color=INK)
-    axes.set_ylabel("nats a character", fontsize=10, color=INK)
-    axes.axhline(unigram_entropy, color=GREY, linewidth=1.2, linestyle="--", label="unigram entropy")
-    for index, curve in enumerate(curves):
-        steps = np.arange(1, len(curve.losses) + 1)
-        label = f"{curve.name} (validation {curve.validation_loss:.3f})"
-        axes.plot(steps, curve.losses, color=_colour(index), linewidth=1.3, label=label)
+    axes.set_title("training loss, nats a character", fontsize=9.5, color=INK, loc="left")
+    axes.axhline(unigram_entropy, color=GREY, linewidth=1.2, linestyle="--")
+    axes.annotate(
+        *("character frequencies alone", (1, unigram_entropy)),
+        xycoords=axes.get_yaxis_transform(),
+        xytext=(-2, 4),
+        textcoords="offset points",
+        ha="right",
+        fontsize=9,
+        color=GREY,
+    )
+    steps = np.arange(1, len(exact) + 1)
+    for index, (name, losses) in enumerate([("exact", exact), *((curve.name, curve.losses) for curve in curves)]):
+        axes.plot(steps, losses, color=_colour(index), linewidth=1.3, label=name)
+    axes.legend(frameon=False, fontsize=9, loc="upper right")
 
 
-def _draw_differences(axes: Axes, curves: Sequence[Curve]) -> None:
+def _draw_differences(axes: Axes, exact: NDArray[np.float64], curves: Sequence[Curve]) -> None:
     style_axes(axes)
-    axes.set_title(f"difference in training loss from {curves[0].name}", fontsize=9.5, color=INK)
-    reference = np.asarray(curves[0].losses)
-    for index, curve in enumerate(curves):
-        differences = np.asarray(curve.losses) - reference
-        axes.plot(np.arange(1, len(differences) + 1), differences, color=_colour(index), linewidth=1.3)
+    count = len(exact)
+    axes.set_title(f"the same, less the mean of {count} exact runs", fontsize=9.5, color=INK, loc="left")
+    mean = exact.mean(0)
+    steps = np.arange(1, exact.shape[1] + 1)
+    low, high = exact.min(0) - mean, exact.max(0) - mean
+    axes.fill_between(steps, low, high, facecolor=SAND, edgecolor=SAND_EDGE, linewidth=0.8)
+    axes.axhline(0, color=INK, linewidth=0.8)
+    lines = [(curve.name, np.asarray(curve.losses) - mean, _colour(index)) for index, curve in enumerate(curves, 1)]
+    shares = {curve.name: f", {_percent(within(exact, curve.losses))} inside" if count > 1 else "" for curve in curves}
+    for name, values, colour in lines:
+        axes.plot(steps, values, color=colour, linewidth=1.3, label=name)
+    if count > 1:
+        axes.annotate(
+            *(f"range of {count} exact runs from different initial weights", (0.98, 0.02)),
+            xycoords="axes fraction",
+            ha="right",
+            fontsize=9,
+            color=INK,
+        )
+    _label_ends(axes, [(name + shares[name], float(values[-1]), colour) for name, values, colour in lines])
+
+
+def _label_ends(axes: Axes, ends: Sequence[tuple[str, float, str]]) -> None:
+    """Write each name right of the end of its line, at least a text's height apart."""
+    low, high = axes.get_ylim()
+    least = 0.055 * (high - low)
+    at = -np.inf
+    for name, y, colour in sorted(ends, key=lambda end: end[1]):
+        at = max(y, at + least)
+        axes.annotate(
+            *(name, (1, at)),
+            xycoords=axes.get_yaxis_transform(),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+            color=colour,
+            annotation_clip=False,
+        )
 
 
 def _colour(index: int) -> str:

@@ -111,6 +111,8 @@ class LargestBatch:
         depth, width: of the network.
         exact, few: the largest batches that the formula gives.
         paper_exact, paper_few: those of the paper, with 4 bits.
+        buffers_exact, buffers_few: the largest activations in full for each image that the paper's batch leaves room
+            for beside what all layers keep; the formula counts W + 1 = 3.
     """
 
     depth: int
@@ -119,20 +121,37 @@ class LargestBatch:
     few: int
     paper_exact: int
     paper_few: int
+    buffers_exact: float
+    buffers_few: float
 
 
-def bytes_per_sample(depth: int, width: int, bits: int | None, size: int = 32) -> float:
-    """Return αL + W + 1 for one image of size×size: what all layers keep, and the buffers of full activations."""
-    with torch.device("meta"):
-        model = preact_resnet(depth, width=width)
-        inputs: list[int] = []
-        for module in model.modules():
-            if isinstance(module, PreActLayer):
-                module.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0].numel()))
-        with torch.no_grad():
-            model.eval()(torch.empty(1, 3, size, size))
-    kept = sum(inputs) * (4 if bits is None else bits / 8)
-    return kept + 4 * (WIDTH_OF_GRAPH + 1) * max(inputs)
+@dataclass(frozen=True)
+class Need:
+    """What one image of a network takes: αL + W + 1 of the law.
+
+    Attributes:
+        kept: bytes that all layers keep, αL.
+        activation: bytes of the largest activation in full.
+    """
+
+    kept: float
+    activation: int
+
+    @property
+    def total(self) -> float:
+        """Bytes of one image."""
+        return self.kept + (WIDTH_OF_GRAPH + 1) * self.activation
+
+
+def inputs_of_image(model: nn.Module, size: int = 32) -> list[int]:
+    """Return the elements of the input of each pre-activation layer, for one image of size×size; meta device."""
+    inputs: list[int] = []
+    for module in model.modules():
+        if isinstance(module, PreActLayer):
+            module.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0].numel()))
+    with torch.no_grad(), torch.device("meta"):
+        model.eval()(torch.empty(1, 3, size, size))
+    return inputs
 
 
 def largest_batches(memory: int, bits: int = 4) -> list[LargestBatch]:
@@ -140,11 +159,13 @@ def largest_batches(memory: int, bits: int = 4) -> list[LargestBatch]:
     rows = []
     for (depth, width), paper in TABLE_2.items():
         with torch.device("meta"):
-            model = parameter_bytes(preact_resnet(depth, width=width))
-        exact, few = (
-            largest_batch(memory, model, bytes_per_sample(depth, width, b), copies=COPIES) for b in (None, bits)
-        )
-        rows.append(LargestBatch(depth, width, exact, few, *paper))
+            network = preact_resnet(depth, width=width)
+        model, inputs = parameter_bytes(network), inputs_of_image(network)
+        needs = [Need(sum(inputs) * b / 8, 4 * max(inputs)) for b in (32, bits)]
+        exact, few = (largest_batch(memory, model, need.total, copies=COPIES) for need in needs)
+        room = memory - COPIES * model
+        full, some = ((room / batch - need.kept) / need.activation for batch, need in zip(paper, needs, strict=True))
+        rows.append(LargestBatch(depth, width, exact, few, *paper, full, some))
     return rows
 
 

@@ -2,7 +2,7 @@
 
 Written from the papers that define them, with the sizes of torchvision, whose models the paper trains. Inception-v3 is
 not among them. ReLU6 of MobileNet-v2 is ReLU, as in the paper. Dropout keeps no activation that counts here and is left
-out.
+out. Those VGGs and DenseNets of the Few-bit paper's Appendix B that `transformers` lacks are here too.
 """
 
 from collections.abc import Callable
@@ -29,17 +29,27 @@ def alexnet() -> nn.Module:
     )
 
 
-def vgg16() -> nn.Module:
-    """Return VGG-16 (Simonyan and Zisserman, 2015)."""
+# Convolutions of each stage, by layers with weights.
+_VGG = {11: (1, 1, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
+
+
+def vgg(depth: int, *, pooled: bool = False) -> nn.Module:
+    """Return VGG-11, 16 or 19 (Simonyan and Zisserman, 2015).
+
+    Args:
+        depth: layers with weights.
+        pooled: average the last feature map to 7×7, as torchvision does today, so that images need not be 224×224.
+    """
     layers: list[nn.Module] = []
     before = 3
-    for after, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+    for after, count in zip((64, 128, 256, 512, 512), _VGG[depth], strict=True):
         for _ in range(count):
             layers += conv(before, after, norm=False)
             before = after
         layers.append(nn.MaxPool2d(2))
+    around = (nn.AdaptiveAvgPool2d(7),) if pooled else ()
     head = (nn.Linear(25088, 4096), nn.ReLU(True), nn.Linear(4096, 4096), nn.ReLU(True), nn.Linear(4096, 1000))
-    return nn.Sequential(*layers, nn.Flatten(), *head)
+    return nn.Sequential(*layers, *around, nn.Flatten(), *head)
 
 
 class Join(nn.Module):
@@ -115,19 +125,26 @@ def mobilenet() -> nn.Module:
     return nn.Sequential(*layers, *conv(320, 1280, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, 1000))
 
 
-def densenet201() -> nn.Module:
-    """Return DenseNet-201 (Huang et al., 2017)."""
+def densenet(*counts: int, growth: int = 32, start: int = 64) -> nn.Module:
+    """Return a DenseNet (Huang et al., 2017).
+
+    Args:
+        counts: layers of each block.
+        growth: channels that each layer adds.
+        start: channels after the first convolution.
+    """
 
     def first(before: int, after: int, kernel: int) -> list[nn.Module]:
         return [nn.BatchNorm2d(before), nn.ReLU(True), nn.Conv2d(before, after, kernel, 1, kernel // 2, bias=False)]
 
-    layers: list[nn.Module] = [*conv(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)]
-    channels = 64
-    for stage, count in enumerate((6, 12, 48, 32)):
+    layers: list[nn.Module] = [*conv(3, start, 7, 2), nn.MaxPool2d(3, 2, 1)]
+    channels = start
+    for stage, count in enumerate(counts):
         for _ in range(count):
-            layers.append(beside(nn.Identity(), nn.Sequential(*first(channels, 128, 1), *first(128, 32, 3))))
-            channels += 32
-        if stage < 3:
+            new = nn.Sequential(*first(channels, 4 * growth, 1), *first(4 * growth, growth, 3))
+            layers.append(beside(nn.Identity(), new))
+            channels += growth
+        if stage < len(counts) - 1:
             layers += [*first(channels, channels // 2, 1), nn.AvgPool2d(2)]
             channels //= 2
     end = (nn.BatchNorm2d(channels), nn.ReLU(True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000))
@@ -140,7 +157,18 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "SqueezeNet-1.1": squeezenet,
     "MobileNet-v2": mobilenet,
     "ResNet-50": lambda: resnet(3, 4, 6, 3, bottleneck=True),
-    "VGG-16": vgg16,
+    "VGG-16": lambda: vgg(16),
     "ResNet-152": lambda: resnet(3, 8, 36, 3, bottleneck=True),
-    "DenseNet-201": densenet201,
+    "DenseNet-201": lambda: densenet(6, 12, 48, 32),
+}
+
+# Of Appendix B of *Few-bit Backward*.
+APPENDIX_B: dict[str, Callable[[], nn.Module]] = {
+    "densenet121": lambda: densenet(6, 12, 24, 16),
+    "densenet161": lambda: densenet(6, 12, 36, 24, growth=48, start=96),
+    "densenet169": lambda: densenet(6, 12, 32, 32),
+    "densenet201": lambda: densenet(6, 12, 48, 32),
+    "vgg11": lambda: vgg(11, pooled=True),
+    "vgg16": lambda: vgg(16, pooled=True),
+    "vgg19": lambda: vgg(19, pooled=True),
 }

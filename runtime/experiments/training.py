@@ -38,12 +38,14 @@ class Variant:
         bits: to which `fewbit.convert` takes the model's activations; None leaves them as they are.
         nudge: by what part each weight is made larger or smaller, at random, before the first step.
         prepare: what else is done to the model before the first step.
+        weights_seed: of the weights alone, where not that of the settings; the batches stay the same.
     """
 
     name: str
     bits: int | None = None
     nudge: float = 0.0
     prepare: Callable[[nn.Module], object] | None = None
+    weights_seed: int | None = None
 
 
 EXACT = Variant("exact")
@@ -55,6 +57,11 @@ NUDGED = Variant("exact, nudged", nudge=1e-6)
 def few_bit(bits: int) -> Variant:
     """Return the variant with `bits` bits for each element; raises `FewbitError` unless bits is 1 to 8."""
     return Variant(counted(check_bits(bits), "bit"), bits)
+
+
+def other_weights(seed: int) -> Variant:
+    """Return exact training from the weights of another seed, on the same batches: how far chance alone leads."""
+    return Variant(f"exact, weights {seed}", weights_seed=seed)
 
 
 def small(size: Size) -> nn.Module:
@@ -128,7 +135,7 @@ class _Trainee:
         self.batch = settings.batch
         self.largest_gradient = settings.largest_gradient
         with torch.random.fork_rng(devices=[]):  # the caller's generator stays as it is
-            torch.manual_seed(settings.seed)
+            torch.manual_seed(settings.seed if variant.weights_seed is None else variant.weights_seed)
             self.model = model(settings.size)
             if variant.nudge:
                 _nudge(self.model, variant.nudge)

@@ -2,7 +2,8 @@
 
 The backward pass computes attention again from the decompressed q̂, k̂, v̂ (torch's fused kernels compute its weights
 again too), and takes torch's gradient of that. It is not linear in q̂ and k̂, so it is unbiased only to first order in
-their errors; 4 bits or more are advised. Dropout draws the same weights again.
+their errors. Measured (`experiments/bias.py`; 4 heads of 32, 64 tokens of normal numbers) its bias is 0.7 % of the
+gradient's norm at 4 bits and 19 % at 2; 4 bits or more are advised. Dropout draws the same weights again.
 
 With `need_weights=True` torch computes softmax(q kᵀ) step by step, and so is it done here: every step saves its
 own inputs in few bits, and all but the softmax from one copy is unbiased.

@@ -3,7 +3,9 @@
 A compressed layer *is* torch's layer: a subclass with torch's arguments, parameters, buffers and state_dict. Only what
 its backward pass needs of the input goes through `saver`. Forward it calls torch's own ops, so the outputs are torch's
 bit for bit; backward it calls torch's own ops on the decompressed input. As E[decompress(compress(x))] = x, a gradient
-that is linear in x is unbiased (ActNN, Theorem 1).
+that is linear in x is unbiased (ActNN, Theorem 1). Not linear are the input gradients of normalisations and softmax,
+which are unbiased from two copies alone, and those of attention: normalization.py, softmax.py and attention.py state
+the bias.
 
 Where nothing can or need be compressed (no gradient asked for, frozen weights, integers), it is torch's layer entirely.
 """

@@ -10,7 +10,9 @@ it with x̄.
 
 x̄ stands there twice. From one compressed copy the product of the two is biased by Var[x̄] h/n: little where n, over
 how many elements the mean goes, is large, and what ActNN does in practice. Two copies, compressed independently, make
-the gradient of x unbiased at twice the memory. ∇w = Σ x̄ ∇y and ∇b = Σ ∇y are unbiased with either.
+the gradient of x unbiased at twice the memory. Measured (`experiments/bias.py`), the bias from one copy at 2 bits is
+0.8 % of the gradient's norm over 64 features, 0.3 % over 256 and 0.1 % for 8 channels of 16 images of 8×8, the last not
+told from none; at 4 bits at most 0.04 %. ∇w = Σ x̄ ∇y and ∇b = Σ ∇y are unbiased with either.
 """
 
 from typing import Any

@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -36,3 +38,41 @@ def test_a_folder_that_cannot_be_is_told_in_one_line(run, folder, monkeypatch):
         outcome = run("cache", command)
         assert outcome.status == 2
         assert outcome.err.startswith("fewbit: cannot make the folder ") and outcome.err.count("\n") == 1
+
+
+def test_warm_leaves_nothing_to_compile(run_process, tmp_path):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
+    outcome = run_process("cache", "warm", env=environment)
+    assert (outcome.status, outcome.out) == (0, "")
+    assert outcome.err.startswith("compiled, or found compiled, in ")
+    code = (
+        "import sys; from numba.core import event\n"
+        "with event.install_recorder('numba:compile') as seen:\n"
+        "    import fewbit\n"
+        "    for kind in ('shared', 'interval'): fewbit.solve('silu', bits=3, kind=kind)\n"
+        "sys.exit(len(seen.buffer))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+
+
+class TestCompilationIsTold:
+    @pytest.mark.parametrize(("terminal", "compiles", "lines"), [(True, 2, 1), (True, 0, 0), (False, 2, 0)])
+    def test_once_and_on_a_terminal_alone(self, monkeypatch, capsys, terminal, compiles, lines):
+        from fewbit.cli.compiling import LINE, compilation_told
+        from numba.core import event
+
+        monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+        with compilation_told():
+            for _ in range(compiles):
+                event.broadcast(event.Event("numba:compile", event.EventStatus.START))
+        assert capsys.readouterr().err == f"fewbit: {LINE}\n" * lines
+
+    def test_no_longer_afterwards(self, monkeypatch, capsys):
+        from fewbit.cli.compiling import compilation_told
+        from numba.core import event
+
+        monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+        with compilation_told():
+            pass
+        event.broadcast(event.Event("numba:compile", event.EventStatus.START))
+        assert not capsys.readouterr().err

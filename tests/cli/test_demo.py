@@ -9,14 +9,18 @@ def test_the_demo_solves_draws_trains_and_leaves_its_files(run_process, tmp_path
     outcome = run_process("demo", "--steps", 2, "--bits", "2,1", "--seed", 3, "--output", folder)
     assert outcome.status == 0, outcome.err
     assert "gelu: 3 bits, 8 levels" in outcome.out
-    assert [line.split("  ")[0] for line in outcome.out.splitlines() if " ms" in line] == ["exact", "1 bit", "2 bits"]
+    variants = ["exact", "1 bit", "2 bits", "exact, weights 4", "exact, weights 5", "exact, weights 6"]
+    assert [line.split("  ")[0] for line in outcome.out.splitlines() if " ms" in line] == variants
     assert sorted(os.listdir(folder)) == ["gelu.json", "gelu.png", "training.json", "training.png"]
     assert outcome.err.splitlines() == [
         f"wrote {folder / name}" for name in ("gelu.json", "gelu.png", "training.png", "training.json")
     ]  # and no progress bar
     training = json.loads((folder / "training.json").read_text())
     assert (training["settings"]["steps"], training["settings"]["seed"]) == (2, 3)
-    assert [run["variant"] for run in training["runs"]] == ["exact", "1 bit", "2 bits"]
+    assert [run["variant"] for run in training["runs"]] == variants
+    first = {run["variant"]: run["losses"][0] for run in training["runs"]}
+    assert first["exact"] == first["1 bit"] == first["2 bits"]
+    assert len(set(first.values())) == 4  # other weights, other losses
     for run in training["runs"]:
         assert f"{run['validation_loss']:.4f}" in outcome.out
         assert f"{run['activation_bytes']:,} B" in outcome.out

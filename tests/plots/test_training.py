@@ -1,44 +1,91 @@
 import numpy as np
+import pytest
 from fewbit.plots.training import Curve, Seeds, plot_seeds, plot_training
 
-CURVES = [Curve("exact", [3.0, 2.0, 1.0], 1.25), Curve("1 bit", [3.0, 2.5, 1.25], 1.5)]
+EXACT = [[3.0, 2.0, 1.0], [3.5, 2.5, 2.0]]
+CURVES = [Curve("1 bit", [3.0, 2.5, 1.25]), Curve("2 bits", [3.0, 3.0, 1.5])]
 SEEDS = [
     Seeds("exact", [[3.0, 2.0, 1.0], [4.0, 2.0, 2.0]], [1.0, 2.0]),
     Seeds("1 bit", [[3.0, 2.5, 1.0], [4.0, 2.5, 3.0]], [1.5, 2.5]),
 ]
 
 
+def texts(axes):
+    return [text.get_text() for text in axes.texts]
+
+
 def test_every_curve_is_drawn_over_its_steps():
-    falling, _ = plot_training(CURVES, 2.5).axes
+    falling, _ = plot_training(EXACT, CURVES, 2.5).axes
     drawn = {line.get_label(): line for line in falling.lines}
-    for label, losses in (("exact (validation 1.250)", [3, 2, 1]), ("1 bit (validation 1.500)", [3, 2.5, 1.25])):
+    for label, losses in (("exact", [3, 2, 1]), ("1 bit", [3, 2.5, 1.25]), ("2 bits", [3, 3, 1.5])):
         np.testing.assert_array_equal(drawn[label].get_xdata(), [1, 2, 3])
         np.testing.assert_array_equal(drawn[label].get_ydata(), losses)
 
 
-def test_the_unigram_entropy_is_a_horizontal_line():
-    falling, _ = plot_training(CURVES, 2.5).axes
-    (line,) = [line for line in falling.lines if line.get_label() == "unigram entropy"]
-    assert set(line.get_ydata()) == {2.5}
+def test_the_unigram_entropy_is_a_labelled_horizontal_line():
+    falling, _ = plot_training(EXACT, CURVES, 2.5).axes
+    assert [set(line.get_ydata()) for line in falling.lines].count({2.5}) == 1
+    assert "character frequencies alone" in texts(falling)
 
 
-def test_differences_are_from_the_first_curve():
-    _, differing = plot_training(CURVES, 2.5).axes
-    first, second = differing.lines
-    assert not np.any(first.get_ydata())
-    np.testing.assert_array_equal(second.get_ydata(), [0, 0.5, 0.25])
-    assert "exact" in differing.get_title()
+def test_differences_are_from_the_mean_of_the_exact_runs_before_their_range():
+    _, differing = plot_training(EXACT, CURVES, 2.5).axes
+    drawn = {line.get_label(): line.get_ydata() for line in differing.lines}
+    np.testing.assert_array_equal(drawn["1 bit"], [-0.25, 0.25, -0.25])
+    np.testing.assert_array_equal(drawn["2 bits"], [-0.25, 0.75, 0])
+    (band,) = differing.collections
+    corners = band.get_paths()[0].vertices
+    assert set(corners[corners[:, 0] == 3][:, 1]) == {-0.5, 0.5}
+    assert "2 exact runs" in differing.get_title("left")
+
+
+def test_lines_are_labelled_at_their_ends_apart_from_each_other():
+    curves = [Curve(f"{bits} bits", [3.0, 2.0, 1.0 + bits / 1e6]) for bits in range(2, 9)]
+    _, differing = plot_training(EXACT, curves, 2.5).axes
+    labels = {text.get_text(): text.xy[1] for text in differing.texts if " bits, " in text.get_text()}
+    assert {label.split(",")[0] for label in labels} == {curve.name for curve in curves}
+    low, high = differing.get_ylim()
+    places = sorted(labels.values())
+    assert min(np.diff(places)) >= 0.05 * (high - low)
 
 
 def test_a_curve_has_one_colour_in_both_panels():
-    falling, differing = plot_training(CURVES, 2.5).axes
-    colours = [line.get_color() for line in falling.lines if line.get_label() != "unigram entropy"]
-    assert colours == [line.get_color() for line in differing.lines]
-    assert len(set(colours)) == 2
+    falling, differing = plot_training(EXACT, CURVES, 2.5).axes
+    left, right = ({line.get_label(): line.get_color() for line in axes.lines} for axes in (falling, differing))
+    assert left["1 bit"] == right["1 bit"] != left["2 bits"] == right["2 bits"]
+    assert left["exact"] not in (left["1 bit"], left["2 bits"])
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ((1.25, 1.5), "1 bit and 2 bits inside"),
+        ((1.0, 2.0), "1 bit and 2 bits inside"),
+        ((0.5, 1.5), "2 bits inside; 1 bit outside"),
+        ((2.5, 2.01), "1 bit and 2 bits outside"),
+    ],
+)
+def test_the_title_says_who_ends_in_the_band(ends, said):
+    curves = [Curve(name, [3.0, 2.5, end]) for name, end in zip(("1 bit", "2 bits"), ends, strict=True)]
+    title = plot_training(EXACT, curves, 2.5).get_suptitle()
+    assert title == f"{said} the range of 2 exact runs at the end of training"
+
+
+def test_a_step_outside_is_never_rounded_away():
+    exact = [[0.0] * 1000, [1.0] * 1000]
+    curves = [Curve("1 bit", [0.5] * 999 + [2.0]), Curve("2 bits", [2.0] * 999 + [0.5]), Curve("3 bits", [0.5] * 1000)]
+    _, differing = plot_training(exact, curves, 2.5).axes
+    assert {"1 bit, 99 % inside", "2 bits, 1 % inside", "3 bits, 100 % inside"} <= set(texts(differing))
+
+
+@pytest.mark.parametrize(("exact", "curves"), [(EXACT[:1], CURVES), (EXACT, [])])
+def test_without_a_comparison_there_is_no_claim(exact, curves):
+    assert "no band" in plot_training(exact, curves, 2.5).get_suptitle()
 
 
 def test_a_single_curve_of_a_single_step_is_a_figure_too(tmp_path):
-    plot_training([Curve("exact", [3.0], 3.0)], 2.5).savefig(tmp_path / "one.png")
+    plot_training([[3.0]], [Curve("1 bit", [3.0])], 2.5).savefig(tmp_path / "one.png")
+    plot_training([[3.0], [3.0]], [], 2.5).savefig(tmp_path / "none.png")
 
 
 def test_of_seeds_the_mean_is_drawn_and_its_difference_from_the_first():

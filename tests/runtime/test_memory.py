@@ -4,6 +4,7 @@ import fewbit
 import pytest
 import torch
 from fewbit import memory
+from fewbit.runtime.experiments.networks import APPENDIX_B
 from fewbit.runtime.memory import paper, zoo
 from fewbit.runtime.memory.graph import op_name
 from runtime_cases import INPLACE, INPLACE_IDS, pair, table_of_bits
@@ -633,6 +634,23 @@ class TestPaper:
             assert gains[1] == pytest.approx(gains[0], rel=0.02)
         else:
             assert all(ours > theirs for ours, theirs in zip(gains[1][1:], gains[0][1:], strict=True))
+
+    @pytest.mark.parametrize("name", ["vgg11", "vgg16"])
+    def test_is_reproduced_without_transformers(self, name):
+        row = paper.reproduce(name)
+        for size, within in (("model", 0.016), ("activations", 0.032), ("nonlinear", 0.016)):
+            assert getattr(row.measured, size) == pytest.approx(getattr(row.paper, size), rel=within)
+        gains = [[b / r.batches[0] for b in r.batches] for r in (row.paper, row.measured)]
+        assert gains[1] == pytest.approx(gains[0], rel=0.02)
+
+    def test_is_all_of_the_papers_table(self):
+        """`transformers` builds ten; the other seven have torchvision's numbers of parameters."""
+        assert len(paper.PAPER) == 17
+        assert set(paper.PAPER) - set(zoo.ENTRIES) == set(APPENDIX_B)
+        with torch.device("meta"):
+            millions = {name: sum(p.numel() for p in make().parameters()) / 1e6 for name, make in APPENDIX_B.items()}
+        densenets = {"densenet121": 7.98, "densenet161": 28.68, "densenet169": 14.15, "densenet201": 20.01}
+        assert millions == pytest.approx({**densenets, "vgg11": 132.86, "vgg16": 138.36, "vgg19": 143.67}, abs=0.006)
 
     def test_of_roberta_large_is_the_papers_to_the_digit(self):
         pytest.importorskip("transformers")

@@ -44,19 +44,20 @@ def kept(model, x):
     found = {}
     for name, layer in model.named_modules():
         if isinstance(layer, layers.CompressedLayer):
-            inner = layer.saver.compress
+            for method in ("compress", "compress_rows"):
+                inner = getattr(layer.saver, method)
 
-            def compress(x, inner=inner, name=name):
-                found[name] = inner(x)
-                return found[name]
+                def compress(x, inner=inner, name=name):
+                    found[name] = inner(x)
+                    return found[name]
 
-            layer.saver.compress = compress
+                setattr(layer.saver, method, compress)
     try:
         model(x)
     finally:
         for _, layer in model.named_modules():
             if isinstance(layer, layers.CompressedLayer):
-                del layer.saver.compress
+                del layer.saver.compress, layer.saver.compress_rows
     return found
 
 

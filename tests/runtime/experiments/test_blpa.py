@@ -5,6 +5,7 @@ import pytest
 import torch
 from fewbit import FewbitError
 from fewbit.runtime.experiments.blpa import (
+    PAPER_WARMUP,
     VARIANTS,
     Settings,
     Training,
@@ -50,9 +51,28 @@ class TestTraining:
         one, two = (train(VARIANTS[:3], digits, SMALL) for _ in range(2))
         assert [run.losses for run in one.runs] == [run.losses for run in two.runs]
 
-    def test_the_learning_rate_is_the_papers(self):
+    def test_the_learning_rate_warms_up_longer_than_the_papers(self):
         rates = [learning_rate(step, Settings(steps=100)) for step in range(100)]
         assert rates == pytest.approx([0.01] * 5 + [0.1] * 45 + [0.01] * 25 + [0.001] * 25)
+
+    def test_the_papers_learning_rate_is_there(self):
+        """10⁻² for 400 steps, 10⁻¹, and a tenth at 32,000 and 48,000 of 64,000."""
+        settings = Settings(steps=64_000, warmup=PAPER_WARMUP)
+        at = [learning_rate(step, settings) for step in (0, 399, 400, 31_999, 32_000, 47_999, 48_000, 63_999)]
+        assert at == pytest.approx([0.01, 0.01, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+
+    def test_no_warmup(self):
+        assert learning_rate(0, Settings(warmup=0.0)) == 0.1
+
+    @pytest.mark.parametrize("warmup", [-0.01, 0.51, math.nan])
+    def test_a_warmup_is_a_share_of_the_first_half(self, warmup):
+        with pytest.raises(FewbitError, match=r"warmup must be a share of the steps from 0 to 0\.5"):
+            Settings(warmup=warmup)
+
+    def test_results_of_before_the_warmup_was_a_setting_are_read(self):
+        settings = {"depth": 164, "width": 8, "steps": 200, "batch": 64, "seed": 1}
+        data = {"images": "digits", "settings": settings, "runs": []}
+        assert Training.from_dict(data).settings.warmup == 0.05
 
     @pytest.mark.parametrize("name", ["steps", "batch"])
     def test_settings_are_checked(self, name):

@@ -1,0 +1,33 @@
+"""The first call of a compiled function takes seconds: say so on a terminal, once."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+LINE = "compiling for the first time, which takes some seconds; `fewbit cache warm` does it ahead"
+
+
+@contextmanager
+def compilation_told() -> Iterator[None]:
+    """Write one line to standard error, if that is a terminal, when Numba compiles what is not in its cache."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from numba.core import event  # the solvers import numba too, so this costs nothing more
+
+    class Teller(event.Listener):
+        told = False
+
+        def on_start(self, event: Any) -> None:
+            if not self.told:
+                self.told = True
+                click.echo(f"fewbit: {LINE}", err=True)
+
+        def on_end(self, event: Any) -> None:
+            pass
+
+    with event.install_listener("numba:compile", Teller()):
+        yield
