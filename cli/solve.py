@@ -13,6 +13,7 @@ from .options import (
     FILE,
     activation_argument,
     bits_or_levels_option,
+    effort_option,
     json_option,
     kind_option,
     kinks_option,
@@ -36,6 +37,7 @@ from .text import table_text
     help="What FILE holds, if not what its name says.",
 )
 @kinks_option
+@effort_option
 @json_option
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the derivative and its table: .png, .svg or .pdf.")
 def command(
@@ -47,6 +49,7 @@ def command(
     output: Path | None,
     file_format: str | None,
     kinks: tuple[float, ...],
+    effort: float,
     as_json: bool,
     plot: Path | None,
 ) -> None:
@@ -67,7 +70,7 @@ def command(
         check_figure_path(plot)
     start = time.perf_counter()
     act, w = parse_activation(activation, kinks), parse_weight(weight)
-    table = solve(act, bits=bits, levels=levels, kind=kind, weight=w)
+    table = solve(act, bits=bits, levels=levels, kind=kind, weight=w, effort=effort)
     seconds = time.perf_counter() - start
     # Files first: a reader that closes the pipe early (`| head`) does not cost them.
     if output and file_format:
