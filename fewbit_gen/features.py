@@ -128,7 +128,7 @@ def features(activation: Activation, weight: Weight, unseen: float = UNSEEN) -> 
     edges = grid(activation, weight, _DENSE_CELLS if activation.enclosure is None else _CELLS)
     span = edges[-1] - edges[0]
     left, right = edges[:-1], edges[1:]
-    steep = np.zeros(left.size, bool)  # whether a cell is part of one that showed structure, not only room for it
+    steep = np.zeros(left.size, bool)  # whether a cell is half of one that was uneven, not only unknown
     depth, added, looked = 0, 0, 0
     found: list[Vector] = [np.empty(0)]
     done = _Sums()
@@ -139,7 +139,7 @@ def features(activation: Activation, weight: Weight, unseen: float = UNSEEN) -> 
         seen = done.with_(cells)
         middle = 0.5 * left + 0.5 * right
         divisible = (left < middle) & (middle < right)
-        shows, coarse = cells.coarse(seen, unseen)
+        uneven, coarse = cells.coarse(seen, unseen)
         poles = coarse & ~np.isfinite(cells.spread) & (~divisible | (right - left < _POLE * span))
         if poles.any():
             raise FewbitError(
@@ -159,7 +159,7 @@ def features(activation: Activation, weight: Weight, unseen: float = UNSEEN) -> 
             np.concatenate([left[coarse], middle[coarse]]),
             np.concatenate([middle[coarse], right[coarse]]),
         )
-        steep = np.tile((shows | (steep if depth >= deep else False))[coarse], 2)
+        steep = np.tile(uneven[coarse], 2)
         depth += 1
     with np.errstate(over="ignore", invalid="ignore"):
         scale = np.float64(done.scale) ** 2
@@ -199,12 +199,13 @@ class _Cells:
         return _Cells(self.scale, *(row[chosen] for row in rows))
 
     def coarse(self, seen: "_Sums", unseen: float) -> tuple[Mask, Mask]:
-        """Return which cells show structure that is too coarse beside all that was `seen`, and which may hide more."""
-        variance = seen.variance * (seen.scale / self.scale) ** 2
+        """Return which cells are uneven beside all that was `seen`, and which are that or may hide too much."""
+        with np.errstate(over="ignore"):
+            variance = seen.variance * np.float64(seen.scale / self.scale) ** 2
         spread = np.where(self.mass > 0, self.spread, 0.0) * np.sqrt(self.mass)
         room = _UNEVEN * min(1.0, unseen / UNSEEN) * variance + _ROUNDING * self.square
-        shows = (spread > np.sqrt(UNSEEN * variance)) | (self.uneven > room)
-        return shows, shows | (spread > np.sqrt(unseen * variance))
+        uneven = self.uneven > room
+        return uneven, uneven | (spread > np.sqrt(unseen * variance))
 
 
 @dataclass(frozen=True)

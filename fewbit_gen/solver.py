@@ -105,36 +105,45 @@ def level_count(bits: int | None, levels: int | None) -> int:
 
 
 def _solve(activation: Activation, K: int, kind: Kind, weight: Weight, certify: bool) -> Table:
-    moments, exponent = _problem_of_size_one(activation, weight, kind, K)
-    if _is_constant(moments):
-        level = np.array([moments.centre])
-        table = Table(activation.name, kind, weight.spec, np.empty(0), np.zeros(1, np.uint8), level, 0.0)
-        table = replace(table, error=_table_error(table, moments), lower_bound=0.0)
-    else:
-        moments, table = _resolved(moments, K, kind)
-        table = _certified(moments, table, K, kind) if certify else table
+    """Return the best table over a grid that leaves nothing unseen that matters to its error, polished.
+
+    f' is divided by a power of two where it does not vary by about 1: its squares would else leave the range of
+    doubles, and what is taken for a rounding would be one no more.
+    """
+    exponent, unseen = 0, UNSEEN
+    while True:
+        scaled = activation if exponent == 0 else times_power_of_two(activation, -exponent)
+        moments = problem_moments(scaled, weight, kind, K, unseen)
+        size = int(np.frexp(moments.spread)[1])
+        if moments.spread > 0 and abs(size) > _ABOUT_ONE and abs(exponent + size) <= _LARGEST_EXPONENT:
+            exponent += size
+            continue
+        table = _solved(moments, K, kind)
+        with unhurried():
+            _, less = integrated_error(table, scaled, weight, K, unseen)
+        known = features(scaled, weight, unseen).edges
+        if np.array_equal(known, features(scaled, weight, less).edges):
+            break
+        unseen = less
+    moments = replace(moments, unseen=less)
+    if table.levels.size == 1:
+        table = replace(table, lower_bound=0.0)
+    elif certify:
+        table = _certified(moments, table, K, kind)
     return _scaled_table(_shown(table, moments), exponent)
 
 
 def _solved(moments: Moments, K: int, kind: Kind) -> Table:
     """Return the best table over the grid, polished."""
+    if _is_constant(moments):
+        level = np.array([moments.centre])
+        spec = moments.weight.spec
+        table = Table(moments.activation.name, kind, spec, np.empty(0), np.zeros(1, np.uint8), level, 0.0)
+        return replace(table, error=_table_error(table, moments))
     if kind == "interval":
         return _polished(moments, kind, solve_interval(moments, K))
     levels = solve_shared(moments, K)
     return _polished(moments, kind, 0.5 * (levels[1:] + levels[:-1]))
-
-
-def _resolved(moments: Moments, K: int, kind: Kind) -> tuple[Moments, Table]:
-    """Return the best table over a grid that leaves nothing unseen that matters to its error, and this grid's moments."""
-    activation, weight = moments.activation, moments.weight
-    while True:
-        table = _solved(moments, K, kind)
-        with unhurried():
-            _, unseen = integrated_error(table, activation, weight, K, moments.unseen)
-        known = features(activation, weight, moments.unseen).edges
-        if np.array_equal(known, features(activation, weight, unseen).edges):
-            return replace(moments, unseen=unseen), table
-        moments = problem_moments(activation, weight, kind, K, unseen)
 
 
 def _certified(moments: Moments, table: Table, K: int, kind: Kind) -> Table:
@@ -148,23 +157,6 @@ def _certified(moments: Moments, table: Table, K: int, kind: Kind) -> Table:
         if not better.error < table.error:
             return replace(table, lower_bound=min(found.bound, table.error))
         table = better
-
-
-def _problem_of_size_one(activation: Activation, weight: Weight, kind: Kind, K: int) -> tuple[Moments, int]:
-    """Return the moments of f' / 2^e, which vary by about 1, and e: 0 where f' does not vary much more, or less.
-
-    The squares of f' would else leave the range of doubles, and what is taken for a rounding would be one no more.
-    """
-    exponent = 0
-    while True:
-        scaled = activation if exponent == 0 else times_power_of_two(activation, -exponent)
-        moments = problem_moments(scaled, weight, kind, K)
-        size = int(np.frexp(moments.spread)[1])
-        if moments.spread == 0 or abs(size) <= _ABOUT_ONE:
-            return moments, exponent
-        if abs(exponent + size) > _LARGEST_EXPONENT:
-            raise FewbitError(f"the derivative of {activation.name} is too small for double precision; multiply it")
-        exponent += size
 
 
 def _shown(table: Table, moments: Moments) -> Table:
