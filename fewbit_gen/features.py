@@ -200,12 +200,12 @@ class _Cells:
 
     def coarse(self, seen: "_Sums", unseen: float) -> tuple[Mask, Mask]:
         """Return which cells are uneven beside all that was `seen`, and which are that or may hide too much."""
-        with np.errstate(over="ignore"):
-            variance = seen.variance * np.float64(seen.scale / self.scale) ** 2
-        spread = np.where(self.mass > 0, self.spread, 0.0) * np.sqrt(self.mass)
-        room = _UNEVEN * min(1.0, unseen / UNSEEN) * variance + _ROUNDING * self.square
-        uneven = self.uneven > room
-        return uneven, uneven | (spread > np.sqrt(unseen * variance))
+        ratio = self.scale / seen.scale  # at most 1: what was seen includes these cells
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            spread = np.where(self.mass > 0, self.spread, 0.0) * np.sqrt(self.mass) * ratio
+            room = _UNEVEN * min(1.0, unseen / UNSEEN) * seen.variance + _ROUNDING * self.square * ratio**2
+            uneven = self.uneven * ratio**2 > room
+        return uneven, uneven | ~(spread <= np.sqrt(unseen * seen.variance))
 
 
 @dataclass(frozen=True)
