@@ -28,7 +28,7 @@ class OutOfTime(Exception):
     """The seconds are over; never seen outside the compiler."""
 
 
-def check_effort(effort: object) -> float:
+def check_effort(effort: Any) -> float:
     """Return a number of seconds, infinity for None; raises `FewbitError` if it is no number above 0."""
     if effort is None:
         return math.inf

@@ -1,9 +1,9 @@
-"""Where the grid of an activation's derivative must be finer than a grid by rule: what is steep, narrow or off its nodes.
+"""Where the grid of an activation's derivative must be finer than by rule: what is steep, narrow or off its nodes.
 
 A cell is fine enough if f' varies too little within it, for the mass that it has, to matter, and if quadratures of two
 orders agree on it; else it is halved. How far f' varies is known from interval arithmetic (activations/enclosure.py),
 which sees what lies between all nodes: a spike, a step of gelu(1e7*x). Of a callable only values are known, so only
-the quadratures are compared; what is narrower than a cell of its dense grid and shows at none of its nodes stays unseen.
+the quadratures are compared; what is narrower than a cell of its dense grid and shows at no node stays unseen.
 
 Families that are called by name need none of this: their `reach` says where they vary.
 """
@@ -29,7 +29,7 @@ Mask = NDArray[np.bool_]
 MOST_ADDED = 100_000
 # Cells of the first grid: where bounds of f' are known, and where only its values are.
 _CELLS, _DENSE_CELLS = 2048, 16384
-# What may be unseen in a cell, at first, and by how much two quadratures of it may differ, in parts of ∫ (f' − mean)² w.
+# What may be unseen in a cell at first, and by how much two quadratures may differ, in parts of ∫ (f' − mean)² w.
 UNSEEN, _UNEVEN = 1e-8, 1e-11
 # What may be unseen in a cell in the end, in parts of a table's error; and how much less in one go. Below the last, in
 # parts of ∫ (f' − mean)² w, lies what is to f' no more than rounding.
@@ -251,7 +251,8 @@ def _measured(activation: Activation, weight: Weight, left: Vector, right: Vecto
         [(value**power * w).sum(axis=1) for value, w in zip(values, masses, strict=True)] for power in (1, 2)
     )
     # Nodes are doubles too: each is off by half a last digit, and the integrand there by as much of its range.
-    moved = np.ptp(values[1] ** 2 * masses[1], axis=1) / (right - left) * np.spacing(np.maximum(np.abs(left), np.abs(right)))
+    last_digit = np.spacing(np.maximum(np.abs(left), np.abs(right)))
+    moved = np.ptp(values[1] ** 2 * masses[1], axis=1) / (right - left) * last_digit
     uneven = np.maximum(np.abs(square[0] - square[1]) - _ORDERS[1] * moved, 0.0)
     if activation.enclosure is None:
         spread = np.zeros(left.size)

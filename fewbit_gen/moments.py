@@ -27,9 +27,8 @@ Vector = NDArray[np.float64]
 _PIECE = 1 << 19  # points at which f' is taken between two looks at the clock
 _MASS = 1e-6  # by how much the mass of a weight may come out wrong
 
-def resolved_grid(
-    activation: Activation, weight: Weight, cells: int, order: int, unseen: float = UNSEEN
-) -> Vector:
+
+def resolved_grid(activation: Activation, weight: Weight, cells: int, order: int, unseen: float = UNSEEN) -> Vector:
     """Return the edges of `grid`, with more where f' is too steep or too narrow for `order` nodes a cell.
 
     Those are features (features.py, where `unseen` is described) and cells over which the integral of f' is not what f
@@ -101,9 +100,7 @@ class Moments:
     spread: float = 1.0
 
     @staticmethod
-    def of(
-        activation: Activation, weight: Weight, cells: int, order: int = 8, unseen: float = UNSEEN
-    ) -> Moments:
+    def of(activation: Activation, weight: Weight, cells: int, order: int = 8, unseen: float = UNSEEN) -> Moments:
         """Integrate over `cells` cells with `order` nodes in each.
 
         Raises:
@@ -140,7 +137,7 @@ class Moments:
         return np.diff(_in_pieces(self._up_to, points, _PIECE // 8), axis=1)
 
     def step(self, points: Vector) -> Vector:
-        """Return by how much to move each point to see the slope of f' there: little, and less where cells are narrow."""
+        """Return by how much to move each point to see the slope of f' there: less where cells are narrow."""
         cell = np.clip(np.searchsorted(self.edges, points, side="right") - 1, 0, self.edges.size - 2)
         width = self.edges[cell + 1] - self.edges[cell]
         return np.minimum(1e-6 * min(self.activation.reach, self.edges[-1] - self.edges[0]), 0.05 * width)

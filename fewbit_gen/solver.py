@@ -211,9 +211,7 @@ def _is_constant(moments: Moments) -> bool:
     return bool(square <= mass * (4 * np.finfo(float).eps * moments.centre) ** 2)
 
 
-def problem_moments(
-    activation: Activation, weight: Weight, kind: Kind, K: int, unseen: float = UNSEEN
-) -> Moments:
+def problem_moments(activation: Activation, weight: Weight, kind: Kind, K: int, unseen: float = UNSEEN) -> Moments:
     """Return the moments over the grid that tables of `kind` with K levels are solved on."""
     if kind == "interval":
         return Moments.of(activation, weight, max(_INTERVAL_CELLS, _CELLS_PER_LEVEL * K), unseen=unseen)

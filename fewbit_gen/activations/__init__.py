@@ -12,4 +12,12 @@ from .base import Activation, times_power_of_two
 from .parse import as_activation, parse_activation
 from .registry import EXAMPLES, FAMILIES, activation_name
 
-__all__ = ["EXAMPLES", "FAMILIES", "Activation", "activation_name", "as_activation", "parse_activation", "times_power_of_two"]
+__all__ = [
+    "EXAMPLES",
+    "FAMILIES",
+    "Activation",
+    "activation_name",
+    "as_activation",
+    "parse_activation",
+    "times_power_of_two",
+]

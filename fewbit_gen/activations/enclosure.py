@@ -87,9 +87,7 @@ def rounding_of(enclosure: Enclosure, x: Vector) -> Vector:
 class _Reader:
     """From the syntax tree to a `Node`."""
 
-    def __init__(
-        self, function_of: Callable[[ast.Call], Activation], number_of: Callable[[ast.expr], float]
-    ) -> None:
+    def __init__(self, function_of: Callable[[ast.Call], Activation], number_of: Callable[[ast.expr], float]) -> None:
         self._function_of, self._number_of = function_of, number_of
 
     def read(self, tree: ast.expr) -> Node:
@@ -169,7 +167,9 @@ def _widened(bounds: Bounds, digit: float) -> Bounds:
     low, high = bounds
     if digit:
         low, high = low - digit * np.abs(low), high + digit * np.abs(high)
-    return Bounds(np.where(low == np.inf, np.finfo(float).max, low), np.where(high == -np.inf, -np.finfo(float).max, high))
+    return Bounds(
+        np.where(low == np.inf, np.finfo(float).max, low), np.where(high == -np.inf, -np.finfo(float).max, high)
+    )
 
 
 def _sum(u: Bounds, v: Bounds, digit: float) -> Bounds:
@@ -211,9 +211,7 @@ def _range(function: Callable[[Vector], Vector], points: tuple[float, ...], u: B
             low = np.where(inside, np.minimum(low, value), low)
             high = np.where(inside, np.maximum(high, value), high)
     unknown = np.isnan(low) | np.isnan(high)
-    return _widened(
-        Bounds(np.where(unknown, -np.inf, low), np.where(unknown, np.inf, high)), _LIBRARY * digit
-    )
+    return _widened(Bounds(np.where(unknown, -np.inf, low), np.where(unknown, np.inf, high)), _LIBRARY * digit)
 
 
 def _sine(u: Bounds, digit: float, phase: float = 0.0) -> Bounds:

@@ -65,7 +65,9 @@ def _gated(name: str, beta: float) -> Activation:
         return expit(z) * (1 + z * expit(-z))
 
     base = ("silu", beta) if name != "silu" and beta > 0 else None
-    turns = tuple(sorted(x / beta for x in (-2.3993572805154677, -1.2784645427610738, 2.3993572805154677))) if beta else ()
+    turns = (
+        tuple(sorted(x / beta for x in (-2.3993572805154677, -1.2784645427610738, 2.3993572805154677))) if beta else ()
+    )
     if not all(math.isfinite(x) for x in turns):
         turns = None
     return Activation(name, lambda x: x * expit(beta * x), derivative, reach=over(40, beta), base=base, turns=turns)
@@ -198,7 +200,9 @@ def softplus(beta: float = 1.0, threshold: float = 20.0) -> Activation:
 
 def erf() -> Activation:
     """2/√π ∫₀ˣ e^{−t²} dt."""
-    return Activation("erf", lambda x: erf_function(x), lambda x: 2 / math.sqrt(math.pi) * np.exp(-x * x), reach=8.0, turns=(0.0,))
+    return Activation(
+        "erf", lambda x: erf_function(x), lambda x: 2 / math.sqrt(math.pi) * np.exp(-x * x), reach=8.0, turns=(0.0,)
+    )
 
 
 def arctan() -> Activation:

@@ -73,7 +73,7 @@ def certificate(moments: Moments, table: Table, K: int, tolerance: float = TOLER
 
 @dataclass
 class _Budget:
-    """What may still be spent, in pairs of edges compared: counted, so that without a limit in seconds results repeat."""
+    """What may still be spent, in pairs of edges compared: counted, so that results repeat without a clock."""
 
     left: float
 
@@ -177,7 +177,7 @@ def _by_layers(
             mesh, places = cut_to_loss(problem, mesh, loss_allowed * error / K)
             windows = _carried(windows, np.where(np.isin(mesh.edges, edges), np.searchsorted(edges, mesh.edges), -1))
             windows &= mesh.places
-            among = np.cumsum(mesh.places, dtype=np.int64)  # an edge's number among the places: 0 is the start of the line
+            among = np.cumsum(mesh.places, dtype=np.int64)  # an edge's number among the places: 0 is the start
             layer, edge = np.nonzero(windows)
             members, start = among[edge], np.searchsorted(layer, np.arange(K))
             sizes = np.diff(start).astype(np.float64)
@@ -186,7 +186,9 @@ def _by_layers(
                 return Certificate(bound, None)
             before, least, path = layered(places, members, start)
             last = places.shape[1] - 1
-            after, _, _ = layered(reversed_places(places), (last - members)[::-1].copy(), (start[-1] - start)[::-1].copy())
+            after, _, _ = layered(
+                reversed_places(places), (last - members)[::-1].copy(), (start[-1] - start)[::-1].copy()
+            )
             rounding = _rounding(places, K)
             bound = max(bound, min(least - rounding, error))
             better = _better(problem, mesh, places, path)

@@ -15,7 +15,7 @@ NUMBERS = st.one_of(
     st.floats().map(repr),
     st.floats(-100, 100).map(lambda x: f"{x:.3g}"),
     st.integers(-12, 12).map(str),
-    st.sampled_from(["1e-200", "1e-320", "1e400", "1_0", "１０", "٣", "0x1", "nan", "inf", "-0", ".5", "5.", "1e+2", "", "+"]),
+    st.sampled_from(["1e-200", "1e400", "1_0", "１０", "٣", "0x1", "nan", "inf", "-0", "5.", "1e+2", "", "+"]),
     st.text(DIGITS, min_size=1, max_size=4),
 )
 FAMILIES = st.sampled_from(["uniform", "normal", "laplace", "Uniform", " normal ", "ｕniform", "histogram", "x"])
