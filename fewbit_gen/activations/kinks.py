@@ -124,7 +124,8 @@ def is_step(
     with np.errstate(all="ignore"):
         start, end = function(np.nextafter(x[:-1], np.inf)), function(x[1:])
         off = np.abs(end - start - value[1:] * np.diff(x))
-    if not (off <= 1e-11 * (np.abs(start) + np.abs(end) + np.abs(value[1:] * x[1:]))).all():
+        room = 1e-11 * (np.abs(start) + np.abs(end) + np.abs(value[1:] * x[1:]))
+    if not (off <= room).all():
         return False
     return enclosure is None or _rests(enclosure, np.nextafter(x[:-1], np.inf), x[1:], value[1:])
 
