@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from ..tables import DEFAULT_WEIGHT, KINDS
+from ..tables.names import read_number
 from ..tables.table import check_bits
 
 
@@ -34,10 +35,10 @@ class Numbers(click.ParamType):
         """Return the tuple, or fail with a line that says what is accepted."""
         if isinstance(value, tuple):
             return value
-        try:
-            return tuple(float(part) for part in value.split(",")) if value.strip() else ()
-        except ValueError:
+        numbers = [read_number(part) for part in value.split(",")] if value.strip() else []
+        if None in numbers:
             self.fail(f"{value!r} is not a list of numbers such as 0,3", param, ctx)
+        return tuple(number for number in numbers if number is not None)
 
 
 FILE = click.Path(path_type=Path)
@@ -86,6 +87,15 @@ kinks_option = click.option(
     metavar="X,...",
     default="",
     help="Where the derivative jumps or bends, if that is not found.",
+)
+
+effort_option = click.option(
+    "--effort",
+    type=float,
+    metavar="SECONDS",
+    default=10.0,
+    show_default=True,
+    help="How long it may take; the lower bound is then the greatest that was shown until the time was over.",
 )
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")

@@ -14,6 +14,7 @@ from .options import (
     FILE,
     activation_argument,
     bits_or_levels_option,
+    effort_option,
     json_option,
     kind_option,
     kinks_option,
@@ -37,6 +38,7 @@ from .text import table_text
     help="What FILE holds, if not what its name says.",
 )
 @kinks_option
+@effort_option
 @json_option
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the derivative and its table: .png, .svg or .pdf.")
 def command(
@@ -48,6 +50,7 @@ def command(
     output: Path | None,
     file_format: str | None,
     kinks: tuple[float, ...],
+    effort: float,
     as_json: bool,
     plot: Path | None,
 ) -> None:
@@ -69,7 +72,7 @@ def command(
     start = time.perf_counter()
     act, w = parse_activation(activation, kinks), parse_weight(weight)
     with compilation_told():
-        table = solve(act, bits=bits, levels=levels, kind=kind, weight=w)
+        table = solve(act, bits=bits, levels=levels, kind=kind, weight=w, effort=effort)
     seconds = time.perf_counter() - start
     # Files first: a reader that closes the pipe early (`| head`) does not cost them.
     if output and file_format:

@@ -107,7 +107,8 @@ def build(folder: Path, todo: Sequence[Problem]) -> Iterator[Table]:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         # The longest first, so that no core is left alone with one at the end.
         hardest = sorted(todo, key=lambda problem: -problem.bits)
-        tasks = {pool.submit(solve, p.activation, p.bits, p.kind, p.weight): p for p in hardest}
+        # Without a limit in seconds, so that it does not matter how fast the machine is.
+        tasks = {pool.submit(solve, p.activation, p.bits, p.kind, p.weight, effort=None): p for p in hardest}
         try:
             for task in as_completed(tasks):
                 problem = tasks[task]

@@ -7,6 +7,7 @@ middle between two neighbouring levels, or at a kink where it jumps across one.
 import numpy as np
 from numpy.typing import NDArray
 
+from .effort import check
 from .moments import Moments
 
 Vector = NDArray[np.float64]
@@ -82,6 +83,7 @@ def _bisect(
     pending = np.arange(low.size)
     low, high, width = low.copy(), high.copy(), high - low
     for step in range(_STEPS):
+        check()
         middle = low + 0.5 * (high - low)
         inside = (middle > low) & (middle < high) & (high - low > tolerance)
         if not inside.all():

@@ -9,60 +9,35 @@ and take digits with it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..tables import Table
 from ..tables.errors import FewbitError
 from .activations import Activation
+from .effort import check
+from .features import MOST_ADDED, UNSEEN, evaluate_derivative, features, grid, quadrature, too_fast
 from .weights import Weight
 
 Vector = NDArray[np.float64]
 
-# Beyond the grid's own; the programmes that cut an axis of more take minutes.
-_MOST_ADDED = 100_000
+_PIECE = 1 << 19  # points at which f' is taken between two looks at the clock
+_MASS = 1e-6  # by how much the mass of a weight may come out wrong
 
 
-@cache
-def _legendre(order: int) -> tuple[Vector, Vector]:
-    return np.polynomial.legendre.leggauss(order)
-
-
-def quadrature(left: Vector, right: Vector, order: int) -> tuple[Vector, Vector]:
-    """Return Gauss–Legendre nodes and weights, each (panels, order), on the panels [left_i, right_i]."""
-    nodes, weights = _legendre(order)
-    half = 0.5 * (right - left)[:, None]
-    return left[:, None] + half * (nodes + 1), half * weights
-
-
-def grid(activation: Activation, weight: Weight, cells: int) -> Vector:
-    """Return the edges of a grid over the weight's domain, with every kink of f' and breakpoint of w among them.
-
-    About `cells` equal cells lie within the activation's reach; beyond it f' is constant and fewer will do.
-    """
-    low, high = weight.domain
-    reach = activation.reach
-    fence = np.unique(np.clip([low, -reach, reach, high], low, high))
-    pieces = [
-        np.linspace(a, b, 1 + (cells if -reach <= a and b <= reach else max(1, cells // 16)))
-        for a, b in pairwise(fence)
-    ]
-    breaks = [x for x in (*activation.kinks, *weight.breakpoints) if low < x < high]
-    return np.unique(np.concatenate([*pieces, breaks]))
-
-
-def resolved_grid(activation: Activation, weight: Weight, cells: int, order: int) -> Vector:
+def resolved_grid(activation: Activation, weight: Weight, cells: int, order: int, unseen: float = UNSEEN) -> Vector:
     """Return the edges of `grid`, with more where f' is too steep or too narrow for `order` nodes a cell.
 
-    There the integral of f' over a cell is not what f rises by. Where f itself jumps that can be no better in any cell.
+    Those are features (features.py, where `unseen` is described) and cells over which the integral of f' is not what f
+    rises by. Where f itself jumps that can be no better in any cell.
 
     Raises:
         FewbitError: f' varies so fast nearly everywhere that cells would become too many.
     """
-    edges = grid(activation, weight, cells)
+    edges = _joined(grid(activation, weight, cells), features(activation, weight, unseen).edges)
     if not activation.consistent:
         return edges
     added = [edges]
@@ -83,17 +58,22 @@ def resolved_grid(activation: Activation, weight: Weight, cells: int, order: int
         middle = 0.5 * (left + right)
         coarse = (off > room) & (middle > left) & (middle < right)  # not where a number is not finite
         added.append(middle[coarse])
-        if sum(points.size for points in added[1:]) > _MOST_ADDED:
-            where = middle[coarse][0]
-            raise FewbitError(
-                f"the derivative of {activation.name} varies too fast to be integrated under {weight.spec}, "
-                f"for instance near x = {where:g}; give a narrower weight"
-            )
+        if sum(points.size for points in added[1:]) > MOST_ADDED:
+            raise too_fast(activation, weight, float(middle[coarse][0]))
         left, right = (
             np.concatenate([left[coarse], middle[coarse]]),
             np.concatenate([middle[coarse], right[coarse]]),
         )
     return np.unique(np.concatenate(added))
+
+
+def _joined(edges: Vector, more: Vector) -> Vector:
+    """Return `edges` with those of `more` that are not one of them but for rounding."""
+    if not more.size:
+        return edges
+    after = np.clip(np.searchsorted(edges, more), 1, edges.size - 1)
+    distance = np.minimum(np.abs(more - edges[after - 1]), np.abs(edges[after] - more))
+    return np.union1d(edges, more[distance > 4 * np.spacing(np.abs(more))])
 
 
 @dataclass(frozen=True)
@@ -106,6 +86,8 @@ class Moments:
         centre: what is subtracted from f'.
         cells: (3, n) rows W, FW and F² of every cell.
         prefix: (3, n + 1) their integrals from edges[0] to every edge.
+        unseen: what the grid may leave unseen in a cell: features.py.
+        spread: the largest |f' − centre|, or |f'| where that is no double.
     """
 
     activation: Activation
@@ -114,31 +96,37 @@ class Moments:
     centre: float
     cells: Vector
     prefix: Vector
+    unseen: float = UNSEEN
+    spread: float = 1.0
 
     @staticmethod
-    def of(activation: Activation, weight: Weight, cells: int, order: int = 8) -> Moments:
+    def of(activation: Activation, weight: Weight, cells: int, order: int = 8, unseen: float = UNSEEN) -> Moments:
         """Integrate over `cells` cells with `order` nodes in each.
 
         Raises:
-            FewbitError: f' is not finite somewhere on the domain, or the weight holds no mass.
+            FewbitError: f' is not finite somewhere on the domain, or the weight does not hold the mass that it should.
         """
-        edges = resolved_grid(activation, weight, cells, order)
+        edges = resolved_grid(activation, weight, cells, order, unseen)
         x, dx = quadrature(edges[:-1], edges[1:], order)
         derivative = evaluate_derivative(activation, x)
         mass = weight.density(x) * dx
         total = mass.sum()
-        if not total > 0:
-            raise FewbitError(f"the weight {weight.spec} holds no mass")
-        centre = float((derivative * mass).sum() / total)
-        moments = _cell_moments(derivative - centre, mass)
-        # Extended precision where the machine has it: the solvers take differences of these sums.
-        sums = np.cumsum(moments, axis=1, dtype=np.longdouble).astype(np.float64)
+        if not abs(total - weight.mass) <= _MASS * weight.mass:
+            raise FewbitError(f"the weight {weight.spec} holds no mass that double precision could integrate")
+        with np.errstate(over="ignore", invalid="ignore"):  # f' beyond 1e150: the solver scales it
+            centre = float((derivative * mass).sum() / total)
+            moments = _cell_moments(derivative - centre, mass)
+            spread = float(np.abs(derivative - centre).max())
+            # Extended precision where the machine has it: the solvers take differences of these sums.
+            sums = np.cumsum(moments, axis=1, dtype=np.longdouble).astype(np.float64)
         prefix = np.concatenate([np.zeros((3, 1)), sums], axis=1)
-        return Moments(activation, weight, edges, centre, moments, prefix)
+        spread = spread if np.isfinite(spread) else float(np.abs(derivative).max())
+        return Moments(activation, weight, edges, centre, moments, prefix, unseen, spread)
 
     def centred(self, x: Vector) -> Vector:
         """Return g(x) = f'(x) − centre."""
-        return evaluate_derivative(self.activation, x) - self.centre
+        pieces = _in_pieces(lambda piece: evaluate_derivative(self.activation, piece) - self.centre, x.ravel(), _PIECE)
+        return pieces.reshape(x.shape)
 
     def between(self, points: Vector) -> Vector:
         """Return W, FW and F² between consecutive `points`, rows of (3, len(points) − 1).
@@ -146,20 +134,41 @@ class Moments:
         Args:
             points: increasing, within the domain; they need not lie on the grid.
         """
+        return np.diff(_in_pieces(self._up_to, points, _PIECE // 8), axis=1)
+
+    def step(self, points: Vector) -> Vector:
+        """Return by how much to move each point to see the slope of f' there: less where cells are narrow."""
+        cell = np.clip(np.searchsorted(self.edges, points, side="right") - 1, 0, self.edges.size - 2)
+        width = self.edges[cell + 1] - self.edges[cell]
+        return np.minimum(1e-6 * min(self.activation.reach, self.edges[-1] - self.edges[0]), 0.05 * width)
+
+    def error(self, table: Table) -> float:
+        """Return the error of a table of this problem: a difference of moments, with fewer digits than its integral."""
+        fence = np.clip(table.boundaries, *self.edges[[0, -1]])
+        w, fw, f2 = self.between(np.concatenate([self.edges[:1], fence, self.edges[-1:]]))
+        level = table.levels[table.codes] - self.centre
+        return float((f2 - 2 * level * fw + level * level * w).sum())
+
+    def _up_to(self, points: Vector) -> Vector:
+        """Return (3, n) W, FW and F² from the first edge to every point."""
         cell = np.clip(np.searchsorted(self.edges, points, side="right") - 1, 0, self.edges.size - 2)
         x, dx = quadrature(self.edges[cell], points, 8)
-        partial = _cell_moments(self.centred(x), self.weight.density(x) * dx)
-        return np.diff(self.prefix[:, cell] + partial, axis=1)
+        return self.prefix[:, cell] + _cell_moments(self.centred(x), self.weight.density(x) * dx)
 
 
-def evaluate_derivative(activation: Activation, x: Vector) -> Vector:
-    """Return f'(x), or raise `FewbitError` where it is not finite."""
-    with np.errstate(all="ignore"):
-        value = activation.derivative(x)
-    if not np.isfinite(value).all():
-        where = x[~np.isfinite(value)].flat[0]
-        raise FewbitError(f"the derivative of {activation.name} is not finite at x = {where:g}")
-    return value
+def _in_pieces(function: Callable[[Vector], Vector], x: Vector, size: int) -> Vector:
+    """Return function(x), whose last axis is that of `x`, taken of `size` points at a time.
+
+    Raises:
+        OutOfTime: it takes longer than it may.
+    """
+    if x.size <= size:
+        return function(x)
+    found = []
+    for i in range(0, x.size, size):
+        check()
+        found.append(function(x[i : i + size]))
+    return np.concatenate(found, axis=-1)
 
 
 def _cell_moments(g: Vector, mass: Vector) -> Vector:

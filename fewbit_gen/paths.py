@@ -8,6 +8,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from .effort import check, uncharged
+
 Vector = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
@@ -23,6 +25,7 @@ _BLOCK = 32
 # The loops below are minima of finite numbers: without NaN and signed zeros they compile to vector code.
 _FINITE = {"nnan", "nsz", "ninf"}
 _FAR = 1e300
+_GRAIN = 20_000_000  # steps between two looks at the clock: some hundredths of a second
 
 
 def reversed_places(places: Vector) -> Vector:
@@ -65,21 +68,44 @@ def _cost(w: Vector, fw: Vector, f2: Vector, q: int, p: int) -> float:
     return max(0.0, (f2[p] - f2[q]) - dfw * dfw / dw) if dw > 0.0 else 0.0
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath=_FINITE)
 def penalised(places: Vector, penalty: float) -> tuple[Vector, Indices, int]:
-    """Return the least sum of a path from the start to every place, its last place before, and pairs compared."""
+    """Return the least sum of a path from the start to every place, its last place before, and pairs compared.
+
+    Raises:
+        OutOfTime: it takes longer than it may.
+    """
+    n = places.shape[1]
+    least_to, origin = np.zeros(n), np.zeros(n, np.int64)
+    pairs, p = 0, 1
+    while p < n:
+        check()
+        p, more = uncharged(_penalised_from, places, penalty, least_to, origin, p, _GRAIN)
+        pairs += more
+    return least_to, origin, pairs
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=_FINITE)
+def _penalised_from(
+    places: Vector, penalty: float, least_to: Vector, origin: Indices, first: int, grain: int
+) -> tuple[int, int]:
+    """Fill in `least_to` and `origin` from place `first` on, until `grain` steps are done.
+
+    Returns:
+        the place to go on from, and pairs compared.
+    """
     w, fw, f2 = places[W], places[FW], places[F2]
     n = w.size
-    least_to = np.zeros(n)
-    origin = np.zeros(n, np.int64)
     sums = np.empty(_BLOCK)
-    pairs = 0
+    pairs, steps = 0, 0
     slack = _slack(places)
     skip = penalty >= slack
-    for p in range(1, n):
+    for p in range(first, n):
+        if pairs + steps > grain:
+            return p, pairs
         wp, fwp, f2p = w[p], fw[p], f2[p]
         at = origin[p - 1]  # where the last path came from, or nearby, this one will
         least = least_to[at] + _cost(w, fw, f2, at, p) + penalty - _sides(at, p, places)
+        steps += p - at
         end = p
         while end > 0:
             begin = max(0, end - _BLOCK)
@@ -104,6 +130,7 @@ def penalised(places: Vector, penalty: float) -> tuple[Vector, Indices, int]:
                         i = nearest if j == size else j
                         if sums[i] + penalty - slack < least:
                             total = sums[i] + penalty - _sides(begin + i, p, places)
+                            steps += p - begin
                             if total < least:
                                 least = total
                                 at = begin + i
@@ -114,7 +141,7 @@ def penalised(places: Vector, penalty: float) -> tuple[Vector, Indices, int]:
             end = begin
         least_to[p] = least
         origin[p] = at
-    return least_to, origin, pairs
+    return n, pairs
 
 
 @njit(cache=True, nogil=True, error_model="numpy", forceinline=True)
@@ -129,7 +156,6 @@ def _slack(places: Vector) -> float:
     return 4.0 * loss * (high - low)
 
 
-@njit(cache=True, nogil=True, error_model="numpy", fastmath=_FINITE)
 def layered(places: Vector, members: Indices, start: Indices) -> tuple[Vector, float, Indices]:
     """Return the least sum of a path to every member of every layer, that of one to the end, and this path.
 
@@ -139,48 +165,86 @@ def layered(places: Vector, members: Indices, start: Indices) -> tuple[Vector, f
         places: the problem.
         members: places that may be the first, second, … boundary, increasing within each layer.
         start: (layers + 1,) where each layer's members begin.
+
+    Raises:
+        OutOfTime: it takes longer than it may.
     """
-    w, fw, f2 = places[W], places[FW], places[F2]
     layers = start.size - 1
-    least_to = np.full(members.size, _FAR)
-    origin = np.zeros(members.size + 1, np.int64)  # the member before; of the end, at last
-    sums = np.empty(w.size)
-    slack = _slack(places)
-    best = _FAR
+    last = places.shape[1] - 1
+    targets = np.append(members, last)  # the end is the one member of a last layer
+    least_to = np.full(targets.size, _FAR)
+    origin = np.zeros(targets.size, np.int64)  # the member before
     for layer in range(layers + 1):
-        begin, end = (start[layer], start[layer + 1]) if layer < layers else (0, 1)
-        first, size = (start[layer - 1], start[layer] - start[layer - 1]) if layer > 0 else (0, 1)
-        for m in range(begin, end):
-            p = members[m] if layer < layers else w.size - 1
-            nearest, count = -1, 0
-            for i in range(size):
-                q = members[first + i] if layer > 0 else 0
-                if q > p:
-                    break
-                sums[i] = _cost(w, fw, f2, q, p) + (least_to[first + i] if layer > 0 else 0.0)
-                if nearest < 0 or sums[i] < sums[nearest]:
-                    nearest = i
-                count = i + 1
-            least = _FAR
-            if nearest >= 0:
-                for j in range(count, -1, -1):
-                    i = nearest if j == count else j
-                    if sums[i] - slack < least:
-                        total = sums[i] - _sides(members[first + i] if layer > 0 else 0, p, places)
-                        if total < least:
-                            least = total
-                            origin[m if layer < layers else members.size] = first + i
-            if layer < layers:
-                least_to[m] = least
-            else:
-                best = least
+        begin, end = (int(start[layer]), int(start[layer + 1])) if layer < layers else (members.size, members.size + 1)
+        first, size = (int(start[layer - 1]), begin - int(start[layer - 1])) if layer > 0 else (0, -1)
+        while begin < end:
+            check()
+            begin = uncharged(_layered_from, places, targets, least_to, origin, begin, end, first, size, _GRAIN)
     path = np.zeros(layers + 2, np.int64)
-    path[-1] = w.size - 1
+    path[-1] = last
     at = members.size
     for layer in range(layers, 0, -1):
         at = origin[at]
         path[layer] = members[at]
-    return least_to, best, path
+    return least_to[:-1], float(least_to[-1]), path
+
+
+@njit(cache=True, nogil=True, error_model="numpy", fastmath=_FINITE)
+def _layered_from(
+    places: Vector,
+    members: Indices,
+    least_to: Vector,
+    origin: Indices,
+    begin: int,
+    end: int,
+    first: int,
+    size: int,
+    grain: int,
+) -> int:
+    """Fill in `least_to` and `origin` of the members begin … end − 1 until `grain` steps are done.
+
+    Args:
+        places: the problem.
+        members, least_to, origin: of all layers.
+        begin, end: the members of this layer, from the first that is to be filled in.
+        first, size: where the layer before begins, and how many members it has; −1 before the first layer.
+        grain: steps.
+
+    Returns:
+        the member to go on from.
+    """
+    w, fw, f2 = places[W], places[FW], places[F2]
+    inner = size >= 0
+    sums = np.empty(max(size, 1))
+    slack = _slack(places)
+    steps = 0
+    for m in range(begin, end):
+        if steps > grain:
+            return m
+        p = members[m]
+        nearest, count = -1, 0
+        for i in range(size if inner else 1):
+            q = members[first + i] if inner else 0
+            if q > p:
+                break
+            sums[i] = _cost(w, fw, f2, q, p) + (least_to[first + i] if inner else 0.0)
+            if nearest < 0 or sums[i] < sums[nearest]:
+                nearest = i
+            count = i + 1
+        steps += count
+        least = _FAR
+        if nearest >= 0:
+            for j in range(count, -1, -1):
+                i = nearest if j == count else j
+                if sums[i] - slack < least:
+                    q = members[first + i] if inner else 0
+                    total = sums[i] - _sides(q, p, places)
+                    steps += p - q
+                    if total < least:
+                        least = total
+                        origin[m] = first + i
+        least_to[m] = least
+    return end
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

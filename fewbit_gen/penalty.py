@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from .effort import OutOfTime
+
 _TRIALS, _MORE_TRIALS = 60, 15  # of λ without, and with one to begin with
 _NARROW = 0.1  # a bracket of λ, in parts of λ/K: where one leads to K segments, about 3 such parts do
 
@@ -50,13 +52,21 @@ def best_penalty(
         between: the least and the greatest λ to try.
         penalty: a λ to begin with; where None, all are searched.
         enough: a bound at which the search stops.
+
+    Raises:
+        OutOfTime: before there is any trial; later, the best so far is returned.
     """
     low, high = between
     guess, step = (max(low, penalty), 1 + 2 / K) if penalty else (float(np.sqrt(low * high)), 16.0)
     trials: list[Trial] = []
     too_low = too_high = None
     for _ in range(_MORE_TRIALS if penalty else _TRIALS):
-        least, path = programme(guess)
+        try:
+            least, path = programme(guess)
+        except OutOfTime:
+            if not trials:
+                raise
+            break
         trials.append(Trial(guess, least - guess * K, path))
         segments = trials[-1].path.size - 1
         if segments == K or trials[-1].bound >= enough:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csc_array
 from scipy.sparse.linalg import splu
 
+from .effort import over
 from .moments import Moments
 
 Vector = NDArray[np.float64]
@@ -61,6 +62,8 @@ def refine(moments: Moments, boundaries: Vector, codes: Codes) -> Refined:
     """
     state = _evaluate(moments, boundaries, codes)
     for _ in range(_STEPS):
+        if over():
+            break
         residual, free = _residual(moments, state, codes)
         if not free.any() or np.abs(residual[free]).max() <= _ENOUGH:
             break
@@ -110,7 +113,7 @@ def _newton(moments: Moments, state: _State, codes: Codes, residual: Vector, fre
     """Return the state after a Newton step of the free boundaries, halved until it goes down; None if it never does."""
     s = state.boundaries
     # The slope of f' steers the step and never enters a result, so a central difference will do.
-    h = 1e-6 * min(moments.activation.reach, moments.edges[-1] - moments.edges[0])
+    h = moments.step(s)
     slope = (moments.centred(s + h) - moments.centred(s - h)) / (2 * h)
     left, right = codes[:-1], codes[1:]
     flow = moments.weight.density(s)

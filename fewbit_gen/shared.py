@@ -15,6 +15,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from .effort import check, uncharged
 from .moments import Moments
 from .paths import path_to
 from .penalty import best_penalty
@@ -56,10 +57,15 @@ def _cuts_by_penalty(sums: NDArray[np.float64], K: int) -> NDArray[np.int64] | N
         if n < 4 * K * stride and stride > 1:
             continue
         chosen = np.append(np.arange(0, n, stride), n)
-        programme = partial(_least_path, np.ascontiguousarray(sums[:, chosen]))
+        programme = partial(_checked_path, np.ascontiguousarray(sums[:, chosen]))
         trial = best_penalty(programme, K, (1e-16 * most, most), penalty)
         penalty = trial.penalty
     return trial.path if trial.path.size == K + 1 else None
+
+
+def _checked_path(sums: NDArray[np.float64], penalty: float) -> tuple[float, NDArray[np.int64]]:
+    check()
+    return uncharged(_least_path, sums, penalty)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -102,45 +108,55 @@ def _least_path(sums: NDArray[np.float64], penalty: float) -> tuple[float, NDArr
     return float(best[n]), path_to(origin, n)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
 def _cuts_by_layers(sums: NDArray[np.float64], K: int) -> NDArray[np.int64]:
     """Return, (K + 1,), where the best K clusters begin, and the end of the last."""
-    w, fw, f2 = sums[0], sums[1], sums[2]
-    n = w.size - 1
-    previous = np.empty(n + 1)
-    for i in range(n + 1):
-        previous[i] = _cost(w, fw, f2, 0, i)
-    start = np.zeros((K, n + 1), np.int32)  # where the last of k + 1 clusters of each prefix begins
-    current = np.empty(n + 1)
-    stack = np.empty((64, 4), np.int64)  # halves of halves: depth log₂ n
-    for k in range(1, K):
-        stack[0] = (0, n, 0, n)
-        depth = 1
-        while depth > 0:
-            depth -= 1
-            low, high, first, last = stack[depth]
-            middle = (low + high) // 2
-            least = np.inf
-            at = first
-            for j in range(first, min(middle, last) + 1):
-                total = previous[j] + _cost(w, fw, f2, j, middle)
-                if total < least:
-                    least = total
-                    at = j
-            current[middle] = least
-            start[k, middle] = at
-            if low < middle:
-                stack[depth] = (low, middle - 1, first, at)
-                depth += 1
-            if middle < high:
-                stack[depth] = (middle + 1, high, at, last)
-                depth += 1
-        previous[:] = current
+    n = sums.shape[1] - 1
+    previous, start = np.zeros(n + 1), np.zeros((K, n + 1), np.int32)  # where the last cluster of each prefix begins
+    for k in range(K):
+        check()
+        previous = uncharged(_next_layer, sums, previous, start[k], k == 0)
     cuts = np.zeros(K + 1, np.int64)
     cuts[K] = n
     for k in range(K - 1, 0, -1):
         cuts[k] = start[k, cuts[k + 1]]
     return cuts
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _next_layer(
+    sums: NDArray[np.float64], previous: NDArray[np.float64], start: NDArray[np.int32], first: bool
+) -> NDArray[np.float64]:
+    """Return the least cost of every prefix with one cluster more than `previous`, and note in `start` its begin."""
+    w, fw, f2 = sums[0], sums[1], sums[2]
+    n = w.size - 1
+    current = np.empty(n + 1)
+    if first:
+        for i in range(n + 1):
+            current[i] = _cost(w, fw, f2, 0, i)
+        return current
+    stack = np.empty((64, 4), np.int64)  # halves of halves: depth log₂ n
+    stack[0] = (0, n, 0, n)
+    depth = 1
+    while depth > 0:
+        depth -= 1
+        low, high, begin, last = stack[depth]
+        middle = (low + high) // 2
+        least = np.inf
+        at = begin
+        for j in range(begin, min(middle, last) + 1):
+            total = previous[j] + _cost(w, fw, f2, j, middle)
+            if total < least:
+                least = total
+                at = j
+        current[middle] = least
+        start[middle] = at
+        if low < middle:
+            stack[depth] = (low, middle - 1, begin, at)
+            depth += 1
+        if middle < high:
+            stack[depth] = (middle + 1, high, at, last)
+            depth += 1
+    return current
 
 
 @njit(cache=True, nogil=True, error_model="numpy", forceinline=True)

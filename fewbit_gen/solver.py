@@ -3,6 +3,7 @@
 moments → exact solver (interval.py, shared.py) → refine → certificate (lower_bound.py) → Table
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,9 +14,11 @@ from numpy.typing import NDArray
 from ..tables import DEFAULT_WEIGHT, Kind, Table
 from ..tables.errors import FewbitError, shown
 from ..tables.table import MAX_LEVELS, check_bits, check_kind
-from .activations import Activation, as_activation
-from .certify import table_error
+from .activations import Activation, as_activation, times_power_of_two
+from .certify import integrated_error
 from .crossings import cut_by_values
+from .effort import SECONDS, OutOfTime, check_effort, unhurried, within
+from .features import UNSEEN, features
 from .interval import solve_interval
 from .lower_bound import certificate
 from .moments import Moments, evaluate_derivative
@@ -28,6 +31,13 @@ from .weights import ACCEPTED, Weight, parse_weight
 _INTERVAL_CELLS = 4096
 _CELLS_PER_LEVEL = 32
 _SHARED_CELLS = 16384
+# Where f' varies by less than 2^-16 or more than 2^16 it is scaled, if the factor is a double's.
+_ABOUT_ONE, _LARGEST_EXPONENT = 16, 1100
+# Of the error: what the rounding of f' may add to it, unless the rounding itself is next to nothing beside f'; and what
+# may be left out of the lower bound.
+_ROUGH, _NOISY, _NEGLIGIBLE = 1e-3, 1e-12, 1e-9
+# How far two integrals of one error may be apart: in parts of it, and of ∫ (f' − mean)² w, from which the one is taken.
+_AGREED, _ROUNDING = 1e-5, 1e-12
 
 
 def solve(
@@ -40,6 +50,7 @@ def solve(
     kinks: Sequence[float] = (),
     derivative: Callable[..., Any] | None = None,
     certify: bool = True,
+    effort: float | None = SECONDS,
 ) -> Table:
     """Return the table of least error ∫ (f'(x) − q(x))² w(x) dx.
 
@@ -55,21 +66,31 @@ def solve(
         derivative: f' of a callable, elementwise on NumPy arrays, in place of torch's.
         certify: prove the table the best to a millionth, which takes a second or, of 256 levels, ten; else its
             `lower_bound` is None.
+        effort: seconds that this may take; the `lower_bound` is then the greatest that was shown until they were over.
+            None for no limit: the same numbers on every machine.
 
     A derivative that takes no more values than the table has levels (ReLU) gets its exact table, as small as
     it can be.
 
     Raises:
-        FewbitError: an argument is wrong; the message says what is accepted.
+        FewbitError: an argument is wrong; the message says what is accepted. Or f' cannot be integrated in double
+            precision to what a table states, or `effort` is over before there is a table.
     """
     K = level_count(bits, levels)
     kind = check_kind(kind)
-    act = as_activation(activation, kinks, derivative)
-    w = parse_weight(weight) if isinstance(weight, str) else weight
-    if not isinstance(w, Weight):
-        raise FewbitError(f"a weight is {ACCEPTED}, not {shown(w)}")
-    exact = _exact_table(act, K, kind, w)
-    return exact if exact is not None else _solve(act, K, kind, w, certify)
+    seconds = check_effort(effort)
+    try:
+        with within(seconds):
+            act = as_activation(activation, kinks, derivative)
+            w = parse_weight(weight) if isinstance(weight, str) else weight
+            if not isinstance(w, Weight):
+                raise FewbitError(f"a weight is {ACCEPTED}, not {shown(w)}")
+            exact = _exact_table(act, K, kind, w)
+            return exact if exact is not None else _solve(act, K, kind, w, certify)
+    except OutOfTime:
+        raise FewbitError(
+            f"no table within {seconds:g} seconds; give more effort, a narrower weight or fewer levels"
+        ) from None
 
 
 def level_count(bits: int | None, levels: int | None) -> int:
@@ -84,23 +105,104 @@ def level_count(bits: int | None, levels: int | None) -> int:
 
 
 def _solve(activation: Activation, K: int, kind: Kind, weight: Weight, certify: bool) -> Table:
-    moments = problem_moments(activation, weight, kind, K)
+    """Return the best table over a grid that leaves nothing unseen that matters to its error, polished.
+
+    f' is divided by a power of two where it does not vary by about 1: its squares would else leave the range of
+    doubles, and what is taken for a rounding would be one no more.
+    """
+    exponent, unseen = 0, UNSEEN
+    while True:
+        scaled = activation if exponent == 0 else times_power_of_two(activation, -exponent)
+        moments = problem_moments(scaled, weight, kind, K, unseen)
+        size = int(np.frexp(moments.spread)[1])
+        if moments.spread > 0 and abs(size) > _ABOUT_ONE and abs(exponent + size) <= _LARGEST_EXPONENT:
+            exponent += size
+            continue
+        table = _solved(moments, K, kind)
+        with unhurried():
+            _, less = integrated_error(table, scaled, weight, K, unseen)
+        known = features(scaled, weight, unseen).edges
+        if np.array_equal(known, features(scaled, weight, less).edges):
+            break
+        unseen = less
+    moments = replace(moments, unseen=less)
+    if table.levels.size == 1:
+        table = replace(table, lower_bound=0.0)
+    elif certify:
+        table = _certified(moments, table, K, kind)
+    return _scaled_table(_shown(table, moments), exponent)
+
+
+def _solved(moments: Moments, K: int, kind: Kind) -> Table:
+    """Return the best table over the grid, polished."""
     if _is_constant(moments):
         level = np.array([moments.centre])
-        return Table(activation.name, kind, weight.spec, np.empty(0), np.zeros(1, np.uint8), level, 0.0, 0.0)
+        spec = moments.weight.spec
+        table = Table(moments.activation.name, kind, spec, np.empty(0), np.zeros(1, np.uint8), level, 0.0)
+        return replace(table, error=_table_error(table, moments))
     if kind == "interval":
-        table = _polished(moments, kind, solve_interval(moments, K))
-    else:
-        levels = solve_shared(moments, K)
-        table = _polished(moments, kind, 0.5 * (levels[1:] + levels[:-1]))
-    if not certify:
-        return table
+        return _polished(moments, kind, solve_interval(moments, K))
+    levels = solve_shared(moments, K)
+    return _polished(moments, kind, 0.5 * (levels[1:] + levels[:-1]))
+
+
+def _certified(moments: Moments, table: Table, K: int, kind: Kind) -> Table:
+    """Return `table`, or a better one that was met, with its lower bound."""
     while True:
         found = certificate(moments, table, K)
-        better = table if found.better is None else _polished(moments, kind, found.better)
+        try:
+            better = table if found.better is None else _polished(moments, kind, found.better)
+        except OutOfTime:
+            better = table
         if not better.error < table.error:
             return replace(table, lower_bound=min(found.bound, table.error))
         table = better
+
+
+def _shown(table: Table, moments: Moments) -> Table:
+    """Return `table` with no more said of it than was shown.
+
+    Raises:
+        FewbitError: the rounding of f' is more than the error, or the solver's integral is another than the
+            certificate's.
+    """
+    found = features(moments.activation, moments.weight, moments.unseen)
+    # By the triangle inequality: √error is off by at most √noise.
+    allowance = 2 * math.sqrt(table.error * found.noise) + found.noise
+    if not (allowance <= _ROUGH * table.error or found.noise <= _NOISY**2 * found.size):
+        raise FewbitError(
+            f"the derivative of {table.activation} loses its digits in double precision under {table.weight}; "
+            "write it so that nothing cancels"
+        )
+    apart = abs(table.error - moments.error(table))
+    if not apart <= _AGREED * table.error + _ROUNDING * float(moments.prefix[2, -1]):
+        raise FewbitError(
+            f"two integrals of the derivative of {table.activation} under {table.weight} differ, by {apart:.2g}; "
+            "give a narrower weight"
+        )
+    if table.lower_bound is None or allowance <= _NEGLIGIBLE * table.error:
+        return table
+    return replace(table, lower_bound=max(0.0, table.lower_bound - allowance))
+
+
+def _scaled_table(table: Table, exponent: int) -> Table:
+    """Return the table of 2^exponent · f'; raises `FewbitError` where its numbers are no doubles."""
+    if exponent == 0:
+        return table
+    with np.errstate(over="ignore", under="ignore"):
+        levels = np.ldexp(table.levels, exponent)
+        error = float(np.ldexp(table.error, 2 * exponent))
+        bound = None if table.lower_bound is None else float(np.ldexp(table.lower_bound, 2 * exponent))
+    if not (np.isfinite(levels).all() and math.isfinite(error)):
+        raise FewbitError(f"the error of a table of {table.activation} is beyond double precision; scale it down")
+    if table.error > 0 and error < np.finfo(float).tiny:
+        raise FewbitError(f"the error of a table of {table.activation} is below double precision; scale it up")
+    return replace(table, levels=levels, error=error, lower_bound=bound)
+
+
+def _table_error(table: Table, moments: Moments) -> float:
+    with unhurried():
+        return integrated_error(table, moments.activation, moments.weight, table.levels.size, moments.unseen)[0]
 
 
 def _is_constant(moments: Moments) -> bool:
@@ -109,11 +211,11 @@ def _is_constant(moments: Moments) -> bool:
     return bool(square <= mass * (4 * np.finfo(float).eps * moments.centre) ** 2)
 
 
-def problem_moments(activation: Activation, weight: Weight, kind: Kind, K: int) -> Moments:
+def problem_moments(activation: Activation, weight: Weight, kind: Kind, K: int, unseen: float = UNSEEN) -> Moments:
     """Return the moments over the grid that tables of `kind` with K levels are solved on."""
     if kind == "interval":
-        return Moments.of(activation, weight, max(_INTERVAL_CELLS, _CELLS_PER_LEVEL * K))
-    return Moments.of(activation, weight, _SHARED_CELLS, order=4)
+        return Moments.of(activation, weight, max(_INTERVAL_CELLS, _CELLS_PER_LEVEL * K), unseen=unseen)
+    return Moments.of(activation, weight, _SHARED_CELLS, order=4, unseen=unseen)
 
 
 def _polished(moments: Moments, kind: Kind, cuts: NDArray[np.float64]) -> Table:
@@ -138,7 +240,7 @@ def _polished(moments: Moments, kind: Kind, cuts: NDArray[np.float64]) -> Table:
         boundaries, codes = stationary_levels(moments, boundaries, codes)
     refined = refine(moments, boundaries, codes)
     table = Table(activation.name, kind, weight.spec, refined.boundaries, codes.astype(np.uint8), refined.levels, 0.0)
-    return replace(table, error=table_error(table, activation, weight))
+    return replace(table, error=_table_error(table, moments))
 
 
 def _exact_table(activation: Activation, K: int, kind: Kind, weight: Weight) -> Table | None:

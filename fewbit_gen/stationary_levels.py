@@ -9,6 +9,7 @@ of a level move its mean, so its Jacobian is tridiagonal, with the density of g 
 f' passes it.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.linalg import solve_banded
 
 from .crossings import nearest_level_table
+from .effort import OutOfTime
 from .moments import Moments
 
 Vector = NDArray[np.float64]
@@ -52,7 +54,7 @@ class _State:
 def stationary_levels(
     moments: Moments, boundaries: Vector, codes: NDArray[np.int64]
 ) -> tuple[Vector, NDArray[np.int64]]:
-    """Return boundaries and codes of a table that is stationary, or as near as rounding lets it be.
+    """Return boundaries and codes of a table that is stationary, or as near as rounding and time let it be.
 
     Args:
         moments: the problem.
@@ -60,15 +62,17 @@ def stationary_levels(
         codes: (m,) 0 … K − 1, each used, the greater the greater f' is. One whose level comes to be nowhere the nearest
             is left out of the result.
     """
-    state = _evaluate(moments, _means(moments, boundaries, codes)[1])
-    for _ in range(_STEPS):
-        if state.residual <= _ENOUGH:
-            break
-        after = _newton(moments, state) or _evaluate(moments, state.means)
-        if not _improves(moments, after, state):
-            break
-        state = after
-    return state.boundaries, state.codes
+    state = None
+    with suppress(OutOfTime):
+        state = _evaluate(moments, _means(moments, boundaries, codes)[1])
+        for _ in range(_STEPS):
+            if state.residual <= _ENOUGH:
+                break
+            after = _newton(moments, state) or _evaluate(moments, state.means)
+            if not _improves(moments, after, state):
+                break
+            state = after
+    return (boundaries, codes) if state is None else (state.boundaries, state.codes)
 
 
 def _evaluate(moments: Moments, levels: Vector) -> _State:
@@ -95,7 +99,7 @@ def _newton(moments: Moments, state: _State) -> _State | None:
     threshold = 0.5 * (y[1:] + y[:-1])
     s = state.boundaries
     # The slope of f' steers the step and never enters a result, so a central difference will do.
-    h = 1e-6 * min(moments.activation.reach, moments.edges[-1] - moments.edges[0])
+    h = moments.step(s)
     slope = np.abs(moments.centred(s + h) - moments.centred(s - h)) / (2 * h)
     smooth = np.abs(moments.centred(s) - threshold[np.minimum(state.codes[1:], state.codes[:-1])]) < 1e-6
     flow = np.where(smooth & (slope > 0), moments.weight.density(s) / np.where(slope > 0, slope, 1), 0.0)

@@ -20,7 +20,9 @@ ALIASES = {
     "atan": "arctan",
 }
 # A sign belongs to a number unless a number stands before it, as in 0.7*normal:0,1+0.3*laplace:1,2.
-_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?(?![\w.])")
+_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?(?![\w.])", re.ASCII)
+# A number as people write it; `float` would also take other scripts' digits, 1_000 and nan.
+_ALONE = re.compile(r"\s*[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?\s*", re.ASCII)
 
 
 def _key(name: str) -> str:
@@ -30,6 +32,11 @@ def _key(name: str) -> str:
 def number_text(value: float) -> str:
     """Return the shortest text that reads back to `value`, as canonical names spell it: 2, 0.1, 1e-05."""
     return repr(float(value) + 0.0).removesuffix(".0")  # −0 is 0
+
+
+def read_number(text: str) -> float | None:
+    """Return the number that `text` is, in ASCII, or None where it is none; one beyond the doubles is infinite."""
+    return float(text) if _ALONE.fullmatch(text) else None
 
 
 def weight_text(spec: str) -> str:

@@ -8,8 +8,16 @@ kinks.py                  where such a derivative is not smooth
 parse.py                  which of these it is
 """
 
-from .base import Activation
+from .base import Activation, times_power_of_two
 from .parse import as_activation, parse_activation
 from .registry import EXAMPLES, FAMILIES, activation_name
 
-__all__ = ["EXAMPLES", "FAMILIES", "Activation", "activation_name", "as_activation", "parse_activation"]
+__all__ = [
+    "EXAMPLES",
+    "FAMILIES",
+    "Activation",
+    "activation_name",
+    "as_activation",
+    "parse_activation",
+    "times_power_of_two",
+]

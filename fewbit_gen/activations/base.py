@@ -6,7 +6,7 @@ gives f'(k) the value from the right (relu6 at 6), the kink is therefore the dou
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from ...tables.errors import FewbitError
 
 Vector = NDArray[np.float64]
 Function = Callable[[Vector], Vector]
+# From the ends of cells and the size of a last digit to bounds of f' on each cell: enclosure.py.
+Enclosure = Callable[[Vector, Vector, float], tuple[Vector, Vector]]
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,9 @@ class Activation:
         base: the name of an activation g and a number a > 0 with f'(x) = g'(a·x), or None.
         consistent: whether `derivative` is the derivative of `function` wherever that does not jump, so that one can
             check the other. A callable's may be what its author likes better.
+        turns: points such that f and f' are both monotone between neighbours among them and the kinks; None where
+            nobody has noted them.
+        enclosure: bounds of f' on cells (enclosure.py); None where f' is known by its values alone.
     """
 
     name: str
@@ -43,6 +48,28 @@ class Activation:
     reach: float = 40.0  # e⁻⁴⁰ is less than half a last digit of 1
     base: tuple[str, float] | None = None
     consistent: bool = True
+    turns: tuple[float, ...] | None = None
+    enclosure: Enclosure | None = None
+
+
+def times_power_of_two(activation: Activation, exponent: int) -> Activation:
+    """Return the activation 2^exponent · f, exact but where that leaves the range of doubles."""
+
+    def scaled(function: Function) -> Function:
+        return lambda x: np.ldexp(function(x), exponent)
+
+    def enclosure(low: Vector, high: Vector, digit: float) -> tuple[Vector, Vector]:
+        least, most = inner(low, high, digit) if inner else (low, high)
+        return np.ldexp(least, exponent), np.ldexp(most, exponent)
+
+    inner = activation.enclosure
+    return replace(
+        activation,
+        function=scaled(activation.function),
+        derivative=scaled(activation.derivative),
+        enclosure=enclosure if inner else None,
+        base=None,
+    )
 
 
 def before(x: float) -> float:

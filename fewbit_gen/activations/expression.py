@@ -24,6 +24,7 @@ from ...tables.errors import FewbitError, shown
 from ...tables.names import find_name, nearest_names, number_text
 from .base import Activation, Vector
 from .elementary import ELEMENTARY
+from .enclosure import enclosed
 from .kinks import is_step, reach_of, switched
 from .registry import FAMILIES, call_family, keyword_numbers
 
@@ -91,6 +92,7 @@ def expression_activation(tree: ast.expr) -> Activation:
         FewbitError: it contains something that is not accepted; the message says what.
     """
     node = _Reader().read(tree, 0)
+    enclosure = enclosed(tree, _called, expression_number)
     name = ast.unparse(_Canonical().visit(tree)).replace(" ", "")
     if len(name) > LONGEST:
         raise FewbitError(f"an expression may have {LONGEST} characters, not {len(name)}")
@@ -115,7 +117,8 @@ def expression_activation(tree: ast.expr) -> Activation:
     found = switched(conditions)
     smooth_beside = np.isfinite(derivative(found)) & np.isfinite(derivative(np.nextafter(found, np.inf)))
     kinks = tuple(found[smooth_beside].tolist())
-    return Activation(name, function, derivative, kinks, is_step(derivative, kinks, function), reach_of(derivative))
+    step = is_step(derivative, kinks, function, enclosure)
+    return Activation(name, function, derivative, kinks, step, reach_of(derivative), enclosure=enclosure)
 
 
 def expression_number(tree: ast.expr) -> float:
@@ -247,6 +250,11 @@ def _function(name: str, call: ast.Call) -> Activation:
         hint = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known)}, and all activations by name"
         raise FewbitError(f"unknown function {shown(name)} in the expression; {hint}")
     return call_family(name, numbers)
+
+
+def _called(call: ast.Call) -> Activation:
+    name = call.func.id if isinstance(call.func, ast.Name) else ""
+    return _function(_SPELLINGS.get(name, name), call)
 
 
 def _constant(number: float) -> Node:

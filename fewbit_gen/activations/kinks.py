@@ -17,10 +17,12 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import Function, Vector, after, before
+from .base import Enclosure, Function, Vector, after, before
 
 # A function that bends for ever (abs(sin(x))) has its kinks nearest to 0.
 _MOST = 1000
+# Cells in which f' is not yet known to rest: where there are more, it does not.
+_MOST_OPEN = 2000
 # A smaller jump, relative to f' nearby or to all of f', may be rounding.
 _SMALLEST_NEARBY, _SMALLEST = 1e-8, 1e-10
 
@@ -97,13 +99,19 @@ def from_the_left(derivative: Function, kinks: tuple[float, ...]) -> Function:
     return lambda x: derivative(np.where(np.isin(x, at), np.nextafter(x, -np.inf), x))
 
 
-def is_step(derivative: Function, kinks: tuple[float, ...], function: Function | None = None) -> bool:
+def is_step(
+    derivative: Function,
+    kinks: tuple[float, ...],
+    function: Function | None = None,
+    enclosure: Enclosure | None = None,
+) -> bool:
     """Tell whether f' is constant between `kinks`, to the last bit.
 
     Args:
         derivative: f'.
         kinks: where it may jump.
         function: f, if f' is its derivative: what it does between two points that f' does not show at is found by it.
+        enclosure: bounds of f' between two points, if there are any: what neither shows is found by them.
     """
     x = np.union1d(grid(), kinks)
     value = derivative(x)
@@ -116,7 +124,26 @@ def is_step(derivative: Function, kinks: tuple[float, ...], function: Function |
     with np.errstate(all="ignore"):
         start, end = function(np.nextafter(x[:-1], np.inf)), function(x[1:])
         off = np.abs(end - start - value[1:] * np.diff(x))
-    return bool((off <= 1e-11 * (np.abs(start) + np.abs(end) + np.abs(value[1:] * x[1:]))).all())
+        room = 1e-11 * (np.abs(start) + np.abs(end) + np.abs(value[1:] * x[1:]))
+    if not (off <= room).all():
+        return False
+    return enclosure is None or _rests(enclosure, np.nextafter(x[:-1], np.inf), x[1:], value[1:])
+
+
+def _rests(enclosure: Enclosure, low: Vector, high: Vector, value: Vector) -> bool:
+    """Tell whether f' is `value` throughout each cell [low, high], as nearly as doubles can tell."""
+    margin = 1e-12 * np.abs(value).max()
+    for _ in range(80):  # halvings: more than it takes from any cell to a single double
+        least, most = enclosure(low, high, 0.0)
+        open_ = ~((least >= value - margin) & (most <= value + margin))
+        middle = 0.5 * low + 0.5 * high
+        if not open_.any():
+            return True
+        if open_.sum() > _MOST_OPEN or not ((low < middle) & (middle < high))[open_].all():
+            return False
+        low, middle, high, value = low[open_], middle[open_], high[open_], np.tile(value[open_], 2)
+        low, high = np.concatenate([low, np.nextafter(middle, np.inf)]), np.concatenate([middle, high])
+    return False
 
 
 def reach_of(derivative: Function) -> float:

@@ -67,7 +67,8 @@ def with_kinks(activation: Activation, kinks: Iterable[float]) -> Activation:
         new = {settled(activation.derivative, kink) for kink in given} - set(activation.kinks)
     together = tuple(sorted({*activation.kinks, *new}))
     derivative = from_the_left(activation.derivative, tuple(sorted(new)))
-    step = is_step(derivative, together, activation.function if activation.consistent else None)
+    function = activation.function if activation.consistent else None
+    step = is_step(derivative, together, function, activation.enclosure)
     return replace(activation, kinks=together, derivative=derivative, step=step)
 
 

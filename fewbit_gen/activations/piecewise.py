@@ -45,6 +45,7 @@ def squared_relu() -> Activation:
         lambda x: 2 * np.maximum(x, 0.0),
         kinks=(0.0,),
         reach=math.inf,
+        turns=(),
     )
 
 
@@ -98,6 +99,7 @@ def hardswish() -> Activation:
         derivative,
         kinks=(-3.0, before(3.0)),
         reach=3.0,
+        turns=(-1.5,),
     )
 
 

@@ -28,7 +28,8 @@ def gelu() -> Activation:
         x = bounded(x)
         return ndtr(x) + x * np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
 
-    return Activation("gelu", lambda x: x * np.exp(log_ndtr(x)), derivative)
+    turns = (-math.sqrt(2), -0.75179152469356446, math.sqrt(2))
+    return Activation("gelu", lambda x: x * np.exp(log_ndtr(x)), derivative, turns=turns)
 
 
 def gelu_tanh() -> Activation:
@@ -43,7 +44,8 @@ def gelu_tanh() -> Activation:
         u = gate(x)
         return expit(u) * (1 + x * expit(-u) * 2 * a * (1 + 3 * c * x * x))
 
-    return Activation("gelu_tanh", lambda x: x * expit(gate(x)), derivative)
+    turns = (-1.4185040087908284, -0.75246142207101626, 1.4185040087908284)
+    return Activation("gelu_tanh", lambda x: x * expit(gate(x)), derivative, turns=turns)
 
 
 def silu(beta: float = 1.0) -> Activation:
@@ -63,7 +65,12 @@ def _gated(name: str, beta: float) -> Activation:
         return expit(z) * (1 + z * expit(-z))
 
     base = ("silu", beta) if name != "silu" and beta > 0 else None
-    return Activation(name, lambda x: x * expit(beta * x), derivative, reach=over(40, beta), base=base)
+    turns = (
+        tuple(sorted(x / beta for x in (-2.3993572805154677, -1.2784645427610738, 2.3993572805154677))) if beta else ()
+    )
+    if not all(math.isfinite(x) for x in turns):
+        turns = None
+    return Activation(name, lambda x: x * expit(beta * x), derivative, reach=over(40, beta), base=base, turns=turns)
 
 
 def mish() -> Activation:
@@ -77,22 +84,23 @@ def mish() -> Activation:
         u = gate(x)
         return np.tanh(u) + x * expit(x) * 4 * expit(2 * u) * expit(-2 * u)  # 1 − tanh² as in `tanh`
 
-    return Activation("mish", lambda x: x * np.tanh(gate(x)), derivative)
+    turns = (-2.2563763963607931, -1.1924312145154952, 1.4905711794854284)
+    return Activation("mish", lambda x: x * np.tanh(gate(x)), derivative, turns=turns)
 
 
 def sigmoid() -> Activation:
     """σ(x) = 1 / (1 + e^{−x})."""
-    return Activation("sigmoid", lambda x: expit(x), lambda x: expit(x) * expit(-x))
+    return Activation("sigmoid", lambda x: expit(x), lambda x: expit(x) * expit(-x), turns=(0.0,))
 
 
 def logsigmoid() -> Activation:
     """log σ(x)."""
-    return Activation("logsigmoid", lambda x: -np.logaddexp(0, -x), lambda x: expit(-x))
+    return Activation("logsigmoid", lambda x: -np.logaddexp(0, -x), lambda x: expit(-x), turns=())
 
 
 def tanh() -> Activation:
     """tanh(x); 1 − tanh² is written 4 σ(2x) σ(−2x)."""
-    return Activation("tanh", lambda x: np.tanh(x), lambda x: 4 * expit(2 * x) * expit(-2 * x))
+    return Activation("tanh", lambda x: np.tanh(x), lambda x: 4 * expit(2 * x) * expit(-2 * x), turns=(0.0,))
 
 
 def tanhshrink() -> Activation:
@@ -105,7 +113,7 @@ def tanhshrink() -> Activation:
         integral = 0.5 * near * (weights * np.tanh(0.5 * near[..., None] * (nodes + 1)) ** 2).sum(axis=-1)
         return np.where(np.abs(x) <= 0.5, integral, x - np.tanh(x))
 
-    return Activation("tanhshrink", function, lambda x: np.tanh(x) ** 2)
+    return Activation("tanhshrink", function, lambda x: np.tanh(x) ** 2, turns=(0.0,))
 
 
 def softsign() -> Activation:
@@ -115,6 +123,7 @@ def softsign() -> Activation:
         lambda x: x / (1 + np.abs(x)),
         lambda x: (1 / (1 + np.abs(x))) ** 2,
         kinks=(0.0,),
+        turns=(),
         reach=100.0,
     )
 
@@ -126,6 +135,7 @@ def selu() -> Activation:
         lambda x: _SELU_SCALE * np.where(x > 0, x, _SELU_ALPHA * np.expm1(np.minimum(x, 0))),
         lambda x: np.where(x > 0, _SELU_SCALE, _SELU_SCALE * _SELU_ALPHA * np.exp(np.minimum(x, 0))),
         kinks=(0.0,),
+        turns=(),
     )
 
 
@@ -137,6 +147,7 @@ def elu(alpha: float = 1.0) -> Activation:
         lambda x: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))),
         lambda x: np.where(x > 0, 1.0, alpha * np.exp(np.minimum(x, 0))),
         kinks=(0.0,),
+        turns=(),
         step=alpha == 0,
     )
 
@@ -152,6 +163,7 @@ def celu(alpha: float = 1.0) -> Activation:
         lambda x: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0) / alpha)),
         lambda x: np.where(x > 0, 1.0, np.exp(np.minimum(x, 0) / alpha)),
         kinks=(0.0,),
+        turns=(),
         reach=40 * alpha if alpha > 0 else math.inf,
         base=("elu", 1 / alpha) if alpha > 0 else None,
     )
@@ -180,6 +192,7 @@ def softplus(beta: float = 1.0, threshold: float = 20.0) -> Activation:
         function,
         derivative,
         kinks=(kink,),
+        turns=(),
         reach=40 / abs(beta),
         base=(call_text(softplus, beta=1.0, threshold=threshold), beta) if beta > 0 and beta != 1 else None,
     )
@@ -187,12 +200,14 @@ def softplus(beta: float = 1.0, threshold: float = 20.0) -> Activation:
 
 def erf() -> Activation:
     """2/√π ∫₀ˣ e^{−t²} dt."""
-    return Activation("erf", lambda x: erf_function(x), lambda x: 2 / math.sqrt(math.pi) * np.exp(-x * x), reach=8.0)
+    return Activation(
+        "erf", lambda x: erf_function(x), lambda x: 2 / math.sqrt(math.pi) * np.exp(-x * x), reach=8.0, turns=(0.0,)
+    )
 
 
 def arctan() -> Activation:
     """The arc whose tangent is x."""
-    return Activation("arctan", lambda x: np.arctan(x), lambda x: 1 / (1 + x * x), reach=100.0)
+    return Activation("arctan", lambda x: np.arctan(x), lambda x: 1 / (1 + x * x), reach=100.0, turns=(0.0,))
 
 
 def sin() -> Activation:
@@ -207,7 +222,8 @@ def gaussian() -> Activation:
         x = bounded(x)
         return -2 * x * np.exp(-x * x)
 
-    return Activation("gaussian", lambda x: np.exp(-x * x), derivative, reach=8.0)
+    turns = (-math.sqrt(0.5), 0.0, math.sqrt(0.5))
+    return Activation("gaussian", lambda x: np.exp(-x * x), derivative, reach=8.0, turns=turns)
 
 
 FAMILIES = (

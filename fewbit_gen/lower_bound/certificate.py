@@ -1,11 +1,13 @@
 """From a table to the proof that it is the best: pass after pass over a mesh that is cut finer where it matters."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from ...tables import Table
+from ..effort import OutOfTime
 from ..moments import Moments, resolved_grid
 from ..paths import F2, layered, least_penalty, path_to, penalised, reversed_places
 from ..penalty import best_penalty
@@ -19,8 +21,8 @@ _FIRST_CELLS = 512
 _FIRST_LOSS, _FINER = 1.0, 4
 _LAYERS_FROM = 0.1  # the loss below which it is the table's doing, not the mesh's, that no λ leads to K segments
 _WORTH_WHILE = 1e-9  # by what part of its error a table must be better
-_EFFORT = 3e9  # pairs of edges to compare in all: ten seconds or so
-_CELL_EFFORT = 300  # pairs that take as long as the moments of a cell
+_PAIRS = 3e9  # pairs of edges to compare in all: ten seconds or so
+_CELL_PAIRS = 300  # pairs that take as long as the moments of a cell
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def certificate(moments: Moments, table: Table, K: int, tolerance: float = TOLER
     ends = moments.centred(np.stack([np.nextafter(moments.edges[:-1], np.inf), moments.edges[1:]]))
     low, high = float(ends.min()), float(ends.max())
     if table.kind == "interval":
-        edges = resolved_grid(moments.activation, moments.weight, max(_FIRST_CELLS, 4 * K), 8)
+        edges = resolved_grid(moments.activation, moments.weight, max(_FIRST_CELLS, 4 * K), 8, moments.unseen)
         at, heights = table.boundaries, np.abs(np.diff(table.levels))
         cells_of = partial(interval_cells, moments)
     else:
@@ -71,7 +73,7 @@ def certificate(moments: Moments, table: Table, K: int, tolerance: float = TOLER
 
 @dataclass
 class _Budget:
-    """What may still be spent, in pairs of edges compared: counted, not timed, so that results repeat anywhere."""
+    """What may still be spent, in pairs of edges compared: counted, so that results repeat without a clock."""
 
     left: float
 
@@ -88,35 +90,39 @@ class _Budget:
 
 
 def lower_bound(problem: Problem, tolerance: float = TOLERANCE) -> Certificate:
-    """Return a number that no table's error falls below, at most `problem.error`; see `certificate`."""
+    """Return a number that no table's error falls below, at most `problem.error`; see `certificate`.
+
+    Where the seconds of `effort.within` are over, it is the greatest that was shown until then.
+    """
     error, K = problem.error, problem.K
-    budget = _Budget(_EFFORT)
+    budget = _Budget(_PAIRS)
     mesh = Mesh(problem.edges, np.ones(problem.edges.size - 1, dtype=np.bool_))
     bound, penalty, loss_allowed = 0.0, None, _FIRST_LOSS
-    while budget.left > 0 and mesh.edges.size < MAX_CELLS:
-        mesh, places = cut_to_loss(problem, mesh, loss_allowed * error / K)
-        budget.left -= _CELL_EFFORT * mesh.edges.size
-        rounding = _rounding(places, K)
-        enough = _enough(error, tolerance, rounding)
-        least = least_penalty(places)
-        between = least, max(float(places[F2, -1]), 2 * least)
-        sums: dict[float, Vector] = {}
-        trial = best_penalty(partial(budget.least_path, places, sums), K, between, penalty, enough)
-        penalty = trial.penalty
-        bound = max(bound, min(trial.bound - rounding, error))
-        better = _better(problem, mesh, places, trial.path)
-        if better is not None or trial.bound >= enough:
-            return Certificate(bound, better)
-        after, _ = budget.penalised(reversed_places(places), penalty)
-        through = sums[penalty] + after[::-1] - penalty * K
-        alive = np.zeros(mesh.edges.size, dtype=np.bool_)
-        alive[mesh.places] = through[1:-1] <= error + rounding
-        if trial.missed and loss_allowed < _LAYERS_FROM:
-            windows = _windows(mesh, places, penalty, error, K, budget) & alive
-            layered = _by_layers(problem, mesh, windows, loss_allowed, tolerance, budget)
-            return Certificate(max(bound, layered.bound), layered.better)
-        mesh, _ = narrowed(mesh, alive)
-        loss_allowed = _next_loss(loss_allowed, tolerance)
+    with suppress(OutOfTime):
+        while budget.left > 0 and mesh.edges.size < MAX_CELLS:
+            mesh, places = cut_to_loss(problem, mesh, loss_allowed * error / K)
+            budget.left -= _CELL_PAIRS * mesh.edges.size
+            rounding = _rounding(places, K)
+            enough = _enough(error, tolerance, rounding)
+            least = least_penalty(places)
+            between = least, max(float(places[F2, -1]), 2 * least)
+            sums: dict[float, Vector] = {}
+            trial = best_penalty(partial(budget.least_path, places, sums), K, between, penalty, enough)
+            penalty = trial.penalty
+            bound = max(bound, min(trial.bound - rounding, error))
+            better = _better(problem, mesh, places, trial.path)
+            if better is not None or trial.bound >= enough:
+                return Certificate(bound, better)
+            after, _ = budget.penalised(reversed_places(places), penalty)
+            through = sums[penalty] + after[::-1] - penalty * K
+            alive = np.zeros(mesh.edges.size, dtype=np.bool_)
+            alive[mesh.places] = through[1:-1] <= error + rounding
+            if trial.missed and loss_allowed < _LAYERS_FROM:
+                windows = _windows(mesh, places, penalty, error, K, budget) & alive
+                layered = _by_layers(problem, mesh, windows, loss_allowed, tolerance, budget)
+                return Certificate(max(bound, layered.bound), layered.better)
+            mesh, _ = narrowed(mesh, alive)
+            loss_allowed = _next_loss(loss_allowed, tolerance)
     return Certificate(bound, None)
 
 
@@ -162,30 +168,35 @@ def _by_layers(
     """
     error, K = problem.error, problem.K
     bound = 0.0
-    while windows.any(axis=1).all():
-        mesh, source = narrowed(mesh, np.logical_or.reduce(windows, axis=0))
-        windows = _carried(windows, source)
-        loss_allowed = _next_loss(loss_allowed, tolerance)
-        edges = mesh.edges
-        mesh, places = cut_to_loss(problem, mesh, loss_allowed * error / K)
-        windows = _carried(windows, np.where(np.isin(mesh.edges, edges), np.searchsorted(edges, mesh.edges), -1))
-        windows &= mesh.places
-        among = np.cumsum(mesh.places, dtype=np.int64)  # an edge's number among the places: 0 is the start of the line
-        layer, edge = np.nonzero(windows)
-        members, start = among[edge], np.searchsorted(layer, np.arange(K))
-        sizes = np.diff(start).astype(np.float64)
-        budget.left -= _CELL_EFFORT * mesh.edges.size + 2 * float((sizes[1:] * sizes[:-1]).sum())
-        if budget.left <= 0 or mesh.edges.size > MAX_CELLS:
-            return Certificate(bound, None)
-        before, least, path = layered(places, members, start)
-        last = places.shape[1] - 1
-        after, _, _ = layered(reversed_places(places), (last - members)[::-1].copy(), (start[-1] - start)[::-1].copy())
-        rounding = _rounding(places, K)
-        bound = max(bound, min(least - rounding, error))
-        better = _better(problem, mesh, places, path)
-        if better is not None or least >= _enough(error, tolerance, rounding):
-            return Certificate(bound, better)
-        windows[layer, edge] = before + after[::-1] <= error + rounding
+    try:
+        while windows.any(axis=1).all():
+            mesh, source = narrowed(mesh, np.logical_or.reduce(windows, axis=0))
+            windows = _carried(windows, source)
+            loss_allowed = _next_loss(loss_allowed, tolerance)
+            edges = mesh.edges
+            mesh, places = cut_to_loss(problem, mesh, loss_allowed * error / K)
+            windows = _carried(windows, np.where(np.isin(mesh.edges, edges), np.searchsorted(edges, mesh.edges), -1))
+            windows &= mesh.places
+            among = np.cumsum(mesh.places, dtype=np.int64)  # an edge's number among the places: 0 is the start
+            layer, edge = np.nonzero(windows)
+            members, start = among[edge], np.searchsorted(layer, np.arange(K))
+            sizes = np.diff(start).astype(np.float64)
+            budget.left -= _CELL_PAIRS * mesh.edges.size + 2 * float((sizes[1:] * sizes[:-1]).sum())
+            if budget.left <= 0 or mesh.edges.size > MAX_CELLS:
+                return Certificate(bound, None)
+            before, least, path = layered(places, members, start)
+            last = places.shape[1] - 1
+            after, _, _ = layered(
+                reversed_places(places), (last - members)[::-1].copy(), (start[-1] - start)[::-1].copy()
+            )
+            rounding = _rounding(places, K)
+            bound = max(bound, min(least - rounding, error))
+            better = _better(problem, mesh, places, path)
+            if better is not None or least >= _enough(error, tolerance, rounding):
+                return Certificate(bound, better)
+            windows[layer, edge] = before + after[::-1] <= error + rounding
+    except OutOfTime:
+        return Certificate(bound, None)
     return Certificate(error, None)  # a boundary without a place: no table is better than the known one
 
 

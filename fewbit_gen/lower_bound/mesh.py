@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..effort import check
 from .cells import Cells, Mask, Vector
 
 Indices = NDArray[np.int64]
@@ -127,6 +128,7 @@ def _merged(opened: Mask, keep: Mask) -> Mask:
 def cut_to_loss(problem: Problem, mesh: Mesh, allowed: float) -> tuple[Mesh, Vector]:
     """Cut the open cells until moving a boundary within one costs at most `allowed`, by the known table's jumps."""
     while True:
+        check()
         places, loss = places_of(problem, mesh)
         middle = 0.5 * (mesh.edges[:-1] + mesh.edges[1:])
         over = 2 * problem.jump(middle) * loss / allowed

@@ -10,6 +10,9 @@ from .weight import FURTHEST, Weight
 
 # Beyond 12 deviations a normal density holds 4e-33 of its mass: below rounding in every integral here.
 _NORMAL_REACH = 12.0
+# Narrower than this part of its place, a domain holds too few doubles for the nodes of a quadrature.
+_NARROWEST = 1e-12
+_LEAST_WIDTH = 1e-305
 # Beyond 40 scales a Laplace density holds e⁻⁴⁰ of its mass: less than half a last digit of 1.
 _LAPLACE_REACH = 40.0
 
@@ -19,6 +22,8 @@ def uniform(low: float, high: float) -> Weight:
     low, high = _checked("uniform", low, high)
     if not low < high:
         raise FewbitError(f"the weight uniform:{low:g},{high:g} covers nothing; write uniform:A,B with A < B")
+    if high - low < _NARROWEST * max(abs(low), abs(high)) or high - low < _LEAST_WIDTH:
+        raise FewbitError(f"the weight uniform:{low!r},{high!r} is too narrow for its place in double precision")
     return Weight(_text("uniform", low, high), (low, high), lambda x: np.ones_like(x), mass=high - low)
 
 
@@ -66,7 +71,7 @@ def _around(family: str, mean: float, width: float, reach: float) -> tuple[float
         raise FewbitError(f"the weight {family}:{mean:g},{width:g} has no width: its second number must be above 0")
     low, high = mean - reach * width, mean + reach * width
     # Between them must lie doubles enough to integrate over.
-    if not (low < high and math.isfinite(1 / width)):
+    if width < _NARROWEST * abs(mean) or width < _LEAST_WIDTH:
         raise FewbitError(f"the weight {family}:{mean:g},{width:g} is too narrow for its mean in double precision")
     return low, high
 

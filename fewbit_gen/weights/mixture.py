@@ -8,6 +8,8 @@ from ...tables.names import number_text
 from .weight import Weight
 
 MOST_PARTS = 10
+_SMALLEST_SHARE, _LARGEST_SHARE = 1e-100, 1e100
+_LEAST_PART = 1e-15  # of all shares: what sums of doubles still hold
 # Marks in each part's domain. A narrow part in the domain of a wide one would else fall between two cells of
 # the grid; for a normal part they lie 3/8 of its deviation apart.
 _MARKS = 65
@@ -20,7 +22,7 @@ def mixture(*parts: tuple[float, Weight]) -> Weight:
     '0.7*normal:0,1+0.3*laplace:1,2'
 
     Args:
-        parts: 1 to 10 pairs of a share above 0 and a weight, none of them a mixture.
+        parts: 1 to 10 pairs of a share, above 1e-15 of their sum, and a weight, none of them a mixture.
 
     Raises:
         FewbitError: there are no parts or too many, or one is not such a pair.
@@ -35,6 +37,10 @@ def mixture(*parts: tuple[float, Weight]) -> Weight:
     if any("*" in weight.spec for weight in weights):
         raise FewbitError("a part of a mixture cannot be a mixture: give its parts")
     total = sum(shares)
+    if min(shares) < _LEAST_PART * total:
+        raise FewbitError(
+            f"a share of {min(shares):g} beside {max(shares):g} is lost in double precision: leave that part out"
+        )
     low, high = min(w.domain[0] for w in weights), max(w.domain[1] for w in weights)
     scaled = [(share / total / w.mass, w) for share, w in zip(shares, weights, strict=True)]
 
@@ -55,6 +61,8 @@ def mixture(*parts: tuple[float, Weight]) -> Weight:
 
 def _share(value: float) -> float:
     number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    if not number or not 1e-100 <= value <= 1e100:
-        raise FewbitError(f"a share in a mixture must be a number above 0, not {shown(value)}")
+    if not number or not _SMALLEST_SHARE <= value <= _LARGEST_SHARE:
+        raise FewbitError(
+            f"a share in a mixture must be a number from {_SMALLEST_SHARE:g} to {_LARGEST_SHARE:g}, not {shown(value)}"
+        )
     return float(value)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...tables.errors import FewbitError, shown
-from ...tables.names import nearest_names
+from ...tables.names import nearest_names, read_number
 from .families import laplace, normal, uniform
 from .files import READERS, read_weight
 from .mixture import mixture
@@ -18,7 +18,7 @@ ACCEPTED = (
 
 _FAMILIES: dict[str, Callable[[float, float], Weight]] = {"uniform": uniform, "normal": normal, "laplace": laplace}
 # The plus between two parts is followed by a share and a star; that of an exponent, 1e+5, follows an e.
-_BETWEEN_PARTS = re.compile(r"(?<![eE])\+(?=[\s\d.]+(?:[eE][+-]?\d+)?\s*\*)")
+_BETWEEN_PARTS = re.compile(r"(?<![eE])\+(?=[\s\d.]+(?:[eE][+-]?\d+)?\s*\*)", re.ASCII)
 
 
 def parse_weight(spec: str) -> Weight:
@@ -54,10 +54,10 @@ def _named(text: str, spec: str) -> Weight:
 
 
 def _number(text: str, spec: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise _unreadable(spec) from None
+    number = read_number(text)
+    if number is None:
+        raise _unreadable(spec)
+    return number
 
 
 def _unreadable(spec: str) -> FewbitError:

@@ -317,7 +317,7 @@ def test_refuses_what_is_no_histogram(edges, counts, message):
     [
         ([], "1 to 10 parts, not 0"),
         ([(1, weights.normal(0, 1))] * 11, "1 to 10 parts, not 11"),
-        ([(0, weights.normal(0, 1))], "share in a mixture must be a number above 0, not 0"),
+        ([(0, weights.normal(0, 1))], "share in a mixture must be a number from 1e-100 to 1e.100, not 0"),
         ([(-1, weights.normal(0, 1))], "not -1"),
         ([(np.nan, weights.normal(0, 1))], "not nan"),
         ([(10**400, weights.normal(0, 1))], "not 1000"),

@@ -1,0 +1,398 @@
+"""Between which numbers the derivative of an expression lies on an interval, by interval arithmetic.
+
+Samples of f' say nothing of what lies between them: exp(-1e12*(x-3.3333)**2) is 0 at every point of a grid, and
+gelu(1e7*x) has slope 0 or 1e7 at all of them. Evaluated on intervals instead of points, the same expression tells how
+far f' can reach in each cell; where that is far, the compiler cuts the cell.
+
+    enclosed("x*x")   cells [a, b]  →  [2a, 2b] or whatever wider interval holds 2x for all x of the cell
+
+The rules are those of expression.py, on pairs of bounds. A function g is monotone between its turning points
+(`Activation.turns`) and kinks, so its range is that of its values at the ends and at those inside.
+"""
+
+import ast
+import math
+from collections.abc import Callable
+from functools import reduce
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .base import Activation, Enclosure, Vector
+
+_LAST_DIGIT = 2.0**-52
+_LIBRARY = 8  # last digits by which exp and the like may be off, and what is made of a few of them
+
+
+class Bounds(NamedTuple):
+    """Between which numbers something lies, cell by cell; −∞ and ∞ where nothing is known."""
+
+    low: Vector
+    high: Vector
+
+
+class Enclosed(NamedTuple):
+    """Bounds of a value and of its derivative by x; None is the derivative of what does not depend on x."""
+
+    value: Bounds
+    slope: Bounds | None
+
+
+# From bounds of x and the size of a last digit (0 to leave rounding aside) to bounds of the node.
+Node = Callable[[Bounds, float], Enclosed]
+
+
+class _Unknown(Exception):
+    """A function in the expression whose turning points nobody has noted."""
+
+
+def enclosed(
+    tree: ast.expr, function_of: Callable[[ast.Call], Activation], number_of: Callable[[ast.expr], float]
+) -> Enclosure | None:
+    """Return what encloses the derivative of an expression that `expression.py` has accepted.
+
+    Args:
+        tree: its syntax tree.
+        function_of: from a call to the function that it calls.
+        number_of: from an expression without x to its value.
+
+    Returns:
+        From the ends of cells (low, high) and the size of a last digit to bounds of f' on each; with a last digit of
+        2⁻⁵² they allow for rounding, with 0 they are those of f' as doubles compute it. None where a function's turning
+        points are not known.
+    """
+    try:
+        node = _Reader(function_of, number_of).read(tree)
+    except _Unknown:
+        return None
+
+    def enclosure(low: Vector, high: Vector, digit: float) -> Bounds:
+        with np.errstate(all="ignore"):
+            value, slope = node(Bounds(low, high), digit)
+            slope = slope or _thin(0.0)
+            unknown = np.isnan(value.low) | np.isnan(value.high) | np.isnan(slope.low) | np.isnan(slope.high)
+            return Bounds(np.where(unknown, -np.inf, slope.low), np.where(unknown, np.inf, slope.high))
+
+    return enclosure
+
+
+def rounding_of(enclosure: Enclosure, x: Vector) -> Vector:
+    """Return by how much f' may be off at `x` for the rounding of doubles."""
+    low, high = enclosure(x, x, _LAST_DIGIT)
+    with np.errstate(invalid="ignore"):
+        return 0.5 * (high - low)
+
+
+class _Reader:
+    """From the syntax tree to a `Node`."""
+
+    def __init__(self, function_of: Callable[[ast.Call], Activation], number_of: Callable[[ast.expr], float]) -> None:
+        self._function_of, self._number_of = function_of, number_of
+
+    def read(self, tree: ast.expr) -> Node:
+        if not any(isinstance(node, ast.Name) and node.id == "x" for node in ast.walk(tree)):
+            exact = isinstance(tree, ast.Constant)
+            number = self._number_of(tree)
+            return lambda x, digit: Enclosed(_widened(_thin(number), 0 if exact else digit), None)
+        match tree:
+            case ast.Name():
+                return lambda x, digit: Enclosed(x, Bounds(np.ones_like(x.low), np.ones_like(x.low)))
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return _negate(self.read(operand))
+            case ast.UnaryOp(operand=operand):
+                return self.read(operand)
+            case ast.BinOp(left=left, op=ast.Pow(), right=right):
+                if isinstance(right, ast.expr) and not _has_x(right):
+                    return _power(self.read(left), self._number_of(right))
+                return _exponential(self._number_of(left), self.read(right))
+            case ast.BinOp(left=left, op=ast.Add(), right=right):
+                return _add(self.read(left), self.read(right))
+            case ast.BinOp(left=left, op=ast.Sub(), right=right):
+                return _add(self.read(left), _negate(self.read(right)))
+            case ast.BinOp(left=left, op=ast.Mult(), right=right):
+                if ast.dump(left) == ast.dump(right):  # u·u is never negative
+                    return _power(self.read(left), 2.0)
+                return _multiply(self.read(left), self.read(right))
+            case ast.BinOp(left=left, op=ast.Div(), right=right):
+                return _divide(self.read(left), self.read(right))
+            case ast.Call(func=ast.Name(id="where")):
+                condition, yes, no = tree.args
+                return _where(self._condition(condition), self.read(yes), self.read(no))
+            case ast.Call(func=ast.Name(id="clip" | "clamp")):
+                node, low, high = (self.read(argument) for argument in tree.args)
+                return _least(_greatest(node, low), high)
+            case ast.Call(func=ast.Name(id="max" | "maximum" | "min" | "minimum" as name)):
+                choose = _greatest if name.startswith("max") else _least
+                return reduce(choose, [self.read(argument) for argument in tree.args])
+            case ast.Call():
+                function = self._function_of(tree)
+                return _chain(function, self.read(tree.args[0]))
+        raise _Unknown
+
+    def _condition(self, tree: ast.expr) -> "_Condition":
+        if not isinstance(tree, ast.Compare):
+            raise _Unknown
+        nodes = [self.read(side) for side in (tree.left, *tree.comparators)]
+
+        def condition(x: Bounds, digit: float) -> tuple[Vector, Vector]:
+            sides = [node(x, digit).value for node in nodes]
+            surely, never = np.ones(x.low.shape, bool), np.zeros(x.low.shape, bool)
+            for op, left, right in zip(tree.ops, sides[:-1], sides[1:], strict=True):
+                less, more = (right, left) if isinstance(op, ast.Gt | ast.GtE) else (left, right)  # less < more
+                if isinstance(op, ast.Lt | ast.Gt):
+                    surely &= less.high < more.low
+                    never |= less.low >= more.high
+                else:
+                    surely &= less.high <= more.low
+                    never |= less.low > more.high
+            return surely, never
+
+        return condition
+
+
+_Condition = Callable[[Bounds, float], tuple[NDArray[np.bool_], NDArray[np.bool_]]]
+
+
+def _has_x(tree: ast.expr) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == "x" for node in ast.walk(tree))
+
+
+def _thin(number: float) -> Bounds:
+    return Bounds(np.asarray(number, np.float64), np.asarray(number, np.float64))
+
+
+def _widened(bounds: Bounds, digit: float) -> Bounds:
+    """Return `bounds` with `digit`, a relative error, on either side; what is beyond the doubles may be any number."""
+    low, high = bounds
+    if digit:
+        low, high = low - digit * np.abs(low), high + digit * np.abs(high)
+    return Bounds(
+        np.where(low == np.inf, np.finfo(float).max, low), np.where(high == -np.inf, -np.finfo(float).max, high)
+    )
+
+
+def _sum(u: Bounds, v: Bounds, digit: float) -> Bounds:
+    return _widened(Bounds(u.low + v.low, u.high + v.high), digit)
+
+
+def _total(u: Bounds | None, v: Bounds | None, digit: float) -> Bounds | None:
+    if u is None or v is None:
+        return v if u is None else u
+    return _sum(u, v, digit)
+
+
+def _product(u: Bounds, v: Bounds, digit: float) -> Bounds:
+    corners = [_times(a, b) for a in u for b in v]
+    return _widened(Bounds(reduce(np.minimum, corners), reduce(np.maximum, corners)), digit)
+
+
+def _times(a: Vector, b: Vector) -> Vector:
+    """Return a·b; 0·∞ is 0, for what is unbounded is yet finite."""
+    product = a * b
+    return np.where((a == 0) | (b == 0), 0.0, product)
+
+
+def _quotient(u: Bounds, v: Bounds, digit: float) -> Bounds:
+    corners = [a / b for a in u for b in v]
+    bounds = _widened(Bounds(reduce(np.minimum, corners), reduce(np.maximum, corners)), digit)
+    unknown = ((v.low <= 0) & (v.high >= 0)) | np.isnan(bounds.low) | np.isnan(bounds.high)
+    return Bounds(np.where(unknown, -np.inf, bounds.low), np.where(unknown, np.inf, bounds.high))
+
+
+def _range(function: Callable[[Vector], Vector], points: tuple[float, ...], u: Bounds, digit: float) -> Bounds:
+    """Return the range of a function that is monotone between neighbours of `points`."""
+    at_low, at_high = function(u.low), function(u.high)
+    low, high = np.minimum(at_low, at_high), np.maximum(at_low, at_high)  # NaN if one is NaN
+    if points:
+        values = function(np.asarray(points))
+        for point, value in zip(points, values.tolist(), strict=True):
+            inside = (u.low <= point) & (point <= u.high)
+            low = np.where(inside, np.minimum(low, value), low)
+            high = np.where(inside, np.maximum(high, value), high)
+    unknown = np.isnan(low) | np.isnan(high)
+    return _widened(Bounds(np.where(unknown, -np.inf, low), np.where(unknown, np.inf, high)), _LIBRARY * digit)
+
+
+def _sine(u: Bounds, digit: float, phase: float = 0.0) -> Bounds:
+    """Return the range of sin(u + phase)."""
+    slack = 1e-15 * (1 + np.maximum(np.abs(u.low), np.abs(u.high)))
+    first, last = u.low + phase - slack, u.high + phase + slack
+    ends = np.sin(u.low + phase), np.sin(u.high + phase)
+    peak, trough = (np.floor((last - top) / (2 * math.pi)) >= np.ceil((first - top) / (2 * math.pi))
+                    for top in (0.5 * math.pi, -0.5 * math.pi))  # fmt: skip
+    wild = ~(np.abs(u.low) < 1e15) | ~(np.abs(u.high) < 1e15)
+    pad = 2 * _LIBRARY * digit + (slack if digit else 0.0)
+    low = np.where(wild | trough, -1.0, np.minimum(*ends) - pad)
+    high = np.where(wild | peak, 1.0, np.maximum(*ends) + pad)
+    return Bounds(np.maximum(low, -1.0), np.minimum(high, 1.0))
+
+
+def _tangent(u: Bounds, digit: float) -> Bounds:
+    slack = 1e-15 * (1 + np.maximum(np.abs(u.low), np.abs(u.high)))
+    pole = np.floor((u.high + slack) / math.pi - 0.5) >= np.ceil((u.low - slack) / math.pi - 0.5)
+    bounds = _widened(Bounds(np.tan(u.low), np.tan(u.high)), 4 * _LIBRARY * digit)
+    wild = pole | ~(bounds.low <= bounds.high)
+    return Bounds(np.where(wild, -np.inf, bounds.low), np.where(wild, np.inf, bounds.high))
+
+
+def _chain(function: Activation, argument: Node) -> Node:
+    range_of = _ranges(function)
+
+    def node(x: Bounds, digit: float) -> Enclosed:
+        u, slope = argument(x, digit)
+        value, outer = range_of(u, digit)
+        return Enclosed(value, None if slope is None else _product(outer, slope, digit))
+
+    return node
+
+
+def _ranges(function: Activation) -> Callable[[Bounds, float], tuple[Bounds, Bounds]]:
+    """Return what gives the ranges of a function and of its derivative."""
+    half = 0.5 * math.pi
+    if function.name == "sin":
+        return lambda u, digit: (_sine(u, digit), _sine(u, digit, half))
+    if function.name == "cos":
+        return lambda u, digit: (_sine(u, digit, half), _sine(u, digit, 2 * half))
+    if function.name == "tan":
+
+        def tangent(u: Bounds, digit: float) -> tuple[Bounds, Bounds]:
+            value = _tangent(u, digit)
+            return value, _sum(_square(value, digit), _thin(1.0), digit)
+
+        return tangent
+    turns = () if function.step else function.turns  # f is linear between the kinks then
+    if turns is None:
+        raise _Unknown
+    kinks = [side for kink in function.kinks for side in (kink, math.nextafter(kink, math.inf))]
+    points = (*turns, *kinks)
+
+    def both(u: Bounds, digit: float) -> tuple[Bounds, Bounds]:
+        value, outer = _range(function.function, points, u, digit), _range(function.derivative, points, u, digit)
+        unknown = (value.low == -np.inf) & (value.high == np.inf)  # as of log where u may be negative
+        return value, Bounds(np.where(unknown, -np.inf, outer.low), np.where(unknown, np.inf, outer.high))
+
+    return both
+
+
+def _square(u: Bounds, digit: float) -> Bounds:
+    return _power_range(u, 2.0, digit)
+
+
+def _power_range(u: Bounds, c: float, digit: float) -> Bounds:
+    """Return the range of uᶜ."""
+    whole = float(c).is_integer()
+    if c == 0:
+        return _thin(1.0)
+    across = (u.low <= 0) & (u.high >= 0)
+    bounds = _range(lambda v: np.power(v, c), (0.0,) if c > 0 else (), u, digit)
+    unknown = across if c < 0 else (np.zeros(np.shape(u.low), bool) if whole else u.low < 0)
+    return Bounds(np.where(unknown, -np.inf, bounds.low), np.where(unknown, np.inf, bounds.high))
+
+
+def _power(base: Node, c: float) -> Node:
+    def node(x: Bounds, digit: float) -> Enclosed:
+        u, slope = base(x, digit)
+        value = _power_range(u, c, digit)
+        if slope is None or c == 0:
+            return Enclosed(value, None)
+        outer = _product(_thin(c), _power_range(u, c - 1, digit), digit)
+        return Enclosed(value, _product(outer, slope, digit))
+
+    return node
+
+
+def _exponential(c: float, exponent: Node) -> Node:
+    def node(x: Bounds, digit: float) -> Enclosed:
+        u, slope = exponent(x, digit)
+        if not c > 0:  # it has a derivative hardly anywhere
+            nothing = Bounds(np.full(x.low.shape, -np.inf), np.full(x.low.shape, np.inf))
+            return Enclosed(nothing, nothing)
+        # The error of the exponent's last digit is in u; what the power adds is the library's.
+        value = _range(lambda v: np.power(c, v), (), u, digit)
+        rate = _product(value, _widened(_thin(math.log(c)), digit), digit)
+        return Enclosed(value, None if slope is None else _product(rate, slope, digit))
+
+    return node
+
+
+def _negate(argument: Node) -> Node:
+    def turned(u: Bounds) -> Bounds:
+        return Bounds(-u.high, -u.low)
+
+    def node(x: Bounds, digit: float) -> Enclosed:
+        value, slope = argument(x, digit)
+        return Enclosed(turned(value), None if slope is None else turned(slope))
+
+    return node
+
+
+def _add(left: Node, right: Node) -> Node:
+    def node(x: Bounds, digit: float) -> Enclosed:
+        (u, du), (v, dv) = left(x, digit), right(x, digit)
+        return Enclosed(_sum(u, v, digit), _total(du, dv, digit))
+
+    return node
+
+
+def _multiply(left: Node, right: Node) -> Node:
+    def node(x: Bounds, digit: float) -> Enclosed:
+        (u, du), (v, dv) = left(x, digit), right(x, digit)
+        first = None if du is None else _product(du, v, digit)
+        second = None if dv is None else _product(u, dv, digit)
+        return Enclosed(_product(u, v, digit), _total(first, second, digit))
+
+    return node
+
+
+def _divide(left: Node, right: Node) -> Node:
+    def node(x: Bounds, digit: float) -> Enclosed:
+        (u, du), (v, dv) = left(x, digit), right(x, digit)
+        ratio = _quotient(u, v, digit)
+        first = None if du is None else _quotient(du, v, digit)
+        second = None
+        if dv is not None:
+            product = _product(ratio, _quotient(dv, v, digit), digit)
+            second = Bounds(-product.high, -product.low)
+        return Enclosed(ratio, _total(first, second, digit))
+
+    return node
+
+
+def _where(condition: _Condition, yes: Node, no: Node) -> Node:
+    def node(x: Bounds, digit: float) -> Enclosed:
+        surely, never = condition(x, digit)
+        return _chosen(surely, never, yes(x, digit), no(x, digit))
+
+    return node
+
+
+def _greatest(left: Node, right: Node) -> Node:
+    def node(x: Bounds, digit: float) -> Enclosed:
+        u, v = left(x, digit), right(x, digit)
+        chosen = _chosen(u.value.low > v.value.high, u.value.high <= v.value.low, u, v)
+        value = Bounds(np.maximum(u.value.low, v.value.low), np.maximum(u.value.high, v.value.high))
+        return Enclosed(value, chosen.slope)
+
+    return node
+
+
+def _least(left: Node, right: Node) -> Node:
+    def node(x: Bounds, digit: float) -> Enclosed:
+        u, v = left(x, digit), right(x, digit)
+        chosen = _chosen(u.value.low > v.value.high, u.value.high <= v.value.low, v, u)
+        value = Bounds(np.minimum(u.value.low, v.value.low), np.minimum(u.value.high, v.value.high))
+        return Enclosed(value, chosen.slope)
+
+    return node
+
+
+def _chosen(surely: NDArray[np.bool_], never: NDArray[np.bool_], yes: Enclosed, no: Enclosed) -> Enclosed:
+    """Return `yes` where that is surely chosen, `no` where it never is, and elsewhere what holds both."""
+
+    def of(u: Bounds, v: Bounds) -> Bounds:
+        low = np.where(surely, u.low, np.where(never, v.low, np.minimum(u.low, v.low)))
+        high = np.where(surely, u.high, np.where(never, v.high, np.maximum(u.high, v.high)))
+        return Bounds(low, high)
+
+    return Enclosed(of(yes.value, no.value), of(yes.slope or _thin(0.0), no.slope or _thin(0.0)))

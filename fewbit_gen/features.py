@@ -1,0 +1,272 @@
+"""Where the grid of an activation's derivative must be finer than by rule: what is steep, narrow or off its nodes.
+
+A cell is fine enough if f' varies too little within it, for the mass that it has, to matter, and if quadratures of two
+orders agree on it; else it is halved. How far f' varies is known from interval arithmetic (activations/enclosure.py),
+which sees what lies between all nodes: a spike, a step of gelu(1e7*x). Of a callable only values are known, so only
+the quadratures are compared; what is narrower than a cell of its dense grid and shows at no node stays unseen.
+
+Families that are called by name need none of this: their `reach` says where they vary.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..tables.errors import FewbitError
+from .activations import Activation
+from .activations.enclosure import rounding_of
+from .effort import check
+from .weights import Weight
+
+Vector = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+# Beyond the grid's own; the programmes that cut an axis of more take minutes.
+MOST_ADDED = 100_000
+# Cells of the first grid: where bounds of f' are known, and where only its values are.
+_CELLS, _DENSE_CELLS = 2048, 16384
+# What may be unseen in a cell at first, and by how much two quadratures may differ, in parts of ∫ (f' − mean)² w.
+UNSEEN, _UNEVEN = 1e-8, 1e-11
+# What may be unseen in a cell in the end, in parts of a table's error; and how much less in one go. Below the last, in
+# parts of ∫ (f' − mean)² w, lies what is to f' no more than rounding.
+_PART, _STEP, _LEAST = 1e-5, 1e-4, 1e-24
+_ROUNDING = 1e-14  # of a sum of squares
+# Edges of cells that were halved as often as this are finer than the solvers' own.
+_DEEP = 4
+_ORDERS = (4, 6)
+# Narrower than this part of the line, a cell in which nothing is known of f' holds a pole.
+_POLE = 2.0**-80
+
+
+@dataclass(frozen=True)
+class Features:
+    """What was found.
+
+    Attributes:
+        edges: increasing; those that the grids must have beside their own.
+        unseen: what may be unseen in a cell, in parts of ∫ (f' − mean)² w; 0 where nothing can be.
+        noise: ∫ δ² w, δ how far the rounding of doubles may put f' off.
+        size: ∫ f'² w.
+        variance: ∫ (f' − mean)² w.
+    """
+
+    edges: Vector
+    unseen: float
+    noise: float
+    size: float
+    variance: float
+
+    def less(self, error: float, levels: int) -> float | None:
+        """Return what may be unseen next if this is too much beside a table's error; else None."""
+        part = _PART * min(max(1.0, levels / 8), 4.0) ** 2
+        if not self.variance > 0 or self.unseen <= _LEAST or self.unseen * self.variance <= part * error:
+            return None
+        # In powers of 100, so that what was found once is found again.
+        wanted = 100.0 ** math.floor(math.log(max(part * error / self.variance, 1e-300), 100))
+        return max(wanted, self.unseen * _STEP)
+
+
+@cache
+def _legendre(order: int) -> tuple[Vector, Vector]:
+    return np.polynomial.legendre.leggauss(order)
+
+
+def quadrature(left: Vector, right: Vector, order: int) -> tuple[Vector, Vector]:
+    """Return Gauss–Legendre nodes and weights, each (panels, order), on the panels [left_i, right_i]."""
+    nodes, weights = _legendre(order)
+    half = 0.5 * (right - left)[:, None]
+    return left[:, None] + half * (nodes + 1), half * weights
+
+
+_NONE = Features(np.empty(0), 0.0, 0.0, 0.0, 0.0)
+
+
+def grid(activation: Activation, weight: Weight, cells: int) -> Vector:
+    """Return the edges of a grid over the weight's domain, with every kink of f' and breakpoint of w among them.
+
+    About `cells` equal cells lie within the activation's reach; beyond it f' is constant and fewer will do.
+    """
+    low, high = weight.domain
+    reach = activation.reach
+    fence = np.unique(np.clip([low, -reach, reach, high], low, high))
+    pieces = [
+        np.linspace(a, b, 1 + (cells if -reach <= a and b <= reach else max(1, cells // 16)))
+        for a, b in pairwise(fence)
+    ]
+    breaks = [x for x in (*activation.kinks, *weight.breakpoints) if low < x < high]
+    return np.unique(np.concatenate([*pieces, breaks]))
+
+
+def evaluate_derivative(activation: Activation, x: Vector) -> Vector:
+    """Return f'(x), or raise `FewbitError` where it is not finite."""
+    with np.errstate(all="ignore"):
+        value = activation.derivative(x)
+    if not np.isfinite(value).all():
+        where = x[~np.isfinite(value)].flat[0]
+        raise FewbitError(f"the derivative of {activation.name} is not finite at x = {where:g}")
+    return value
+
+
+@lru_cache(maxsize=32)
+def features(activation: Activation, weight: Weight, unseen: float = UNSEEN) -> Features:
+    """Return the features of f' under `weight`: none of a family that is called by name.
+
+    Args:
+        activation, weight: what is to be integrated.
+        unseen: what may be unseen in a cell, in parts of ∫ (f' − mean)² w.
+
+    Raises:
+        FewbitError: f' varies so fast nearly everywhere that cells would become too many, or it has a pole.
+    """
+    if activation.enclosure is None and activation.consistent:
+        return _NONE
+    deep = 1 if activation.enclosure is None else _DEEP
+    edges = grid(activation, weight, _DENSE_CELLS if activation.enclosure is None else _CELLS)
+    span = edges[-1] - edges[0]
+    left, right = edges[:-1], edges[1:]
+    steep = np.zeros(left.size, bool)  # whether a cell is half of one that was uneven, not only unknown
+    depth, added, looked = 0, 0, 0
+    found: list[Vector] = [np.empty(0)]
+    done = _Sums()
+    noise = 0.0
+    while left.size:
+        check()
+        cells = _measured(activation, weight, left, right)
+        seen = done.with_(cells)
+        middle = 0.5 * left + 0.5 * right
+        divisible = (left < middle) & (middle < right)
+        uneven, coarse = cells.coarse(seen, unseen)
+        poles = coarse & ~np.isfinite(cells.spread) & (~divisible | (right - left < _POLE * span))
+        if poles.any():
+            raise FewbitError(
+                f"the derivative of {activation.name} has no bounds near x = {middle[poles][0]:g}: "
+                "give a weight that leaves that point out"
+            )
+        if depth >= deep:
+            found.extend([left[steep], right[steep]])
+            added += int(steep.sum())
+        coarse &= divisible
+        looked += 2 * int(coarse.sum())
+        if added > MOST_ADDED or looked > 4 * MOST_ADDED:
+            raise too_fast(activation, weight, float(middle[coarse][0]))
+        done = done.with_(cells.of(~coarse))
+        noise += _noise(activation, middle[~coarse], cells.mass[~coarse])
+        left, right = (
+            np.concatenate([left[coarse], middle[coarse]]),
+            np.concatenate([middle[coarse], right[coarse]]),
+        )
+        steep = np.tile(uneven[coarse], 2)
+        depth += 1
+    with np.errstate(over="ignore", invalid="ignore"):
+        scale = np.float64(done.scale) ** 2
+        size, variance = float(done.square * scale), float(done.variance * scale)
+    return Features(np.unique(np.concatenate(found)), unseen, noise, size, variance)
+
+
+def too_fast(activation: Activation, weight: Weight, x: float) -> FewbitError:
+    """Return the error that says that f' varies too fast to be integrated, for instance near `x`."""
+    return FewbitError(
+        f"the derivative of {activation.name} varies too fast to be integrated under {weight.spec}, "
+        f"for instance near x = {x:g}; give a narrower weight"
+    )
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """What was measured of cells, f' divided by `scale`.
+
+    Attributes:
+        scale: a power of two near the largest |f'| of them.
+        mass, first, square: (n,) ∫ w, ∫ f' w and ∫ f'² w.
+        spread: (n,) how far f' varies in each.
+        uneven: (n,) by how much two quadratures of f'² w differ.
+    """
+
+    scale: float
+    mass: Vector
+    first: Vector
+    square: Vector
+    spread: Vector
+    uneven: Vector
+
+    def of(self, chosen: Mask) -> "_Cells":
+        """Return the measures of the chosen cells alone."""
+        rows = (self.mass, self.first, self.square, self.spread, self.uneven)
+        return _Cells(self.scale, *(row[chosen] for row in rows))
+
+    def coarse(self, seen: "_Sums", unseen: float) -> tuple[Mask, Mask]:
+        """Return which cells are uneven beside all that was `seen`, and which are that or may hide too much."""
+        ratio = self.scale / seen.scale  # at most 1: what was seen includes these cells
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            spread = np.where(self.mass > 0, self.spread, 0.0) * np.sqrt(self.mass) * ratio
+            room = _UNEVEN * min(1.0, unseen / UNSEEN) * seen.variance + _ROUNDING * self.square * ratio**2
+            uneven = self.uneven * ratio**2 > room
+        return uneven, uneven | ~(spread <= np.sqrt(unseen * seen.variance))
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Moments of cells together, f' divided by `scale`."""
+
+    scale: float = 0.0
+    mass: float = 0.0
+    first: float = 0.0
+    square: float = 0.0
+
+    def with_(self, cells: _Cells) -> "_Sums":
+        """Return the sums with those of `cells`."""
+        scale = max(self.scale, cells.scale)
+        old, new = self.scale / scale, cells.scale / scale
+        return _Sums(
+            scale,
+            self.mass + float(cells.mass.sum()),
+            self.first * old + float(cells.first.sum()) * new,
+            self.square * old**2 + float(cells.square.sum()) * new**2,
+        )
+
+    @property
+    def variance(self) -> float:
+        """∫ (f' − mean)² w / scale²; 0 where that is no more than rounding."""
+        if not self.mass > 0:
+            return 0.0
+        variance = self.square - self.first**2 / self.mass
+        return variance if variance > 1e-15 * self.square else 0.0
+
+
+def _measured(activation: Activation, weight: Weight, left: Vector, right: Vector) -> _Cells:
+    values, masses = [], []
+    for order in _ORDERS:
+        x, dx = quadrature(left, right, order)
+        values.append(evaluate_derivative(activation, x))
+        masses.append(weight.density(x) * dx)
+    largest = max(float(np.abs(value).max(initial=0.0)) for value in values)
+    scale = float(np.ldexp(1.0, np.frexp(largest)[1] - 1)) if largest > 0 else np.finfo(float).tiny
+    values = [value / scale for value in values]
+    mass = masses[1].sum(axis=1)
+    first, square = (
+        [(value**power * w).sum(axis=1) for value, w in zip(values, masses, strict=True)] for power in (1, 2)
+    )
+    # Nodes are doubles too: each is off by half a last digit, and the integrand there by as much of its range.
+    last_digit = np.spacing(np.maximum(np.abs(left), np.abs(right)))
+    moved = np.ptp(values[1] ** 2 * masses[1], axis=1) / (right - left) * last_digit
+    uneven = np.maximum(np.abs(square[0] - square[1]) - _ORDERS[1] * moved, 0.0)
+    if activation.enclosure is None:
+        spread = np.zeros(left.size)
+    else:
+        low, high = activation.enclosure(np.nextafter(left, np.inf), right, 0.0)
+        with np.errstate(over="ignore", invalid="ignore"):
+            spread = (high - low) / scale
+        spread = np.where(np.isnan(spread), np.inf, spread)
+    return _Cells(scale, mass, first[1], square[1], spread, uneven)
+
+
+def _noise(activation: Activation, x: Vector, mass: Vector) -> float:
+    if activation.enclosure is None or not x.size:
+        return 0.0
+    off = np.where(mass > 0, rounding_of(activation.enclosure, x), 0.0)
+    with np.errstate(over="ignore"):
+        return float((off**2 * mass).sum())
