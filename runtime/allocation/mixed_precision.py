@@ -27,7 +27,7 @@ from torch.compiler import disable
 from ...tables import FewbitError
 from ...tables.errors import shown
 from ..layers.base import CompressedLayer
-from ..layers.saver import Last, Whole
+from ..layers.saver import Last, Whole, is_held
 from ..packing import GROUP
 from ..quantizers import Compressed, PerGroup
 from ..quantizers.common import check_integer, total_bytes
@@ -243,8 +243,7 @@ class SampleSaver:
         if x.numel() == 0:
             return Whole(x)
         quantizer = self.precision.quantizer
-        self._shape, self._before = x.shape, self.precision._weights
-        self.precision._weights += has_weights(self.layer)
+        self._enter(x)
         variance = quantization_variance(x, quantizer.group_size).cpu().numpy()
         elements = -(-x.shape[1:].numel() // GROUP) * GROUP
         batch = Batch(self, variance, self._stale_magnitude(len(variance)), elements)
@@ -258,9 +257,12 @@ class SampleSaver:
     def compress_once(self, x: Tensor) -> Compressed:
         """Return `x` with the bits of this layer, or if it was the last that came, as the layer before has it.
 
-        That layer's bits then answer for the gradients of both.
+        That layer's bits then answer for the gradients of both. What is in memory anyway is saved as it is.
         """
         precision = self.precision
+        if is_held(x):
+            self._enter(x)
+            return Whole(x)
         compressed, owner = precision._last.found(x), precision._owner
         if compressed is None or owner is None:
             if self.host is not None:
@@ -271,13 +273,17 @@ class SampleSaver:
                 precision._last.note(x, compressed)
                 precision._owner = self
         elif owner is not self:
-            self._shape, self._before = x.shape, precision._weights
-            precision._weights += has_weights(self.layer)
+            self._enter(x)
             if self.host is not owner:
                 self.leave()
                 self.host = owner
                 owner.guests.append(self)
         return compressed
+
+    def _enter(self, x: Tensor) -> None:
+        """Note the input of the layer, and how many layers with weights there were before it."""
+        self._shape, self._before = x.shape, self.precision._weights
+        self.precision._weights += has_weights(self.layer)
 
     def leave(self) -> None:
         """Be nobody's guest, and nobody's host."""

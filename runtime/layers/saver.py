@@ -146,7 +146,9 @@ def compress_input(saver: Saver, x: Tensor) -> Compressed:
     share is their rounding.
     """
     once = getattr(saver, "compress_once", None)
-    return saver.compress(x) if once is None else once(x)
+    if once is not None:
+        return once(x)
+    return Whole(x) if is_held(x) else saver.compress(x)
 
 
 # Functions of torch that keep their output for their own backward pass, by their nodes in the graph.
