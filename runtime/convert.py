@@ -8,6 +8,7 @@ Outputs stay the same bit for bit, and so do the state_dict, the names of module
 keeps what it stands for, so copies and pickles of a converted model can be reverted too.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch import nn
 from ..tables import FewbitError, Table
 from .choice import TableOrPath, key_for_activation, key_for_module, names_activation, read_tables
 from .conversion import Left, Replaced, Report, one_line, report_of
+from .layers.activation import Activation as RoundedActivation
+from .layers.saver import Saver
 from .methods import choose_methods, undo_methods
 from .modules import FewBitActivation
 from .placement import put, put_back
@@ -92,7 +95,7 @@ def convert(
     def make(activation: Found, form: Form) -> FewBitActivation | str:
         return _made(activation, form, methods.activation_bits or DEFAULT_BITS, given)
 
-    made: dict[Found, FewBitActivation] = {}
+    made: dict[Found, FewBitActivation | RoundedActivation] = {}
     for activation in found if methods.activation_bits else []:
         form = forms[activation]
         if isinstance(form, Form) and activation not in skipped:
@@ -104,13 +107,22 @@ def convert(
     applied = methods.apply(skipped, make)  # until here the model is as it was
     found = [activation for activation in found if methods.activation_bits and not applied.takes(activation)]
     made = {activation: new for activation, new in made.items() if activation in found}
+    notes = list(applied.notes)
+    if applied.derivatives is not None:
+        biased = [activation for activation, new in made.items() if _is_biased(activation, new, given)]
+        for activation in biased:
+            form = forms[activation]
+            assert isinstance(form, Form)
+            made[activation] = _rounded(activation, form, made[activation].inplace, applied.derivatives)
+        if biased:
+            notes.append(f"{level}: {_ROUNDED}")
     root = applied.model
     for activation, new in made.items():
         put(activation, new)
         root = root if activation.places else new
     replaced = [_replaced(activation, new) for activation, new in made.items()]
     left = [_left(activation, forms[activation], skipped) for activation in found if activation not in made]
-    return report_of(root, [*replaced, *applied.replaced], [*left, *applied.left], applied.notes)
+    return report_of(root, [*replaced, *applied.replaced], [*left, *applied.left], notes)
 
 
 def revert(model: nn.Module) -> nn.Module:
@@ -150,6 +162,24 @@ def _made(activation: Found, form: Form, bits: int, tables: Mapping[str, Table])
     return new
 
 
+# What the report says where `_rounded` was called.
+_ROUNDED = "derivatives of activations whose table is not exact are rounded at random, without bias, and not by a table"
+
+
+def _is_biased(activation: Found, new: Any, tables: Mapping[str, Table]) -> bool:
+    """Tell whether `new` has a table that is not exact and that the user did not give."""
+    if not isinstance(new, FewBitActivation) or new.table.error == 0:
+        return False
+    return not (key_for_module(tables, activation.names) or key_for_activation(tables, new.activation))
+
+
+def _rounded(activation: Found, form: Form, inplace: bool, saver: Saver) -> RoundedActivation:
+    """Return the form of an activation that rounds its derivative without bias, through `saver`."""
+    new = RoundedActivation(form.function, saver=saver, inplace=inplace)
+    vars(new)[ORIGINAL] = activation.original
+    return new
+
+
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
@@ -175,16 +205,27 @@ def _check_model(model: object) -> None:
 # ---- the report ------------------------------------------------------------------------------------------------------
 
 
-def _replaced(activation: Found, new: FewBitActivation) -> Replaced:
-    return Replaced(activation.name, _text(activation.original), _text(new), new.bits, new.table.error)
+def _replaced(activation: Found, new: FewBitActivation | RoundedActivation) -> Replaced:
+    was, bits = _text(activation.original), _bits_of(new)
+    if isinstance(new, RoundedActivation):
+        return Replaced(activation.name, was, f"layers.{_text(new)}", bits, math.nan)
+    return Replaced(activation.name, was, _text(new), bits, new.table.error)
+
+
+def _bits_of(activation: FewBitActivation | RoundedActivation) -> int:
+    """Return the bits that are kept for each element."""
+    if isinstance(activation, FewBitActivation):
+        return activation.bits
+    saver = getattr(activation.saver, "saver", activation.saver)  # swapped or not
+    return saver.quantizer.bits
 
 
 def _left(activation: Found, form: Form | str, skipped: Mapping[Found, str]) -> Left:
     if isinstance(form, str):
         return Left(activation.name, _text(activation.original), form)
     still = ""
-    if isinstance(activation.current, FewBitActivation):
-        still = f"; it stays at {activation.current.bits} bits"
+    if isinstance(activation.current, FewBitActivation | RoundedActivation):
+        still = f"; it stays at {_bits_of(activation.current)} bits"
     return Left(activation.name, _text(activation.original), skipped[activation] + still)
 
 

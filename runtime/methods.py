@@ -18,6 +18,7 @@ from torch import nn
 from ..tables import FewbitError
 from ..tables.table import check_bits
 from .conversion import Left, Replaced
+from .layers.saver import Saver
 from .modules import FewBitActivation
 from .resolve import DEFAULT_BITS
 from .search import Form, Found
@@ -35,6 +36,8 @@ class Applied:
         replaced, left: rows of the report.
         taken: identities of modules that are the method's, with all in them.
         notes: what else was done.
+        derivatives: what the derivatives of activations are saved through where a table would bias them; None: tables
+            are taken.
     """
 
     model: nn.Module
@@ -42,6 +45,7 @@ class Applied:
     left: tuple[Left, ...] = ()
     taken: frozenset[int] = frozenset()
     notes: tuple[str, ...] = ()
+    derivatives: Saver | None = None
 
     def takes(self, found: Found) -> bool:
         """Tell whether a part of the model is the method's, or within what is."""
@@ -56,6 +60,7 @@ class Applied:
             (*(row for row in self.left if row.name not in told), *later.left),
             self.taken | later.taken,
             (*self.notes, *later.notes),
+            later.derivatives or self.derivatives,
         )
 
 
@@ -156,6 +161,7 @@ def undo_methods(model: nn.Module) -> nn.Module:
         FewbitError: a layer's class was changed since it was converted; the model is then as it was.
     """
     from .glu.conversion import ungate
+    from .layers.callers import forget_inputs
     from .preact.fuse import unfuse
     from .recast import restore, was_changed
     from .vquant.conversion import relus_again
@@ -168,5 +174,6 @@ def undo_methods(model: nn.Module) -> nn.Module:
             )
     for module in model.modules():
         restore(module)
+    forget_inputs(model)
     unfuse(model)
     return ungate(relus_again(model))
