@@ -219,6 +219,16 @@ class ByLevel:
         """Whole bits of a derivative, where the level converts activations."""
         return math.ceil(self.bits) if self.level.activations else None
 
+    @property
+    def argument(self) -> str:
+        """How the user asks for it."""
+        return f"level={self.name!r}"
+
+    @property
+    def wants(self) -> str:
+        """What a model needs to have for it."""
+        return "layer that this level compresses"
+
     def candidates(self) -> list[Found]:
         """Return the layers that have a compressed form."""
         return compressible(self.model)

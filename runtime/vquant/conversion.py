@@ -129,6 +129,16 @@ class ByValue:
         codes = bits > 1 if relu_codes is None else relu_codes
         return cls(model, quantizer, replace(quantizer, relu=True) if codes else None, norms)
 
+    @property
+    def argument(self) -> str:
+        """How the user asks for it."""
+        return f"outliers={self.quantizer.ratio:g}"
+
+    @property
+    def wants(self) -> str:
+        """What a model needs to have for it."""
+        return "ReLU, Linear, convolution or pooling of torch.nn"
+
     def candidates(self) -> list[Found]:
         """Return the modules of torch's own classes that may be replaced, also those that have been."""
         return modules_of(self.model, lambda module: _is_relu(module) or form_of(module, _FORMS) is not None)
