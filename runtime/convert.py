@@ -201,7 +201,7 @@ def _only_adding(model: nn.Module, forms: Mapping[Found, Any], unknown_too: bool
         unknown_too: whether those are among them of which that cannot be said: where layers keep what torch's keep,
             they mostly are.
     """
-    neighbours = Neighbours(model)
+    neighbours = Neighbours(model, forms)
     outcomes = {activation: neighbours.outcome(activation, form.function) for activation, form in forms.items()}
     wanted = ("adds", "unknown") if unknown_too else ("adds",)
     why = {"adds": "", "unknown": "; unknown without inputs="}

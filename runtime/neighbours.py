@@ -14,7 +14,7 @@ is unknown; `convert(..., inputs=batch)` measures it (measure.py).
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -70,10 +70,16 @@ _PARTS = Outcome("adds", "few bits would only add memory: its input is a part of
 
 
 class Neighbours:
-    """The modules of a model as they stand now, and what they save of an activation's input or output."""
+    """The modules of a model as they stand now, and what they save of an activation's input or output.
 
-    def __init__(self, model: nn.Module) -> None:
+    Args:
+        model: the model.
+        replaced: the activations that few bits are to stand for, so that they save nothing of their input.
+    """
+
+    def __init__(self, model: nn.Module, replaced: Iterable[Found]) -> None:
         self._root = model
+        self._replaced = {id(activation.current) for activation in replaced}
         self._places: dict[int, list[tuple[nn.Module, str]]] = {}
         for module in model.modules():
             for attribute, child in module._modules.items():
@@ -127,7 +133,7 @@ class Neighbours:
         """Return what `module` does to a tensor that goes into it."""
         name = type(module).__name__
         if isinstance(module, CompressedLayer | FewBitActivation) or (
-            isinstance(module, nn.Module) and recast_by(module) is not None
+            isinstance(module, nn.Module) and (recast_by(module) is not None or id(module) in self._replaced)
         ):
             return _SAVES
         if isinstance(module, nn.Linear | _ConvNd) or like(type(module)) is nn.Linear:
