@@ -171,7 +171,8 @@ def _convert(
     made = {activation: new for activation, new in made.items() if activation in found}
     if by_structure and include is None:
         known = {activation: forms[activation] for activation in made if not key_for_module(given, activation.names)}
-        for activation, why in _only_adding(model, known, unknown_too=not methods.chosen).items():
+        plain = level is None and options.outliers is None
+        for activation, why in _only_adding(model, known, unknown_too=plain).items():
             del made[activation]
             skipped[activation] = why
     notes = list(applied.notes)

@@ -231,7 +231,7 @@ class TestConversion:
         torch.testing.assert_close(our_error, error)
         taken = value_aware(make(), norms=True)
         assert not taken.left
-        assert profile(taken.model, x).total < profile(result.model, x).total / 3
+        assert profile(taken.model, x).total - x.nbytes < (profile(result.model, x).total - x.nbytes) / 3
 
     def test_poolings_keep_places_or_nothing_and_the_error_stays_exact(self):
         def make():
