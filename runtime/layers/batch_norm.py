@@ -16,7 +16,7 @@ from torch.nn.modules._functions import SyncBatchNorm as TorchSync
 
 from .base import apply, check_first_derivative, compresses, keep, kept, refuse
 from .normalization import CompressedNorm, copies_of, input_gradient, restored, standardised
-from .saver import Saver, Whole, is_held
+from .saver import Saver, Whole, saves_whole
 
 __all__ = [
     "BatchNorm1d",
@@ -116,7 +116,7 @@ class CompressedBatchNorm(Function):
             mean, rstd = running_mean, (running_var + eps).rsqrt()
         x_wanted, weight_wanted = ctx.needs_input_grad[:2]
         compressed = None
-        exact = is_held(x)
+        exact = saves_whole(saver, x)
         if exact and (weight_wanted or (x_wanted and training)):
             compressed = Whole(x)
         elif weight_wanted or (x_wanted and training):

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from ..prepared import arithmetic_dtype
 from .base import apply, batched, check_first_derivative, compresses, keep, kept, refuse
 from .normalization import CompressedNorm, copies_of, input_gradient, restored, standardised
-from .saver import Saver, Whole, is_held
+from .saver import Saver, Whole, saves_whole
 
 __all__ = ["CompressedNormalisation", "GroupNorm", "LayerNorm", "RMSNorm", "RootMeanSquare"]
 
@@ -233,7 +233,7 @@ class CompressedNormalisation(Function):
         y, mean, rstd = norm.forward(x, weight, bias)
         x_wanted, weight_wanted = ctx.needs_input_grad[:2]
         compressed = None
-        ctx.exact = is_held(x)
+        ctx.exact = saves_whole(saver, x)
         if ctx.exact and (x_wanted or weight_wanted):
             compressed = Whole(x)
         elif x_wanted or weight_wanted:

@@ -147,9 +147,15 @@ def compress_input(saver: Saver, x: Tensor) -> Compressed:
     share is their rounding.
     """
     once = getattr(saver, "compress_once", None)
-    if once is not None:
-        return once(x)
-    return Whole(x) if is_held(x) else saver.compress(x)
+    return saver.compress(x) if once is None else once(x)
+
+
+def saves_whole(saver: Saver, x: Tensor) -> bool:
+    """Tell whether a layer that would compress something else than its input `x` is to save `x` as it is.
+
+    A saver of the user's that does not know of tensors that are in memory anyway is asked in any case.
+    """
+    return hasattr(saver, "compress_once") and is_held(x)
 
 
 # Functions of torch that keep their output for their own backward pass, by their nodes in the graph.
