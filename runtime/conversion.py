@@ -20,6 +20,7 @@ class Replaced:
         was, now: the module before and after, as it prints itself.
         bits: kept for each element; of a layer, from `level` L3 on, the average of all.
         error: of its table, under the weight that the table is for; NaN of a layer, which has none.
+        saved: bytes that it and the rows printed with it save, below 0 if they add; None if that was not measured.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Replaced:
     now: str
     bits: float
     error: float
+    saved: int | None = None
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,15 @@ class Report:
         if self.replaced:
             body = [
                 (_names(group), group[0].was, group[0].now, f"{group[0].bits:g}", _number(group[0].error))
-                for group in _grouped(self.replaced)
+                for group in grouped(self.replaced)
             ]
-            lines = [*columns([("name", "was", "is", "bits", "table error"), *body], left=3)]
+            heads = ("name", "was", "is", "bits", "table error")
+            if any(row.saved is not None for row in self.replaced):
+                heads = (*heads, "saved")
+                body = [(*row, _size(group[0].saved)) for row, group in zip(body, grouped(self.replaced), strict=True)]
+            lines = [*columns([heads, *body], left=3)]
         if self.left:
-            body = [(_names(group), group[0].was, group[0].why) for group in _grouped(self.left)]
+            body = [(_names(group), group[0].was, group[0].why) for group in grouped(self.left)]
             lines += ["", *columns([("left", "was", "why"), *body], left=3)]
         return "\n".join([*lines, *(("", *self.notes) if self.notes else ())])
 
@@ -91,12 +97,25 @@ def one_line(module: object) -> str:
     return " ".join(repr(module).split())
 
 
-def _grouped(rows: Sequence[Row]) -> list[list[Row]]:
+def grouped(rows: Sequence[Row]) -> list[list[Row]]:
     """Return rows that differ in the numbers of their names alone together."""
     groups: dict[Row, list[Row]] = {}
     for row in rows:
         groups.setdefault(replace(row, name=_pattern(row.name)), []).append(row)
     return list(groups.values())
+
+
+def size_text(size: float) -> str:
+    """Return bytes as people read them: 1.5 MiB, -512 B."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def _size(saved: int | None) -> str:
+    return "" if saved is None else size_text(saved)
 
 
 def _number(error: float) -> str:

@@ -8,7 +8,10 @@ Outputs stay the same bit for bit, and so do the state_dict, the names of module
 keeps what it stands for, so copies and pickles of a converted model can be reverted too.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,8 +20,12 @@ from torch import nn
 from ..tables import FewbitError, Table
 from .choice import TableOrPath, key_for_activation, key_for_module, names_activation, read_tables
 from .conversion import Left, Replaced, Report, one_line, report_of
-from .methods import choose_methods, undo_methods
+from .layers.activation import Activation as RoundedActivation
+from .layers.saver import Saver
+from .measure import measure
+from .methods import choose_methods, nothing_to_do, undo_methods
 from .modules import FewBitActivation
+from .neighbours import Neighbours
 from .placement import put, put_back
 from .resolve import DEFAULT_BITS
 from .search import ORIGINAL, Activation, Form, Found, activations, form_of
@@ -39,6 +46,7 @@ def convert(
     level: str | None = None,
     fuse_preact: int | None = None,
     glu: str | Mapping[str, Any] | None = None,
+    inputs: Any = None,
 ) -> Report:
     """Replace a model's activations, in place, by few-bit ones with the same outputs.
 
@@ -46,6 +54,10 @@ def convert(
     module holds one in an attribute, as `nn.TransformerEncoderLayer` holds F.relu. (Functions that code calls by name
     are no modules: see `fewbit.few_bit`.) A module that stands in several places is replaced by one in all of them.
     What has been converted before is converted anew, with these bits; few-bit modules of your own are left.
+
+    What few bits would only add to is left, unless `include` or `tables` names it: an activation whose input or output
+    is saved by another anyway, as that of a ReLU is by the Linear, convolution or normalisation after it. Without
+    `inputs` that is known where the structure or the source of the modules tells (neighbours.py).
 
     Args:
         model: any module, on any device. If it is itself an activation there is nothing to put the new one into: take
@@ -70,6 +82,9 @@ def convert(
             `include` and `exclude` choose the convolutions and matrices too.
         glu: ``parts``, ``inputs`` or ``exact``: gated MLPs as those of Llama become `fewbit.nn.GatedMLP`, of which the
             tensors inside are kept in few bits (glu/plan.py); or a mapping with its keep, copy_bits and input_bits.
+        inputs: a batch, as a tensor, a tuple of arguments or a mapping of keywords: the model runs with it a few times,
+            in copies, and the report says what each row saves. Rows that save nothing are left, unless there is an
+            `include`.
 
     `glu`, `fuse_preact` and one of `level` and `outliers` go together, in this order: each takes what those before it
     have left. So ``glu="parts", level="L2"`` keeps gated MLPs as one, and every layer that is in none by the level.
@@ -81,18 +96,68 @@ def convert(
         FewbitError: the model is compiled or scripted, a name, class or key of a table matches no activation, or
             another argument is wrong. The model is then as it was.
     """
+    options = Options(bits, include, exclude, tables, fused, level, outliers, fuse_preact, glu)
+    if inputs is None:
+        return _convert(model, options)
     _check_model(model)
-    methods = choose_methods(model, bits, fused, level=level, outliers=outliers, fuse_preact=fuse_preact, glu=glu)
-    given = read_tables(tables)
+
+    def measured(twin: nn.Module, without: Sequence[str]) -> Report:
+        return _convert(twin, options, leave=dict.fromkeys(without, ""), by_structure=False)
+
+    found = measure(model, inputs, measured, leave=include is None)
+    report = _convert(model, options, leave=found.only_adds, by_structure=False)
+    rows = tuple(found.told(row) for row in report.replaced)
+    return replace(report, replaced=rows, notes=(*report.notes, found.note))
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of `convert` that say what is replaced, and by what."""
+
+    bits: float | None
+    include: Selectors | None
+    exclude: Selectors
+    tables: Mapping[str, TableOrPath] | None
+    fused: bool
+    level: str | None
+    outliers: float | None
+    fuse_preact: int | None
+    glu: str | Mapping[str, Any] | None
+
+
+def _convert(
+    model: nn.Module, options: Options, *, leave: Mapping[str, str] = MappingProxyType({}), by_structure: bool = True
+) -> Report:
+    """Convert `model` in place.
+
+    Args:
+        model, options: of `convert`.
+        leave: by name what else is left, and why.
+        by_structure: leave what neighbours.py says only adds memory.
+    """
+    _check_model(model)
+    bits, include, fused, level = options.bits, options.include, options.fused, options.level
+    methods = choose_methods(
+        model,
+        bits,
+        fused,
+        level=level,
+        outliers=options.outliers,
+        fuse_preact=options.fuse_preact,
+        glu=options.glu,
+    )
+    given = read_tables(options.tables)
     found = activations(model)
     forms = {activation: form_of(activation.original, fused) for activation in found}
-    skipped = unwanted([*found, *methods.candidates], include, exclude)
+    everything = [*found, *methods.candidates]
+    skipped = unwanted(everything, include, options.exclude)
+    skipped |= {each: leave[each.name] for each in everything if each.name in leave}
     _check_keys(given, forms)
 
     def make(activation: Found, form: Form) -> FewBitActivation | str:
         return _made(activation, form, methods.activation_bits or DEFAULT_BITS, given)
 
-    made: dict[Found, FewBitActivation] = {}
+    made: dict[Found, FewBitActivation | RoundedActivation] = {}
     for activation in found if methods.activation_bits else []:
         form = forms[activation]
         if isinstance(form, Form) and activation not in skipped:
@@ -104,13 +169,44 @@ def convert(
     applied = methods.apply(skipped, make)  # until here the model is as it was
     found = [activation for activation in found if methods.activation_bits and not applied.takes(activation)]
     made = {activation: new for activation, new in made.items() if activation in found}
+    if by_structure and include is None:
+        known = {activation: forms[activation] for activation in made if not key_for_module(given, activation.names)}
+        plain = level is None and options.outliers is None
+        for activation, why in _only_adding(model, known, unknown_too=plain).items():
+            del made[activation]
+            skipped[activation] = why
+    notes = list(applied.notes)
+    if applied.derivatives is not None:
+        biased = {a: forms[a] for a, new in made.items() if _is_biased(a, new, given)}
+        for activation, form in biased.items():
+            made[activation] = _rounded(activation, form, made[activation].inplace, applied.derivatives)
+        if biased:
+            notes.append(f"{level}: {_ROUNDED}")
     root = applied.model
     for activation, new in made.items():
         put(activation, new)
         root = root if activation.places else new
     replaced = [_replaced(activation, new) for activation, new in made.items()]
     left = [_left(activation, forms[activation], skipped) for activation in found if activation not in made]
-    return report_of(root, [*replaced, *applied.replaced], [*left, *applied.left], applied.notes)
+    if bits is not None and not methods.chosen and not replaced:
+        notes.append(nothing_to_do(f"bits={bits}", "activation that few bits can stand for", bool(left)))
+    return report_of(root, [*replaced, *applied.replaced], [*left, *applied.left], notes)
+
+
+def _only_adding(model: nn.Module, forms: Mapping[Found, Any], unknown_too: bool) -> dict[Found, str]:
+    """Return the activations of which few bits would only add memory, with why.
+
+    Args:
+        model: with its layers as they will be.
+        forms: of the activations.
+        unknown_too: whether those are among them of which that cannot be said: where layers keep what torch's keep,
+            they mostly are.
+    """
+    neighbours = Neighbours(model, forms)
+    outcomes = {activation: neighbours.outcome(activation, form.function) for activation, form in forms.items()}
+    wanted = ("adds", "unknown") if unknown_too else ("adds",)
+    why = {"adds": "", "unknown": "; unknown without inputs="}
+    return {a: outcome.why + why[outcome.kind] for a, outcome in outcomes.items() if outcome.kind in wanted}
 
 
 def revert(model: nn.Module) -> nn.Module:
@@ -150,6 +246,24 @@ def _made(activation: Found, form: Form, bits: int, tables: Mapping[str, Table])
     return new
 
 
+# What the report says where `_rounded` was called.
+_ROUNDED = "derivatives of activations whose table is not exact are rounded at random, without bias, and not by a table"
+
+
+def _is_biased(activation: Found, new: Any, tables: Mapping[str, Table]) -> bool:
+    """Tell whether `new` has a table that is not exact and that the user did not give."""
+    if not isinstance(new, FewBitActivation) or new.table.error == 0:
+        return False
+    return not (key_for_module(tables, activation.names) or key_for_activation(tables, new.activation))
+
+
+def _rounded(activation: Found, form: Any, inplace: bool, saver: Saver) -> RoundedActivation:
+    """Return the form of an activation that rounds its derivative without bias, through `saver`."""
+    new = RoundedActivation(form.function, saver=saver, inplace=inplace)
+    vars(new)[ORIGINAL] = activation.original
+    return new
+
+
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
@@ -175,16 +289,27 @@ def _check_model(model: object) -> None:
 # ---- the report ------------------------------------------------------------------------------------------------------
 
 
-def _replaced(activation: Found, new: FewBitActivation) -> Replaced:
-    return Replaced(activation.name, _text(activation.original), _text(new), new.bits, new.table.error)
+def _replaced(activation: Found, new: FewBitActivation | RoundedActivation) -> Replaced:
+    was, bits = _text(activation.original), _bits_of(new)
+    if isinstance(new, RoundedActivation):
+        return Replaced(activation.name, was, f"layers.{_text(new)}", bits, math.nan)
+    return Replaced(activation.name, was, _text(new), bits, new.table.error)
+
+
+def _bits_of(activation: FewBitActivation | RoundedActivation) -> int:
+    """Return the bits that are kept for each element."""
+    if isinstance(activation, FewBitActivation):
+        return activation.bits
+    saver = getattr(activation.saver, "saver", activation.saver)  # swapped or not
+    return saver.quantizer.bits
 
 
 def _left(activation: Found, form: Form | str, skipped: Mapping[Found, str]) -> Left:
     if isinstance(form, str):
         return Left(activation.name, _text(activation.original), form)
     still = ""
-    if isinstance(activation.current, FewBitActivation):
-        still = f"; it stays at {activation.current.bits} bits"
+    if isinstance(activation.current, FewBitActivation | RoundedActivation):
+        still = f"; it stays at {_bits_of(activation.current)} bits"
     return Left(activation.name, _text(activation.original), skipped[activation] + still)
 
 

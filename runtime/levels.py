@@ -2,10 +2,14 @@
 
     L0  nothing
     L1  convolutions at 4 bits
-    L2  every layer at 4 bits, activations by tables of as many; ReLU 1 bit, dropout 1, max pooling 8, average pooling 0
+    L2  every layer at 4 bits, activations too; ReLU 1 bit, dropout 1, max pooling 8, average pooling 0
     L3  mixed precision: `bits` on average, 2 unless you say otherwise, shared out among layers and samples
     L4  L3, and what is compressed waits in host memory
     L5  L4, and CUDA's allocator takes memory in segments that can grow, so that it does not fragment
+
+The derivative of an activation is rounded at random to one of its two neighbours, so that gradients are unbiased
+(layers/activation.py). A table gives the same derivative the same level always; it is taken where it is exact, as that
+of ReLU is, and where the user gives one.
 
 A layer is converted by changing its class to the subclass in `fewbit.layers` (recast.py), and stays the very object.
 """
@@ -25,8 +29,9 @@ from ..tables.errors import shown
 from . import layers
 from .conversion import Left, Replaced, one_line
 from .layers.base import CompressedLayer
+from .layers.callers import note_inputs
 from .layers.of_transformers import like
-from .layers.saver import QuantizerSaver
+from .layers.saver import QuantizerSaver, Saver
 from .layers.swap import Swapper, SwappingSaver
 from .methods import Applied, Make
 from .modules import FewBitActivation
@@ -165,9 +170,8 @@ def stop_sharing(model: nn.Module) -> None:
             precision.remove()
 
 
-def swap_layers(model: nn.Module) -> None:
+def swap_layers(model: nn.Module, swapper: Swapper) -> None:
     """Let what the converted layers of `model` compress wait in host memory, all by one `Swapper`."""
-    swapper = Swapper()
     for module in model.modules():
         if isinstance(module, CompressedLayer) and is_converted(module):
             module.saver = SwappingSaver(module.saver, swapper)
@@ -212,8 +216,18 @@ class ByLevel:
 
     @property
     def activation_bits(self) -> int | None:
-        """Whole bits of a table, where the level converts activations."""
+        """Whole bits of a derivative, where the level converts activations."""
         return math.ceil(self.bits) if self.level.activations else None
+
+    @property
+    def argument(self) -> str:
+        """How the user asks for it."""
+        return f"level={self.name!r}"
+
+    @property
+    def wants(self) -> str:
+        """What a model needs to have for it."""
+        return "layer that this level compresses"
 
     def candidates(self) -> list[Found]:
         """Return the layers that have a compressed form."""
@@ -227,12 +241,18 @@ class ByLevel:
             from .allocation import MixedPrecision
 
             MixedPrecision(self.model, self.bits, wanted=is_converted)
+        if any(isinstance(module, CompressedLayer) for module, _ in converted):
+            note_inputs(self.model)
         notes = []
+        derivatives: Saver = QuantizerSaver(PerGroup(bits=math.ceil(self.bits)))
         if self.level.swaps:
-            swap_layers(self.model)
+            swapper = Swapper()
+            swap_layers(self.model, swapper)
+            derivatives = SwappingSaver(derivatives, swapper)
             notes.append(f"{self.name}: what layers compress waits in host memory")
         if self.level.defragments:
             notes.append(expandable_segments())
         replaced = tuple(replace(row, now=f"layers.{one_line(module)}") for module, row in converted)
         taken = frozenset(id(layer.current) for layer in found)
-        return Applied(self.model, replaced, tuple(left), taken, tuple(notes))
+        rounded = derivatives if self.level.activations else None
+        return Applied(self.model, replaced, tuple(left), taken, tuple(notes), rounded)

@@ -10,7 +10,7 @@ replaces by itself. A level and V-Quant both want every layer, so a model takes 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from torch import nn
@@ -18,6 +18,7 @@ from torch import nn
 from ..tables import FewbitError
 from ..tables.table import check_bits
 from .conversion import Left, Replaced
+from .layers.saver import Saver
 from .modules import FewBitActivation
 from .resolve import DEFAULT_BITS
 from .search import Form, Found
@@ -35,6 +36,8 @@ class Applied:
         replaced, left: rows of the report.
         taken: identities of modules that are the method's, with all in them.
         notes: what else was done.
+        derivatives: what the derivatives of activations are saved through where a table would bias them; None: tables
+            are taken.
     """
 
     model: nn.Module
@@ -42,6 +45,7 @@ class Applied:
     left: tuple[Left, ...] = ()
     taken: frozenset[int] = frozenset()
     notes: tuple[str, ...] = ()
+    derivatives: Saver | None = None
 
     def takes(self, found: Found) -> bool:
         """Tell whether a part of the model is the method's, or within what is."""
@@ -56,11 +60,22 @@ class Applied:
             (*(row for row in self.left if row.name not in told), *later.left),
             self.taken | later.taken,
             (*self.notes, *later.notes),
+            later.derivatives or self.derivatives,
         )
 
 
 class Method(Protocol):
     """A way of keeping less, with its arguments and the model; made by what checks them and changes nothing."""
+
+    @property
+    def argument(self) -> str:
+        """How the user asks for it: an argument of `convert`."""
+        ...
+
+    @property
+    def wants(self) -> str:
+        """What a model needs to have for it."""
+        ...
 
     def candidates(self) -> list[Found]:
         """Return the parts that it may replace, for the user to choose from."""
@@ -94,7 +109,12 @@ class Methods:
         """Run the methods, each on what those before it have left; return what they did together."""
         done = Applied(self.model, taken=frozenset(self._parts()))
         for method, candidates in self.chosen:
-            done = done.then(method.apply([found for found in candidates if not done.takes(found)], skipped, make))
+            free = [found for found in candidates if not done.takes(found)]
+            applied = method.apply(free, skipped, make)
+            if not applied.replaced:
+                told = nothing_to_do(method.argument, method.wants, bool(applied.left))
+                applied = replace(applied, notes=(*applied.notes, told))
+            done = done.then(applied)
         return done
 
     def _parts(self) -> set[int]:
@@ -108,6 +128,12 @@ class Methods:
         parts = {id(part) for whole in wholes for part in whole.modules() if part is not whole}
         fused_anew = any(isinstance(method, ByChains) for method, _ in self.chosen)
         return parts if fused_anew else parts | swallowed(self.model)
+
+
+def nothing_to_do(argument: str, wants: str, any_left: bool) -> str:
+    """Return the note of the report that a method that was asked for has replaced nothing."""
+    why = "all that it could take is left, with the reasons above" if any_left else f"the model has no {wants}"
+    return f"{argument}: nothing to do here: {why}"
 
 
 def choose_methods(model: nn.Module, bits: Any, fused: bool, **wanted: Any) -> Methods:
@@ -156,6 +182,7 @@ def undo_methods(model: nn.Module) -> nn.Module:
         FewbitError: a layer's class was changed since it was converted; the model is then as it was.
     """
     from .glu.conversion import ungate
+    from .layers.callers import forget_inputs
     from .preact.fuse import unfuse
     from .recast import restore, was_changed
     from .vquant.conversion import relus_again
@@ -168,5 +195,6 @@ def undo_methods(model: nn.Module) -> nn.Module:
             )
     for module in model.modules():
         restore(module)
+    forget_inputs(model)
     unfuse(model)
     return ungate(relus_again(model))

@@ -6,10 +6,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .formulas import Formula, agrees
+from .forwards import forward_of
 from .held import HeldFunction, read_function
+from .layers.activation import Activation as RoundedActivation
 from .modules import MODULES, FewBitActivation
 from .recognition import recognise, why_left
 
@@ -100,7 +102,7 @@ def _walk(
         return
     prefix = f"{name}." if name else ""
     for attribute, value in vars(module).items():
-        if isinstance(value, HeldFunction) or read_function(value) is not None:
+        if isinstance(value, HeldFunction | RoundedActivation) or read_function(value) is not None:
             yield (id(module), attribute), value, prefix + attribute, (*around, module), attribute
     for attribute, child in module._modules.items():
         if child is not None:
@@ -108,7 +110,11 @@ def _walk(
 
 
 def _is_activation(module: nn.Module) -> bool:
-    return isinstance(module, FewBitActivation) or recognise(module) is not None or why_left(module) is not None
+    return (
+        isinstance(module, FewBitActivation | RoundedActivation)
+        or recognise(module) is not None
+        or why_left(module) is not None
+    )
 
 
 @dataclass(frozen=True)
@@ -118,10 +124,26 @@ class Form:
     Attributes:
         activation: what the compiler calls it.
         make: (bits=, table=) -> the module.
+        function: computes the same bits, and can be differentiated.
     """
 
     activation: str
     make: Callable[..., FewBitActivation]
+    function: Function
+
+
+@dataclass(frozen=True)
+class TorchFunction:
+    """One of torch's functions by its name in `FORWARDS`, with its parameters."""
+
+    name: str
+    parameters: tuple[float, ...]
+    inplace: bool
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return f(x), in x itself if it is in place and no gradient is asked for."""
+        y = forward_of(self.name).call(x, *self.parameters)
+        return x.copy_(y) if self.inplace and not torch.is_grad_enabled() else y
 
 
 def form_of(original: Activation, fused: bool = False) -> Form | str:
@@ -135,15 +157,21 @@ def form_of(original: Activation, fused: bool = False) -> Form | str:
         held = read_function(original)
         if held is None:
             return "it is no function that fewbit knows"
-        return Form(held.activation, partial(HeldFunction, original, held))
-    if isinstance(original, FewBitActivation):
+        return Form(held.activation, partial(HeldFunction, original, held), original)
+    if isinstance(original, FewBitActivation | RoundedActivation):
         return "it is a few-bit activation of your own"
     known = recognise(original)
     if known is None:
         return why_left(original) or "it is no activation"
     if known.formula is None or (fused and known.has_fused):
         inplace = {"inplace": True} if known.inplace else {}
-        return Form(known.activation, partial(MODULES[known.name], **dict(known.arguments), **inplace))
+        make = partial(MODULES[known.name], **dict(known.arguments), **inplace)
+        return Form(known.activation, make, original.forward if known.formula is None else _torchs(make()))
     if not agrees(original, known):
         return "it computes other bits than the formula that fewbit knows by its name"
-    return Form(known.activation, partial(Formula, known))
+    return Form(known.activation, partial(Formula, known), original.forward)
+
+
+def _torchs(few: FewBitActivation) -> TorchFunction:
+    """Return the function of torch's that `few` computes."""
+    return TorchFunction(few._function, few._parameters_of_function, few.inplace)

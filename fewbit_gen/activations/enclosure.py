@@ -135,7 +135,7 @@ class _Reader:
             raise _Unknown
         nodes = [self.read(side) for side in (tree.left, *tree.comparators)]
 
-        def condition(x: Bounds, digit: float) -> tuple[Vector, Vector]:
+        def condition(x: Bounds, digit: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
             sides = [node(x, digit).value for node in nodes]
             surely, never = np.ones(x.low.shape, bool), np.zeros(x.low.shape, bool)
             for op, left, right in zip(tree.ops, sides[:-1], sides[1:], strict=True):

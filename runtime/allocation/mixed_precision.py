@@ -28,7 +28,7 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 from ..abstract import is_abstract
 from ..layers.base import CompressedLayer
-from ..layers.saver import Last, Whole, last_innermost
+from ..layers.saver import Last, Whole, is_held, last_innermost
 from ..packing import GROUP
 from ..quantizers import Compressed, PerGroup
 from ..quantizers.common import check_integer, total_bytes
@@ -250,8 +250,7 @@ class SampleSaver:
     def _shared_out(self, x: Tensor, quantizer: PerGroup) -> Compressed:
         if x.numel() == 0:
             return Whole(x)
-        self._shape, self._before = x.shape, self.precision._weights
-        self.precision._weights += has_weights(self.layer)
+        self._enter(x)
         # Without values all samples are alike, and every layer has its average.
         alike = is_abstract(x)
         variance = np.ones(len(x)) if alike else quantization_variance(x, quantizer.group_size).cpu().numpy()
@@ -267,9 +266,12 @@ class SampleSaver:
     def compress_once(self, x: Tensor, rows: bool = False) -> Compressed:
         """Return `x` with the bits of this layer, or if it was the last that came, as the layer before has it.
 
-        That layer's bits then answer for the gradients of both.
+        That layer's bits then answer for the gradients of both. What is in memory anyway is saved as it is.
         """
         precision = self.precision
+        if is_held(x):
+            self._enter(x)
+            return Whole(x)
         compressed, owner = precision._last.found(x), precision._owner
         if compressed is None or owner is None:
             if self.host is not None:
@@ -280,13 +282,17 @@ class SampleSaver:
                 precision._last.note(x, compressed)
                 precision._owner = self
         elif owner is not self:
-            self._shape, self._before = x.shape, precision._weights
-            precision._weights += has_weights(self.layer)
+            self._enter(x)
             if self.host is not owner:
                 self.leave()
                 self.host = owner
                 owner.guests.append(self)
         return compressed
+
+    def _enter(self, x: Tensor) -> None:
+        """Note the input of the layer, and how many layers with weights there were before it."""
+        self._shape, self._before = x.shape, self.precision._weights
+        self.precision._weights += has_weights(self.layer)
 
     def leave(self) -> None:
         """Be nobody's guest, and nobody's host."""

@@ -277,7 +277,7 @@ class fewbit_gated_mlp(torch.autograd.Function):
         if kept_x:
             x = kept_x[0]
             if ctx.input_bits is not None:
-                x = _read(*kept_x, ctx.input_bits, ctx.x_shape, ctx.dtype)
+                x = _read(kept_x[0], kept_x[1], ctx.input_bits, ctx.x_shape, ctx.dtype)
             x = x.reshape(-1, ctx.x_shape[-1])
         if ctx.is_fused:
             both = torch.cat([d_gate.view(tall), d_up.view(tall)], 1) if wanted.d_gate else dy

@@ -30,7 +30,7 @@ from .block import GatedMLP
 from .derivatives import DERIVATIVES
 from .plan import DEFAULT_COPY_BITS, Keep, Plan, check_copy_bits, check_keep
 
-# The attribute of the activation, and a forward that says so.
+# The attribute that holds the activation, and a forward.
 _FORWARDS = (
     (
         "act_fn",
@@ -59,6 +59,19 @@ def forward(self, x):
     ),
 )
 _PARTS = ({"gate_proj", "up_proj", "down_proj"}, {"gate_up_proj", "down_proj"})
+# Children of other gated MLPs, and whose they are.
+_OTHERS = (
+    ({"wi_0", "wi_1", "wo"}, "T5"),
+    ({"Wi", "Wo", "act"}, "ModernBERT"),
+    ({"fc1_g", "fc1_x", "fc2"}, "EVA02"),
+    ({"fc1", "fc2", "act", "gate"}, "timm's GatedMlp"),
+    ({"w1", "w2", "w3"}, "Llama's own code (w1, w2, w3)"),
+    ({"w12", "w3"}, "xFormers (w12, w3)"),
+    ({"weights_in", "weights_out"}, "DINOv2"),
+    ({"input_linear", "output_linear"}, "Granite"),
+    ({"dense_in", "dense_out", "dense_gate"}, "a gated MLP with dense_gate"),
+)
+_EXPERTS = ({"gate_up_proj", "down_proj"}, {"gate_proj", "up_proj", "down_proj"}, {"w1", "w2", "v1"})
 
 
 @dataclass(frozen=True)
@@ -102,6 +115,16 @@ class ByGates:
     options: Options
     fused: bool
 
+    @property
+    def argument(self) -> str:
+        """How the user asks for it."""
+        return f"glu={self.options.keep!r}"
+
+    @property
+    def wants(self) -> str:
+        """What a model needs to have for it."""
+        return "gated MLP that fewbit knows"
+
     def candidates(self) -> list[Found]:
         """Return the gated MLPs."""
         return candidates(self.model)
@@ -138,7 +161,29 @@ def candidates(model: nn.Module) -> list[Found]:
 
 def _has_projections(module: nn.Module) -> bool:
     original = original_of(module) if isinstance(module, GatedMLP) else module
-    return isinstance(original, nn.Module) and any(parts <= original._modules.keys() for parts in _PARTS)
+    return isinstance(original, nn.Module) and (
+        any(parts <= original._modules.keys() for parts in _PARTS) or not_supported(original) is not None
+    )
+
+
+def not_supported(module: nn.Module) -> str | None:
+    """Return why a gated MLP of a kind that is none of `_FORWARDS` is left; None for any other module."""
+    weights = {name for name, weight in module._parameters.items() if weight is not None and weight.dim() == 3}
+    if any(parts <= weights for parts in _EXPERTS):
+        return "the weights of its experts are fused, and fused expert weights are not supported yet"
+    for parts, whose in _OTHERS:
+        if parts <= module._modules.keys() and _is_gated(module):
+            return f"gated MLPs as those of {whose} are not supported yet"
+    return None
+
+
+def _is_gated(module: nn.Module) -> bool:
+    """Tell whether the linear layers of `module` make one tensor less, or one of half the size, than they read."""
+    sizes = [(m.in_features, m.out_features) for m in module.children() if isinstance(m, nn.Linear)]
+    if not sizes:  # of another class, as Granite's
+        return True
+    (_, first), (last, _) = sizes[0], sizes[-1]
+    return len(sizes) > 2 or first == 2 * last
 
 
 def made(block: Found, options: Options, fused: bool, make: Make) -> GatedMLP | str:
@@ -151,6 +196,8 @@ def made(block: Found, options: Options, fused: bool, make: Make) -> GatedMLP | 
         make: makes the few-bit form of the block's activation, by which its table is chosen.
     """
     original: Any = block.original
+    if why := not_supported(original):
+        return why
     attribute = _activation_attribute(type(original))
     if attribute is None or "forward" in vars(original):
         return "its forward is none that fewbit knows"

@@ -16,7 +16,7 @@ from torch.nn.modules._functions import SyncBatchNorm as TorchSync
 
 from .base import apply, check_first_derivative, compresses, keep, kept, refuse
 from .normalization import CompressedNorm, copies_of, input_gradient, restored, standardised
-from .saver import Saver
+from .saver import Saver, Whole, saves_whole
 
 __all__ = [
     "BatchNorm1d",
@@ -106,7 +106,7 @@ class CompressedBatchNorm(Function):
         copies: int,
         sampled: torch.Size,
     ) -> Tensor:
-        """Return torch's output; keep x̄, seen in the shape `sampled`, compressed."""
+        """Return torch's output; keep x̄, seen in the shape `sampled`, compressed, or x where it is in memory anyway."""
         y, mean, rstd, reserve, implementation = torch.ops.aten._batch_norm_impl_index(
             *(x, weight, bias, running_mean, running_var, training, momentum, eps, torch.backends.cudnn.enabled)
         )
@@ -116,7 +116,10 @@ class CompressedBatchNorm(Function):
             mean, rstd = running_mean, (running_var + eps).rsqrt()
         x_wanted, weight_wanted = ctx.needs_input_grad[:2]
         compressed = None
-        if weight_wanted or (x_wanted and training):
+        exact = saves_whole(saver, x)
+        if exact and (weight_wanted or (x_wanted and training)):
+            compressed = Whole(x)
+        elif weight_wanted or (x_wanted and training):
             normed = standardised(x, *_by_channel(x, mean, rstd))
             compressed = copies_of(normed.view(sampled), saver, copies if x_wanted and training else 1)
         keep(ctx, compressed, weight, *running, mean, rstd, reserve)
@@ -130,9 +133,12 @@ class CompressedBatchNorm(Function):
         check_first_derivative()
         grad = grads[0]
         compressed, weight, running_mean, running_var, mean, rstd, reserve = kept(ctx)
-        normed = [] if compressed is None else [c.decompress().view(ctx.shape) for c in compressed]
+        exact = compressed.decompress() if isinstance(compressed, Whole) else None
+        normed = [] if compressed is None or exact is not None else [c.decompress().view(ctx.shape) for c in compressed]
         x = grad.new_empty(1, dtype=ctx.dtype).expand(ctx.shape)  # its shape alone is asked for where nothing was kept
-        if normed:
+        if exact is not None:
+            x = exact
+        elif normed:
             x = restored(normed[0], *_by_channel(grad, mean, rstd))
             ctx.saver.observe(grad.reshape(ctx.sampled), rstd)
         wanted = list(ctx.needs_input_grad[:3])

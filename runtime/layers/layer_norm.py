@@ -16,7 +16,7 @@ from ..abstract import is_autocast
 from ..prepared import arithmetic_dtype
 from .base import apply, batched, check_first_derivative, compresses, keep, kept, refuse
 from .normalization import CompressedNorm, copies_of, input_gradient, restored, standardised
-from .saver import Saver
+from .saver import Saver, Whole, saves_whole
 
 __all__ = ["CompressedNormalisation", "GroupNorm", "LayerNorm", "RMSNorm", "RootMeanSquare"]
 
@@ -239,11 +239,14 @@ class CompressedNormalisation(Function):
         saver: Saver,
         copies: int,
     ) -> Tensor:
-        """Return torch's output, keep x̄ compressed."""
+        """Return torch's output, keep x̄ compressed, or x as it is where it is in memory anyway."""
         y, mean, rstd = norm.forward(x, weight, bias)
         x_wanted, weight_wanted = ctx.needs_input_grad[:2]
         compressed = None
-        if x_wanted or weight_wanted:
+        ctx.exact = saves_whole(saver, x)
+        if ctx.exact and (x_wanted or weight_wanted):
+            compressed = Whole(x)
+        elif x_wanted or weight_wanted:
             normed = standardised(norm.grouped(x), mean, rstd).reshape(x.shape)
             compressed = copies_of(batched(normed, 2), saver, copies if x_wanted else 1, rows=norm.by_rows)
         keep(ctx, compressed, weight, bias, mean, rstd)
@@ -261,8 +264,12 @@ class CompressedNormalisation(Function):
         if compressed is None:  # the bias alone
             dims = [d for d in range(grad.dim()) if d not in _kept_dims(ctx.norm, grad.dim())]
             return None, None, grad.sum(dims).to(ctx.dtypes[2]) if dims else grad, None, None, None
-        ctx.saver.observe(batched(grad, 2), rstd)
-        normed = [c.decompress().view(ctx.shape).to(grad.dtype) for c in compressed]
+        if ctx.exact:
+            x = ctx.norm.grouped(compressed.decompress())
+            normed = [standardised(x, mean, rstd).reshape(ctx.shape).to(grad.dtype)]
+        else:
+            ctx.saver.observe(batched(grad, 2), rstd)
+            normed = [c.decompress().view(ctx.shape).to(grad.dtype) for c in compressed]
         found = ctx.norm.backward(grad, normed, mean, rstd, weight, bias, wanted)
         gradients = (
             g.to(d) if g is not None and w else None for g, w, d in zip(found, wanted, ctx.dtypes, strict=True)

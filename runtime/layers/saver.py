@@ -26,6 +26,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..quantizers import Compressed, PerGroup, Quantizer
 from ..quantizers.common import total_bytes
+from .callers import is_callers
 
 
 class Saver(Protocol):
@@ -180,16 +181,27 @@ def last_innermost(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
+def saves_whole(saver: Saver, x: Tensor) -> bool:
+    """Tell whether a layer that would compress something else than its input `x` is to save `x` as it is.
+
+    A saver of the user's that does not know of tensors that are in memory anyway is asked in any case.
+    """
+    return hasattr(saver, "compress_once") and is_held(x)
+
+
 # Functions of torch that keep their output for their own backward pass, by their nodes in the graph.
 _KEEP_THEIR_OUTPUT = {f"{name}Backward0" for name in ("Relu", "Sigmoid", "Tanh", "Exp", "Softmax", "LogSoftmax")}
 
 
 def is_held(x: Tensor) -> bool:
-    """Tell whether `x` is, or is a view of, the output of a function of torch that keeps it for its own gradient.
+    """Tell whether `x` is in memory whatever a layer saves of it.
 
-    So does a ReLU that code calls by name, or that was left as it is.
+    It may be, or be a view of, the output of a function of torch that keeps it for its own gradient: so does a ReLU
+    that code calls by name, or that was left as it is. Or it is what the caller of the model passed to it (callers.py).
     """
-    return any(t is not None and t.grad_fn is not None and t.grad_fn.name() in _KEEP_THEIR_OUTPUT for t in (x, x._base))
+    return is_callers(x) or any(
+        t is not None and t.grad_fn is not None and t.grad_fn.name() in _KEEP_THEIR_OUTPUT for t in (x, x._base)
+    )
 
 
 def take_apart(value: Any, tensors: list[Tensor]) -> Any:

@@ -90,7 +90,7 @@ class CompressedLogSoftmax(Function):
     def forward(ctx: Any, x: Tensor, dim: int, saver: Saver) -> Tensor:
         """Return torch's output, keep its exponential compressed."""
         y = F.log_softmax(x, dim)
-        keep(ctx, *copies_of(batched(y.exp(), 2), saver, 1, rows=_is_last(dim, y)))
+        keep(ctx, copies_of(batched(y.exp(), 2), saver, 1, rows=_is_last(dim, y))[0])
         ctx.dim, ctx.saver, ctx.dtype = dim, saver, x.dtype
         return y
 

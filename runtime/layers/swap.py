@@ -6,6 +6,10 @@
 A `Swapper` is shared by the layers of a model. Copies never block the stream that computes: it waits for the event of
 the one copy that it needs. Tensors of the CPU, which are in host memory already, are copied there at once, so that all
 but streams and pinned memory works, and is tested, without a GPU.
+
+Codes that several layers share (query, key and value) are moved once and fetched once: on the device they stay from the
+first of these layers that asks for them until the last has. What is saved without being compressed stays where it is:
+somebody else holds it as well, so that a copy would free nothing.
 """
 
 import weakref
@@ -21,7 +25,7 @@ from torch import Tensor
 from ..abstract import is_abstract
 from ..quantizers import Compressed
 from ..quantizers.common import total_bytes
-from .saver import Saver, put_together, take_apart
+from .saver import Saver, Whole, compress_input, compress_rows, put_together, take_apart
 
 SMALLEST = 4096  # bytes: smaller tensors stay where they are, for a copy costs more than it frees
 
@@ -33,11 +37,15 @@ class Progress:
         written: event after which host memory holds the tensor; None: it does.
         host: of the tensor in host memory, which the graph holds.
         fetched: the tensor on its device, and the event after which it is whole.
+        layers: how many save it.
+        asked: how many of them have asked for it since it was fetched.
+        queued: whether it waits to be fetched ahead.
     """
 
     def __init__(self, host: Tensor, written: Any) -> None:
         self.host, self.written = weakref.ref(host), written
         self.fetched: tuple[Tensor, Any] | None = None
+        self.layers, self.asked, self.queued = 1, 0, True
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +69,25 @@ class Swapper:
         self.ahead, self.smallest = ahead, smallest
         self._streams: dict[torch.device, Any] = {}
         self._moved: deque[weakref.ref[Progress]] = deque()  # in the order of the forward pass
+        self._last: tuple[Compressed, Swapped] | None = None  # what was moved last for a layer's input
+
+    def found(self, compressed: Compressed) -> "Swapped | None":
+        """Return what keeps `compressed` in host memory, for one more layer, if these codes were moved last."""
+        if self._last is None or self._last[0] is not compressed:
+            return None
+        swapped = self._last[1]
+        for tensor in swapped.tensors:
+            if isinstance(tensor, Moved):
+                tensor.progress.layers += 1
+        return swapped
+
+    def note(self, compressed: Compressed, swapped: "Swapped") -> None:
+        """Remember that `swapped` keeps `compressed` in host memory, until the next codes come or a backward pass."""
+        self._last = compressed, swapped
+
+    def forget(self) -> None:
+        """Remember no codes."""
+        self._last = None
 
     def out(self, x: Tensor) -> Tensor | Moved:
         """Return what keeps `x` in host memory, or `x` itself if it is small."""
@@ -80,7 +107,9 @@ class Swapper:
             self._fetch(progress, moved.host, moved.device)
         assert progress.fetched is not None
         x, event = progress.fetched
-        progress.fetched = None
+        progress.asked += 1
+        if progress.asked == progress.layers:
+            progress.fetched, progress.asked = None, 0
         if event is not None:
             stream = torch.cuda.current_stream(x.device)
             stream.wait_event(event)
@@ -90,8 +119,12 @@ class Swapper:
 
     def _fetch_before(self, progress: Progress, device: torch.device) -> None:
         """Start fetching what was moved before `progress`; forget it and what came after, or is gone."""
+        if not progress.queued:  # by another layer that shares it, or in an earlier backward pass
+            return
         while self._moved:
             last = self._moved.pop()()
+            if last is not None:
+                last.queued = False
             if last is progress:
                 break
         waiting = [one for one in (reference() for reference in list(self._moved)[-self.ahead :]) if one is not None]
@@ -149,12 +182,32 @@ class SwappingSaver:
 
     def compress(self, x: Tensor) -> Compressed:
         """Return `x` in few bits, in host memory."""
+        return self._swapped(self.saver.compress(x))
+
+    def compress_rows(self, x: Tensor) -> Compressed:
+        """Return `x`, row by row, in few bits, in host memory."""
+        return self._swapped(compress_rows(self.saver, x))
+
+    def compress_once(self, x: Tensor, rows: bool = False) -> Compressed:
+        """Return `x` in few bits, in host memory: the same ones wherever `saver` gives the same codes to two layers."""
+        compressed = compress_input(self.saver, x, rows=rows)
+        swapped = self.swapper.found(compressed)
+        if swapped is None:
+            swapped = self._swapped(compressed)
+            if isinstance(swapped, Swapped):
+                self.swapper.note(compressed, swapped)
+        return swapped
+
+    def _swapped(self, compressed: Compressed) -> Compressed:
+        if isinstance(compressed, Whole):
+            return compressed
         tensors: list[Tensor] = []
-        skeleton = take_apart(self.saver.compress(x), tensors)
+        skeleton = take_apart(compressed, tensors)
         return Swapped(partial(put_together, skeleton), tuple(self.swapper.out(t) for t in tensors), self.swapper)
 
     def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
         """Let `saver` observe."""
+        self.swapper.forget()
         self.saver.observe(gradient, rstd)
 
 

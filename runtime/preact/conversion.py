@@ -38,6 +38,16 @@ class ByChains:
         plan = plan_of(model)
         return cls(model, bits, plan, {chain.as_found(model): chain for chain in plan.planned})
 
+    @property
+    def argument(self) -> str:
+        """How the user asks for it."""
+        return f"fuse_preact={self.bits}"
+
+    @property
+    def wants(self) -> str:
+        """What a model needs to have for it."""
+        return "chain of batch normalisation, ReLU and Conv or Linear"
+
     def candidates(self) -> list[Found]:
         """Return the linear part of each chain."""
         return list(self.chains)

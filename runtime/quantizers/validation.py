@@ -74,7 +74,7 @@ def check_part(
         raise FewbitError(f"{owner}: {name} is {text_of(dtype)} {tuple(shape)} on {device}, not {shown_part(part)}")
 
 
-def check_packed(owner: str, packed: Any, n: int, bits: int, device: torch.device) -> None:
+def check_packed(owner: str, packed: Any, n: int, bits: Any, device: torch.device) -> None:
     """Raise FewbitError unless `packed` is what `n` codes of `bits` bits, 1 to 8, are packed into."""
     check_bits(owner, bits)
     check_part(owner, "packed", packed, torch.uint8, (packed_size(n, bits),), device)
@@ -113,7 +113,7 @@ def check_groups(
     rows: tuple[int, int],
     bits: int | Tensor,
     parts: tuple[Any, Any, Any],
-    group_size: int,
+    group_size: Any,
     device: torch.device,
 ) -> None:
     """Raise FewbitError unless `parts` are packed codes, minima and ranges of `PerGroup`.

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ...tables import FewbitError
 from ..layers.base import CompressedLayer
+from ..layers.saver import Whole, is_held
 from ..quantizers import Compressed, OutlierCompressed
 from ..quantizers.entropy import Codes, measure
 from .conversion import value_aware
@@ -31,6 +32,9 @@ class _Recorder:
         if isinstance(codes, OutlierCompressed) and not shared:
             self.seen.append((self.name, codes))
         return codes
+
+    def compress_once(self, x: Tensor, rows: bool = False) -> Compressed:
+        return Whole(x) if is_held(x) else self.compress(x)
 
     def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
         """Learn nothing."""

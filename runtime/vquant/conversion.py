@@ -5,6 +5,8 @@
     MaxPool*, AvgPool*      keep a byte for each output, or nothing; their gradients stay exact
     BatchNorm* and others   left: what they save decides on the error they propagate; `norms=True` takes them too
 
+The input of the network is kept exactly: its caller holds it anyway (layers/callers.py).
+
 So without `norms` the error that a network of these layers propagates is exact, and weight gradients alone carry noise
 (Section 4.2). With one bit, which has no room for two zeros, a ReLU keeps its mask in a bit of its own instead.
 
@@ -23,6 +25,8 @@ from torch import nn
 from ...tables import FewbitError
 from .. import layers
 from ..conversion import Left, Replaced, one_line
+from ..layers.base import CompressedLayer
+from ..layers.callers import forget_inputs, note_inputs
 from ..methods import Applied, Make
 from ..modules import ReLU
 from ..placement import put, put_back
@@ -125,6 +129,16 @@ class ByValue:
         codes = bits > 1 if relu_codes is None else relu_codes
         return cls(model, quantizer, replace(quantizer, relu=True) if codes else None, norms)
 
+    @property
+    def argument(self) -> str:
+        """How the user asks for it."""
+        return f"outliers={self.quantizer.ratio:g}"
+
+    @property
+    def wants(self) -> str:
+        """What a model needs to have for it."""
+        return "ReLU, Linear, convolution or pooling of torch.nn"
+
     def candidates(self) -> list[Found]:
         """Return the modules of torch's own classes that may be replaced, also those that have been."""
         return modules_of(self.model, lambda module: _is_relu(module) or form_of(module, _FORMS) is not None)
@@ -158,6 +172,8 @@ class ByValue:
                 assert form is not None
                 recast(new, form, "outliers", saver)
             replaced.append(Replaced(each.name, was, one_line(new), self._bits(new), math.nan))
+        if any(isinstance(_module(each), CompressedLayer) for each in found):
+            note_inputs(self.model)
         return ValueAware(model, tuple(replaced), tuple(left))
 
     def _why_left(self, module: nn.Module) -> str | None:
@@ -173,6 +189,8 @@ class ByValue:
 
 def torch_again(model: nn.Module) -> nn.Module:
     """Put back, in place, what `value_aware` replaced; return `model`, or the original if it was replaced itself."""
+    if not any(recast_by(module) == "level" for module in model.modules()):
+        forget_inputs(model)
     for module in model.modules():
         if recast_by(module) == "outliers":
             restore(module)

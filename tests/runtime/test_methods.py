@@ -149,8 +149,8 @@ class TestWhoTakesWhat:
         block = model[1].mlp
         assert isinstance(block, GatedMLP) and block.plan.code_bits == 4
         assert all(type(getattr(block, f"{name}_proj")) is nn.Linear for name in ("gate", "up", "down"))
-        assert isinstance(model[1].mix, layers.Linear) and isinstance(model[1].act, fewbit.GELU)
-        assert model[1].act.bits == 4
+        assert isinstance(model[1].mix, layers.Linear) and isinstance(model[1].act, layers.Activation)
+        assert model[1].act.saver.quantizer.bits == 4
 
     def test_chains_first_then_the_level(self):
         model = images()
@@ -193,7 +193,7 @@ class TestWhoTakesWhat:
         model[1].mlp = Clipped()
         report = fewbit.convert(model, glu="parts", level="L2")
         assert [(row.name, row.why) for row in report.left] == [("1.mlp", "its forward is none that fewbit knows")]
-        assert isinstance(model[1].mlp.gate_proj, layers.Linear) and isinstance(model[1].mlp.act_fn, fewbit.SiLU)
+        assert isinstance(model[1].mlp.gate_proj, layers.Linear) and isinstance(model[1].mlp.act_fn, layers.Activation)
 
     def test_exclude_and_include_are_of_all_methods(self):
         model = text()
@@ -239,8 +239,8 @@ class TestAfterEachOther:
         assert layers_of(forth) == layers_of(back) == layers_of(together)
         kept = memory.profile(together, x).total
         assert memory.profile(forth, x).total == kept
-        if "outliers" not in rest:  # the last call makes few-bit ReLUs of V-Quant's
-            assert memory.profile(back, x).total == kept
+        if "outliers" not in rest:  # the last call makes few-bit ReLUs of V-Quant's, and tables of what a level rounds
+            assert memory.profile(back, x).total <= kept
         for one in (forth, back):
             gradients(one, x)
             fewbit.revert(one)

@@ -95,7 +95,7 @@ class PackedTensor(nn.Module):
             raise FewbitError(f"a pickled PackedTensor holds a quantizer, shape, dtype, {', '.join(PARTS)}") from None
         codes.check_contents()
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         """Take the parts from a state_dict; raises FewbitError if they are not those of such a tensor."""
         parts = {part: state_dict.get(prefix + part) for part in PARTS}
         if all(isinstance(part, Tensor) for part in parts.values()):  # else torch says what is missing
@@ -105,7 +105,7 @@ class PackedTensor(nn.Module):
                     sizes = f"{tuple(getattr(own, name).shape)}, not {tuple(part.shape)}"
                     raise FewbitError(f"{prefix}{name} of the state_dict does not fit: here it is {sizes}")
             replace(own, form=replace(own.form, device=parts["packed"].device), **parts).check_contents()
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "PackedTensor":
         # Only devices concern codes: model.half() and the like would spoil levels and values.

@@ -46,9 +46,9 @@ class TestGradients:
         ours, (our_error, *our_weights) = gradients(convert(network(inplace), bits, ratio), x)
         assert torch.equal(ours, y)
         assert torch.equal(our_error, error)
-        for a, b, p in zip(our_weights, weights, network().parameters(), strict=True):
-            if p.dim() == 1:
-                torch.testing.assert_close(a, b)  # a bias's gradient needs no activation
+        for i, (a, b, p) in enumerate(zip(our_weights, weights, network().parameters(), strict=True)):
+            if p.dim() == 1 or i == 0:
+                torch.testing.assert_close(a, b)  # a bias's gradient needs no activation, the caller holds the images
             else:
                 assert not torch.equal(a, b) or ratio == 1
                 if bits == 8 or ratio == 1:  # large values are kept in bfloat16, which is off by 2^-9
@@ -56,10 +56,10 @@ class TestGradients:
 
     def test_more_bits_and_more_large_values_mean_less_noise(self):
         x = images(32)
-        exact = gradients(network(), x)[1][1]
+        exact = gradients(network(), x)[1][3]  # of the second layer: the first keeps the images themselves
 
         def noise(bits, ratio):
-            return float((gradients(convert(network(), bits, ratio), x)[1][1] - exact).norm())
+            return float((gradients(convert(network(), bits, ratio), x)[1][3] - exact).norm())
 
         assert noise(2, 0.02) > noise(3, 0.02) > noise(5, 0.02)
         assert noise(3, 0) > noise(3, 0.02) > noise(3, 0.2)
@@ -122,8 +122,8 @@ class TestGradients:
 class TestOneCopy:
     def test_memory_is_at_least_seven_and_a_half_times_less(self):
         model, x = network(), images(64)
-        before = profile(model, x).total
-        after = profile(convert(model), x).total
+        before = profile(model, x).total - x.nbytes  # the images, which their caller holds
+        after = profile(convert(model), x).total - x.nbytes
         assert before / after > 7.5
 
     def test_a_relu_keeps_the_codes_and_the_layer_after_it_the_outliers_alone(self):
@@ -133,7 +133,7 @@ class TestOneCopy:
         outliers = {name: -(-n // 240) + round(0.02 * n) * 3 + 8 for name, n in elements.items()}
         expected = {relu: codes[relu] for relu in ("1", "3", "6")}
         expected |= {layer: outliers[relu] for relu, layer in (("1", "2"), ("3", "5"), ("6", "7"))}
-        assert kept == expected | {"0": codes["0"] + outliers["0"]}
+        assert kept == expected | {"0": elements["0"] * 4}
 
     def test_a_relu_that_no_layer_follows_keeps_no_outliers(self):
         model = convert(nn.Sequential(nn.Linear(8, 80), nn.ReLU(), nn.Softmax(1)))
@@ -231,7 +231,7 @@ class TestConversion:
         torch.testing.assert_close(our_error, error)
         taken = value_aware(make(), norms=True)
         assert not taken.left
-        assert profile(taken.model, x).total < profile(result.model, x).total / 3
+        assert profile(taken.model, x).total - x.nbytes < (profile(result.model, x).total - x.nbytes) / 3
 
     def test_poolings_keep_places_or_nothing_and_the_error_stays_exact(self):
         def make():
