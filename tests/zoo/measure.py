@@ -300,7 +300,7 @@ def gradient_fields(step: Pass, exact: Pass) -> dict[str, Any]:
             math.fsum(square(a - b) for a, b in zip(step.at_inputs, exact.at_inputs, strict=True)),
             math.fsum(map(square, exact.at_inputs)),
         ),
-        "worst": f"{worst} {squares[worst] / total:.0%}" if total > 0 else "",
+        "worst": f"{worst} {squares[worst] / total:.0%}" if total != 0 else "",
         "digest": digest.hexdigest()[:16],
     }
 

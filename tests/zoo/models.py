@@ -2,7 +2,8 @@
 
     MODELS["llama"].build(dropout=0.1) → Case(model, inputs, loss)
 
-Language models get a batch in which some sequences are padded, and a table of embeddings whose padding row is zero.
+Language models get a batch in which some sequences are padded and one token of padding is not masked, and a table of
+embeddings whose padding row is zero: rows of zeros reach every layer.
 """
 
 import os
@@ -64,13 +65,14 @@ def tokens(mask: bool = True) -> dict[str, Tensor]:
     attended = torch.ones_like(ids)
     for row, length in PADDED.items() if mask else ():
         ids[row, -length:], attended[row, -length:] = 0, 0
+    ids[2, 5] = 0  # a token of padding that the mask lets through
     return {"input_ids": ids, "attention_mask": attended} if mask else {"input_ids": ids}
 
 
 def language() -> dict[str, Tensor]:
     """Return tokens whose labels are themselves, but for the padding, which has none."""
     inputs = tokens()
-    return inputs | {"labels": inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)}
+    return inputs | {"labels": inputs["input_ids"].masked_fill(inputs["input_ids"] == 0, -100)}
 
 
 def unpadded() -> dict[str, Tensor]:
