@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -120,6 +120,8 @@ def row(model: str, method: str) -> Row:
 @lru_cache(maxsize=2)
 def exact_of(model: str) -> Exact:
     case, dropping = MODELS[model].build(0.0), MODELS[model].build(DROPOUT)
+    for each in (case, dropping):
+        evaluated(each)  # transformers installs some hooks of its own in a model's first call
     step = run(fresh(case))
     return Exact(
         case,
@@ -176,7 +178,7 @@ def measured(exact: Exact, method: Method, gated: bool) -> dict[str, Any]:
 def fresh(case: Case) -> Case:
     """Return a copy that may be changed, with inputs of its own."""
     inputs = {name: value.clone() for name, value in case.inputs.items()}
-    return Case(copy.deepcopy(case.model), inputs, case.loss)
+    return replace(case, model=copy.deepcopy(case.model), inputs=inputs)
 
 
 def converted(case: Case, method: Method) -> fewbit.runtime.convert.Report | None:
@@ -196,7 +198,7 @@ def evaluated(case: Case, model: nn.Module | None = None) -> tuple[Tensor, ...]:
 def run(case: Case, around: Callable[[], Any] = nullcontext, seed: int = 0) -> Pass:
     """Run a training step from torch's generator at `seed`."""
     model = case.model
-    inputs = {name: leaf(value) for name, value in case.inputs.items()}
+    inputs = {name: leaf(value) if case.differentiable else value for name, value in case.inputs.items()}
     leaves = [value for value in inputs.values() if value.requires_grad]
     caught: list[Tensor] = []
     hooks = [

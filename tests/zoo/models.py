@@ -8,7 +8,7 @@ embeddings whose padding row is zero: rows of zeros reach every layer.
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -25,11 +25,12 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Case:
-    """A model in training mode, keywords for its forward pass, and the loss of what it returns."""
+    """A model in training mode, keywords for its forward pass, and the loss of what it returns; see `Model`."""
 
     model: nn.Module
     inputs: Mapping[str, Any]
     loss: Callable[[Any], Tensor]
+    differentiable: bool
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,14 @@ class Model:
         make: dropout → model; draws its weights from torch's generator.
         takes: which of `INPUTS`.
         gated: whether its MLPs are gated linear units, which `glu=` is for.
+        differentiable: whether its inputs may require a gradient; Wav2Vec2 sets that itself, on a view of them.
     """
 
     source: str
     make: Callable[[float], nn.Module]
     takes: str
     gated: bool = False
+    differentiable: bool = True
 
     def build(self, dropout: float) -> Case:
         """Return the model, always with the same weights and inputs; every dropout in it has this probability."""
@@ -54,7 +57,7 @@ class Model:
             torch.manual_seed(SEED)
             model = self.make(dropout).train()
             inputs = INPUTS[self.takes]()
-        return Case(model, inputs, own_loss if "labels" in inputs else projected)
+        return Case(model, inputs, own_loss if "labels" in inputs else projected, self.differentiable)
 
 
 # ---- inputs and losses -----------------------------------------------------------------------------------------------
@@ -302,20 +305,26 @@ TRANSFORMERS: Mapping[str, Model] = {
         max_source_positions=LENGTH,
         max_target_positions=32,
     ),
-    "wav2vec2": entry(
-        "Wav2Vec2",
-        "Wav2Vec2ForSequenceClassification",
-        {name: TEXT[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")},
-        "waveform",
-        conv_dim=(32, 32, 32),
-        conv_stride=(5, 2, 2),
-        conv_kernel=(10, 3, 2),
-        num_conv_pos_embeddings=16,
-        num_conv_pos_embedding_groups=4,
-        mask_time_prob=0.0,
-        layerdrop=0.0,
-        num_labels=CLASSES,
-        classifier_proj_size=32,
+    "wav2vec2": replace(
+        entry(
+            "Wav2Vec2",
+            "Wav2Vec2ForSequenceClassification",
+            {
+                name: TEXT[name]
+                for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+            },
+            "waveform",
+            conv_dim=(32, 32, 32),
+            conv_stride=(5, 2, 2),
+            conv_kernel=(10, 3, 2),
+            num_conv_pos_embeddings=16,
+            num_conv_pos_embedding_groups=4,
+            mask_time_prob=0.0,
+            layerdrop=0.0,
+            num_labels=CLASSES,
+            classifier_proj_size=32,
+        ),
+        differentiable=False,
     ),
     # Images.
     "clip": entry(
