@@ -358,6 +358,7 @@ TRANSFORMERS: Mapping[str, Model] = {
         depth_coefficient=0.5,
         hidden_dim=320,
         depthwise_padding=[],
+        initializer_range=0.2,  # at its own 0.02 signals vanish beside the epsilon of the normalizations
     ),
     "regnet": classifier(
         "RegNet", _STAGES, "64 pixels", embedding_size=16, hidden_sizes=[32, 48, 64], depths=[1, 1, 1], groups_width=16
