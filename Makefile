@@ -9,7 +9,7 @@ FEWBIT := PYTHONPATH=build/path FEWBIT_CACHE=build/cache $(PYTHON)
 
 FUZZ_EXAMPLES ?= 5000
 
-.PHONY: demo test lint types unit fuzz tables bench kernels gpu gpu-tests bench-gpu clean
+.PHONY: demo test lint types unit fuzz zoo tables bench kernels gpu gpu-tests bench-gpu clean
 
 demo: .venv/ready
 	$(BIN)/fewbit demo
@@ -29,6 +29,11 @@ unit: .venv/ready
 # Hostile inputs of every kind, many more of them than `make test` draws.
 fuzz: .venv/ready
 	FEWBIT_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest -c tests/pytest.ini tests/fuzz
+
+# Every method on 66 small models of transformers and timm. Broken off, it goes on where it stopped: `make zoo
+# ZOO="--models 'qwen*' --methods L2"` measures some, `ZOO="-o plots/results"` writes the tables kept there.
+zoo: .venv/zoo-ready build/path/fewbit
+	FEWBIT_CACHE=build/cache NUMBA_CACHE_DIR=build/numba PYTHONPATH=build/path:tests:.venv/zoo $(BIN)/python -m zoo $(ZOO)
 
 tables: .venv/ready
 	$(BIN)/fewbit tables build
@@ -66,6 +71,12 @@ build/path/fewbit:
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --editable ".[torch,test]"
 	$(BIN)/fewbit cache warm
+	touch $@
+
+# In a folder of its own: where torch has no CUDA, transformers must not find this torchvision (tests/zoo/models.py).
+.venv/zoo-ready: .venv/ready pyproject.toml .ci/constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --no-deps --upgrade --target .venv/zoo \
+		timm torchvision
 	touch $@
 
 clean:

@@ -1,0 +1,63 @@
+"""The ways of training that fewbit offers: what `fewbit.convert` is asked for, and what surrounds the forward pass."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import fewbit
+from fewbit.quantizers import PerGroup
+
+
+def hooks_of_4_bits() -> AbstractContextManager:
+    return fewbit.compress_saved_tensors(PerGroup(4))
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way.
+
+    Attributes:
+        options: of `fewbit.convert`; the model is not converted if None.
+        around: makes the context in which a training step's forward pass runs.
+        steps: of training before the gradient is measured, for what adapts to the gradients it has seen.
+        same_as: another method whose bytes and gradients are to be these, bit for bit.
+        asks_for: the option that is to be named in the report where it finds nothing to do.
+    """
+
+    options: Mapping[str, Any] | None = None
+    around: Callable[[], AbstractContextManager] = nullcontext
+    steps: int = 0
+    same_as: str = ""
+    asks_for: str = ""
+
+
+def method(
+    around: Callable[[], AbstractContextManager] = nullcontext, steps: int = 0, same_as: str = "", **options: Any
+) -> Method:
+    asks_for = next((name for name in ("glu", "fuse_preact", "outliers") if name in options), "")
+    return Method(MappingProxyType(options), around, steps, same_as, asks_for)
+
+
+# The first is the control: where it breaks a rule, the model or the measurement does.
+METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        "exact": Method(),
+        "1 bit": method(bits=1),
+        "3 bits": method(bits=3),
+        "L1": method(level="L1"),
+        "L2": method(level="L2"),
+        "L3": method(level="L3", steps=2),
+        "L3 4 bits": method(level="L3", bits=4, steps=2),
+        "L4": method(level="L4", steps=2, same_as="L3"),
+        "L5": method(level="L5", steps=2, same_as="L3"),
+        "fuse_preact=4": method(fuse_preact=4),
+        "outliers=0.02": method(outliers=0.02, bits=3),
+        "glu=parts": method(glu="parts"),
+        "glu=inputs": method(glu="inputs"),
+        "glu=parts + L2": method(glu="parts", level="L2"),
+        "hooks": Method(around=hooks_of_4_bits),
+        "L2 + hooks": method(level="L2", around=hooks_of_4_bits),
+    }
+)

@@ -1,0 +1,72 @@
+"""A handful of the zoo's rows, and that its rules see what they are for; `make zoo` measures all rows."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from .measure import Row, row
+from .methods import METHODS
+from .models import MODELS
+from .rules import across, violations
+
+pytest.importorskip("transformers")
+
+ROWS = [
+    ("gpt2", "exact"),
+    ("gpt2", "3 bits"),
+    ("llama", "L2"),
+    ("llama", "glu=parts"),
+    ("qwen3", "L2"),
+    ("resnet", "L2"),
+    ("resnet", "outliers=0.02"),
+    ("vit", "L2 + hooks"),
+]
+SOUND = Row("llama", "L2", evaluation=True, training=True, masks=True, state=True, weights=0.1, inputs=0.1)
+
+
+@pytest.mark.parametrize(("model", "method"), ROWS, ids=[" ".join(key) for key in ROWS])
+def test_row_breaks_no_rule(model, method):
+    assert violations(row(model, method)) == []
+
+
+def test_there_are_forty_models_of_transformers_alone():
+    assert sum(model.source == "transformers" for model in MODELS.values()) >= 40
+
+
+def test_sound_row_breaks_no_rule():
+    assert violations(SOUND) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "rule"),
+    [
+        ({"evaluation": False}, "forward"),
+        ({"training": False}, "forward"),
+        ({"masks": False}, "masks"),
+        ({"state": False}, "generator"),
+        ({"kept_bytes": 2, "exact_bytes": 1}, "bytes"),
+        ({"weights": 0.26}, "gradient"),
+        ({"inputs": 0.26}, "gradient"),
+        ({"method": "hooks", "weights": math.nan}, "gradient"),
+        ({"method": "exact", "weights": 1e-9}, "gradient"),
+        ({"reverted": "outputs differ"}, "revert"),
+        ({"state_dict": "keys differ"}, "state_dict"),
+        ({"copied": "its outputs differ"}, "deepcopy"),
+        ({"pickled": "its outputs differ"}, "pickle"),
+        ({"silent": "glu"}, "silent"),
+        ({"failure": "RuntimeError: no"}, "failure"),
+    ],
+)
+def test_each_fault_breaks_its_rule(fault, rule):
+    assert [text.partition(":")[0] for text in violations(replace(SOUND, **fault))] == [rule]
+
+
+def test_l4_that_differs_from_l3_breaks_a_rule():
+    at_l3, at_l4 = replace(SOUND, method="L3", digest="a"), replace(SOUND, method="L4", digest="b", kept_bytes=1)
+    assert list(across([at_l3, at_l4])) == [("llama", "L4")]
+    assert across([at_l3, replace(at_l3, method="L4")]) == {}
+
+
+def test_every_method_that_must_equal_another_names_one():
+    assert all(method.same_as in METHODS for method in METHODS.values() if method.same_as)
