@@ -35,6 +35,7 @@ UNSEEN, _UNEVEN = 1e-8, 1e-11
 # parts of ∫ (f' − mean)² w, lies what is to f' no more than rounding.
 _PART, _STEP, _LEAST = 1e-5, 1e-4, 1e-24
 _ROUNDING = 1e-14  # of a sum of squares
+_NEARLY_CONSTANT = 1e-12  # ∫ (f' − mean)² w in parts of ∫ f'² w
 # Edges of cells that were halved as often as this are finer than the solvers' own.
 _DEEP = 4
 _ORDERS = (4, 6)
@@ -152,6 +153,11 @@ def features(activation: Activation, weight: Weight, unseen: float = UNSEEN) -> 
         coarse &= divisible
         looked += 2 * int(coarse.sum())
         if added > MOST_ADDED or looked > 4 * MOST_ADDED:
+            if seen.variance <= _NEARLY_CONSTANT * seen.square:
+                raise FewbitError(
+                    f"the derivative of {activation.name} is so nearly constant under {weight.spec} "
+                    "that doubles cannot tell how it varies"
+                )
             raise too_fast(activation, weight, float(middle[coarse][0]))
         done = done.with_(cells.of(~coarse))
         noise += _noise(activation, middle[~coarse], cells.mass[~coarse])
