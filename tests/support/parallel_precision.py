@@ -16,7 +16,7 @@ from torch import nn
 
 def main(rank):
     torch.manual_seed(0)
-    model = nn.Sequential(Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), Linear(8 * 36, 5))
+    model = nn.Sequential(Conv2d(3, 8, 3), nn.GELU(), nn.Flatten(), Linear(8 * 36, 5))
     precision = MixedPrecision(model, 2.5)
     parallel = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
