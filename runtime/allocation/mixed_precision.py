@@ -27,7 +27,7 @@ from torch.compiler import disable
 from ...tables import FewbitError
 from ...tables.errors import shown
 from ..layers.base import CompressedLayer
-from ..layers.saver import Last, Whole
+from ..layers.saver import Last, Whole, last_innermost
 from ..packing import GROUP
 from ..quantizers import Compressed, PerGroup
 from ..quantizers.common import check_integer, total_bytes
@@ -240,9 +240,15 @@ class SampleSaver:
 
     def compress(self, x: Tensor) -> Compressed:
         """Return `x` with the bits of this layer shared out to its samples."""
+        return self._shared_out(x, self.precision.quantizer)
+
+    def compress_rows(self, x: Tensor) -> Compressed:
+        """Return `x` as `compress` does, each row of its last dimension by itself."""
+        return self._shared_out(last_innermost(x), self.precision.quantizer.within(x.shape[-1]))
+
+    def _shared_out(self, x: Tensor, quantizer: PerGroup) -> Compressed:
         if x.numel() == 0:
             return Whole(x)
-        quantizer = self.precision.quantizer
         self._shape, self._before = x.shape, self.precision._weights
         self.precision._weights += has_weights(self.layer)
         variance = quantization_variance(x, quantizer.group_size).cpu().numpy()
@@ -255,7 +261,7 @@ class SampleSaver:
         self.batches.append(batch)
         return compressed
 
-    def compress_once(self, x: Tensor) -> Compressed:
+    def compress_once(self, x: Tensor, rows: bool = False) -> Compressed:
         """Return `x` with the bits of this layer, or if it was the last that came, as the layer before has it.
 
         That layer's bits then answer for the gradients of both.
@@ -265,7 +271,7 @@ class SampleSaver:
         if compressed is None or owner is None:
             if self.host is not None:
                 self.leave()
-            compressed = self.compress(x)
+            compressed = self.compress_rows(x) if rows else self.compress(x)
             precision._last.forget()
             if not isinstance(compressed, Whole):
                 precision._last.note(x, compressed)

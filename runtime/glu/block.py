@@ -29,12 +29,13 @@ from .. import transforms
 from ..ops import check_dtype, refuse
 from ..prepared import register_table, table_of
 from ..quantizers.common import check_integer
+from ..quantizers.per_group import group_within
 from ..transforms import keeps
 from . import ops
 from .functional import CopyBits, apply, plan_of
-from .graph import draw_seeds, fewbit_glu, gradients, keep
+from .graph import fewbit_glu, gradients, keep
 from .modules import plan_text
-from .plan import DEFAULT_COPY_BITS, Keep, Plan, Wanted
+from .plan import DEFAULT_COPY_BITS, GROUP_SIZE, Keep, Plan, Wanted
 
 __all__ = ["ACTIVATIONS", "GatedMLP"]
 
@@ -241,7 +242,7 @@ class fewbit_gated_mlp(torch.autograd.Function):
         y = F.linear(h, down_weight, down_bias)
         kept_x: tuple[Tensor, ...] = ()
         if need_gate or need_up:
-            kept_x = (x,) if input_bits is None else ops.copy_in_groups(x, draw_seeds(1), input_bits)
+            kept_x = (x,) if input_bits is None else _copy_of(x, input_bits)
         weights = (
             gate_weight if need_x else None,
             up_weight if need_x else None,
@@ -274,7 +275,7 @@ class fewbit_gated_mlp(torch.autograd.Function):
         if kept_x:
             x = kept_x[0]
             if ctx.input_bits is not None:
-                x = ops.read_copy(*kept_x, ctx.input_bits, ctx.x_shape, ctx.dtype)
+                x = _read(*kept_x, ctx.input_bits, ctx.x_shape, ctx.dtype)
             x = x.reshape(-1, ctx.x_shape[-1])
         if ctx.is_fused:
             both = torch.cat([d_gate.view(tall), d_up.view(tall)], 1) if wanted.d_gate else dy
@@ -375,6 +376,21 @@ def _copying(x: Tensor, bits: int) -> AbstractContextManager[None]:
     shape, dtype = x.shape, x.dtype
 
     def make(packed: Tensor, groups: Tensor) -> Tensor:
-        return ops.read_copy(packed, groups, bits, shape, dtype)
+        return _read(packed, groups, bits, shape, dtype)
 
-    return _replacing(x, make, lambda: ops.copy_in_groups(x, draw_seeds(1), bits))
+    return _replacing(x, make, lambda: _copy_of(x, bits))
+
+
+def _copy_of(x: Tensor, bits: int) -> tuple[Tensor, ...]:
+    """Return a copy of the block's input in few bits, no group of which reaches over its features."""
+    return ops.copy_in_groups(x, ops.draw_seeds(x, 1), bits, _group_size(x.shape[-1]))
+
+
+def _read(packed: Tensor, groups: Tensor, bits: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return the values of a copy that `_copy_of` made."""
+    return ops.read_copy(packed, groups, bits, shape, dtype, _group_size(shape[-1]))
+
+
+@torch.compiler.assume_constant_result
+def _group_size(features: int) -> int:
+    return group_within(features, GROUP_SIZE)

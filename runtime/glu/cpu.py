@@ -48,19 +48,19 @@ def forward(
     return h, codes, up_copy[0], second_copy[0], torch.cat([up_copy[1], second_copy[1]])
 
 
-def copy(x: Tensor, bits: int, seed: int) -> tuple[Tensor, Tensor]:
+def copy(x: Tensor, bits: int, seed: int, group_size: int = GROUP_SIZE) -> tuple[Tensor, Tensor]:
     """Return the packed codes of the elements of `x` and their groups; of 0 bits, nothing."""
     if bits == 0:
-        return reference.copy(x, bits, seed)
+        return reference.copy(x, bits, seed, group_size)
     rows = as_kind(x.reshape(1, -1), keep_positive=False)
-    packed, minimum, range_ = per_group.quantize(rows, bits, GROUP_SIZE, seed)
+    packed, minimum, range_ = per_group.quantize(rows, bits, group_size, seed)
     return packed.view(-1), torch.cat([minimum, range_])
 
 
-def values(packed: Tensor, groups: Tensor, bits: int, n: int) -> Tensor:
+def values(packed: Tensor, groups: Tensor, bits: int, n: int, group_size: int = GROUP_SIZE) -> Tensor:
     """Return the `n` values of a copy, float32 (n,)."""
     out = torch.empty(1, n, dtype=torch.float32, device="cpu")
-    per_group.dequantize(packed.view(1, -1), groups[:1], groups[1:], bits, GROUP_SIZE, out)
+    per_group.dequantize(packed.view(1, -1), groups[:1], groups[1:], bits, group_size, out)
     return out.view(-1)
 
 

@@ -71,21 +71,21 @@ def backward(
     return results[0], results[1], results[2]
 
 
-def copy(x: Tensor, bits: int, seed: int) -> tuple[Tensor, Tensor]:
+def copy(x: Tensor, bits: int, seed: int, group_size: int = GROUP_SIZE) -> tuple[Tensor, Tensor]:
     """Return the packed codes of the elements of `x` and their groups; of 0 bits, nothing."""
     rows = as_kind(x.reshape(1, -1), keep_positive=False)
-    if bits == 0 or not per_group.serves(rows, GROUP_SIZE):
-        return reference.copy(x, bits, seed)
-    packed, minimum, range_ = per_group.quantize(rows, bits, GROUP_SIZE, seed)
+    if bits == 0 or not per_group.serves(rows, group_size):
+        return reference.copy(x, bits, seed, group_size)
+    packed, minimum, range_ = per_group.quantize(rows, bits, group_size, seed)
     return packed.view(-1), torch.cat([minimum, range_])
 
 
-def values(packed: Tensor, groups: Tensor, bits: int, n: int) -> Tensor:
+def values(packed: Tensor, groups: Tensor, bits: int, n: int, group_size: int = GROUP_SIZE) -> Tensor:
     """Return the `n` values of a copy, float32 (n,)."""
     out = torch.empty(1, n, dtype=torch.float32, device=packed.device)
-    if not per_group.serves(out, GROUP_SIZE):
-        return reference.values(packed, groups, bits, n)
-    per_group.dequantize(packed.view(1, -1), groups[:1].contiguous(), groups[1:].contiguous(), bits, GROUP_SIZE, out)
+    if not per_group.serves(out, group_size):
+        return reference.values(packed, groups, bits, n, group_size)
+    per_group.dequantize(packed.view(1, -1), groups[:1].contiguous(), groups[1:].contiguous(), bits, group_size, out)
     return out.view(-1)
 
 

@@ -15,14 +15,6 @@ from .derivatives import derivative_of
 from .plan import Plan, Wanted
 from .reference import product
 
-# What seeds are drawn from: torch's generator on the CPU, on every device. See quantizers/philox.py.
-_SEEDS = 2**63 - 1
-
-
-def draw_seeds(count: int) -> Tensor:
-    """Return `count` seeds, int64 on the CPU."""
-    return torch.randint(_SEEDS, (count,), dtype=torch.int64, device="cpu")
-
 
 def keep(gate: Tensor, up: Tensor, plan: Plan, wanted: Wanted) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return h = act(gate) · up and what its backward pass needs for the results that are wanted."""
@@ -33,7 +25,7 @@ def keep(gate: Tensor, up: Tensor, plan: Plan, wanted: Wanted) -> tuple[Tensor, 
             return h, (h,)
         return h, (*([up] if has_up else []), *([gate] if has_second else []))
     constants = _constants(plan, has_code, has_up, has_second)
-    h, *parts = ops.glu(gate, up, draw_seeds(2), *constants)
+    h, *parts = ops.glu(gate, up, ops.draw_seeds(gate, 2), *constants)
     return h, tuple(parts)
 
 

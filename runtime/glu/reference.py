@@ -21,7 +21,7 @@ from .derivatives import derivative_of
 from .plan import GROUP_SIZE
 
 Parts = tuple[Tensor, Tensor, Tensor, Tensor]
-Copy = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
+Copy = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]  # of groups of 256
 Values = Callable[[Tensor, Tensor, int, int], Tensor]
 
 
@@ -31,19 +31,19 @@ def product(gate: Tensor, up: Tensor, function: str, parameters: Sequence[float]
     return activated, activated * up
 
 
-def copy(x: Tensor, bits: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return the packed codes of the elements of `x` and their groups, bfloat16 (2, ⌈n/256⌉); of 0 bits, nothing."""
+def copy(x: Tensor, bits: int, seed: int, group_size: int = GROUP_SIZE) -> tuple[Tensor, Tensor]:
+    """Return the packed codes of the elements of `x` and their groups, bfloat16 (2, ⌈n/G⌉); of 0 bits, nothing."""
     if bits == 0:
-        return nothing(x), x.new_empty(0, -(-x.numel() // GROUP_SIZE), dtype=torch.bfloat16)
+        return nothing(x), x.new_empty(0, -(-x.numel() // group_size), dtype=torch.bfloat16)
     rows = as_kind(x.reshape(1, -1), keep_positive=False)
-    packed, minimum, range_ = quantize_reference(rows, bits, GROUP_SIZE, seed)
+    packed, minimum, range_ = quantize_reference(rows, bits, group_size, seed)
     return packed.view(-1), torch.cat([minimum, range_])
 
 
-def values(packed: Tensor, groups: Tensor, bits: int, n: int) -> Tensor:
+def values(packed: Tensor, groups: Tensor, bits: int, n: int, group_size: int = GROUP_SIZE) -> Tensor:
     """Return the `n` values of a copy, float32 (n,)."""
     out = torch.empty(1, n, dtype=torch.float32, device=packed.device)
-    dequantize_reference(packed.view(1, -1), groups[:1], groups[1:], bits, GROUP_SIZE, out)
+    dequantize_reference(packed.view(1, -1), groups[:1], groups[1:], bits, group_size, out)
     return out.view(-1)
 
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from .base import CompressedLayer, apply, check_first_derivative, compresses, keep, kept, refuse
 from .dropout import dropout
 from .linear import linear
-from .saver import Saver
+from .saver import Saver, compress_rows
 from .softmax import softmax
 
 __all__ = ["MultiheadAttention", "scaled_dot_product_attention"]
@@ -60,7 +60,7 @@ class CompressedAttention(Function):
         """Return torch's output, keep q, k and v compressed."""
         state = _random_state(q.device) if options["dropout_p"] else None
         y = F.scaled_dot_product_attention(q, k, v, mask, **options)
-        keep(ctx, tuple(saver.compress(x) for x in (q, k, v)), mask, state)
+        keep(ctx, tuple(compress_rows(saver, x) for x in (q, k, v)), mask, state)
         ctx.options, ctx.saver, ctx.dtypes = options, saver, [x.dtype for x in (q, k, v)]
         return y
 
@@ -239,10 +239,10 @@ class CompressedProduct(Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, saver: Saver, added: Tensor | None) -> Tensor:
         """Return torch's product, keep a and b compressed."""
-        keep(
-            ctx,
-            tuple(saver.compress(x) if w else None for x, w in zip((a, b), ctx.needs_input_grad[1::-1], strict=True)),
-        )
+        rows = b if b.stride(-1) == 1 else b.mT  # keys come transposed: a row is a key
+        wanted = ctx.needs_input_grad[1::-1]
+        keep(ctx, tuple(compress_rows(saver, x) if w else None for x, w in zip((a, rows), wanted, strict=True)))
+        ctx.is_transposed = rows is not b
         ctx.saver, ctx.dtypes = saver, (a.dtype, b.dtype)
         shape = (*a.shape[:3], b.shape[3])
         left, right = a.flatten(0, 1), b.flatten(0, 1)
@@ -257,7 +257,10 @@ class CompressedProduct(Function):
         grad = grads[0]
         ((a, b),) = kept(ctx)
         ctx.saver.observe(grad)
-        grad_a = None if b is None else (grad @ b.decompress().to(grad.dtype).mT).to(ctx.dtypes[0])
+        grad_a = None
+        if b is not None:
+            columns = b.decompress().to(grad.dtype)
+            grad_a = (grad @ (columns if ctx.is_transposed else columns.mT)).to(ctx.dtypes[0])
         grad_b = None if a is None else (a.decompress().to(grad.dtype).mT @ grad).to(ctx.dtypes[1])
         return grad_a, grad_b, None, None
 

@@ -5,7 +5,7 @@ of normalization.py, from one copy or two.
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +59,13 @@ class RMSNorm(CompressedNorm, nn.RMSNorm):
 
 
 class Normalisation(Protocol):
-    """What sets the three apart."""
+    """What sets the three apart.
+
+    Attributes:
+        by_rows: whether the last dimension is that of features.
+    """
+
+    by_rows: ClassVar[bool]
 
     def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return y, m (None if it is 0) and r."""
@@ -85,6 +91,7 @@ class Normalisation(Protocol):
 
 @dataclass(frozen=True)
 class _OfLastDimensions:
+    by_rows: ClassVar[bool] = True
     shape: tuple[int, ...]
     eps: float
 
@@ -117,6 +124,7 @@ class _OfLastDimensions:
 
 @dataclass(frozen=True)
 class _OfGroups:
+    by_rows: ClassVar[bool] = False
     groups: int
     eps: float
 
@@ -164,6 +172,7 @@ class _OfGroups:
 class RootMeanSquare:
     """RMS normalisation over the last dimensions, of shape `shape`."""
 
+    by_rows: ClassVar[bool] = True
     shape: tuple[int, ...]
     eps: float | None
 
@@ -235,7 +244,7 @@ class CompressedNormalisation(Function):
         compressed = None
         if x_wanted or weight_wanted:
             normed = standardised(norm.grouped(x), mean, rstd).reshape(x.shape)
-            compressed = copies_of(batched(normed, 2), saver, copies if x_wanted else 1)
+            compressed = copies_of(batched(normed, 2), saver, copies if x_wanted else 1, rows=norm.by_rows)
         keep(ctx, compressed, weight, bias, mean, rstd)
         ctx.norm, ctx.saver, ctx.shape = norm, saver, x.shape
         ctx.dtypes = [t if t is None else t.dtype for t in (x, weight, bias)]

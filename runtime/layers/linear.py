@@ -40,7 +40,7 @@ class CompressedLinear(Function):
         """Return torch's output, keep x compressed."""
         x_wanted, weight_wanted = ctx.needs_input_grad[:2]
         samples = batched(x, 2).transpose(0, sample_dim)
-        keep(ctx, compress_input(saver, samples) if weight_wanted else None, weight if x_wanted else None)
+        keep(ctx, compress_input(saver, samples, rows=True) if weight_wanted else None, weight if x_wanted else None)
         ctx.saver, ctx.sample_dim = saver, sample_dim
         ctx.dtypes = [t if t is None else t.dtype for t in (x, weight, bias)]
         return F.linear(x, weight, bias)

@@ -21,7 +21,7 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 from ..quantizers import Compressed
 from .base import DEFAULT_BITS, CompressedLayer
-from .saver import Saver
+from .saver import Saver, compress_rows
 
 
 class CompressedNorm(CompressedLayer):
@@ -56,9 +56,9 @@ def check_copies(copies: object) -> int:
     return copies
 
 
-def copies_of(x: Tensor, saver: Saver, copies: int) -> tuple[Compressed, ...]:
-    """Return independent compressed copies of `x`."""
-    return tuple(saver.compress(x) for _ in range(copies))
+def copies_of(x: Tensor, saver: Saver, copies: int, *, rows: bool = False) -> tuple[Compressed, ...]:
+    """Return independent compressed copies of `x`, with `rows` each row of its last dimension by itself."""
+    return tuple(compress_rows(saver, x) if rows else saver.compress(x) for _ in range(copies))
 
 
 def standardised(x: Tensor, mean: Tensor | None, rstd: Tensor) -> Tensor:

@@ -4,6 +4,11 @@
         compress(x) -> Compressed      in the forward pass: what the layer saves, dimension 0 = samples
         observe(gradient, rstd)        in the backward pass: the gradient of the layer's output
 
+A saver may also have
+
+    compress_rows(x)       x of whole rows, its last dimension, that are not to be rounded together (PerGroup.within)
+    compress_once(x, rows)     the input of several layers, which then share its codes
+
 `QuantizerSaver(PerGroup(bits=4))` gives every layer and sample the same bits; `MixedPrecision` (runtime/allocation)
 gives each layer a saver that shares out a budget of bits, for which it learns from the gradients it observes.
 
@@ -19,7 +24,7 @@ from typing import Any, Protocol, cast
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ..quantizers import Compressed, Quantizer
+from ..quantizers import Compressed, PerGroup, Quantizer
 from ..quantizers.common import total_bytes
 
 
@@ -84,17 +89,25 @@ class QuantizerSaver:
 
     def compress(self, x: Tensor) -> Compressed:
         """Return `x` in few bits."""
-        compressed = self.quantizer.compress(x)
+        return self._smaller(x, self.quantizer.compress(x))
+
+    def compress_rows(self, x: Tensor) -> Compressed:
+        """Return `x` in few bits, each row of its last dimension by itself."""
+        if not isinstance(self.quantizer, PerGroup):
+            return self.compress(x)
+        return self._smaller(x, self.quantizer.within(x.shape[-1]).compress(last_innermost(x)))
+
+    def _smaller(self, x: Tensor, compressed: Compressed) -> Compressed:
         return compressed if compressed.nbytes < total_bytes([x]) else Whole(x)
 
-    def compress_once(self, x: Tensor) -> Compressed:
+    def compress_once(self, x: Tensor, rows: bool = False) -> Compressed:
         """Return `x` in few bits: the same ones if it was the last that came, for another layer.
 
         What autograd holds anyway is kept whole: a copy would be no less, but more.
         """
         compressed = self._last.found(x)
         if compressed is None:
-            compressed = Whole(x) if is_held(x) else self.compress(x)
+            compressed = Whole(x) if is_held(x) else compress_rows(self, x) if rows else self.compress(x)
             if not isinstance(compressed, Whole):
                 self._last.note(x, compressed)
         return compressed
@@ -139,14 +152,32 @@ class _Place:
     index: int
 
 
-def compress_input(saver: Saver, x: Tensor) -> Compressed:
+def compress_input(saver: Saver, x: Tensor, *, rows: bool = False) -> Compressed:
     """Return the input of a layer in few bits, once for all layers of one saver that get it one after another.
 
     Query, key and value, gate and up, a convolution and the one beside it: each gradient stays unbiased, and what they
     share is their rounding.
+
+    Args:
+        saver: of the layer.
+        x: the input.
+        rows: whether its last dimension is that of features, so that each row is a token.
     """
     once = getattr(saver, "compress_once", None)
-    return saver.compress(x) if once is None else once(x)
+    if once is not None:
+        return once(x, rows)
+    return compress_rows(saver, x) if rows else saver.compress(x)
+
+
+def compress_rows(saver: Saver, x: Tensor) -> Compressed:
+    """Return `x`, whose last dimension is that of features, in few bits, each row by itself if `saver` can do that."""
+    method = getattr(saver, "compress_rows", None)
+    return saver.compress(x) if method is None else method(x)
+
+
+def last_innermost(x: Tensor) -> Tensor:
+    """Return `x`, copied unless the elements of its last dimension lie one after another."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 # Functions of torch that keep their output for their own backward pass, by their nodes in the graph.

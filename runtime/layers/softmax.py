@@ -43,6 +43,10 @@ def _dimension(dim: int | None, x: Tensor) -> int:
     return dim if dim is not None else 0 if x.dim() in (0, 1, 3) else 1
 
 
+def _is_last(dim: int, x: Tensor) -> bool:
+    return dim in (-1, x.dim() - 1)
+
+
 def softmax(input: Tensor, dim: int, saver: Saver, copies: int = 1) -> Tensor:
     """`torch.nn.functional.softmax`, which saves its output through `saver`."""
     if not compresses(input):
@@ -57,7 +61,7 @@ class CompressedSoftmax(Function):
     def forward(ctx: Any, x: Tensor, dim: int, saver: Saver, copies: int) -> Tensor:
         """Return torch's output, keep it compressed."""
         y = F.softmax(x, dim)
-        keep(ctx, copies_of(batched(y, 2), saver, copies))
+        keep(ctx, copies_of(batched(y, 2), saver, copies, rows=_is_last(dim, y)))
         ctx.dim, ctx.saver, ctx.dtype = dim, saver, x.dtype
         return y
 
@@ -84,7 +88,7 @@ class CompressedLogSoftmax(Function):
     def forward(ctx: Any, x: Tensor, dim: int, saver: Saver) -> Tensor:
         """Return torch's output, keep its exponential compressed."""
         y = F.log_softmax(x, dim)
-        keep(ctx, saver.compress(batched(y.exp(), 2)))
+        keep(ctx, *copies_of(batched(y.exp(), 2), saver, 1, rows=_is_last(dim, y)))
         ctx.dim, ctx.saver, ctx.dtype = dim, saver, x.dtype
         return y
 

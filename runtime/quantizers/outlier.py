@@ -2,7 +2,8 @@
 
 Of n elements the k = round(AR·n) of largest magnitude are kept with their positions; among equals at the threshold the
 first in memory. The rest is rounded to the nearest of 2^b levels from its minimum to its maximum, a range that the
-large values no longer stretch.
+large values no longer stretch. Where the rest holds zeros, 0 is one of the levels: a row of zeros, such as a padding
+token, adds nothing to a gradient, whatever multiplies it.
 
 RV-Quant (`relu=True`) is for what ReLU puts out. A code is given to true zeros, another to numbers that are rounded to
 zero; 2^b − 2 positive levels remain. The second zero is decoded as a number just above 0, which adds nothing to a sum
@@ -41,8 +42,10 @@ class Outlier:
     """V-Quant's quantizer: the largest magnitudes exactly, the rest in b bits over its narrowed range; deterministic.
 
     |decompress() − x| ≤ (max − min)/(2·(2^b − 1)) over the rest, with `relu` max/(2·(2^b − 2)); to rounding, and unless
-    the span is below 2^-100. NaN and infinities are the largest of all, and so among the outliers; where there are more
-    of them than outliers, the rest is NaN throughout, as it is where its span is no finite float32.
+    the span is below 2^-100. Zeros come back as zeros: where the rest holds some between numbers of both signs, its
+    levels are multiples of the least distance Δ that reaches both ends, and the error at most Δ/2; with one bit they
+    are 0 and the end of larger magnitude. NaN and infinities are the largest of all, and so among the outliers; where
+    there are more of them than outliers, the rest is NaN throughout, as it is where its span is no finite float32.
 
     Compressed are ⌈n/8⌉·b bytes of codes, ⌈n/240⌉ of counts, k·(1 + size of a value) for the outliers, and 8.
 
@@ -189,7 +192,7 @@ def compress_reference(x: Tensor, quantizer: Outlier) -> tuple[Tensor, Tensor, T
         keep = _largest_of(keys, quantizer.count(x.numel()))
     rest = x[~keep].float() if x.numel() else x.new_zeros(1, dtype=torch.float32)
     rest = rest if rest.numel() else rest.new_zeros(1)
-    levels = levels_reference(rest.amin(), rest.amax(), quantizer)
+    levels = levels_reference(rest.amin(), rest.amax(), (rest == 0).any(), quantizer)
     positions = keep.nonzero().squeeze(1)
     counts = torch.bincount(positions // POSITION_BLOCK, minlength=-(-x.numel() // POSITION_BLOCK))
     return (
@@ -201,12 +204,37 @@ def compress_reference(x: Tensor, quantizer: Outlier) -> tuple[Tensor, Tensor, T
     )
 
 
-def levels_reference(low: Tensor, high: Tensor, quantizer: Outlier) -> Tensor:
-    """Return the least level and the distance of two, float32 (2,), for a rest from `low` to `high`, float32 ()."""
+def levels_reference(low: Tensor, high: Tensor, has_zeros: Tensor, quantizer: Outlier) -> Tensor:
+    """Return the least level and the distance of two, float32 (2,), for a rest from `low` to `high`, float32 ().
+
+    With `has_zeros`, bool (), one of the levels is 0.
+    """
     low = torch.zeros_like(low) if quantizer.relu else low + 0  # no −0
     span = high - low
-    step = span.clamp(min=LEAST_SPAN) / span.new_full((), steps_of(quantizer))
-    return torch.where(span.isfinite(), torch.stack([low, step]), torch.nan)
+    steps = span.new_full((), steps_of(quantizer))
+    step = span.clamp(min=LEAST_SPAN) / steps
+    below, step_with_zero = _zero_level(low, high, steps)
+    step_with_zero = torch.maximum(step_with_zero, span.new_full((), LEAST_SPAN) / steps)
+    has_zero_level = has_zeros & (low < 0) & (high >= 0)
+    levels = torch.where(
+        has_zero_level, torch.stack([0 - below * step_with_zero, step_with_zero]), torch.stack([low, step])
+    )
+    return torch.where(span.isfinite(), levels, torch.nan)
+
+
+def _zero_level(low: Tensor, high: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how many levels are to lie below 0, and the least distance of two that then reaches `low` and `high`.
+
+    Of the numbers of levels next to the share of the range below 0, that with the smaller distance. All are float32 ().
+    """
+    most = steps - (high > 0).float()
+    first = (-low / (high - low) * steps).floor().clamp(min=1).minimum(most)
+    second = (first + 1).minimum(most)
+    distances = [torch.maximum(-low / z, torch.where(z < steps, high / (steps - z), 0)) for z in (first, second)]
+    closer = distances[1] < distances[0]
+    below, step = torch.where(closer, second, first), torch.where(closer, distances[1], distances[0])
+    one_alone = most == 0  # one bit: of two levels only one is not 0
+    return torch.where(one_alone, (high < -low).float(), below), torch.where(one_alone, torch.maximum(high, -low), step)
 
 
 def steps_of(quantizer: Outlier) -> int:

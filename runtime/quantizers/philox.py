@@ -8,7 +8,13 @@ bits.
 
 Eight consecutive codes, a group of the packing, share a counter: 16 bits for each code, element 0 of the group the
 lowest 16 bits of word 0.
+
+Keys come from a stream of this module's own. It never moves the state of torch's generators: the masks of dropout are
+those of exact training, and gradient checkpointing recomputes them. `torch.manual_seed` restarts it.
 """
+
+from functools import wraps
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -19,14 +25,76 @@ KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 MASK = 0xFFFFFFFF
 
 
-def draw_seed(generator: torch.Generator | None = None) -> int:
-    """Return a key from 0 to 2^63 − 1, drawn from `generator` or torch's default one on the CPU.
+class KeyStream:
+    """The keys of rounding: a function of the seed that torch was given last, and of how many were drawn since.
 
-    The default generator on the CPU serves tensors on every device: after the same `torch.manual_seed` the same key is
-    drawn, no device is waited for, and checkpointing restores it.
+    Each seed has a count of its own, which goes on when ``torch.random.fork_rng`` gives a seed back.
     """
-    device = "cpu" if generator is None else generator.device
-    return int(torch.randint(0, 2**63 - 1, (), dtype=torch.int64, device=device, generator=generator))
+
+    _SEEDS = 1024  # counts that are remembered; the oldest goes first
+
+    def __init__(self) -> None:
+        self._drawn: dict[int, count[int]] = {}
+
+    def restart(self, seed: int) -> None:
+        """Begin again the keys of `seed`."""
+        self._drawn.pop(seed, None)
+        if len(self._drawn) >= self._SEEDS:
+            self._drawn.pop(next(iter(self._drawn)), None)
+        self._drawn[seed] = count()
+
+    def next(self) -> int:
+        """Return the next key, from 0 to 2^63 − 1; no generator of torch is moved."""
+        seed = torch.default_generator.initial_seed()
+        drawn = self._drawn.get(seed)
+        if drawn is None:
+            self.restart(seed)
+            drawn = self._drawn[seed]
+        return _mixed(_mixed(seed) + next(drawn)) >> 1
+
+
+def _mixed(number: int) -> int:
+    """Return 64 well-mixed bits of `number`, modulo 2^64 (splitmix64: Steele, Lea and Flood, 2014)."""
+    z = (number + 0x9E3779B97F4A7C15) & _WORD
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & _WORD
+    return z ^ z >> 31
+
+
+_WORD = 2**64 - 1
+_keys = KeyStream()
+
+
+def _watch_seeding() -> None:
+    """Let `torch.manual_seed` restart the keys.
+
+    Torch has no hook for it, and its state alone does not tell: after ``manual_seed(0)`` it is the same as after a
+    forward pass without dropout that was seeded so. A generator that is seeded by its own method restarts nothing
+    unless the seed is new.
+    """
+    original = torch.random.manual_seed
+
+    @wraps(original)
+    def manual_seed(seed: int) -> torch.Generator:
+        generator = original(seed)
+        _keys.restart(generator.initial_seed())
+        return generator
+
+    torch.manual_seed = torch.random.manual_seed = manual_seed
+
+
+_watch_seeding()
+
+
+def draw_seed(generator: torch.Generator | None = None) -> int:
+    """Return a key from 0 to 2^63 − 1: the next of the stream, or one drawn from `generator`, which that moves.
+
+    One stream serves tensors on every device: after the same `torch.manual_seed` the same keys come, and no device is
+    waited for.
+    """
+    if generator is None:
+        return _keys.next()
+    return int(torch.randint(0, 2**63 - 1, (), dtype=torch.int64, device=generator.device, generator=generator))
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:

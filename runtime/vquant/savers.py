@@ -24,5 +24,9 @@ class OutlierSaver(QuantizerSaver):
         codes = found(x)
         return super().compress(x) if codes is None else codes
 
+    def compress_rows(self, x: Tensor) -> Compressed:
+        """Return `x` in few bits: V-Quant has no groups that could reach over rows."""
+        return self.compress(x)
+
     def __str__(self) -> str:
         return f"V-Quant(bits={self.quantizer.bits}, ratio={self.quantizer.ratio})"

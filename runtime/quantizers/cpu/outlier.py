@@ -66,7 +66,7 @@ _ROOM = 31  # for candidates, in each part
 # Addresses of memory to work in:
 _KEYS = 12  # int32: of the sample, then of all candidates
 _FOUND = 13  # int32 (blocks,): candidates in each span
-_ENDS = 14  # int32 (parts, 2, lanes): least and greatest keys of the others
+_ENDS = 14  # int32 (parts, 3, lanes): least and greatest keys of the others, and their least magnitude
 _STARTS, _USED = 15, 16  # int64 (parts + 1,), (parts,): where each part notes its candidates, and how many there are
 _FIRSTS, _QUOTAS = 17, 18  # int64 (parts,): outliers before each part, and outliers in it that are at the threshold
 _PLACES, _PICKED = 19, 20  # uint16 and float32: place in its span and value of each candidate
@@ -149,7 +149,7 @@ def _bracket(n: int, quantizer: "Outlier") -> tuple[int, int, int, int, int]:
 def _workspace(state: np.ndarray, keys: int, candidates: int) -> np.ndarray:
     """Return memory for so many keys of a sample and candidates, and write the addresses into the state."""
     parts, blocks = int(state[_PARTS]), int(state[_BLOCKS])
-    sizes = (4 * max(keys, candidates), 4 * blocks, 8 * _LANES * parts)
+    sizes = (4 * max(keys, candidates), 4 * blocks, 12 * _LANES * parts)
     sizes = (*sizes, 8 * (parts + 1), *(8 * parts,) * 3, 2 * candidates, 4 * candidates)
     offsets = [0]
     for size in sizes:
@@ -196,7 +196,7 @@ def _above(typingctx: Any, address: Any, bound: Any, negative: Any, ends: Any) -
     """Return 64 bits: whose of the float32 numbers at an address the magnitude is above a bound.
 
     Those are the patterns above `bound` as signed integers, or above `negative` as unsigned. The least and greatest
-    keys of the others are kept at the address `ends`, 16 lanes of each.
+    keys of the others, and the least magnitude of all, are kept at the address `ends`, 16 lanes of each.
     """
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -215,6 +215,7 @@ def _above(typingctx: Any, address: Any, bound: Any, negative: Any, ends: Any) -
         start, bound, negative, ends = args
         bound, negative = all_lanes(bound), all_lanes(negative)
         low, high = builder.load(at(ends, 0), align=4), builder.load(at(ends, size), align=4)
+        least = builder.load(at(ends, 2 * size), align=4)
         found = bit(0)
         for i in range(_WORD // _LANES):
             pattern = builder.load(at(start, i * size), align=4)
@@ -225,10 +226,13 @@ def _above(typingctx: Any, address: Any, bound: Any, negative: Any, ends: Any) -
             lower = builder.select(builder.icmp_signed("<", key, low), key, low)
             higher = builder.select(builder.icmp_signed(">", key, high), key, high)
             low, high = builder.select(large, low, lower), builder.select(large, high, higher)
+            magnitude = builder.and_(pattern, vectors([int(_TOP)] * _LANES))
+            least = builder.select(builder.icmp_signed("<", magnitude, least), magnitude, least)
             lanes = builder.zext(builder.bitcast(large, ir.IntType(_LANES)), bit)
             found = builder.or_(found, builder.shl(lanes, bit(i * _LANES)))
         builder.store(low, at(ends, 0), align=4)
         builder.store(high, at(ends, size), align=4)
+        builder.store(least, at(ends, 2 * size), align=4)
         return found
 
     return types.uint64(types.intp, types.int32, types.int32, types.intp), generate
@@ -339,7 +343,7 @@ def _surveyor() -> Kernel:
         used = vector(state[_USED], np.int64(0), parts)
         places = vector(state[_PLACES], np.uint16(0), starts[parts])
         picked = vector(state[_PICKED], np.float32(0), starts[parts])
-        ends = vector(state[_ENDS], np.int32(0), parts * 2 * _LANES)
+        ends = vector(state[_ENDS], np.int32(0), parts * 3 * _LANES)
         buffer = np.empty(_SPAN, np.float32)
         here = np.empty(_SPAN + 6, np.uint16)
         while True:
@@ -347,9 +351,10 @@ def _surveyor() -> Kernel:
             if part >= parts:
                 return
             at, end = starts[part], starts[part + 1]
-            lanes = part * 2 * _LANES
+            lanes = part * 3 * _LANES
             ends[lanes : lanes + _LANES] = _TOP
             ends[lanes + _LANES : lanes + 2 * _LANES] = ~_TOP
+            ends[lanes + 2 * _LANES : lanes + 3 * _LANES] = _TOP
             for block in range(blocks * part // parts, blocks * (part + 1) // parts):
                 start = block * _SPAN
                 count = min(_SPAN, n - start)
@@ -436,22 +441,53 @@ def _chooser() -> Kernel:
                         skip -= 1
             quota -= quotas[part]
         state[_THRESHOLD], state[_KEPT] = threshold, kept
-        ends = vector(state[_ENDS], np.int32(0), parts * 2 * _LANES)
+        ends = vector(state[_ENDS], np.int32(0), parts * 3 * _LANES)
+        has_zeros = False  # all are among the others: a bound is never below 0
         for part in range(parts):
-            for lane in range(2 * part * _LANES, (2 * part + 1) * _LANES):
+            for lane in range(3 * part * _LANES, (3 * part + 1) * _LANES):
                 low, high = min(low, ends[lane]), max(high, ends[lane + _LANES])
+                has_zeros = has_zeros or ends[lane + 2 * _LANES] == 0
         if low > high:  # there is no rest
             low = high = np.int32(0)
         elif low < ~_INFINITY:  # a negative NaN, least of all: it shall make both NaN
             high = _NAN
         levels = vector(state[_LEVELS], np.float32(0), 2)
         least = np.float32(0) if relu else np.float32(as_float(_key(low)) + np.float32(0))  # no −0
-        span = np.float32(as_float(_key(high)) - least)
+        most, steps = as_float(_key(high)), np.float32(state[_STEPS])
+        span = np.float32(most - least)
+        step = np.float32(max(span, _LEAST_SPAN) / steps)
+        if has_zeros and least < np.float32(0) and most >= np.float32(0):
+            least, step = _levels_with_zero(least, most, span, steps)  # pyright: ignore[reportCallIssue]
         finite = abs(span) < np.float32(np.inf)
         levels[0] = least if finite else np.float32(np.nan)
-        levels[1] = max(span, _LEAST_SPAN) / np.float32(state[_STEPS]) if finite else np.float32(np.nan)
+        levels[1] = step if finite else np.float32(np.nan)
 
     return build(choose)
+
+
+@njit(inline="always")
+def _levels_with_zero(low: Any, high: Any, span: Any, steps: Any) -> Any:
+    """Return the least level and the distance of two so that 0 is one: the arithmetic of `levels_reference`."""
+    zero, one = np.float32(0), np.float32(1)
+    most = np.float32(steps - (one if high > zero else zero))
+    if most == zero:
+        below, step = (one if high < -low else zero), max(high, np.float32(-low))
+    else:
+        below = min(max(np.float32(np.floor(np.float32(np.float32(-low / span) * steps))), one), most)
+        step = _distance(low, high, below, steps)  # pyright: ignore[reportCallIssue]
+        second = min(np.float32(below + one), most)
+        other = _distance(low, high, second, steps)  # pyright: ignore[reportCallIssue]
+        if other < step:
+            below, step = second, other
+    step = max(step, np.float32(_LEAST_SPAN / steps))
+    return np.float32(zero - np.float32(below * step)), step
+
+
+@njit(inline="always")
+def _distance(low: Any, high: Any, below: Any, steps: Any) -> Any:
+    """Return the least distance of levels that reaches `low` and `high` with so many levels below 0."""
+    down = np.float32(-low / below)
+    return max(down, np.float32(high / np.float32(steps - below))) if below < steps else down
 
 
 @cache
