@@ -28,13 +28,11 @@ NAME = "training --method hooks"
 @click.option(
     "--seeds", type=click.IntRange(2, 100), metavar="N", default=5, show_default=True, help="How many, from 0 on."
 )
-@click.option("--variant", "chosen", multiple=True, metavar="NAME", help="Train this one, beside exact.  [default: all]")
+@click.option("--variant", "chosen", multiple=True, metavar="NAME", help="One to train, beside exact.  [default: all]")
 @click.option("--threads", type=click.IntRange(1, 1024), metavar="N", default=1, show_default=True, help="For torch.")
 @input_option
 @figure_option
-def command(
-    steps: int, seeds: int, chosen: tuple[str, ...], threads: int, source: Path | None, output: Path
-) -> None:
+def command(steps: int, seeds: int, chosen: tuple[str, ...], threads: int, source: Path | None, output: Path) -> None:
     """Train GPT-2 exactly, with hooks at 4 bits, at L2, with both and at L3, and draw the validation losses.
 
     Runs of a seed have the same weights and batches; beside them exact training runs once more from weights changed by

@@ -85,7 +85,7 @@ def compress_saved_tensors(
     * outputs of log_softmax and logsumexp; whatever is saved by functions that divide by it, take its logarithm, root,
       norm, inverse or a power (but for whole powers and such above 1), and by the losses of torch.nn.functional; of
       attention the mask, of a division the divisor
-    * what a checkpoint that is reentrant starts again from
+    * what a checkpoint starts again from
     * integers, booleans and complex numbers; sparse tensors, subclasses, tensors of functorch, of the meta device
     * tensors of fewer than `smallest` elements, and those whose last dimension is 1: statistics, as a rule
     * what the quantizer would not make smaller.
@@ -97,8 +97,8 @@ def compress_saved_tensors(
 
     The context may surround a compiled model, whose backward pass decompresses all of a graph before it starts. What a
     compiled graph saves comes without history, so there only shapes and values tell: left alone are tensors that are
-    not finite, statistics (a tensor that has all dimensions but one of another), matrices of queries × keys, and the
-    operands of a softmax, which come with their maxima.
+    not finite, statistics (a tensor that has all dimensions but one of another), matrices of queries × keys,
+    log-probabilities (by one row of them), and the operands of a softmax, which come with their maxima.
 
     Args:
         quantizer: `PerGroup`, `Outlier`, or whatever has compress(x) → decompress(), nbytes. `FixedPoint` does not fit:
@@ -121,11 +121,11 @@ class _Hooks(torch.autograd.graph.saved_tensors_hooks):
     """The hooks of a store, with the mode that notes for it which function runs."""
 
     def __init__(self, store: "_Store") -> None:
-        self._store = store
         # In a compiled function the hooks run between compiled pieces; they are not to be compiled themselves.
         pack: Any = disable(store.pack)
         unpack: Any = disable(_unpack)
         super().__init__(pack, unpack)
+        self._decide: Any = disable(store.decide)
         self._mode = _Mode(store.running)
 
     def __enter__(self) -> None:
@@ -135,7 +135,7 @@ class _Hooks(torch.autograd.graph.saved_tensors_hooks):
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         self._mode.__exit__(*error)
-        disable(self._store.decide)(None)
+        self._decide(None)
 
 
 class _Running(threading.local):
@@ -323,12 +323,12 @@ class _Store:
     def pack(self, x: Tensor) -> Any:
         """Return what autograd shall keep of `x`."""
         self.decide(x)
-        function = _python_function()
-        compiled = function is not None and function.__name__ == "CompiledFunction"
+        saver = _python_saver()
+        compiled = saver == _COMPILED
         if not is_plain(x):
             self.running.codes = x.numel() if compiled and x.dtype == torch.uint8 else self.running.codes
             return x
-        if _stays(x) or x.untyped_storage()._cdata in self.kept or self._is_exact(x, function, compiled):
+        if _stays(x) or x.untyped_storage()._cdata in self.kept or self._is_exact(x, saver):
             return _Kept.of(x)
         if compiled:
             self.running.undecided = _Undecided(x, _Kept.of(x))
@@ -361,11 +361,11 @@ class _Store:
             self._remember(entry)
         return _View(entry, x.shape, x.stride(), int(x.storage_offset()) - entry.start)
 
-    def _is_exact(self, x: Tensor, function: Any, compiled: bool) -> bool:
-        """Tell whether `x` must not be rounded, by its history and the functions, of Python and torch, that run."""
-        if function is not None and function.__name__ == "CheckpointFunction":
+    def _is_exact(self, x: Tensor, saver: str) -> bool:
+        """Tell whether `x` must not be rounded, by its history and by who saves it."""
+        if saver in _CHECKPOINTS:
             return True
-        if compiled:
+        if saver == _COMPILED:
             return self._is_exact_of_compiled(x)
         name, node = self.running.name, _origin(x)
         if node is None:
@@ -380,7 +380,7 @@ class _Store:
             for other in shapes
         )
         of_codes = 2 * x.numel() <= self.running.codes  # what they mean, of ops such as fewbit's
-        return statistic or of_codes or _of_queries_and_keys(shape, shapes)
+        return statistic or of_codes or _of_queries_and_keys(shape, shapes) or _are_log_probabilities(x)
 
     def _compressed(self, x: Tensor) -> Compressed | None:
         """Return `x` compressed, None if that would spoil it."""
@@ -436,15 +436,22 @@ def _origin(x: Tensor) -> Any:
 
 
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # pyright: ignore[reportFunctionMemberAccess]
-_HOOKS = ("torch._dynamo", __package__ + ".memory", __name__)  # modules through which a hook is called
+_HOOKS = ("torch._dynamo", f"{__package__}.memory", __name__)  # modules through which a hook is called
+_COMPILED = "CompiledFunction"
+_CHECKPOINTS = ("CheckpointFunction", "_NoopSaveInputs", "torch.utils.checkpoint")  # save what they start again from
 
 
-def _python_function() -> Any:
-    """Return the subclass of torch.autograd.Function that saves, None if it is a function of torch."""
+def _python_saver() -> str:
+    """Return the name of the autograd.Function, or the module of torch, whose Python saves; "" for others."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_HOOKS):
         frame = frame.f_back
-    return frame.f_locals["cls"] if frame is not None and frame.f_code is _APPLY else None
+    if frame is None:
+        return ""
+    if frame.f_code is _APPLY:
+        return frame.f_locals["cls"].__name__
+    module = frame.f_globals.get("__name__", "")
+    return module if module in _CHECKPOINTS else ""
 
 
 def _of_queries_and_keys(shape: torch.Size, shapes: Iterable[torch.Size]) -> bool:
@@ -459,9 +466,17 @@ def _of_queries_and_keys(shape: torch.Size, shapes: Iterable[torch.Size]) -> boo
 
 def _are_maxima(y: Tensor, x: Tensor) -> bool:
     """Tell whether `y` has the maxima of the rows of `x`, which a softmax saves beside its operand; looks at one."""
-    if x.dim() < 2 or y.shape != x.shape[:-1] + (1,) or y.device != x.device:
+    if x.dim() < 2 or y.shape != (*x.shape[:-1], 1) or y.device != x.device:
         return False
     return bool(x[(0,) * (x.dim() - 1)].amax() == y[(0,) * y.dim()])
+
+
+def _are_log_probabilities(x: Tensor) -> bool:
+    """Tell whether the rows of `x` are logarithms of numbers that sum to one; looks at one."""
+    if x.dim() < 2 or x.shape[-1] < 2:
+        return False
+    row = x[(0,) * (x.dim() - 1)].double()
+    return bool((row.amax() <= 0) & (row.logsumexp(0).abs() < 0.01))
 
 
 def _may_be_dropouts(function: str, x: Tensor) -> bool:
