@@ -98,7 +98,8 @@ def compress_saved_tensors(
     The context may surround a compiled model, whose backward pass decompresses all of a graph before it starts. What a
     compiled graph saves comes without history, so there only shapes and values tell: left alone are tensors that are
     not finite, statistics (a tensor that has all dimensions but one of another), matrices of queries × keys,
-    log-probabilities (by one row of them), and the operands of a softmax, which come with their maxima.
+    log-probabilities (by one row of them), and what is saved with a number for each row that is no statistic of a
+    normalisation: the operand of a softmax. Keep the loss out of the compiled function where you can.
 
     Args:
         quantizer: `PerGroup`, `Outlier`, or whatever has compress(x) → decompress(), nbytes. `FixedPoint` does not fit:
@@ -336,10 +337,10 @@ class _Store:
         return self._packed(x)
 
     def decide(self, following: Tensor | None) -> None:
-        """Compress what a compiled graph has saved last, unless `following`, saved next, are the maxima of its rows."""
+        """Compress what a compiled graph has saved last, unless by `following`, saved next, it enters a softmax."""
         undecided, self.running.undecided = self.running.undecided, None
         if undecided is not None and undecided.x is not None:
-            if following is None or not _are_maxima(following, undecided.x):
+            if following is None or not _enters_softmax(undecided.x, following):
                 undecided.held = self._packed(undecided.x)
             undecided.x = None
 
@@ -464,11 +465,17 @@ def _of_queries_and_keys(shape: torch.Size, shapes: Iterable[torch.Size]) -> boo
     return any(other[-2] == S and other[-1] in features for other in heads)
 
 
-def _are_maxima(y: Tensor, x: Tensor) -> bool:
-    """Tell whether `y` has the maxima of the rows of `x`, which a softmax saves beside its operand; looks at one."""
-    if x.dim() < 2 or y.shape != (*x.shape[:-1], 1) or y.device != x.device:
+def _enters_softmax(x: Tensor, y: Tensor) -> bool:
+    """Tell whether `x` may be the operand of a compiled softmax, of which `y` then are the rows' maxima.
+
+    Not the maxima of `x` itself, which may still be scaled. So it is whatever has a number for each row, unless that is
+    the row's mean or 1/deviation (one row is looked at): of what a normalisation saves.
+    """
+    if x.dim() < 2 or y.shape != (*x.shape[:-1], 1) or y.device != x.device or not is_plain(y):
         return False
-    return bool(x[(0,) * (x.dim() - 1)].amax() == y[(0,) * y.dim()])
+    row, number = x[(0,) * (x.dim() - 1)].double(), y[(0,) * y.dim()].double()
+    of_normalisation = torch.stack([row.mean(), row.var(correction=0).rsqrt(), row.square().mean().rsqrt()])
+    return not bool(torch.isclose(number, of_normalisation, rtol=0.01, atol=1e-6).any())
 
 
 def _are_log_probabilities(x: Tensor) -> bool:
