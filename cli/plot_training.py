@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from .actnn_training import command as actnn
+from .hooks_training import command as hooks
 from .plot_blpa import training as blpa
 from .plot_glu import glu_training as glu
 from .training import command as fewbit
@@ -35,6 +36,6 @@ class ByMethod(click.Command):
 
 training = ByMethod(
     "training",
-    {"fewbit": fewbit, "blpa": blpa, "actnn": actnn, "glu": glu},
+    {"fewbit": fewbit, "blpa": blpa, "actnn": actnn, "glu": glu, "hooks": hooks},
     help="Train networks exactly and with few bits, with several seeds, and draw the losses.",
 )

@@ -28,7 +28,7 @@ input_option = click.option(
 )
 
 # `fewbit plot training` is one command for all of them (plot_training.py).
-METHODS = ("fewbit", "blpa", "actnn", "glu")
+METHODS = ("fewbit", "blpa", "actnn", "glu", "hooks")
 
 
 def method_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -39,7 +39,8 @@ def method_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., 
         default=default,
         expose_value=False,
         help="What is trained in few bits: activation functions (fewbit), pre-activation layers (blpa), all layers at"
-        " ActNN's levels (actnn), gated MLPs (glu). Each has options of its own: --method blpa --help.  [default:"
+        " ActNN's levels (actnn), gated MLPs (glu), saved-tensor hooks and levels (hooks). Each has options of its own:"
+        " --method blpa --help.  [default:"
         " fewbit]",
     )
 

@@ -4,14 +4,22 @@
         loss = model(x)
     loss.backward()
 
-A saved-tensor hook sees tensors and not what they are for. It leaves alone what compressing would not make smaller or
-would spoil (see `compress_saved_tensors`), and compresses each piece of memory once: what is saved again, whole or a
-view of it, shares the codes of the first.
+A saved-tensor hook sees a tensor and not what it is for. Two things tell: the tensor's history in the graph, and the
+torch function that runs while it is saved, which a `TorchFunctionMode` notes. Every other tensor is compressed once for
+each piece of memory: what is saved again, whole or a view of it, shares the codes of the first.
+
+What must not be rounded. The gradient of a linear layer is linear in what it saves, so rounding adds noise without
+bias; that of an activation errs by no more than the rounding. Elsewhere a small error of a saved tensor becomes a large
+one of the gradient: what enters the backward pass under an exponential (log-probabilities, log-sum-exp, masks that are
+added to scores), as a divisor (statistics, roots, norms) or near a pole (logarithms, losses).
 """
 
+import sys
+import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,15 +27,18 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.compiler import disable
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
 
 from ..tables import FewbitError
 from ..tables.errors import shown
 from .abstract import is_abstract
-from .layout import as_dense, with_stride
+from .layout import as_dense, flat, with_stride
+from .packing import pack, unpack
 from .prepared import DTYPES
 from .quantizers import Compressed, FixedPoint, Quantizer
+from .quantizers.common import Form
 
-# What autocast and views put between a parameter and what an op saves of it.
+# What autocast and views put between a tensor and what an op saves of it.
 _SAME_VALUES = frozenset(
     name + "Backward0"
     for name in (
@@ -35,6 +46,29 @@ _SAME_VALUES = frozenset(
         *("Transpose", "UnsafeView", "Unsqueeze", "View"),
     )
 )
+
+# Nodes whose output is the logarithm of a probability or of a sum of exponentials, wherever it is saved.
+_LOGARITHMS = frozenset(f"{name}Backward0" for name in ("LogSoftmax", "Logsumexp", "Logcumsumexp"))
+
+# Functions that divide by what they save, or take its logarithm, root, norm or inverse. (Losses and linear algebra:
+# see `_saves_exactly`.)
+_EXACT_FUNCTIONS = frozenset(
+    (
+        *("reciprocal", "rsqrt", "sqrt", "cumprod", "prod", "std", "norm", "renorm", "dist", "cdist", "hypot"),
+        *("pairwise_distance", "cosine_similarity", "normalize", "local_response_norm", "atan2", "arctan2"),
+        *("log", "log2", "log10", "log1p", "logit", "xlogy", "logaddexp", "logaddexp2", "logsumexp", "logcumsumexp"),
+        *("acos", "arccos", "asin", "arcsin", "acosh", "arccosh", "atanh", "arctanh", "erfinv", "lgamma", "digamma"),
+        *("cosh", "sinh", "inverse", "pinverse", "det", "logdet", "slogdet", "svd", "qr", "matrix_exp", "matrix_power"),
+        *("cholesky", "cholesky_solve", "cholesky_inverse", "triangular_solve", "addcdiv", "rtruediv", "rdiv"),
+    )
+)
+_POWERS = frozenset(("pow", "rpow", "float_power", "lp_pool1d", "lp_pool2d", "lp_pool3d"))
+# Functions of which one operand must not be rounded: its position and keyword.
+_EXACT_OPERANDS: Mapping[str, tuple[int, str]] = {
+    **dict.fromkeys(("div", "divide", "true_divide", "truediv", "itruediv", "idiv"), (1, "other")),
+    "scaled_dot_product_attention": (3, "attn_mask"),
+}
+_DROPOUTS = frozenset(("scaled_dot_product_attention", "multi_head_attention_forward"))
 
 
 def compress_saved_tensors(
@@ -46,14 +80,27 @@ def compress_saved_tensors(
 
     * parameters, other leaves that require a gradient, their views and casts, and the tensors in `keep`: they stay in
       memory anyway. (A frozen weight that autocast has cast cannot be told from an activation.)
+    * tensors without history, which no gradient flows through: inputs and other constants, masks, means and deviations
+      of normalisations, the log-sum-exp of attention. Dropout's masks of floats, on the CPU, take one exact bit.
+    * tensors with infinities or NaN
+    * outputs of log_softmax and logsumexp; whatever is saved by functions that divide by it, take its logarithm, root,
+      norm, inverse or a power (but for whole powers and such above 1), and by the losses of torch.nn.functional; of
+      attention the mask, of a division the divisor
+    * what a checkpoint starts again from
     * integers, booleans and complex numbers; sparse tensors, subclasses, tensors of functorch
     * tensors of fewer than `smallest` elements, and those whose last dimension is 1: statistics, as a rule
     * what the quantizer would not make smaller.
 
-    A tensor that is saved several times, or as views of what was saved whole, is compressed once. Contexts may be
-    nested: the innermost counts, as with all of torch's hooks. A second derivative (`create_graph=True`) is that of the
-    graph at the decompressed values. The context may surround a compiled model; inside a compiled function it ends the
-    graph. There the compiled backward pass decompresses all of a graph before it starts.
+    Where the quantizer has a method `within`, groups do not reach over the innermost dimension. A tensor that is saved
+    several times, or as views of what was saved whole, is compressed once. Contexts may be nested: the innermost
+    counts, as with all of torch's hooks. A second derivative (`create_graph=True`) is that of the graph at the
+    decompressed values. Inside a compiled function the context ends the graph.
+
+    The context may surround a compiled model, whose backward pass decompresses all of a graph before it starts. What a
+    compiled graph saves comes without history, so there only shapes and values tell: left alone are tensors that are
+    not finite, statistics (a tensor that has all dimensions but one of another), matrices of queries × keys,
+    log-probabilities (by one row of them), and what is saved with a number for each row that is no statistic of a
+    normalisation: the operand of a softmax. Keep the loss out of the compiled function where you can.
 
     Args:
         quantizer: `PerGroup`, `Outlier`, or whatever has compress(x) → decompress(), nbytes. `FixedPoint` does not fit:
@@ -69,11 +116,90 @@ def compress_saved_tensors(
             "compress_saved_tensors takes a quantizer that compresses a tensor by itself, as PerGroup(bits=4) or "
             f"Outlier(), not {shown(quantizer)}"
         )
-    store = _Store(quantizer, smallest, {t.untyped_storage()._cdata for t in keep})
-    # In a compiled function the hooks run between compiled pieces; they are not to be compiled themselves.
-    pack: Any = disable(store.pack)
-    unpack: Any = disable(_unpack)
-    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+    return _Hooks(_Store(quantizer, smallest, {t.untyped_storage()._cdata for t in keep}))
+
+
+class _Hooks(torch.autograd.graph.saved_tensors_hooks):
+    """The hooks of a store, with the mode that notes for it which function runs."""
+
+    def __init__(self, store: "_Store") -> None:
+        # In a compiled function the hooks run between compiled pieces; they are not to be compiled themselves.
+        pack: Any = disable(store.pack)
+        unpack: Any = disable(_unpack)
+        super().__init__(pack, unpack)
+        self._decide: Any = disable(store.decide)
+        self._mode = _Mode(store.running)
+
+    def __enter__(self) -> None:
+        self._mode.__enter__()
+        super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._mode.__exit__(*error)
+        self._decide(None)
+
+
+class _Running(threading.local):
+    """The torch function that runs in this thread.
+
+    Attributes:
+        name: of the function, "" outside of any; without underscores, so that `x / y`, `x.div_(y)` are functions, too.
+        operand: the history of its operand that must not be rounded.
+        codes: bytes of what a compiled graph has saved last as uint8.
+        undecided: what a compiled graph has saved last, if the next that is saved may tell that it must not be rounded.
+    """
+
+    name: str = ""
+    operand: Any = None
+    codes: int = 0
+    undecided: "_Undecided | None" = None
+
+
+class _Mode(TorchFunctionMode):
+    """Notes which torch function runs."""
+
+    def __init__(self, running: _Running) -> None:
+        super().__init__()
+        self.running = running
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.compiler.is_compiling():
+            return func(*args, **kwargs)
+        running = self.running
+        before = running.name, running.operand
+        running.name, running.operand = _noted(func, args, kwargs)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            running.name, running.operand = before
+
+
+def _noted(func: Any, args: Any, kwargs: Any) -> tuple[str, Any]:
+    """Return the name of the function and the history of the operand that must not be rounded."""
+    name = _plain_name(getattr(func, "__name__", ""))
+    if name in _EXACT_OPERANDS:
+        position, keyword = _EXACT_OPERANDS[name]
+        operand = args[position] if len(args) > position else kwargs.get(keyword)
+        return name, _origin(operand) if isinstance(operand, Tensor) else None
+    if name in _POWERS:
+        exponent = args[1] if len(args) > 1 else kwargs.get("exponent")
+        linear = isinstance(exponent, int | float) and (exponent >= 1 or exponent == 0)
+        return ("" if linear else "norm"), None
+    return name, None
+
+
+@cache
+def _plain_name(name: str) -> str:
+    return name.strip("_")
+
+
+@cache
+def _saves_exactly(function: str) -> bool:
+    """Tell whether whatever `function` saves is left alone."""
+    loss = function.endswith("_loss") or "cross_entropy" in function or function == "kl_div"
+    return function in _EXACT_FUNCTIONS or loss or function.startswith(("linalg_", "special_"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,44 +256,144 @@ class _Copy:
         return with_stride(self.compressed.decompress(), self.stride).expand(self.shape)
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """What autograd holds in place of a tensor that is left alone.
+
+    Detached, since an output that holds the node that holds it would never be freed. Autograd does not check what hooks
+    return, so a change in place is looked for here.
+    """
+
+    whole: Tensor
+    version: int
+
+    @classmethod
+    def of(cls, x: Tensor) -> "_Kept":
+        """Return what holds `x`."""
+        return cls(x.detach(), x._version)
+
+    def tensor(self) -> Tensor:
+        """Return the tensor.
+
+        Raises:
+            RuntimeError: it was changed in place.
+        """
+        if self.whole._version != self.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"a tensor of shape {tuple(self.whole.shape)} is at version {self.whole._version}, expected version "
+                f"{self.version} instead"
+            )
+        return self.whole
+
+
+@dataclass(eq=False)
+class _Undecided:
+    """What autograd holds in place of a tensor of a compiled graph, at first the tensor itself.
+
+    Attributes:
+        x: the tensor, None when it has been decided what is held.
+        held: what is.
+    """
+
+    x: Tensor | None
+    held: "_Kept | _View | _Copy"
+
+    def tensor(self) -> Tensor:
+        """Return the tensor."""
+        return self.held.tensor()
+
+
 @dataclass(frozen=True, eq=False)
 class _Store:
     """What the hooks of one context share.
 
     Attributes:
         kept: identities of storages to be left alone.
+        running: the torch function that runs.
         entries: identity of a storage → what has been compressed of it, as long as a graph holds that.
+        compiled: shapes that compiled graphs have saved.
     """
 
     quantizer: Quantizer
     smallest: int
     kept: set[int]
+    running: _Running = field(default_factory=_Running)
     entries: dict[int, list[weakref.ref[_Entry]]] = field(default_factory=dict)
+    compiled: set[torch.Size] = field(default_factory=set)
 
-    def pack(self, x: Tensor) -> Tensor | _View | _Copy:
+    def pack(self, x: Tensor) -> Any:
         """Return what autograd shall keep of `x`."""
-        if not is_plain(x) or _stays(x):
+        self.decide(x)
+        saver = _python_saver()
+        compiled = saver == _COMPILED
+        if not is_plain(x):
+            self.running.codes = x.numel() if compiled and x.dtype == torch.uint8 else self.running.codes
             return x
+        if _stays(x) or x.untyped_storage()._cdata in self.kept or self._is_exact(x, saver):
+            return _Kept.of(x)
+        if compiled:
+            self.running.undecided = _Undecided(x, _Kept.of(x))
+            return self.running.undecided
+        return self._packed(x)
+
+    def decide(self, following: Tensor | None) -> None:
+        """Compress what a compiled graph has saved last, unless by `following`, saved next, it enters a softmax."""
+        undecided, self.running.undecided = self.running.undecided, None
+        if undecided is not None and undecided.x is not None:
+            if following is None or not _enters_softmax(undecided.x, following):
+                undecided.held = self._packed(undecided.x)
+            undecided.x = None
+
+    def _packed(self, x: Tensor) -> _Kept | _View | _Copy:
         storage = StorageWeakRef(x.untyped_storage())
-        if storage.cdata in self.kept:
-            return x
         entry = self._entry_with(x, storage.cdata)
         if entry is None:
-            if x.numel() < self.smallest or (x.dim() > 1 and x.shape[-1] == 1):
-                return x
             core = _without_repeats(x)
-            if _overlaps(core):
-                return x
-            with torch.no_grad():
-                compressed = self.quantizer.compress(core)
-            if compressed.nbytes >= core.numel() * core.element_size():
-                return x
+            small = x.numel() < self.smallest or (core.dim() > 1 and 1 in (core.shape[-1], x.shape[-1]))
+            if small or _overlaps(core):
+                return _Kept.of(x)
+            compressed = self._compressed(core)
+            if compressed is None or compressed.nbytes >= core.numel() * core.element_size():
+                return _Kept.of(x)
             if core.numel() < x.numel() or as_dense(core) is not core:
                 return _Copy(compressed, x.shape, core.stride())
             start = int(x.storage_offset())
             entry = _Entry(compressed, start, start + x.numel(), x._version, x.dtype, storage)
             self._remember(entry)
         return _View(entry, x.shape, x.stride(), int(x.storage_offset()) - entry.start)
+
+    def _is_exact(self, x: Tensor, saver: str) -> bool:
+        """Tell whether `x` must not be rounded, by its history and by who saves it."""
+        if saver in _CHECKPOINTS:
+            return True
+        if saver == _COMPILED:
+            return self._is_exact_of_compiled(x)
+        name, node = self.running.name, _origin(x)
+        if node is None:
+            return not _may_be_dropouts(name, x)
+        return node.name() in _LOGARITHMS or _saves_exactly(name) or node is self.running.operand
+
+    def _is_exact_of_compiled(self, x: Tensor) -> bool:
+        shape, shapes = x.shape, self.compiled
+        shapes.add(shape)
+        statistic = any(
+            len(other) == len(shape) + 1 and any(other[:i] + other[i + 1 :] == shape for i in range(len(other)))
+            for other in shapes
+        )
+        of_codes = 2 * x.numel() <= self.running.codes  # what they mean, of ops such as fewbit's
+        return statistic or of_codes or _of_queries_and_keys(shape, shapes) or _are_log_probabilities(x)
+
+    def _compressed(self, x: Tensor) -> Compressed | None:
+        """Return `x` compressed, None if that would spoil it."""
+        with torch.no_grad():
+            if x.grad_fn is None and _may_be_dropouts(self.running.name, x):
+                return _Bits.of(x)
+            quantizer: Any = self.quantizer
+            if x.dim() > 1 and hasattr(quantizer, "within"):
+                quantizer = quantizer.within(x.shape[min(range(x.dim()), key=x.stride)])
+            compressed = quantizer.compress(x)
+            return compressed if _is_finite(compressed, x) else None
 
     def _entry_with(self, x: Tensor, storage: int) -> _Entry | None:
         end = int(x.storage_offset()) + 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
@@ -185,7 +411,7 @@ class _Store:
         entries.setdefault(entry.storage.cdata, []).append(weakref.ref(entry, forget))
 
 
-def _unpack(kept: Tensor | _View | _Copy) -> Tensor:
+def _unpack(kept: Any) -> Tensor:
     return kept if isinstance(kept, Tensor) else kept.tensor()
 
 
@@ -205,10 +431,117 @@ def _stays(x: Tensor) -> bool:
     """Tell whether `x` is a parameter or leaf, or its values in another shape or dtype."""
     if any(isinstance(t, nn.Parameter) or (t.is_leaf and t.requires_grad) for t in (x, x._base) if t is not None):
         return True
+    node = _origin(x)
+    return node is not None and node.name() == "torch::autograd::AccumulateGrad"
+
+
+def _origin(x: Tensor) -> Any:
+    """Return the node of the graph that computed the values of `x`; None if `x` has no history."""
     node = x.grad_fn
     while node is not None and node.name() in _SAME_VALUES and node.next_functions:
         node = node.next_functions[0][0]
-    return node is not None and node.name() == "torch::autograd::AccumulateGrad"
+    return node
+
+
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # pyright: ignore[reportFunctionMemberAccess]
+_HOOKS = ("torch._dynamo", f"{__package__}.memory", __name__)  # modules through which a hook is called
+_COMPILED = "CompiledFunction"
+_CHECKPOINTS = ("CheckpointFunction", "_NoopSaveInputs", "torch.utils.checkpoint")  # save what they start again from
+
+
+def _python_saver() -> str:
+    """Return the name of the autograd.Function, or the module of torch, whose Python saves; "" for others."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_HOOKS):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    if frame.f_code is _APPLY:
+        return frame.f_locals["cls"].__name__
+    module = frame.f_globals.get("__name__", "")
+    return module if module in _CHECKPOINTS else ""
+
+
+def _of_queries_and_keys(shape: torch.Size, shapes: Iterable[torch.Size]) -> bool:
+    """Tell whether a tensor of this shape is a matrix of queries × keys, of which others are queries and keys."""
+    if len(shape) < 3:
+        return False
+    L, S = shape[-2:]
+    heads = [other for other in shapes if len(other) >= 3 and other[-1] not in (L, S)]
+    features = {other[-1] for other in heads if other[-2] == L}
+    return any(other[-2] == S and other[-1] in features for other in heads)
+
+
+def _enters_softmax(x: Tensor, y: Tensor) -> bool:
+    """Tell whether `x` may be the operand of a compiled softmax, of which `y` then are the rows' maxima.
+
+    Not the maxima of `x` itself, which may still be scaled. So it is whatever has a number for each row, unless that is
+    the row's mean or 1/deviation (one row is looked at): of what a normalisation saves.
+    """
+    if x.dim() < 2 or y.shape != (*x.shape[:-1], 1) or y.device != x.device or not is_plain(y) or is_abstract(x):
+        return False
+    row, number = x[(0,) * (x.dim() - 1)].double(), y[(0,) * y.dim()].double()
+    of_normalisation = torch.stack([row.mean(), row.var(correction=0).rsqrt(), row.square().mean().rsqrt()])
+    return not bool(torch.isclose(number, of_normalisation, rtol=0.01, atol=1e-6).any())
+
+
+def _are_log_probabilities(x: Tensor) -> bool:
+    """Tell whether the rows of `x` are logarithms of numbers that sum to one; looks at one."""
+    if x.dim() < 2 or x.shape[-1] < 2 or is_abstract(x):
+        return False
+    row = x[(0,) * (x.dim() - 1)].double()
+    return bool((row.amax() <= 0) & (row.logsumexp(0).abs() < 0.01))
+
+
+def _may_be_dropouts(function: str, x: Tensor) -> bool:
+    """Tell whether `x`, which has no history, may be noise of dropout: 0 or one number, in floats on the CPU."""
+    return x.device.type == "cpu" and ("dropout" in function or function in _DROPOUTS)
+
+
+def _is_finite(compressed: Compressed, x: Tensor) -> bool:
+    """Tell whether all of `x` is finite, as far as it has values; `PerGroup`'s minima are NaN where it is not."""
+    if is_abstract(x):
+        return True
+    minimum = getattr(compressed, "minimum", None)
+    if isinstance(minimum, Tensor):
+        return not bool(minimum.isnan().any())
+    low, high = x.aminmax()
+    return bool(low.isfinite() & high.isfinite())
+
+
+@dataclass(frozen=True, eq=False)
+class _Bits:
+    """A tensor of zeros and one other number, exact in one bit per element.
+
+    Attributes:
+        form: of the tensor.
+        bits: packed, where the other number is.
+        value: the number, of one element.
+    """
+
+    form: Form
+    bits: Tensor
+    value: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor) -> "_Bits | None":
+        """Return the bits of `x`, None if it is no such tensor."""
+        if is_abstract(x):
+            return None
+        x = as_dense(x)
+        value, other = x.amax(), flat(x) != 0
+        if not bool((flat(x)[other] == value).all()):
+            return None
+        return cls(Form.of(x), pack(other.to(torch.uint8), 1), value)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes kept."""
+        return self.bits.numel() + self.value.element_size()
+
+    def decompress(self) -> Tensor:
+        """Return the tensor."""
+        return self.form.filled(unpack(self.bits, 1, self.form.numel).to(self.form.dtype) * self.value)
 
 
 def _without_repeats(x: Tensor) -> Tensor:

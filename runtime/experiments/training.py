@@ -11,6 +11,7 @@ whatever else the machine does meanwhile slows all of them alike.
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +40,7 @@ class Variant:
         nudge: by what part each weight is made larger or smaller, at random, before the first step.
         prepare: what else is done to the model before the first step.
         weights_seed: of the weights alone, where not that of the settings; the batches stay the same.
+        context: surrounds each forward pass and its loss.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Variant:
     nudge: float = 0.0
     prepare: Callable[[nn.Module], object] | None = None
     weights_seed: int | None = None
+    context: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 EXACT = Variant("exact")
@@ -152,7 +155,8 @@ class _Trainee:
 
     def step(self, batch: Tensor) -> None:
         start = time.perf_counter()
-        loss = loss_of(self.model, batch)
+        with self.variant.context():
+            loss = loss_of(self.model, batch)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), self.largest_gradient)
         self.optimizer.step()
@@ -163,7 +167,8 @@ class _Trainee:
 
     def finish(self, example: Tensor, held_out: Tensor) -> Run:
         """Return the run: what one more forward pass, of the batch `example`, would keep, and the validation loss."""
-        saved = profile_call(self.model, lambda: loss_of(self.model, example))
+        with self.variant.context():
+            saved = profile_call(self.model, lambda: loss_of(self.model, example))
         by_module = saved.by_module()
         return Run(
             variant=self.variant.name,

@@ -1,0 +1,29 @@
+"""Validation losses less those of exact training, a dot a seed, over the spread from seed to seed."""
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure
+
+from .style import CYCLE, INK, SAND, style_axes
+
+
+def plot_differences(differences: Mapping[str, Sequence[float]], deviation: float) -> Figure:
+    """Return a figure of a row a variant.
+
+    Args:
+        differences: of each variant, one a seed.
+        deviation: standard deviation of the exact runs, drawn as a band.
+    """
+    figure = Figure(figsize=(7.6, 0.9 + 0.42 * len(differences)), layout="constrained", facecolor="white")
+    axes = figure.subplots()
+    style_axes(axes)
+    axes.axvspan(-deviation, deviation, color=SAND, zorder=0)
+    axes.axvline(0, color=INK, linewidth=0.8)
+    for row, (name, values) in enumerate(differences.items()):
+        color = CYCLE[row % len(CYCLE)]
+        axes.plot(values, [row] * len(values), "o", color=color, markersize=5, alpha=0.8, label=name)
+        axes.plot([sum(values) / len(values)], [row], "|", color=color, markersize=16, markeredgewidth=2)
+    axes.set_yticks(range(len(differences)), list(differences))
+    axes.invert_yaxis()
+    axes.set_xlabel("validation loss less exact's of the same seed (dots), mean (bar), deviation of the seeds (band)")
+    return figure
