@@ -3,6 +3,11 @@
 Mean and deviation of each channel are kept as torch keeps them, exactly. In training the gradient of the input is
 that of normalization.py, from one copy or two. With running statistics (evaluation) it does not depend on the input:
 then the input is saved for the gradient of the weight alone.
+
+Rounding x̄ changes the gradient of x by √(2 Var[x̄]/n) of its norm, n being the elements of a channel: by 3 % from 4 bits
+at n = 32, by 10 % at n = 4. Layers follow each other in depth and each adds its part, so small batches of small images
+drowned: at 2 bits and n of 4 to 16 the gradient of a MobileNetV2 was off by 700 times its norm. Below 32 elements the
+input is kept as it is; such layers are the smallest of a network.
 """
 
 from types import SimpleNamespace
@@ -17,6 +22,8 @@ from torch.nn.modules._functions import SyncBatchNorm as TorchSync
 from .base import apply, check_first_derivative, compresses, keep, kept, refuse
 from .normalization import CompressedNorm, copies_of, input_gradient, restored, standardised
 from .saver import Saver, Whole, saves_whole
+
+FEWEST = 32  # elements of a channel that are compressed
 
 __all__ = [
     "BatchNorm1d",
@@ -116,7 +123,7 @@ class CompressedBatchNorm(Function):
             mean, rstd = running_mean, (running_var + eps).rsqrt()
         x_wanted, weight_wanted = ctx.needs_input_grad[:2]
         compressed = None
-        exact = saves_whole(saver, x)
+        exact = saves_whole(saver, x) or (training and x.numel() < FEWEST * x.shape[1])
         if exact and (weight_wanted or (x_wanted and training)):
             compressed = Whole(x)
         elif weight_wanted or (x_wanted and training):
