@@ -30,6 +30,29 @@ WIDTH = 1024  # partial answers kept
 CORE = 48  # items that the search looks at
 
 
+def allocate_at_least(least: Any, sensitivity: Any, elements: Any, budget: float) -> np.ndarray:
+    """Return what `allocate` does, with at least `least` bits each: integers of a shape that broadcasts.
+
+    Items that would get fewer get so many, and the others share the rest. Where the budget does not allow that, `least`
+    does not count.
+
+    Raises:
+        FewbitError: as `allocate`.
+    """
+    w, D, floor = np.broadcast_arrays(np.asarray(sensitivity, float), elements, least)
+    bits = allocate(w, D, budget)
+    if (bits >= floor).all() or (D * floor).sum() > budget:
+        return bits
+    raised = bits < floor
+    while True:
+        bits = np.where(raised, floor, 0)
+        bits[~raised] = allocate(w[~raised], D[~raised], budget - (D * bits).sum())
+        below = bits < floor
+        if not below.any():
+            return bits
+        raised |= below
+
+
 def allocate(sensitivity: Any, elements: Any, budget: float) -> np.ndarray:
     """Return numbers of bits, 1 to 8, that make the variance small: int64 in the shape of the arguments.
 

@@ -13,6 +13,9 @@ sensitivity of a sample depends on a gradient that is not known yet (sensitivity
 A layer whose gradient has not been seen (all, before the first backward pass) has the average of `bits`, so that the
 first iteration is ActNN with per-sample bits alone, and a layer that is not used takes nothing from the others. So has
 a layer of a kind whose sensitivities say nothing beside another kind's (sensitivity.py, `is_comparable`).
+
+Layers whose rounding changes the gradient that they pass on, normalisations for one, have at least 2 bits where `bits`
+allows it. The paper has no such bound; with 1 bit there, the errors of a deep network multiply from layer to layer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,8 +35,8 @@ from ..layers.saver import Last, Whole, is_held, last_innermost
 from ..packing import GROUP
 from ..quantizers import Compressed, PerGroup
 from ..quantizers.common import check_integer, total_bytes
-from .greedy import allocate
-from .sensitivity import gradient_factor, has_weights, is_comparable, quantization_variance
+from .greedy import allocate_at_least
+from .sensitivity import gradient_factor, has_weights, is_comparable, passes_rounding_on, quantization_variance
 
 Gradients = Literal["average", "stale"]
 
@@ -169,7 +172,9 @@ class MixedPrecision:
         if not known:
             return
         D = np.concatenate([np.full(len(w), batch.elements) for _, batch, w in known])
-        found = allocate(np.concatenate([w for *_, w in known]), D, round(self.target * D.sum()))
+        least = np.concatenate([np.full(len(w), saver.least) for saver, _, w in known])
+        w = np.concatenate([w for *_, w in known])
+        found = allocate_at_least(least, w, D, round(self.target * D.sum()))
         parts = np.split(found, np.cumsum([len(w) for *_, w in known])[:-1])
         spent: dict[int, list[int]] = {}
         for (saver, batch, w), bits in zip(known, parts, strict=True):
@@ -256,7 +261,8 @@ class SampleSaver:
         variance = np.ones(len(x)) if alike else quantization_variance(x, quantizer.group_size).cpu().numpy()
         elements = -(-x.shape[1:].numel() // GROUP) * GROUP
         batch = Batch(self, variance, self._stale_magnitude(len(variance)), elements)
-        bits = allocate(batch.sensitivity(), np.asarray(elements), round(self.average * elements * len(variance)))
+        budget = round(self.average * elements * len(variance))
+        bits = allocate_at_least(self.least, batch.sensitivity(), np.asarray(elements), budget)
         compressed = quantizer.compress(x, sample_bits=bits.tolist() if alike else torch.from_numpy(bits))
         if compressed.nbytes >= total_bytes([x]):
             return Whole(x)
@@ -302,6 +308,11 @@ class SampleSaver:
         for guest in self.guests:
             guest.host = None
         self.guests.clear()
+
+    @property
+    def least(self) -> int:
+        """Bits that each sample has at least, if the budget allows it."""
+        return 2 if passes_rounding_on(self.layer) else 1
 
     def magnitudes(self) -> list[float]:
         """Return the magnitudes that are known of this layer and its guests."""

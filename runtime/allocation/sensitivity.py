@@ -85,6 +85,14 @@ def is_comparable(layer: nn.Module) -> bool:
     return isinstance(layer, _LINEAR | _ConvNd) or _by_channel(layer)
 
 
+def passes_rounding_on(layer: nn.Module) -> bool:
+    """Tell whether the rounding of what a layer saves changes the gradient that it passes on, not only its weights'.
+
+    Such errors multiply from layer to layer, which sensitivities do not count.
+    """
+    return not (isinstance(layer, _LINEAR | _ConvNd))
+
+
 def _by_channel(layer: nn.Module) -> bool:
     return isinstance(layer, _BatchNorm) and not isinstance(layer, _InstanceNorm)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from fewbit import FewbitError
 from fewbit.runtime.allocation import allocate, allocate_exactly, variance
+from fewbit.runtime.allocation.greedy import allocate_at_least
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -161,3 +162,19 @@ def test_what_is_no_problem_is_refused(function, w, D, budget):
 def test_a_programme_too_large_is_refused():
     with pytest.raises(FewbitError, match="too many for the dynamic programme"):
         allocate_exactly(np.ones(1000), np.arange(10**6, 10**6 + 1000), 4 * 10**9)
+
+
+@given(st.integers(1, 40), st.integers(0, 2**31))
+def test_at_least_so_many_bits_within_the_budget(n, seed):
+    random = np.random.default_rng(seed)
+    w, D = random.exponential(size=n) ** 4, random.integers(1, 50, n) * 8
+    least = random.integers(1, 4, n)
+    budget = int((D * least).sum() + random.integers(0, 8 * D.sum()))
+    bits = allocate_at_least(least, w, D, budget)
+    assert (bits >= least).all() and (bits <= 8).all()
+    assert (D * bits).sum() <= budget
+    assert (allocate_at_least(1, w, D, budget) == allocate(w, D, budget)).all()
+
+
+def test_at_least_does_not_count_where_the_budget_does_not_allow_it():
+    assert allocate_at_least([2, 1], [1.0, 1.0], [8, 8], 20).tolist() == allocate([1.0, 1.0], [8, 8], 20).tolist()
