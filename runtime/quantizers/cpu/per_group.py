@@ -1,8 +1,8 @@
 """Per-group quantization on the CPU. The arithmetic is the reference's (per_group.py), step by step.
 
-A block of `BLOCK` elements in groups of `USUAL` goes through code in which both are constants: loops over 256 elements
-then become straight vector instructions, without what tells short loops from long and last elements from others. Every
-other block goes through the same code with both as variables.
+A block of `BLOCK` elements in groups of `USUAL`, or of half or a quarter of it, goes through code in which both are
+constants: loops over 256 elements then become straight vector instructions, without what tells short loops from long
+and last elements from others. Every other block goes through the same code with both as variables.
 """
 
 from functools import cache
@@ -36,7 +36,7 @@ from .pieces import (
 
 # Elements worked on at once. Fewer take more time for what begins and ends with each block, more spoil the cache.
 BLOCK = 1024
-USUAL = 256  # G
+USUAL, HALF, QUARTER = 256, 128, 64  # G
 _WORDS = BLOCK // 2  # of 32 random bits
 _STAGE = BLOCK + GROUP
 
@@ -133,11 +133,18 @@ def _quantizer() -> Kernel:
                 if stretch <= BLOCK:  # whole groups: x is read once
                     at = x + (n * D + start) * size
                     prefetch_to_read(at + (end - start) * size, ahead)
-                    if G == USUAL and end - start == BLOCK:
+                    if end - start == BLOCK and (G == USUAL or G == HALF or G == QUARTER):
                         values = _loaded(at, kind, BLOCK, single)
                         random_words(seed, counter, BLOCK // GROUP, random)  # while x is on its way
-                        _keep_groups(values, BLOCK, USUAL, minima, ranges, group)
-                        _find_codes(values, BLOCK, USUAL, 0, minima, ranges, group, dice, top, small)
+                        if G == USUAL:
+                            _keep_groups(values, BLOCK, USUAL, minima, ranges, group)
+                            _find_codes(values, BLOCK, USUAL, 0, minima, ranges, group, dice, top, small)
+                        elif G == HALF:
+                            _keep_groups(values, BLOCK, HALF, minima, ranges, group)
+                            _find_codes(values, BLOCK, HALF, 0, minima, ranges, group, dice, top, small)
+                        else:
+                            _keep_groups(values, BLOCK, QUARTER, minima, ranges, group)
+                            _find_codes(values, BLOCK, QUARTER, 0, minima, ranges, group, dice, top, small)
                         write_codes(small, BLOCK, bits, staged, row, start // GROUP)
                     else:
                         length = end - start
