@@ -174,8 +174,9 @@ def _shown(table: Table, moments: Moments) -> Table:
             f"the derivative of {table.activation} loses its digits in double precision under {table.weight}; "
             "write it so that nothing cancels"
         )
-    apart = abs(table.error - moments.error(table))
-    if not apart <= _AGREED * table.error + _ROUNDING * float(moments.prefix[2, -1]):
+    error, rounding = moments.error(table)
+    apart = abs(table.error - error)
+    if not apart <= _AGREED * table.error + _ROUNDING * float(moments.prefix[2, -1]) + rounding:
         raise FewbitError(
             f"two integrals of the derivative of {table.activation} under {table.weight} differ, by {apart:.2g}; "
             "give a narrower weight"
