@@ -143,6 +143,7 @@ def features(activation: Activation, weight: Weight, unseen: float = UNSEEN) -> 
         uneven, coarse = cells.coarse(seen, unseen)
         poles = coarse & ~np.isfinite(cells.spread) & (~divisible | (right - left < _POLE * span))
         if poles.any():
+            evaluate_derivative(activation, np.concatenate([left[poles], middle[poles], right[poles]]))
             raise FewbitError(
                 f"the derivative of {activation.name} has no bounds near x = {middle[poles][0]:g}: "
                 "give a weight that leaves that point out"

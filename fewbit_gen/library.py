@@ -39,6 +39,8 @@ def find_or_solve(
 ) -> Table:
     """Return what `solve` would return, without solving where it is shipped, can be derived from what is, or was kept.
 
+    However long it takes, so that what is kept is the same whatever else the machine had to do.
+
     Args:
         activation: one that its name describes in full, so not a callable's.
         bits: 1 to 8, for 2^bits levels.
@@ -55,7 +57,7 @@ def find_or_solve(
     if found is not None:
         return found
     if activation.kinks != parse_activation(activation.name).kinks:  # the user knows of more than the name tells
-        return solve(activation, kind=kind, weight=weight, levels=K, certify=certify)
+        return solve(activation, kind=kind, weight=weight, levels=K, certify=certify, effort=None)
     return _kept(activation, K, kind, weight, certify)
 
 
@@ -105,7 +107,7 @@ def _kept(activation: Activation, K: int, kind: Kind, weight: Weight, certify: b
             same = (table.activation, table.kind, table.weight) == (activation.name, kind, weight.spec)
             if same and table.levels.size <= K and not (certify and table.lower_bound is None):
                 return table
-    table = solve(activation, kind=kind, weight=weight, levels=K, certify=certify)
+    table = solve(activation, kind=kind, weight=weight, levels=K, certify=certify, effort=None)
     if path is not None:
         try:
             table.to_json(path)

@@ -142,12 +142,17 @@ class Moments:
         width = self.edges[cell + 1] - self.edges[cell]
         return np.minimum(1e-6 * min(self.activation.reach, self.edges[-1] - self.edges[0]), 0.05 * width)
 
-    def error(self, table: Table) -> float:
-        """Return the error of a table of this problem: a difference of moments, with fewer digits than its integral."""
+    def error(self, table: Table) -> tuple[float, float]:
+        """Return the error of a table of this problem, a difference of moments, and how far rounding may put it off."""
         fence = np.clip(table.boundaries, *self.edges[[0, -1]])
         w, fw, f2 = self.between(np.concatenate([self.edges[:1], fence, self.edges[-1:]]))
         level = table.levels[table.codes] - self.centre
-        return float((f2 - 2 * level * fw + level * level * w).sum())
+        error = float((f2 - 2 * level * fw + level * level * w).sum())
+        # Each moment is the difference of sums from the first edge on, which may be far greater: where nearly all mass
+        # is left of all that varies, their last digits are what is lost.
+        mass, _, square = self._up_to(np.append(fence, self.edges[-1]))
+        lost = (np.abs(level) * np.sqrt(mass) + np.sqrt(np.maximum(square, 0.0))) ** 2
+        return error, 4 * np.finfo(float).eps * float(lost.sum())
 
     def _up_to(self, points: Vector) -> Vector:
         """Return (3, n) W, FW and F² from the first edge to every point."""

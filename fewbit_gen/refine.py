@@ -86,8 +86,11 @@ def _evaluate(moments: Moments, boundaries: Vector, codes: Codes) -> _State:
     per_interval = moments.between(np.concatenate([[low], boundaries, [high]]))
     K = int(codes.max()) + 1
     w, fw, f2 = (np.bincount(codes, weights=row, minlength=K) for row in per_interval)
-    levels = np.where(w > 0, fw / np.where(w > 0, w, 1), 0.0)
-    return _State(boundaries, levels, np.asarray(w, float), float((f2 - fw * levels).sum()))
+    means = np.where(w > 0, fw / np.where(w > 0, w, 1), 0.0)
+    # Of next to no mass, what is left of the moments is rounding, and so is their ratio: f' may never be near it.
+    levels = np.clip(means, -2 * moments.spread, 2 * moments.spread)
+    errors = np.where(levels == means, f2 - fw * means, f2 - 2 * fw * levels + w * levels**2)
+    return _State(boundaries, levels, np.asarray(w, float), float(errors.sum()))
 
 
 def _sides(moments: Moments, boundaries: Vector) -> tuple[Vector, Vector]:

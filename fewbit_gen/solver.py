@@ -38,6 +38,7 @@ _ABOUT_ONE, _LARGEST_EXPONENT = 16, 1100
 _ROUGH, _NOISY, _NEGLIGIBLE = 1e-3, 1e-12, 1e-9
 # How far two integrals of one error may be apart: in parts of it, and of ∫ (f' − mean)² w, from which the one is taken.
 _AGREED, _ROUNDING = 1e-5, 1e-12
+_MOST_LOST = 0.05  # of the error: what the rounding of sums of mass may add beside that
 
 
 def solve(
@@ -174,8 +175,11 @@ def _shown(table: Table, moments: Moments) -> Table:
             f"the derivative of {table.activation} loses its digits in double precision under {table.weight}; "
             "write it so that nothing cancels"
         )
-    apart = abs(table.error - moments.error(table))
-    if not apart <= _AGREED * table.error + _ROUNDING * float(moments.prefix[2, -1]):
+    error, rounding = moments.error(table)
+    apart = abs(table.error - error)
+    if not apart <= _AGREED * table.error + _ROUNDING * float(moments.prefix[2, -1]) + min(
+        rounding, _MOST_LOST * table.error
+    ):
         raise FewbitError(
             f"two integrals of the derivative of {table.activation} under {table.weight} differ, by {apart:.2g}; "
             "give a narrower weight"

@@ -25,7 +25,7 @@ from ...tables.names import find_name, nearest_names, number_text
 from .base import Activation, Vector
 from .elementary import ELEMENTARY
 from .enclosure import enclosed
-from .kinks import is_step, reach_of, switched
+from .kinks import reach_of, steps, switched
 from .registry import FAMILIES, call_family, keyword_numbers
 
 LONGEST = 1000  # characters, as in a table
@@ -117,7 +117,7 @@ def expression_activation(tree: ast.expr) -> Activation:
     found = switched(conditions)
     smooth_beside = np.isfinite(derivative(found)) & np.isfinite(derivative(np.nextafter(found, np.inf)))
     kinks = tuple(found[smooth_beside].tolist())
-    step = is_step(derivative, kinks, function, enclosure)
+    kinks, step = steps(derivative, kinks, function, enclosure)
     return Activation(name, function, derivative, kinks, step, reach_of(derivative), enclosure=enclosure)
 
 

@@ -3,6 +3,7 @@
     switched   the points where conditions such as u(x) > 0 change: of an expression, which says what its conditions are
     jumps      the points where f' itself jumps: of a callable, of which nothing else is known
     is_step    whether f' is constant between its kinks
+    steps      that and, where bounds of f' are known, the jumps between two points of the grid that show at neither
     reach_of   how far out f' has come to rest
 
 All look at the points of `grid` and then halve. What lies between two of its points and shows at neither stays
@@ -103,7 +104,6 @@ def is_step(
     derivative: Function,
     kinks: tuple[float, ...],
     function: Function | None = None,
-    enclosure: Enclosure | None = None,
 ) -> bool:
     """Tell whether f' is constant between `kinks`, to the last bit.
 
@@ -111,7 +111,6 @@ def is_step(
         derivative: f'.
         kinks: where it may jump.
         function: f, if f' is its derivative: what it does between two points that f' does not show at is found by it.
-        enclosure: bounds of f' between two points, if there are any: what neither shows is found by them.
     """
     x = np.union1d(grid(), kinks)
     value = derivative(x)
@@ -125,25 +124,54 @@ def is_step(
         start, end = function(np.nextafter(x[:-1], np.inf)), function(x[1:])
         off = np.abs(end - start - value[1:] * np.diff(x))
         room = 1e-11 * (np.abs(start) + np.abs(end) + np.abs(value[1:] * x[1:]))
-    if not (off <= room).all():
-        return False
-    return enclosure is None or _rests(enclosure, np.nextafter(x[:-1], np.inf), x[1:], value[1:])
+    return bool((off <= room).all())
 
 
-def _rests(enclosure: Enclosure, low: Vector, high: Vector, value: Vector) -> bool:
-    """Tell whether f' is `value` throughout each cell [low, high], as nearly as doubles can tell."""
-    margin = 1e-12 * np.abs(value).max()
-    for _ in range(80):  # halvings: more than it takes from any cell to a single double
+def steps(
+    derivative: Function, kinks: tuple[float, ...], function: Function | None, enclosure: Enclosure | None
+) -> tuple[tuple[float, ...], bool]:
+    """Return all kinks of f', and whether it is constant between them; those given if it is not.
+
+    Args:
+        derivative, kinks, function: as for `is_step`.
+        enclosure: bounds of f' between two points, if there are any.
+    """
+    if not is_step(derivative, kinks, function):
+        return kinks, False
+    if enclosure is None:
+        return kinks, True
+    found = _hidden(derivative, kinks, enclosure)
+    return (kinks, False) if found is None else (tuple(np.union1d(kinks, found).tolist()), True)
+
+
+def _hidden(derivative: Function, kinks: tuple[float, ...], enclosure: Enclosure) -> Vector | None:
+    """Return the last doubles before f' jumps where the grid does not show it, increasing; None if f' is no step.
+
+    Args:
+        derivative: f', for which `is_step` holds.
+        kinks: where it is known to jump.
+        enclosure: bounds of f' between two points.
+    """
+    x = np.union1d(grid(), kinks)
+    low, high = np.nextafter(x[:-1], np.inf), x[1:]
+    margin = 1e-12 * np.abs(derivative(x)).max()
+    ends = [high]  # of pieces throughout which f' rests, as nearly as doubles can tell
+    while low.size:
         least, most = enclosure(low, high, 0.0)
-        open_ = ~((least >= value - margin) & (most <= value + margin))
-        middle = 0.5 * low + 0.5 * high
-        if not open_.any():
-            return True
-        if open_.sum() > _MOST_OPEN or not ((low < middle) & (middle < high))[open_].all():
-            return False
-        low, middle, high, value = low[open_], middle[open_], high[open_], np.tile(value[open_], 2)
+        restless = ~(most - least <= margin)
+        if restless.sum() > _MOST_OPEN:
+            return None
+        low, high = low[restless], high[restless]
+        middle = low + 0.5 * (high - low)
+        middle = np.where(middle < high, middle, low)  # of two neighbouring doubles either is a piece
+        divisible = low < high
+        low, middle, high = low[divisible], middle[divisible], high[divisible]
+        ends.append(middle)
         low, high = np.concatenate([low, np.nextafter(middle, np.inf)]), np.concatenate([middle, high])
-    return False
+    after = np.unique(np.concatenate(ends))
+    value = derivative(after)
+    found = after[:-1][np.abs(np.diff(value)) > margin]
+    return None if found.size > _MOST else found
 
 
 def reach_of(derivative: Function) -> float:

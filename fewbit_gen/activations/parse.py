@@ -12,7 +12,7 @@ from ...tables.errors import FewbitError, shown
 from .base import Activation
 from .callables import callable_activation
 from .expression import LONGEST, check_variable, expression_activation, expression_tree
-from .kinks import from_the_left, is_step, settled
+from .kinks import from_the_left, settled, steps
 from .registry import named_activation
 
 
@@ -68,7 +68,7 @@ def with_kinks(activation: Activation, kinks: Iterable[float]) -> Activation:
     together = tuple(sorted({*activation.kinks, *new}))
     derivative = from_the_left(activation.derivative, tuple(sorted(new)))
     function = activation.function if activation.consistent else None
-    step = is_step(derivative, together, function, activation.enclosure)
+    together, step = steps(derivative, together, function, activation.enclosure)
     return replace(activation, kinks=together, derivative=derivative, step=step)
 
 

@@ -52,7 +52,9 @@ def certificate(moments: Moments, table: Table, K: int, tolerance: float = TOLER
     """
     if K == 1:
         return Certificate(table.error, None)
-    if table.error <= _rounding(moments.prefix[:, -1:], K):
+    levels = np.sort(table.levels) - moments.centre
+    lost = 2 * np.finfo(float).eps * float((levels**2).sum() * moments.prefix[0, -1])
+    if table.error <= _rounding(moments.prefix[:, -1:], K, lost):
         return Certificate(0.0, None)  # there is nothing to tell from rounding
     ends = moments.centred(np.stack([np.nextafter(moments.edges[:-1], np.inf), moments.edges[1:]]))
     low, high = float(ends.min()), float(ends.max())
@@ -63,12 +65,12 @@ def certificate(moments: Moments, table: Table, K: int, tolerance: float = TOLER
     else:
         margin = 1e-9 * max(1.0, abs(low), abs(high))
         edges = np.linspace(low - margin, high + margin, max(_FIRST_CELLS, 4 * K) + 1)
-        levels = np.sort(table.levels) - moments.centre
         at, heights = 0.5 * (levels[1:] + levels[:-1]), np.diff(levels)
         cells_of = partial(shared_cells, moments)
     jump = partial(np.interp, xp=at, fp=heights) if at.size else np.ones_like
     beyond = 0.01 * (high - low)  # between two points of the grid g may reach further
-    return lower_bound(Problem(cells_of, edges, K, table.error, jump, (low - beyond, high + beyond)), tolerance)
+    span = (low - beyond, high + beyond)
+    return lower_bound(Problem(cells_of, edges, K, table.error, jump, span, lost), tolerance)
 
 
 @dataclass
@@ -102,7 +104,7 @@ def lower_bound(problem: Problem, tolerance: float = TOLERANCE) -> Certificate:
         while budget.left > 0 and mesh.edges.size < MAX_CELLS:
             mesh, places = cut_to_loss(problem, mesh, loss_allowed * error / K)
             budget.left -= _CELL_PAIRS * mesh.edges.size
-            rounding = _rounding(places, K)
+            rounding = _rounding(places, K, problem.rounding)
             enough = _enough(error, tolerance, rounding)
             least = least_penalty(places)
             between = least, max(float(places[F2, -1]), 2 * least)
@@ -118,7 +120,7 @@ def lower_bound(problem: Problem, tolerance: float = TOLERANCE) -> Certificate:
             alive = np.zeros(mesh.edges.size, dtype=np.bool_)
             alive[mesh.places] = through[1:-1] <= error + rounding
             if trial.missed and loss_allowed < _LAYERS_FROM:
-                windows = _windows(mesh, places, penalty, error, K, budget) & alive
+                windows = _windows(problem, mesh, places, penalty, budget) & alive
                 layered = _by_layers(problem, mesh, windows, loss_allowed, tolerance, budget)
                 return Certificate(max(bound, layered.bound), layered.better)
             mesh, _ = narrowed(mesh, alive)
@@ -132,7 +134,7 @@ def _better(problem: Problem, mesh: Mesh, places: Vector, path: Indices) -> Vect
         return None
     w, fw, f2 = np.diff(places[: F2 + 1, path], axis=1)
     cost = float(np.maximum(f2 - fw * fw / np.where(w > 0, w, 1), 0.0)[w > 0].sum())
-    if cost >= problem.error * (1 - _WORTH_WHILE) - _rounding(places, problem.K):
+    if cost >= problem.error * (1 - _WORTH_WHILE) - _rounding(places, problem.K, problem.rounding):
         return None
     return np.unique(mesh.edges[mesh.places][path[1:-1] - 1])
 
@@ -148,9 +150,12 @@ def _enough(error: float, tolerance: float, rounding: float) -> float:
     return error - max(tolerance * error - rounding, rounding)
 
 
-def _rounding(places: Vector, K: int) -> float:
-    """Return what rounding may have added to a sum of K costs, each the difference of prefix sums."""
-    return 1e-15 * K * float(places[F2, -1])
+def _rounding(places: Vector, K: int, lost: float) -> float:
+    """Return what rounding may have added to a sum of K costs, each the difference of prefix sums.
+
+    `lost` is what that of the mass may have, which is more where nearly all mass is where f' does not vary.
+    """
+    return max(lost, 1e-15 * K * float(places[F2, -1]))
 
 
 def _by_layers(
@@ -189,7 +194,7 @@ def _by_layers(
             after, _, _ = layered(
                 reversed_places(places), (last - members)[::-1].copy(), (start[-1] - start)[::-1].copy()
             )
-            rounding = _rounding(places, K)
+            rounding = _rounding(places, K, problem.rounding)
             bound = max(bound, min(least - rounding, error))
             better = _better(problem, mesh, places, path)
             if better is not None or least >= _enough(error, tolerance, rounding):
@@ -200,11 +205,12 @@ def _by_layers(
     return Certificate(error, None)  # a boundary without a place: no table is better than the known one
 
 
-def _windows(mesh: Mesh, places: Vector, penalty: float, error: float, K: int, budget: _Budget) -> Mask:
+def _windows(problem: Problem, mesh: Mesh, places: Vector, penalty: float, budget: _Budget) -> Mask:
     """Return (K − 1, n + 1): which edges may be the k-th boundary.
 
     A path's sum with k segments is at least the least penalised sum less λk, whatever λ.
     """
+    error, K = problem.error, problem.K
     k = np.arange(1, K)[:, None]
     before = after = np.full((K - 1, places.shape[1]), -np.inf)
     for factor in (1.0, 1 - 1 / K, 1 + 1 / K, 1 - 4 / K, 1 + 4 / K, 0.25, 4.0):
@@ -214,7 +220,7 @@ def _windows(mesh: Mesh, places: Vector, penalty: float, error: float, K: int, b
         before = np.maximum(before, budget.penalised(places, trial)[0] - trial * k)
         after = np.maximum(after, budget.penalised(reversed_places(places), trial)[0][::-1] - trial * (K - k))
     windows = np.zeros((K - 1, mesh.edges.size), dtype=np.bool_)
-    windows[:, mesh.places] = (before + after)[:, 1:-1] <= error + _rounding(places, K)
+    windows[:, mesh.places] = (before + after)[:, 1:-1] <= error + _rounding(places, K, problem.rounding)
     return windows
 
 

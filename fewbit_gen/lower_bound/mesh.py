@@ -29,6 +29,7 @@ class Problem:
         error: of a known table.
         jump: from points to how far apart the known table's levels are about there. It steers the mesh alone.
         span: between which g lies.
+        rounding: what the last digits of sums of mass may add to the error of a table.
     """
 
     cells_of: Callable[[Vector], Cells]
@@ -37,6 +38,7 @@ class Problem:
     error: float
     jump: Callable[[Vector], Vector]
     span: tuple[float, float]
+    rounding: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,19 @@
 """What is steep, narrow, huge or tiny is integrated, or refused in one line: never called exact, or proven."""
 
+from functools import partial
 from itertools import pairwise
 
 import mpmath
 import numpy as np
 import pytest
-from fewbit.fewbit_gen import parse_activation, parse_weight, solve
+from fewbit.fewbit_gen import parse_activation, parse_weight
+from fewbit.fewbit_gen import solve as solve_within
 from fewbit.fewbit_gen.activations import EXAMPLES
 from fewbit.fewbit_gen.certify import table_error
 from fewbit.fewbit_gen.features import features
 from fewbit.tables import FewbitError, Table
+
+solve = partial(solve_within, effort=None)  # the same numbers on a machine with little time
 
 
 @pytest.mark.parametrize("steepness", ["1e2", "1e5", "1e6", "1e7", "1e9"])
@@ -77,7 +81,7 @@ def test_the_scale_of_f_scales_levels_and_error(factor):
         ("1e-310*gelu(x)", "below double precision"),
         ("sin(1e6*x)", "varies too fast"),
         ("sin(1e9*x)+gelu(x)", "varies too fast"),
-        ("1/x", "has no bounds near x = "),
+        ("1/x", "is not finite at x = 0"),
         ("log(abs(x-3.3333))", "has no bounds near x = 3.3333|not finite|too fast"),
         ("1e17*tanh(x)+gelu(x)-1e17*tanh(x)", "varies too fast|loses its digits"),
         ("1e-13/(x*x+1e-26)", "too fast|loses its digits|has no bounds|two integrals"),

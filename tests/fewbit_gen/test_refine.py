@@ -1,13 +1,18 @@
+from functools import partial
+
 import numpy as np
 import pytest
-from fewbit.fewbit_gen import parse_activation, parse_weight, solve
+from fewbit.fewbit_gen import parse_activation, parse_weight
+from fewbit.fewbit_gen import solve as solve_within
 from fewbit.fewbit_gen.activations import as_activation
 from fewbit.fewbit_gen.certify import table_error
 from fewbit.fewbit_gen.moments import Moments, quadrature
 from fewbit.fewbit_gen.refine import refine
 from fewbit.tables import Table
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
+solve = partial(solve_within, effort=None)  # the same numbers on a machine with little time
 
 PAPER = ("relu", "gelu", "silu", "sigmoid", "tanh", "selu", "softplus")
 WEIGHTS = ("uniform:-10,10", "normal:0,1")
@@ -43,6 +48,8 @@ def starts(draw):
 @pytest.mark.parametrize(("name", "weight"), MOMENTS)
 @settings(max_examples=25)
 @given(starts())
+# An interval of no mass to speak of comes to be alone with a level that is a ratio of two roundings.
+@example((np.array([-4, -3, 0, 0.125, 0.25, 0.5, 1, 2]), np.array([0, 1, 2, 2, 0, 0, 0, 1, 0])))
 def test_is_never_worse_than_its_start(name, weight, start):
     moments = MOMENTS[name, weight]
     boundaries, codes = start

@@ -44,6 +44,25 @@ def test_a_step_is_constant_to_the_last_bit():
     assert not is_step(lambda x: np.full_like(x, np.nan), ())
 
 
+@pytest.mark.parametrize(
+    ("text", "kinks"),
+    [
+        ("where((x-5.00390625)**2<2**-20,9,1)*x", [5.0029296875, np.nextafter(5.0048828125, 0)]),
+        ("where((x-5.00390625)**2<=2**-20,9,1)*x", [np.nextafter(5.0029296875, 0), 5.0048828125]),
+        ("where((x-0.001953125)**2<2**-60,9,1)*x", [0.001953125 - 2**-30, np.nextafter(0.001953125 + 2**-30, 0)]),
+        ("max(min(8*(x-5.00390625),2**-10),-2**-10)", [5.00390625 - 2**-13, 5.00390625 + 2**-13]),
+        ("where((x-5.00390625)**2<2**-20,9,where(x>1,2,1))*(x-1)", [1, 5.0029296875, np.nextafter(5.0048828125, 0)]),
+    ],
+)
+def test_a_step_between_two_points_of_the_grid_is_found(text, kinks):
+    activation = parse_activation(text)
+    assert activation.step
+    assert [kink for kink in activation.kinks if kink != 5.00390625] == kinks
+    table = solve(text, levels=3)
+    assert (table.error, table.lower_bound) == (0, 0)
+    assert table.boundaries.tolist() == kinks
+
+
 def test_a_step_is_what_its_function_rises_by():
     one = np.ones_like
     assert is_step(one, (), lambda x: x)
@@ -70,11 +89,13 @@ class TestGiven:
         assert solve("gelu", bits=2, kinks=[20]).error == pytest.approx(solve("gelu", bits=2).error, rel=1e-9)
 
     def test_show_what_would_be_overlooked(self):
-        text = "where((x-5.00390625)**2<2**-20,9,1)*x"  # between two points of the grid
         low, high = 5.0029296875, 5.0048828125
-        assert parse_activation(text).kinks == ()
-        assert solve(text, bits=1).levels.tolist() == [1.0]
-        table = solve(text, bits=1, kinks=[low, high])
+
+        def derivative(x):  # of which nothing but values is known, and a dense grid has none there
+            return np.where((x > low) & (x < high), 9.0, 1.0)
+
+        assert as_activation(np.abs, (), derivative).kinks == ()
+        table = solve(np.abs, bits=1, kinks=[low, high], derivative=derivative)
         assert table.boundaries.tolist() == [low, np.nextafter(high, 0)]
         assert table([5.0, 5.004, 5.1]).tolist() == [1.0, 9.0, 1.0]
 
