@@ -40,7 +40,7 @@ _HelpInstead: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "No
         "tables": "List, show, rebuild and verify the tables that come with fewbit.",
         "plot": "Draw derivatives with their tables, errors against bits, and trainings with few bits.",
         "calibrate": "Measure what a model's activations see, and solve the tables that are best for that.",
-        "memory": "Show what training keeps for the backward pass, exact and few-bit.",
+        "memory": "Show what training keeps for the backward pass, and its peak, exact and by any method.",
         "bench": "Measure speed on this machine.",
         "cache": "Show, fill and clear the folders of compiled kernels and solved tables.",
         "demo": "Solve a table for GELU, draw it, and train a small transformer with it.",

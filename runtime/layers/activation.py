@@ -62,7 +62,7 @@ class CompressedPointwise(Function):
         with torch.enable_grad(), saved_tensors_hooks(_same, _same):
             leaf = x.detach().requires_grad_()
             y = function(leaf.clone() if inplace else leaf)
-        (derivative,) = torch.autograd.grad(y, leaf, torch.ones_like(y))
+        (derivative,) = torch.autograd.grad(y, leaf, torch.ones((), dtype=y.dtype, device=y.device).expand_as(y))
         keep(ctx, saver.compress(batched(derivative, 2)))
         ctx.saver, ctx.dtype = saver, x.dtype
         if not inplace:

@@ -129,7 +129,8 @@ class CompressedBatchNorm(Function):
         elif weight_wanted or (x_wanted and training):
             normed = standardised(x, *_by_channel(x, mean, rstd))
             compressed = copies_of(normed.view(sampled), saver, copies if x_wanted and training else 1)
-        keep(ctx, compressed, weight, *running, mean, rstd, reserve)
+        # With running statistics 1/deviation follows from them.
+        keep(ctx, compressed, weight, *running, mean, rstd if training else None, reserve)
         ctx.implementation, ctx.training, ctx.eps, ctx.saver = implementation, training, eps, saver
         ctx.shape, ctx.sampled, ctx.dtype = x.shape, sampled, x.dtype
         return y
@@ -140,6 +141,8 @@ class CompressedBatchNorm(Function):
         check_first_derivative()
         grad = grads[0]
         compressed, weight, running_mean, running_var, mean, rstd, reserve = kept(ctx)
+        if rstd is None:
+            rstd = (running_var + ctx.eps).rsqrt()
         exact = compressed.decompress() if isinstance(compressed, Whole) else None
         normed = [] if compressed is None or exact is not None else [c.decompress().view(ctx.shape) for c in compressed]
         x = grad.new_empty(1, dtype=ctx.dtype).expand(ctx.shape)  # its shape alone is asked for where nothing was kept

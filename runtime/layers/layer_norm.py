@@ -249,7 +249,8 @@ class CompressedNormalisation(Function):
         elif x_wanted or weight_wanted:
             normed = standardised(norm.grouped(x), mean, rstd).reshape(x.shape)
             compressed = copies_of(batched(normed, 2), saver, copies if x_wanted else 1, rows=norm.by_rows)
-        keep(ctx, compressed, weight, bias, mean, rstd)
+        # Of x itself 1/deviation can be computed again; the mean and it are what torch keeps, too.
+        keep(ctx, compressed, weight, bias, mean, None if ctx.exact and mean is None else rstd)
         ctx.norm, ctx.saver, ctx.shape = norm, saver, x.shape
         ctx.dtypes = [t if t is None else t.dtype for t in (x, weight, bias)]
         return y
@@ -266,6 +267,7 @@ class CompressedNormalisation(Function):
             return None, None, grad.sum(dims).to(ctx.dtypes[2]) if dims else grad, None, None, None
         if ctx.exact:
             x = ctx.norm.grouped(compressed.decompress())
+            rstd = ctx.norm.rstd(x) if rstd is None else rstd
             normed = [standardised(x, mean, rstd).reshape(ctx.shape).to(grad.dtype)]
         else:
             ctx.saver.observe(batched(grad, 2), rstd)

@@ -26,7 +26,7 @@ def test_bench_tells_bytes_times_and_bars(run):
     assert rows["checkpointed"]["kept"] == 32 * 16 * 2
     assert rows["fewbit, parts"]["kept"] == 32 * 16 * 2 + n * 11.25 / 8
     assert rows["fewbit, inputs"]["units"] == 8.25 / 16
-    assert rows["fewbit, parts, x in 4 bits"]["kept"] == 32 * 16 * 4.125 / 8 + n * 11.25 / 8
+    assert rows["fewbit, parts, x in 4 bits"]["kept"] == 32 * 16 * 4.5 / 8 + n * 11.25 / 8  # groups of 64
     assert rows["Liger-Kernel (formula)"]["units"] == 3 and rows["Liger-Kernel (formula)"]["ms"] is None
 
 

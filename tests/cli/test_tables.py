@@ -63,7 +63,7 @@ def test_what_is_shipped_is_what_build_makes(run, tmp_path):
         ]
         for new, old in zip(built, (t for t in shipped if t["bits"] <= 4), strict=True):
             assert new["error"] == pytest.approx(old["error"], rel=1e-9)
-            # The derivative of sigmoid is even: a table and its mirror image err alike, and rounding decides between them.
+            # The derivative of sigmoid is even: a table and its mirror image err alike, and rounding decides.
             levels, mirrored = (pytest.approx(side, abs=1e-6) for side in (old["levels"], old["levels"][::-1]))
             assert new["levels"] in (levels, mirrored)
 

@@ -52,7 +52,8 @@ class TestMethods:
         # Kernels of the CPU have few temporary tensors of their own, and none on the meta device.
         assert meta.peak_after == fake.peak_after
         assert meta.peak_after.bytes == pytest.approx(real.peak_after.bytes, rel=0.01)
-        if options != {"level": "L0"}:
+        # L1: the caller holds what the first convolution gets, and a ReLU what the second does.
+        if options not in ({"level": "L0"}, {"level": "L1"}):
             assert real.saved > 0
 
     @pytest.mark.parametrize("name", [name for name in METHODS if "hooks" not in name and name != "L5"])

@@ -47,7 +47,10 @@ def test_whoever_holds_a_layer_goes_on_holding_it(way):
     fewbit.convert(model, **way)
     assert all(a is model.body[i] for a, i in zip(modules, (0, 2, 4), strict=True))
     assert torch.equal(model(X), expected)
-    assert memory.profile(model, X).total < exact / 3  # the layer that is called by way of the list is converted too
+    held = X.numel() * X.element_size()  # by the caller, and saved as it is
+    assert (
+        memory.profile(model, X).total - held < (exact - held) / 3
+    )  # the layer that is called by way of the list is converted too
     model(X).sum().backward()
     before = [p.detach().clone() for p in model.parameters()]
     optimizer.step()
@@ -134,7 +137,7 @@ def test_layers_that_leave_mixed_precision_leave_the_others_their_bits():
     for _ in range(2):
         model(X).sum().backward()
     fewbit.convert(model, outliers=0.02)
-    assert not model._forward_pre_hooks and not precision.savers
+    assert precision._hook.id not in model._forward_pre_hooks and not precision.savers
 
 
 def test_a_precision_of_the_users_keeps_the_users_layers():
