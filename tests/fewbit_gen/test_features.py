@@ -84,7 +84,6 @@ def test_the_scale_of_f_scales_levels_and_error(factor):
         ("1/x", "is not finite at x = 0"),
         ("log(abs(x-3.3333))", "has no bounds near x = 3.3333|not finite|too fast"),
         ("1e17*tanh(x)+gelu(x)-1e17*tanh(x)", "varies too fast|loses its digits"),
-        ("1e-13/(x*x+1e-26)", "too fast|loses its digits|has no bounds|two integrals"),
     ],
 )
 def test_what_cannot_be_shown_is_refused_in_one_line(text, message):
@@ -155,3 +154,10 @@ def test_weights_too_narrow_for_doubles_are_refused(weight):
 def test_an_error_of_no_mass_is_not_stated():
     exact = Table("relu", "shared", "w", [0.0], [0, 1], [0.0, 1.0], 0.0)
     assert table_error(exact, parse_activation("relu"), parse_weight("uniform:-1e8,1e8")) == 0
+
+
+def test_a_peak_that_is_as_high_as_it_is_narrow():
+    """The error is that of an integral by mpmath with 40 digits at the table's own boundaries: f' reaches 6e25."""
+    table = solve("1e-13/(x*x+1e-26)", bits=2)
+    assert table.error == pytest.approx(7.87633901756e37, rel=1e-9)
+    assert 0 <= table.lower_bound <= table.error

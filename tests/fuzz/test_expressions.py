@@ -88,7 +88,8 @@ def test_a_table_states_what_holds_or_there_is_none(text, spec, K, kind, looks):
         except FewbitError as error:
             assert "\n" not in str(error)
             table = None
-    assert next(ticks) <= looks + 200
+    # The first call of each kernel gives a tick back, and what must be finished for the result to be true is.
+    assert next(ticks) <= looks + 500
     assume(table is not None)
     assert 0 <= table.lower_bound <= table.error
     assert np.isfinite(table.levels).all()

@@ -133,7 +133,7 @@ def _quantizer() -> Kernel:
                 if stretch <= BLOCK:  # whole groups: x is read once
                     at = x + (n * D + start) * size
                     prefetch_to_read(at + (end - start) * size, ahead)
-                    if end - start == BLOCK and (G == USUAL or G == HALF or G == QUARTER):
+                    if end - start == BLOCK and G in (USUAL, HALF, QUARTER):
                         values = _loaded(at, kind, BLOCK, single)
                         random_words(seed, counter, BLOCK // GROUP, random)  # while x is on its way
                         if G == USUAL:
