@@ -140,7 +140,8 @@ class Moments:
         """Return by how much to move each point to see the slope of f' there: less where cells are narrow."""
         cell = np.clip(np.searchsorted(self.edges, points, side="right") - 1, 0, self.edges.size - 2)
         width = self.edges[cell + 1] - self.edges[cell]
-        return np.minimum(1e-6 * min(self.activation.reach, self.edges[-1] - self.edges[0]), 0.05 * width)
+        near = np.minimum(1e-6 * min(self.activation.reach, self.edges[-1] - self.edges[0]), 0.05 * width)
+        return np.maximum(near, 1e-300)  # a cell may be as narrow as the least double
 
     def error(self, table: Table) -> tuple[float, float]:
         """Return the error of a table of this problem, a difference of moments, and how far rounding may put it off."""

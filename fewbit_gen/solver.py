@@ -252,9 +252,10 @@ def _exact_table(activation: Activation, K: int, kind: Kind, weight: Weight) -> 
     if not activation.step:
         return None
     kinks = np.asarray(activation.kinks)
-    # At a kink f' has its value from the left, as a table has at a boundary.
-    last = np.nextafter(kinks[-1:], np.inf) if kinks.size else np.zeros(1)
-    values = evaluate_derivative(activation, np.concatenate([kinks, last]))
+    # Within each piece: what f' has at a point itself, such as 1/x at 0, is no piece's.
+    ends = 1 + np.abs(kinks).max(initial=0)
+    edges = np.concatenate([[-ends], kinks, [ends]])
+    values = evaluate_derivative(activation, 0.5 * edges[:-1] + 0.5 * edges[1:])
     jumps = values[1:] != values[:-1]
     kinks, values = kinks[jumps], values[np.append(True, jumps)]
     if kind == "interval":

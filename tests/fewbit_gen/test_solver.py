@@ -214,3 +214,11 @@ def test_sees_what_is_narrower_than_its_grid(steep, domain, factor, kind):
     of_tanh = solve("tanh", bits=2, kind=kind, weight=f"uniform:{domain}")
     assert table.error == pytest.approx(factor * of_tanh.error, rel=1e-4)
     assert table.error * (1 - 1e-3) <= table.lower_bound <= table.error
+
+
+@pytest.mark.parametrize("expression", ["where(1/x>0,0,x)", "where(x**-1>0,0,x)", "where(1/x<0,x,0)"])
+def test_a_step_whose_condition_has_a_pole_at_the_step(expression):
+    """Its value at 0 itself is that of the pole, and was taken for that of all positive numbers."""
+    table = solve(expression, levels=2)
+    assert table(np.array([-5.0, -1.0, 1.0, 5.0])).tolist() == [1, 1, 0, 0]
+    assert table.error == 0
