@@ -94,4 +94,5 @@ def _panels(
     rounding = _ROUNDING * np.abs(level[:, 0]) * np.sqrt((density * dx).sum(axis=1))
     # Nodes are doubles too: each is off by half a last digit, and the integrand there by as much of its range.
     moved = np.ptp(squares, axis=1) * np.spacing(np.maximum(np.abs(left), np.abs(right)))
-    return panels, rounding * (rounding + 2 * np.sqrt(panels)) + moved
+    with np.errstate(over="ignore"):  # then nothing is shown, and what rests on it is refused
+        return panels, rounding * (rounding + 2 * np.sqrt(panels)) + moved

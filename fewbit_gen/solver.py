@@ -212,7 +212,7 @@ def _table_error(table: Table, moments: Moments) -> float:
 def _is_constant(moments: Moments) -> bool:
     """Tell whether f' varies by no more than its rounding where the weight is."""
     mass, _, square = moments.prefix[:, -1]
-    return bool(square <= mass * (4 * np.finfo(float).eps * moments.centre) ** 2)
+    return bool(np.sqrt(max(square, 0.0)) <= np.sqrt(mass) * 4 * np.finfo(float).eps * abs(moments.centre))
 
 
 def problem_moments(activation: Activation, weight: Weight, kind: Kind, K: int, unseen: float = UNSEEN) -> Moments:
