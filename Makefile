@@ -24,7 +24,7 @@ types: .venv/ready
 	$(BIN)/basedpyright --pythonpath $(BIN)/python __init__.py $(PACKAGES)
 
 unit: .venv/ready
-	$(BIN)/python -m pytest -c tests/pytest.ini tests
+	$(BIN)/python -m pytest -c tests/pytest.ini -n auto --dist loadfile tests
 
 # Hostile inputs of every kind, many more of them than `make test` draws.
 fuzz: .venv/ready
