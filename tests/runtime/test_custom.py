@@ -74,6 +74,11 @@ def module_of(activation):
     return fewbit.FewBit(activation, bits=3)
 
 
+def name_of(activation):
+    """The name of a function without its address, which differs between the processes that run the tests."""
+    return getattr(activation, "__name__", str(activation))
+
+
 @pytest.mark.parametrize(("activation", "truth"), CASES, ids=IDS)
 class TestEveryKind:
     @pytest.mark.parametrize("dtype", DTYPES)
@@ -167,7 +172,7 @@ class TestTables:
 
 
 class TestCopies:
-    @pytest.mark.parametrize("activation", ["x*tanh(x)", "gelu", torch.sin, snake, nn.GELU(), Scaled()], ids=str)
+    @pytest.mark.parametrize("activation", ["x*tanh(x)", "gelu", torch.sin, snake, nn.GELU(), Scaled()], ids=name_of)
     def test_survive_pickling_and_train_alike(self, activation):
         module = fewbit.FewBit(activation, bits=2)
         buffer = io.BytesIO()
@@ -274,7 +279,7 @@ class TestRefusals:
 
 class TestCompiled:
     @pytest.mark.parametrize(
-        "activation", ["x*sigmoid(1.702*x)", "where(x>0,max(x,1),0.5)", "gelu", torch.sin, snake, Scaled()], ids=str
+        "activation", ["x*sigmoid(1.702*x)", "where(x>0,max(x,1),0.5)", "gelu", torch.sin, snake, Scaled()], ids=name_of
     )
     def test_equals_eager(self, activation):
         torch.compiler.reset()
@@ -293,7 +298,9 @@ class TestCompiled:
         for a, b in zip(*(torch.autograd.grad(z, x, torch.ones_like(z)) for z in (y, expected)), strict=True):
             assert_same_bits(a, b)
 
-    @pytest.mark.parametrize("activation", ["x*sigmoid(1.702*x)", "hardtanh(max_val=0.7)", torch.sin, snake], ids=str)
+    @pytest.mark.parametrize(
+        "activation", ["x*sigmoid(1.702*x)", "hardtanh(max_val=0.7)", torch.sin, snake], ids=name_of
+    )
     def test_the_function_equals_eager(self, activation):
         torch.compiler.reset()
 
