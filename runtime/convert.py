@@ -300,7 +300,7 @@ def _bits_of(activation: FewBitActivation | RoundedActivation) -> int:
     """Return the bits that are kept for each element."""
     if isinstance(activation, FewBitActivation):
         return activation.bits
-    saver = getattr(activation.saver, "saver", activation.saver)  # swapped or not
+    saver: Any = getattr(activation.saver, "saver", activation.saver)  # swapped or not
     return saver.quantizer.bits
 
 

@@ -144,7 +144,7 @@ class CompressedBatchNorm(Function):
         if rstd is None:
             rstd = (running_var + ctx.eps).rsqrt()
         exact = compressed.decompress() if isinstance(compressed, Whole) else None
-        normed = [] if compressed is None or exact is not None else [c.decompress().view(ctx.shape) for c in compressed]
+        normed = [c.decompress().view(ctx.shape) for c in compressed] if isinstance(compressed, tuple) else []
         x = grad.new_empty(1, dtype=ctx.dtype).expand(ctx.shape)  # its shape alone is asked for where nothing was kept
         if exact is not None:
             x = exact
