@@ -79,13 +79,13 @@ LINEARS = [
     Case("Linear", (6, 4), (6,)),
 ]
 BATCH_NORMS = [
-    Case("BatchNorm1d", (5,), (16, 5), {"momentum": None}, linear=False),
-    Case("BatchNorm1d", (5,), (4, 5, 6), {"affine": False}, linear=False),
+    Case("BatchNorm1d", (5,), (40, 5), {"momentum": None}, linear=False),
+    Case("BatchNorm1d", (5,), (8, 5, 6), {"affine": False}, linear=False),
     Case("BatchNorm2d", (3,), (2, 3, 8, 8), linear=False),
     Case("BatchNorm2d", (3,), (2, 3, 8, 8), {"track_running_stats": False}, linear=False),
     Case("BatchNorm3d", (3,), (2, 3, 3, 4, 5), linear=False),
     Case("SyncBatchNorm", (3,), (2, 3, 8, 8), linear=False),
-    Case("InstanceNorm1d", (3,), (2, 3, 9), linear=False),
+    Case("InstanceNorm1d", (3,), (2, 3, 40), linear=False),
     Case("InstanceNorm2d", (3,), (2, 3, 8, 8), {"affine": True, "track_running_stats": True}, linear=False),
     Case("InstanceNorm3d", (3,), (2, 3, 3, 4, 5), {"affine": True}, linear=False),
 ]
