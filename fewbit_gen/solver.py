@@ -253,7 +253,7 @@ def _exact_table(activation: Activation, K: int, kind: Kind, weight: Weight) -> 
         return None
     kinks = np.asarray(activation.kinks)
     # Within each piece: what f' has at a point itself, such as 1/x at 0, is no piece's.
-    ends = 1 + np.abs(kinks).max(initial=0)
+    ends = min(2 * np.abs(kinks).max(initial=0) + 1, np.finfo(float).max)
     edges = np.concatenate([[-ends], kinks, [ends]])
     values = evaluate_derivative(activation, 0.5 * edges[:-1] + 0.5 * edges[1:])
     jumps = values[1:] != values[:-1]

@@ -74,14 +74,15 @@ def test_without_transformers_one_line_says_so(run, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("method", "option"), [("fewbit", "--control"), ("blpa", "--images"), ("actnn", "--task"), ("glu", "--threads")]
+    ("method", "option"),
+    [("fewbit", "--control"), ("blpa", "--images"), ("actnn", "--task"), ("glu", "--threads"), ("hooks", "--variant")],
 )
 @pytest.mark.parametrize("spelled", ["--method {}", "--method={}"])
 def test_each_method_has_options_of_its_own(run, method, option, spelled):
     outcome = run("plot", "training", *spelled.format(method).split(), "--help")
     assert (outcome.status, outcome.err) == (0, "")
     assert outcome.out.startswith("Usage: fewbit plot training ")
-    assert option in outcome.out and "[fewbit|blpa|actnn|glu]" in outcome.out and "Example: " in outcome.out
+    assert option in outcome.out and "[fewbit|blpa|actnn|glu|hooks]" in outcome.out and "Example: " in outcome.out
     assert outcome.out.isascii()
 
 

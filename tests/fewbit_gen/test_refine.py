@@ -63,7 +63,7 @@ def test_is_never_worse_than_its_start(name, weight, start):
     # Costs are differences of sums to W and F², which are good to some last digits of F².
     rounding = 1e-14 * moments.prefix[2, -1]
     errors = [table_error(t, moments.activation, moments.weight) for t in (before, after)]
-    assert errors[1] <= errors[0] + rounding
+    assert errors[1] <= errors[0] * (1 + 1e-12) + rounding  # sums of some thousand panels
 
 
 def largest_residual(table):
