@@ -435,10 +435,11 @@ class TestFiles:
                 stream.truncate(1_000_000_001)  # sparse: takes no space
             self.refused(tmp_path / name, "larger than 1000000000 bytes")
 
-    def test_what_is_not_there_is_told(self, tmp_path):
+    def test_what_is_not_there_is_told(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)  # a message shortens long paths, and how long this one is depends on the runner
         (tmp_path / "folder.npy").mkdir()
-        self.refused(tmp_path / "folder.npy", "not a file")
-        self.refused(tmp_path / "missing.npy", "cannot read .*missing.npy': No such file")
+        self.refused("folder.npy", "not a file")
+        self.refused("missing.npy", "cannot read 'missing.npy': No such file")
         self.refused("x" * 100_000 + ".npy", "cannot read 'xxx.*File name too long")
         self.refused("a\0b.npy", "cannot read .*null")
         self.refused("two\nlines.npy", r"cannot read 'two\\nlines.npy'")
