@@ -82,7 +82,7 @@ def has_weights(layer: nn.Module) -> bool:
 
 def is_comparable(layer: nn.Module) -> bool:
     """Tell whether a layer's sensitivities can be compared with those of other layers."""
-    return isinstance(layer, _LINEAR | _ConvNd) or _by_channel(layer)
+    return has_weights(layer) or _by_channel(layer)
 
 
 def passes_rounding_on(layer: nn.Module) -> bool:
@@ -90,7 +90,7 @@ def passes_rounding_on(layer: nn.Module) -> bool:
 
     Such errors multiply from layer to layer, which sensitivities do not count.
     """
-    return not (isinstance(layer, _LINEAR | _ConvNd))
+    return not has_weights(layer)
 
 
 def _by_channel(layer: nn.Module) -> bool:
