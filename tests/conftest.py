@@ -1,6 +1,7 @@
 """What all tests share: how hypothesis draws, and a cache folder that is not the user's."""
 
 import os
+import sys
 import tempfile
 
 import pytest
@@ -18,3 +19,10 @@ def cache_of_the_tests():
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setenv("FEWBIT_CACHE", folder)
         yield
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    """Forget what the process's earlier tests compiled: they fill the few compilations that torch allows a function."""
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch"].compiler.reset()

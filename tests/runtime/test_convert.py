@@ -679,12 +679,6 @@ def test_symbolic_tracing():
 
 
 class TestCompiled:
-    @pytest.fixture(autouse=True)
-    def fresh_compiler(self):
-        torch.compiler.reset()
-        yield
-        torch.compiler.reset()
-
     def model(self):
         torch.manual_seed(0)
         activations = [define("timm.layers.activations", "Swish", TIMM[0][1], inplace=False)(), nn.SiLU(inplace=True)]

@@ -282,7 +282,6 @@ class TestCompiled:
         "activation", ["x*sigmoid(1.702*x)", "where(x>0,max(x,1),0.5)", "gelu", torch.sin, snake, Scaled()], ids=name_of
     )
     def test_equals_eager(self, activation):
-        torch.compiler.reset()
         module = fewbit.FewBit(activation, bits=2)
         compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
         x = laid_out("transposed", torch.float32).requires_grad_()
@@ -302,7 +301,6 @@ class TestCompiled:
         "activation", ["x*sigmoid(1.702*x)", "hardtanh(max_val=0.7)", torch.sin, snake], ids=name_of
     )
     def test_the_function_equals_eager(self, activation):
-        torch.compiler.reset()
 
         def f(x):
             return fewbit.functional.activation(x, activation, bits=2) * 2

@@ -301,14 +301,6 @@ class TestBlocks:
         assert repr(few_bit(bits=2)) == "few_bit(bits=2)"
 
 
-@pytest.fixture
-def fresh_compiler():
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
-@pytest.mark.usefixtures("fresh_compiler")
 class TestCompiled:
     def test_a_block_around_a_compiled_function(self):
         def f(x):

@@ -310,7 +310,6 @@ def test_a_compiled_model_gives_the_same_outputs(level):
     model, x = nn.Sequential(*layers, nn.Dropout(0.5), nn.GELU(), nn.Linear(8, 8)).eval(), torch.randn(4, 3, 6, 6)
     expected = model(x)
     fewbit.convert(model, level=level)
-    torch._dynamo.reset()
     compiled = torch.compile(model, backend="eager")
     for step in range(4):
         with torch._dynamo.config.patch(error_on_recompile=step > 1):

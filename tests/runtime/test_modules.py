@@ -321,14 +321,6 @@ TAKES_OBJECTS = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def fresh_compiler():
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
-@pytest.mark.usefixtures("fresh_compiler")
 class TestCompiled:
     """Whole graphs, traced through autograd; `aot_eager` needs no C++ compiler."""
 

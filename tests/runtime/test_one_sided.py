@@ -60,7 +60,6 @@ def test_values_at_infinity_are_torchs_and_the_gradient_that_beside_it(name, arg
 
 @cases
 def test_modules_compile_pickle_and_convert(name, arguments):
-    torch.compiler.reset()  # a process compiles one function so many times and no more
     theirs = getattr(nn, name)(*arguments)
     model = nn.Sequential(nn.Linear(4, 4), theirs)
     x = torch.randn(8, 4)

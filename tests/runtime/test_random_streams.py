@@ -193,7 +193,6 @@ def test_compiled_models_draw_what_compiled_exact_ones_draw(name, backend):
 
 def test_copies_in_a_compiled_model_are_rounded_anew_in_each_layer_and_step():
     """Compilers merge equal calls, and must not merge these."""
-    torch._dynamo.reset()
     seen = []
 
     @torch.compile(backend="aot_eager", fullgraph=True)
