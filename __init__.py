@@ -14,50 +14,50 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .fewbit_gen import solve as solve
-    from .runtime import allocation as allocation
-    from .runtime import functional as functional
+    from .runtime import plan as allocation
+    from .runtime.activations import functional as functional
     from .runtime import layers as layers
-    from .runtime import memory as memory
+    from .runtime.memory import api as memory
     from .runtime import models as models
-    from .runtime import nn as nn
+    from .runtime.layers import nn as nn
     from .runtime import quantizers as quantizers
-    from .runtime.allocation import MixedPrecision as MixedPrecision
+    from .runtime.plan import MixedPrecision as MixedPrecision
     from .runtime.calibrate import calibrate as calibrate
-    from .runtime.convert import convert as convert
-    from .runtime.convert import revert as revert
-    from .runtime.few_bit import few_bit as few_bit
-    from .runtime.glu.modules import GEGLU as GEGLU
-    from .runtime.glu.modules import GLU as GLU
-    from .runtime.glu.modules import ReGLU as ReGLU
-    from .runtime.glu.modules import SwiGLU as SwiGLU
-    from .runtime.modules import CELU as CELU
-    from .runtime.modules import ELU as ELU
-    from .runtime.modules import GELU as GELU
-    from .runtime.modules import SELU as SELU
-    from .runtime.modules import FewBit as FewBit
-    from .runtime.modules import Hardshrink as Hardshrink
-    from .runtime.modules import Hardsigmoid as Hardsigmoid
-    from .runtime.modules import Hardswish as Hardswish
-    from .runtime.modules import Hardtanh as Hardtanh
-    from .runtime.modules import LeakyReLU as LeakyReLU
-    from .runtime.modules import LogSigmoid as LogSigmoid
-    from .runtime.modules import Mish as Mish
-    from .runtime.modules import QuickGELU as QuickGELU
-    from .runtime.modules import ReLU as ReLU
-    from .runtime.modules import ReLU6 as ReLU6
-    from .runtime.modules import Sigmoid as Sigmoid
-    from .runtime.modules import SiLU as SiLU
-    from .runtime.modules import Softplus as Softplus
-    from .runtime.modules import Softshrink as Softshrink
-    from .runtime.modules import Softsign as Softsign
-    from .runtime.modules import SquaredReLU as SquaredReLU
-    from .runtime.modules import Tanh as Tanh
-    from .runtime.modules import Tanhshrink as Tanhshrink
-    from .runtime.modules import Threshold as Threshold
-    from .runtime.preact import PreActConv1d as PreActConv1d
-    from .runtime.preact import PreActConv2d as PreActConv2d
-    from .runtime.preact import PreActConv3d as PreActConv3d
-    from .runtime.preact import PreActLinear as PreActLinear
+    from .runtime.convert.api import convert as convert
+    from .runtime.convert.api import revert as revert
+    from .runtime.activations.catch import few_bit as few_bit
+    from .runtime.activations.gated_modules import GEGLU as GEGLU
+    from .runtime.activations.gated_modules import GLU as GLU
+    from .runtime.activations.gated_modules import ReGLU as ReGLU
+    from .runtime.activations.gated_modules import SwiGLU as SwiGLU
+    from .runtime.activations.modules import CELU as CELU
+    from .runtime.activations.modules import ELU as ELU
+    from .runtime.activations.modules import GELU as GELU
+    from .runtime.activations.modules import SELU as SELU
+    from .runtime.activations.modules import FewBit as FewBit
+    from .runtime.activations.modules import Hardshrink as Hardshrink
+    from .runtime.activations.modules import Hardsigmoid as Hardsigmoid
+    from .runtime.activations.modules import Hardswish as Hardswish
+    from .runtime.activations.modules import Hardtanh as Hardtanh
+    from .runtime.activations.modules import LeakyReLU as LeakyReLU
+    from .runtime.activations.modules import LogSigmoid as LogSigmoid
+    from .runtime.activations.modules import Mish as Mish
+    from .runtime.activations.modules import QuickGELU as QuickGELU
+    from .runtime.activations.modules import ReLU as ReLU
+    from .runtime.activations.modules import ReLU6 as ReLU6
+    from .runtime.activations.modules import Sigmoid as Sigmoid
+    from .runtime.activations.modules import SiLU as SiLU
+    from .runtime.activations.modules import Softplus as Softplus
+    from .runtime.activations.modules import Softshrink as Softshrink
+    from .runtime.activations.modules import Softsign as Softsign
+    from .runtime.activations.modules import SquaredReLU as SquaredReLU
+    from .runtime.activations.modules import Tanh as Tanh
+    from .runtime.activations.modules import Tanhshrink as Tanhshrink
+    from .runtime.activations.modules import Threshold as Threshold
+    from .runtime.layers.preact import PreActConv1d as PreActConv1d
+    from .runtime.layers.preact import PreActConv2d as PreActConv2d
+    from .runtime.layers.preact import PreActConv3d as PreActConv3d
+    from .runtime.layers.preact import PreActLinear as PreActLinear
     from .runtime.saved_tensors import compress_saved_tensors as compress_saved_tensors
     from .tables import FewbitError as FewbitError
     from .tables import Table as Table
@@ -74,30 +74,30 @@ _PREACT = ("PreActConv1d", "PreActConv2d", "PreActConv3d", "PreActLinear")
 # Public name -> the module that defines it.
 _HOMES = {
     "solve": ".fewbit_gen",
-    "MixedPrecision": ".runtime.allocation",
+    "MixedPrecision": ".runtime.plan",
     "calibrate": ".runtime.calibrate",
-    "convert": ".runtime.convert",
-    "revert": ".runtime.convert",
-    "few_bit": ".runtime.few_bit",
+    "convert": ".runtime.convert.api",
+    "revert": ".runtime.convert.api",
+    "few_bit": ".runtime.activations.catch",
     "compress_saved_tensors": ".runtime.saved_tensors",
     "FewbitError": ".tables",
     "Table": ".tables",
     "load_table": ".tables",
-    **dict.fromkeys(_MODULES, ".runtime.modules"),
-    **dict.fromkeys(_PREACT, ".runtime.preact"),
-    **dict.fromkeys(("GEGLU", "GLU", "ReGLU", "SwiGLU"), ".runtime.glu.modules"),
+    **dict.fromkeys(_MODULES, ".runtime.activations.modules"),
+    **dict.fromkeys(_PREACT, ".runtime.layers.preact"),
+    **dict.fromkeys(("GEGLU", "GLU", "ReGLU", "SwiGLU"), ".runtime.activations.gated_modules"),
 }
 # Public submodule -> the module that it is. They can be imported (`from fewbit.functional import gelu`)
 # although they live in `runtime`.
 _SUBMODULES = {
-    "allocation": ".runtime.allocation",
-    "functional": ".runtime.functional",
+    "allocation": ".runtime.plan",
+    "functional": ".runtime.activations.functional",
     "layers": ".runtime.layers",
-    "memory": ".runtime.memory",
+    "memory": ".runtime.memory.api",
     "models": ".runtime.models",
-    "nn": ".runtime.nn",
+    "nn": ".runtime.layers.nn",
     "quantizers": ".runtime.quantizers",
-    "vquant": ".runtime.vquant",
+    "vquant": ".runtime.inference.vquant",
 }
 
 __all__ = ["__version__", *sorted([*_HOMES, *_SUBMODULES])]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..runtime.experiments.actnn_runs import Evidence
+from ..plots.studies.actnn_runs import Evidence
 from ..tables.columns import columns
 from ..tables.files import atomic_write, check_writable
 from ..tables.json_format import dumps, read_json
@@ -69,7 +69,7 @@ def _train(names: list[str], steps: int | None, seeds: int, threads: int, result
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # see demo.py; read when torch is loaded
     import torch
 
-    from ..runtime.experiments.actnn import TASKS, VARIANTS, block_ratio, train
+    from ..plots.studies.actnn import TASKS, VARIANTS, block_ratio, train
 
     torch.set_num_threads(threads)
     ratios = {f"{bits:g}": block_ratio(bits) for bits in BLOCK_BITS}
@@ -92,7 +92,7 @@ def _train(names: list[str], steps: int | None, seeds: int, threads: int, result
 
 
 def _figure(evidence: Evidence) -> "Figure":
-    from ..plots.actnn_training import Variant, plot_actnn_training
+    from ..plots.figures.actnn_training import Variant, plot_actnn_training
 
     return plot_actnn_training(
         {

@@ -27,8 +27,8 @@ def glu_bits(bits: int, steps: int, draws: int, output: Path | None, as_json: bo
     """
     if output:
         check_writable(output)
-    from ..runtime.experiments.glu import trained
-    from ..runtime.glu.errors import gradient_errors, splits
+    from ..plots.studies.glu import trained
+    from ..plots.studies.glu_errors import gradient_errors, splits
 
     model, loss = trained(steps)
     given = splits(bits) + [split for split in splits(8) if split.keep == "inputs" and bits != 8]

@@ -18,7 +18,7 @@ from .options import FILE, bits_list_option
 from .progress import with_progress
 
 if TYPE_CHECKING:
-    from ..runtime.codegen.survey import Compiled
+    from ..runtime.backends.cuda.codegen.survey import Compiled
 
 
 @click.command("kernels")
@@ -43,7 +43,7 @@ def kernels(
 
     Example: fewbit bench kernels gelu --bits 1,2,3,4 --arch sm_90
     """
-    from ..runtime.codegen import survey
+    from ..runtime.backends.cuda.codegen import survey
 
     if output:
         check_writable(output)

@@ -59,7 +59,7 @@ def _warm_compiler() -> None:
 def _warm_training() -> None:
     import torch
 
-    from ..runtime.modules import GELU
+    from ..runtime.activations.modules import GELU
 
     for bits in (1, 2, 3, 4):
         x = torch.zeros(2048, requires_grad=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..runtime.experiments.settings import Settings
+from ..plots.studies.settings import Settings
 from ..tables.columns import columns
 from ..tables.files import atomic_write, make_folder
 from ..tables.json_format import dumps
@@ -16,7 +16,7 @@ from .plot import approximation
 from .solve import command as solve
 
 if TYPE_CHECKING:
-    from ..runtime.experiments.runs import Training
+    from ..plots.studies.runs import Training
 
 
 STEPS = 400
@@ -70,8 +70,8 @@ def _train(bits: tuple[int, ...], settings: Settings) -> "Training":
     from rich.console import Console
     from rich.progress import Progress
 
-    from ..runtime.experiments.text import standard_library
-    from ..runtime.experiments.training import EXACT, few_bit, other_weights, train
+    from ..plots.studies.text import standard_library
+    from ..plots.studies.training import EXACT, few_bit, other_weights, train
 
     others = (settings.seed + i if settings.seed < 2**62 else settings.seed - i for i in range(1, OTHER_WEIGHTS + 1))
     variants = [EXACT, *map(few_bit, bits), *map(other_weights, others)]
@@ -82,8 +82,8 @@ def _train(bits: tuple[int, ...], settings: Settings) -> "Training":
 
 def _write(training: "Training", folder: Path) -> None:
     from ..plots import save_figure
-    from ..plots.training import Curve, plot_training
-    from ..runtime.experiments.runs import smoothed
+    from ..plots.figures.training import Curve, plot_training
+    from ..plots.studies.runs import smoothed
 
     window = max(1, training.settings.steps // 25)
     curves = [Curve(run.variant, smoothed(run.losses, window)) for run in training.runs]
@@ -98,7 +98,7 @@ def _write(training: "Training", folder: Path) -> None:
 
 def _lines(training: "Training") -> list[str]:
     """Return the table of the runs and, below it, what its columns mean."""
-    from ..runtime.experiments.runs import averaging_window
+    from ..plots.studies.runs import averaging_window
 
     settings = training.settings
     exact = [run.validation_loss for run in training.runs if run.variant.startswith("exact")]

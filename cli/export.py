@@ -29,7 +29,7 @@ def table_bytes(table: Table, file_format: str) -> bytes:
     """Return the content of a file that holds `table`, in one of `FORMATS`."""
     if file_format != "cuda":
         return export(table, file_format)
-    from ..runtime.codegen import cuda_header, function_of
+    from ..runtime.backends.cuda.codegen import cuda_header, function_of
 
     return cuda_header(table, *function_of(table.activation)).encode()
 

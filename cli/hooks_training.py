@@ -48,8 +48,8 @@ def command(steps: int, seeds: int, chosen: tuple[str, ...], threads: int, sourc
 def _train(steps: int, seeds: int, chosen: tuple[str, ...], threads: int, results: Path) -> Numbers:
     import torch
 
-    from ..runtime.experiments import hooks
-    from ..runtime.experiments.text import standard_library
+    from ..plots.studies import hooks
+    from ..plots.studies.text import standard_library
 
     names = [name for name in hooks.VARIANTS if not chosen or name in ("exact", *chosen)]
     if len(names) < 2 or not {*chosen} <= {*names}:
@@ -102,7 +102,7 @@ def _differences(numbers: Numbers) -> dict[str, list[float]]:
 
 def figure_of(numbers: Numbers) -> "Figure":
     """Return the differences of the validation losses, drawn."""
-    from ..plots.hooks_training import plot_differences
+    from ..plots.figures.hooks_training import plot_differences
 
     exact = list(_losses(numbers)["exact"].values())
     return plot_differences(_differences(numbers), stdev(exact))

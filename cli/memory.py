@@ -24,9 +24,9 @@ from .target import FORMS, load_target, told_in_one_line
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..runtime.memory import Comparison, Need, Peak, Profile
+    from ..runtime.memory.api import Comparison, Need, Peak, Profile
     from ..runtime.memory.listing import Field, Sort
-    from ..runtime.memory.paper import Reproduced, Row
+    from ..plots.studies.memory_paper import Reproduced, Row
 
 # 16G is 16 GiB, as GPUs are sold.
 _UNITS = {"": 1, "b": 1} | {
@@ -180,7 +180,7 @@ def of(
     Example: fewbit memory llama-7b --level L2 --glu parts --gpu-memory 80GiB
     """
     how = _method(**method)
-    from ..runtime import memory  # before any code of the user's: it tells where torch is missing
+    from ..runtime.memory import api as memory  # before any code of the user's: it tells where torch is missing
 
     subject = _of_user(target, size, meta) if ":" in target else _built_in(target, size, dtype, attention)
     with told_in_one_line(target, subject.source), memory.as_on_gpu() if subject.on_meta else nullcontext():
@@ -231,10 +231,10 @@ def paper(output: Path | None, as_json: bool) -> None:
     """
     if output:
         check_writable(output)
-    from ..runtime.memory import paper
+    from ..plots.studies import memory_paper
 
-    rows = [paper.reproduce(name) for name in with_progress(paper.PAPER, len(paper.PAPER), "measuring")]
-    content = dumps({"unit": "MiB", "memory": paper.GPU_MEMORY, "rows": [row.to_dict() for row in rows]})
+    rows = [memory_paper.reproduce(name) for name in with_progress(memory_paper.PAPER, len(memory_paper.PAPER), "measuring")]
+    content = dumps({"unit": "MiB", "memory": memory_paper.GPU_MEMORY, "rows": [row.to_dict() for row in rows]})
     if output:
         with atomic_write(output) as stream:
             stream.write(content.encode())
@@ -356,7 +356,7 @@ def _compare(
     model: "nn.Module", inputs: Any, how: _Method, functions: bool, bits: tuple[int, ...] = ()
 ) -> "list[Comparison]":
     """Return the comparison with a method, or those with each number of `bits`."""
-    from ..runtime.memory import compare, compare_each
+    from ..runtime.memory.api import compare, compare_each
     from ..runtime.quantizers import PerGroup
 
     keywords = inputs if isinstance(inputs, Mapping) else {}
@@ -370,7 +370,7 @@ def _compare(
 
 def _need(subject: _Subject, model: "nn.Module", inputs: Any, how: _Method, functions: bool) -> "Need":
     """Return what training takes: from two batch sizes where the subject has them, else from the one it has."""
-    from ..runtime.memory import BITS, need_of
+    from ..runtime.memory.api import BITS, need_of
 
     batches = {n: subject.make(n)[1] for n in (8, 16)} if subject.grows else {_leading(inputs): inputs}
     bits = BITS if how.is_bits_alone else ()
@@ -390,7 +390,7 @@ def _leading(inputs: Any) -> int:
 
 
 def _report(target: str, model: "nn.Module", comparison: "Comparison", how: "_Method") -> dict[str, Any]:
-    from ..runtime.memory import parameter_bytes
+    from ..runtime.memory.api import parameter_bytes
 
     return {
         "target": target,
@@ -438,7 +438,7 @@ def _batch_row(need: "Need", key: int | str | None, memory: int, copies: int) ->
 
 
 def _batch_lines(need: "Need", memory: int, copies: int) -> list[str]:
-    from ..runtime.memory import size_text
+    from ..runtime.memory.api import size_text
 
     by_peak = set(need.kept) == set(need.peak)
     kept = {key: (kept.per_sample, need.largest_batch(memory, key, copies)) for key, kept in need.kept.items()}
@@ -455,7 +455,7 @@ def _batch_lines(need: "Need", memory: int, copies: int) -> list[str]:
 
 
 def _batch_cells(found: Mapping[int | str | None, tuple[float, int]], key: int | str | None) -> tuple[str, ...]:
-    from ..runtime.memory import size_text
+    from ..runtime.memory.api import size_text
 
     per_sample, batch = found[key]
     exact = found[None][1]

@@ -36,7 +36,7 @@ def codes(target: str, bits: int, ratio: float, compressor: str | None, as_json:
     Example: fewbit memory codes --bits 3 --ratio 0.02
     """
     from ..runtime.quantizers.entropy import total
-    from ..runtime.vquant.compression import codes_by_module
+    from ..runtime.memory.code_entropy import codes_by_module
 
     if target == "digits":
         model, inputs = _digits()
@@ -59,7 +59,7 @@ def codes(target: str, bits: int, ratio: float, compressor: str | None, as_json:
 
 
 def _digits() -> tuple[Any, Any]:
-    from ..runtime.experiments.digits import Schedule, digits, network, train
+    from ..plots.studies.digits import Schedule, digits, network, train
 
     data, model = digits(), network(0)
     train(model, data, Schedule(epochs=3))

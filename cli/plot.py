@@ -9,14 +9,7 @@ import click
 from ..fewbit_gen import Activation, Weight, parse_activation, parse_weight
 from ..fewbit_gen.activations import EXAMPLES
 from ..fewbit_gen.library import find_or_solve
-from ..plots import (
-    check_figure_path,
-    plot_approximation,
-    plot_error,
-    plot_gallery,
-    plot_kinds,
-    save_figure,
-)
+from ..plots import check_figure_path, plot_approximation, plot_error, plot_gallery, plot_kinds, save_figure
 from ..tables import KINDS, Table
 from .options import BitsList, bits_list_option, bits_option, figure_option, kind_option, weight_option
 from .picture import approximated

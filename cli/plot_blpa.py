@@ -77,8 +77,8 @@ def training(
     """
 
     def run() -> dict[str, Any]:
-        from ..runtime.experiments.blpa import VARIANTS, Settings, train
-        from ..runtime.experiments.images import COLLECTIONS
+        from ..plots.studies.blpa import VARIANTS, Settings, train
+        from ..plots.studies.images import COLLECTIONS
 
         chosen = COLLECTIONS[images]()
         with steps_bar(seeds * steps) as progress:
@@ -122,8 +122,8 @@ def noise(
     """
 
     def run() -> dict[str, Any]:
-        from ..runtime.experiments.blpa import Settings, gradient_noise, network, trained
-        from ..runtime.experiments.images import COLLECTIONS
+        from ..plots.studies.blpa import Settings, gradient_noise, network, trained
+        from ..plots.studies.images import COLLECTIONS
 
         chosen, settings = COLLECTIONS[images](), Settings(depth, width, steps, batch, warmup=warmup)
         with steps_bar(2 * batches + steps) as progress:
@@ -150,7 +150,7 @@ def memory(gpu_memory: int, device: str, source: Path | None, output: Path) -> N
     """
 
     def run() -> dict[str, Any]:
-        from ..runtime.experiments.blpa_memory import TABLE_2, largest_batches, memory_law, trial_on_gpu
+        from ..plots.studies.blpa_memory import TABLE_2, largest_batches, memory_law, trial_on_gpu
 
         law, trials = memory_law(), []
         if device == "cuda":
@@ -182,7 +182,7 @@ def _study(
     lines: Callable[[Numbers], list[str]],
 ) -> None:
     def draw(numbers: Numbers) -> "Figure":
-        from ..plots import blpa as figures
+        from ..plots.figures import blpa as figures
 
         return getattr(figures, figure)(numbers)
 

@@ -32,7 +32,7 @@ def glu_training(steps: int, seeds: int, threads: int, source: Path | None, outp
     Example: fewbit plot training --method glu -o training-glu.png
     """
     from ..plots import check_figure_path, save_figure
-    from ..runtime.experiments.study import Study
+    from ..plots.studies.study import Study
 
     check_figure_path(output)
     results = output.with_suffix(".json")
@@ -51,10 +51,10 @@ def _train(steps: int, seeds: int, threads: int, results: Path):  # noqa: ANN202
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # see demo.py; read when torch is loaded
     import torch
 
-    from ..runtime.experiments import glu
-    from ..runtime.experiments.study import Study
-    from ..runtime.experiments.text import standard_library
-    from ..runtime.experiments.training import EXACT, train
+    from ..plots.studies import glu
+    from ..plots.studies.study import Study
+    from ..plots.studies.text import standard_library
+    from ..plots.studies.training import EXACT, train
 
     torch.set_num_threads(threads)
     corpus, versions, trainings = standard_library(), versions_of("transformers"), []

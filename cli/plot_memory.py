@@ -59,7 +59,7 @@ def _measured(tokens: int, hidden: int, intermediate: int, dtype: str, compiled:
 
 
 def _figure(report: Any, source: str) -> Any:
-    from ..plots.memory import Kept, plot_memory
+    from ..plots.figures.memory import Kept, plot_memory
 
     try:
         unit = report["intermediate"] * {"float32": 4}.get(report["dtype"], 2)

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from ..plots import check_figure_path, save_figure
-from ..plots.throughput import plot_throughput
+from ..plots.figures.throughput import plot_throughput
 from ..tables import FewbitError
 from ..tables.files import reason
 from .options import FILE, bits_option, figure_option

@@ -16,7 +16,7 @@ from ..tables.json_format import dumps, read_json
 from .options import FILE, figure_option
 
 if TYPE_CHECKING:
-    from ..plots.variance import Variances
+    from ..plots.figures.variance import Variances
 
 
 @click.command("variance")
@@ -41,7 +41,7 @@ def variance(context: click.Context, bits: int, draws: int, steps: int, source: 
     Example: fewbit plot variance -o variance.png
     """
     from ..plots import check_figure_path, save_figure
-    from ..plots.variance import plot_variance
+    from ..plots.figures.variance import plot_variance
 
     check_figure_path(output)
     if source:
@@ -68,7 +68,7 @@ def variance(context: click.Context, bits: int, draws: int, steps: int, source: 
 def _measure(bits: int, draws: int, steps: int) -> dict[str, Any]:
     import torch
 
-    from ..runtime.experiments.variance import VarianceSettings, measure, passes
+    from ..plots.studies.variance import VarianceSettings, measure, passes
 
     settings = VarianceSettings(bits=bits, draws=draws, steps=steps)
     torch.manual_seed(settings.seed)
@@ -83,7 +83,7 @@ def _measure(bits: int, draws: int, steps: int) -> dict[str, Any]:
 
 
 def _variances(report: Any, source: Path | None) -> "Variances":
-    from ..plots.variance import Variances
+    from ..plots.figures.variance import Variances
 
     try:
         names = set(Variances.__dataclass_fields__) - {"bits"}

@@ -37,7 +37,7 @@ def accuracy(seeds: int, epochs: int, source: Path | None, output: Path) -> None
     """
 
     def run() -> dict[str, Any]:
-        from ..runtime.experiments import vquant
+        from ..plots.studies import vquant
 
         with steps_bar(len(vquant.configurations()) * seeds) as progress:
             rows = vquant.accuracy_grid(
@@ -62,7 +62,7 @@ def annealing(seeds: int, epochs: int, source: Path | None, output: Path) -> Non
     """
 
     def run() -> dict[str, Any]:
-        from ..runtime.experiments import vquant
+        from ..plots.studies import vquant
 
         with steps_bar(2 * len(vquant.PAIRS) * seeds) as progress:
             rows = vquant.annealing(
@@ -86,7 +86,7 @@ def inference(epochs: int, source: Path | None, output: Path) -> None:
     """
 
     def run() -> dict[str, Any]:
-        from ..runtime.experiments import vquant
+        from ..plots.studies import vquant
 
         with steps_bar(72) as progress:
             found = vquant.inference(
@@ -112,7 +112,7 @@ def lstm(steps: int, source: Path | None, output: Path) -> None:
     """
 
     def run() -> dict[str, Any]:
-        from ..runtime.experiments import lstm
+        from ..plots.studies import lstm
 
         settings = lstm.Settings(steps=steps)
         with steps_bar(len(settings.sizes) * steps) as progress:
@@ -140,7 +140,7 @@ def memory(measure: str, source: Path | None, output: Path) -> None:
     """
 
     def run() -> dict[str, Any]:
-        from ..runtime.experiments import vquant_memory
+        from ..plots.studies import vquant_memory
 
         names = [name for name in measure.split(",") if name]
         for name in names:
@@ -159,7 +159,7 @@ def _study(
     name: str, source: Path | None, output: Path, run: Callable[[], Numbers], lines: Callable[[Numbers], list[str]]
 ) -> None:
     def draw(numbers: Numbers) -> "Figure":
-        from ..plots import vquant as figures
+        from ..plots.figures import vquant as figures
 
         return getattr(figures, f"plot_{name}")(numbers)
 

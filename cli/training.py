@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from ..runtime.experiments.runs import averaging_window
-from ..runtime.experiments.settings import SETTINGS
-from ..runtime.experiments.study import Comparison, Study
+from ..plots.studies.runs import averaging_window
+from ..plots.studies.settings import SETTINGS
+from ..plots.studies.study import Comparison, Study
 from ..tables.columns import columns
 from ..tables.files import atomic_write, check_writable
 from ..tables.json_format import dumps, read_json
@@ -107,8 +107,8 @@ def _train(
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # see demo.py; read when torch is loaded
     import torch
 
-    from ..runtime.experiments.text import standard_library
-    from ..runtime.experiments.training import EXACT, MODELS, NUDGED, few_bit, train
+    from ..plots.studies.text import standard_library
+    from ..plots.studies.training import EXACT, MODELS, NUDGED, few_bit, train
 
     torch.set_num_threads(threads)
     variants = [EXACT, *map(few_bit, bits), *([NUDGED] if control else [])]
@@ -136,7 +136,7 @@ def versions_of(*packages: str) -> dict[str, str]:
 
 def figure_of(study: Study) -> "Figure":
     """Return the losses of all variants, drawn."""
-    from ..plots.training import Seeds, plot_seeds
+    from ..plots.figures.training import Seeds, plot_seeds
 
     seeds = [
         Seeds(name, study.curves(name), [run.validation_loss for run in study.runs(name)]) for name in study.variants

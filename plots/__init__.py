@@ -1,11 +1,11 @@
 """Matplotlib figures: functions from data to a `Figure`. No pyplot, no global state, no display."""
 
-from .approximation import plot_approximation
-from .error import plot_error
-from .gallery import plot_gallery
-from .kinds import plot_kinds
-from .panel import Approximated
-from .save import FORMATS, check_figure_path, save_figure
+from .figures.approximation import plot_approximation
+from .figures.error import plot_error
+from .figures.gallery import plot_gallery
+from .figures.kinds import plot_kinds
+from .figures.panel import Approximated
+from .figures.save import FORMATS, check_figure_path, save_figure
 
 __all__ = [
     "FORMATS",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..tables import FewbitError, Table
-from . import modules
+from .activations import modules
 
 # Those that torch.nn has too, by arguments that all have defaults.
 ACTIVATIONS = [name for name in modules.MODULES if hasattr(nn, name) and name != "Threshold"]

@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..tables import load_table
-from .codegen import compiler, kernel_source
-from .modules import GELU
-from .packing import packed_size
+from .backends.cuda.codegen import compiler, kernel_source
+from .activations.modules import GELU
+from .tensors.packing import packed_size
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 SIZES = (2**20, 2**22, 2**24, 2**26, 2**28, 2**29)

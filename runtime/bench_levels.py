@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from .convert import convert
-from .experiments.blpa_memory import largest_batch_by_trial
-from .experiments.networks import NETWORKS
-from .levels import LEVELS
-from .memory import profile
+from .convert.api import convert
+from ..plots.studies.blpa_memory import largest_batch_by_trial
+from ..plots.studies.networks import NETWORKS
+from .convert.actnn import LEVELS
+from .memory.api import profile
 from .memory.peak import peak_of
 
 EXACT = "exact"

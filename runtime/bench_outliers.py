@@ -19,9 +19,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .experiments.networks import conv, resnet
+from ..plots.studies.networks import conv, resnet
 from .quantizers import Outlier, PerGroup, Quantizer
-from .vquant import value_aware
+from .inference.vquant import value_aware
 
 PAIR_BAR = 2.5  # times PerGroup at 4 bits, compress and decompress in turn
 STEP_BAR = 1.10  # times torch's step

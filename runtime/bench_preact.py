@@ -13,7 +13,7 @@ from torch import nn
 
 from .models import preact_resnet
 from .models.preact_resnet import Unfused
-from .preact import PreActConv2d
+from .layers.preact import PreActConv2d
 
 BARS = {"cpu": 1.10, "cuda": 1.05}  # times the step time of torch's modules, at 4 bits
 

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from .quantizers import PerGroup
-from .quantizers.cpu import per_group as cpu
-from .quantizers.cuda import per_group as cuda
+from .backends.cpu import per_group as cpu
+from .backends.cuda import per_group as cuda
 from .quantizers.per_group import dequantize_reference, quantize_reference
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -24,8 +24,8 @@ from ..fewbit_gen.weights import ruler
 from ..tables import FewbitError
 from ..tables.errors import shown
 from ..tables.table import check_bits, check_kind
-from .modules import FewBitActivation
-from .search import Found, activations, form_of
+from .activations.modules import FewBitActivation
+from .convert.find import Found, activations, form_of
 
 __all__ = ["Calibration", "calibrate"]
 

@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from ..tables import FewbitError
-from .backends import cpu, cuda, reference
-from .forwards import forward_of
-from .layout import as_dense, is_dense, with_stride
-from .packing import packed_size
-from .prepared import DTYPES, table_of
+from .backends.cpu import activation as cpu
+from .backends.cuda import activation as cuda
+from .backends.reference import activation as reference
+from .backends.torch_functions import forward_of
+from .tensors.layout import as_dense, is_dense, with_stride
+from .tensors.packing import packed_size
+from .tensors.table_registry import DTYPES, table_of
 
 NAMESPACE = "fewbit"
 

@@ -138,7 +138,7 @@ class TestSubmodules:
         assert importlib.import_module(f"fewbit.{name}") is getattr(fewbit, name)
 
     def test_its_names_are_imported_like_any(self):
-        home = importlib.import_module("fewbit.runtime.functional")
+        home = importlib.import_module("fewbit.runtime.activations.functional")
         code = "from fewbit.functional import gelu as one; from fewbit.functional import *; print(one is gelu, *dir())"
         same, *names = run(code)
         assert same == "True"

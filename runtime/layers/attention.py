@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
 
-from ..abstract import is_autocast
+from ..tensors.abstract import is_autocast
 from .base import CompressedLayer, apply, check_first_derivative, compresses, keep, kept, refuse
 from .dropout import dropout
 from .linear import linear

@@ -19,7 +19,7 @@ from torch.compiler import disable
 
 from ...tables import FewbitError
 from ...tables.errors import shown
-from ..prepared import DTYPES
+from ..tensors.table_registry import DTYPES
 from ..quantizers import Compressed, PerGroup
 from .saver import QuantizerSaver, Saver, put_together, take_apart
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ...tables import Table
 from .. import ops
-from ..prepared import register_table
+from ..tensors.table_registry import register_table
 from .base import apply, check_first_derivative, compresses, refuse
 
 __all__ = ["Dropout", "dropout"]

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from ...tables import FewbitError
 from ..quantizers.validation import shown_part
-from . import pooling_cpu
+from ..backends.cpu import pooling
 from .base import apply, check_first_derivative, compresses, refuse
 
 __all__ = [
@@ -96,9 +96,9 @@ class PackedMaxPool(Function):
         offsets, corners = _offsets(x.shape, y.shape, kernel, stride, padding, dilation, x.device)
         places = torch.zeros(_reach(x.shape, kernel, dilation) + 1, dtype=torch.uint8, device=x.device)
         places[offsets] = torch.arange(offsets.numel(), dtype=torch.uint8, device=x.device)
-        by_kernel = pooling_cpu.serves(x, indices)
+        by_kernel = pooling.serves(x, indices)
         ctx.save_for_backward(
-            pooling_cpu.places_of(indices, corners, places) if by_kernel else places[indices - corners]
+            pooling.places_of(indices, corners, places) if by_kernel else places[indices - corners]
         )
         ctx.window, ctx.shape = (kernel, stride, padding, dilation), x.shape
         return y
@@ -113,8 +113,8 @@ class PackedMaxPool(Function):
         if places.dtype != torch.uint8 or places.shape != grads[0].shape:
             raise FewbitError(f"MaxPool: places are uint8 {tuple(grads[0].shape)}, not {shown_part(places)}")
         offsets, corners = _offsets(ctx.shape, places.shape, kernel, stride, padding, dilation, places.device)
-        if pooling_cpu.serves(grads[0], places):
-            return pooling_cpu.gradient(grads[0], places, offsets, corners, ctx.shape), None, None, None, None, None
+        if pooling.serves(grads[0], places):
+            return pooling.gradient(grads[0], places, offsets, corners, ctx.shape), None, None, None, None, None
         grad_x = grads[0].new_zeros(ctx.shape)
         last = math.prod(ctx.shape[-dimensions:]) - 1
         indices = (offsets[places.int().clamp(max=offsets.numel() - 1)] + corners).clamp(0, last)

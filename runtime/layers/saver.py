@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..quantizers import Compressed, PerGroup, Quantizer
-from ..quantizers.common import total_bytes
+from ..quantizers.base import total_bytes
 from .callers import is_callers
 
 

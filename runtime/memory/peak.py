@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..abstract import in_scratch
+from ..tensors.abstract import in_scratch
 from ..layers.saver import take_apart
 from .storages import identity_of, parts_of
 from .values import values_for

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...tables import FewbitError
-from ..abstract import is_abstract
+from ..tensors.abstract import is_abstract
 from .storages import fake_modes, identity_of
 
 LARGEST = 1 << 24  # elements: a mask of 4,096 by 4,096

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...tables import FewbitError
-from ..preact import PreActConv2d, PreActLayer, PreActLinear
+from ..layers.preact import PreActConv2d, PreActLayer, PreActLinear
 
 EXPANSION = 4  # channels that a unit puts out, in widths
 # Units of each stage for images of ImageNet's size, by depth.

@@ -7,7 +7,7 @@ A quantizer holds its parameters, the compressed tensor its codes and what they 
 with its mathematics in plain torch, which serves every device and is the oracle of the CPU kernels in `cpu`.
 """
 
-from .common import Compressed, Quantizer
+from .base import Compressed, Quantizer
 from .fixed_point import FixedPoint, FixedPointCompressed
 from .outlier import Outlier, OutlierCompressed
 from .per_group import PerGroup, PerGroupCompressed

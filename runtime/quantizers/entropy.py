@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...tables import FewbitError
-from ..packing import unpack
+from ..tensors.packing import unpack
 
 
 class _Packed(Protocol):

@@ -27,11 +27,11 @@ from torch import Tensor
 
 from ...tables import FewbitError
 from ...tables.errors import shown
-from ..layout import as_dense, flat
-from ..packing import pack, unpack
-from .common import Form, as_kind, check_integer, check_tensor, has_kernels, largest, smallest
-from .cpu import fixed_point as cpu
-from .cuda import fixed_point as cuda
+from ..tensors.layout import as_dense, flat
+from ..tensors.packing import pack, unpack
+from .base import Form, as_kind, check_integer, check_tensor, has_kernels, largest, smallest
+from ..backends.cpu import fixed_point as cpu
+from ..backends.cuda import fixed_point as cuda
 from .validation import Unpickled, check_channels, check_form, check_packed
 
 # Below the least a channel counts as constant; between them Δ, its inverse and 2^K of each are finite in float32.

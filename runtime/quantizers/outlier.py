@@ -24,12 +24,12 @@ from torch import Tensor
 from ...tables import FewbitError, Table
 from ...tables.errors import shown
 from .. import ops
-from ..abstract import is_abstract
-from ..layout import as_dense, flat
-from ..packing import pack, unpack
-from ..prepared import register_table
-from .common import Form, as_kind, check_integer, check_tensor, has_kernels, largest, name_of, smallest, total_bytes
-from .cpu import outlier as cpu
+from ..tensors.abstract import is_abstract
+from ..tensors.layout import as_dense, flat
+from ..tensors.packing import pack, unpack
+from ..tensors.table_registry import register_table
+from .base import Form, as_kind, check_integer, check_tensor, has_kernels, largest, name_of, smallest, total_bytes
+from ..backends.cpu import outlier as cpu
 from .validation import Unpickled, check_form, check_outlier_parts, check_outliers, check_packed
 
 POSITION_BLOCK = 240

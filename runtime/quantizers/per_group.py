@@ -28,14 +28,14 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ..abstract import is_abstract, scratch
-from ..layout import as_dense, flat, with_stride
-from ..packing import GROUP
-from .common import Form, as_kind, check_integer, check_tensor, has_kernels, largest, total_bytes
-from .cpu import per_group as cpu
-from .cuda import per_group as cuda
-from .philox import draw_seed, random_halves
-from .rows import Rows, check_sample_bits, packed_bytes, sample_bits_list
+from ..tensors.abstract import is_abstract, scratch
+from ..tensors.layout import as_dense, flat, with_stride
+from ..tensors.packing import GROUP
+from .base import Form, as_kind, check_integer, check_tensor, has_kernels, largest, total_bytes
+from ..backends.cpu import per_group as cpu
+from ..backends.cuda import per_group as cuda
+from ..tensors.philox import draw_seed, random_halves
+from ..tensors.rows import Rows, check_sample_bits, packed_bytes, sample_bits_list
 from .validation import Unpickled, check_form, check_groups
 
 LEAST_ROW = 64  # elements; shorter rows share a group

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ...tables import FewbitError
 from ...tables.errors import shown
-from ..layout import is_dense
-from ..packing import packed_size
-from ..prepared import DTYPES
-from .rows import Rows
+from ..tensors.layout import is_dense
+from ..tensors.packing import packed_size
+from ..tensors.table_registry import DTYPES
+from ..tensors.rows import Rows
 
 
 class Unpickled:

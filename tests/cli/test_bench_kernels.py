@@ -1,8 +1,8 @@
 import json
 
 import pytest
-from fewbit.runtime.codegen import survey
-from fewbit.runtime.codegen.compiler import Usage
+from fewbit.runtime.backends.cuda.codegen import survey
+from fewbit.runtime.backends.cuda.codegen.compiler import Usage
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ import json
 
 import pytest
 from fewbit.cli.main import main
-from fewbit.runtime.experiments.networks import NETWORKS, resnet
+from fewbit.plots.studies.networks import NETWORKS, resnet
 
 
 @pytest.fixture

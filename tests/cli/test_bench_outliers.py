@@ -3,7 +3,7 @@ import json
 import torch
 from fewbit.cli.main import main
 from fewbit.runtime import bench_outliers
-from fewbit.runtime.vquant import value_aware
+from fewbit.runtime.inference.vquant import value_aware
 
 
 def network():

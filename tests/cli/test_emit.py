@@ -4,7 +4,7 @@ import os
 import fewbit
 import pytest
 from fewbit.fewbit_gen import library, weights
-from fewbit.runtime.codegen import cuda_header
+from fewbit.runtime.backends.cuda.codegen import cuda_header
 from fewbit.tables.exporters import EXPORTERS, SUFFIXES, export
 from fewbit.tables.json_format import table_from_dict
 

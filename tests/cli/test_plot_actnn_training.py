@@ -3,7 +3,7 @@ import os
 
 import pytest
 import torch
-from fewbit.runtime.experiments import actnn
+from fewbit.plots.studies import actnn
 
 FEW = (actnn.VARIANTS[0], actnn.VARIANTS[3], actnn.VARIANTS[6])
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from fewbit.runtime.experiments.settings import SETTINGS, Settings, Size
+from fewbit.plots.studies.settings import SETTINGS, Settings, Size
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ import json
 import os
 
 import pytest
-from fewbit.runtime.experiments import variance
+from fewbit.plots.studies import variance
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ def plotted(run, tmp_path, name, *options):
 
 
 def test_annealing(run, tmp_path, monkeypatch):
-    from fewbit.runtime.experiments import vquant
+    from fewbit.plots.studies import vquant
 
     monkeypatch.setattr(vquant, "PAIRS", (vquant.PAIRS[1], vquant.PAIRS[3]))
     said, numbers = plotted(run, tmp_path, "annealing", "--seeds", 1, "--epochs", 1)
@@ -27,7 +27,7 @@ def test_annealing(run, tmp_path, monkeypatch):
 
 
 def test_accuracy(run, tmp_path, monkeypatch):
-    from fewbit.runtime.experiments import vquant
+    from fewbit.plots.studies import vquant
 
     monkeypatch.setattr(vquant, "configurations", lambda: CONFIGURATIONS)
     _, numbers = plotted(run, tmp_path, "accuracy", "--seeds", 1, "--epochs", 1)
@@ -50,7 +50,7 @@ def test_memory(run, tmp_path):
 
 
 def test_lstm(run, tmp_path, monkeypatch):
-    from fewbit.runtime.experiments import lstm
+    from fewbit.plots.studies import lstm
 
     sizes = (("small", 8), ("large", 16))
     small = lstm.Settings(sizes, steps=2, characters=60_000, validation_words=1024)
@@ -63,8 +63,8 @@ def test_lstm(run, tmp_path, monkeypatch):
 
 
 def test_inference():
-    from fewbit.plots.vquant import plot_inference
-    from fewbit.runtime.experiments import vquant
+    from fewbit.plots.figures.vquant import plot_inference
+    from fewbit.plots.studies import vquant
 
     found = vquant.inference(vquant.Schedule(epochs=2), bits=(2, 5), ratios=(0.0, 0.03))
     assert [len(rows) for rows in found["rows"].values()] == [8, 8]

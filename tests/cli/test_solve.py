@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fewbit.cli import solve as solve_module
 from fewbit.fewbit_gen import weights
-from fewbit.runtime.codegen import cuda_header
+from fewbit.runtime.backends.cuda.codegen import cuda_header
 from fewbit.tables.exporters import SUFFIXES, export
 from fewbit.tables.json_format import table_from_dict, table_to_dict
 

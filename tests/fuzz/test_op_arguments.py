@@ -11,9 +11,9 @@ from random import Random
 import pytest
 import torch
 from fewbit import FewbitError
-from fewbit.runtime.backends import host_memory
+from fewbit.runtime.tensors import host_memory
 from fewbit.runtime.glu import ops as glu_ops  # registers the ops
-from fewbit.runtime.prepared import register_table
+from fewbit.runtime.tensors.table_registry import register_table
 from fewbit.runtime.quantizers import FixedPoint, Outlier, PerGroup
 from fewbit.tables import Table
 from fuzzing import fuzzed

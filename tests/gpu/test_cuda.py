@@ -13,10 +13,11 @@ import fewbit
 import pytest
 import torch
 from fewbit.runtime import ops
-from fewbit.runtime.backends import cuda, reference
-from fewbit.runtime.codegen.compiler import has_compiler
-from fewbit.runtime.forwards import FORWARDS
-from fewbit.runtime.packing import packed_size
+from fewbit.runtime.backends.cuda import activation as cuda
+from fewbit.runtime.backends.reference import activation as reference
+from fewbit.runtime.backends.cuda.codegen.compiler import has_compiler
+from fewbit.runtime.backends.torch_functions import FORWARDS
+from fewbit.runtime.tensors.packing import packed_size
 from runtime_cases import (
     ACTIVATION_IDS,
     ACTIVATIONS,

@@ -1,6 +1,6 @@
 import numpy as np
 from fewbit.plots import save_figure
-from fewbit.plots.actnn_training import Variant, plot_actnn_training
+from fewbit.plots.figures.actnn_training import Variant, plot_actnn_training
 
 VARIANTS = [
     Variant("exact", [[3.0, 2.0], [5.0, 4.0]], [1.0, 2.0], 2**20),

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from fewbit.fewbit_gen import parse_activation
 from fewbit.plots import Approximated, plot_approximation
-from fewbit.plots.approximation import panel_title
-from fewbit.plots.panel import steps, visible_span
+from fewbit.plots.figures.approximation import panel_title
+from fewbit.plots.figures.panel import steps, visible_span
 from matplotlib.patches import StepPatch
 
 

@@ -4,7 +4,7 @@ import fewbit
 import numpy as np
 import pytest
 from fewbit.plots import plot_error
-from fewbit.plots.error import GOAL, LEAST_GAP, LINE_STYLES, exact_note
+from fewbit.plots.figures.error import GOAL, LEAST_GAP, LINE_STYLES, exact_note
 from fewbit.tables import KINDS
 
 TABLES = [fewbit.load_table(name, bits, kind) for name in ("gelu", "tanh") for kind in KINDS for bits in (1, 2, 3, 4)]

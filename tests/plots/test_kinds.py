@@ -2,7 +2,7 @@ import fewbit
 import numpy as np
 from fewbit.fewbit_gen import parse_activation
 from fewbit.plots import Approximated, plot_kinds
-from fewbit.plots.kinds import kind_titles
+from fewbit.plots.figures.kinds import kind_titles
 
 
 def row(name, bits=3):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from fewbit.fewbit_gen import parse_activation, parse_weight, weights
 from fewbit.plots import Approximated, plot_approximation
-from fewbit.plots.panel import error_text, visible_span
+from fewbit.plots.figures.panel import error_text, visible_span
 
 NEEDLE = weights.histogram([-2, -1, 0, 1e-6, 1, 2], [1, 2, 10, 2, 1])
 WEIGHTS = {

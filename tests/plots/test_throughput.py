@@ -1,4 +1,4 @@
-from fewbit.plots.throughput import plot_throughput
+from fewbit.plots.figures.throughput import plot_throughput
 
 ROWS = [
     {"who": who, "which": which, "dtype": dtype, "n": n, "bits": bits, "gbs": gbs + n / 2**20, "share": 0.9}

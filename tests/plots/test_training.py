@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from fewbit.plots.training import Curve, Seeds, plot_seeds, plot_training
+from fewbit.plots.figures.training import Curve, Seeds, plot_seeds, plot_training
 
 EXACT = [[3.0, 2.0, 1.0], [3.5, 2.5, 2.0]]
 CURVES = [Curve("1 bit", [3.0, 2.5, 1.25]), Curve("2 bits", [3.0, 3.0, 1.5])]

@@ -2,8 +2,8 @@
 
 import pytest
 from fewbit.runtime import bench_cuda
-from fewbit.runtime.codegen import compiler
-from fewbit.runtime.packing import packed_size
+from fewbit.runtime.backends.cuda.codegen import compiler
+from fewbit.runtime.tensors.packing import packed_size
 from fewbit.tables import FewbitError
 
 

@@ -5,8 +5,8 @@ import torch
 from fewbit import FewbitError
 from fewbit.runtime import bench_levels
 from fewbit.runtime.bench_levels import BATCH_BAR, TIME_BAR, Case, Row, Training, measure, met
-from fewbit.runtime.experiments.networks import NETWORKS, resnet
-from fewbit.runtime.memory import profile
+from fewbit.plots.studies.networks import NETWORKS, resnet
+from fewbit.runtime.memory.api import profile
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,9 @@ import fewbit
 import pytest
 import torch
 from activation_cases import TIMM, TORCH, define
-from fewbit.runtime.convert import convert, revert
-from fewbit.runtime.modules import FewBitActivation
-from fewbit.runtime.recognition import recognise
+from fewbit.runtime.convert.api import convert, revert
+from fewbit.runtime.activations.modules import FewBitActivation
+from fewbit.runtime.convert.recognize import recognise
 from fewbit.tables import FewbitError, load_table
 from runtime_cases import assert_same_bits, expected_gradient
 from torch import nn

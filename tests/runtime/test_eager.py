@@ -3,7 +3,8 @@
 import fewbit
 import pytest
 import torch
-from fewbit.runtime import eager, ops
+from fewbit.runtime.activations import fast_path
+from fewbit.runtime import ops
 from runtime_cases import DENSE, DTYPES, NOT_DENSE, assert_same_bits, key_of, laid_out, table_of_bits
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
@@ -27,7 +28,7 @@ class Subclass(torch.Tensor):
 def both(x, function="gelu"):
     """Value and gradient, the short way and by the ops."""
     key = key_of(table_of_bits(3))
-    for run in (eager.activation, lambda *arguments: ops.activation(*arguments)[0]):
+    for run in (fast_path.activation, lambda *arguments: ops.activation(*arguments)[0]):
         leaf = x.detach().requires_grad_()
         y = run(leaf, function, [], key)
         (gradient,) = torch.autograd.grad(y, leaf, y.detach().cos())
@@ -38,7 +39,7 @@ def both(x, function="gelu"):
 @pytest.mark.parametrize("layout", DENSE | NOT_DENSE)
 def test_gives_what_the_ops_give(layout, dtype):
     x = laid_out(layout, dtype)
-    assert eager.serves(x)
+    assert fast_path.serves(x)
     (y, gradient), (expected_y, expected_gradient) = both(x)
     assert_same_bits(y, expected_y)
     assert_same_bits(gradient, expected_gradient)
@@ -46,7 +47,7 @@ def test_gives_what_the_ops_give(layout, dtype):
 
 
 def test_serves_tensors_and_parameters():
-    assert eager.serves(torch.ones(3)) and eager.serves(torch.nn.Parameter(torch.ones(3)))
+    assert fast_path.serves(torch.ones(3)) and fast_path.serves(torch.nn.Parameter(torch.ones(3)))
 
 
 @pytest.mark.parametrize(
@@ -62,20 +63,20 @@ def test_serves_tensors_and_parameters():
     ids=["subclass", "meta", "sparse", "quantized", "negated", "fake"],
 )
 def test_leaves_tensors_that_are_not_plain_to_the_dispatcher(x):
-    assert not eager.serves(x)
+    assert not fast_path.serves(x)
 
 
 @pytest.mark.parametrize("mode", [Seen, TorchFunctionMode, FakeTensorMode])
 def test_leaves_modes_to_the_dispatcher(mode):
     x = torch.ones(3)
     with mode():
-        assert not eager.serves(x)
-    assert eager.serves(x)
+        assert not fast_path.serves(x)
+    assert fast_path.serves(x)
 
 
 def test_leaves_transforms_to_the_dispatcher():
     served = []
-    torch.func.vmap(lambda x: served.append(eager.serves(x)) or x)(torch.ones(3, 3))
+    torch.func.vmap(lambda x: served.append(fast_path.serves(x)) or x)(torch.ones(3, 3))
     assert served == [False]
 
 

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from fewbit.fewbit_gen import solve
-from fewbit.runtime.few_bit import few_bit
+from fewbit.runtime.activations.catch import few_bit
 from fewbit.tables import FewbitError, load_table
 from runtime_cases import assert_same_bits, expected_gradient
 from torch import Tensor, nn

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from fewbit.runtime import forwards
-from fewbit.runtime.forwards import FORWARDS, forward_of
+from fewbit.runtime.backends import torch_functions
+from fewbit.runtime.backends.torch_functions import FORWARDS, forward_of
 from fewbit.tables import FewbitError
 from runtime_cases import DTYPES, HALVES, LAYOUTS, all_halves, around, assert_same_bits, laid_out, parameters_of
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -61,7 +61,7 @@ def test_fakes_foresee_the_layout(name):
 @pytest.mark.parametrize("value", [0.1, 0.7, 1 / 3, 6.0, -2.3, 1e-3, 1e-9, 65519.0, 3e38, 1e39])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_parameters_are_rounded_as_torch_rounds_them(dtype, value):
-    rounded = forwards._rounded(value, dtype)
+    rounded = torch_functions._rounded(value, dtype)
     assert rounded == torch.tensor(value, dtype=torch.float64).to(dtype).item()
 
 

@@ -8,7 +8,7 @@ import fewbit
 import pytest
 import torch
 from fewbit import layers, memory
-from fewbit.runtime.levels import LEVELS
+from fewbit.runtime.convert.actnn import LEVELS
 from fewbit.tables import FewbitError
 from torch import nn
 from torch.nn import functional as F

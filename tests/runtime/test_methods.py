@@ -8,7 +8,7 @@ import pytest
 import torch
 from fewbit import FewbitError, layers, memory
 from fewbit.nn import GatedMLP
-from fewbit.runtime.vquant import OutlierSaver, ValueAwareReLU
+from fewbit.runtime.inference.vquant import OutlierSaver, ValueAwareReLU
 from torch import nn
 
 

@@ -11,7 +11,7 @@ import fewbit
 import numpy as np
 import pytest
 import torch
-from fewbit.runtime.modules import MODULES, FewBitActivation
+from fewbit.runtime.activations.modules import MODULES, FewBitActivation
 from fewbit.tables import FewbitError
 from runtime_cases import (
     ACTIVATION_IDS,

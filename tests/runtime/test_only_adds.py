@@ -6,7 +6,7 @@ import fewbit
 import pytest
 import torch
 from fewbit import FewbitError, memory
-from fewbit.runtime.neighbours import saved_by
+from fewbit.runtime.convert.neighbours import saved_by
 from torch import nn
 from torch.nn import functional as F
 

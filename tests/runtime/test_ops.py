@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 from fewbit.runtime import ops
-from fewbit.runtime.backends import reference
-from fewbit.runtime.forwards import FORWARDS
-from fewbit.runtime.packing import packed_size, unpack
+from fewbit.runtime.backends.reference import activation as reference
+from fewbit.runtime.backends.torch_functions import FORWARDS
+from fewbit.runtime.tensors.packing import packed_size, unpack
 from fewbit.tables import FewbitError
 from runtime_cases import (
     DTYPES,

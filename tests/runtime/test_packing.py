@@ -1,6 +1,6 @@
 import pytest
 import torch
-from fewbit.runtime.packing import GROUP, pack, packed_size, unpack
+from fewbit.runtime.tensors.packing import GROUP, pack, packed_size, unpack
 from hypothesis import given
 from hypothesis import strategies as st
 

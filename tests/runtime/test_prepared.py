@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from fewbit.runtime.prepared import arithmetic_dtype, prepare, register_table, round_down, table_of
+from fewbit.runtime.tensors.table_registry import arithmetic_dtype, prepare, register_table, round_down, table_of
 from fewbit.tables import FewbitError
 from hypothesis import given
 from hypothesis import strategies as st

@@ -6,7 +6,7 @@ import pytest
 import torch
 from activation_cases import TIMM, TORCH, define
 from fewbit.fewbit_gen.activations import parse_activation
-from fewbit.runtime.recognition import LAPLACE, SQRT_SOFTPLUS, Recognised, recognise, why_left
+from fewbit.runtime.convert.recognize import LAPLACE, SQRT_SOFTPLUS, Recognised, recognise, why_left
 from torch import nn
 
 

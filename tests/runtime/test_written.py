@@ -1,7 +1,7 @@
 """A class is known by what its methods say."""
 
 import torch
-from fewbit.runtime.written import is_written_as
+from fewbit.runtime.layers.source_match import is_written_as
 
 DOUBLES = """
 def forward(self, x):

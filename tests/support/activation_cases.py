@@ -1,7 +1,7 @@
 """Activations of torch, and those of timm in classes that pass for its own: timm itself is not installed."""
 
 import torch
-from fewbit.runtime.recognition import HARD_MISH
+from fewbit.runtime.convert.recognize import HARD_MISH
 from torch import nn
 from torch.nn import functional as F
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from fewbit import FewbitError
-from fewbit.runtime.codegen import THREADS, compiler, kernel_source
-from fewbit.runtime.codegen.fixed_point import ELEMENTS_PER_BLOCK, fixed_point_source
-from fewbit.runtime.codegen.glu import glu_source
-from fewbit.runtime.codegen.per_group import per_group_source
-from fewbit.runtime.packing import packed_size
-from fewbit.runtime.prepared import table_of
+from fewbit.runtime.backends.cuda.codegen import THREADS, compiler, kernel_source
+from fewbit.runtime.backends.cuda.codegen.fixed_point import ELEMENTS_PER_BLOCK, fixed_point_source
+from fewbit.runtime.backends.cuda.codegen.glu import glu_source
+from fewbit.runtime.backends.cuda.codegen.per_group import per_group_source
+from fewbit.runtime.tensors.packing import packed_size
+from fewbit.runtime.tensors.table_registry import table_of
 from fewbit.tables.exporters.c_header import c_name
 
 COMPILER = shutil.which("g++")
@@ -185,7 +185,7 @@ def start_fixed_point(dtype, bits, name, blocks, *arguments):
 
 
 def fixed_point_on_host(monkeypatch, *modules):
-    """Let the `modules`, runtime/quantizers/cuda/fixed_point.py and its users, serve CPU tensors, by g++'s kernels.
+    """Let the `modules`, runtime/backends/cuda/fixed_point.py and its users, serve CPU tensors, by g++'s kernels.
 
     Returns the list to which the name of each kernel that runs is added.
     """

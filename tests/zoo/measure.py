@@ -181,7 +181,7 @@ def fresh(case: Case) -> Case:
     return replace(case, model=copy.deepcopy(case.model), inputs=inputs)
 
 
-def converted(case: Case, method: Method) -> fewbit.runtime.convert.Report | None:
+def converted(case: Case, method: Method) -> fewbit.runtime.convert.api.Report | None:
     """Convert the model in place; return the report, or None if the method converts nothing."""
     return None if method.options is None else fewbit.convert(case.model, **method.options)
 

@@ -5,11 +5,12 @@ import sys
 import numpy as np
 import pytest
 import torch
-from fewbit.runtime.backends import cpu, reference, team
-from fewbit.runtime.backends.kernels import BLOCK, LINEAR_LIMIT
-from fewbit.runtime.custom import custom
-from fewbit.runtime.forwards import FORWARDS
-from fewbit.runtime.packing import GROUP, pack, packed_size, unpack
+from fewbit.runtime.backends.cpu import activation as cpu, threads as team
+from fewbit.runtime.backends.reference import activation as reference
+from fewbit.runtime.backends.cpu.activation_kernels import BLOCK, LINEAR_LIMIT
+from fewbit.runtime.activations.user_functions import custom
+from fewbit.runtime.backends.torch_functions import FORWARDS
+from fewbit.runtime.tensors.packing import GROUP, pack, packed_size, unpack
 from hypothesis import given
 from hypothesis import strategies as st
 from runtime_cases import (

@@ -4,8 +4,9 @@ import warnings
 
 import pytest
 import torch
-from fewbit.runtime.backends import cuda, reference
-from fewbit.runtime.codegen import FORMULAS
+from fewbit.runtime.backends.cuda import activation as cuda
+from fewbit.runtime.backends.reference import activation as reference
+from fewbit.runtime.backends.cuda.codegen import FORMULAS
 from host_kernels import COMPILER, HostKernels
 from runtime_cases import DENSE, LAYOUTS, assert_same_bits, key_of, laid_out, table_of_bits
 

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 import torch
-from fewbit.runtime.backends import host_memory
+from fewbit.runtime.tensors import host_memory
 from fewbit.runtime.memory.peak import peak_of
 from runtime_cases import DENSE, NOT_DENSE, laid_out
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from fewbit.runtime.backends.kernels import FORMATS, _narrow
+from fewbit.runtime.backends.cpu.activation_kernels import FORMATS, _narrow
 from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit

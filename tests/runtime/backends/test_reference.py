@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from fewbit.runtime.backends import reference
-from fewbit.runtime.packing import pack, unpack
+from fewbit.runtime.backends.reference import activation as reference
+from fewbit.runtime.tensors.packing import pack, unpack
 from hypothesis import given
 from runtime_cases import (
     DTYPES,

@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from fewbit.runtime.backends import team
+from fewbit.runtime.backends.cpu import threads as team
 
 
 @pytest.fixture

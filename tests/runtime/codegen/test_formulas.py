@@ -9,9 +9,9 @@ import subprocess
 
 import pytest
 import torch
-from fewbit.runtime.codegen import FORMULAS, cuda_header, function_of
-from fewbit.runtime.codegen.formulas import PARAMETERS, formula
-from fewbit.runtime.forwards import FORWARDS
+from fewbit.runtime.backends.cuda.codegen import FORMULAS, cuda_header, function_of
+from fewbit.runtime.backends.cuda.codegen.formulas import PARAMETERS, formula
+from fewbit.runtime.backends.torch_functions import FORWARDS
 from fewbit.tables import FewbitError, Table
 from host_kernels import COMPILER, OPTIONS, TYPES
 from runtime_cases import DTYPES, around, parameters_of

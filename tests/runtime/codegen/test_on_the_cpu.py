@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from fewbit.fewbit_gen import solve
-from fewbit.runtime.backends import reference
-from fewbit.runtime.codegen import THREADS, elements_per_block
-from fewbit.runtime.codegen.search import SUM_LIMIT, choose_search, find_cells
-from fewbit.runtime.packing import pack
+from fewbit.runtime.backends.reference import activation as reference
+from fewbit.runtime.backends.cuda.codegen import THREADS, elements_per_block
+from fewbit.runtime.backends.cuda.codegen.lookup import SUM_LIMIT, choose_search, find_cells
+from fewbit.runtime.tensors.packing import pack
 from host_kernels import COMPILER, HostKernels, at_offset
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st

@@ -1,8 +1,8 @@
 import pytest
 import torch
-from fewbit.runtime.experiments import actnn
-from fewbit.runtime.experiments.actnn_runs import Evidence, Trained
-from fewbit.runtime.experiments.resnet import ResNet, digits
+from fewbit.plots.studies import actnn
+from fewbit.plots.studies.actnn_runs import Evidence, Trained
+from fewbit.plots.studies.resnet import ResNet, digits
 from fewbit.tables import FewbitError
 from torch import nn
 

@@ -4,19 +4,8 @@ from statistics import fmean
 import pytest
 import torch
 from fewbit import FewbitError
-from fewbit.runtime.experiments.blpa import (
-    PAPER_WARMUP,
-    VARIANTS,
-    Settings,
-    Training,
-    Variant,
-    gradient_noise,
-    learning_rate,
-    network,
-    train,
-    trained,
-)
-from fewbit.runtime.experiments.images import COLLECTIONS
+from fewbit.plots.studies.blpa import PAPER_WARMUP, VARIANTS, Settings, Training, Variant, gradient_noise, learning_rate, network, train, trained
+from fewbit.plots.studies.images import COLLECTIONS
 
 SMALL = Settings(depth=11, width=4, steps=3, batch=16)
 

@@ -1,7 +1,7 @@
 import pytest
 from fewbit import FewbitError
-from fewbit.runtime.experiments import blpa_memory
-from fewbit.runtime.experiments.blpa_memory import largest_batch_by_trial, memory_law, trial_on_gpu
+from fewbit.plots.studies import blpa_memory
+from fewbit.plots.studies.blpa_memory import largest_batch_by_trial, memory_law, trial_on_gpu
 
 
 @pytest.fixture(scope="module")

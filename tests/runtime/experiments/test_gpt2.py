@@ -2,10 +2,10 @@ import sys
 
 import pytest
 import torch
-from fewbit.runtime.experiments.gpt2 import GPT2
-from fewbit.runtime.experiments.settings import Settings, Size
-from fewbit.runtime.experiments.text import VOCABULARY, Corpus
-from fewbit.runtime.experiments.training import EXACT, few_bit, train
+from fewbit.plots.studies.gpt2 import GPT2
+from fewbit.plots.studies.settings import Settings, Size
+from fewbit.plots.studies.text import VOCABULARY, Corpus
+from fewbit.plots.studies.training import EXACT, few_bit, train
 from fewbit.tables import FewbitError
 
 pytest.importorskip("transformers")

@@ -1,8 +1,8 @@
 import json
 
 import pytest
-from fewbit.runtime.experiments.runs import Run, Training, smoothed
-from fewbit.runtime.experiments.settings import Settings, Size
+from fewbit.plots.studies.runs import Run, Training, smoothed
+from fewbit.plots.studies.settings import Settings, Size
 from fewbit.tables import FewbitError
 
 RUN = Run("exact", tuple(range(20)), (0.5, 9.0, 0.25), 1.5, 100, 1000)

@@ -2,9 +2,9 @@ import json
 from dataclasses import replace
 
 import pytest
-from fewbit.runtime.experiments.runs import Run, Training
-from fewbit.runtime.experiments.settings import Settings
-from fewbit.runtime.experiments.study import Study
+from fewbit.plots.studies.runs import Run, Training
+from fewbit.plots.studies.settings import Settings
+from fewbit.plots.studies.study import Study
 from fewbit.tables import FewbitError
 
 

@@ -2,8 +2,8 @@ import math
 
 import pytest
 import torch
-from fewbit.runtime.experiments import text
-from fewbit.runtime.experiments.text import VOCABULARY, standard_library, unigram_entropy
+from fewbit.plots.studies import text
+from fewbit.plots.studies.text import VOCABULARY, standard_library, unigram_entropy
 from fewbit.tables import FewbitError
 
 

@@ -1,17 +1,8 @@
 import pytest
 import torch
-from fewbit.runtime.experiments.settings import Settings, Size
-from fewbit.runtime.experiments.text import Corpus, unigram_entropy
-from fewbit.runtime.experiments.training import (
-    EXACT,
-    NUDGED,
-    Variant,
-    few_bit,
-    learning_rate_factor,
-    random_windows,
-    spread_windows,
-    train,
-)
+from fewbit.plots.studies.settings import Settings, Size
+from fewbit.plots.studies.text import Corpus, unigram_entropy
+from fewbit.plots.studies.training import EXACT, NUDGED, Variant, few_bit, learning_rate_factor, random_windows, spread_windows, train
 from fewbit.tables import FewbitError
 
 SENTENCE = b"what comes next is easily told, for it has been said before: "

@@ -1,7 +1,7 @@
 import torch
-from fewbit.runtime.experiments.settings import Size
-from fewbit.runtime.experiments.text import VOCABULARY
-from fewbit.runtime.experiments.transformer import Transformer
+from fewbit.plots.studies.settings import Size
+from fewbit.plots.studies.text import VOCABULARY
+from fewbit.plots.studies.transformer import Transformer
 from torch import nn
 
 SIZE = Size(width=8, depth=2, heads=2, context=6)

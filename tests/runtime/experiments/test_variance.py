@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fewbit.runtime.experiments.variance import METHODS, VarianceSettings, measure, passes
+from fewbit.plots.studies.variance import METHODS, VarianceSettings, measure, passes
 
 pytest.importorskip("sklearn")
 

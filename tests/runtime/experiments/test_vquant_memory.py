@@ -3,8 +3,8 @@
 from functools import cache
 
 import pytest
-from fewbit.runtime.experiments import vquant_memory
-from fewbit.runtime.experiments.vquant_memory import PAPER, Elements
+from fewbit.plots.studies import vquant_memory
+from fewbit.plots.studies.vquant_memory import PAPER, Elements
 
 by_formula = cache(vquant_memory.by_formula)  # a forward pass of each network, once for all tests
 

@@ -7,12 +7,13 @@ import math
 
 import pytest
 import torch
-from fewbit.runtime import formulas  # noqa: F401  (which names formula:swish)
-from fewbit.runtime.codegen.compiler import compile_source
-from fewbit.runtime.codegen.glu import glu_source
-from fewbit.runtime.glu import cuda, reference
-from fewbit.runtime.glu.functional import plan_of
-from fewbit.runtime.prepared import table_of
+from fewbit.runtime.convert import formulas  # noqa: F401  (which names formula:swish)
+from fewbit.runtime.backends.cuda.codegen.compiler import compile_source
+from fewbit.runtime.backends.cuda.codegen.glu import glu_source
+from fewbit.runtime.backends.cuda import glu as cuda
+from fewbit.runtime.backends.reference import glu as reference
+from fewbit.runtime.activations.gated import plan_of
+from fewbit.runtime.tensors.table_registry import table_of
 from glu_cases import same
 from host_kernels import needs_gxx, needs_nvrtc, start_glu
 

@@ -2,7 +2,7 @@
 
 import torch
 from fewbit.nn import GatedMLP
-from fewbit.runtime.glu.errors import Split, gradient_errors, splits
+from fewbit.plots.studies.glu_errors import Split, gradient_errors, splits
 
 
 def measured(given, draws=6):

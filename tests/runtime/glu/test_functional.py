@@ -10,8 +10,8 @@ from fewbit import FewbitError
 from fewbit.functional import geglu, swiglu
 from fewbit.quantizers import PerGroup
 from fewbit.runtime.glu import ops
-from fewbit.runtime.glu.functional import plan_of
-from fewbit.runtime.glu.plan import KEEPS, Wanted
+from fewbit.runtime.activations.gated import plan_of
+from fewbit.runtime.tensors.glu_parts import KEEPS, Wanted
 from glu_cases import DTYPES, UNITS, grads, kept_bytes, pair, relative, same
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -4,8 +4,10 @@ import math
 
 import pytest
 import torch
-from fewbit.runtime.glu import cpu, ops, reference
-from fewbit.runtime.glu.functional import plan_of
+from fewbit.runtime.backends.cpu import glu as cpu
+from fewbit.runtime.glu import ops
+from fewbit.runtime.backends.reference import glu as reference
+from fewbit.runtime.activations.gated import plan_of
 from glu_cases import DTYPES, same
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fewbit import memory
 from fewbit.runtime.layers import callers
-from fewbit.runtime.vquant import torch_again, value_aware
+from fewbit.runtime.inference.vquant import torch_again, value_aware
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint

@@ -8,7 +8,7 @@ import pytest
 import torch
 from fewbit import memory
 from fewbit.runtime.layers import CompressedLayer
-from fewbit.runtime.layers.of_transformers import like
+from fewbit.runtime.layers.huggingface import like
 from torch import nn
 
 transformers = pytest.importorskip("transformers")

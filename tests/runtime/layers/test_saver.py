@@ -11,7 +11,7 @@ from fewbit import memory
 from fewbit.quantizers import Outlier, PerGroup
 from fewbit.runtime import layers
 from fewbit.runtime.layers.saver import QuantizerSaver
-from fewbit.runtime.vquant.savers import OutlierSaver
+from fewbit.runtime.layers.outlier_saver import OutlierSaver
 from torch import nn
 
 

@@ -7,7 +7,7 @@ import torch
 from fewbit import layers
 from fewbit.layers import QuantizerSaver
 from fewbit.quantizers import PerGroup
-from fewbit.runtime.layers.swap import Moved, Swapper, SwappingSaver
+from fewbit.runtime.layers.offload import Moved, Swapper, SwappingSaver
 from torch import nn
 
 

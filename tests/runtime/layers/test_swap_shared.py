@@ -8,7 +8,7 @@ import torch
 from fewbit import layers, memory
 from fewbit.layers import QuantizerSaver
 from fewbit.quantizers import PerGroup
-from fewbit.runtime.layers.swap import Swapped, Swapper, SwappingSaver
+from fewbit.runtime.layers.offload import Swapped, Swapper, SwappingSaver
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint

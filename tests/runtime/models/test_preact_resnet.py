@@ -5,7 +5,7 @@ import pytest
 import torch
 from fewbit import FewbitError
 from fewbit.models import preact_resnet
-from fewbit.runtime.preact import PreActLayer
+from fewbit.runtime.layers.preact import PreActLayer
 from torch.nn import functional as F
 
 

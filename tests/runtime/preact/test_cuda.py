@@ -4,11 +4,11 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from fewbit.runtime.preact import codes as codes_module
-from fewbit.runtime.preact import cuda
-from fewbit.runtime.preact.codes import Codes, compress
-from fewbit.runtime.quantizers.common import Form
-from fewbit.runtime.quantizers.cuda import fixed_point
+from fewbit.runtime.layers.preact import codes as codes_module
+from fewbit.runtime.backends.cuda import preact as cuda
+from fewbit.runtime.layers.preact.codes import Codes, compress
+from fewbit.runtime.quantizers.base import Form
+from fewbit.runtime.backends.cuda import fixed_point
 from host_kernels import fixed_point_on_host, needs_gxx
 
 LAYOUTS = {

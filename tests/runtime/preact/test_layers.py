@@ -9,8 +9,8 @@ import pytest
 import torch
 from fewbit import FewbitError, PreActConv1d, PreActConv2d, PreActConv3d, PreActLinear
 from fewbit.quantizers import FixedPoint
-from fewbit.runtime.packing import packed_size
-from fewbit.runtime.preact import codes as codes_module
+from fewbit.runtime.tensors.packing import packed_size
+from fewbit.runtime.layers.preact import codes as codes_module
 from torch import nn
 from torch.nn import functional as F
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from fewbit import FewbitError
 from fewbit.quantizers import FixedPoint
-from fewbit.runtime.packing import unpack
+from fewbit.runtime.tensors.packing import unpack
 from hypothesis import given
 from quantizer_cases import DTYPES, check_form, fixed_point_cases, generator, reference, same_bits
 

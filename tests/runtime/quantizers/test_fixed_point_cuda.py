@@ -3,10 +3,10 @@
 import pytest
 import torch
 from fewbit.quantizers import FixedPoint
-from fewbit.runtime.codegen.compiler import compile_source
-from fewbit.runtime.codegen.fixed_point import fixed_point_source
+from fewbit.runtime.backends.cuda.codegen.compiler import compile_source
+from fewbit.runtime.backends.cuda.codegen.fixed_point import fixed_point_source
 from fewbit.runtime.quantizers import fixed_point
-from fewbit.runtime.quantizers.cuda import fixed_point as cuda
+from fewbit.runtime.backends.cuda import fixed_point as cuda
 from host_kernels import fixed_point_on_host, needs_gxx, needs_nvrtc
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -6,7 +6,7 @@ import torch
 from fewbit import FewbitError
 from fewbit.quantizers import Outlier
 from fewbit.runtime.quantizers import outlier
-from fewbit.runtime.quantizers.cpu import outlier as cpu
+from fewbit.runtime.backends.cpu import outlier as cpu
 from fewbit.runtime.quantizers.outlier import POSITION_BLOCK
 from hypothesis import given
 from hypothesis import strategies as st

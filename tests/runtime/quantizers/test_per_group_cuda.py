@@ -6,10 +6,10 @@ What runs is the module that launches them, with the launch itself replaced: g++
 import pytest
 import torch
 from fewbit.quantizers import PerGroup
-from fewbit.runtime.codegen.compiler import compile_source
-from fewbit.runtime.codegen.per_group import per_group_source
+from fewbit.runtime.backends.cuda.codegen.compiler import compile_source
+from fewbit.runtime.backends.cuda.codegen.per_group import per_group_source
 from fewbit.runtime.quantizers import per_group
-from fewbit.runtime.quantizers.cuda import per_group as cuda
+from fewbit.runtime.backends.cuda import per_group as cuda
 from host_kernels import needs_gxx, needs_nvrtc, start_per_group
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

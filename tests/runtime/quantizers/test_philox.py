@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 import torch
-from fewbit.runtime.quantizers.cpu.pieces import random_words
-from fewbit.runtime.quantizers.philox import draw_seed, philox, random_halves
+from fewbit.runtime.backends.cpu.numba_tools import random_words
+from fewbit.runtime.tensors.philox import draw_seed, philox, random_halves
 
 # Random123's known answers for philox4x32-7: counter, key, result; words lowest first.
 KNOWN = [

@@ -4,7 +4,7 @@ import pytest
 import torch
 from fewbit import FewbitError
 from fewbit.memory import profile
-from fewbit.runtime.vquant import ActivationAnnealing, value_aware
+from fewbit.runtime.inference.vquant import ActivationAnnealing, value_aware
 from torch import nn
 
 SCHEDULE = [(0, 3, 0.02), (2, 3, 0.01), (4, 2, 0.0)]

@@ -4,7 +4,7 @@ import fewbit
 import pytest
 import torch
 from fewbit import FewbitError
-from fewbit.runtime.vquant import OutlierSaver, ValueAwareReLU
+from fewbit.runtime.inference.vquant import OutlierSaver, ValueAwareReLU
 from torch import nn
 
 

@@ -5,17 +5,7 @@ import copy
 import pytest
 import torch
 from fewbit import FewbitError
-from fewbit.runtime.vquant import (
-    InputQuantizer,
-    PackedLayer,
-    TunedLayer,
-    calibrate,
-    load,
-    pack,
-    quantize,
-    save,
-    search,
-)
+from fewbit.runtime.inference.vquant import InputQuantizer, PackedLayer, TunedLayer, calibrate, load, pack, quantize, save, search
 from torch import nn
 
 

@@ -9,8 +9,8 @@ import torch
 from fewbit import FewbitError
 from fewbit.memory import profile
 from fewbit.quantizers import Outlier
-from fewbit.runtime.vquant import OutlierSaver, ValueAwareReLU, torch_again, value_aware
-from fewbit.runtime.vquant.shared import found, leave
+from fewbit.runtime.inference.vquant import OutlierSaver, ValueAwareReLU, torch_again, value_aware
+from fewbit.runtime.layers.shared_codes import found, leave
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

@@ -1,0 +1,40 @@
+"""Figures into files: whole or not at all, in the format that the file's name says."""
+
+import os
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from ...tables.errors import FewbitError
+from ...tables.files import atomic_write, check_writable
+
+FORMATS = ("png", "svg", "pdf")
+_DPI = 200
+
+
+def check_figure_path(path: str | os.PathLike[str]) -> str:
+    """Return the format in which a figure would be saved at `path`; writes nothing.
+
+    Raises:
+        FewbitError: the suffix is not one of `FORMATS`, or the file could not be written.
+    """
+    suffix = Path(path).suffix
+    accepted = ", ".join(f".{name}" for name in FORMATS)
+    if suffix[1:].lower() not in FORMATS:
+        told = f"has the suffix {suffix}" if suffix else "has no suffix"
+        raise FewbitError(f"cannot save a figure as {os.fspath(path)}: the name {told}; accepted: {accepted}")
+    check_writable(path)
+    return suffix[1:].lower()
+
+
+def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
+    """Write `figure` to `path`, replacing what was there only once the new picture is complete.
+
+    Raises:
+        FewbitError: as `check_figure_path`, or the disk is full.
+    """
+    kind = check_figure_path(path)
+    # No date in the file: the same figure makes the same bytes, whenever it is made.
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    with atomic_write(path) as stream:
+        figure.savefig(stream, format=kind, dpi=_DPI, metadata=undated)

@@ -1,0 +1,1 @@
+"""Studies: the trainings and measurements whose data the figures show. They need torch."""

@@ -1,0 +1,276 @@
+"""Does a model train as well at ActNN's levels? A small ResNet and a small transformer, several seeds.
+
+    for seed in range(3): runs += train(TASKS["resnet"](), VARIANTS, seed)
+
+All variants of a seed start from the same weights and see the same batches; forward they are exact, so their first
+losses are equal. They take turns step by step, so that whatever else the machine does slows all of them alike.
+
+The last two variants are those of Appendix E of the Few-bit Backward paper: layers at 4 bits, GELU at 2 bits by one
+method or the other.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...runtime.convert.api import convert
+from ...runtime.layers import Activation
+from ...runtime.memory.api import profile, profile_call
+from .actnn_runs import Trained
+from .resnet import Digits, ResNet, digits
+from .settings import Size
+from .text import VOCABULARY, Corpus, standard_library
+from .training import learning_rate_factor, random_windows, spread_windows
+
+Batch = tuple[Tensor, Tensor]
+
+SHAPE = Size(width=64, depth=2, heads=4, context=64)  # of the transformer
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What the runs differ in.
+
+    Attributes:
+        name: for people.
+        level, bits: of `fewbit.convert`; without a level nothing is converted.
+        table_bits: of the activations' tables, where not those of the level.
+        derivative_bits: in which activations save their derivative as ActNN does, instead of a table.
+        mixed: whether to train under autocast, in bfloat16.
+    """
+
+    name: str
+    level: str | None = None
+    bits: float | None = None
+    table_bits: int | None = None
+    derivative_bits: int | None = None
+    mixed: bool = False
+
+    def convert(self, model: nn.Module) -> None:
+        """Make this variant of `model`."""
+        if self.derivative_bits:
+            for parent in list(model.modules()):
+                for name, child in list(parent.named_children()):
+                    if isinstance(child, nn.GELU):
+                        setattr(parent, name, Activation(child, bits=self.derivative_bits))
+        if self.level:
+            convert(model, self.bits, level=self.level)
+        if self.table_bits:
+            convert(model, self.table_bits)
+
+
+VARIANTS = (
+    Variant("exact"),
+    Variant("L2, 4 bits", "L2"),
+    Variant("L2, 2 bits", "L2", 2),
+    Variant("L3, 2 bits", "L3", 2),
+    Variant("L3, 1.5 bits", "L3", 1.5),
+    Variant("exact, AMP", mixed=True),
+    Variant("L3, 2 bits, AMP", "L3", 2, mixed=True),
+    Variant("L2, GELU 2 bits few-bit", "L2", table_bits=2),
+    Variant("L2, GELU 2 bits ActNN", "L2", derivative_bits=2),
+)
+
+
+class Task(Protocol):
+    """What is learned."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        ...
+
+    @property
+    def steps(self) -> int:
+        """How many updates it takes."""
+        ...
+
+    @property
+    def learning_rate(self) -> float:
+        """The largest."""
+        ...
+
+    def model(self) -> nn.Module:
+        """Return a model with weights drawn from torch's generator."""
+        ...
+
+    def batch(self, draw: torch.Generator) -> Batch:
+        """Return inputs and what is to be told of them."""
+        ...
+
+    def held_out(self) -> Batch:
+        """Return the same, of what is not trained on."""
+        ...
+
+
+@dataclass(frozen=True)
+class DigitsTask:
+    """scikit-learn's digits by a ResNet with GELU."""
+
+    data: Digits
+    steps: int = 120
+    size: int = 64
+    learning_rate: float = 3e-3
+    name: str = "ResNet, digits"
+
+    def model(self) -> nn.Module:
+        """Return a `ResNet`."""
+        return ResNet(nn.GELU)
+
+    def batch(self, draw: torch.Generator) -> Batch:
+        """Return images and classes."""
+        chosen = torch.randint(len(self.data.classes), (self.size,), generator=draw)
+        return self.data.images[chosen], self.data.classes[chosen]
+
+    def held_out(self) -> Batch:
+        """Return images and classes."""
+        return self.data.validation_images, self.data.validation_classes
+
+
+@dataclass(frozen=True)
+class TextTask:
+    """The standard library's source by a transformer, a character at a time."""
+
+    corpus: Corpus
+    steps: int = 100
+    size: int = 16
+    learning_rate: float = 3e-3
+    shape: Size = SHAPE
+    name: str = "transformer, text"
+
+    def model(self) -> nn.Module:
+        """Return an `EncoderTransformer`."""
+        return EncoderTransformer(self.shape)
+
+    def batch(self, draw: torch.Generator) -> Batch:
+        """Return windows of text and the characters that follow each."""
+        return _parted(random_windows(self.corpus.training, self.size, self.shape.context, draw))
+
+    def held_out(self) -> Batch:
+        """Return windows of text and the characters that follow each."""
+        return _parted(spread_windows(self.corpus.validation, 256, self.shape.context))
+
+
+TASKS: dict[str, Callable[[], Task]] = {
+    "resnet": lambda: DigitsTask(digits()),
+    "transformer": lambda: TextTask(standard_library()),
+}
+
+
+class EncoderTransformer(nn.Module):
+    """Scores for the next character, of torch's own encoder layers with a causal mask."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.character = nn.Embedding(VOCABULARY, size.width)
+        self.position = nn.Embedding(size.context, size.width)
+        layers = (
+            nn.TransformerEncoderLayer(
+                *(size.width, size.heads, 4 * size.width, 0.1, nn.GELU()), batch_first=True, norm_first=True
+            )
+            for _ in range(size.depth)
+        )
+        self.layers = nn.ModuleList(layers)
+        self.norm = nn.LayerNorm(size.width)
+        self.score = nn.Linear(size.width, VOCABULARY)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Return scores (batch, length, 128) for ASCII codes (batch, length)."""
+        length = text.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=text.device)
+        x = self.character(text) + self.position(torch.arange(length, device=text.device))
+        for layer in self.layers:
+            x = layer(x, mask, is_causal=True)
+        return self.score(self.norm(x))
+
+
+def train(
+    task: Task, variants: tuple[Variant, ...], seed: int, steps: int, after_step: Callable[[], object] = lambda: None
+) -> list[Trained]:
+    """Train every variant on the CPU for `steps` steps; return the runs in their order."""
+    trainees = [_Trainee(task, variant, seed, steps) for variant in variants]
+    draw = torch.Generator().manual_seed(seed)
+    for step in range(steps):
+        batch, turn = task.batch(draw), step % len(trainees)
+        for trainee in trainees[turn:] + trainees[:turn]:
+            trainee.step(batch, step)
+        after_step()
+    example, held_out = task.batch(draw), task.held_out()
+    return [trainee.finish(example, held_out) for trainee in trainees]
+
+
+def block_ratio(bits: float, level: str = "L3") -> float:
+    """Return how many times less one more Conv–BN–ReLU keeps at `bits` bits than exactly: 64/5.25 = 12.2 at 2 bits.
+
+    One more of 32 channels on 16 images of 32 by 32 in a chain of eight, as `fewbit.memory.profile` measures chains.
+    Exactly a ReLU keeps its output, which is the input that the next convolution keeps.
+    """
+    exact, compressed = [], []
+    for blocks in (8, 9):
+        torch.manual_seed(0)
+        layers = [m for _ in range(blocks) for m in (nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU())]
+        model, x = nn.Sequential(*layers), torch.randn(16, 32, 32, 32)
+        exact.append(profile(model, x).total)
+        convert(model, bits, level=level)
+        model(x).sum().backward()  # mixed precision has seen a gradient
+        compressed.append(profile(model, x).total)
+    return (exact[1] - exact[0]) / (compressed[1] - compressed[0])
+
+
+class _Trainee:
+    """A model in training, and what has been measured of it so far."""
+
+    def __init__(self, task: Task, variant: Variant, seed: int, steps: int) -> None:
+        self.task, self.variant, self.seed = task, variant, seed
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.model = task.model()
+        variant.convert(self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), task.learning_rate)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: learning_rate_factor(step, steps)
+        )
+        self.losses: list[float] = []
+        self.seconds: list[float] = []
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the loss and the scores."""
+        x, y = batch
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.variant.mixed):
+            scores = self.model(x)
+        scores = scores.float().flatten(0, -2)
+        return F.cross_entropy(scores, y.flatten()), scores
+
+    def step(self, batch: Batch, step: int) -> None:
+        # The same dropout in all variants, as far as they draw alike: codes are drawn from the same generator.
+        torch.manual_seed(1_000_003 * self.seed + step)
+        start = time.perf_counter()
+        loss, _ = self.loss(batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.losses.append(loss.item())
+        self.seconds.append(time.perf_counter() - start)
+        self.schedule.step()
+
+    def finish(self, example: Batch, held_out: Batch) -> Trained:
+        saved = profile_call(self.model, lambda: self.loss(example)[0])
+        inside = sum(one.bytes for one in saved.saved if one.module)  # the loss is the model's own, ""
+        self.model.eval()
+        with torch.no_grad():
+            loss, scores = self.loss(held_out)
+        right = (scores.argmax(1) == held_out[1].flatten()).double().mean().item()
+        return Trained(
+            *(self.task.name, self.variant.name, self.seed, tuple(self.losses), tuple(self.seconds)),
+            *(loss.item(), right, inside),
+        )
+
+
+def _parted(windows: Tensor) -> Batch:
+    return windows[:, :-1], windows[:, 1:]

@@ -1,0 +1,316 @@
+"""The evidence for BLPA (Section 4): training losses and gradient errors of a deep residual network on real images.
+
+    training = train(VARIANTS, digits(), Settings(seed=0))      Figure 3: exact, 8 and 4 bits, naive, fewer features
+    noise = gradient_noise(model, images, …)                    Figure 4: error of each layer's gradient, and SGD's
+
+Variants start from the same weights and see the same batches, and take turns step by step. Forward passes of exact and
+few-bit training are the same, so their first losses are equal; the naive ones' are not.
+"""
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...tables import FewbitError
+from ...runtime.memory.api import profile
+from ...runtime.models import PreActResNet, preact_resnet
+from ...runtime.layers.preact import PreActLayer
+from .images import Images
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train.
+
+    Attributes:
+        depth, width: of the network; see `preact_resnet`.
+        steps: updates.
+        batch: images in a step.
+        learning_rate: the largest. A tenth of it while warming up, a tenth again after a half of the steps, and a
+            hundredth after three quarters, as in the paper.
+        momentum, weight_decay: of SGD; the paper's.
+        seed: of weights, batches and flips.
+        warmup: share of the steps that warm up. The paper warms up for `PAPER_WARMUP`, 400 of 64,000 steps; of 200
+            steps that is one or two, and the default of 5 % is ours.
+    """
+
+    depth: int = 164
+    width: int = 16
+    steps: int = 200
+    batch: int = 64
+    learning_rate: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 2e-4
+    seed: int = 0
+    warmup: float = 0.05
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch"):
+            if getattr(self, name) < 1:
+                raise FewbitError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        if not 0 <= self.warmup <= 0.5:
+            raise FewbitError(f"warmup must be a share of the steps from 0 to 0.5, not {self.warmup}")
+
+
+PAPER_WARMUP = 400 / 64_000
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is compared.
+
+    Attributes:
+        name: for people.
+        bits: for each activation; None keeps them exact.
+        naive: whether the forward pass computes with what the codes stand for.
+        features: part of the width.
+    """
+
+    name: str
+    bits: int | None = None
+    naive: bool = False
+    features: float = 1.0
+
+
+VARIANTS = (
+    Variant("exact"),
+    Variant("8 bits", 8),
+    Variant("4 bits", 4),
+    Variant("naive, 8 bits", 8, naive=True),
+    Variant("naive, 4 bits", 4, naive=True),
+    Variant("exact, 1/4 of the features", features=0.25),
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One network, trained.
+
+    Attributes:
+        variant: its name.
+        losses: training loss at each step, nats an image.
+        seconds: of each step.
+        test_loss, test_error: after the last step, computed exactly: nats an image, and the part told wrong.
+        saved_bytes: what a forward pass of one batch keeps for backward.
+    """
+
+    variant: str
+    losses: tuple[float, ...]
+    seconds: tuple[float, ...]
+    test_loss: float
+    test_error: float
+    saved_bytes: int
+
+
+@dataclass(frozen=True)
+class Training:
+    """Runs of one seed on one collection of images, in the order of their variants."""
+
+    images: str
+    settings: Settings
+    runs: tuple[Run, ...]
+
+    def run(self, variant: str) -> Run:
+        """Return the run of a variant."""
+        return next(run for run in self.runs if run.variant == variant)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all numbers for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Training":
+        """Return the training that `to_dict` told; raises KeyError or TypeError if it told none."""
+        runs = (Run(**{**r, "losses": tuple(r["losses"]), "seconds": tuple(r["seconds"])}) for r in data["runs"])
+        return cls(str(data["images"]), Settings(**data["settings"]), tuple(runs))
+
+
+def train(
+    variants: Sequence[Variant], images: Images, settings: Settings, after_step: Callable[[], object] = lambda: None
+) -> Training:
+    """Train every variant with the same weights and batches, in turn; return the runs in the order of `variants`."""
+    trainees = [_Trainee(variant, images, settings) for variant in variants]
+    draw = torch.Generator().manual_seed(settings.seed)
+    for step in range(settings.steps):
+        x, y = _batch(images, settings.batch, draw)
+        for trainee in trainees:
+            trainee.step(x, y, learning_rate(step, settings))
+        after_step()
+    return Training(images.name, settings, tuple(trainee.finish(images) for trainee in trainees))
+
+
+def learning_rate(step: int, settings: Settings) -> float:
+    """Return the learning rate of `step` (0 to steps − 1)."""
+    part = step / settings.steps
+    factor = 0.1 if part < settings.warmup else 1.0 if part < 0.5 else 0.1 if part < 0.75 else 0.01
+    return settings.learning_rate * factor
+
+
+def network(images: Images, settings: Settings, variant: Variant = VARIANTS[0]) -> PreActResNet:
+    """Return the network with the weights of the seed; those of all variants of one width are the same."""
+    with torch.random.fork_rng(devices=[]):  # the caller's generator stays as it is
+        torch.manual_seed(settings.seed)
+        return preact_resnet(
+            settings.depth,
+            width=max(1, round(variant.features * settings.width)),
+            in_channels=images.training.shape[1],
+            bits=variant.bits,
+            naive=variant.naive,
+        )
+
+
+class _Trainee:
+    """A network in training, and what has been measured of it so far."""
+
+    def __init__(self, variant: Variant, images: Images, settings: Settings) -> None:
+        self.variant, self.model = variant, network(images, settings, variant)
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(), 0.0, momentum=settings.momentum, weight_decay=settings.weight_decay
+        )
+        self.losses: list[float] = []
+        self.seconds: list[float] = []
+
+    def step(self, x: Tensor, y: Tensor, rate: float) -> None:
+        start = time.perf_counter()
+        self.optimizer.param_groups[0]["lr"] = rate
+        loss = F.cross_entropy(self.model(x), y)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(loss.item())
+        self.seconds.append(time.perf_counter() - start)
+
+    @torch.no_grad()
+    def finish(self, images: Images) -> Run:
+        self.model.eval()
+        scores = torch.cat([self.model(part) for part in images.test.split(256)])
+        self.model.train()
+        with torch.enable_grad():
+            saved = profile(copy.deepcopy(self.model), images.training[:64]).total
+        return Run(
+            variant=self.variant.name,
+            losses=tuple(self.losses),
+            seconds=tuple(self.seconds),
+            test_loss=F.cross_entropy(scores, images.test_classes).item(),
+            test_error=(scores.argmax(1) != images.test_classes).float().mean().item(),
+            saved_bytes=saved,
+        )
+
+
+# ---- Figure 4 --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LayerNoise:
+    """How far gradients of one convolution's weights are off, per weight.
+
+    Attributes:
+        layer: its number, 1 is the first.
+        name: in the model.
+        sgd: variance between the exact gradients of different batches.
+        errors: bits → mean squared difference from the exact gradient of the same batch.
+    """
+
+    layer: int
+    name: str
+    sgd: float
+    errors: Mapping[int, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all numbers for JSON, where keys are text."""
+        return {**vars(self), "errors": {str(bits): error for bits, error in self.errors.items()}}
+
+
+def trained(images: Images, settings: Settings, after_step: Callable[[], object] = lambda: None) -> PreActResNet:
+    """Return the exact network, trained."""
+    trainee = _Trainee(VARIANTS[0], images, settings)
+    draw = torch.Generator().manual_seed(settings.seed)
+    for step in range(settings.steps):
+        trainee.step(*_batch(images, settings.batch, draw), learning_rate(step, settings))
+        after_step()
+    return trainee.model
+
+
+def gradient_noise(
+    model: PreActResNet,
+    images: Images,
+    *,
+    bits: Sequence[int] = (8, 4),
+    batches: int = 100,
+    batch: int = 64,
+    seed: int = 0,
+    after_batch: Callable[[], object] = lambda: None,
+) -> list[LayerNoise]:
+    """Return the errors of each fused convolution's gradient beside the noise of SGD, over random batches.
+
+    Args:
+        model: with fused layers; neither its parameters, its running statistics nor its bits are changed.
+        images: the training part is taken.
+        bits: of the approximations.
+        batches: how many, at least 2.
+        batch: images in each.
+        seed: of the batches.
+        after_batch: called after each, for a progress bar.
+    """
+    if batches < 2:
+        raise FewbitError(f"a variance takes 2 batches or more, not {batches}")
+    model = copy.deepcopy(model).train()
+    layers = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, PreActLayer) and isinstance(module.linear, nn.Conv2d)
+    ]
+    draw = torch.Generator().manual_seed(seed)
+    sums = [torch.zeros_like(_weight(layer), dtype=torch.float64) for _, layer in layers]
+    squares = [0.0] * len(layers)
+    errors: list[dict[int, list[float]]] = [{b: [] for b in bits} for _ in layers]
+    for _ in range(batches):
+        x, y = _batch(images, batch, draw)
+        exact = _gradients(model, layers, x, y, None)
+        for index, gradient in enumerate(exact):
+            sums[index] += gradient
+            squares[index] += gradient.double().square().sum().item()
+        for b in bits:
+            for index, gradient in enumerate(_gradients(model, layers, x, y, b)):
+                errors[index][b].append((gradient - exact[index]).square().mean().item())
+        after_batch()
+    result = []
+    for number, (name, _) in enumerate(layers):
+        variance = (squares[number] - sums[number].square().sum().item() / batches) / (batches - 1)
+        means = {b: statistics.fmean(values) for b, values in errors[number].items()}
+        result.append(LayerNoise(number + 1, name, variance / sums[number].numel(), means))
+    return result
+
+
+def _gradients(
+    model: nn.Module, layers: Sequence[tuple[str, PreActLayer]], x: Tensor, y: Tensor, bits: int | None
+) -> list[Tensor]:
+    for module in model.modules():
+        if isinstance(module, PreActLayer):
+            module.bits = bits
+    weights = [_weight(layer) for _, layer in layers]
+    return list(torch.autograd.grad(F.cross_entropy(model(x), y), weights))
+
+
+def _weight(layer: PreActLayer) -> Tensor:
+    weight: Any = layer.linear.weight
+    return weight
+
+
+def _batch(images: Images, count: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return random images, shifted by up to a pixel, and their classes; photographs are mirrored at random too."""
+    chosen = torch.randint(len(images.training), (count,), generator=draw)
+    x = images.training[chosen]
+    down, right = torch.randint(-1, 2, (2,), generator=draw).tolist()
+    x = torch.roll(x, (down, right), (2, 3))
+    if images.name != "digits":  # a mirrored digit is none
+        mirrored = torch.rand(count, generator=draw) < 0.5
+        x = torch.where(mirrored.view(-1, 1, 1, 1), x.flip(3), x)
+    return x, images.training_classes[chosen]

@@ -1,0 +1,73 @@
+"""Does GPT-2 train as well with saved-tensor hooks, with ActNN's levels, with both? Paired seeds, one run at a time.
+
+    run = train_one("L2 and hooks", seed=0, settings=SETTINGS, corpus=standard_library())
+
+The runs of a seed have the same weights and batches; forward all are exact, so their first losses are equal. What
+chance does is seen beside them: the exact run from weights that differ by a millionth.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from ...runtime.convert.api import convert
+from ...runtime.quantizers import PerGroup
+from ...runtime.saved_tensors import compress_saved_tensors
+from .gpt2 import GPT2
+from .runs import averaging_window, smoothed
+from .settings import Settings, Size
+from .text import Corpus
+from .training import EXACT, NUDGED, Variant, train
+
+SETTINGS = Settings(
+    steps=250, learning_rate=3e-3, size=Size(width=96, depth=4, heads=4, context=128), validation_windows=256
+)
+POINTS = 10  # of a run's training loss that are kept
+
+
+def hooks(bits: int) -> Callable[[], AbstractContextManager[object]]:
+    """Return what makes a context of saved-tensor hooks at `bits` bits."""
+    return lambda: compress_saved_tensors(PerGroup(bits=bits))
+
+
+def level(name: str, bits: float | None = None) -> Callable[[nn.Module], object]:
+    """Return what converts a model to ActNN's level `name`."""
+    return lambda model: convert(model, bits, level=name)
+
+
+def eager_attention(model: nn.Module) -> None:
+    """Let attention keep its probabilities."""
+    model.model.set_attn_implementation("eager")  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
+
+
+VARIANTS: Mapping[str, Variant] = {
+    variant.name: variant
+    for variant in (
+        EXACT,
+        Variant("hooks, 4 bits", context=hooks(4)),
+        Variant("L2 and hooks", prepare=level("L2"), context=hooks(4)),
+        Variant("L2", prepare=level("L2")),
+        NUDGED,
+        Variant("L3, 2 bits", prepare=level("L3", 2)),
+        Variant("hooks, 4 bits, eager attention", prepare=eager_attention, context=hooks(4)),
+    )
+}
+
+
+def train_one(
+    variant: str, seed: int, settings: Settings, corpus: Corpus, after_step: Callable[[], object] = lambda: None
+) -> dict[str, Any]:
+    """Train one variant with one seed; return what is kept of it, for JSON."""
+    (run,) = train([VARIANTS[variant]], corpus, replace(settings, seed=seed), GPT2, after_step).runs
+    every = max(1, settings.steps // POINTS)
+    losses = smoothed(run.losses, averaging_window(settings.steps))
+    return {
+        "variant": variant,
+        "seed": seed,
+        "losses": [round(loss, 4) for loss in losses[every - 1 :: every]],
+        "validation_loss": run.validation_loss,
+        "saved_bytes": run.saved_bytes,
+    }

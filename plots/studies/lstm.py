@@ -1,0 +1,123 @@
+"""An LSTM that predicts words, its weights in few bits (V-Quant, Section 5.3 and Table 6).
+
+    rows = table(progress)       word-level perplexity of a small and a large model, 2 to 4 bits, 1 and 3 %
+
+The words are those of Python's standard library: identifiers, numbers and signs. Weights alone are quantised, after
+training and without fine-tuning, as in the paper: embedding, LSTM and output layer.
+"""
+
+import copy
+import math
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...runtime.inference.vquant import pack, quantize
+from .text import standard_library
+
+VOCABULARY = 2000
+_WORD = re.compile(r"[A-Za-z_]+|\d+|\n|[^\sA-Za-z_\d]")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the models are trained.
+
+    Attributes:
+        sizes: hidden units of each model, by name; each has two layers.
+        steps: of Adam, each on `batch` windows of `context` words.
+        characters: of the corpus.
+        validation_words: that the perplexity is taken of.
+    """
+
+    sizes: tuple[tuple[str, int], ...] = (("small", 96), ("large", 256))
+    steps: int = 300
+    batch: int = 16
+    context: int = 32
+    learning_rate: float = 4e-3
+    characters: int = 1_500_000
+    validation_words: int = 16_384
+
+
+class Model(nn.Module):
+    """Embedding, two layers of LSTM, output."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, hidden)
+        self.lstm = nn.LSTM(hidden, hidden, 2, batch_first=True)
+        self.output = nn.Linear(hidden, VOCABULARY)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Return logits (n, length, VOCABULARY) of the words that follow `words`, int64 (n, length)."""
+        return self.output(self.lstm(self.embedding(words))[0])
+
+
+def words(settings: Settings) -> tuple[Tensor, Tensor]:
+    """Return the words to train on and to validate on, int64 (n,): 0 is whatever is not among the most frequent."""
+    corpus = standard_library(settings.characters)
+    texts = [_WORD.findall(bytes(part.tolist()).decode("ascii")) for part in (corpus.training, corpus.validation)]
+    common = Counter(texts[0]).most_common(VOCABULARY - 1)
+    numbers = {word: i for i, (word, _) in enumerate(common, start=1)}
+    training, validation = (torch.tensor([numbers.get(word, 0) for word in text]) for text in texts)
+    return training, validation[: settings.validation_words]
+
+
+def train(model: Model, text: Tensor, settings: Settings, progress: Callable[[], object]) -> None:
+    """Train `model` in place."""
+    optimizer = torch.optim.Adam(model.parameters(), settings.learning_rate)
+    rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings.learning_rate, total_steps=settings.steps)
+    generator = torch.Generator().manual_seed(0)
+    within = torch.arange(settings.context + 1)
+    for _ in range(settings.steps):
+        starts = torch.randint(len(text) - settings.context - 1, (settings.batch, 1), generator=generator)
+        window = text[starts + within]
+        optimizer.zero_grad()
+        F.cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        rates.step()
+        progress()
+
+
+@torch.no_grad()
+def perplexity(model: nn.Module, text: Tensor, length: int = 128) -> float:
+    """Return the perplexity of `text`, read in windows of `length` words that each begin anew."""
+    model.eval()
+    usable = (len(text) - 1) // length * length
+    before, after = text[:usable].view(-1, length), text[1 : usable + 1].view(-1, length)
+    losses = [
+        F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        for x, y in zip(before.split(16), after.split(16), strict=True)
+    ]
+    sizes = [len(part) for part in before.split(16)]
+    return math.exp(sum(float(loss) * n for loss, n in zip(losses, sizes, strict=True)) / sum(sizes))
+
+
+def table(settings: Settings = Settings(), progress: Callable[[], object] = lambda: None) -> list[dict[str, Any]]:
+    """Return Table 6: a row for each model, number of bits and ratio, the first of each model in full precision."""
+    training, validation = words(settings)
+    rows = []
+    for name, hidden in settings.sizes:
+        torch.manual_seed(0)
+        model = Model(hidden)
+        train(model, training, settings, progress)
+        whole = sum(p.numel() * p.element_size() for p in model.parameters())
+        found = perplexity(model, validation)
+        rows.append(_row(name, hidden, None, 0.0, found, whole))
+        for bits in (2, 3, 4):
+            for ratio in (0.01, 0.03):
+                packed = pack(quantize(copy.deepcopy(model), bits, ratio, None))
+                size = sum(t.numel() * t.element_size() for t in (*packed.parameters(), *packed.buffers()))
+                rows.append(_row(name, hidden, bits, ratio, perplexity(packed, validation), size))
+    return rows
+
+
+def _row(model: str, hidden: int, bits: int | None, ratio: float, found: float, size: int) -> dict[str, Any]:
+    return {"model": model, "hidden": hidden, "bits": bits, "ratio": ratio, "perplexity": found, "bytes": size}

@@ -1,0 +1,351 @@
+"""What compression does to the variance of gradients (ActNN, Section 3.4): the theory beside repeated draws.
+
+A small ResNet of compressed layers learns scikit-learn's digits exactly for a while; then its gradients are looked at.
+
+    Theorem 3     Var[∇̂_Θ(l)] = Var[∇_Θ(l)] + Σ_{m ≥ l} E[Var[G^(l~m)(∇̂_H(m), Ĉ(m)) | ∇̂_H(m)]]
+
+The first term is that of drawing another minibatch. The term of layer m is measured with two draws of its compression
+and one of those of all layers after it, those before it exact: half the squared distance of the two gradients of layer
+l has it for its mean (Figure 8). Their sum must be the variance over draws of everything at once.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...runtime.plan import MixedPrecision
+from ...runtime.plan.sensitivity import gradient_factor, has_weights, quantization_variance
+from ...runtime.layers import BatchNorm2d, CompressedLayer, Conv2d, ExactSaver, Linear, QuantizerSaver
+from ...runtime.quantizers import Compressed, PerGroup
+
+GROUP_SIZE = 256
+WHOLE = 2**31  # a group size that no tensor exceeds
+METHODS = ("fixed-point", "per-group", "per-sample", "mixed precision", "mixed, stale gradients")
+FRACTIONS = (1.25, 1.5, 1.75, 2.5)
+
+
+@dataclass(frozen=True)
+class VarianceSettings:
+    """What is trained, and how often is drawn.
+
+    Attributes:
+        width: channels of the first stage of three.
+        steps: of exact training before.
+        batch: samples in a minibatch.
+        bits: at which the variance is split by layer.
+        curve_bits: at which the methods are compared; those that are no integers for mixed precision alone.
+        draws: repetitions of everything random.
+        seed: of weights, minibatches and draws.
+    """
+
+    width: int = 16
+    steps: int = 100
+    batch: int = 64
+    bits: int = 2
+    curve_bits: tuple[float, ...] = (1, *FRACTIONS[:3], 2, FRACTIONS[3], 3, 4, 6, 8)
+    draws: int = 24
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class VarianceStudy:
+    """What was measured. Variances are sums over the elements of a gradient.
+
+    Attributes:
+        settings: of the run.
+        layers: names, in the order in which they save their inputs.
+        terms: terms[l][m] of Theorem 3, of the weight of layer l and the context of layer m; 0 for m before l.
+        empirical: variance of the gradient of each layer's weight over draws of all contexts at once.
+        sampling: the same over minibatches, with exact contexts.
+        formula: Σ_n w_n / B², what the sensitivities say of Σ_l terms[l][m] for each m.
+        ranges: of each group at one layer (Figure 3a), `shown` its name.
+        sensitivities: of each sample there (3b).
+        per_dimension: sensitivity of each layer, by element (3c).
+        squared_norm: of the gradient of all parameters.
+        curves: method → [bits, variance of the gradient of all parameters] (Figure 5a).
+    """
+
+    settings: dict[str, Any]
+    layers: list[str]
+    terms: list[list[float]]
+    empirical: list[float]
+    sampling: list[float]
+    formula: list[float]
+    shown: str
+    ranges: list[float]
+    sensitivities: list[float]
+    per_dimension: list[float]
+    squared_norm: float
+    curves: dict[str, list[list[float]]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers for JSON."""
+        return asdict(self)
+
+    @property
+    def predicted(self) -> list[float]:
+        """Σ_m of the terms, for each layer."""
+        return [sum(row) for row in self.terms]
+
+
+class Block(nn.Module):
+    """Two convolutions beside a shortcut, each normalised."""
+
+    def __init__(self, channels: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = Conv2d(channels, out, 3, stride, 1, bias=False), BatchNorm2d(out)
+        self.conv2, self.bn2 = Conv2d(out, out, 3, 1, 1, bias=False), BatchNorm2d(out)
+        same = channels == out and stride == 1
+        self.shortcut = nn.Identity() if same else Conv2d(channels, out, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the activation of the sum."""
+        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return F.relu(y + self.shortcut(x))
+
+
+def resnet(width: int) -> nn.Sequential:
+    """Return a ResNet of compressed layers for digits of 8×8 pixels."""
+    return nn.Sequential(
+        nn.Sequential(Conv2d(1, width, 3, 1, 1, bias=False), BatchNorm2d(width), nn.ReLU()),
+        Block(width, width, 1),
+        Block(width, 2 * width, 2),
+        Block(2 * width, 4 * width, 2),
+        nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), Linear(4 * width, 10)),
+    )
+
+
+def measure(settings: VarianceSettings, after_pass: Callable[[], None] = lambda: None) -> VarianceStudy:
+    """Train, and measure all there is.
+
+    Args:
+        settings: of the run.
+        after_pass: called after each of the `passes(settings)` forward and backward passes.
+    """
+    bench = _Bench(settings, after_pass)
+    bench.train()
+    ranges, sensitivities, shown, per_dimension, formula = _heterogeneity(bench)
+    return VarianceStudy(
+        settings=asdict(settings),
+        layers=list(bench.layers),
+        terms=_terms(bench),
+        empirical=_by_layer(bench, [bench.compressed(range(len(bench.layers)))() for _ in range(settings.draws)]),
+        sampling=_by_layer(bench, [bench.exact(i) for i in range(settings.draws)]),
+        formula=formula,
+        shown=shown,
+        ranges=ranges,
+        sensitivities=sensitivities,
+        per_dimension=per_dimension,
+        squared_norm=float(sum(g.square().sum() for g in bench.exact(0))),
+        curves={method: _curve(bench, method) for method in METHODS},
+    )
+
+
+def passes(settings: VarianceSettings) -> int:
+    """Return how many forward and backward passes `measure` makes."""
+    layers = sum(isinstance(m, CompressedLayer) for m in resnet(1).modules())
+    integers = sum(float(b).is_integer() for b in settings.curve_bits)
+    curves = 2 * integers * settings.draws + 3 * len(settings.curve_bits) * (settings.draws + _WARM_UP)
+    return settings.steps + 2 * layers * settings.draws + 2 * settings.draws + 2 + curves
+
+
+_WARM_UP = 4  # passes in which mixed precision finds its bits
+
+
+@dataclass
+class _Drawn:
+    """A saver that rounds as it is told: with `seed`, or anew."""
+
+    quantizer: PerGroup
+    whole: bool = False  # all samples of a tensor as one
+    seed: int | None = None
+
+    def compress(self, x: Tensor) -> Compressed:
+        generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
+        if not self.whole:
+            return self.quantizer.compress(x, generator=generator)
+        return _Flat(self.quantizer.compress(x.flatten(), generator=generator), x.shape)
+
+    def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class _Flat:
+    """A compressed tensor of another shape."""
+
+    compressed: Compressed
+    shape: torch.Size
+
+    @property
+    def nbytes(self) -> int:
+        return self.compressed.nbytes
+
+    def decompress(self) -> Tensor:
+        return self.compressed.decompress().view(self.shape)
+
+
+@dataclass
+class _Bench:
+    """The model, its data, and gradients of it."""
+
+    settings: VarianceSettings
+    after_pass: Callable[[], None]
+    seeds: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def __post_init__(self) -> None:
+        from sklearn.datasets import load_digits
+
+        digits: Any = load_digits()
+        self.x = torch.from_numpy(digits.images).float().unsqueeze(1) / 8 - 1
+        self.y = torch.from_numpy(digits.target)
+        torch.manual_seed(self.settings.seed)
+        self.model = resnet(self.settings.width)
+        named = {name: m for name, m in self.model.named_modules() if isinstance(m, CompressedLayer)}
+        self.layers = {name: named[name] for name in self._order(named)}
+        self.parameters = list(self.model.parameters())
+        self.weights = [_index(self.parameters, layer.weight) for layer in self.layers.values()]
+
+    def _order(self, named: dict[str, CompressedLayer]) -> list[str]:
+        """Return the names of the layers in the order in which they are called."""
+        called: list[str] = []
+        hooks = [m.register_forward_pre_hook(lambda *_, name=name: called.append(name)) for name, m in named.items()]
+        with torch.no_grad():
+            self.model(self.x[:2])
+        for hook in hooks:
+            hook.remove()
+        return called
+
+    def batch(self, index: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(self.settings.seed * 10_000 + index)
+        chosen = torch.randint(0, len(self.x), (self.settings.batch,), generator=generator)
+        return self.x[chosen], self.y[chosen]
+
+    def gradients(self, index: int = 0) -> list[Tensor]:
+        """Return the gradients of all parameters on a minibatch, by the savers that the layers have."""
+        x, y = self.batch(index)
+        found = torch.autograd.grad(F.cross_entropy(self.model(x), y), self.parameters)
+        self.after_pass()
+        return list(found)
+
+    def exact(self, index: int) -> list[Tensor]:
+        self.save_exactly()
+        return self.gradients(index)
+
+    def save_exactly(self) -> None:
+        for layer in self.layers.values():
+            layer.saver = ExactSaver()
+
+    def compressed(self, places: range, seeds: list[int] | None = None) -> Callable[[], list[Tensor]]:
+        """Return what draws gradients with the contexts at `places` compressed, the others exact."""
+        self.save_exactly()
+        for i, layer in enumerate(self.layers.values()):
+            if i in places:
+                seed = next(self.seeds) if seeds is None else seeds[i]
+                layer.saver = _Drawn(PerGroup(self.settings.bits, GROUP_SIZE), seed=seed)
+        return self.gradients
+
+    def train(self) -> None:
+        self.save_exactly()
+        optimizer = torch.optim.SGD(self.parameters, lr=0.05, momentum=0.9)
+        for step in range(self.settings.steps):
+            for p, g in zip(self.parameters, self.gradients(5_000 + step), strict=True):
+                p.grad = g
+            optimizer.step()
+
+
+def _index(parameters: list[nn.Parameter], wanted: Any) -> int:
+    return next(i for i, p in enumerate(parameters) if p is wanted)
+
+
+def _variance(draws: list[list[Tensor]]) -> list[float]:
+    """Return the variance of each gradient over the draws, summed over its elements."""
+    return [float(torch.stack(same).double().var(0).sum()) for same in zip(*draws, strict=True)]
+
+
+def _by_layer(bench: _Bench, draws: list[list[Tensor]]) -> list[float]:
+    variances = _variance(draws)
+    return [variances[i] for i in bench.weights]
+
+
+def _terms(bench: _Bench) -> list[list[float]]:
+    L, draws = len(bench.layers), bench.settings.draws
+    terms = [[0.0] * L for _ in range(L)]
+    for m in range(L):
+        for _ in range(draws):
+            seeds = [next(bench.seeds) for _ in range(L)]
+            first = bench.compressed(range(m, L), seeds)()
+            seeds[m] = next(bench.seeds)
+            second = bench.compressed(range(m, L), seeds)()
+            for i in range(m + 1):
+                at = bench.weights[i]
+                terms[i][m] += float((first[at] - second[at]).double().square().sum()) / 2 / draws
+    return terms
+
+
+def _heterogeneity(bench: _Bench) -> tuple[list[float], list[float], str, list[float], list[float]]:
+    """Return ranges and sensitivities at one layer, its name, sensitivities by element and Appendix B's variances."""
+    inputs: dict[str, Tensor] = {}
+    factors: dict[str, Tensor] = {}
+
+    @dataclass
+    class Watching:
+        name: str
+
+        def compress(self, x: Tensor) -> Compressed:
+            inputs[self.name] = x.detach().clone()
+            return ExactSaver().compress(x)
+
+        def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
+            layer, x = bench.layers[self.name], inputs[self.name]
+            names = list(bench.layers)
+            before = sum(has_weights(bench.layers[name]) for name in names[: names.index(self.name)])
+            factors[self.name] = gradient_factor(layer, gradient, x.shape, rstd, before)
+
+    for name, layer in bench.layers.items():
+        layer.saver = Watching(name)
+    bench.gradients()
+    w = {name: quantization_variance(x, GROUP_SIZE) * factors[name] for name, x in inputs.items()}
+    shown = next(name for name, layer in list(bench.layers.items())[2:] if isinstance(layer, Conv2d))
+    kept = PerGroup(bench.settings.bits, GROUP_SIZE).compress(inputs[shown])
+    ranges = kept.range.float().flatten().clamp(min=0).tolist()  # constant groups have a sign there
+    per_dimension = [float(w[name].sum()) / inputs[name].numel() for name in bench.layers]
+    B = 2**bench.settings.bits - 1
+    return ranges, w[shown].tolist(), shown, per_dimension, [float(w[name].sum()) / B**2 for name in bench.layers]
+
+
+def _curve(bench: _Bench, method: str) -> list[list[float]]:
+    """Return [bits, variance] of all parameters together."""
+    rows = []
+    for bits in bench.settings.curve_bits:
+        if method in METHODS[:2]:
+            if not float(bits).is_integer():
+                continue
+            whole = method == "fixed-point"
+            saver = _Drawn(PerGroup(int(bits), WHOLE if whole else GROUP_SIZE), whole)
+            for layer in bench.layers.values():
+                layer.saver = saver
+            draws = [bench.gradients() for _ in range(bench.settings.draws)]
+        else:
+            for layer in bench.layers.values():
+                layer.saver = QuantizerSaver(PerGroup(2))
+            stale = method == METHODS[4]
+            precision = MixedPrecision(
+                bench.model,
+                bits,
+                across_layers=method != "per-sample",
+                gradients="stale" if stale else "average",
+            )
+            if stale:
+                precision.samples(range(bench.settings.batch))
+            for i in range(_WARM_UP):
+                bench.gradients(0 if stale else 100 + i)  # stale gradients are those of the same samples
+            draws = [bench.gradients() for _ in range(bench.settings.draws)]
+            precision.remove()
+        rows.append([float(bits), sum(_variance(draws))])
+    return rows

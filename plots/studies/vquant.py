@@ -1,0 +1,206 @@
+"""V-Quant's tables in small: what value-aware quantization costs a network in accuracy (V-Quant, Section 5).
+
+    accuracy_grid(seeds=3)       Tables 1 and 2: bits × AR, V-Quant and RV-Quant
+    annealing(seeds=3)           Table 5: many large values early and few late, and the other way round
+    inference()                  Figures 4 and 5: quantised weights and activations, and what PCA shows of them
+
+Each returns plain numbers for JSON. All runs of a seed start from the same weights and see the same batches; forward is
+exact in training, so their first losses are equal.
+"""
+
+import copy
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...runtime.memory.api import profile
+from ...runtime.inference.vquant import ActivationAnnealing, calibrate, quantize, search, value_aware
+from .digits import Images, Schedule, accuracy, batches, digits, network, train
+
+Row = dict[str, Any]
+Progress = Callable[[], object]
+
+RATIOS = (0.0, 0.01, 0.02, 0.05)
+SCHEDULE = Schedule(epochs=6, learning_rate=0.02)  # short: where coarse activations cost most
+WIDTH, BLOCKS = 12, 3
+
+# (bits, AR in percent) by phase; None is full precision. The first of each pair anneals, the second does the contrary.
+PAIRS: tuple[tuple[tuple[tuple[int | None, float], ...], ...], ...] = (
+    (((3, 2), (2, 1), (2, 0)), ((2, 0), (2, 1), (3, 2))),
+    (((None, 0), (3, 2), (2, 0)), ((2, 0), (3, 2), (None, 0))),
+    (((3, 2), (3, 1), (3, 0)), ((3, 0), (3, 1), (3, 2))),
+    (((3, 2), (1, 1), (1, 0)), ((1, 0), (1, 1), (3, 2))),
+)
+
+
+def configurations() -> list[tuple[str, int | None, float]]:
+    """Return (method, bits, AR) of each row of the grid; the first is exact."""
+    v = [("V-Quant", bits, ratio) for bits in (1, 2, 3, 4) for ratio in RATIOS]
+    rv = [("RV-Quant", bits, ratio) for bits in (2, 3) for ratio in RATIOS]
+    return [("exact", None, 0.0), *v, *rv]
+
+
+def accuracy_grid(seeds: int, schedule: Schedule = SCHEDULE, progress: Progress = lambda: None) -> list[Row]:
+    """Train with every configuration and seed; V-Quant with a mask of its own for ReLU, RV-Quant with two zeros."""
+    data = digits()
+    rows = []
+    for method, bits, ratio in configurations():
+        runs, kept = [], 0
+        for seed in range(seeds):
+            model = _network(seed)
+            if bits is not None:
+                value_aware(model, bits, ratio, relu_codes=method == "RV-Quant")
+            kept = _kept_by_layers(model, data)
+            runs.append(train(model, data, _seeded(schedule, seed)))
+            progress()
+        rows.append({"method": method, "bits": bits, "ratio": ratio, "kept_bytes": kept, **_summary(runs)})
+    return rows
+
+
+def annealing(seeds: int, schedule: Schedule = SCHEDULE, progress: Progress = lambda: None) -> list[Row]:
+    """Train with schedules of three equal phases, which change when the learning rate does.
+
+    They are of RV-Quant, as the paper's; those with a phase of 1 bit, which the paper has not, of V-Quant.
+    """
+    data = digits()
+    rows = []
+    for phases in [phases for pair in PAIRS for phases in pair]:
+        runs = []
+        for seed in range(seeds):
+            two_zeros = all(bits != 1 for bits, _ in phases)
+            model = value_aware(_network(seed), relu_codes=two_zeros).model
+            third = -(-schedule.epochs // 3)
+            steps = [(i * third, bits, ratio / 100) for i, (bits, ratio) in enumerate(phases)]
+            scheduler = ActivationAnnealing(model, steps)
+            runs.append(train(model, data, _seeded(schedule, seed), after_epoch=_step(scheduler)))
+            progress()
+        rows.append({"phases": [list(phase) for phase in phases], **_summary(runs)})
+    return rows
+
+
+def inference(
+    schedule: Schedule = SCHEDULE,
+    *,
+    bits: Sequence[int] = (2, 3, 4, 5),
+    ratios: Sequence[float] = (0.0, 0.01, 0.03),
+    tolerance: float = 0.01,
+    progress: Progress = lambda: None,
+) -> dict[str, Any]:
+    """Quantise a trained network, with and without an epoch of fine-tuning, and search the smallest that is enough.
+
+    Args:
+        schedule: of the full-precision training.
+        bits, ratios: of weights and activations alike.
+        tolerance: of accuracy lost, absolute: the paper's 1 %.
+        progress: called after each candidate.
+    """
+    data = digits()
+    model = _network(0)
+    train(model, data, schedule)
+    exact = accuracy(model, data)
+    calibration = [data.training[:256]]
+    tuning = Schedule(epochs=1, learning_rate=0.001, seed=100)
+
+    def measured(quantized: nn.Module) -> float:
+        progress()
+        return accuracy(quantized, data)
+
+    found = {
+        name: search(
+            *(model, measured, calibration),
+            accuracy=exact - tolerance,
+            bits=bits,
+            weight_ratios=ratios,
+            activation_ratios=ratios,
+            fine_tune=tune,
+        )
+        for name, tune in (("after training", None), ("fine-tuned", lambda m: train(m, data, tuning)))
+    }
+    tables = {name: [_candidate(row) for row in result.rows] for name, result in found.items()}
+    best = {name: None if result.best is None else _candidate(result.best) for name, result in found.items()}
+    return {"accuracy": exact, "tolerance": tolerance, "rows": tables, "best": best, "pca": _pca(model, data)}
+
+
+def _pca(model: nn.Module, data: Images) -> list[Row]:
+    """Return the last layer's input of four classes in two principal components, those of full precision for all."""
+    chosen = data.validation_classes < 4
+    images, classes = data.validation[chosen], data.validation_classes[chosen]
+    exact = _features(model, images)
+    mean = exact.mean(0)
+    axes = torch.linalg.svd(exact - mean, full_matrices=False).Vh[:2].T
+    rows = []
+    for name, bits, ratio in (("full", None, 0.0), ("", 3, 0.0), ("", 3, 0.001), ("", 3, 0.03)):
+        shown = model
+        if bits is not None:
+            shown = quantize(copy.deepcopy(model), bits, ratio, ratio)
+            calibrate(shown, [data.training[:256]])
+        points = (_features(shown, images) - mean) @ axes
+        rows.append(
+            {
+                "name": name or f"{bits} bits, {100 * ratio:g} %",
+                "points": points.tolist(),
+                "classes": classes.tolist(),
+                "separation": _separation(points, classes),
+            }
+        )
+    return rows
+
+
+def _separation(points: torch.Tensor, classes: torch.Tensor) -> float:
+    """Return the variance between the classes' means over that within the classes."""
+    groups = [points[classes == c] for c in classes.unique()]
+    means = torch.stack([group.mean(0) for group in groups])
+    within = statistics.fmean(float((group - group.mean(0)).square().sum(1).mean()) for group in groups)
+    return float((means - means.mean(0)).square().sum(1).mean()) / within
+
+
+@torch.no_grad()
+def _features(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    model.eval()
+    assert isinstance(model, nn.Sequential)
+    return model[:-1](images)
+
+
+def _network(seed: int) -> nn.Sequential:
+    return network(seed, WIDTH, BLOCKS)
+
+
+def _seeded(schedule: Schedule, seed: int) -> Schedule:
+    return Schedule(schedule.epochs, schedule.batch, schedule.learning_rate, seed)
+
+
+def _step(scheduler: ActivationAnnealing) -> Callable[[int], object]:
+    return lambda epoch: scheduler.step()
+
+
+def _summary(runs: Iterable[Any]) -> Row:
+    listed = list(runs)
+    accuracies = [run.accuracy for run in listed]
+    return {
+        "accuracies": accuracies,
+        "accuracy": statistics.fmean(accuracies),
+        "loss": statistics.fmean(run.losses[-1] for run in listed),
+        "losses": [list(run.losses) for run in listed],
+    }
+
+
+def _kept_by_layers(model: nn.Module, data: Images) -> int:
+    """Return what ReLUs and convolutions keep of one batch, in bytes: what V-Quant compresses."""
+    images, _ = next(batches(data, SCHEDULE, 0))
+    saved = profile(copy.deepcopy(model), images).saved
+    return sum(s.bytes for s in saved if "Norm" not in s.kind)
+
+
+def _candidate(row: Any) -> Row:
+    c = row.configuration
+    return {
+        "bits": c.bits,
+        "weight_ratio": c.weight_ratio,
+        "activation_ratio": c.activation_ratio,
+        "bits_per_weight": row.bits_per_weight,
+        "weight_bytes": row.weight_bytes,
+        "accuracy": row.accuracy,
+    }

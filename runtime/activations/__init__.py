@@ -1,0 +1,9 @@
+"""Activations that save few bits: functions, modules, and torch's own functions caught in a block of code.
+
+functional         torch.nn.functional's names and arguments, with `bits` and `table`; gated.py: act(gate) · up
+modules            the same as modules; gated_modules.py
+expressions        an activation written as an expression in x; user_functions.py: or as a callable
+catch              `with few_bit(bits=3)`: torch's functions in any code
+fast_path          how plain tensors on the CPU go past the dispatcher; transforms.py: under torch.func
+table_lookup       from an activation, bits and perhaps a table to the key of a registered table
+"""

@@ -1,0 +1,208 @@
+"""`with few_bit(bits=3): …` makes few-bit activations of torch's functions in any code, without touching a model.
+
+    with fewbit.few_bit(bits=3):
+        loss = model(x).sum()
+        loss.backward()
+
+Calls of `torch.nn.functional`, `torch` and tensor methods are caught by a `TorchFunctionMode`; all else runs as ever.
+"""
+
+import math
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from ...tables import FewbitError
+from ...tables.errors import shown
+from ...tables.names import find_name, nearest_names
+from ...tables.table import check_bits
+from . import functional
+from .overrides import TableOrPath, key_for_activation, read_tables
+from ..backends.torch_functions import forward_of
+from .functional import gelu_function
+from ..tensors.table_registry import DTYPES
+from .table_lookup import DEFAULT_BITS
+
+__all__ = ["few_bit"]
+
+Function = Callable[..., Any]
+
+# What is caught, by the name of what takes its place in fewbit.functional, with the same arguments.
+_CALLED: dict[str, tuple[Function, ...]] = {
+    "relu": (F.relu, torch.relu, Tensor.relu),
+    "relu6": (F.relu6,),
+    "gelu": (F.gelu,),
+    "silu": (F.silu,),
+    "mish": (F.mish,),
+    "sigmoid": (F.sigmoid, torch.sigmoid, Tensor.sigmoid, torch.special.expit),
+    "tanh": (F.tanh, torch.tanh, Tensor.tanh),
+    "softplus": (F.softplus,),
+    "elu": (F.elu,),
+    "selu": (F.selu, torch.selu),
+    "celu": (F.celu, torch.celu),
+    "leaky_relu": (F.leaky_relu,),
+    "hardtanh": (F.hardtanh,),
+    "hardsigmoid": (F.hardsigmoid,),
+    "hardswish": (F.hardswish,),
+    "hardshrink": (F.hardshrink, torch.hardshrink, Tensor.hardshrink),
+    "softshrink": (F.softshrink,),
+    "tanhshrink": (F.tanhshrink,),
+    "softsign": (F.softsign,),
+    "logsigmoid": (F.logsigmoid,),
+    "threshold": (F.threshold, torch.threshold),
+}
+# sigmoid_ and tanh_ are left to torch: they keep the output alone, which has taken the input's place.
+_CALLED_IN_PLACE: dict[str, tuple[Function, ...]] = {
+    "relu": (F.relu_, torch.relu_, Tensor.relu_),
+    "elu": (F.elu_,),
+    "selu": (F.selu_, torch.selu_),
+    "celu": (F.celu_, torch.celu_),
+    "leaky_relu": (F.leaky_relu_,),
+    "hardtanh": (F.hardtanh_,),
+    "threshold": (torch.threshold_,),
+}
+# Function of torch -> its name, and whether it overwrites its input.
+CAUGHT: dict[Function, tuple[str, bool]] = {
+    function: (name, inplace)
+    for called, inplace in ((_CALLED, False), (_CALLED_IN_PLACE, True))
+    for name, functions in called.items()
+    for function in functions
+}
+
+
+class _Decision(threading.local):
+    """Whether an inner block has left the call that is running to torch: the outer ones then leave it too."""
+
+    made = False
+
+
+_decision = _Decision()
+
+
+class few_bit(TorchFunctionMode):
+    """Within this block torch's activation functions are few-bit activations, in any code.
+
+    Caught are relu, relu6, gelu, silu, mish, sigmoid, tanh, softplus, elu, selu, celu, leaky_relu, hardtanh,
+    hardsigmoid, hardswish, hardshrink, softshrink, tanhshrink, softsign, logsigmoid and threshold, whether called from
+    `torch.nn.functional`, from `torch`, as a method or in place; so are torch's modules, which call them. The sigmoid
+    and tanh that gate a cell written in Python are caught too: `exclude=("sigmoid", "tanh")` leaves them. Left to torch
+    are calls that ask for no gradient, that have `out=`, sigmoid_ and tanh_ (which keep their output alone), tensors of
+    other dtypes and of subclasses, and what torch computes in one piece, such as an LSTM.
+
+    The block holds for the thread that enters it; of nested blocks the innermost decides alone. A backward pass may
+    come after it. `torch.utils.checkpoint`, which calls functions again in the backward pass, does so outside of any
+    block: put the block inside the function that is checkpointed, or give
+    ``context_fn=lambda: (contextlib.nullcontext(), few_bit(bits=3))``.
+
+    Args:
+        bits: 1 to 8.
+        only: names of the functions to catch; all if None.
+        exclude: names of functions to leave to torch.
+        tables: activation (``gelu``, ``softplus``, ``softplus(beta=2)``) -> the table to use, or its file.
+
+    Raises:
+        FewbitError: an argument is none of these.
+    """
+
+    def __init__(
+        self,
+        bits: int = DEFAULT_BITS,
+        *,
+        only: Iterable[str] | None = None,
+        exclude: Iterable[str] = (),
+        tables: Mapping[str, TableOrPath] | None = None,
+    ) -> None:
+        super().__init__()
+        self._bits = check_bits(bits)
+        self._names = (frozenset(_CALLED) if only is None else _names("only", only)) - _names("exclude", exclude)
+        self._tables = read_tables(tables)
+        for key in self._tables:
+            _check_activation(key)
+
+    def __torch_function__(
+        self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Return what `func` returns, or its few-bit form; torch calls this with the mode itself switched off."""
+        kwargs = kwargs or {}
+        name, inplace = CAUGHT.get(func, (None, False))
+        if name is None or _decision.made or not _fits(args, kwargs):
+            return func(*args, **kwargs)
+        if name not in self._names:
+            return _left_to_torch(func, args, kwargs)
+        if inplace:
+            kwargs = {**kwargs, "inplace": True}
+        return getattr(functional, name)(*args, **kwargs, **self._choice(name, args, kwargs))
+
+    def _choice(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the keyword that says how exact: the table for this activation, or else the bits."""
+        if self._tables:
+            key = key_for_activation(self._tables, _activation(name, args, kwargs)) or key_for_activation(
+                self._tables, name
+            )
+            if key is not None:
+                return {"table": self._tables[key]}
+        return {"bits": self._bits}
+
+    def __repr__(self) -> str:
+        return f"few_bit(bits={self._bits})"
+
+
+def _left_to_torch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what `func` returns, and let no outer block catch it."""
+    _decision.made = True
+    try:
+        return func(*args, **kwargs)
+    finally:
+        _decision.made = False
+
+
+def _fits(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether this call of an activation function is one that few bits can stand for."""
+    x: Any
+    x, *others = args or (kwargs.get("input"),)
+    return (
+        type(x) in (Tensor, Parameter)
+        and x.requires_grad
+        and torch.is_grad_enabled()
+        and x.dtype in DTYPES
+        and "out" not in kwargs
+        and not any(isinstance(value, Tensor) for value in (*others, *kwargs.values()) if value is not x)
+        and all(math.isfinite(value) for value in (*others, *kwargs.values()) if isinstance(value, float))
+    )
+
+
+def _activation(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Return what the compiler calls this call of the function `name`."""
+    if name == "gelu":
+        return gelu_function(args[1] if len(args) > 1 else kwargs.get("approximate", "none"))
+    forward = forward_of(name)
+    parameters = [key for key, _ in forward.parameters]
+    given: dict[str, Any] = {**dict(forward.parameters), **dict(zip(parameters, args[1:], strict=False)), **kwargs}
+    return forward.activation_name(name, [float(given[key]) for key in parameters])
+
+
+def _names(argument: str, names: Iterable[str]) -> frozenset[str]:
+    """Return `names` as they stand in fewbit.functional; raises `FewbitError` for one that is not caught."""
+    names = [names] if isinstance(names, str) else list(names)
+    return frozenset(_name(argument, name) for name in names)
+
+
+def _name(argument: str, name: str) -> str:
+    known = find_name(name, _CALLED) if isinstance(name, str) else None
+    if known is None:
+        near = nearest_names(name, _CALLED) if isinstance(name, str) else []
+        hint = f"nearest: {', '.join(near)}" if near else f"caught are {', '.join(_CALLED)}"
+        raise FewbitError(f"{argument}: few_bit catches no function {shown(name)}; {hint}")
+    return known
+
+
+def _check_activation(key: str) -> None:
+    family = key.partition("(")[0].strip()
+    if find_name(family, ["gelu_tanh"]) is None:
+        _name("tables", family)

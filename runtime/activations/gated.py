@@ -1,0 +1,137 @@
+"""act(gate) · up with a few bits kept: swiglu, geglu, reglu, glu (Shazeer, "GLU Variants Improve Transformer", 2020).
+
+Forward they are torch's own operations, bit for bit. See plan.py for what is kept, and how exact the gradients are.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...tables import FewbitError, Table
+from ...tables.errors import shown
+from . import transforms
+from ..backends.torch_functions import gelu_function
+from ..ops import check_dtype, checked
+from ..tensors.table_registry import table_of
+from .table_lookup import resolve_key
+from .transforms import keeps
+from ..backends.reference.glu_derivatives import derivative_of
+from .gated_autograd import fewbit_glu
+from ..tensors.glu_parts import DEFAULT_COPY_BITS, Keep, Plan, check_copy_bits, check_keep
+from ..backends.reference.glu import product
+
+CopyBits = int | tuple[int, int]
+
+
+def swiglu(
+    gate: Tensor,
+    up: Tensor,
+    *,
+    bits: int | None = None,
+    copy_bits: CopyBits = DEFAULT_COPY_BITS,
+    keep: Keep = "parts",
+    table: Table | None = None,
+) -> Tensor:
+    """Return silu(gate) · up, the gated unit of Llama, Mistral, Qwen and Phi.
+
+    Args:
+        gate, up: of one shape, dtype and device; float64, float32, float16 or bfloat16, any layout.
+        bits: of the code of act'(gate), 1 to 8; 3 if neither this nor `table` is given.
+        copy_bits: of the copies of up and act(gate), 1 to 8; or of each, (up, act(gate)). 32 bits for every 256
+            elements come on top.
+        keep: ``parts`` as above; ``inputs``, copies of up and gate alone, from which the rest is computed; ``exact``,
+            gate and up as they are, for torch's own gradients.
+        table: of act', used as it is.
+
+    Raises:
+        FewbitError: an argument is none of these.
+        TypeError: a gradient is asked for and the dtype is none of those.
+    """
+    return _apply(gate, up, "silu", bits, copy_bits, keep, table)
+
+
+def geglu(
+    gate: Tensor,
+    up: Tensor,
+    approximate: str = "none",
+    *,
+    bits: int | None = None,
+    copy_bits: CopyBits = DEFAULT_COPY_BITS,
+    keep: Keep = "parts",
+    table: Table | None = None,
+) -> Tensor:
+    """Return gelu(gate, approximate) · up, the gated unit of T5 and (``approximate="tanh"``) Gemma: see `swiglu`."""
+    return _apply(gate, up, gelu_function(approximate), bits, copy_bits, keep, table)
+
+
+def reglu(
+    gate: Tensor,
+    up: Tensor,
+    *,
+    bits: int | None = None,
+    copy_bits: CopyBits = DEFAULT_COPY_BITS,
+    keep: Keep = "parts",
+    table: Table | None = None,
+) -> Tensor:
+    """Return relu(gate) · up: see `swiglu`. One bit holds relu' exactly."""
+    return _apply(gate, up, "relu", bits, copy_bits, keep, table)
+
+
+def glu(
+    gate: Tensor,
+    up: Tensor,
+    *,
+    bits: int | None = None,
+    copy_bits: CopyBits = DEFAULT_COPY_BITS,
+    keep: Keep = "parts",
+    table: Table | None = None,
+) -> Tensor:
+    """Return sigmoid(gate) · up: see `swiglu`. (`torch.nn.functional.glu` takes both in one tensor.)"""
+    return _apply(gate, up, "sigmoid", bits, copy_bits, keep, table)
+
+
+def _apply(
+    gate: Tensor, up: Tensor, function: str, bits: int | None, copy_bits: CopyBits, keep: Keep, table: Table | None
+) -> Tensor:
+    return apply(gate, up, plan_of(function, (), bits, copy_bits, keep, table))
+
+
+@torch.compiler.assume_constant_result
+def plan_of(
+    function: str,
+    parameters: tuple[float, ...],
+    bits: int | None = None,
+    copy_bits: CopyBits = DEFAULT_COPY_BITS,
+    keep: Keep = "parts",
+    table: Table | None = None,
+) -> Plan:
+    """Return the plan for act of `parameters`; the arguments are those of `swiglu`.
+
+    Raises:
+        FewbitError: an argument is wrong, or `keep` does not take the function.
+    """
+    up_bits, second_bits = check_copy_bits(copy_bits)
+    if check_keep(keep) != "parts":
+        derivative_of(function)
+    key = resolve_key(function, parameters, bits, table)
+    return Plan(function, parameters, key, table_of(key).bits, up_bits, second_bits, keep)
+
+
+def apply(gate: Tensor, up: Tensor, plan: Plan) -> Tensor:
+    """Return act(gate) · up, keeping what `plan` says for the gradients that will be asked for."""
+    check_pair(gate, up)
+    if not (keeps(gate) or keeps(up)) or transforms.are_active():  # torch.func: torch's own, which knows all transforms
+        return checked(plan.function, gate, product, gate, up, plan.function, plan.parameters)[1]
+    check_dtype(gate, plan.function)
+    return fewbit_glu.apply(gate, up, plan, False)[0]
+
+
+def check_pair(gate: Any, up: Any) -> None:
+    """Raise FewbitError unless `gate` and `up` are tensors of one shape, dtype and device."""
+    for name, x in (("gate", gate), ("up", up)):
+        if not isinstance(x, Tensor):
+            raise FewbitError(f"{name} is a tensor, not {shown(x)}")
+    if gate.shape != up.shape or gate.dtype != up.dtype or gate.device != up.device:
+        told = [f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)} on {x.device}" for x in (gate, up)]
+        raise FewbitError(f"gate and up have one shape, dtype and device, not {told[0]} and {told[1]}")

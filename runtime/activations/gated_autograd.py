@@ -1,0 +1,94 @@
+"""Forward and backward of a gated linear unit as autograd sees it: `keep` makes the parts, `gradients` reads them.
+
+Both are used by the function alone (functional.py) and by the whole block (block.py). They are plain functions of
+tensors and constants, so that torch.compile traces them.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops import refuse
+from ..glu import ops
+from ..backends.reference.glu_derivatives import derivative_of
+from ..tensors.glu_parts import Plan, Wanted
+from ..backends.reference.glu import product
+
+
+def keep(gate: Tensor, up: Tensor, plan: Plan, wanted: Wanted) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return h = act(gate) · up and what its backward pass needs for the results that are wanted."""
+    has_code, has_up, has_second = wanted.kept(plan.keep)
+    if plan.keep == "exact":
+        h = product(gate, up, plan.function, plan.parameters)[1]
+        if wanted.h_alone:
+            return h, (h,)
+        return h, (*([up] if has_up else []), *([gate] if has_second else []))
+    constants = _constants(plan, has_code, has_up, has_second)
+    h, *parts = ops.glu(gate, up, ops.draw_seeds(gate, 2), *constants)
+    return h, tuple(parts)
+
+
+def gradients(
+    grad: Tensor, parts: tuple[Tensor, ...], plan: Plan, kept_for: Wanted, wanted: Wanted
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return d_gate, d_up and h; those that are not wanted have no elements.
+
+    Args:
+        grad: of h. Where h alone is wanted, any tensor of its shape and dtype.
+        parts: from `keep`.
+        plan, kept_for: what `keep` was given.
+        wanted: no more than `kept_for`.
+    """
+    if plan.keep == "exact":
+        return _exact(grad, parts, plan, kept_for, wanted)
+    return ops.glu_backward(grad, *parts, *_constants(plan, *kept_for.kept(plan.keep)), list(wanted))
+
+
+def _constants(plan: Plan, has_code: bool, has_up: bool, has_second: bool) -> tuple[Any, ...]:
+    bits = (plan.up_bits if has_up else 0, plan.second_bits if has_second else 0)
+    return plan.function, plan.parameters, plan.table if has_code else "", *bits, plan.keep == "inputs"
+
+
+def _exact(
+    grad: Tensor, parts: tuple[Tensor, ...], plan: Plan, kept_for: Wanted, wanted: Wanted
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The operations of torch's own backward pass, act(gate) computed again."""
+    if kept_for.h_alone:
+        return grad.new_empty(0), grad.new_empty(0), parts[0]
+    kept = kept_for.kept(plan.keep)
+    left = list(parts)
+    up = left.pop(0) if kept[1] else grad
+    gate = left.pop(0) if kept[2] else grad
+    d_gate, d_up, h = (grad.new_empty(0) for _ in range(3))
+    if wanted.d_gate:
+        d_gate = derivative_of(plan.function)(grad * up, gate)
+    if wanted.d_up or wanted.h:
+        activated, h = product(gate, up, plan.function, plan.parameters)
+        d_up = grad * activated
+    return d_gate, d_up, h
+
+
+class fewbit_glu(torch.autograd.Function):
+    """gate, up -> h; a graph shows the name. Returns the parts too, for whoever rebuilds h."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, plan: Plan, rebuilds: bool) -> tuple[Tensor, ...]:
+        """Return h, and what is kept."""
+        wanted = Wanted(ctx.needs_input_grad[0], ctx.needs_input_grad[1], rebuilds)
+        h, parts = keep(gate, up, plan, wanted)
+        ctx.save_for_backward(*parts)
+        ctx.plan, ctx.kept_for = plan, wanted
+        if plan.keep != "exact":
+            ctx.mark_non_differentiable(*parts)
+            return h, *parts
+        return (h,)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Return d_gate and d_up."""
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # there the compiler refuses
+            refuse()
+        wanted = Wanted(ctx.needs_input_grad[0], ctx.needs_input_grad[1], False)
+        d_gate, d_up, _ = gradients(grads[0], ctx.saved_tensors, ctx.plan, ctx.kept_for, wanted)
+        return d_gate if wanted.d_gate else None, d_up if wanted.d_up else None, None, None

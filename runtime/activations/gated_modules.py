@@ -1,0 +1,122 @@
+"""Gated linear units as modules: act(gate) · up of two tensors, with a few bits kept."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...tables import FewbitError, Table
+from ...tables.errors import shown
+from ..backends.torch_functions import gelu_function
+from ..tensors.table_registry import register_unpickled, table_of
+from .gated import CopyBits, apply, plan_of
+from ..tensors.glu_parts import DEFAULT_COPY_BITS, Keep, Plan, check_copy_bits, check_keep
+
+__all__ = ["GEGLU", "GLU", "ReGLU", "SwiGLU"]
+
+
+class GatedUnit(nn.Module):
+    """What the gated units share. No parameters, no buffers; the arguments are those of `functional.swiglu`.
+
+    Attributes:
+        plan: what is kept.
+    """
+
+    def __init__(self, function: str, bits: int | None, copy_bits: CopyBits, keep: Keep, table: Table | None) -> None:
+        super().__init__()
+        self.plan: Plan = plan_of(function, (), bits, copy_bits, keep, table)
+        self._table = table_of(self.plan.table)
+
+    @property
+    def table(self) -> Table:
+        """The table that replaces act'."""
+        return self._table
+
+    def forward(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Return act(gate) · up."""
+        return apply(gate, up, self.plan)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        check_plan(self, register_unpickled(self))  # another process may read this module
+
+    def extra_repr(self) -> str:
+        """Return what is kept."""
+        return plan_text(self.plan)
+
+
+class SwiGLU(GatedUnit):
+    """silu(gate) · up."""
+
+    def __init__(
+        self,
+        *,
+        bits: int | None = None,
+        copy_bits: CopyBits = DEFAULT_COPY_BITS,
+        keep: Keep = "parts",
+        table: Table | None = None,
+    ) -> None:
+        super().__init__("silu", bits, copy_bits, keep, table)
+
+
+class GEGLU(GatedUnit):
+    """gelu(gate, approximate) · up."""
+
+    def __init__(
+        self,
+        approximate: str = "none",
+        *,
+        bits: int | None = None,
+        copy_bits: CopyBits = DEFAULT_COPY_BITS,
+        keep: Keep = "parts",
+        table: Table | None = None,
+    ) -> None:
+        super().__init__(gelu_function(approximate), bits, copy_bits, keep, table)
+
+
+class ReGLU(GatedUnit):
+    """relu(gate) · up."""
+
+    def __init__(
+        self,
+        *,
+        bits: int | None = None,
+        copy_bits: CopyBits = DEFAULT_COPY_BITS,
+        keep: Keep = "parts",
+        table: Table | None = None,
+    ) -> None:
+        super().__init__("relu", bits, copy_bits, keep, table)
+
+
+class GLU(GatedUnit):
+    """sigmoid(gate) · up, of two tensors."""
+
+    def __init__(
+        self,
+        *,
+        bits: int | None = None,
+        copy_bits: CopyBits = DEFAULT_COPY_BITS,
+        keep: Keep = "parts",
+        table: Table | None = None,
+    ) -> None:
+        super().__init__("sigmoid", bits, copy_bits, keep, table)
+
+
+def check_plan(module: Any, key: str) -> None:
+    """Raise FewbitError unless the plan of an unpickled module is one, of the table `key`."""
+    plan = vars(module).get("plan")
+    if not isinstance(plan, Plan) or plan.table != key:
+        raise FewbitError(f"a pickled {type(module).__name__} holds the Plan of its table, not {shown(plan)}")
+    check_copy_bits((plan.up_bits, plan.second_bits))
+    check_keep(plan.keep)
+    if plan.code_bits != table_of(key).bits:
+        raise FewbitError(f"the table has codes of {table_of(key).bits} bits, not {shown(plan.code_bits)}")
+
+
+def plan_text(plan: Plan) -> str:
+    """Return a plan as a `repr` shows it."""
+    if plan.keep == "exact":
+        return "keep='exact'"
+    copies = plan.up_bits if plan.up_bits == plan.second_bits else (plan.up_bits, plan.second_bits)
+    return (
+        f"bits={plan.code_bits}, copy_bits={copies}" if plan.keep == "parts" else f"copy_bits={copies}, keep='inputs'"
+    )

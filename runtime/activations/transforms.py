@@ -1,0 +1,91 @@
+"""Few-bit activations under torch.func (grad, vjp, vmap, jacrev and what is built of them).
+
+`torch.func.grad` always asks for a graph of the gradient, so it cannot be refused there and then, as `backward` does
+with ``create_graph=True``. Instead the gradient hangs on a `link` to x: an empty tensor that keeps nothing alive, and
+whose own derivative is refused.
+
+Codes lie in row-major order here: what a batched tensor tells about its strides says nothing about each sample.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
+
+from .. import ops
+from ..backends.torch_functions import forward_of
+
+
+def are_active() -> bool:
+    """Return whether this call is inside a transform of torch.func."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def requires_grad(x: Tensor) -> bool:
+    """Return whether a gradient by `x` is recorded, inside of the transforms or outside: a batched tensor says no."""
+    while not x.requires_grad and is_functorch_wrapped_tensor(x):
+        x = get_unwrapped(x)
+    return x.requires_grad
+
+
+def keeps(x: Tensor) -> bool:
+    """Return whether a gradient of f(x) will be asked for, and codes must be kept."""
+    if not torch.is_grad_enabled():
+        return False
+    return x.requires_grad or (are_active() and requires_grad(x))
+
+
+def activation(x: Tensor, function: str, parameters: Sequence[float], key: str) -> Tensor:
+    """Return f(x), whose gradient by x the table gives; second derivatives and forward mode are refused."""
+    return _Activation.apply(x, function, parameters, key)[0]
+
+
+class _Activation(torch.autograd.Function):
+    """x -> f(x), packed codes, link."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, function: str, parameters: Sequence[float], key: str) -> tuple[Tensor, Tensor, Tensor]:
+        y = forward_of(function).call(x, *parameters)
+        return y, ops.encode(x.reshape(-1), key), torch.zeros_like(x.reshape(-1)[:0])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        _, packed, link = output
+        ctx.mark_non_differentiable(packed)
+        ctx.save_for_backward(packed, link)
+        ctx.key = inputs[3]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        packed, link = ctx.saved_tensors
+        return _Gradient.apply(grads[0], packed, link, ctx.key), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> None:
+        ops.refuse()
+
+
+class _Gradient(torch.autograd.Function):
+    """gradient, codes -> gradient · q(x); that it hangs on x as well, the link says."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(grad: Tensor, packed: Tensor, link: Tensor, key: str) -> Tensor:
+        return ops.multiply(grad.reshape(-1), packed, key, (1,)).reshape(grad.shape)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> None:
+        ops.refuse()
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> None:
+        ops.refuse()

@@ -1,0 +1,177 @@
+"""Activations of the user's own: an expression in x, or a callable of torch tensors.
+
+An op finds its function by name. The name of an expression is its text, which means the same in every process. A
+callable gets a name that no other has in any process; it is known as long as what `register_callable` returned lives.
+"""
+
+import ast
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from ...tables import DEFAULT_WEIGHT, FewbitError, Table
+from ...tables.errors import shown
+from ...tables.table import check_bits
+from .expressions import canonical_text, expression_function
+from ..backends.torch_functions import FORWARDS, Forward
+from ..tensors.layout import with_stride
+from .table_lookup import DEFAULT_BITS, DEFAULT_KIND
+
+Function = Callable[[Tensor], Tensor]
+
+_PREFIX = "callable:"
+_ACCEPTED = "give an expression in x, or an elementwise function of torch tensors"
+_expressions: dict[str, Forward] = {}
+_callables: WeakValueDictionary[str, Forward] = WeakValueDictionary()
+
+
+@dataclass(frozen=True, eq=False)
+class Custom:
+    """What the ops and a module need of a user's activation.
+
+    Attributes:
+        function: name by which the ops find it.
+        arguments: those of a function in `FORWARDS`.
+        forward: what the ops call; a callable is known to them as long as this lives.
+    """
+
+    function: str
+    arguments: dict[str, float]
+    forward: Forward
+
+
+def custom(activation: str | Function) -> Custom:
+    """Return how the ops call an activation; raises `FewbitError` if it is none."""
+    if isinstance(activation, str):
+        text = canonical_text(activation)
+        named = _named(text)
+        if named is not None:
+            return Custom(*named, FORWARDS[named[0]])
+        text = text if _has_x(text) else _applied_to_x(text)
+        return Custom(text, {}, custom_forward(text))
+    if not callable(activation):
+        raise FewbitError(f"no activation: {shown(activation)}; {_ACCEPTED}")
+    check_callable(activation)
+    name = f"{_PREFIX}{name_of(activation)}#{uuid.uuid4().hex}"
+    forward = Forward(_fresh(activation), pure=False)
+    _callables[name] = forward
+    return Custom(name, {}, forward)
+
+
+def custom_forward(name: str) -> Forward:
+    """Return the function of an expression or of a callable that is known; raises `FewbitError` if there is none."""
+    known = _expressions.get(name) or _callables.get(name)
+    if known is not None:
+        return known
+    if name.startswith(_PREFIX):
+        raise FewbitError(
+            f"no {name.partition('#')[0]} in this process: its module is gone or elsewhere; "
+            "an expression is known anywhere"
+        )
+    return _expressions.setdefault(name, Forward(expression_function(name)))
+
+
+def solve_custom(activation: str | Function, bits: int | None = None, kinks: Sequence[float] = ()) -> Table:
+    """Return the table of an activation that `resolve_table` cannot know by a name: of a callable, or with kinks."""
+    from ...fewbit_gen import solve
+
+    bits = check_bits(DEFAULT_BITS if bits is None else bits)
+    return solve(activation, bits, DEFAULT_KIND, DEFAULT_WEIGHT, kinks=kinks, certify=False)
+
+
+def check_callable(function: Function) -> None:
+    """Raise `FewbitError` if `function` cannot stand in an activation: tried on a few numbers.
+
+    It must return a tensor of the shape it is given, leave its input as it is, and hold nothing that learns: the codes
+    give the gradient of x alone.
+    """
+    name = name_of(function)
+    tensors = [*function.parameters(), *function.buffers()] if isinstance(function, nn.Module) else []
+    x = torch.linspace(-2, 2, 9, device=tensors[0].device if tensors else "cpu")
+    try:
+        with torch.enable_grad():
+            y: Any = function(x)
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise FewbitError(f"{name} fails: {type(error).__name__}: {first[:200]}; {_ACCEPTED}") from error
+    if not isinstance(y, Tensor) or y.shape != x.shape:
+        returned = f"the shape {tuple(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
+        raise FewbitError(f"{name} is not elementwise: of the shape {tuple(x.shape)} it makes {returned}; {_ACCEPTED}")
+    if x._version:
+        raise FewbitError(f"{name} writes into its input; give the form that does not, with inplace=False")
+    if y.requires_grad:
+        _refuse_learning(name)
+    if isinstance(function, nn.Module):
+        check_frozen(function)
+
+
+def check_frozen(module: nn.Module) -> None:
+    """Raise `FewbitError` if a parameter of `module` would get a gradient."""
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            _refuse_learning(name_of(module))
+
+
+def _refuse_learning(name: str) -> NoReturn:
+    raise FewbitError(
+        f"{name} holds parameters that learn, and their gradients need the input; freeze them by "
+        "requires_grad_(False), or keep it as it is"
+    )
+
+
+def name_of(function: object) -> str:
+    """Return what a callable is called."""
+    name = getattr(function, "__name__", type(function).__name__)
+    return name if isinstance(name, str) and name.isprintable() and 0 < len(name) <= 100 else "callable"
+
+
+def _fresh(function: Function) -> Function:
+    """Return `function` without a graph, and with a result as an op's must be.
+
+    It has memory of its own, and lies as torch's pointwise functions lay theirs out: what the compiler foresees of the
+    layout of any other is not always true, and codes in another order are wrong gradients.
+    """
+
+    def call(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = function(x)
+        if y.shape != x.shape:
+            raise FewbitError(f"an activation is elementwise, but of {tuple(x.shape)} this makes {tuple(y.shape)}")
+        if is_functorch_wrapped_tensor(y):  # tells neither its memory nor its layout
+            return y.clone()
+        if y.untyped_storage()._cdata == x.untyped_storage()._cdata:
+            y = y.clone()
+        return with_stride(y, torch.empty_like(x, device="meta").stride())
+
+    return call
+
+
+def _named(text: str) -> tuple[str, dict[str, float]] | None:
+    """Return the function in `FORWARDS` and all its arguments that ``softplus(beta=2)`` stands for, or None."""
+    tree = ast.parse(text, mode="eval").body
+    call = tree if isinstance(tree, ast.Call) and not tree.args else None
+    head = call.func if call else tree
+    if not isinstance(head, ast.Name) or head.id not in FORWARDS:
+        return None
+    given = {k.arg: float(ast.unparse(k.value)) for k in (call.keywords if call else ())}
+    defaults = dict(FORWARDS[head.id].parameters)
+    if not given.keys() <= defaults.keys():
+        return None
+    arguments = {name: given.get(name, default) for name, default in defaults.items()}
+    return head.id, {name: value for name, value in arguments.items() if value is not None}
+
+
+def _has_x(text: str) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == "x" for node in ast.walk(ast.parse(text, mode="eval")))
+
+
+def _applied_to_x(text: str) -> str:
+    """Return ``silu(x,beta=2)`` for ``silu(beta=2)``."""
+    name, _, arguments = text.partition("(")
+    return f"{name}(x,{arguments}" if arguments else f"{name}(x)"

@@ -1,0 +1,167 @@
+"""The CPU backend: torch's own forward, Numba kernels for the codes, on the threads that torch computes with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..torch_functions import Forward, forward_of
+from ...tensors.layout import with_stride
+from ...tensors.packing import packed_size
+from ...tensors.table_registry import prepare
+from ...tensors import host_memory
+from .activation_kernels import BLOCK, FORMATS, LINEAR_LIMIT, encode_kernel, look_up_kernel, multiply_kernel
+from .threads import Kernel, one_thread, run
+
+# From here on a table of all numbers of 16 bits pays: torch computes it in the time of some 100,000 elements.
+_LEAST_LOOKED_UP = 1 << 18
+_LESS_THAN_A_VECTOR = 63  # two AVX-512 registers, of which torch makes one step, hold 64
+
+
+def activation(x: Tensor, function: str, parameters: Sequence[float], table: str) -> tuple[Tensor, Tensor]:
+    """Return f(x), by torch's own function in the layout that torch gives it, and its packed codes in that order."""
+    if x.dtype.itemsize == 2 and x.numel() >= _LEAST_LOOKED_UP and x.is_contiguous():
+        entries = _entries(function, tuple(parameters), table, x.dtype, torch._C._get_mkldnn_enabled())
+        if entries is not None:
+            return _look_up(x, entries, prepare(table, x.dtype, x.device).bits)
+    y = _forward(x, forward_of(function), parameters)  # of x as it lies: torch rounds differently elsewhere
+    return y, encode(with_stride(x, y.stride()), table)
+
+
+def encode(x: Tensor, table: str) -> Tensor:
+    """Return the packed codes of the dense tensor `x` in memory order: uint8 (⌈n/8⌉·bits,)."""
+    encoder = _encoder(table, x.dtype)
+    n = x.numel()
+    packed = torch.empty(packed_size(n, encoder.bits), dtype=torch.uint8, device="cpu")
+    run(encoder.kernel, _blocks(n), x.data_ptr(), n, *encoder.arguments, encoder.bits, packed.data_ptr())
+    return packed
+
+
+def multiply(grad: Tensor, packed: Tensor, table: str) -> Tensor:
+    """Return gradient × level for the dense tensor `grad`, in its dtype and layout."""
+    kernel, levels, bits = _multiplier(table, grad.dtype)
+    n = grad.numel()
+    if packed.dtype != torch.uint8 or packed.shape != (packed_size(n, bits),) or not packed.is_contiguous():
+        raise RuntimeError(f"{n} codes of {bits} bits take {packed_size(n, bits)} bytes, not {_shown(packed)}")
+    result = host_memory.empty_like(grad)
+    run(kernel, _blocks(n), grad.data_ptr(), n, packed.data_ptr(), bits, levels.ctypes.data, result.data_ptr())
+    return result
+
+
+def _forward(x: Tensor, function: Forward, parameters: Sequence[float]) -> Tensor:
+    if function.out is None or not host_memory.is_large(x):
+        return function.call(x, *parameters)
+    return function.out(x, *parameters, out=host_memory.empty_like(x))
+
+
+def _blocks(n: int) -> int:
+    return (n + BLOCK - 1) // BLOCK
+
+
+def _shown(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)} with stride {tensor.stride()}"
+
+
+# ---- numbers of 16 bits: f(x) and the code of all there are ----------------------------------------------------------
+
+
+def _look_up(x: Tensor, entries: np.ndarray, bits: int) -> tuple[Tensor, Tensor]:
+    n = x.numel()
+    y = host_memory.empty_like(x)
+    packed = torch.empty(packed_size(n, bits), dtype=torch.uint8, device="cpu")
+    arguments = (x.data_ptr(), n, entries.ctypes.data, y.data_ptr(), bits, packed.data_ptr())
+    run(look_up_kernel(), _blocks(n), *arguments)
+    return y, packed
+
+
+@lru_cache(maxsize=64)
+def _entries(
+    function: str, parameters: tuple[float, ...], table: str, dtype: torch.dtype, mkldnn: bool
+) -> np.ndarray | None:
+    """Return uint32 (65536,): for every x of 16 bits the bits of f(x), above them the code; None if `_values` is."""
+    y = _values(function, parameters, dtype, mkldnn)
+    if y is None:
+        return None
+    every = _every_number(dtype)
+    prepared = prepare(table, dtype, torch.device("cpu"))
+    with torch.device("cpu"):
+        codes = prepared.codes[torch.searchsorted(prepared.boundaries, every)]
+    return codes.numpy().astype(np.uint32) << 16 | y.view(torch.int16).numpy().view(np.uint16)
+
+
+@lru_cache(maxsize=64)
+def _values(function: str, parameters: tuple[float, ...], dtype: torch.dtype, mkldnn: bool) -> Tensor | None:
+    """Return f(x) for every x of 16 bits, or None where f(x) is not a matter of x alone.
+
+    Torch computes most elements by vector instructions, the last ones of a tensor and those of some layouts one by one,
+    and a few functions in oneDNN (if it is enabled: `mkldnn`); they do not all round alike. Which NaN comes out of one
+    is left open.
+    """
+    forward = forward_of(function)
+    if not forward.pure:
+        return None
+    with torch.no_grad(), torch.device("cpu"):
+        every = _every_number(dtype)
+        y = forward.call(every, *parameters)
+        one_by_one = forward.call(torch.stack([every, every], 1)[:, 0], *parameters)
+        if _same(y, one_by_one):
+            return y
+        # As oneDNN's GELU, which is of contiguous tensors alone; it too has other instructions for the last elements.
+        with one_thread():
+            ends = [forward.call(part, *parameters) for part in every.split(_LESS_THAN_A_VECTOR)]
+    return y if _same(y, torch.cat(ends)) else None
+
+
+def _every_number(dtype: torch.dtype) -> Tensor:
+    return torch.arange(1 << 16, dtype=torch.int32, device="cpu").to(torch.int16).view(dtype)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return bool(((a.view(torch.int16) == b.view(torch.int16)) | (a.isnan() & b.isnan())).all())
+
+
+# ---- tables as the kernels take them ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Encoder:
+    """The kernel for a table and a dtype.
+
+    Attributes:
+        arguments: of the kernel, from `boundaries` to `codes`: addresses in `arrays`.
+    """
+
+    kernel: Kernel
+    arguments: tuple[int, int, int, int]
+    bits: int
+    arrays: tuple[np.ndarray, ...]
+
+
+@cache
+def _encoder(table: str, dtype: torch.dtype) -> _Encoder:
+    name = str(dtype).removeprefix("torch.")
+    floats = FORMATS[name]
+    prepared = prepare(table, dtype, torch.device("cpu"))
+    integer_dtype = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    boundaries = floats.keys(prepared.boundaries.view(integer_dtype).numpy())
+    codes = prepared.codes.numpy()
+    m = boundaries.size
+    linear = m <= LINEAR_LIMIT
+    padding = -m % 4 if linear else (1 << m.bit_length()) - 1 - m
+    boundaries = np.pad(boundaries, (0, padding), constant_values=np.iinfo(floats.integer).max)
+    codes = np.pad(codes, (0, padding), mode="edge")
+    steps = np.diff(codes.astype(floats.integer))
+    arguments = (boundaries.ctypes.data, boundaries.size, steps.ctypes.data if linear else 0, codes.ctypes.data)
+    return _Encoder(encode_kernel(name), arguments, prepared.bits, (boundaries, steps, codes))
+
+
+@cache
+def _multiplier(table: str, dtype: torch.dtype) -> tuple[Kernel, np.ndarray, int]:
+    prepared = prepare(table, dtype, torch.device("cpu"))
+    levels = prepared.levels.numpy()
+    padded = np.pad(levels, (0, (1 << prepared.bits) - levels.size))
+    kernel = multiply_kernel(str(dtype).removeprefix("torch."), bool((levels == 0).any()))
+    return kernel, padded, prepared.bits

@@ -1,0 +1,341 @@
+"""Per-group quantization on the CPU. The arithmetic is the reference's (per_group.py), step by step.
+
+A block of `BLOCK` elements in groups of `USUAL`, or of half or a quarter of it, goes through code in which both are
+constants: loops over 256 elements then become straight vector instructions, without what tells short loops from long
+and last elements from others. Every other block goes through the same code with both as variables.
+"""
+
+from functools import cache
+from math import lcm
+from typing import Any
+
+import numpy as np
+import torch
+from numba import carray, njit  # pyright: ignore[reportPrivateImportUsage]
+from torch import Tensor
+
+from .threads import JOB_WORDS, Kernel, run
+from ...quantizers.base import KINDS, largest
+from ...tensors.rows import Rows
+from .numba_tools import GROUP, as_bits, as_float, build, prefetch_to_read, prefetch_to_write, random_words, read, read_codes, scratch, take, vector, write, write_codes
+
+# Elements worked on at once. Fewer take more time for what begins and ends with each block, more spoil the cache.
+BLOCK = 1024
+USUAL, HALF, QUARTER = 256, 128, 64  # G
+_WORDS = BLOCK // 2  # of 32 random bits
+_STAGE = BLOCK + GROUP
+
+_TOP = np.int32(0x7FFFFFFF)
+_FINITE = np.int32(0x7F7FFFFF)
+
+
+def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return packed codes, minima and ranges of `x` (N, D), as `PerGroupCompressed` keeps them."""
+    N, D = x.shape
+    G = max(1, min(group_size, D))
+    groups = -(-D // G)
+    minimum, range_ = torch.empty(2, N, groups, dtype=torch.bfloat16, device="cpu").unbind()
+    stretch, count = _stretches(D, G)
+    fixed, of_samples, starts = _bits(Rows(N, D, bits))
+    if starts is None:
+        packed = torch.empty(N, -(-D // GROUP) * fixed, dtype=torch.uint8, device="cpu")
+    else:
+        packed = torch.zeros(int(starts[-1]), dtype=torch.uint8, device="cpu")
+    arguments = (x.data_ptr(), KINDS[x.dtype], D, G, stretch, count, fixed, seed, packed.data_ptr())
+    places = (of_samples, 0 if starts is None else starts.data_ptr())
+    run(_quantizer(), N * count, *arguments, minimum.data_ptr(), range_.data_ptr(), *places)
+    return packed, minimum, range_
+
+
+def dequantize(
+    packed: Tensor, minimum: Tensor, range_: Tensor, bits: int | Tensor, group_size: int, out: Tensor
+) -> None:
+    """Write the values of the codes to `out` (N, D)."""
+    if out.dtype not in KINDS:
+        single = torch.empty(out.shape, dtype=torch.float32, device="cpu")
+        dequantize(packed, minimum, range_, bits, group_size, single)
+        out.copy_(single)
+        return
+    N, D = out.shape
+    G = max(1, min(group_size, D))
+    stretch, count = _stretches(D, G)
+    fixed, of_samples, starts = _bits(Rows(N, D, bits))
+    limit = np.float32(largest(out.dtype)).view(np.int32)
+    arguments = (packed.data_ptr(), minimum.data_ptr(), range_.data_ptr(), D, G, stretch, count, fixed, int(limit))
+    places = (of_samples, 0 if starts is None else starts.data_ptr())
+    run(_dequantizer(), N * count, *arguments, out.data_ptr(), KINDS[out.dtype], *places)
+
+
+def _bits(rows: Rows) -> tuple[int, int, Tensor | None]:
+    """Return the bits of all samples, or 0; or the address of those of each, and the first byte of each."""
+    if isinstance(rows.bits, int):
+        return rows.bits, 0, None
+    return 0, rows.bits.data_ptr(), rows.starts()
+
+
+def _stretches(D: int, G: int) -> tuple[int, int]:
+    """Cut a sample into stretches of whole groups of codes and of values; return their length and number."""
+    if G >= D:
+        return max(D, 1), int(D > 0)
+    whole = lcm(G, GROUP)
+    stretch = whole * max(1, BLOCK // whole)
+    return stretch, -(-D // stretch)
+
+
+@cache
+def _quantizer() -> Kernel:
+    def quantize(job):  # noqa: ANN001, ANN202
+        words = carray(job, (JOB_WORDS,))
+        parts, blocks, x, kind, D, G = words[1], words[2], words[3], words[4], words[5], words[6]
+        stretch, count, fixed, seed, packed = words[7], words[8], words[9], words[10], words[11]
+        groups = (D + G - 1) // G
+        width = (D + GROUP - 1) // GROUP
+        N = blocks // max(count, 1)
+        minima = vector(words[12], np.uint16(0), N * groups)
+        ranges = vector(words[13], np.uint16(0), N * groups)
+        of_samples = vector(words[14], np.uint8(0), N)
+        starts = vector(words[15], np.int64(0), N)
+        size = 4 if kind == 0 else 2
+        ahead = BLOCK * 4 if kind == 0 else BLOCK * 2  # behind the last block in vain: it does no harm
+        single = scratch(BLOCK, np.float32(0))
+        random = scratch(_WORDS, np.uint32(0))
+        dice = random.view(np.uint16)
+        small = scratch(BLOCK, np.uint8(0))
+        staged = scratch(_STAGE, np.uint8(0))
+        while True:
+            part = take(job)  # pyright: ignore[reportCallIssue]
+            if part >= parts:
+                return
+            for block in range(blocks * part // parts, blocks * (part + 1) // parts):
+                n = block // count
+                start = block % count * stretch
+                end = min(start + stretch, D)
+                bits = fixed if fixed else np.int64(of_samples[n])
+                row = packed + (n * width * fixed if fixed else starts[n])
+                top = np.int32((1 << bits) - 1)
+                group = n * groups + start // G
+                counter = n * width + start // GROUP
+                if stretch <= BLOCK:  # whole groups: x is read once
+                    at = x + (n * D + start) * size
+                    prefetch_to_read(at + (end - start) * size, ahead)
+                    if end - start == BLOCK and G in (USUAL, HALF, QUARTER):
+                        values = _loaded(at, kind, BLOCK, single)
+                        random_words(seed, counter, BLOCK // GROUP, random)  # while x is on its way
+                        if G == USUAL:
+                            _keep_groups(values, BLOCK, USUAL, minima, ranges, group)
+                            _find_codes(values, BLOCK, USUAL, 0, minima, ranges, group, dice, top, small)
+                        elif G == HALF:
+                            _keep_groups(values, BLOCK, HALF, minima, ranges, group)
+                            _find_codes(values, BLOCK, HALF, 0, minima, ranges, group, dice, top, small)
+                        else:
+                            _keep_groups(values, BLOCK, QUARTER, minima, ranges, group)
+                            _find_codes(values, BLOCK, QUARTER, 0, minima, ranges, group, dice, top, small)
+                        write_codes(small, BLOCK, bits, staged, row, start // GROUP)
+                    else:
+                        length = end - start
+                        values = _loaded(at, kind, length, single)
+                        random_words(seed, counter, (length + GROUP - 1) // GROUP, random)
+                        _keep_groups(values, length, G, minima, ranges, group)
+                        _find_codes(values, length, G, 0, minima, ranges, group, dice, top, small)
+                        write_codes(small, length, bits, staged, row, start // GROUP)
+                    continue
+                for first in range(start, end, G):
+                    low, high = _TOP, np.int32(~_TOP)
+                    for at in range(first, min(first + G, end), BLOCK):
+                        length = min(BLOCK, min(first + G, end) - at)
+                        read(x, kind, n * D + at, length, single)
+                        below, above = _ends(single, 0, length)
+                        low, high = min(low, below), max(high, above)
+                    _keep_parameters(low, high, minima, ranges, group + (first - start) // G)
+                for at in range(start, end, BLOCK):
+                    length = min(BLOCK, end - at)
+                    read(x, kind, n * D + at, length, single)
+                    random_words(seed, n * width + at // GROUP, (length + GROUP - 1) // GROUP, random)
+                    here = n * groups + at // G
+                    _find_codes(single, length, G, at % G, minima, ranges, here, dice, top, small)
+                    write_codes(small, length, bits, staged, row, at // GROUP)
+
+    return build(quantize)
+
+
+@njit(inline="always")
+def _loaded(at: Any, kind: Any, length: Any, single: Any) -> Any:
+    """Return `length` numbers of a kind as float32: those at the address, if they are, else in `single`."""
+    if kind:
+        read(at, kind, 0, length, single)
+    return vector(at if kind == 0 else np.int64(single.ctypes.data), np.float32(0), length)  # pyright: ignore[reportCallIssue]
+
+
+@njit(inline="always")
+def _keep_groups(values: Any, length: Any, G: Any, minima: Any, ranges: Any, group: Any) -> None:
+    """Keep the parameters of `values`, which are those of the groups from `group` on."""
+    for first in range(0, length, G):
+        count = G if length % G == 0 else min(G, length - first)
+        low, high = _ends(values, first, count)  # pyright: ignore[reportCallIssue]
+        _keep_parameters(low, high, minima, ranges, group + first // G)  # pyright: ignore[reportCallIssue]
+
+
+@njit(inline="always")
+def _ends(values: Any, first: Any, count: Any) -> Any:
+    """Return the order-preserving keys of the least and the greatest of `values`; those of NaN lie beyond all others.
+
+    Of their bits, the greatest signed number is the greatest value, or if none is positive the least unsigned; the
+    greatest unsigned one is the least value, or if none is negative the least.
+    """
+    patterns = values.view(np.int32)
+    most, unsigned_most, unsigned_least = np.int32(~_TOP), np.uint32(0), np.uint32(0xFFFFFFFF)
+    for j in range(first, first + count):
+        most = max(most, patterns[j])
+        unsigned_most = max(unsigned_most, np.uint32(patterns[j]))
+        unsigned_least = min(unsigned_least, np.uint32(patterns[j]))
+    least, negative = np.int32(unsigned_least), np.int32(unsigned_most)
+    low = np.int32(negative ^ _TOP) if negative < 0 else least
+    return low, most if most >= 0 else np.int32(least ^ _TOP)
+
+
+@njit(inline="always")
+def _find_codes(
+    values: Any,
+    length: Any,
+    G: Any,
+    skipped: Any,
+    minima: Any,
+    ranges: Any,
+    group: Any,
+    dice: Any,
+    top: Any,
+    small: Any,
+) -> None:
+    """Write the codes of `values`, a byte each, to `small`; they begin `skipped` elements into a group."""
+    steps = np.float32(top << 16)
+    for first in range(-skipped, length, G):
+        start = max(first, 0)
+        count = G if skipped == 0 and length % G == 0 else min(first + G, length) - start
+        z, r = np.int32(minima[group]), np.int32(ranges[group])
+        group += 1
+        here, codes, chances = values[start : start + count], small[start : start + count], dice[start : start + count]
+        if r == 0 or r >= 0x8000:  # not finite, constant
+            bit = np.uint8(0)
+            if r:
+                bit = np.uint8((as_bits(here[0] + np.float32(0)) >> 15) & 1)  # pyright: ignore[reportCallIssue]
+            for j in range(count):
+                codes[j] = bit
+        else:
+            Z = as_float(z << 16)  # pyright: ignore[reportCallIssue]
+            scale = np.float32(steps / as_float(r << 16))  # pyright: ignore[reportCallIssue]
+            for j in range(count):
+                y = np.float32(np.float32(here[j] - Z) * scale) + np.float32(0.5)
+                code = np.int32(np.int32(np.int32(y) + np.int32(chances[j])) >> np.int32(16))
+                codes[j] = np.uint8(min(code, top))
+
+
+@njit(inline="always")
+def _keep_parameters(low: Any, high: Any, minima: Any, ranges: Any, at: Any) -> None:
+    """Keep what `group_parameters` returns of a group, given the order-preserving keys of its ends."""
+    if low < np.int32(~_FINITE) or high > _FINITE:
+        minima[at], ranges[at] = np.uint16(0x7FC0), np.uint16(0)
+        return
+    a = np.float32(as_float(low if low >= 0 else low ^ _TOP) + np.float32(0))
+    b = as_float(high if high >= 0 else high ^ _TOP)
+    pattern = np.int64(as_bits(a)) & 0xFFFFFFFF
+    if a == b:
+        minima[at], ranges[at] = np.uint16(pattern >> 16), np.uint16(pattern & 0x7FFF | 0x8000)
+        return
+    minimum = pattern >> 16
+    if a < 0 and pattern & 0xFFFF:
+        minimum += 1
+    Z = as_float(minimum << 16)
+    difference = np.float32(b - Z)
+    back = np.float32(difference - b)
+    lost = np.float32(np.float32(b - np.float32(difference - back)) + np.float32(-Z - back))
+    bits = np.int64(as_bits(max(difference, np.float32(2.0**-100))))
+    if lost > 0:
+        bits += 1
+    range_ = (bits + 0xFFFF) >> 16
+    if minimum & 0x7F80 == 0x7F80 or range_ >= 0x7F80:
+        minimum, range_ = 0x7FC0, 0
+    minima[at], ranges[at] = np.uint16(minimum), np.uint16(range_)
+
+
+@cache
+def _dequantizer() -> Kernel:
+    def dequantize(job):  # noqa: ANN001, ANN202
+        words = carray(job, (JOB_WORDS,))
+        parts, blocks, packed, D, G = words[1], words[2], words[3], words[6], words[7]
+        stretch, count, fixed = words[8], words[9], words[10]
+        limit, out, kind = as_float(words[11]), words[12], words[13]
+        groups = (D + G - 1) // G
+        width = (D + GROUP - 1) // GROUP
+        N = blocks // max(count, 1)
+        minima = vector(words[4], np.uint16(0), N * groups)
+        ranges = vector(words[5], np.uint16(0), N * groups)
+        of_samples = vector(words[14], np.uint8(0), N)
+        starts = vector(words[15], np.int64(0), N)
+        size = 4 if kind == 0 else 2
+        ahead = BLOCK * 4 if kind == 0 else BLOCK * 2  # behind the last block in vain: it does no harm
+        single = scratch(BLOCK, np.float32(0))
+        small = scratch(BLOCK, np.uint8(0))
+        staged = scratch(_STAGE, np.uint8(0))
+        while True:
+            part = take(job)  # pyright: ignore[reportCallIssue]
+            if part >= parts:
+                return
+            for block in range(blocks * part // parts, blocks * (part + 1) // parts):
+                n = block // count
+                start = block % count * stretch
+                end = min(start + stretch, D)
+                bits = fixed if fixed else np.int64(of_samples[n])
+                row = packed + (n * width * fixed if fixed else starts[n])
+                top = np.float32((1 << bits) - 1)
+                for at in range(start, end, BLOCK):
+                    length = min(BLOCK, end - at)
+                    to = out + (n * D + at) * size
+                    prefetch_to_write(to + length * size, ahead)
+                    values = vector(to if kind == 0 else np.int64(single.ctypes.data), np.float32(0), length)
+                    group = n * groups + at // G
+                    if G == USUAL and length == BLOCK:
+                        read_codes(row, at // GROUP, BLOCK, bits, staged, small)
+                        _find_values(small, BLOCK, USUAL, 0, minima, ranges, group, top, limit, values)
+                    else:
+                        read_codes(row, at // GROUP, length, bits, staged, small)
+                        _find_values(small, length, G, at % G, minima, ranges, group, top, limit, values)
+                    if kind:
+                        write(to, kind, 0, length, single)
+
+    return build(dequantize)
+
+
+@njit(inline="always")
+def _find_values(
+    small: Any,
+    length: Any,
+    G: Any,
+    skipped: Any,
+    minima: Any,
+    ranges: Any,
+    group: Any,
+    top: Any,
+    limit: Any,
+    values: Any,
+) -> None:
+    """Write what the codes in `small` stand for to `values`; they begin `skipped` elements into a group."""
+    patterns = values.view(np.int32)
+    for first in range(-skipped, length, G):
+        start = max(first, 0)
+        count = G if skipped == 0 and length % G == 0 else min(first + G, length) - start
+        z, r = np.int32(minima[group]), np.int32(ranges[group])
+        group += 1
+        codes = small[start : start + count]
+        if r >= 0x8000:
+            shown = patterns[start : start + count]
+            pattern = np.int32(z << 16 | np.int32(codes[0]) << 15 | r & 0x7FFF)
+            for j in range(count):
+                shown[j] = pattern
+        else:
+            here = values[start : start + count]
+            Z = as_float(z << 16)  # pyright: ignore[reportCallIssue]
+            step = np.float32(as_float(r << 16) / top)  # pyright: ignore[reportCallIssue]
+            for j in range(count):
+                value = np.float32(Z + np.float32(np.float32(codes[j]) * step))
+                value = limit if value > limit else value
+                here[j] = -limit if value < -limit else value

@@ -1,0 +1,491 @@
+"""The fused CPU kernels of a pre-activation layer: one walk through memory each, codes packed and read on the way.
+
+    encode                   A₂ → its packed code, and A₂ becomes A₃ where it lies          (forward)
+    decode                   packed code → Ã₃                                                (for the weights' gradient)
+    through_normalisation    Σ ∇A₂ and Σ Ã₁∘∇A₂ of each channel, from the code and ∇A₃; then ∇A₃ becomes the gradient
+                             of the layer's input where it lies                              (equations 6 to 8)
+
+The codes and their meaning are `FixedPoint`'s. What plain torch does in codes.py is the oracle of these kernels.
+
+A layer of a deep network may be small, and then what is done once a call counts: a tensor made or an operation of torch
+takes a microsecond or more. So a kernel is given γ and β as they are, and each of its threads works out for itself what
+the codes of each channel mean.
+"""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numba import carray, njit  # pyright: ignore[reportPrivateImportUsage]
+from torch import Tensor
+
+from .threads import JOB_WORDS, Kernel, run
+from ...tensors.packing import packed_size
+from ...quantizers.base import BLOCK, KINDS, largest, smallest
+from .numba_tools import GROUP, as_float, build, read, read_codes, take, vector, write, write_codes
+from ...quantizers.fixed_point import LEAST_STEP, MOST_STEP
+
+# Kernels do runs of a channel's elements. Where these are shorter, as in channels-last memory, they walk through rows
+# of parameters that have a column for each element, over and over.
+LEAST_RUN = 64
+LEAST_COLUMNS = 512
+
+# Each share of the blocks has sums of its own, which are added in one order: the same bits on any number of threads.
+_SHARES, _BLOCKS_PER_SHARE = 32, 64
+
+
+def encode(A: Tensor, γ: Tensor, β: Tensor, bits: int, slope: float) -> Tensor:
+    """Return the packed code of the dense tensor `A` (N, C, …), and turn `A` into its (leaky) ReLU, in place."""
+    n = A.numel()
+    packed = torch.empty(packed_size(n, bits), dtype=torch.uint8, device="cpu")
+    γ, β = _single(γ), _single(β)
+    memory = (A.data_ptr(), KINDS[A.dtype], n, A.stride(1), A.shape[1])
+    run(_encoder(), -(-n // BLOCK), *memory, γ.data_ptr(), β.data_ptr(), bits, _bits(slope), packed.data_ptr())
+    return packed
+
+
+def decode(packed: Tensor, γ: Tensor, β: Tensor, bits: int, slope: float, out: Tensor) -> None:
+    """Write Ã₃, the (leaky) ReLU of what the codes mean, to the dense tensor `out`."""
+    γ, β = _single(γ), _single(β)
+    limits = (_bits(smallest(out.dtype)), _bits(largest(out.dtype)))
+    run(_decoder(), -(-out.numel() // BLOCK), *_arguments(packed, γ, β, bits, slope, out), *limits)
+
+
+def through_normalisation(
+    packed: Tensor,
+    γ: Tensor,
+    β: Tensor,
+    bits: int,
+    slope: float,
+    gradient: Tensor,
+    inverse_deviation: Tensor,
+    by_batch: bool,
+    into_input: bool,
+) -> Tensor:
+    """Return Σ ∇A₂ and Σ Ã₁∘∇A₂ of each channel, float32 (2, C); make ∇A₃ the gradient of the input, if asked to.
+
+    Args:
+        packed, γ, β, bits, slope: the codes and their parameters.
+        gradient: ∇A₃, dense; overwritten if `into_input`.
+        inverse_deviation: (σ² + ε)^{−1/2}, (C,).
+        by_batch: whether mean and variance are those of the batch.
+        into_input: whether the input needs a gradient.
+    """
+    γ, β, inverse_deviation = _single(γ), _single(β), _single(inverse_deviation)
+    blocks = -(-gradient.numel() // BLOCK)
+    shares = max(1, min(_SHARES, blocks // _BLOCKS_PER_SHARE))
+    C = gradient.shape[1]
+    sums = torch.empty(shares + 1, 2, C, device="cpu")
+    arguments = (*_arguments(packed, γ, β, bits, slope, gradient), sums.data_ptr(), shares)
+    run(_summer(), blocks, *arguments)
+    run(_normaliser(), blocks if into_input else 0, *arguments, inverse_deviation.data_ptr(), int(by_batch))
+    return sums[shares]
+
+
+def _arguments(packed: Tensor, γ: Tensor, β: Tensor, bits: int, slope: float, values: Tensor) -> tuple[int, ...]:
+    memory = (values.data_ptr(), KINDS[values.dtype], values.numel(), values.stride(1), values.shape[1])
+    return (*memory, γ.data_ptr(), β.data_ptr(), bits, _bits(slope), packed.data_ptr())
+
+
+def _single(vector: Tensor) -> Tensor:
+    return vector if vector.dtype is torch.float32 and vector.is_contiguous() else vector.float().contiguous()
+
+
+@cache
+def _bits(value: float) -> int:
+    return int(np.float32(value).view(np.int32))
+
+
+# ---- what the codes of a channel mean: in float64, as channels_of and meaning.py do it in torch ----------------------
+
+_LIMIT = largest(torch.float32)
+_F = np.float32(0)  # for `vector`: what lies at an address
+_I = np.int32(0)
+
+
+@njit(inline="always")
+def _meaning(γ: Any, β: Any, bits: Any) -> Any:
+    """Return Δ (0 in a constant channel), o, z, and the offset of Ã₁, float64, of one channel."""
+    half = np.float64(1 << (bits - 1))
+    g, b = np.float64(γ), np.float64(β)
+    step = min(6.0 * abs(g) / np.float64(1 << bits), MOST_STEP)
+    step = g if np.isnan(g) else step
+    varies = not (step < LEAST_STEP)
+    divisor = step if varies else 1.0
+    multiple = np.floor(b / divisor)
+    multiple += 1.0 if half - multiple > 2 * half - 1 else 0.0
+    origin = multiple * divisor
+    offset = (origin - b) / (g if varies else 1.0)
+    unit = 6.0 / np.float64(1 << bits)
+    offset = 0.0 if np.isnan(offset) or not varies else min(max(offset, -2 * unit), 2 * unit)
+    zero = half if np.isnan(multiple) else min(max(half - multiple, 1.0), 2 * half - 1)
+    constant = 1.0 if b > 0 else (half if b == 0 else 2 * half - 1)
+    zero = zero if varies else constant
+    zero = (0.0 if b > 0 else 2 * half) if g == 0 else zero
+    origin = origin if varies else b
+    origin = origin if np.isnan(origin) else min(max(origin, -_LIMIT), _LIMIT)
+    return step if varies else 0.0, origin, zero, offset
+
+
+@njit(inline="always")
+def _columns(C: Any, inner: Any) -> Any:
+    """Return how many columns rows of parameters have, a number of times those of C channels."""
+    if inner >= LEAST_RUN:
+        return C
+    once = C * inner
+    return (LEAST_COLUMNS + once - 1) // once * once
+
+
+@njit(inline="always")
+def _spread(row: Any, C: Any, inner: Any, columns: Any) -> None:
+    """Repeat each of the first C parameters for the `inner` elements that lie together, and all of them, in place."""
+    if inner >= LEAST_RUN:
+        return
+    for c in range(C - 1, -1, -1):  # from the end: nothing is overwritten that is still to be read
+        value = row[c]
+        for i in range(inner):
+            row[c * inner + i] = value
+    for at in range(C * inner, columns):
+        row[at] = row[at - C * inner]
+
+
+@njit(inline="always")
+def _code_rows(
+    γ: Any, β: Any, C: Any, inner: Any, bits: Any, inverted: Any, origins: Any, steps: Any, zeros: Any
+) -> None:
+    """Write o, Δ or if `inverted` 1/Δ, and z of each column."""
+    scales, shifts = vector(γ, _F, C), vector(β, _F, C)
+    for c in range(C):
+        step, origin, zero, _ = _meaning(scales[c], shifts[c], bits)
+        inverse = 0.0 if step == 0 else 1.0 / step
+        origins[c], steps[c], zeros[c] = np.float32(origin), np.float32(inverse if inverted else step), np.int32(zero)
+    columns = len(zeros)
+    _spread(origins, C, inner, columns)
+    _spread(steps, C, inner, columns)
+    _spread(zeros, C, inner, columns)
+
+
+@njit(inline="always")
+def _normal_rows(γ: Any, β: Any, C: Any, inner: Any, bits: Any, offsets: Any, slopes: Any, zeros: Any) -> None:
+    """Write the offset and slope of Ã₁, and z, of each column."""
+    scales, shifts = vector(γ, _F, C), vector(β, _F, C)
+    unit = np.float32(6.0 / np.float64(1 << bits))
+    for c in range(C):
+        _, _, zero, offset = _meaning(scales[c], shifts[c], bits)
+        offsets[c], zeros[c] = np.float32(offset), np.int32(zero)
+        slopes[c] = -unit if scales[c] < 0 else unit
+    columns = len(zeros)
+    _spread(offsets, C, inner, columns)
+    _spread(slopes, C, inner, columns)
+    _spread(zeros, C, inner, columns)
+
+
+# ---- the kernels: those of arguments that all have come first --------------------------------------------------------
+# Memory is viewed by its address: a slice of an array takes as long as a hundred elements.
+
+
+@njit(inline="always")
+def _address(array: Any) -> Any:
+    return np.int64(array.ctypes.data)
+
+
+@cache
+def _encoder() -> Kernel:
+    def encode(job):  # noqa: ANN001, ANN202
+        words = carray(job, (JOB_WORDS,))
+        parts, blocks, x, kind, n, inner, C = words[1], words[2], words[3], words[4], words[5], words[6], words[7]
+        γ, β, bits, leak, packed = words[8], words[9], words[10], as_float(words[11]), words[12]
+        columns = _columns(C, inner)
+        run = inner if inner >= LEAST_RUN else 1
+        origins, inverses = np.empty(columns, np.float32), np.empty(columns, np.float32)
+        zeros = np.empty(columns, np.int32)
+        _code_rows(γ, β, C, inner, bits, True, origins, inverses, zeros)
+        origins_at, inverses_at, zeros_at = _address(origins), _address(inverses), _address(zeros)
+        half = np.float32(1 << (bits - 1))
+        top = np.float32((1 << bits) - 1)
+        nothing = np.float32(0)
+        buffer = np.empty(BLOCK, np.float32)
+        small = np.empty(BLOCK, np.uint8)
+        staged = np.empty(BLOCK + GROUP, np.uint8)
+        buffer_at, small_at = _address(buffer), _address(small)
+        while True:
+            part = take(job)  # pyright: ignore[reportCallIssue]
+            if part >= parts:
+                return
+            for block in range(blocks * part // parts, blocks * (part + 1) // parts):
+                start = block * BLOCK
+                count = min(BLOCK, n - start)
+                if kind:
+                    read(x, kind, start, count, buffer)
+                values_at = buffer_at if kind else x + 4 * start
+                position = 0
+                c = start // run % columns
+                length = min(count, columns - c if run == 1 else run - start % run)
+                while position < count:
+                    A = vector(values_at + 4 * position, _F, length)
+                    codes = vector(small_at + position, np.uint8(0), length)
+                    if run == 1:
+                        os, ss = vector(origins_at + 4 * c, _F, length), vector(inverses_at + 4 * c, _F, length)
+                        zs = vector(zeros_at + 4 * c, _I, length)
+                        for j in range(length):
+                            y = np.float32(np.float32(A[j] - os[j]) * ss[j]) + half
+                            y = y if y > nothing else nothing
+                            code = np.int32(y if y < top else top)
+                            codes[j] = np.uint8(max(code, zs[j]) if A[j] > nothing else min(code, np.int32(zs[j] - 1)))
+                    else:
+                        o, s, z = origins[c], inverses[c], zeros[c]
+                        below = np.int32(z - 1)
+                        for j in range(length):
+                            y = np.float32(np.float32(A[j] - o) * s) + half
+                            y = y if y > nothing else nothing
+                            code = np.int32(y if y < top else top)
+                            codes[j] = np.uint8(max(code, z) if A[j] > nothing else min(code, below))
+                    position += length
+                    c = 0 if run == 1 or c + 1 == C else c + 1
+                    length = min(count - position, columns if run == 1 else run)
+                write_codes(small, count, bits, staged, packed, start // GROUP)
+                values = vector(values_at, _F, count)
+                if leak == nothing:
+                    for j in range(count):
+                        values[j] = nothing if values[j] < nothing else values[j]  # −0 and NaN stay, as in torch
+                else:
+                    for j in range(count):
+                        values[j] = values[j] if values[j] > nothing else np.float32(values[j] * leak)
+                if kind:
+                    write(x, kind, start, count, buffer)
+
+    return build(encode)
+
+
+@cache
+def _decoder() -> Kernel:
+    def decode(job):  # noqa: ANN001, ANN202
+        words = carray(job, (JOB_WORDS,))
+        parts, blocks, out, kind, n, inner, C = words[1], words[2], words[3], words[4], words[5], words[6], words[7]
+        γ, β, bits, leak, packed = words[8], words[9], words[10], as_float(words[11]), words[12]
+        least, most = as_float(words[13]), as_float(words[14])
+        columns = _columns(C, inner)
+        run = inner if inner >= LEAST_RUN else 1
+        origins, steps = np.empty(columns, np.float32), np.empty(columns, np.float32)
+        zeros = np.empty(columns, np.int32)
+        _code_rows(γ, β, C, inner, bits, False, origins, steps, zeros)
+        origins_at, steps_at, zeros_at = _address(origins), _address(steps), _address(zeros)
+        middle = np.float32(0.5) - np.float32(1 << (bits - 1))
+        buffer = np.empty(BLOCK, np.float32)
+        small = np.empty(BLOCK, np.uint8)
+        staged = np.zeros(BLOCK + GROUP, np.uint8)
+        buffer_at, small_at = _address(buffer), _address(small)
+        while True:
+            part = take(job)  # pyright: ignore[reportCallIssue]
+            if part >= parts:
+                return
+            for block in range(blocks * part // parts, blocks * (part + 1) // parts):
+                start = block * BLOCK
+                count = min(BLOCK, n - start)
+                read_codes(packed, start // GROUP, count, bits, staged, small)
+                values_at = buffer_at if kind else out + 4 * start
+                position = 0
+                c = start // run % columns
+                length = min(count, columns - c if run == 1 else run - start % run)
+                while position < count:
+                    codes = vector(small_at + position, np.uint8(0), length)
+                    A = vector(values_at + 4 * position, _F, length)
+                    if run == 1:
+                        os, ss = vector(origins_at + 4 * c, _F, length), vector(steps_at + 4 * c, _F, length)
+                        zs = vector(zeros_at + 4 * c, _I, length)
+                        for j in range(length):
+                            code = np.int32(codes[j])
+                            value = os[j] + np.float32(np.float32(np.float32(code) + middle) * ss[j])
+                            positive = code >= zs[j]
+                            low, high = (least if positive else -most), (most if positive else -least)
+                            value = low if value < low else value
+                            value = high if value > high else value
+                            A[j] = value if positive else np.float32(value * leak)
+                    else:
+                        o, s, z = origins[c], steps[c], zeros[c]
+                        for j in range(length):
+                            code = np.int32(codes[j])
+                            value = o + np.float32(np.float32(np.float32(code) + middle) * s)
+                            positive = code >= z
+                            low, high = (least if positive else -most), (most if positive else -least)
+                            value = low if value < low else value
+                            value = high if value > high else value
+                            A[j] = value if positive else np.float32(value * leak)
+                    position += length
+                    c = 0 if run == 1 or c + 1 == C else c + 1
+                    length = min(count - position, columns if run == 1 else run)
+                if kind:
+                    write(out, kind, start, count, buffer)
+
+    return build(decode)
+
+
+@njit(inline="always")
+def _through(gradient: Any, positive: Any, leak: Any) -> Any:
+    """Return the gradient behind the (leaky) ReLU: as in torch, 0 and not 0·∞ where there is none."""
+    below = np.float32(gradient * leak) if leak != np.float32(0) else np.float32(0)
+    return gradient if positive else below
+
+
+@njit(fastmath={"reassoc"}, error_model="numpy")  # so that many elements are added at once
+def _two_sums(gradient: Any, codes: Any, zero: Any, leak: Any, middle: Any) -> Any:
+    """Return Σ ∇A₂ and Σ (code + ½ − 2^{K−1})∘∇A₂ of a run of one channel."""
+    a = b = np.float32(0)
+    for j in range(len(codes)):
+        code = np.int32(codes[j])
+        h = _through(gradient[j], code >= zero, leak)
+        a += h
+        b += np.float32(h * np.float32(np.float32(code) + middle))
+    return a, b
+
+
+@cache
+def _summer() -> Kernel:
+    def sums(job):  # noqa: ANN001, ANN202
+        words = carray(job, (JOB_WORDS,))
+        parts, blocks, gradient, kind, n = words[1], words[2], words[3], words[4], words[5]
+        inner, C, γ, β, bits = words[6], words[7], words[8], words[9], words[10]
+        leak, packed = as_float(words[11]), words[12]
+        sums_at, shares = words[13], words[14]
+        columns = _columns(C, inner)
+        run = inner if inner >= LEAST_RUN else 1
+        repeats = 1 if inner >= LEAST_RUN else inner
+        offsets, slopes = np.empty(columns, np.float32), np.empty(columns, np.float32)
+        zeros = np.empty(columns, np.int32)
+        _normal_rows(γ, β, C, inner, bits, offsets, slopes, zeros)
+        offsets_at, slopes_at, zeros_at = _address(offsets), _address(slopes), _address(zeros)
+        plain, weighted = np.empty(columns, np.float32), np.empty(columns, np.float32)
+        plain_at, weighted_at = _address(plain), _address(weighted)
+        middle = np.float32(0.5) - np.float32(1 << (bits - 1))
+        buffer = np.empty(BLOCK, np.float32)
+        small = np.empty(BLOCK, np.uint8)
+        staged = np.zeros(BLOCK + GROUP, np.uint8)
+        buffer_at, small_at = _address(buffer), _address(small)
+        while True:
+            part = take(job)  # pyright: ignore[reportCallIssue]
+            if part >= parts:
+                return
+            for share in range(shares * part // parts, shares * (part + 1) // parts):
+                for column in range(columns):
+                    plain[column] = weighted[column] = np.float32(0)
+                for block in range(blocks * share // shares, blocks * (share + 1) // shares):
+                    start = block * BLOCK
+                    count = min(BLOCK, n - start)
+                    if kind:
+                        read(gradient, kind, start, count, buffer)
+                    values_at = buffer_at if kind else gradient + 4 * start
+                    read_codes(packed, start // GROUP, count, bits, staged, small)
+                    position = 0
+                    c = start // run % columns
+                    length = min(count, columns - c if run == 1 else run - start % run)
+                    while position < count:
+                        codes = vector(small_at + position, np.uint8(0), length)
+                        g = vector(values_at + 4 * position, _F, length)
+                        if run == 1:
+                            os, ss = vector(offsets_at + 4 * c, _F, length), vector(slopes_at + 4 * c, _F, length)
+                            zs = vector(zeros_at + 4 * c, _I, length)
+                            some, more = vector(plain_at + 4 * c, _F, length), vector(weighted_at + 4 * c, _F, length)
+                            for j in range(length):
+                                code = np.int32(codes[j])
+                                normal = os[j] + np.float32(np.float32(np.float32(code) + middle) * ss[j])
+                                h = _through(g[j], code >= zs[j], leak)
+                                some[j] += h
+                                more[j] += np.float32(h * normal)
+                        else:
+                            a, b = _two_sums(g, codes, zeros[c], leak, middle)
+                            plain[c] += a
+                            weighted[c] += np.float32(offsets[c] * a) + np.float32(slopes[c] * b)
+                        position += length
+                        c = 0 if run == 1 or c + 1 == C else c + 1
+                        length = min(count - position, columns if run == 1 else run)
+                totals = vector(sums_at + 4 * share * 2 * C, _F, 2 * C)
+                for c in range(C):
+                    a = b = np.float64(0)
+                    for first in range(c * repeats, columns, C * repeats):
+                        for column in range(first, first + repeats):
+                            a += np.float64(plain[column])
+                            b += np.float64(weighted[column])
+                    totals[c], totals[C + c] = np.float32(a), np.float32(b)
+
+    return build(sums)
+
+
+@cache
+def _normaliser() -> Kernel:
+    def normalise(job):  # noqa: ANN001, ANN202
+        words = carray(job, (JOB_WORDS,))
+        parts, blocks, gradient, kind, n = words[1], words[2], words[3], words[4], words[5]
+        inner, C, γ, β, bits = words[6], words[7], words[8], words[9], words[10]
+        leak, packed = as_float(words[11]), words[12]
+        sums_at, shares, deviations_at, by_batch = words[13], words[14], words[15], words[16]
+        columns = _columns(C, inner)
+        run = inner if inner >= LEAST_RUN else 1
+        offsets, slopes = np.empty(columns, np.float32), np.empty(columns, np.float32)
+        zeros = np.empty(columns, np.int32)
+        _normal_rows(γ, β, C, inner, bits, offsets, slopes, zeros)
+        # The sums of all shares, which every thread adds for itself; the input's gradient is s∘(∇A₂ − p − q∘Ã₁).
+        s, p, q = np.empty(columns, np.float32), np.empty(columns, np.float32), np.empty(columns, np.float32)
+        sums = vector(sums_at, _F, (shares + 1) * 2 * C)
+        scales, deviations = vector(γ, _F, C), vector(deviations_at, _F, C)
+        first = take(job)  # pyright: ignore[reportCallIssue]
+        elements = np.float64(n // C if by_batch else 1)
+        for c in range(C):
+            a = b = np.float64(0)
+            for share in range(shares):
+                a += np.float64(sums[share * 2 * C + c])
+                b += np.float64(sums[share * 2 * C + C + c])
+            s[c] = np.float32(np.float64(scales[c]) * np.float64(deviations[c]))
+            p[c] = np.float32(a / elements) if by_batch else np.float32(0)
+            q[c] = np.float32(b / elements) if by_batch else np.float32(0)
+            if first == 0:
+                sums[shares * 2 * C + c], sums[shares * 2 * C + C + c] = np.float32(a), np.float32(b)
+        _spread(s, C, inner, columns)
+        _spread(p, C, inner, columns)
+        _spread(q, C, inner, columns)
+        offsets_at, slopes_at, zeros_at = _address(offsets), _address(slopes), _address(zeros)
+        s_at, p_at, q_at = _address(s), _address(p), _address(q)
+        middle = np.float32(0.5) - np.float32(1 << (bits - 1))
+        buffer = np.empty(BLOCK, np.float32)
+        small = np.empty(BLOCK, np.uint8)
+        staged = np.zeros(BLOCK + GROUP, np.uint8)
+        buffer_at, small_at = _address(buffer), _address(small)
+        part = first
+        while part < parts:
+            for block in range(blocks * part // parts, blocks * (part + 1) // parts):
+                start = block * BLOCK
+                count = min(BLOCK, n - start)
+                if kind:
+                    read(gradient, kind, start, count, buffer)
+                values_at = buffer_at if kind else gradient + 4 * start
+                read_codes(packed, start // GROUP, count, bits, staged, small)
+                position = 0
+                c = start // run % columns
+                length = min(count, columns - c if run == 1 else run - start % run)
+                while position < count:
+                    codes = vector(small_at + position, np.uint8(0), length)
+                    g = vector(values_at + 4 * position, _F, length)
+                    if run == 1:
+                        os, us = vector(offsets_at + 4 * c, _F, length), vector(slopes_at + 4 * c, _F, length)
+                        zs, ss = vector(zeros_at + 4 * c, _I, length), vector(s_at + 4 * c, _F, length)
+                        ps, qs = vector(p_at + 4 * c, _F, length), vector(q_at + 4 * c, _F, length)
+                        for j in range(length):
+                            code = np.int32(codes[j])
+                            normal = os[j] + np.float32(np.float32(np.float32(code) + middle) * us[j])
+                            h = _through(g[j], code >= zs[j], leak)
+                            g[j] = np.float32(np.float32(np.float32(h - ps[j]) - np.float32(qs[j] * normal)) * ss[j])
+                    else:
+                        o, u, z, s_c, p_c, q_c = offsets[c], slopes[c], zeros[c], s[c], p[c], q[c]
+                        for j in range(length):
+                            code = np.int32(codes[j])
+                            normal = o + np.float32(np.float32(np.float32(code) + middle) * u)
+                            h = _through(g[j], code >= z, leak)
+                            g[j] = np.float32(np.float32(np.float32(h - p_c) - np.float32(q_c * normal)) * s_c)
+                    position += length
+                    c = 0 if run == 1 or c + 1 == C else c + 1
+                    length = min(count - position, columns if run == 1 else run)
+                if kind:
+                    write(gradient, kind, start, count, buffer)
+            part = take(job)  # pyright: ignore[reportCallIssue]
+
+    return build(normalise)

@@ -1,0 +1,141 @@
+"""Kernels from source to machine code: NVRTC through `cuda-core`, and a disk cache of what it made. Needs no GPU.
+
+An entry of the cache is named by a digest of the source, the architecture and the compiler's version, and begins with a
+digest of its own content: a damaged one is found when it is read, and made again.
+"""
+
+import contextlib
+import hashlib
+import io
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+from .....tables.cache import cache_folder
+from .....tables.errors import FewbitError
+from .....tables.files import atomic_write
+
+FOLDER = "kernels"
+_DIGEST = 32  # bytes of SHA-256
+_STANDARD = "c++17"
+_RESIDENTS = (4, 3, 2, 1)  # blocks of a multiprocessor: the most for which nothing spills
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a kernel takes of the machine, as the assembler tells it.
+
+    Attributes:
+        kernel: its name.
+        registers: of a thread.
+        spilled: bytes that did not fit into registers and go through memory, stores and loads together.
+        stack: bytes of memory of a thread.
+        shared: bytes of shared memory of a block.
+    """
+
+    kernel: str
+    registers: int
+    spilled: int
+    stack: int
+    shared: int
+
+
+def has_compiler() -> bool:
+    """Tell whether `cuda-core` is installed; imports nothing but its parent package."""
+    with contextlib.suppress(ModuleNotFoundError):
+        return find_spec("cuda.core") is not None
+    return False
+
+
+@cache
+def compiler_version() -> str:
+    """Return the version of NVRTC, such as ``13.0``.
+
+    Raises:
+        FewbitError: it is not installed.
+    """
+    try:
+        _, major, minor = import_module("cuda.bindings.nvrtc").nvrtcVersion()
+    except (ImportError, RuntimeError) as error:  # RuntimeError: the library itself is not found
+        raise FewbitError(f"no CUDA compiler: {error}; pip install 'fewbit[cuda13]', or cuda12") from error
+    return f"{major}.{minor}"
+
+
+def compile_source(source: str, arch: str) -> tuple[bytes, list[Usage]]:
+    """Return the cubin of `source` for an architecture such as ``sm_90``, and what each kernel takes.
+
+    Raises:
+        FewbitError: NVRTC is not installed or does not know the architecture.
+    """
+    compiler_version()
+    core = import_module("cuda.core")
+    code, usages = b"", []
+    for residents in _RESIDENTS:
+        log = io.StringIO()
+        macro = ("FEWBIT_RESIDENTS", str(residents))
+        options = core.ProgramOptions(arch=arch, std=_STANDARD, define_macro=macro, ptxas_options=["-v"])
+        try:
+            compiled = core.Program(source, "c++", options).compile("cubin", logs=log)
+        except Exception as error:  # each release has its own class
+            told = " ".join(str(error).split())
+            raise FewbitError(f"NVRTC {compiler_version()} cannot compile for {arch}: {told[:500]}") from error
+        code, usages = bytes(compiled.code), read_usage(log.getvalue())
+        if not any(usage.spilled or usage.stack for usage in usages):
+            break
+    return code, usages
+
+
+def read_usage(log: str) -> list[Usage]:
+    """Return what the log of `ptxas -v` tells of each kernel."""
+    usages = []
+    for part in log.split("Compiling entry function '")[1:]:
+        usages.append(
+            Usage(
+                part[: part.index("'")],
+                _number(r"Used (\d+) registers", part),
+                _number(r"(\d+) bytes spill stores", part) + _number(r"(\d+) bytes spill loads", part),
+                _number(r"(\d+) bytes stack frame", part),
+                _number(r"(\d+) bytes smem", part),
+            )
+        )
+    return usages
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    return int(found[1]) if found else 0
+
+
+def cubin(source: str, arch: str) -> bytes:
+    """Return the cubin of `source` for an architecture, from the disk cache if it is there; else it is put there.
+
+    A cache that cannot be written is done without.
+    """
+    try:
+        path = _path(source, arch)
+    except FewbitError:  # the folder cannot be made
+        return compile_source(source, arch)[0]
+    found = _read(path)
+    if found is not None:
+        return found
+    made, _ = compile_source(source, arch)
+    with contextlib.suppress(FewbitError), atomic_write(path) as stream:
+        stream.write(hashlib.sha256(made).digest() + made)
+    return made
+
+
+def _path(source: str, arch: str) -> Path:
+    key = "\0".join([source, arch, compiler_version(), _STANDARD])
+    return cache_folder(FOLDER) / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}-{arch}.cubin"
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    digest, made = content[:_DIGEST], content[_DIGEST:]
+    return made if made and hashlib.sha256(made).digest() == digest else None

@@ -1,0 +1,65 @@
+"""The whole source of the kernels of a gated linear unit in CUDA C++: of one activation, table, dtype and plan."""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from .....tables import Table
+from .source import NUMBERS, THREADS, table_text
+
+ELEMENTS_PER_BLOCK = THREADS * 8
+_PIECES = ("numbers", "packing", "kernels", "eights", "philox", "per_group", "glu")
+
+
+def glu_source(
+    table: Table, dtype: str, function: str, parameters: Sequence[float], up_bits: int, act_bits: int
+) -> str:
+    """Return the source of two kernels with C names in the table's namespace, `THREADS` threads a block:
+
+        glu_forward(const T* gate, const T* up, T* h, u8* codes, u8* up_packed, u8* act_packed, u16* parameters,
+                    i64 n, i64 up_seed, i64 act_seed)
+        glu_backward(const T* grad, const u8* codes, const u8* up_packed, const u8* act_packed, const u16* parameters,
+                     T* d_gate, T* d_up, T* h, i64 n)          a null pointer is not written
+
+    Args:
+        table: of act'.
+        dtype: ``float32``, ``float16`` or ``bfloat16``.
+        function, parameters: act, a name in `FORMULAS`.
+        up_bits, act_bits: of the copies of up and act(gate).
+
+    Raises:
+        FewbitError: there is no formula of the function.
+    """
+    number, arithmetic = NUMBERS[dtype]
+    T = f"fewbit::{number}" if number in ("half", "bfloat16") else number
+    of_table = table_text(table, [arithmetic], function, parameters)
+    kernels = _KERNELS.format(T=T, A=arithmetic, up_bits=up_bits, act_bits=act_bits)
+    return "\n".join([_pieces(), *of_table, kernels, "}\n"])
+
+
+@cache
+def _pieces() -> str:
+    folder = Path(__file__).parent
+    return "\n".join((folder / f"{name}.cuh").read_text() for name in _PIECES)
+
+
+_KERNELS = """\
+using fewbit::i64;
+using fewbit::u16;
+
+extern "C" __global__ void __launch_bounds__(fewbit::threads, fewbit::residents<{T}>)
+glu_forward(const {T}* gate, const {T}* up, {T}* h, u8* codes, u8* up_packed, u8* act_packed, u16* parameters, i64 n,
+            i64 up_seed, i64 act_seed)
+{{
+    fewbit::glu_forward_groups<{T}, Codes<{A}>, Function<{T}>, {up_bits}, {act_bits}>(
+        gate, up, h, codes, up_packed, act_packed, parameters, n, fewbit::u64(up_seed), fewbit::u64(act_seed));
+}}
+
+extern "C" __global__ void __launch_bounds__(fewbit::threads, fewbit::residents<{T}>)
+glu_backward(const {T}* grad, const u8* codes, const u8* up_packed, const u8* act_packed, const u16* parameters,
+             {T}* d_gate, {T}* d_up, {T}* h, i64 n)
+{{
+    fewbit::glu_backward_groups<{T}, Levels<{A}>, {up_bits}, {act_bits}>(
+        grad, codes, up_packed, act_packed, parameters, d_gate, d_up, h, n);
+}}
+"""

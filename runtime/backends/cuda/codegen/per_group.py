@@ -1,0 +1,62 @@
+"""The whole source of the per-group quantizer's kernels in CUDA C++, for one dtype and number of bits."""
+
+from functools import cache
+from pathlib import Path
+
+from .source import NUMBERS, THREADS
+
+# Elements that a block takes at once: of `quantize`, whose warps take a group each, it is groups.
+GROUPS_PER_BLOCK = THREADS // 32
+CODES_PER_BLOCK = THREADS * 8
+_PIECES = ("numbers", "packing", "kernels", "eights", "philox", "per_group")
+
+
+def per_group_source(dtype: str, bits: int | None) -> str:
+    """Return the source of two kernels with C names in the namespace `per_group`, `THREADS` threads a block:
+
+        quantize(const T* x, u8* packed, u16* minima, u16* ranges, PLACES, i64 G, i64 seed)
+        dequantize(const u8* packed, const u16* minima, const u16* ranges, T* out, PLACES, i64 G)
+
+    PLACES are (i64 N, i64 D, const u8* sample_bits, const i64* starts), the last two null where all samples have the
+    same bits. `quantize` takes a G that is a multiple of 8 or not below D, `dequantize` any.
+
+    Args:
+        dtype: ``float32``, ``float16`` or ``bfloat16``.
+        bits: of all samples, or None if each has its own.
+    """
+    number, _ = NUMBERS[dtype]
+    T = f"fewbit::{number}" if number in ("half", "bfloat16") else number
+    return "\n".join([_pieces(), _KERNELS.format(T=T, bits=bits or 0)])
+
+
+@cache
+def _pieces() -> str:
+    folder = Path(__file__).parent
+    return "\n".join((folder / f"{name}.cuh").read_text() for name in _PIECES)
+
+
+_KERNELS = """\
+namespace per_group {{
+
+using fewbit::i64;
+using fewbit::u8;
+using fewbit::u16;
+
+extern "C" __global__ void __launch_bounds__(fewbit::threads, fewbit::residents<{T}>)
+quantize(const {T}* x, u8* packed, u16* minima, u16* ranges, i64 N, i64 D, const u8* sample_bits, const i64* starts,
+         i64 G, i64 seed)
+{{
+    const fewbit::Rows rows = {{N, D, (D + 7) / 8, sample_bits, starts}};
+    fewbit::quantize_groups<{T}, {bits}>(x, packed, minima, ranges, rows, G, fewbit::u64(seed));
+}}
+
+extern "C" __global__ void __launch_bounds__(fewbit::threads, fewbit::residents<{T}>)
+dequantize(const u8* packed, const u16* minima, const u16* ranges, {T}* out, i64 N, i64 D, const u8* sample_bits,
+           const i64* starts, i64 G)
+{{
+    const fewbit::Rows rows = {{N, D, (D + 7) / 8, sample_bits, starts}};
+    fewbit::dequantize_groups<{T}, {bits}>(packed, minima, ranges, out, rows, G);
+}}
+
+}}  // namespace per_group
+"""

@@ -1,0 +1,71 @@
+"""Fixed-point quantization on the GPU, 8 elements a thread, and launches of pre-activation layers' kernels."""
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .activation import BLOCKS_PER_MULTIPROCESSOR, available, compiled, start
+from .codegen.fixed_point import ELEMENTS_PER_BLOCK, ROWS, fixed_point_source
+from ...tensors.layout import flat
+from ...tensors.packing import packed_size
+from ...quantizers.base import KINDS, name_of
+
+if TYPE_CHECKING:
+    from ...quantizers.fixed_point import Channels
+
+
+def serves(x: Tensor) -> bool:
+    """Tell whether the kernels serve `x`: CUDA memory, and no stand-in for it."""
+    if x.device.type != "cuda" or type(x) not in (Tensor, torch.nn.Parameter) or torch.compiler.is_compiling():
+        return False
+    return available()
+
+
+def table(scale: Tensor, shift: Tensor, bits: int) -> Tensor:
+    """Return what the codes of each channel mean under γ and β, (C,): (7, C), 32 bits each; see fixed_point.cuh."""
+    C = scale.numel()
+    rows = torch.empty(ROWS, C, dtype=torch.float32, device=scale.device)
+    γ, β = scale.double().contiguous(), shift.double().contiguous()
+    launch("tabulate", rows, bits, C, γ.data_ptr(), β.data_ptr(), rows.data_ptr(), C)
+    return rows
+
+
+def quantize(x: Tensor, channels: "Channels", inner: int, bits: int) -> Tensor:
+    """Return the packed codes of the dense tensor `x`; element i in memory belongs to channel ⌊i/inner⌋ mod C."""
+    n, c = x.numel(), channels
+    packed = torch.empty(packed_size(n, bits), dtype=torch.uint8, device=x.device)
+    parameters = (c.origin.data_ptr(), c.inverse.data_ptr(), c.zero.data_ptr())
+    launch("quantize", x, bits, n, x.data_ptr(), packed.data_ptr(), *parameters, n, inner, c.zero.numel())
+    return packed
+
+
+def dequantize(packed: Tensor, channels: "Channels", inner: int, bits: int, out: Tensor) -> None:
+    """Write the values of the codes to the dense tensor `out`."""
+    n, c = out.numel(), channels
+    if out.dtype not in KINDS:
+        single = torch.empty(n, dtype=torch.float32, device=out.device)
+        dequantize(packed, channels, inner, bits, single)
+        flat(out).copy_(single)
+        return
+    parameters = (c.origin.data_ptr(), c.step.data_ptr(), c.zero.data_ptr())
+    launch("dequantize", out, bits, n, packed.data_ptr(), out.data_ptr(), *parameters, n, inner, c.zero.numel())
+
+
+def launch(
+    name: str, like: Tensor, bits: int, elements: int, *arguments: int, per_block: int = ELEMENTS_PER_BLOCK
+) -> None:
+    """Run a kernel for the dtype of `like` on torch's current stream of its device, a block for so many elements."""
+    if elements == 0:
+        return
+    device = like.get_device()
+    kernel, most = _kernel(name, name_of(like.dtype), bits, device)
+    start(kernel, name, device, min(-(-elements // per_block), most), *arguments)
+
+
+@cache
+def _kernel(name: str, dtype: str, bits: int, device: int) -> tuple[Any, int]:
+    """Return a kernel, and how many blocks fill the device."""
+    most = torch.cuda.get_device_properties(device).multi_processor_count * BLOCKS_PER_MULTIPROCESSOR
+    return compiled(fixed_point_source(dtype, bits), name, device), most

@@ -1,0 +1,114 @@
+"""The gated linear unit on the GPU: one kernel forward, which reads gate and up once, and one backward.
+
+They serve what is trained as a rule: the code and both copies kept, act with a CUDA formula, 16- or 32-bit numbers. All
+else is the reference, its copies made by the per-group quantizer's kernels.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .activation import BLOCKS_PER_MULTIPROCESSOR, available, compiled, start
+from .codegen import FORMULAS
+from .codegen.glu import ELEMENTS_PER_BLOCK, glu_source
+from ...tensors.packing import packed_size
+from ...tensors.table_registry import table_of
+from ...quantizers.base import KINDS, as_kind
+from . import per_group
+from ..reference import glu as reference
+from ...tensors.glu_parts import GROUP_SIZE
+from ..reference.glu import Parts
+
+
+def forward(
+    gate: Tensor,
+    up: Tensor,
+    seeds: Sequence[int],
+    function: str,
+    parameters: Sequence[float],
+    table: str,
+    up_bits: int,
+    second_bits: int,
+    derived: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return h and the parts: see `ops`."""
+    plan = (function, tuple(parameters), table, up_bits, second_bits)
+    if derived or not _serves(gate, *plan):
+        return reference.forward(gate, up, seeds, *plan, derived, copy=copy)
+    gate, up = gate.contiguous(), up.contiguous()
+    n, h = gate.numel(), torch.empty_like(gate)
+    sizes = (packed_size(n, bits) for bits in (table_of(table).bits, up_bits, second_bits))
+    codes, up_packed, act_packed = (torch.empty(size, dtype=torch.uint8, device=gate.device) for size in sizes)
+    groups = torch.empty(4, -(-n // GROUP_SIZE), dtype=torch.bfloat16, device=gate.device)
+    tensors = (gate, up, h, codes, up_packed, act_packed, groups)
+    _launch("glu_forward", gate, plan, *(t.data_ptr() for t in tensors), n, *seeds)
+    return h, codes, up_packed, act_packed, groups
+
+
+def backward(
+    grad: Tensor,
+    parts: Parts,
+    function: str,
+    parameters: Sequence[float],
+    table: str,
+    up_bits: int,
+    second_bits: int,
+    derived: bool,
+    wanted: Sequence[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return d_gate, d_up and h, those that are wanted: see `ops`."""
+    plan = (function, tuple(parameters), table, up_bits, second_bits)
+    if derived or not _serves(grad, *plan):
+        return reference.backward(grad, parts, *plan, derived, wanted, values=values)
+    kept = [part.contiguous() for part in parts]
+    kept = [part.clone() if part.data_ptr() % 16 else part for part in kept]  # a view into a larger tensor
+    results = [torch.empty_like(grad) if w else grad.new_empty(0) for w in wanted]
+    addresses = [result.data_ptr() if w else 0 for result, w in zip(results, wanted, strict=True)]
+    _launch("glu_backward", grad, plan, grad.data_ptr(), *(part.data_ptr() for part in kept), *addresses, grad.numel())
+    return results[0], results[1], results[2]
+
+
+def copy(x: Tensor, bits: int, seed: int, group_size: int = GROUP_SIZE) -> tuple[Tensor, Tensor]:
+    """Return the packed codes of the elements of `x` and their groups; of 0 bits, nothing."""
+    rows = as_kind(x.reshape(1, -1), keep_positive=False)
+    if bits == 0 or not per_group.serves(rows, group_size):
+        return reference.copy(x, bits, seed, group_size)
+    packed, minimum, range_ = per_group.quantize(rows, bits, group_size, seed)
+    return packed.view(-1), torch.cat([minimum, range_])
+
+
+def values(packed: Tensor, groups: Tensor, bits: int, n: int, group_size: int = GROUP_SIZE) -> Tensor:
+    """Return the `n` values of a copy, float32 (n,)."""
+    out = torch.empty(1, n, dtype=torch.float32, device=packed.device)
+    if not per_group.serves(out, group_size):
+        return reference.values(packed, groups, bits, n, group_size)
+    per_group.dequantize(packed.view(1, -1), groups[:1].contiguous(), groups[1:].contiguous(), bits, group_size, out)
+    return out.view(-1)
+
+
+Constants = tuple[str, tuple[float, ...], str, int, int]
+
+
+def _serves(x: Tensor, function: str, parameters: Sequence[float], table: str, up_bits: int, act_bits: int) -> bool:
+    return bool(table and up_bits and act_bits) and function in FORMULAS and x.dtype in KINDS and available()
+
+
+def _launch(name: str, x: Tensor, plan: Constants, *arguments: int) -> None:
+    """Run a kernel over the elements of `x` on torch's current stream of its device."""
+    if x.numel() == 0:
+        return
+    device = x.get_device()
+    kernel, most = _kernel(name, str(x.dtype).removeprefix("torch."), plan, device)
+    start(kernel, name, device, min(-(-x.numel() // ELEMENTS_PER_BLOCK), most), *arguments)
+
+
+@cache
+def _kernel(name: str, dtype: str, plan: Constants, device: int) -> tuple[Any, int]:
+    """Return a kernel, and how many blocks fill the device."""
+    function, parameters, table, up_bits, act_bits = plan
+    source = glu_source(table_of(table), dtype, function, parameters, up_bits, act_bits)
+    most = torch.cuda.get_device_properties(device).multi_processor_count * BLOCKS_PER_MULTIPROCESSOR
+    return compiled(source, name, device), most

@@ -1,0 +1,98 @@
+"""Per-group quantization on the GPU: x is read once, groups of up to 256 elements from registers twice."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .activation import BLOCKS_PER_MULTIPROCESSOR, available, compiled, start
+from .codegen.per_group import CODES_PER_BLOCK, GROUPS_PER_BLOCK, per_group_source
+from ...tensors.packing import GROUP
+from ...quantizers.base import KINDS
+from ...tensors.rows import Rows
+
+
+def serves(x: Tensor, group_size: int) -> bool:
+    """Tell whether the kernels serve `x` (N, D): CUDA memory, and groups that end where bytes of codes do."""
+    if x.device.type != "cuda" or type(x) not in (Tensor, torch.nn.Parameter) or torch.compiler.is_compiling():
+        return False
+    return (group_size % GROUP == 0 or group_size >= x.shape[1]) and available()
+
+
+def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return packed codes, minima and ranges of `x` (N, D), as `PerGroupCompressed` keeps them."""
+    N, D = x.shape
+    G = max(1, min(group_size, D))
+    rows = Rows(N, D, bits)
+    groups = -(-D // G)
+    minimum, range_ = torch.empty(2, N, groups, dtype=torch.bfloat16, device=x.device).unbind()
+    places = _Places.of(rows, x.device)
+    packed = places.empty(rows, x.device)
+    arguments = (x.data_ptr(), packed.data_ptr(), minimum.data_ptr(), range_.data_ptr(), N, D, *places.addresses)
+    _launch("quantize", x, rows, -(-N * groups // GROUPS_PER_BLOCK), *arguments, G, seed)
+    return packed, minimum, range_
+
+
+def dequantize(
+    packed: Tensor, minimum: Tensor, range_: Tensor, bits: int | Tensor, group_size: int, out: Tensor
+) -> None:
+    """Write the values of the codes to `out` (N, D)."""
+    if out.dtype not in KINDS:
+        single = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+        dequantize(packed, minimum, range_, bits, group_size, single)
+        out.copy_(single)
+        return
+    N, D = out.shape
+    G = max(1, min(group_size, D))
+    rows = Rows(N, D, bits)
+    places = _Places.of(rows, out.device)
+    arguments = (packed.data_ptr(), minimum.data_ptr(), range_.data_ptr(), out.data_ptr(), N, D, *places.addresses)
+    _launch("dequantize", out, rows, -(-N * rows.width * GROUP // CODES_PER_BLOCK), *arguments, G)
+
+
+@dataclass(frozen=True, eq=False)
+class _Places:
+    """Bits and first byte of each sample on the device, where they differ."""
+
+    bits: Tensor | None
+    starts: Tensor | None
+    size: int
+
+    @classmethod
+    def of(cls, rows: Rows, device: torch.device) -> "_Places":
+        if isinstance(rows.bits, int):
+            return cls(None, None, 0)
+        starts = rows.starts()
+        return cls(rows.bits.to(device), starts.to(device), int(starts[-1]))
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        if self.bits is None or self.starts is None:
+            return 0, 0
+        return self.bits.data_ptr(), self.starts.data_ptr()
+
+    def empty(self, rows: Rows, device: torch.device) -> Tensor:
+        """Return memory for the codes."""
+        if isinstance(rows.bits, int):
+            return torch.empty(rows.N, rows.width * rows.bits, dtype=torch.uint8, device=device)
+        return torch.zeros(self.size, dtype=torch.uint8, device=device)
+
+
+def _launch(name: str, x: Tensor, rows: Rows, blocks: int, *arguments: int) -> None:
+    """Run a kernel on torch's current stream of the device of `x`."""
+    if blocks == 0:
+        return
+    device = x.get_device()
+    kernel, most = _kernel(
+        name, str(x.dtype).removeprefix("torch."), rows.bits if isinstance(rows.bits, int) else None, device
+    )
+    start(kernel, name, device, min(blocks, most), *arguments)
+
+
+@cache
+def _kernel(name: str, dtype: str, bits: int | None, device: int) -> tuple[Any, int]:
+    """Return a kernel, and how many blocks fill the device."""
+    most = torch.cuda.get_device_properties(device).multi_processor_count * BLOCKS_PER_MULTIPROCESSOR
+    return compiled(per_group_source(dtype, bits), name, device), most

@@ -1,0 +1,1 @@
+"""Plain torch, for any device: the oracle of every kernel."""

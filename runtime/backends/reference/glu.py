@@ -1,0 +1,110 @@
+"""The mathematics of a gated linear unit in few bits, in plain torch: any device, and the oracle of the kernels.
+
+Elements are taken in row-major order, whatever the layout. Arithmetic is in A, float32 for the types of 16 bits and
+else the tensor's own type T; û and â are what `PerGroup` decompresses to float32, and each result is rounded once:
+
+    d_gate = T((grad · û) · level),  0 where the level is    d_up = T(grad · â)    h = T(â · û), within ± the largest T
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from . import activation as tables
+from ..torch_functions import forward_of
+from ...tensors.packing import unpack
+from ...tensors.table_registry import arithmetic_dtype, prepare
+from ...quantizers.base import as_kind, largest
+from ...quantizers.per_group import dequantize_reference, quantize_reference
+from .glu_derivatives import derivative_of
+from ...tensors.glu_parts import GROUP_SIZE
+
+Parts = tuple[Tensor, Tensor, Tensor, Tensor]
+Copy = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]  # of groups of 256
+Values = Callable[[Tensor, Tensor, int, int], Tensor]
+
+
+def product(gate: Tensor, up: Tensor, function: str, parameters: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Return act(gate) and act(gate) · up as eager torch computes them."""
+    activated = forward_of(function).call(gate, *parameters)
+    return activated, activated * up
+
+
+def copy(x: Tensor, bits: int, seed: int, group_size: int = GROUP_SIZE) -> tuple[Tensor, Tensor]:
+    """Return the packed codes of the elements of `x` and their groups, bfloat16 (2, ⌈n/G⌉); of 0 bits, nothing."""
+    if bits == 0:
+        return nothing(x), x.new_empty(0, -(-x.numel() // group_size), dtype=torch.bfloat16)
+    rows = as_kind(x.reshape(1, -1), keep_positive=False)
+    packed, minimum, range_ = quantize_reference(rows, bits, group_size, seed)
+    return packed.view(-1), torch.cat([minimum, range_])
+
+
+def values(packed: Tensor, groups: Tensor, bits: int, n: int, group_size: int = GROUP_SIZE) -> Tensor:
+    """Return the `n` values of a copy, float32 (n,)."""
+    out = torch.empty(1, n, dtype=torch.float32, device=packed.device)
+    dequantize_reference(packed.view(1, -1), groups[:1], groups[1:], bits, group_size, out)
+    return out.view(-1)
+
+
+def forward(
+    gate: Tensor,
+    up: Tensor,
+    seeds: Sequence[int],
+    function: str,
+    parameters: Sequence[float],
+    table: str,
+    up_bits: int,
+    second_bits: int,
+    derived: bool,
+    copy: Copy = copy,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return h and the parts: see `ops`; `copy` makes the copies."""
+    activated, h = product(gate, up, function, parameters)
+    codes = tables.encode(gate.contiguous(), table) if table else nothing(gate)
+    up_copy = copy(up, up_bits, seeds[0])
+    second_copy = copy(gate if derived else activated, second_bits, seeds[1])
+    return h, codes, up_copy[0], second_copy[0], torch.cat([up_copy[1], second_copy[1]])
+
+
+def backward(
+    grad: Tensor,
+    parts: Parts,
+    function: str,
+    parameters: Sequence[float],
+    table: str,
+    up_bits: int,
+    second_bits: int,
+    derived: bool,
+    wanted: Sequence[bool],
+    values: Values = values,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return d_gate, d_up and h, those that are wanted: see `ops`; `values` reads the copies."""
+    codes, up_packed, second_packed, groups = parts
+    n, A = grad.numel(), arithmetic_dtype(grad.dtype)
+    dy = grad.reshape(-1).to(A)
+    û = values(up_packed, groups[:2], up_bits, n).to(A) if up_bits else dy
+    second = values(second_packed, groups[-2:], second_bits, n).to(A) if second_bits else dy
+    â = forward_of(function).call(second, *parameters) if derived else second
+    d_gate, d_up, h = (nothing(grad) for _ in range(3))
+    if wanted[0] and derived:
+        d_gate = derivative_of(function)(dy * û, second)
+    elif wanted[0]:
+        t = prepare(table, grad.dtype, grad.device)
+        level = tables.factors_of(t, unpack(codes, t.bits, n))
+        d_gate = torch.where(level == 0, 0, dy * û * level)
+    if wanted[1]:
+        d_up = dy * â
+    if wanted[2]:
+        h = (â * û).clamp(-largest(grad.dtype), largest(grad.dtype))
+    return shaped(d_gate, grad, wanted[0]), shaped(d_up, grad, wanted[1]), shaped(h, grad, wanted[2])
+
+
+def nothing(like: Tensor) -> Tensor:
+    """Return what is kept of a part that no gradient needs."""
+    return like.new_empty(0, dtype=torch.uint8)
+
+
+def shaped(x: Tensor, like: Tensor, wanted: bool) -> Tensor:
+    """Return the values of `x` in shape and dtype of `like`, or nothing if it is not wanted."""
+    return x.to(like.dtype).view(like.shape) if wanted else like.new_empty(0)

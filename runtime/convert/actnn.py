@@ -1,0 +1,258 @@
+"""ActNN's optimization levels (Section 5.2, Table 2): `fewbit.convert(model, level="L3", bits=2)`.
+
+    L0  nothing
+    L1  convolutions at 4 bits
+    L2  every layer at 4 bits, activations too; ReLU 1 bit, dropout 1, max pooling 8, average pooling 0
+    L3  mixed precision: `bits` on average, 2 unless you say otherwise, shared out among layers and samples
+    L4  L3, and what is compressed waits in host memory
+    L5  L4, and CUDA's allocator takes memory in segments that can grow, so that it does not fragment
+
+The derivative of an activation is rounded at random to one of its two neighbours, so that gradients are unbiased
+(layers/activation.py). A table gives the same derivative the same level always; it is taken where it is exact, as that
+of ReLU is, and where the user gives one.
+
+A layer is converted by changing its class to the subclass in `fewbit.layers` (recast.py), and stays the very object.
+"""
+
+import math
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...tables import FewbitError
+from ...tables.errors import shown
+from .. import layers
+from .report import Left, Replaced, one_line
+from ..layers.base import CompressedLayer
+from ..layers.callers import note_inputs
+from ..layers.huggingface import like
+from ..layers.saver import QuantizerSaver, Saver
+from ..layers.offload import Swapper, SwappingSaver
+from .pipeline import Applied, Make
+from ..activations.modules import FewBitActivation
+from ..quantizers import PerGroup
+from .swap import form_of, precision_of, recast, recast_by, restore, torch_class, why_not
+from .find import Found, modules_of
+
+_CONVOLUTIONS = tuple(f"Conv{kind}{d}d" for kind in ("", "Transpose") for d in (1, 2, 3))
+_COMPRESSED = (
+    *_CONVOLUTIONS,
+    *("Linear", "MultiheadAttention", "SyncBatchNorm", "LayerNorm", "GroupNorm", "RMSNorm", "Softmax", "LogSoftmax"),
+    *(f"{kind}Norm{d}d" for kind in ("Batch", "Instance") for d in (1, 2, 3)),
+)
+# Bits that an element of what they keep takes: of the input, but of the output for max pooling.
+_EXACT = {
+    "Dropout": 1,
+    "Upsample": 0,
+    **{f"MaxPool{d}d": 8 for d in (1, 2, 3)},
+    **{f"{kind}AvgPool{d}d": 0 for kind in ("", "Adaptive") for d in (1, 2, 3)},
+}
+_FORMS: dict[type, type] = {getattr(nn, name): getattr(layers, name) for name in (*_COMPRESSED, *_EXACT)}
+
+
+@dataclass(frozen=True)
+class Level:
+    """What a level does.
+
+    Attributes:
+        names: of the layers that it converts.
+        activations: whether it converts activations.
+        bits: unless the user gives others.
+        mixed, swaps, defragments: as above.
+    """
+
+    names: tuple[str, ...] = (*_COMPRESSED, *_EXACT)
+    activations: bool = True
+    bits: float = 2
+    mixed: bool = False
+    swaps: bool = False
+    defragments: bool = False
+
+
+LEVELS = {
+    "L0": Level(names=(), activations=False),
+    "L1": Level(names=_CONVOLUTIONS, activations=False, bits=4),
+    "L2": Level(bits=4),
+    "L3": Level(mixed=True),
+    "L4": Level(mixed=True, swaps=True),
+    "L5": Level(mixed=True, swaps=True, defragments=True),
+}
+
+
+def check_level(level: object) -> Level:
+    """Return the level of that name; raises `FewbitError` if there is none."""
+    found = LEVELS.get(level) if isinstance(level, str) else None
+    if found is None:
+        raise FewbitError(f"level is one of {', '.join(LEVELS)}, not {shown(level)}")
+    return found
+
+
+def check_average_bits(level: Level, bits: object) -> float:
+    """Return the bits of `level`, its own if None.
+
+    Raises:
+        FewbitError: they are not from 1 to 8, or not whole where nothing is mixed.
+    """
+    if bits is None:
+        return level.bits
+    number = isinstance(bits, int | float) and not isinstance(bits, bool) and 1 <= bits <= 8
+    if not number or (not level.mixed and bits != int(bits)):  # pyright: ignore[reportArgumentType]
+        accepted = "a number from 1 to 8" if level.mixed else "a whole number from 1 to 8 at this level"
+        raise FewbitError(f"bits is {accepted}, not {shown(bits)}")
+    return bits  # pyright: ignore[reportReturnType]
+
+
+def compressible(model: nn.Module) -> list[Found]:
+    """Return the layers of `model` that have a compressed form, or are converted, in the order of `named_modules()`.
+
+    The output projection of an attention belongs to it, and is not listed.
+    """
+    found = modules_of(model, _is_listed)
+    return [layer for layer in found if not any(isinstance(m, nn.MultiheadAttention) for m in layer.around)]
+
+
+def _is_listed(module: nn.Module) -> bool:
+    if isinstance(module, (*_FORMS, nn.Embedding, nn.EmbeddingBag)):
+        return not isinstance(module, FewBitActivation)
+    return like(torch_class(module)) in _FORMS
+
+
+def convert_layers(
+    found: list[Found], level: Level, bits: float, skipped: Mapping[Found, str]
+) -> tuple[list[tuple[nn.Module, Replaced]], list[Left]]:
+    """Convert, in place, what `level` converts of `found`, at `bits` bits.
+
+    Returns:
+        What was converted, with rows for the report that do not yet tell what it is `now`; rows of what was left.
+    """
+    replaced: list[tuple[nn.Module, Replaced]] = []
+    left: list[Left] = []
+    saver = QuantizerSaver(PerGroup(bits=int(bits)))
+    for layer in found:
+        module = layer.current
+        assert isinstance(module, nn.Module)
+        why = why_left(module, level) or skipped.get(layer)
+        if why is not None:
+            left.append(Left(layer.name, one_line(module), why))
+            continue
+        was, form = one_line(restore(module)), form_of(module, _FORMS)
+        assert form is not None
+        recast(module, form, "level", saver)
+        replaced.append((module, Replaced(layer.name, was, "", _EXACT.get(form.__name__, bits), math.nan)))
+    return replaced, left
+
+
+def why_left(module: nn.Module, level: Level) -> str | None:
+    """Return why `level` does not convert `module`, or None if it does."""
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return "it keeps its indices alone, which are the batch itself"
+    torchs = like(torch_class(module)) or torch_class(module)
+    if torchs in _FORMS and torchs.__name__ not in level.names:
+        return "this level leaves it"
+    return why_not(module, _FORMS)
+
+
+def is_converted(module: nn.Module) -> bool:
+    """Tell whether a level has made a compressed layer of `module`."""
+    return isinstance(module, CompressedLayer) and recast_by(module) == "level"
+
+
+def stop_sharing(model: nn.Module) -> None:
+    """Take the converted layers of `model` out of the `MixedPrecision` that they are in."""
+    for module in model.modules():
+        precision = precision_of(module) if is_converted(module) else None
+        if precision is not None:
+            precision.remove()
+
+
+def swap_layers(model: nn.Module, swapper: Swapper) -> None:
+    """Let what the converted layers of `model` compress wait in host memory, all by one `Swapper`."""
+    for module in model.modules():
+        if isinstance(module, CompressedLayer) and is_converted(module):
+            module.saver = SwappingSaver(module.saver, swapper)
+
+
+def expandable_segments() -> str:
+    """Let CUDA's allocator take memory in segments that can grow; return a note of what was done.
+
+    Memory that the process has already taken stays as it is; `torch.cuda.empty_cache()` gives back what is free.
+    """
+    setting = "expandable_segments:True"
+    if not torch.cuda.is_available():
+        return f"L5: there is no CUDA device, whose allocator would be set to {setting}"
+    if any(setting in os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
+        return f"L5: CUDA's allocator is set to {setting} by the environment"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # the same function has moved
+        torch.cuda.memory._set_allocator_settings(setting)
+    return f"L5: CUDA's allocator is set to {setting} for what it takes from now on"
+
+
+@dataclass(frozen=True)
+class ByLevel:
+    """A level as `convert` applies it.
+
+    Attributes:
+        model: what is converted.
+        name, level: which one.
+        bits: of the layers, on average.
+    """
+
+    model: nn.Module
+    name: str
+    level: Level
+    bits: float
+
+    @classmethod
+    def of(cls, model: nn.Module, name: Any, bits: Any) -> "ByLevel":
+        """Return the level called `name`, at its own bits if `bits` is None; raises `FewbitError`."""
+        level = check_level(name)
+        return cls(model, name, level, check_average_bits(level, bits))
+
+    @property
+    def activation_bits(self) -> int | None:
+        """Whole bits of a derivative, where the level converts activations."""
+        return math.ceil(self.bits) if self.level.activations else None
+
+    @property
+    def argument(self) -> str:
+        """How the user asks for it."""
+        return f"level={self.name!r}"
+
+    @property
+    def wants(self) -> str:
+        """What a model needs to have for it."""
+        return "layer that this level compresses"
+
+    def candidates(self) -> list[Found]:
+        """Return the layers that have a compressed form."""
+        return compressible(self.model)
+
+    def apply(self, found: list[Found], skipped: Mapping[Found, str], make: Make) -> Applied:
+        """Convert the layers, share out bits among them, and let what they save wait in host memory, by the level."""
+        stop_sharing(self.model)
+        converted, left = convert_layers(found, self.level, self.bits, skipped)
+        if self.level.mixed and any(isinstance(module, CompressedLayer) for module, _ in converted):
+            from ..plan import MixedPrecision
+
+            MixedPrecision(self.model, self.bits, wanted=is_converted)
+        if any(isinstance(module, CompressedLayer) for module, _ in converted):
+            note_inputs(self.model)
+        notes = []
+        derivatives: Saver = QuantizerSaver(PerGroup(bits=math.ceil(self.bits)))
+        if self.level.swaps:
+            swapper = Swapper()
+            swap_layers(self.model, swapper)
+            derivatives = SwappingSaver(derivatives, swapper)
+            notes.append(f"{self.name}: what layers compress waits in host memory")
+        if self.level.defragments:
+            notes.append(expandable_segments())
+        replaced = tuple(replace(row, now=f"layers.{one_line(module)}") for module, row in converted)
+        taken = frozenset(id(layer.current) for layer in found)
+        rounded = derivatives if self.level.activations else None
+        return Applied(self.model, replaced, tuple(left), taken, tuple(notes), rounded)

@@ -1,0 +1,319 @@
+"""`fewbit.convert(model, bits=3)` makes few-bit activations of a model's activations; `fewbit.revert(model)` undoes it.
+
+    report = fewbit.convert(model, bits=3, exclude="head.*")
+    print(report)                      what was replaced, and what was left and why
+    fewbit.revert(model)
+
+Outputs stay the same bit for bit, and so do the state_dict, the names of modules, hooks and the mode. A replacement
+keeps what it stands for, so copies and pickles of a converted model can be reverted too.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...tables import FewbitError, Table
+from ..activations.overrides import TableOrPath, key_for_activation, key_for_module, names_activation, read_tables
+from .report import Left, Replaced, Report, one_line, report_of
+from ..layers.activation import Activation as RoundedActivation
+from ..layers.saver import Saver
+from .measure import measure
+from .pipeline import choose_methods, nothing_to_do, undo_methods
+from ..activations.modules import FewBitActivation
+from .neighbours import Neighbours
+from .placement import put, put_back
+from ..activations.table_lookup import DEFAULT_BITS
+from .find import ORIGINAL, Activation, Form, Found, activations, form_of
+from .filters import Selectors, inventory, unwanted
+
+__all__ = ["Report", "convert", "revert"]
+
+
+def convert(
+    model: nn.Module,
+    bits: float | None = None,
+    *,
+    include: Selectors | None = None,
+    exclude: Selectors = (),
+    tables: Mapping[str, TableOrPath] | None = None,
+    fused: bool = False,
+    outliers: float | None = None,
+    level: str | None = None,
+    fuse_preact: int | None = None,
+    glu: str | Mapping[str, Any] | None = None,
+    inputs: Any = None,
+) -> Report:
+    """Replace a model's activations, in place, by few-bit ones with the same outputs.
+
+    Found are the modules of torch.nn and those that `transformers` and `timm` define, and torch's functions where a
+    module holds one in an attribute, as `nn.TransformerEncoderLayer` holds F.relu. (Functions that code calls by name
+    are no modules: see `fewbit.few_bit`.) A module that stands in several places is replaced by one in all of them.
+    What has been converted before is converted anew, with these bits; few-bit modules of your own are left.
+
+    What few bits would only add to is left, unless `include` or `tables` names it: an activation whose input or output
+    is saved by another anyway, as that of a ReLU is by the Linear, convolution or normalisation after it. Without
+    `inputs` that is known where the structure or the source of the modules tells (neighbours.py).
+
+    Args:
+        model: any module, on any device. If it is itself an activation there is nothing to put the new one into: take
+            it from `report.model`.
+        bits: 1 to 8 for each element, 3 if None; fewer are used where fewer hold the derivative exactly. What it means
+            with a `level` is said there.
+        include: which activations; all if None. One or several of: a name as in `named_modules()`, of the activation or
+            of a module around it; a pattern such as ``encoder.*.act``; a class, of the activation or of a module around
+            it; a function (name, module) -> bool.
+        exclude: which of them not; the same.
+        tables: table, or its file, by name or pattern of a module, or else by activation (``gelu``,
+            ``softplus(beta=2)``); used as they are, whatever `bits`. ``calibration.tables()`` is one such mapping.
+        fused: what a module computes by a formula of several torch calls, such as the `gelu_new` of GPT-2, becomes
+            torch's one function of the same mathematics. It is faster by far, and outputs change in their last bits.
+        outliers: a ratio such as 0.02: quantised back-propagation by V-Quant (vquant/conversion.py). Linear and
+            convolutions save their input in `bits` bits, that part of largest values exactly, and share one copy with
+            the ReLU before, whose gradient stays exact.
+        level: "L0" to "L5": layers as ActNN compresses them (levels.py), with activations from "L2" on. `bits` is then
+            of the layers, 4 at L1 and L2; from L3 on an average, 2 if None, which need not be whole.
+        fuse_preact: 1 to 8, such as 4: chains of batch normalisation, (leaky) ReLU and Conv or Linear run as one layer
+            that keeps so many bits for each element, by BLPA (preact/fuse.py). `bits` is of all other activations;
+            `include` and `exclude` choose the convolutions and matrices too.
+        glu: ``parts``, ``inputs`` or ``exact``: gated MLPs as those of Llama become `fewbit.nn.GatedMLP`, of which the
+            tensors inside are kept in few bits (glu/plan.py); or a mapping with its keep, copy_bits and input_bits.
+        inputs: a batch, as a tensor, a tuple of arguments or a mapping of keywords: the model runs with it a few times,
+            in copies, and the report says what each row saves. Rows that save nothing are left, unless there is an
+            `include`.
+
+    `glu`, `fuse_preact` and one of `level` and `outliers` go together, in this order: each takes what those before it
+    have left. So ``glu="parts", level="L2"`` keeps gated MLPs as one, and every layer that is in none by the level.
+
+    Returns:
+        The report; `print` shows it as a table.
+
+    Raises:
+        FewbitError: the model is compiled or scripted, a name, class or key of a table matches no activation, or
+            another argument is wrong. The model is then as it was.
+    """
+    options = Options(bits, include, exclude, tables, fused, level, outliers, fuse_preact, glu)
+    if inputs is None:
+        return _convert(model, options)
+    _check_model(model)
+
+    def measured(twin: nn.Module, without: Sequence[str]) -> Report:
+        return _convert(twin, options, leave=dict.fromkeys(without, ""), by_structure=False)
+
+    found = measure(model, inputs, measured, leave=include is None)
+    report = _convert(model, options, leave=found.only_adds, by_structure=False)
+    rows = tuple(found.told(row) for row in report.replaced)
+    return replace(report, replaced=rows, notes=(*report.notes, found.note))
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of `convert` that say what is replaced, and by what."""
+
+    bits: float | None
+    include: Selectors | None
+    exclude: Selectors
+    tables: Mapping[str, TableOrPath] | None
+    fused: bool
+    level: str | None
+    outliers: float | None
+    fuse_preact: int | None
+    glu: str | Mapping[str, Any] | None
+
+
+def _convert(
+    model: nn.Module, options: Options, *, leave: Mapping[str, str] = MappingProxyType({}), by_structure: bool = True
+) -> Report:
+    """Convert `model` in place.
+
+    Args:
+        model, options: of `convert`.
+        leave: by name what else is left, and why.
+        by_structure: leave what neighbours.py says only adds memory.
+    """
+    _check_model(model)
+    bits, include, fused, level = options.bits, options.include, options.fused, options.level
+    methods = choose_methods(
+        model,
+        bits,
+        fused,
+        level=level,
+        outliers=options.outliers,
+        fuse_preact=options.fuse_preact,
+        glu=options.glu,
+    )
+    given = read_tables(options.tables)
+    found = activations(model)
+    forms = {activation: form_of(activation.original, fused) for activation in found}
+    everything = [*found, *methods.candidates]
+    skipped = unwanted(everything, include, options.exclude)
+    skipped |= {each: leave[each.name] for each in everything if each.name in leave}
+    _check_keys(given, forms)
+
+    def make(activation: Found, form: Form) -> FewBitActivation | str:
+        return _made(activation, form, methods.activation_bits or DEFAULT_BITS, given)
+
+    made: dict[Found, FewBitActivation | RoundedActivation] = {}
+    for activation in found if methods.activation_bits else []:
+        form = forms[activation]
+        if isinstance(form, Form) and activation not in skipped:
+            new = make(activation, form)
+            if isinstance(new, str):
+                forms[activation] = new
+            else:
+                made[activation] = new
+    applied = methods.apply(skipped, make)  # until here the model is as it was
+    found = [activation for activation in found if methods.activation_bits and not applied.takes(activation)]
+    made = {activation: new for activation, new in made.items() if activation in found}
+    if by_structure and include is None:
+        known = {activation: forms[activation] for activation in made if not key_for_module(given, activation.names)}
+        plain = level is None and options.outliers is None
+        for activation, why in _only_adding(model, known, unknown_too=plain).items():
+            del made[activation]
+            skipped[activation] = why
+    notes = list(applied.notes)
+    if applied.derivatives is not None:
+        biased = {a: forms[a] for a, new in made.items() if _is_biased(a, new, given)}
+        for activation, form in biased.items():
+            made[activation] = _rounded(activation, form, made[activation].inplace, applied.derivatives)
+        if biased:
+            notes.append(f"{level}: {_ROUNDED}")
+    root = applied.model
+    for activation, new in made.items():
+        put(activation, new)
+        root = root if activation.places else new
+    replaced = [_replaced(activation, new) for activation, new in made.items()]
+    left = [_left(activation, forms[activation], skipped) for activation in found if activation not in made]
+    if bits is not None and not methods.chosen and not replaced:
+        notes.append(nothing_to_do(f"bits={bits}", "activation that few bits can stand for", bool(left)))
+    return report_of(root, [*replaced, *applied.replaced], [*left, *applied.left], notes)
+
+
+def _only_adding(model: nn.Module, forms: Mapping[Found, Any], unknown_too: bool) -> dict[Found, str]:
+    """Return the activations of which few bits would only add memory, with why.
+
+    Args:
+        model: with its layers as they will be.
+        forms: of the activations.
+        unknown_too: whether those are among them of which that cannot be said: where layers keep what torch's keep,
+            they mostly are.
+    """
+    neighbours = Neighbours(model, forms)
+    outcomes = {activation: neighbours.outcome(activation, form.function) for activation, form in forms.items()}
+    wanted = ("adds", "unknown") if unknown_too else ("adds",)
+    why = {"adds": "", "unknown": "; unknown without inputs="}
+    return {a: outcome.why + why[outcome.kind] for a, outcome in outcomes.items() if outcome.kind in wanted}
+
+
+def revert(model: nn.Module) -> nn.Module:
+    """Put back, in place, what `convert` replaced: the very modules, with the hooks that their replacements have now.
+
+    Args:
+        model: a converted model, a copy or a pickle of one; any other is left as it is.
+
+    Returns:
+        `model`, or the original if `model` is itself a converted activation.
+
+    Raises:
+        FewbitError: the model is compiled or scripted, or a converted layer has been parametrized or sharded since. The
+            model is then as it was.
+    """
+    _check_model(model)
+    model = undo_methods(model)
+    for activation in activations(model):
+        model = put_back(activation) or model
+    return model
+
+
+# ---- replacing -------------------------------------------------------------------------------------------------------
+
+
+def _made(activation: Found, form: Form, bits: int, tables: Mapping[str, Table]) -> FewBitActivation | str:
+    """Return the few-bit form, or why there is none with the numbers that the activation has."""
+    key = key_for_module(tables, activation.names) or key_for_activation(tables, form.activation)
+    if key is not None:
+        new = form.make(table=tables[key])
+    else:
+        try:
+            new = form.make(bits=bits)
+        except FewbitError as error:
+            return str(error)
+    vars(new)[ORIGINAL] = activation.original
+    return new
+
+
+# What the report says where `_rounded` was called.
+_ROUNDED = "derivatives of activations whose table is not exact are rounded at random, without bias, and not by a table"
+
+
+def _is_biased(activation: Found, new: Any, tables: Mapping[str, Table]) -> bool:
+    """Tell whether `new` has a table that is not exact and that the user did not give."""
+    if not isinstance(new, FewBitActivation) or new.table.error == 0:
+        return False
+    return not (key_for_module(tables, activation.names) or key_for_activation(tables, new.activation))
+
+
+def _rounded(activation: Found, form: Any, inplace: bool, saver: Saver) -> RoundedActivation:
+    """Return the form of an activation that rounds its derivative without bias, through `saver`."""
+    new = RoundedActivation(form.function, saver=saver, inplace=inplace)
+    vars(new)[ORIGINAL] = activation.original
+    return new
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+def _check_keys(tables: Mapping[str, Table], forms: Mapping[Found, Form | str]) -> None:
+    for key in tables:
+        by_name = any(key_for_module({key: tables[key]}, activation.names) for activation in forms)
+        if not by_name and not any(isinstance(f, Form) and names_activation(key, f.activation) for f in forms.values()):
+            raise FewbitError(f"tables: no module or activation is called {key!r}; {inventory(list(forms))}")
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise FewbitError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise FewbitError("the model is TorchScript, which cannot be changed: convert it before torch.jit")
+    for name, module in model.named_modules():
+        wrapped = type(module).__name__ == "OptimizedModule"  # what torch.compile makes; model.compile() sets the other
+        if wrapped or getattr(module, "_compiled_call_impl", None) is not None:
+            which = f"its module {name!r}" if name else "the model"
+            raise FewbitError(f"{which} is compiled: convert and revert a model before torch.compile")
+
+
+# ---- the report ------------------------------------------------------------------------------------------------------
+
+
+def _replaced(activation: Found, new: FewBitActivation | RoundedActivation) -> Replaced:
+    was, bits = _text(activation.original), _bits_of(new)
+    if isinstance(new, RoundedActivation):
+        return Replaced(activation.name, was, f"layers.{_text(new)}", bits, math.nan)
+    return Replaced(activation.name, was, _text(new), bits, new.table.error)
+
+
+def _bits_of(activation: FewBitActivation | RoundedActivation) -> int:
+    """Return the bits that are kept for each element."""
+    if isinstance(activation, FewBitActivation):
+        return activation.bits
+    saver: Any = getattr(activation.saver, "saver", activation.saver)  # swapped or not
+    return saver.quantizer.bits
+
+
+def _left(activation: Found, form: Form | str, skipped: Mapping[Found, str]) -> Left:
+    if isinstance(form, str):
+        return Left(activation.name, _text(activation.original), form)
+    still = ""
+    if isinstance(activation.current, FewBitActivation | RoundedActivation):
+        still = f"; it stays at {_bits_of(activation.current)} bits"
+    return Left(activation.name, _text(activation.original), skipped[activation] + still)
+
+
+def _text(activation: Activation) -> str:
+    """Return a module on one line, a function as its name."""
+    name = None if isinstance(activation, nn.Module) else getattr(activation, "__name__", None)
+    return name or one_line(activation)

@@ -1,0 +1,177 @@
+"""The activations of a model: which they are, where they stand, and what their few-bit form is."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .formulas import Formula, agrees
+from ..backends.torch_functions import forward_of
+from .function_attributes import HeldFunction, read_function
+from ..layers.activation import Activation as RoundedActivation
+from ..activations.modules import MODULES, FewBitActivation
+from .recognize import recognise, why_left
+
+__all__ = ["Found", "activations", "modules_of", "original_of"]
+
+Function = Callable[..., Any]
+Activation = nn.Module | Function
+
+# Where a replacement keeps what it replaced: in no submodule, so that nothing else sees it.
+ORIGINAL = "_fewbit_original"
+
+
+def original_of(activation: Activation) -> Activation | None:
+    """Return what `activation` was put in place of, or None if it is no replacement."""
+    return vars(activation).get(ORIGINAL) if isinstance(activation, nn.Module) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """One activation of a model.
+
+    Attributes:
+        current: what stands in the model: a module, or a function held in an attribute.
+        original: what stood there before any conversion.
+        names: its qualified names; "" is the model itself.
+        places: (parent, attribute) wherever it stands; none for the model itself.
+        around: the modules around it.
+    """
+
+    current: Activation
+    names: list[str] = field(default_factory=list)
+    places: list[tuple[nn.Module, str]] = field(default_factory=list)
+    around: list[nn.Module] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Its first name."""
+        return self.names[0]
+
+    @property
+    def original(self) -> Activation:
+        """What stood here before any conversion."""
+        original = original_of(self.current)
+        return self.current if original is None else original
+
+
+def activations(model: nn.Module) -> list[Found]:
+    """Return the activations of `model` in the order of `named_modules()`, also those without a few-bit form.
+
+    What an activation is made of inside is not looked at, nor what is TorchScript.
+    """
+    found: dict[Any, Found] = {}
+    for key, activation, name, around, attribute in _walk(model, "", ()):
+        entry = found.setdefault(key, Found(activation))
+        entry.names.append(name)
+        entry.around.extend(module for module in around if module not in entry.around)
+        if around and (around[-1], attribute) not in entry.places:
+            entry.places.append((around[-1], attribute))
+    return list(found.values())
+
+
+def modules_of(model: nn.Module, wanted: Callable[[nn.Module], bool]) -> list[Found]:
+    """Return the modules of `model` that are `wanted`, in the order of `named_modules()`; not what is TorchScript."""
+    found: dict[int, Found] = {}
+    modules: dict[str, nn.Module] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        modules[name] = module
+        if not wanted(module):
+            continue
+        around = [modules[name[:end]] for end in (0, *(i for i, c in enumerate(name) if c == ".")) if name]
+        if any(isinstance(parent, torch.jit.ScriptModule) for parent in around):
+            continue
+        entry = found.setdefault(id(module), Found(module))
+        entry.names.append(name)
+        entry.around.extend(parent for parent in around if parent not in entry.around)
+        if around and (place := (around[-1], name.rpartition(".")[2])) not in entry.places:
+            entry.places.append(place)
+    return list(found.values())
+
+
+def _walk(
+    module: nn.Module, name: str, around: tuple[nn.Module, ...], attribute: str = ""
+) -> Iterator[tuple[Any, Activation, str, tuple[nn.Module, ...], str]]:
+    if _is_activation(module):
+        yield id(module), module, name, around, attribute
+        return
+    if isinstance(module, torch.jit.ScriptModule):
+        return
+    prefix = f"{name}." if name else ""
+    for attribute, value in vars(module).items():
+        if isinstance(value, HeldFunction | RoundedActivation) or read_function(value) is not None:
+            yield (id(module), attribute), value, prefix + attribute, (*around, module), attribute
+    for attribute, child in module._modules.items():
+        if child is not None:
+            yield from _walk(child, prefix + attribute, (*around, module), attribute)
+
+
+def _is_activation(module: nn.Module) -> bool:
+    return (
+        isinstance(module, FewBitActivation | RoundedActivation)
+        or recognise(module) is not None
+        or why_left(module) is not None
+    )
+
+
+@dataclass(frozen=True)
+class Form:
+    """How to make the few-bit form of an activation.
+
+    Attributes:
+        activation: what the compiler calls it.
+        make: (bits=, table=) -> the module.
+        function: computes the same bits, and can be differentiated.
+    """
+
+    activation: str
+    make: Callable[..., FewBitActivation]
+    function: Function
+
+
+@dataclass(frozen=True)
+class TorchFunction:
+    """One of torch's functions by its name in `FORWARDS`, with its parameters."""
+
+    name: str
+    parameters: tuple[float, ...]
+    inplace: bool
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return f(x), in x itself if it is in place and no gradient is asked for."""
+        y = forward_of(self.name).call(x, *self.parameters)
+        return x.copy_(y) if self.inplace and not torch.is_grad_enabled() else y
+
+
+def form_of(original: Activation, fused: bool = False) -> Form | str:
+    """Return the few-bit form of an activation that is none yet, or why it has none.
+
+    Args:
+        original: what `Found.original` is.
+        fused: take torch's one function for a formula of several, though it rounds differently.
+    """
+    if not isinstance(original, nn.Module):
+        held = read_function(original)
+        if held is None:
+            return "it is no function that fewbit knows"
+        return Form(held.activation, partial(HeldFunction, original, held), original)
+    if isinstance(original, FewBitActivation | RoundedActivation):
+        return "it is a few-bit activation of your own"
+    known = recognise(original)
+    if known is None:
+        return why_left(original) or "it is no activation"
+    if known.formula is None or (fused and known.has_fused):
+        inplace = {"inplace": True} if known.inplace else {}
+        make = partial(MODULES[known.name], **dict(known.arguments), **inplace)
+        return Form(known.activation, make, original.forward if known.formula is None else _torchs(make()))
+    if not agrees(original, known):
+        return "it computes other bits than the formula that fewbit knows by its name"
+    return Form(known.activation, partial(Formula, known), original.forward)
+
+
+def _torchs(few: FewBitActivation) -> TorchFunction:
+    """Return the function of torch's that `few` computes."""
+    return TorchFunction(few._function, few._parameters_of_function, few.inplace)

@@ -1,0 +1,165 @@
+"""Activations that `transformers` and `timm` write in several torch calls: the same calls, so the same bits.
+
+Torch's own function of the same mathematics would round differently, and a converted model's outputs would change.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...tables import Table
+from ..backends.torch_functions import FORWARDS, Forward
+from ..activations.modules import FewBitActivation
+from .recognize import Recognised
+from ..activations.table_lookup import resolve_table
+
+__all__ = ["FORMULAS", "Formula"]
+
+
+# Bits do not change where a result is written, nor when the two sides of + and · are exchanged. So intermediate results
+# are overwritten, which on a CPU saves most of the time.
+
+# ---- transformers ----------------------------------------------------------------------------------------------------
+
+_SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
+
+
+def _python_gelu(x: Tensor) -> Tensor:
+    """x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))."""
+    return (x / math.sqrt(2.0)).erf_().add_(1.0).mul_(x * 0.5)
+
+
+def _new_gelu(x: Tensor) -> Tensor:
+    """0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))."""
+    return torch.pow(x, 3.0).mul_(0.044715).add_(x).mul_(_SQRT_2_OVER_PI).tanh_().add_(1.0).mul_(0.5 * x)
+
+
+def _fast_gelu(x: Tensor) -> Tensor:
+    """0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))."""
+    return (0.044715 * x).mul_(x).add_(1.0).mul_(x * 0.7978845608).tanh_().add_(1.0).mul_(0.5 * x)
+
+
+def _bloom_gelu(x: Tensor) -> Tensor:
+    """x * 0.5 * (1.0 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))."""
+    return (0.044715 * x).mul_(x).add_(1.0).mul_(0.79788456 * x).tanh_().add_(1.0).mul_(x * 0.5)
+
+
+def _sqrt_softplus(x: Tensor) -> Tensor:
+    """F.softplus(x).sqrt()."""
+    return F.softplus(x).sqrt_()
+
+
+def _laplace(x: Tensor) -> Tensor:
+    """0.5 * (1.0 + torch.erf((x - 0.707107).div(0.282095 * math.sqrt(2.0))))."""
+    return (x - 0.707107).div_(0.282095 * math.sqrt(2.0)).erf_().add_(1.0).mul_(0.5)
+
+
+# ---- timm, and Mish of both ------------------------------------------------------------------------------------------
+
+
+def _swish(x: Tensor) -> Tensor:
+    """x.mul(x.sigmoid())."""
+    return x.sigmoid().mul_(x)
+
+
+def _swish_(x: Tensor) -> Tensor:
+    return x.mul_(x.sigmoid())
+
+
+def _mish(x: Tensor) -> Tensor:
+    """x.mul(F.softplus(x).tanh())."""
+    return F.softplus(x).tanh_().mul_(x)
+
+
+def _hard_swish(x: Tensor) -> Tensor:
+    """x.mul(F.relu6(x + 3.0).div_(6.0))."""
+    return F.relu6(x + 3.0, inplace=True).div_(6.0).mul_(x)
+
+
+def _hard_swish_(x: Tensor) -> Tensor:
+    return x.mul_(F.relu6(x + 3.0, inplace=True).div_(6.0))
+
+
+def _hard_sigmoid(x: Tensor) -> Tensor:
+    """F.relu6(x + 3.0) / 6.0."""
+    return F.relu6(x + 3.0, inplace=True).div_(6.0)
+
+
+def _hard_sigmoid_(x: Tensor) -> Tensor:
+    return x.add_(3.0).clamp_(0.0, 6.0).div_(6.0)
+
+
+def _hard_mish(x: Tensor) -> Tensor:
+    """0.5 * x * (x + 2).clamp(min=0, max=2)."""
+    return (x + 2).clamp_(min=0, max=2).mul_(0.5 * x)
+
+
+def _scaled_hard_mish(x: Tensor) -> Tensor:
+    """x.mul(0.5 * (x + 2).clamp(min=0, max=2))."""
+    return (x + 2).clamp_(min=0, max=2).mul_(0.5).mul_(x)
+
+
+def _scaled_hard_mish_(x: Tensor) -> Tensor:
+    return x.mul_((x + 2).clamp_(min=0, max=2).mul_(0.5))
+
+
+FORMULAS: dict[str, Forward] = {
+    "python_gelu": Forward(_python_gelu),
+    "new_gelu": Forward(_new_gelu),
+    "fast_gelu": Forward(_fast_gelu),
+    "bloom_gelu": Forward(_bloom_gelu),
+    "sqrt_softplus": Forward(_sqrt_softplus),
+    "laplace": Forward(_laplace),
+    "swish": Forward(_swish, None, _swish_),
+    "mish": Forward(_mish),
+    "hard_swish": Forward(_hard_swish, None, _hard_swish_),
+    "hard_sigmoid": Forward(_hard_sigmoid, None, _hard_sigmoid_),
+    "hard_mish": Forward(_hard_mish),
+    "hard_mish_in_place": Forward(_scaled_hard_mish, None, _scaled_hard_mish_),  # timm multiplies in another order
+    "sigmoid_in_place": Forward(torch.sigmoid, None, torch.sigmoid_),
+    "tanh_in_place": Forward(torch.tanh, None, torch.tanh_),
+}
+# An op names what it computes by a string: here one that nobody can write for an activation.
+_PREFIX = "formula:"
+FORWARDS.update({_PREFIX + name: forward for name, forward in FORMULAS.items()})
+
+
+class Formula(FewBitActivation):
+    """The few-bit form of a module that is written as a formula.
+
+    Args:
+        known: what the module is; its `formula` is not None.
+        bits, table: as everywhere.
+    """
+
+    def __init__(self, known: Recognised, *, bits: int | None = None, table: Table | None = None) -> None:
+        assert known.formula is not None
+        if table is None:
+            table = resolve_table(known.activation, (), bits)
+        super().__init__(_PREFIX + known.formula, {}, known.inplace, table=table)
+        self._known = known
+
+    @property
+    def activation(self) -> str:
+        """What the compiler calls the function."""
+        return self._known.activation
+
+    def _get_name(self) -> str:
+        return self._known.name
+
+    def _torch_repr(self) -> list[str]:
+        shown = [f"{name}={value!r}" for name, value in self._known.arguments]
+        return [*shown, "inplace=True"] if self.inplace else shown
+
+
+def agrees(original: nn.Module, known: Recognised) -> bool:
+    """Return whether `original` computes the bits that its formula here does: another version might not."""
+    assert known.formula is not None
+    with torch.no_grad():
+        x = torch.linspace(-5.7, 6.1, 1001, device="cpu", dtype=torch.float32)  # no round numbers: all must round
+        if type(x) is not Tensor:  # a mode makes all tensors fake: there are no bits
+            return True
+        theirs = type(original).forward(original, x.clone())  # without its hooks
+        return torch.equal(theirs, FORMULAS[known.formula].call(x))

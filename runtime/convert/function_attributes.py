@@ -1,0 +1,80 @@
+"""Torch's functions that a module holds in an attribute, as `nn.TransformerEncoderLayer` holds F.relu."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+from torch import Tensor
+
+from ...tables import Table
+from ..activations.catch import CAUGHT
+from ..backends.torch_functions import forward_of
+from ..activations.functional import gelu_function
+from ..activations.modules import FewBitActivation
+
+__all__ = ["Held", "HeldFunction", "read_function"]
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Held:
+    """A function of torch with all arguments but x.
+
+    Attributes:
+        function: its name in `FORWARDS`.
+        arguments: (name, value), as many as it has parameters.
+        inplace: whether it overwrites x.
+    """
+
+    function: str
+    arguments: tuple[tuple[str, float], ...] = ()
+    inplace: bool = False
+
+    @property
+    def activation(self) -> str:
+        """What the compiler calls it."""
+        return forward_of(self.function).activation_name(self.function, [value for _, value in self.arguments])
+
+
+def read_function(value: object) -> Held | None:
+    """Return what `value` is if it is a function that few bits can stand for, perhaps with `functools.partial`."""
+    if isinstance(value, partial) and not value.args:
+        return _read(value.func, value.keywords)
+    return _read(value, {})
+
+
+def _read(function: object, keywords: dict[str, Any]) -> Held | None:
+    if not isinstance(function, FunctionType | BuiltinFunctionType) or function not in CAUGHT:
+        return None
+    name, inplace = CAUGHT[function]
+    given = dict(keywords)
+    inplace = bool(given.pop("inplace", inplace))
+    if name == "gelu":
+        name = gelu_function(given.pop("approximate", "none"))
+    arguments = {key: given.pop(key, default) for key, default in forward_of(name).parameters}
+    if given or None in arguments.values():  # other arguments, or some that only the caller knows
+        return None
+    return Held(name, tuple((key, float(value)) for key, value in arguments.items()), inplace)
+
+
+class HeldFunction(FewBitActivation):
+    """The few-bit form of a function: takes its place in the attribute, and whatever arguments it is called with.
+
+    With more than x it calls the function itself, which keeps x: the table is for the arguments that it has alone.
+    """
+
+    def __init__(self, function: Function, held: Held, *, bits: int | None = None, table: Table | None = None) -> None:
+        super().__init__(held.function, dict(held.arguments), held.inplace, bits, table)
+        self._whole = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return what the function returns."""
+        if len(args) == 1 and not kwargs:
+            return super().forward(args[0])
+        return self._whole(*args, **kwargs)
+
+    def _get_name(self) -> str:
+        return self._function

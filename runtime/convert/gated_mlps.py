@@ -1,0 +1,257 @@
+"""`fewbit.convert(model, glu="parts")`: the gated MLPs of a model become `GatedMLP`s, in place and with their weights.
+
+    Llama, Mistral, Qwen2/3, Gemma, … (127 files of transformers)   down_proj(act_fn(gate_proj(x)) * up_proj(x))
+    Phi3, GLM, …                                                    gate and up by one projection, gate_up_proj
+
+A block is known by what its `forward` says, read from its source, not by its class: whoever writes these operations
+with these names has such a block. The projections are the very modules, so the state_dict and whatever LoRA has put in
+their place stay; act_fn stays reachable, as an attribute that is no submodule, because nothing calls it any more.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ...tables import FewbitError
+from ...tables.errors import shown
+from .report import Left, Replaced
+from .function_attributes import read_function
+from .pipeline import Applied, Make
+from ..activations.modules import FewBitActivation
+from .placement import put, put_back
+from ..tensors.table_registry import register_table
+from .swap import restore
+from .find import ORIGINAL, Form, Found, form_of, modules_of, original_of
+from ..layers.source_match import is_written_as
+from ..layers.gated_mlp import GatedMLP
+from ..backends.reference.glu_derivatives import DERIVATIVES
+from ..tensors.glu_parts import DEFAULT_COPY_BITS, Keep, Plan, check_copy_bits, check_keep
+
+# The attribute that holds the activation, and a forward.
+_FORWARDS = (
+    (
+        "act_fn",
+        """
+def forward(self, x):
+    down_proj = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+    return down_proj
+""",
+    ),
+    (
+        "act_fn",
+        """
+def forward(self, x):
+    return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+""",
+    ),
+    (
+        "activation_fn",
+        """
+def forward(self, x):
+    up_states = self.gate_up_proj(x)
+    gate, up_states = up_states.chunk(2, dim=-1)
+    up_states = up_states * self.activation_fn(gate)
+    return self.down_proj(up_states)
+""",
+    ),
+)
+_PARTS = ({"gate_proj", "up_proj", "down_proj"}, {"gate_up_proj", "down_proj"})
+# Children of other gated MLPs, and whose they are.
+_OTHERS = (
+    ({"wi_0", "wi_1", "wo"}, "T5"),
+    ({"Wi", "Wo", "act"}, "ModernBERT"),
+    ({"fc1_g", "fc1_x", "fc2"}, "EVA02"),
+    ({"fc1", "fc2", "act", "gate"}, "timm's GatedMlp"),
+    ({"w1", "w2", "w3"}, "Llama's own code (w1, w2, w3)"),
+    ({"w12", "w3"}, "xFormers (w12, w3)"),
+    ({"weights_in", "weights_out"}, "DINOv2"),
+    ({"input_linear", "output_linear"}, "Granite"),
+    ({"dense_in", "dense_out", "dense_gate"}, "a gated MLP with dense_gate"),
+)
+_EXPERTS = ({"gate_up_proj", "down_proj"}, {"gate_proj", "up_proj", "down_proj"}, {"w1", "w2", "v1"})
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `convert` was asked to keep: the arguments of `GatedMLP`."""
+
+    keep: Keep
+    copy_bits: tuple[int, int]
+    input_bits: int | None
+
+
+def read_options(glu: object) -> Options:
+    """Return the options that `glu` stands for: a `keep`, or a mapping with keep, copy_bits and input_bits.
+
+    Raises:
+        FewbitError: it is neither.
+    """
+    given: dict[str, Any] = dict(glu) if isinstance(glu, Mapping) else {"keep": glu}
+    unknown = given.keys() - {"keep", "copy_bits", "input_bits"}
+    if unknown:
+        raise FewbitError(f"glu takes keep, copy_bits and input_bits, not {shown(sorted(map(str, unknown))[0])}")
+    input_bits = given.get("input_bits")
+    if input_bits is not None and (isinstance(input_bits, bool) or input_bits not in range(1, 9)):
+        raise FewbitError(f"input_bits is an integer from 1 to 8 or None, not {shown(input_bits)}")
+    return Options(
+        check_keep(given.get("keep", "parts")), check_copy_bits(given.get("copy_bits", DEFAULT_COPY_BITS)), input_bits
+    )
+
+
+@dataclass(frozen=True)
+class ByGates:
+    """Gated MLPs as `convert` replaces them.
+
+    Attributes:
+        model: whose they are.
+        options: what the MLPs keep.
+        fused: as of `convert`.
+    """
+
+    model: nn.Module
+    options: Options
+    fused: bool
+
+    @property
+    def argument(self) -> str:
+        """How the user asks for it."""
+        return f"glu={self.options.keep!r}"
+
+    @property
+    def wants(self) -> str:
+        """What a model needs to have for it."""
+        return "gated MLP that fewbit knows"
+
+    def candidates(self) -> list[Found]:
+        """Return the gated MLPs."""
+        return candidates(self.model)
+
+    def apply(self, found: list[Found], skipped: Mapping[Found, str], make: Make) -> Applied:
+        """Put a `GatedMLP` in place of each; what is in it is torch's again if it was converted before."""
+        outcomes = {block: skipped.get(block) or made(block, self.options, self.fused, make) for block in found}
+        new = {block: outcome for block, outcome in outcomes.items() if isinstance(outcome, GatedMLP)}
+        model = self.model
+        for block, module in new.items():
+            put(block, module)
+            model = model if block.places else module
+            for projection in module.modules():
+                restore(projection)
+        return Applied(
+            model,
+            tuple(replaced(block, module) for block, module in new.items()),
+            tuple(left(block, why) for block, why in outcomes.items() if isinstance(why, str)),
+            frozenset(id(module) for block in new for module in (block.current, new[block])),
+        )
+
+
+def ungate(model: nn.Module) -> nn.Module:
+    """Put back what stood in place of gated MLPs; return `model`, or the original if it was replaced itself."""
+    for block in candidates(model):
+        model = put_back(block) or model
+    return model
+
+
+def candidates(model: nn.Module) -> list[Found]:
+    """Return the gated MLPs of `model`, in the order of modules, also those whose forward is another."""
+    return modules_of(model, _has_projections)
+
+
+def _has_projections(module: nn.Module) -> bool:
+    original = original_of(module) if isinstance(module, GatedMLP) else module
+    return isinstance(original, nn.Module) and (
+        any(parts <= original._modules.keys() for parts in _PARTS) or not_supported(original) is not None
+    )
+
+
+def not_supported(module: nn.Module) -> str | None:
+    """Return why a gated MLP of a kind that is none of `_FORWARDS` is left; None for any other module."""
+    weights = {name for name, weight in module._parameters.items() if weight is not None and weight.dim() == 3}
+    if any(parts <= weights for parts in _EXPERTS):
+        return "the weights of its experts are fused, and fused expert weights are not supported yet"
+    for parts, whose in _OTHERS:
+        if parts <= module._modules.keys() and _is_gated(module):
+            return f"gated MLPs as those of {whose} are not supported yet"
+    return None
+
+
+def _is_gated(module: nn.Module) -> bool:
+    """Tell whether the linear layers of `module` make one tensor less, or one of half the size, than they read."""
+    sizes = [(m.in_features, m.out_features) for m in module.children() if isinstance(m, nn.Linear)]
+    if not sizes:  # of another class, as Granite's
+        return True
+    (_, first), (last, _) = sizes[0], sizes[-1]
+    return len(sizes) > 2 or first == 2 * last
+
+
+def made(block: Found, options: Options, fused: bool, make: Make) -> GatedMLP | str:
+    """Return what shall stand for a block, or why there is nothing.
+
+    Args:
+        block: one of `candidates`.
+        options: what to keep.
+        fused: as of `convert`.
+        make: makes the few-bit form of the block's activation, by which its table is chosen.
+    """
+    original: Any = block.original
+    if why := not_supported(original):
+        return why
+    attribute = _activation_attribute(type(original))
+    if attribute is None or "forward" in vars(original):
+        return "its forward is none that fewbit knows"
+    act = getattr(original, attribute)
+    act = original_of(act) or act
+    if not isinstance(act, nn.Module) and read_function(act) is None:
+        return "fewbit does not know its activation"
+    form = form_of(act, fused)
+    names = [f"{name}.{attribute}".removeprefix(".") for name in block.names]
+    activation = make(Found(act, names), form) if isinstance(form, Form) else form
+    if isinstance(activation, str):
+        return activation
+    if options.keep != "parts" and activation._function not in DERIVATIVES:
+        return f"keep={options.keep!r} does not know the derivative of {activation.activation}"
+    return _adopted(original, attribute, activation, options)
+
+
+def _adopted(original: nn.Module, attribute: str, act: FewBitActivation, options: Options) -> GatedMLP:
+    """Return a block with the projections and the plain attributes of `original`."""
+    new = GatedMLP.__new__(GatedMLP)
+    nn.Module.__init__(new)
+    own = {name: value for name, value in vars(original).items() if name not in vars(new)}
+    vars(new).update(own)
+    for name, module in original._modules.items():
+        if name == attribute:
+            vars(new)[name] = module
+        else:
+            new._modules[name] = module
+    plan = Plan(
+        act._function,
+        act._parameters_of_function,
+        register_table(act.table),
+        act.table.bits,
+        *options.copy_bits,
+        options.keep,
+    )
+    new.set_plan(plan, options.input_bits)
+    vars(new)[ORIGINAL] = original
+    return new
+
+
+def replaced(block: Found, new: GatedMLP) -> Replaced:
+    """Return the row of the report; the error is the table's, which `inputs` and `exact` do without."""
+    element = next(new.parameters()).element_size() * 8
+    bits = 2 * element if new.plan.keep == "exact" else new.plan.bits
+    error = new.table.error if new.plan.keep == "parts" else math.nan
+    return Replaced(block.name, type(block.original).__name__, f"GatedMLP({new.extra_repr()})", bits, error)
+
+
+def left(block: Found, why: str) -> Left:
+    """Return the row of the report."""
+    return Left(block.name, type(block.original).__name__, why)
+
+
+def _activation_attribute(cls: type[nn.Module]) -> str | None:
+    """Return the attribute in which a block of this class holds its activation; None if its forward is another."""
+    return next((name for name, known in _FORWARDS if is_written_as(cls, known)), None)

@@ -1,0 +1,117 @@
+"""What a conversion saves, measured: `fewbit.convert(model, ..., inputs=batch)`.
+
+    exact        what the model keeps for the backward pass of these inputs as it was
+    kept         the same, converted
+    each row     how much more is kept where all is converted but this row
+
+Rows that differ in a number of their name, as the blocks of a transformer do, are measured together. All runs are of
+copies with the same parameters; buffers and torch's random numbers stay as they are.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...tables import FewbitError
+from ...tables.errors import shown
+from .report import Replaced, Report, grouped, size_text
+
+__all__ = ["Measured", "measure", "read_inputs"]
+
+# Converts a model, but for what is named.
+Convert = Callable[[nn.Module, Sequence[str]], Report]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Bytes that are kept for the backward pass.
+
+    Attributes:
+        exact, kept: by the model as it was, and converted without the rows in `only_adds`.
+        saved: by the name of a replaced row what it and those measured with it save together.
+        only_adds: by name why a row is left: it would save nothing.
+    """
+
+    exact: int
+    kept: int
+    saved: Mapping[str, int]
+    only_adds: Mapping[str, str]
+
+    def told(self, row: Replaced) -> Replaced:
+        """Return a row of the report with what it saves."""
+        return replace(row, saved=self.saved.get(row.name))
+
+    @property
+    def note(self) -> str:
+        """What is kept in all."""
+        return (
+            f"kept for the backward pass of these inputs: {size_text(self.exact)} exactly, {size_text(self.kept)} now"
+        )
+
+
+def read_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments that `inputs` stands for: a tensor, a tuple or list of arguments, or a mapping of keywords.
+
+    Raises:
+        FewbitError: it is none of these.
+    """
+    if isinstance(inputs, torch.Tensor):
+        return (inputs,), {}
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, tuple | list):
+        return tuple(inputs), {}
+    raise FewbitError(f"inputs is a tensor, a tuple of arguments or a mapping of keywords, not {shown(inputs)}")
+
+
+def measure(model: nn.Module, inputs: Any, convert: Convert, *, leave: bool) -> Measured:
+    """Return what a conversion of `model` saves with these inputs.
+
+    Args:
+        model: is left as it is.
+        inputs: as of `read_inputs`.
+        convert: converts a copy of the model, but for what is named.
+        leave: whether rows that save nothing are to be left.
+    """
+    from .api import revert
+    from ..memory.api import profile
+
+    args, keywords = read_inputs(inputs)
+    devices = {t.device.index for t in model.parameters() if t.device.type == "cuda"}
+
+    def kept(without: Sequence[str]) -> tuple[int, Report | None]:
+        twin = _twin(model)
+        report = convert(twin, without)
+        return profile(report.model, *args, **keywords).total, report
+
+    with torch.random.fork_rng(devices=sorted(devices)), torch.enable_grad():
+        exact = profile(revert(_twin(model)), *args, **keywords).total
+        total, report = kept(())
+        saved: dict[str, int] = {}
+        only_adds: dict[str, str] = {}
+        for group in grouped(report.replaced if report else ()):
+            names = [row.name for row in group]
+            if "" in names:  # the model itself
+                saved |= dict.fromkeys(names, exact - total)
+                continue
+            more = kept(names)[0] - total
+            saved |= dict.fromkeys(names, more)
+            if more < 0 and leave:
+                why = f"few bits would only add memory: {size_text(-more)} with these inputs"
+                only_adds |= dict.fromkeys(names, why)
+        if only_adds:
+            total, _ = kept(list(only_adds))
+    return Measured(exact, total, saved, only_adds)
+
+
+def _twin(model: nn.Module) -> nn.Module:
+    """Return a copy of `model` with the same parameters and buffers of its own."""
+    tensors: dict[int, Any] = {id(t): t for t in model.parameters()}
+    try:
+        return copy.deepcopy(model, tensors)
+    except (RuntimeError, TypeError) as error:
+        raise FewbitError(f"the model cannot be copied, so inputs= cannot be measured: {error}") from error

@@ -1,0 +1,336 @@
+"""Whether few bits of an activation free any memory, as far as the structure of a model tells.
+
+Torch's activation saves its input or its output. If another saves the same tensor, few bits only come on top:
+
+    ReLU, Sigmoid, Tanh       save their output, and so does a Linear, convolution, normalisation or pooling after them
+    GELU, SiLU, …             save their input; where gate and up are parts of one tensor, the product with up keeps all
+                              of it
+
+What an activation saves is tried out on a small tensor. What follows it is read from `nn.Sequential`, and from the
+source of other modules where the result goes straight on: `x = self.act(x); x = self.fc2(x)`. Nothing is run. All else
+is unknown; `convert(..., inputs=batch)` measures it (measure.py).
+"""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _AvgPoolNd, _MaxPoolNd
+
+from ..layers.base import CompressedLayer
+from ..layers.huggingface import like
+from ..activations.modules import FewBitActivation
+from .swap import recast_by
+from .recognize import recognise
+from .find import Found
+
+__all__ = ["Neighbours", "Outcome"]
+
+Kind = Literal["saves", "adds", "unknown", "passes"]
+Saved = frozenset[Literal["input", "output", "other"]]
+
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+_VIEWS = (nn.Identity, nn.Flatten, nn.Unflatten)
+_VIEW_METHODS = {"view", "reshape", "flatten", "transpose", "permute", "squeeze", "unsqueeze", "contiguous", "t"}
+_DROPOUTS = {"F.dropout", "nn.functional.dropout", "torch.nn.functional.dropout"}
+_SPLITS = {"chunk", "split", "unbind", "tensor_split"}
+_DEEPEST = 20
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What few bits of an activation do to the memory: "saves", "adds" or "unknown", and why.
+
+    Of the place where a tensor goes, "passes" says that it goes on to the next.
+    """
+
+    kind: Kind
+    why: str = ""
+
+
+_SAVES, _PASSES = Outcome("saves"), Outcome("passes")
+_UNKNOWN = Outcome("unknown", "it saves its output, which what follows may save as well")
+
+
+def _adds(name: str) -> Outcome:
+    return Outcome("adds", f"few bits would only add memory: {name} saves its output as well")
+
+
+_PARTS = Outcome("adds", "few bits would only add memory: its input is a part of a tensor that a product keeps whole")
+
+
+class Neighbours:
+    """The modules of a model as they stand now, and what they save of an activation's input or output.
+
+    Args:
+        model: the model.
+        replaced: the activations that few bits are to stand for, so that they save nothing of their input.
+    """
+
+    def __init__(self, model: nn.Module, replaced: Iterable[Found]) -> None:
+        self._root = model
+        self._replaced = {id(activation.current) for activation in replaced}
+        self._places: dict[int, list[tuple[nn.Module, str]]] = {}
+        for module in model.modules():
+            for attribute, child in module._modules.items():
+                if child is not None:
+                    self._places.setdefault(id(child), []).append((module, attribute))
+
+    def outcome(self, found: Found, function: Callable[[Tensor], Tensor]) -> Outcome:
+        """Return what few bits of an activation do.
+
+        Args:
+            found: the activation.
+            function: what torch computes in its place.
+        """
+        saved = saved_by(function)
+        if saved == {"input"}:
+            return _PARTS if found.places and all(_is_part(type(p), name) for p, name in found.places) else _SAVES
+        if saved != {"output"} or not found.places:
+            return _SAVES
+        return _of_calls([self._after(parent, name, 0) for parent, name in found.places])
+
+    def _after(self, parent: nn.Module, attribute: str, depth: int) -> Outcome:
+        """Return what becomes of the result of a module or function that `parent` holds in `attribute`."""
+        if depth > _DEEPEST:
+            return _UNKNOWN
+        if type(parent).forward is nn.Sequential.forward:
+            names = list(parent._modules)
+            for name in names[names.index(attribute) + 1 :]:
+                outcome = self._into(parent._modules[name])
+                if outcome is not _PASSES:
+                    return outcome
+            return self._out_of(parent, depth)
+        if type(parent).forward is nn.Module.forward:  # a list of modules: who runs them?
+            return _UNKNOWN if self._is_run(parent, depth) else _SAVES
+        return _of_calls(
+            [self._of_value(call, method, parent, depth) for method, call in _calls(type(parent), attribute)]
+        )
+
+    def _is_run(self, module: nn.Module, depth: int) -> bool:
+        """Tell whether a module that has no forward is part of one that has."""
+        if depth > _DEEPEST or type(module).forward is not nn.Module.forward:
+            return True
+        return any(self._is_run(parent, depth + 1) for parent, _ in self._places.get(id(module), []))
+
+    def _out_of(self, module: nn.Module, depth: int) -> Outcome:
+        """Return what becomes of what `module` returns; the result of the model itself no module saves."""
+        if module is self._root:
+            return _SAVES
+        return _of_calls([self._after(*place, depth + 1) for place in self._places.get(id(module), [])])
+
+    def _into(self, module: Any) -> Outcome:
+        """Return what `module` does to a tensor that goes into it."""
+        name = type(module).__name__
+        if isinstance(module, CompressedLayer | FewBitActivation) or (
+            isinstance(module, nn.Module) and (recast_by(module) is not None or id(module) in self._replaced)
+        ):
+            return _SAVES
+        if isinstance(module, nn.Linear | _ConvNd) or like(type(module)) is nn.Linear:
+            return _adds(f"the {name} after it") if module.weight.requires_grad else _SAVES
+        if isinstance(module, _NORMS) or like(type(module)) is nn.RMSNorm:
+            return _adds(f"the {name} after it")
+        if isinstance(module, _AdaptiveAvgPoolNd) and module.output_size in (1, (1,), (1, 1), (1, 1, 1)):
+            return _SAVES
+        if isinstance(module, _MaxPoolNd | _AvgPoolNd | nn.AvgPool1d | _AdaptiveAvgPoolNd | _AdaptiveMaxPoolNd):
+            return _adds(f"the {name} after it")
+        if isinstance(module, _VIEWS):
+            return _PASSES
+        if isinstance(module, _DropoutNd):
+            return _SAVES if module.p > 0 and module.training else _PASSES
+        if type(module) is nn.Sequential:
+            inside = [self._into(child) for child in module]
+            return next((outcome for outcome in inside if outcome is not _PASSES), _PASSES)
+        if isinstance(module, nn.Softmax | nn.LogSoftmax | nn.Upsample):
+            return _SAVES
+        if isinstance(module, nn.Module) and recognise(module) is not None:
+            saved = saved_by(module.forward)
+            return _adds(f"the {name} after it") if "input" in saved else _SAVES
+        return _UNKNOWN
+
+    # ---- by the source of a module -----------------------------------------------------------------------------------
+
+    def _of_value(self, node: ast.AST, method: "_Method", owner: nn.Module, depth: int) -> Outcome:
+        """Return what becomes of the value of an expression in a method of `owner`."""
+        above = method.above[node]
+        outcome = _UNKNOWN
+        if isinstance(above, ast.Call) and above.args and above.args[0] is node:
+            outcome = self._of_argument(above, owner)
+            if outcome is _PASSES:
+                return self._of_value(above, method, owner, depth)
+        elif isinstance(above, ast.Attribute) and above.attr in _VIEW_METHODS:
+            call = method.above[above]
+            return self._of_value(call, method, owner, depth) if isinstance(call, ast.Call) else _UNKNOWN
+        elif isinstance(above, ast.BinOp) and isinstance(above.op, ast.Add | ast.Sub):
+            outcome = _SAVES
+        elif isinstance(above, ast.Return) and method.function.name == "forward":
+            outcome = self._out_of(owner, depth)
+        elif isinstance(above, ast.Assign) and len(above.targets) == 1 and isinstance(above.targets[0], ast.Name):
+            outcome = self._of_name(above.targets[0].id, above, method, owner, depth)
+        return outcome
+
+    def _of_argument(self, call: ast.Call, owner: nn.Module) -> Outcome:
+        """Return what a call does to its first argument."""
+        function = call.func
+        if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and function.value.id == "self":
+            return self._into(getattr(owner, function.attr, None))
+        name = ast.unparse(function)
+        if name in _DROPOUTS:
+            p = _number(next((k.value for k in call.keywords if k.arg == "p"), None) or call.args[-1], owner)
+            return _UNKNOWN if p is None else _SAVES if p > 0 and owner.training else _PASSES
+        return _PASSES if name == "torch.flatten" else _UNKNOWN
+
+    def _of_name(self, name: str, statement: ast.stmt, method: "_Method", owner: nn.Module, depth: int) -> Outcome:
+        """Return what becomes of what `statement` assigns to `name`, in the statements after it."""
+        block = method.block_of(statement)
+        uses: list[Outcome] = []
+        for later in block[block.index(statement) + 1 :]:
+            names = [node for node in ast.walk(later) if isinstance(node, ast.Name) and node.id == name]
+            if names and not isinstance(later, ast.Assign | ast.Return | ast.Expr):
+                return _of_uses([*uses, _UNKNOWN])
+            uses += [
+                self._of_value(node, method, owner, depth + 1) if depth < _DEEPEST else _UNKNOWN
+                for node in names
+                if isinstance(node.ctx, ast.Load)
+            ]
+            if any(isinstance(node.ctx, ast.Store) for node in names):
+                return _of_uses(uses)
+        return _of_uses(uses if block is method.function.body else [*uses, _UNKNOWN])
+
+
+def _of_uses(uses: list[Outcome]) -> Outcome:
+    """Return what becomes of one value that is used in several places: who saves it saves it for all."""
+    for kind in ("adds", "unknown"):
+        for outcome in uses:
+            if outcome.kind == kind:
+                return outcome
+    return _SAVES if uses else _UNKNOWN
+
+
+def _of_calls(calls: list[Outcome]) -> Outcome:
+    """Return what becomes of several values of one module: few bits are good for all if they are for one."""
+    for kind in ("saves", "unknown", "adds"):
+        for outcome in calls:
+            if outcome.kind == kind:
+                return outcome
+    return _UNKNOWN
+
+
+def _number(node: ast.expr | None, owner: nn.Module) -> float | None:
+    """Return the number that is written as such or as an attribute of `owner`."""
+    value = node.value if isinstance(node, ast.Constant) else None
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+        value = getattr(owner, node.attr, None)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+@dataclass(frozen=True, eq=False)
+class _Method:
+    """A method in source, and what each node of it stands in."""
+
+    function: ast.FunctionDef
+    above: dict[ast.AST, ast.AST]
+
+    def block_of(self, statement: ast.stmt) -> list[ast.stmt]:
+        """Return the statements among which `statement` stands."""
+        for _, value in ast.iter_fields(self.above[statement]):
+            if isinstance(value, list) and statement in value:
+                return value
+        return [statement]
+
+
+@cache
+def _methods(cls: type) -> tuple[_Method, ...]:
+    """Return the methods of `cls` whose source can be read."""
+    functions: dict[str, ast.FunctionDef] = {}
+    for parent in cls.__mro__:
+        if parent in (nn.Module, object):
+            continue
+        try:
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(parent))).body
+        except (OSError, SyntaxError, TypeError, ValueError):
+            continue
+        for part in getattr(definition, "body", []):
+            if isinstance(part, ast.FunctionDef):
+                functions.setdefault(part.name, part)
+    return tuple(
+        _Method(function, {child: node for node in ast.walk(function) for child in ast.iter_child_nodes(node)})
+        for function in functions.values()
+    )
+
+
+def _calls(cls: type, attribute: str) -> Iterator[tuple[_Method, ast.Call]]:
+    """Yield where methods of `cls` call ``self.attribute``."""
+    for method in _methods(cls):
+        for node in ast.walk(method.function):
+            if isinstance(node, ast.Call) and _is_own(node.func, attribute):
+                yield method, node
+
+
+def _is_own(node: ast.expr, attribute: str) -> bool:
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr == attribute
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    )
+
+
+@cache
+def _is_part(cls: type, attribute: str) -> bool:
+    """Tell whether ``self.attribute`` is only called on one part of a tensor, of which another part is multiplied."""
+    calls = list(_calls(cls, attribute))
+    return bool(calls) and all(_on_a_part(method, call) for method, call in calls)
+
+
+def _on_a_part(method: _Method, call: ast.Call) -> bool:
+    argument = call.args[0] if call.args else None
+    if not isinstance(argument, ast.Name):
+        return False
+    for node in ast.walk(method.function):
+        if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple)):
+            continue
+        parts = {name.id for name in node.targets[0].elts if isinstance(name, ast.Name)}
+        value = node.value
+        is_split = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _SPLITS
+        if is_split and argument.id in parts:
+            return _multiplies(method, parts - {argument.id})
+    return False
+
+
+def _multiplies(method: _Method, names: set[str]) -> bool:
+    products = [n for n in ast.walk(method.function) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mult)]
+    sides = [side for product in products for side in (product.left, product.right)]
+    return any(isinstance(side, ast.Name) and side.id in names for side in sides)
+
+
+# ---- what an activation saves ----------------------------------------------------------------------------------------
+
+
+def saved_by(function: Callable[[Tensor], Tensor]) -> Saved:
+    """Return what torch saves of an elementwise function: its input, its output, or something else."""
+    saved: list[int] = []
+
+    def note(t: Tensor) -> Tensor:
+        saved.append(t.untyped_storage()._cdata)
+        kept.append(t)
+        return t
+
+    kept: list[Tensor] = []
+    with torch.inference_mode(False), torch.enable_grad():
+        x = torch.linspace(-2, 2, 8, device="cpu", dtype=torch.float32).requires_grad_() * 1
+        before = x.untyped_storage()._cdata
+        with saved_tensors_hooks(note, lambda t: t):
+            y = function(x)
+    names = {before: "input", y.untyped_storage()._cdata: "output"}  # in place it is the output that is saved
+    return frozenset(names.get(storage, "other") for storage in saved)  # pyright: ignore[reportReturnType]

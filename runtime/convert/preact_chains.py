@@ -1,0 +1,411 @@
+"""`fewbit.convert(model, fuse_preact=4)`: chains of BN, (leaky) ReLU and Conv or Linear, each run as one layer.
+
+    plan = plan_of(model)           finds the chains; changes nothing
+    plan.apply(bits=4)              from now on they run fused; `unfuse(model)` undoes it
+
+A module's own forward is traced (torch.fx) with its children as black boxes, once in training and once in evaluation
+mode. A chain is fused if nothing else uses what flows between its links. Then the module's `forward` is replaced, on
+the instance, by the same graph with the chain as one call. Children, parameters, their names and hooks stay what and
+where they are; children are looked up by name in every call, so that they may be replaced.
+
+A trace cannot follow code that asks for the types or values of tensors: such modules are left, and why is told.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from ...tables.names import counted
+from .report import one_line
+from .swap import torch_class
+from .find import ORIGINAL, Found
+from ..layers.preact.function import NORMS
+from ..layers.preact.layers import FOLDED, PreActLayer, preactivate
+from ..layers.preact.linear import CONVOLUTIONS
+
+LINEAR = (*CONVOLUTIONS, nn.Linear)
+_CHAINS = "_fewbit_chains"  # where the chains stand on a module that runs some
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict)
+_RELU_FUNCTIONS = {F.relu, F.relu_, torch.relu, torch.relu_}
+_LEAKY_FUNCTIONS = {F.leaky_relu, F.leaky_relu_}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+# Functions with the arguments of modules that are folded into the linear part.
+_FOLDED_FUNCTIONS: dict[Any, Callable[..., nn.Module]] = {
+    F.avg_pool1d: nn.AvgPool1d,
+    F.avg_pool2d: nn.AvgPool2d,
+    F.avg_pool3d: nn.AvgPool3d,
+    F.adaptive_avg_pool1d: nn.AdaptiveAvgPool1d,
+    F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
+    F.adaptive_avg_pool3d: nn.AdaptiveAvgPool3d,
+}
+
+
+@dataclass(frozen=True)
+class Chain:
+    """One chain, by the names of its links in the module that runs them.
+
+    Attributes:
+        norm, linear: the batch normalisation, and the convolution or matrix.
+        activation: the ReLU; None if it is a function.
+        before: what is folded into the linear part: a name, or a module made of a function.
+        slope: of the leaky ReLU.
+    """
+
+    norm: str
+    linear: str
+    activation: str | None
+    before: tuple[str | nn.Module, ...]
+    slope: float
+
+    def modules(self, owner: nn.Module) -> tuple[Any, tuple[nn.Module, ...], nn.Module]:
+        """Return the normalisation, what is folded in, and the linear part."""
+        before = (owner.get_submodule(link) if isinstance(link, str) else link for link in self.before)
+        return owner.get_submodule(self.norm), tuple(before), owner.get_submodule(self.linear)
+
+    def links(self, owner: nn.Module) -> list[nn.Module]:
+        """Return its modules but for the activation."""
+        norm, before, linear = self.modules(owner)
+        return [norm, *before, linear]
+
+
+@dataclass(frozen=True, eq=False)
+class RunChain:
+    """A chain of a module, to be called in its place."""
+
+    owner: nn.Module
+    chain: Chain
+    bits: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the chain's output."""
+        norm, before, linear = self.chain.modules(self.owner)
+        return preactivate(x, norm, linear, before=before, negative_slope=self.chain.slope, bits=self.bits)
+
+
+class FusedForward:
+    """The forward of a module in which chains run fused. Its code is made again where it is copied or unpickled."""
+
+    def __init__(self, owner: nn.Module, chains: Sequence[Chain], bits: int) -> None:
+        self.owner, self.chains, self.bits = owner, tuple(chains), bits
+        self._code: dict[bool, Callable[..., Any]] = {}
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Run the module."""
+        training = self.owner.training
+        if training not in self._code:
+            graph = _trace(self.owner, training)
+            _put_chains(graph, self.owner, self.chains)
+            code = graph.python_code("self")
+            names = dict(code.globals)
+            exec(code.src, names)
+            self._code[training] = names["forward"]
+        return self._code[training](self.owner, *arguments, **keywords)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_code": {}}
+
+
+class _Chains:
+    """What the code of a fused forward finds the chains on: attributes c0, c1, …"""
+
+    def __init__(self, runs: Sequence[RunChain]) -> None:
+        for number, run in enumerate(runs):
+            setattr(self, f"c{number}", run)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A chain that can be fused.
+
+    Attributes:
+        name: of its linear part in the model.
+        was: its links, for people.
+        owner: the module that runs it.
+        chain: its links.
+    """
+
+    name: str
+    was: str
+    owner: nn.Module
+    chain: Chain
+
+    def as_found(self, model: nn.Module) -> Found:
+        """Return the linear part as `convert` selects it by names and classes."""
+        _, _, linear = self.chain.modules(self.owner)
+        around = [m for path, m in model.named_modules() if not path or self.name.startswith(f"{path}.")]
+        return Found(linear, [self.name], [], around)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Chains of a model, and normalisations that are in none: (name, what it is, why)."""
+
+    planned: tuple[Planned, ...]
+    left: tuple[tuple[str, str, str], ...]
+
+    def apply(self, bits: int, wanted: Callable[[Planned], bool] = lambda _: True) -> list[Planned]:
+        """Fuse the chains that are `wanted`, and return them."""
+        owners: dict[nn.Module, list[Planned]] = {}
+        for each in self.planned:
+            if wanted(each):
+                owners.setdefault(each.owner, []).append(each)
+        for owner, chosen in owners.items():
+            chains = [each.chain for each in chosen]
+            vars(owner)[_CHAINS] = _Chains([RunChain(owner, chain, bits) for chain in chains])
+            vars(owner)["forward"] = FusedForward(owner, chains, bits)
+        return [each for chosen in owners.values() for each in chosen]
+
+
+def unfuse(model: nn.Module) -> None:
+    """Let every module of `model` run its own forward again."""
+    for module in model.modules():
+        if isinstance(vars(module).get("forward"), FusedForward):
+            del vars(module)["forward"], vars(module)[_CHAINS]
+
+
+def swallowed(model: nn.Module) -> set[int]:
+    """Return the identities of modules that are the links of fused chains of `model`; of ReLUs those that run nowhere
+    else, for few bits serve them there.
+    """
+    links, inside, outside = set[int](), set[int](), set[int]()
+    for owner in model.modules():
+        forward = vars(owner).get("forward")
+        if isinstance(forward, FusedForward):
+            names = {chain.activation for chain in forward.chains}
+            inside |= {id(owner.get_submodule(name)) for name in names if name}
+            links |= {id(module) for chain in forward.chains for module in chain.links(owner)}
+            graph = _trace(owner, owner.training)
+            _put_chains(graph, owner, forward.chains)
+            calls = {str(node.target) for node in graph.nodes if node.op == "call_module"}
+            outside |= {id(owner.get_submodule(name)) for name in calls if not name.startswith(_CHAINS)}
+    return links | (inside - outside)
+
+
+def plan_of(model: nn.Module) -> Plan:
+    """Return which chains of `model` can run fused, and which batch normalisations are left and why."""
+    planned: list[Planned] = []
+    left: list[tuple[str, str, str]] = []
+    seen = set[nn.Module]()
+    for path, owner in model.named_modules():
+        norms = {name: norm for name, norm in _norms_of(owner) if norm not in seen}
+        if isinstance(owner, PreActLayer):  # is fused as it is
+            seen |= set(norms.values())
+            continue
+        if not norms or type(owner).forward is nn.Module.forward:
+            continue
+        seen |= set(norms.values())
+        prefix = f"{path}." if path else ""
+        found = _chains_of(owner)
+        reasons = found if isinstance(found, dict) else dict.fromkeys(norms, found)
+        for name, norm in norms.items():
+            outcome = reasons.get(name, "its module does not call it by itself")
+            if isinstance(outcome, Chain):
+                was = _text(outcome, owner)
+                planned.append(Planned(prefix + outcome.linear, was, owner, outcome))
+            else:
+                left.append((prefix + name, one_line(norm), outcome))
+    return Plan(tuple(planned), tuple(left))
+
+
+# ---- finding chains --------------------------------------------------------------------------------------------------
+
+
+def _norms_of(owner: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the batch normalisations among the children of `owner`, and in lists of children."""
+    for name, child in owner.named_children():
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            yield name, child
+        elif isinstance(child, _CONTAINERS):
+            yield from ((f"{name}.{inner}", norm) for inner, norm in _norms_of(child))
+
+
+def _chains_of(owner: nn.Module) -> dict[str, Chain | str] | str:
+    """Return for each normalisation that `owner` calls its chain or why there is none; or why nothing can be said."""
+    if "forward" in vars(owner) and not isinstance(vars(owner)["forward"], FusedForward):
+        return "its module's forward was replaced on the instance"
+    if _asks_for_types(type(owner)):
+        return "its module's code asks for types, which a trace cannot follow"
+    modes = []
+    for training in (True, False):
+        try:
+            modes.append(_match(_trace(owner, training), owner))
+        except Exception as error:  # whatever the code of a user does with a stand-in for a tensor
+            return f"its module cannot be traced: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+    training, evaluation = modes
+    different = "it is followed by something else in evaluation mode"
+    return {name: each if each == evaluation.get(name) else different for name, each in training.items()}
+
+
+def _asks_for_types(cls: type) -> bool:
+    own = [c for c in cls.__mro__ if c not in (nn.Module, nn.Sequential, object)]
+    functions = [f for c in own for name, f in vars(c).items() if callable(f) and name != "__init__"]
+    return any({"isinstance", "type"} & set(getattr(f, "__code__", _no_code).co_names) for f in functions)
+
+
+_no_code = (lambda: None).__code__
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+def _trace(owner: nn.Module, training: bool) -> fx.Graph:
+    """Return the graph of the forward that the class of `owner` defines, in training or evaluation mode."""
+    mode = owner.training
+    owner.training = training  # of this module alone: children are not run
+    try:
+        return _Tracer().trace(owner)
+    finally:
+        owner.training = mode
+
+
+def _match(graph: fx.Graph, owner: nn.Module) -> dict[str, Chain | str]:
+    found: dict[str, Chain | str] = {}
+    for node in graph.nodes:
+        if node.op == "call_module" and isinstance(owner.get_submodule(node.target), nn.modules.batchnorm._BatchNorm):
+            several = "it is called several times"
+            found[node.target] = several if node.target in found else _chain_from(node, owner)
+    return found
+
+
+def _chain_from(node: fx.Node, owner: nn.Module) -> Chain | str:
+    links = _links(node, owner)
+    if isinstance(links, str):
+        return links
+    chain, nodes = links
+    hooked = [n.target for n in nodes if n.op == "call_module" and _has_hooks(owner.get_submodule(str(n.target)))]
+    return f"there are hooks on {hooked[0]}" if hooked else chain
+
+
+def _links(norm: fx.Node, owner: nn.Module) -> tuple[Chain, list[fx.Node]] | str:
+    """Return the chain that begins at `norm` with its nodes, or why there is none."""
+    module = owner.get_submodule(str(norm.target))
+    if torch_class(module) not in NORMS:
+        return f"{type(module).__name__} is another normalisation than torch's BatchNorm1d, 2d or 3d"
+    if len(norm.args) != 1 or norm.kwargs:
+        return "it is called with other arguments than one tensor"
+    nodes = [norm]
+    before: list[str | nn.Module] = []
+    activation = _next(norm, owner)
+    if isinstance(activation, str):
+        return activation
+    slope = _slope(activation, owner)
+    if slope is None:
+        return f"{_called(activation, owner)} follows, and no ReLU"
+    nodes.append(activation)
+    while True:
+        node = _next(nodes[-1], owner)
+        if isinstance(node, str):
+            return node
+        nodes.append(node)
+        folded = _folded(node, owner)
+        if folded is None:
+            break
+        before.append(folded)
+    linear = owner.get_submodule(str(node.target)) if node.op == "call_module" else None
+    if linear is None or torch_class(linear) not in LINEAR or len(node.args) != 1 or node.kwargs:
+        return f"{_called(node, owner)} follows its ReLU, and no Conv or Linear of torch.nn"
+    name = str(activation.target) if activation.op == "call_module" else None
+    return Chain(str(norm.target), str(node.target), name, tuple(before), slope), nodes
+
+
+def _next(node: fx.Node, owner: nn.Module) -> fx.Node | str:
+    """Return the only node that uses `node`, or why there is none."""
+    users = list(node.users)
+    if len(users) != 1:
+        times = counted(len(users), "time") if users else "nowhere"
+        return f"what {_called(node, owner)} puts out is used {times}, and not once"
+    if users[0].op == "output":
+        return f"its module returns what {_called(node, owner)} puts out"
+    if not users[0].args or users[0].args[0] is not node:
+        return f"{_called(users[0], owner)} takes more than what {_called(node, owner)} puts out"
+    return users[0]
+
+
+def _slope(node: fx.Node, owner: nn.Module) -> float | None:
+    """Return the negative slope of a (leaky) ReLU, or None if `node` is none."""
+    if node.op == "call_module":
+        module = owner.get_submodule(str(node.target))
+        module = vars(module).get(ORIGINAL, module)  # what a few-bit activation stands for
+        if type(module) is nn.ReLU:
+            return 0.0
+        return module.negative_slope if type(module) is nn.LeakyReLU and module.negative_slope >= 0 else None
+    if node.op == "call_method":
+        return 0.0 if node.target in ("relu", "relu_") else None
+    if node.target in _RELU_FUNCTIONS:
+        return 0.0
+    if node.target in _LEAKY_FUNCTIONS:
+        slope: Any = dict(zip(("x", "slope"), node.args, strict=False)).get("slope", 0.01)
+        slope = node.kwargs.get("negative_slope", slope)
+        return float(slope) if not isinstance(slope, fx.Node) and slope >= 0 else None
+    return None
+
+
+def _folded(node: fx.Node, owner: nn.Module) -> str | nn.Module | None:
+    """Return the name of an average pooling or nn.Flatten, or a module that does what a function does; or None."""
+    if node.op == "call_module":
+        return str(node.target) if torch_class(owner.get_submodule(str(node.target))) in FOLDED else None
+    rest, keywords = node.args[1:], node.kwargs
+    if any(isinstance(value, fx.Node) for value in (*rest, *keywords.values())):
+        return None
+    flatten = node.target == "flatten" if node.op == "call_method" else node.target is torch.flatten
+    if flatten and (rest or "start_dim" in keywords):
+        return _Same(nn.Flatten(*rest, **keywords))  # pyright: ignore[reportArgumentType]
+    make = _FOLDED_FUNCTIONS.get(node.target)
+    return _Same(make(*rest, **keywords)) if make else None
+
+
+class _Same(nn.Module):
+    """A module without parameters that equals others which print alike: of the same function."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return any(getattr(module, name) for name in _HOOKS)
+
+
+def _called(node: fx.Node, owner: nn.Module) -> str:
+    if node.op == "call_module":
+        return type(owner.get_submodule(str(node.target))).__name__
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+
+
+def _text(chain: Chain, owner: nn.Module) -> str:
+    norm, before, linear = chain.modules(owner)
+    relu = f"LeakyReLU({chain.slope:g})" if chain.slope else "ReLU"
+    folded = (type(m.module if isinstance(m, _Same) else m).__name__ for m in before)
+    return " → ".join((type(norm).__name__, relu, *folded, one_line(linear)))
+
+
+def _put_chains(graph: fx.Graph, owner: nn.Module, chains: Sequence[Chain]) -> None:
+    """Put one call in the place of each chain."""
+    numbers = {chain: number for number, chain in enumerate(chains)}
+    for norm in [node for node in graph.nodes if node.op == "call_module"]:
+        if not isinstance(owner.get_submodule(str(norm.target)), nn.modules.batchnorm._BatchNorm):
+            continue
+        links = _links(norm, owner)
+        if isinstance(links, str) or links[0] not in numbers:
+            continue
+        chain, nodes = links
+        with graph.inserting_after(nodes[-1]):
+            call = graph.create_node("call_module", f"{_CHAINS}.c{numbers[chain]}", (norm.args[0],))
+        nodes[-1].replace_all_uses_with(call)
+        for node in reversed(nodes):
+            graph.erase_node(node)

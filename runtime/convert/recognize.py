@@ -1,0 +1,220 @@
+"""Which activation a module is: torch.nn's classes and those that `transformers` and `timm` define.
+
+Neither package is imported: a class is known by the path of its module and its name. A subclass is what its parent
+is, unless it brings a `forward` of its own.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ...tables.names import number_text
+
+__all__ = ["Recognised", "recognise", "why_left"]
+
+
+Arguments = tuple[tuple[str, float | str], ...]
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """What a module computes.
+
+    Attributes:
+        name: the class of torch.nn (and of fewbit) that stands for it, such as ``GELU``; for what torch has not, a
+            name of the same style: ``QuickGELU``.
+        arguments: those of the class `name`, without `inplace`; of torch's classes all of them.
+        activation: what the compiler calls it: ``gelu_tanh``, ``softplus(beta=2)``, or an expression in x.
+        inplace: whether its input is overwritten.
+        formula: None where fewbit's ``name(**arguments)`` gives the same bits; else the name in formulas.py of the
+            torch calls that it is written in, which round differently.
+    """
+
+    name: str
+    arguments: Arguments
+    activation: str
+    inplace: bool = False
+    formula: str | None = None
+
+    @property
+    def has_fused(self) -> bool:
+        """Whether torch has one function for it, in place too where it works in place."""
+        in_torch = self.name in _TORCH and self.formula is not None
+        return in_torch and not (self.inplace and self.name in ("Sigmoid", "Tanh"))
+
+
+Rule = Callable[[Any], Recognised]
+_Verdict = Rule | str  # how to read a module of the class, or why it is left alone
+
+
+def recognise(module: nn.Module) -> Recognised | None:
+    """Return which activation `module` is, or None if it is none that few bits can stand for (see `why_left`)."""
+    verdict = _verdict(module)
+    return None if verdict is None or isinstance(verdict, str) else verdict(module)
+
+
+def why_left(module: nn.Module) -> str | None:
+    """Return why `module`, an activation of some kind, has no few-bit form; None for any other module."""
+    verdict = _verdict(module)
+    return verdict if isinstance(verdict, str) else None
+
+
+def _verdict(module: nn.Module) -> _Verdict | None:
+    classes = type(module).__mro__
+    for i, cls in enumerate(classes):
+        verdict = _CLASSES.get((cls.__module__, cls.__qualname__))
+        if verdict is None:
+            continue
+        if isinstance(verdict, str):
+            return verdict
+        if any("forward" in vars(c) or "__call__" in vars(c) for c in classes[:i]):
+            return f"its class brings a forward of its own, not that of {cls.__name__}"
+        if "forward" in vars(module):
+            return "its forward was replaced on the instance"
+        return verdict
+    return None
+
+
+# ---- how modules of each class are read ------------------------------------------------------------------------------
+
+
+def _call_text(family: str, arguments: Mapping[str, float], defaults: Mapping[str, float]) -> str:
+    """Return the compiler's name: ``softplus(beta=2)``, arguments that have their default left out."""
+    given = [f"{k}={number_text(v)}" for k, v in arguments.items() if k not in defaults or v != defaults[k]]
+    return f"{family}({','.join(given)})" if given else family
+
+
+def _torch(name: str, family: str, defaults: Mapping[str, float] | None = None) -> Rule:
+    """Return the rule of a class of torch.nn; `defaults` are the numbers it takes, NaN where it has no default."""
+    defaults = defaults or {}
+
+    def rule(module: Any) -> Recognised:
+        arguments = {k: getattr(module, k) for k in defaults}
+        text = _call_text(family, arguments, defaults)
+        return Recognised(name, tuple(arguments.items()), text, bool(getattr(module, "inplace", False)))
+
+    return rule
+
+
+def _gelu(module: Any) -> Recognised:
+    activation = "gelu_tanh" if module.approximate == "tanh" else "gelu"
+    return Recognised("GELU", (("approximate", module.approximate),), activation)
+
+
+def _fixed(name: str, activation: str, arguments: Arguments = (), *, formula: str | None = None) -> Rule:
+    """Return the rule of a class whose function does not depend on the module, but for `inplace`."""
+
+    def rule(module: Any) -> Recognised:
+        inplace = bool(getattr(module, "inplace", False))
+        return Recognised(name, arguments, activation, inplace, formula)
+
+    return rule
+
+
+def _held(name: str, activation: str, formula: str, arguments: Arguments = ()) -> Rule:
+    """Return the rule of a class of `transformers` that keeps in `act` either torch's function or its own formula."""
+
+    def rule(module: Any) -> Recognised:
+        own = getattr(getattr(module, "act", None), "__self__", None) is module  # a bound method: the formula
+        return Recognised(name, arguments, activation, formula=formula if own else None)
+
+    return rule
+
+
+def _either(name: str, activation: str, formula: str | None, in_place: str) -> Rule:
+    """Return the rule of a class of `timm` that computes by another formula in place."""
+
+    def rule(module: Any) -> Recognised:
+        inplace = bool(getattr(module, "inplace", False))
+        return Recognised(name, (), activation, inplace, in_place if inplace else formula)
+
+    return rule
+
+
+_AS_ERF: Arguments = (("approximate", "none"),)
+_AS_TANH: Arguments = (("approximate", "tanh"),)
+
+_VARIANTS = ("", "Jit", "Me")  # scripted, and with derivatives of their own that keep the input alone
+HARD_MISH = "0.5*x*clip(x+2,0,2)"
+SQRT_SOFTPLUS = "sqrt(softplus(x))"
+LAPLACE = "0.5*(1+erf((x-0.707107)/(0.282095*sqrt(2))))"
+
+_TORCH: dict[str, _Verdict] = {
+    "Threshold": _torch("Threshold", "threshold", {"threshold": math.nan, "value": math.nan}),
+    "ReLU": _torch("ReLU", "relu"),
+    "ReLU6": _torch("ReLU6", "relu6"),
+    "Hardtanh": _torch("Hardtanh", "hardtanh", {"min_val": -1.0, "max_val": 1.0}),
+    "Sigmoid": _torch("Sigmoid", "sigmoid"),
+    "Hardsigmoid": _torch("Hardsigmoid", "hardsigmoid"),
+    "Tanh": _torch("Tanh", "tanh"),
+    "SiLU": _torch("SiLU", "silu"),
+    "Mish": _torch("Mish", "mish"),
+    "Hardswish": _torch("Hardswish", "hardswish"),
+    "ELU": _torch("ELU", "elu", {"alpha": 1.0}),
+    "CELU": _torch("CELU", "celu", {"alpha": 1.0}),
+    "SELU": _torch("SELU", "selu"),
+    "GELU": _gelu,
+    "Hardshrink": _torch("Hardshrink", "hardshrink", {"lambd": 0.5}),
+    "LeakyReLU": _torch("LeakyReLU", "leaky_relu", {"negative_slope": 0.01}),
+    "LogSigmoid": _torch("LogSigmoid", "logsigmoid"),
+    "Softplus": _torch("Softplus", "softplus", {"beta": 1.0, "threshold": 20.0}),
+    "Softshrink": _torch("Softshrink", "softshrink", {"lambd": 0.5}),
+    "Softsign": _torch("Softsign", "softsign"),
+    "Tanhshrink": _torch("Tanhshrink", "tanhshrink"),
+    "PReLU": "its slope is learned, and the slope's gradient needs the input",
+    "RReLU": "its slopes are drawn at random in training",
+    "GLU": "one half of its input gates the other: it is not pointwise",
+    **dict.fromkeys(("Softmax", "Softmin", "Softmax2d", "LogSoftmax"), "it is not pointwise"),
+}
+
+_TRANSFORMERS: dict[str, _Verdict] = {
+    "GELUActivation": _held("GELU", "gelu", "python_gelu", _AS_ERF),
+    "NewGELUActivation": _fixed("GELU", "gelu_tanh", _AS_TANH, formula="new_gelu"),
+    "FastGELUActivation": _fixed("GELU", "gelu_tanh", _AS_TANH, formula="fast_gelu"),
+    "AccurateGELUActivation": _fixed("GELU", "gelu_tanh", _AS_TANH, formula="new_gelu"),
+    "GELUTanh": _held("GELU", "gelu_tanh", "new_gelu", _AS_TANH),
+    "PytorchGELUTanh": _fixed("GELU", "gelu_tanh", _AS_TANH),
+    "QuickGELUActivation": _fixed("QuickGELU", "quick_gelu"),
+    "SiLUActivation": _fixed("SiLU", "silu"),
+    "MishActivation": _held("Mish", "mish", "mish"),
+    "ReLUSquaredActivation": _fixed("SquaredReLU", "squared_relu"),
+    "SqrtSoftplusActivation": _fixed("SqrtSoftplus", SQRT_SOFTPLUS, formula="sqrt_softplus"),
+    # With the μ and σ that its forward has for defaults; nothing in the package passes others.
+    "LaplaceActivation": _fixed("Laplace", LAPLACE, formula="laplace"),
+    "LinearActivation": "it is the identity, which keeps nothing",
+    "ClippedGELUActivation": "it is GELU cut to a range, whose derivative is another",
+    "XIELUActivation": "its two parameters are learned, and their gradients need the input",
+}
+
+_TIMM: dict[str, _Verdict] = {
+    **{f"Swish{variant}": _fixed("SiLU", "silu", formula="swish") for variant in _VARIANTS},
+    **{f"Mish{variant}": _fixed("Mish", "mish", formula="mish") for variant in _VARIANTS},
+    **{f"HardSwish{variant}": _fixed("Hardswish", "hardswish", formula="hard_swish") for variant in _VARIANTS},
+    **{f"HardSigmoid{variant}": _fixed("Hardsigmoid", "hardsigmoid", formula="hard_sigmoid") for variant in _VARIANTS},
+    **{
+        f"HardMish{variant}": _either("HardMish", HARD_MISH, "hard_mish", "hard_mish_in_place") for variant in _VARIANTS
+    },
+    "Sigmoid": _either("Sigmoid", "sigmoid", None, "sigmoid_in_place"),
+    "Tanh": _either("Tanh", "tanh", None, "tanh_in_place"),
+    "GELU": _fixed("GELU", "gelu", _AS_ERF),
+    "GELUTanh": _fixed("GELU", "gelu_tanh", _AS_TANH),
+    "QuickGELU": _fixed("QuickGELU", "quick_gelu"),
+    "PReLU": "its slope is learned, and the slope's gradient needs the input",
+}
+
+_TIMM_MODULES = tuple(
+    f"timm.{package}.activations{variant}" for package in ("layers", "models.layers") for variant in ("", "_jit", "_me")
+)
+
+_CLASSES: dict[tuple[str, str], _Verdict] = {
+    **{("torch.nn.modules.activation", name): verdict for name, verdict in _TORCH.items()},
+    **{("transformers.activations", name): verdict for name, verdict in _TRANSFORMERS.items()},
+    **{(module, name): verdict for module in _TIMM_MODULES for name, verdict in _TIMM.items()},
+    # Its formula in evaluation and in training, there with a derivative of its own, is that of the tanh form.
+    ("transformers.models.bloom.modeling_bloom", "BloomGelu"): _fixed(
+        "GELU", "gelu_tanh", _AS_TANH, formula="bloom_gelu"
+    ),
+}

@@ -1,0 +1,215 @@
+"""`fewbit.convert(model, outliers=0.02, bits=3)`: quantised back-propagation for a whole model (V-Quant, Section 4.1).
+
+    nn.ReLU                 keeps its output in RV-Quant codes; its gradient stays exact
+    Linear, Conv*           save the codes of the ReLU before, or V-Quant's of whatever else they take
+    MaxPool*, AvgPool*      keep a byte for each output, or nothing; their gradients stay exact
+    BatchNorm* and others   left: what they save decides on the error they propagate; `norms=True` takes them too
+
+The input of the network is kept exactly: its caller holds it anyway (layers/callers.py).
+
+So without `norms` the error that a network of these layers propagates is exact, and weight gradients alone carry noise
+(Section 4.2). With one bit, which has no room for two zeros, a ReLU keeps its mask in a bit of its own instead.
+
+Forward is torch's, bit for bit. Layers stay the very objects and change their class (recast.py); a ReLU is an
+activation, in the place of which another stands (placement.py).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...tables import FewbitError
+from .. import layers
+from .report import Left, Replaced, one_line
+from ..layers.base import CompressedLayer
+from ..layers.callers import forget_inputs, note_inputs
+from .pipeline import Applied, Make
+from ..activations.modules import ReLU
+from .placement import put, put_back
+from ..quantizers import Outlier
+from .swap import form_of, recast, recast_by, restore, torch_class, why_not
+from .find import ORIGINAL, Found, modules_of, original_of
+from ..layers.value_aware_relu import ValueAwareReLU
+from ..layers.outlier_saver import OutlierSaver
+
+Wanted = Callable[[str, nn.Module], bool]
+
+_LAYERS = ("Linear", *(f"Conv{d}d" for d in (1, 2, 3)), *(f"ConvTranspose{d}d" for d in (1, 2, 3)))
+_NORMS = tuple(f"{kind}Norm{d}d" for kind in ("Batch", "Instance") for d in (1, 2, 3))
+_POOLS = tuple(f"{kind}Pool{d}d" for kind in ("Max", "Avg", "AdaptiveAvg") for d in (1, 2, 3))
+_FORMS: dict[type[nn.Module], type[nn.Module]] = {
+    getattr(nn, name): getattr(layers, name) for name in (*_LAYERS, *_NORMS, *_POOLS)
+}
+_IS_NORM = {getattr(nn, name) for name in _NORMS}
+
+
+@dataclass(frozen=True)
+class ValueAware:
+    """What `value_aware` did.
+
+    Attributes:
+        model: the very object given, or the new module if that was itself replaced.
+        replaced, left: as in a `Report`, in the order of `named_modules()`.
+    """
+
+    model: nn.Module
+    replaced: tuple[Replaced, ...]
+    left: tuple[Left, ...]
+
+
+def value_aware(
+    model: nn.Module,
+    bits: int = 3,
+    ratio: float = 0.02,
+    *,
+    relu_codes: bool | None = None,
+    norms: bool = False,
+    value_dtype: torch.dtype = torch.bfloat16,
+    wanted: Wanted = lambda name, module: True,
+) -> ValueAware:
+    """Replace ReLUs and layers, in place, by ones that save their activations by V-Quant.
+
+    Replaced are torch's own classes, not subclasses of them. Other activations are left to `fewbit.convert`.
+
+    Args:
+        model: any module, on any device.
+        bits: K, 1 to 8.
+        ratio: AR, from 0 to 1.
+        relu_codes: True: RV-Quant, a ReLU shares its codes with the next layer and needs 2 bits; False: it keeps a mask
+            of 1 bit, and the next layer V-Quant's codes with all 2^K levels. None: True from 2 bits on.
+        norms: take batch and instance normalisations too: far less memory, and an error that is no longer exact.
+        value_dtype: of large values.
+        wanted: (name, module) -> whether it is replaced.
+
+    Returns:
+        What was done; normalisations that were left are told with why.
+
+    Raises:
+        FewbitError: a number is out of range.
+    """
+    if not isinstance(model, nn.Module):
+        raise FewbitError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    how = ByValue.of(model, bits, ratio, relu_codes=relu_codes, norms=norms, value_dtype=value_dtype)
+    return how.convert([found for found in how.candidates() if wanted(found.name, _module(found))])
+
+
+@dataclass(frozen=True)
+class ByValue:
+    """V-Quant as `convert` and `value_aware` apply it.
+
+    Attributes:
+        model: what is converted.
+        quantizer: of layers.
+        relu: of ReLUs; None: they keep a mask.
+        norms: whether normalisations are taken.
+    """
+
+    model: nn.Module
+    quantizer: Outlier
+    relu: Outlier | None
+    norms: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        bits: int,
+        ratio: Any,
+        *,
+        relu_codes: bool | None = None,
+        norms: bool = False,
+        value_dtype: torch.dtype = torch.bfloat16,
+    ) -> "ByValue":
+        """Return V-Quant with these arguments, those of `value_aware`; raises `FewbitError` if one is out of range."""
+        quantizer = Outlier(bits, ratio, value_dtype=value_dtype)
+        codes = bits > 1 if relu_codes is None else relu_codes
+        return cls(model, quantizer, replace(quantizer, relu=True) if codes else None, norms)
+
+    @property
+    def argument(self) -> str:
+        """How the user asks for it."""
+        return f"outliers={self.quantizer.ratio:g}"
+
+    @property
+    def wants(self) -> str:
+        """What a model needs to have for it."""
+        return "ReLU, Linear, convolution or pooling of torch.nn"
+
+    def candidates(self) -> list[Found]:
+        """Return the modules of torch's own classes that may be replaced, also those that have been."""
+        return modules_of(self.model, lambda module: _is_relu(module) or form_of(module, _FORMS) is not None)
+
+    def apply(self, found: list[Found], skipped: Mapping[Found, str], make: Make) -> Applied:
+        """Replace ReLUs and layers."""
+        left = [Left(each.name, one_line(each.original), skipped[each]) for each in found if each in skipped]
+        done = self.convert([each for each in found if each not in skipped])
+        taken = frozenset(id(module) for each in found for module in (each.current, each.original))
+        return Applied(done.model, done.replaced, (*left, *done.left), taken)
+
+    def convert(self, found: list[Found]) -> ValueAware:
+        """Replace `found`, some of the candidates."""
+        model, saver = self.model, OutlierSaver(self.quantizer)
+        replaced: list[Replaced] = []
+        left: list[Left] = []
+        for each in found:
+            module = _module(each)
+            why = self._why_left(module)
+            if why is not None:
+                left.append(Left(each.name, one_line(module), why))
+                continue
+            was = one_line(restore(module))
+            if isinstance(module, nn.ReLU):
+                new = ReLU(module.inplace) if self.relu is None else ValueAwareReLU(module.inplace, self.relu)
+                vars(new)[ORIGINAL] = module
+                put(each, new)
+                model = model if each.places else new
+            else:
+                new, form = module, form_of(module, _FORMS)
+                assert form is not None
+                recast(new, form, "outliers", saver)
+            replaced.append(Replaced(each.name, was, one_line(new), self._bits(new), math.nan))
+        if any(isinstance(_module(each), CompressedLayer) for each in found):
+            note_inputs(self.model)
+        return ValueAware(model, tuple(replaced), tuple(left))
+
+    def _why_left(self, module: nn.Module) -> str | None:
+        if torch_class(module) in _IS_NORM and not self.norms:
+            return "the error it propagates depends on what it saves"
+        return why_not(module, {nn.ReLU: ReLU, **_FORMS})
+
+    def _bits(self, new: nn.Module) -> int:
+        """Return what is kept of an element: poolings keep places, a byte of each output, or nothing."""
+        kind = type(new).__name__
+        return self.quantizer.bits if "Pool" not in kind else 8 if kind.startswith("Max") else 0
+
+
+def torch_again(model: nn.Module) -> nn.Module:
+    """Put back, in place, what `value_aware` replaced; return `model`, or the original if it was replaced itself."""
+    if not any(recast_by(module) == "level" for module in model.modules()):
+        forget_inputs(model)
+    for module in model.modules():
+        if recast_by(module) == "outliers":
+            restore(module)
+    return relus_again(model)
+
+
+def relus_again(model: nn.Module) -> nn.Module:
+    """Put back ReLUs, in place; return `model`, or the ReLU if it was in the place of one."""
+    for relu in modules_of(model, _is_relu):
+        model = put_back(relu) or model
+    return model
+
+
+def _is_relu(module: nn.Module) -> bool:
+    """Tell whether `module` is torch's ReLU, or stands in the place of one."""
+    original = original_of(module) if type(module) in (ValueAwareReLU, ReLU) else module
+    return type(original) is nn.ReLU
+
+
+def _module(found: Found) -> nn.Module:
+    assert isinstance(found.original, nn.Module)
+    return found.original

@@ -1,1 +1,0 @@
-"""Trainings that show what few-bit activations cost: real data, real models, small enough for any machine."""

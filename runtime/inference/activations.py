@@ -1,0 +1,130 @@
+"""Activations in few bits at inference: a range and a threshold for each layer, found once on sample data.
+
+During inference no element is sorted. What lies above the threshold in magnitude is kept in 16 bits, the rest is
+rounded to 2^b levels over the calibrated range (V-Quant, Section 4.7: the low-cost sorting that it leaves open).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...tables import FewbitError
+from ..quantizers import Outlier
+
+_SAMPLES = 1 << 14  # magnitudes of a batch that are looked at for the threshold
+
+
+class StraightThrough(torch.autograd.Function):
+    """x, q -> q; the gradient goes to x as if nothing had been rounded."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, quantized: Tensor) -> Tensor:
+        """Return `quantized`, bit for bit."""
+        return quantized.view_as(quantized)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient as it is."""
+        return grads[0], None
+
+
+class InputQuantizer(nn.Module):
+    """The input of a layer in b bits, with the ratio AR of largest magnitudes in 16 bits.
+
+    Until it is calibrated it lets everything through. Beyond the calibrated range, values are clamped at AR = 0 and
+    kept in 16 bits otherwise, so that AR is a mean over the data it was calibrated on. NaN stays NaN.
+
+    Attributes:
+        bits: b, 1 to 8.
+        ratio: AR, from 0 to 1.
+        value_dtype: of the large values.
+        range: least and greatest of the rest, and the magnitude above which values are large: float32 (3,); NaN before
+            calibration.
+
+    Raises:
+        FewbitError: an attribute is none of these.
+    """
+
+    range: Tensor
+
+    def __init__(self, bits: int, ratio: float, value_dtype: torch.dtype = torch.bfloat16) -> None:
+        super().__init__()
+        self.bits, self.ratio, self.value_dtype = bits, ratio, value_dtype
+        self._check()
+        self.register_buffer("range", torch.full((3,), torch.nan))
+        self._seen: list[Tensor] | None = None
+        self._ends: tuple[float, float] = (torch.inf, -torch.inf)
+
+    def _check(self) -> None:
+        Outlier(self.bits, self.ratio, value_dtype=self.value_dtype)
+        if self.value_dtype is None:
+            raise FewbitError("value_dtype of an InputQuantizer is float16, bfloat16 or float32 of torch, not None")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        try:
+            self._check()
+            right = self.range.shape == (3,) and self.range.is_floating_point()
+        except AttributeError:
+            right = False
+        if not right:
+            raise FewbitError("a pickled InputQuantizer holds bits, ratio, value_dtype and a range of three numbers")
+
+    def begin(self) -> None:
+        """Look at what comes in from now on, and let it through."""
+        self._seen, self._ends = [], (torch.inf, -torch.inf)
+
+    def finish(self) -> None:
+        """Take threshold and range from what was seen since `begin`.
+
+        Raises:
+            FewbitError: nothing finite was.
+        """
+        seen, self._seen = torch.cat(self._seen or [torch.empty(0)]), None
+        low, high = self._ends
+        if not seen.numel() or low > high:
+            raise FewbitError("calibration saw no finite input of a layer: give batches that reach every layer")
+        above = round(self.ratio * seen.numel())
+        threshold = max(-low, high)
+        if above:
+            threshold = float(seen.sort().values[-above - 1]) if above < seen.numel() else -1.0
+        low, high = max(low, -abs(threshold)), min(high, abs(threshold))
+        self.range.copy_(torch.tensor([min(low, high), max(low, high), threshold]))
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._seen = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x` as b bits and 16 bits hold it; its gradient passes unchanged."""
+        if self._seen is not None:
+            self._look(x.detach())
+            return x
+        if bool(self.range[2].isnan()):
+            return x
+        return StraightThrough.apply(x, self.quantized(x.detach()))  # pyright: ignore[reportReturnType]
+
+    def quantized(self, x: Tensor) -> Tensor:
+        """Return the values that stand for `x`."""
+        low, high, threshold = self.range.to(x.dtype)
+        step = ((high - low) / ((1 << self.bits) - 1)).clamp(min=torch.finfo(torch.float16).tiny)
+        rest = ((x.clamp(low, high) - low) / step).round() * step + low
+        return torch.where(x.abs() > threshold, x.to(self.value_dtype).to(x.dtype), rest) if self.ratio else rest
+
+    def share(self, x: Tensor) -> float:
+        """Return the share of the elements of `x` that are kept in 16 bits."""
+        return float((x.abs() > self.range[2]).float().mean()) if self.ratio else 0.0
+
+    def extra_repr(self) -> str:
+        """Return bits and ratio."""
+        return f"bits={self.bits}, ratio={self.ratio}"
+
+    def _look(self, x: Tensor) -> None:
+        assert self._seen is not None
+        finite = x[x.isfinite()].float()
+        if finite.numel():
+            low, high = self._ends
+            self._ends = min(low, float(finite.amin())), max(high, float(finite.amax()))
+            stride = max(1, finite.numel() // _SAMPLES) | 1  # odd, so that it keeps no step with rows
+            self._seen.append(finite[::stride].abs().cpu())

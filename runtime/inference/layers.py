@@ -1,0 +1,154 @@
+"""The two forms of a layer in quantised inference: one to fine-tune, one that holds nothing but codes.
+
+TunedLayer     full-precision weights, quantised anew in every forward pass; gradients go straight through
+PackedLayer    the codes alone; a forward pass decompresses the weight, uses it and drops it
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...tables import FewbitError
+from ..quantizers import Outlier, OutlierCompressed
+from ..quantizers.base import Form
+from .activations import InputQuantizer, StraightThrough
+from .calls import call, weights_of, without_weights
+
+PARTS = ("packed", "counts", "offsets", "values", "levels")
+
+
+class TunedLayer(nn.Module):
+    """A layer whose forward pass sees quantised weights and, if asked for, a quantised input.
+
+    Attributes:
+        layer: the original, with its full-precision parameters, which are trained.
+        weights: V-Quant's quantizer of its weights.
+        input: of its input; None leaves it as it is.
+    """
+
+    def __init__(self, layer: nn.Module, weights: Outlier, input: InputQuantizer | None) -> None:
+        super().__init__()
+        self.layer, self.weights, self.input = layer, weights, input
+
+    def forward(self, x: Tensor, *args: Any) -> Any:
+        """Return what the layer does with quantised weights and input."""
+        x = x if self.input is None else self.input(x)
+        return call(self.layer, {name: self._quantized(name) for name in self.names}, x, *args)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the weights in `layer` that are quantised."""
+        return weights_of(self.layer)
+
+    def codes(self, name: str) -> OutlierCompressed:
+        """Return a weight in few bits, as it is now; codes are in row-major order."""
+        return self.weights.compress(getattr(self.layer, name).detach().contiguous())
+
+    def _quantized(self, name: str) -> Any:
+        return StraightThrough.apply(getattr(self.layer, name), self.codes(name).decompress())
+
+    def extra_repr(self) -> str:
+        """Return bits and ratio of the weights."""
+        return f"bits={self.weights.bits}, ratio={self.weights.ratio}"
+
+
+class PackedTensor(nn.Module):
+    """A compressed tensor as buffers, so that it moves and is stored with the model.
+
+    Attributes:
+        quantizer: what compressed it.
+        shape: of the tensor.
+        dtype: that it is decompressed to.
+    """
+
+    packed: Tensor
+
+    def __init__(self, codes: OutlierCompressed) -> None:
+        super().__init__()
+        self.quantizer, self.shape, self.dtype = codes.quantizer, codes.form.shape, codes.form.dtype
+        for part in PARTS:
+            self.register_buffer(part, getattr(codes, part))
+
+    @property
+    def codes(self) -> OutlierCompressed:
+        """The tensor as `Outlier` compressed it, in row-major order."""
+        strides = torch.empty(self.shape, device="meta").stride()
+        form = Form(self.shape, strides, self.dtype, self.packed.device)
+        return OutlierCompressed(self.quantizer, form, *(self._buffers[part] for part in PARTS))  # pyright: ignore[reportArgumentType]
+
+    def decompress(self) -> Tensor:
+        """Return the tensor.
+
+        Raises:
+            FewbitError: the buffers are not the parts of such a tensor.
+        """
+        return self.codes.decompress()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        try:
+            codes = self.codes
+        except (AttributeError, KeyError, TypeError, RuntimeError):
+            raise FewbitError(f"a pickled PackedTensor holds a quantizer, shape, dtype, {', '.join(PARTS)}") from None
+        codes.check_contents()
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        """Take the parts from a state_dict; raises FewbitError if they are not those of such a tensor."""
+        parts = {part: state_dict.get(prefix + part) for part in PARTS}
+        if all(isinstance(part, Tensor) for part in parts.values()):  # else torch says what is missing
+            own = self.codes
+            for name, part in parts.items():
+                if part.shape != getattr(own, name).shape:
+                    sizes = f"{tuple(getattr(own, name).shape)}, not {tuple(part.shape)}"
+                    raise FewbitError(f"{prefix}{name} of the state_dict does not fit: here it is {sizes}")
+            replace(own, form=replace(own.form, device=parts["packed"].device), **parts).check_contents()
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "PackedTensor":
+        # Only devices concern codes: model.half() and the like would spoil levels and values.
+        return super()._apply(lambda t: t.to(fn(t).device), recurse)
+
+    def extra_repr(self) -> str:
+        """Return shape, bits and ratio."""
+        return f"{tuple(self.shape)}, bits={self.quantizer.bits}, ratio={self.quantizer.ratio}"
+
+
+class PackedLayer(nn.Module):
+    """A layer that holds its weights in few bits only; for inference, or as a frozen part of a model.
+
+    Attributes:
+        layer: the original without its weights.
+        packed: the weights, by name.
+        input: quantizer of its input, or None.
+    """
+
+    def __init__(self, layer: nn.Module, packed: dict[str, OutlierCompressed], input: InputQuantizer | None) -> None:
+        super().__init__()
+        self.layer = without_weights(layer)
+        self.packed = nn.ModuleDict({name: PackedTensor(codes) for name, codes in packed.items()})
+        self.input = input
+
+    @classmethod
+    def of(cls, tuned: TunedLayer) -> "PackedLayer":
+        """Return the packed form of a layer as it is now."""
+        return cls(tuned.layer, {name: tuned.codes(name) for name in tuned.names}, tuned.input)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed weights."""
+        return sum(packed.codes.nbytes for _, packed in self.tensors())
+
+    def forward(self, x: Tensor, *args: Any) -> Any:
+        """Return what the layer does with its decompressed weights."""
+        x = x if self.input is None else self.input(x)
+        weights = {name: packed.decompress() for name, packed in self.tensors()}
+        if x.is_floating_point():  # after model.half() and the like
+            weights = {name: weight.to(x.dtype) for name, weight in weights.items()}
+        return call(self.layer, weights, x, *args)
+
+    def tensors(self) -> Iterator[tuple[str, PackedTensor]]:
+        """Yield the packed weights by name."""
+        yield from self.packed.items()  # pyright: ignore[reportReturnType]

@@ -1,0 +1,37 @@
+"""Value-aware quantization (V-Quant): few large values exactly, the many small ones in few bits.
+
+Training       `fewbit.convert(model, outliers=0.02, bits=3)` or `value_aware`: layers that save by V-Quant, forward
+               exact; `ActivationAnnealing` changes bits and ratio by the epoch.
+Inference      `quantize`, `calibrate`, `pack`: weights and activations in 3 to 5 bits; `search` finds how few do;
+               `save` and `load` a packed model.
+
+The quantizer itself is `fewbit.quantizers.Outlier`.
+"""
+
+from ..plan.annealing import ActivationAnnealing
+from ..convert.vquant import ValueAware, torch_again, value_aware
+from . import Candidate, Configuration, InputQuantizer, PackedLayer, PackedTensor, SearchResult, TunedLayer, calibrate, load, pack, quantize, save, search
+from ..layers.value_aware_relu import ValueAwareReLU
+from ..layers.outlier_saver import OutlierSaver
+
+__all__ = [
+    "ActivationAnnealing",
+    "Candidate",
+    "Configuration",
+    "InputQuantizer",
+    "OutlierSaver",
+    "PackedLayer",
+    "PackedTensor",
+    "SearchResult",
+    "TunedLayer",
+    "ValueAware",
+    "ValueAwareReLU",
+    "calibrate",
+    "load",
+    "pack",
+    "quantize",
+    "save",
+    "search",
+    "torch_again",
+    "value_aware",
+]

@@ -1,0 +1,200 @@
+"""Layers that `transformers` defines for itself: GPT-2's Conv1D, which is a linear layer, and RMS normalisations.
+
+    Conv1D                                          torch.addmm(bias, x, weight): the weight is a Linear's transposed
+    LlamaRMSNorm, T5LayerNorm, Gemma2RMSNorm, …     x / √(mean x² + ε) · w, or · (1 + w): 175 classes, written five ways
+
+The package is not imported: a class is known by what its methods say (written.py), so it may be of any package. Its
+compressed form is a subclass of it, made when it is first asked for, so that `isinstance` stays what it was.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from .source_match import is_written_as
+from .base import CompressedLayer, apply, compresses, saver_text
+from .layer_norm import CompressedNormalisation, Gradients, RootMeanSquare
+from .linear import linear
+from .normalization import CompressedNorm
+
+__all__ = ["Conv1D", "RMSNorm", "form_of_class", "like"]
+
+
+class _Form(CompressedLayer):
+    """What the forms share.
+
+    Attributes:
+        former: the class that this is the form of, which comes after `_Form` in the order of methods.
+        way: how it is written.
+    """
+
+    former: ClassVar[type[nn.Module]]
+    way: ClassVar["_Way"]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles name the former class, for this one has no place from which it could be imported."""
+        return _empty, (self.former,), vars(self)
+
+
+class Conv1D(_Form):
+    """`Conv1D` of transformers, which keeps its input in few bits."""
+
+    nf: int
+    nx: int
+    weight: Tensor
+    bias: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return its output: torch's `linear` is the same `addmm`."""
+        return linear(x, self.weight.t(), self.bias, self.saver)
+
+    def __repr__(self) -> str:
+        return f"Conv1D(nf={self.nf}, nx={self.nx}, {saver_text(self.saver)})"
+
+
+class RMSNorm(_Form, CompressedNorm):
+    """An RMS normalisation of transformers, which keeps its normalised input in few bits."""
+
+    weight: Tensor
+
+    @property
+    def epsilon(self) -> float:
+        """What is added to the mean square."""
+        return getattr(self, self.way.epsilon)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return its output."""
+        if not compresses(x, self.weight):
+            return super().forward(x)
+        norm = _AsWritten(tuple(self.weight.shape), self.epsilon, super().forward, self.way.offset)
+        return apply(CompressedNormalisation, x, self.weight, None, norm, self.saver, self.copies)
+
+
+@dataclass(frozen=True)
+class _AsWritten(RootMeanSquare):
+    """The output by the module's own forward, the gradient by our formula.
+
+    Attributes:
+        original: the module's own forward.
+        offset: what is added to the weight.
+    """
+
+    original: Callable[[Tensor], Tensor]
+    offset: float
+
+    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+        return self.original(x), None, self.rstd(x)
+
+    def backward(
+        self,
+        grad: Tensor,
+        normed: list[Tensor],
+        mean: Tensor | None,
+        rstd: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        wanted: list[bool],
+    ) -> Gradients:
+        assert weight is not None
+        return super().backward(grad, normed, mean, rstd, weight.to(rstd.dtype) + self.offset, bias, wanted)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How a class is written.
+
+    Attributes:
+        like: the class of torch.nn that saves what it saves.
+        source: its methods.
+        epsilon: where a normalisation holds ε.
+        offset: what it adds to its weight.
+    """
+
+    like: type[nn.Module]
+    source: str
+    epsilon: str = ""
+    offset: float = 0.0
+
+
+_ROOT_MEAN_SQUARE = """
+def forward(self, hidden_states):
+    input_dtype = hidden_states.dtype
+    hidden_states = hidden_states.to(torch.float32)
+    variance = hidden_states.pow(2).mean(-1, keepdim=True)
+    hidden_states = hidden_states * torch.rsqrt(variance + self.variance_epsilon)
+    return """
+_WAYS = (
+    _Way(
+        nn.Linear,
+        """
+        def forward(self, x):
+            size_out = x.size()[:-1] + (self.nf,)
+            x = torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight)
+            x = x.view(size_out)
+            return x
+        """,
+    ),
+    _Way(nn.RMSNorm, _ROOT_MEAN_SQUARE + "self.weight * hidden_states.to(input_dtype)", "variance_epsilon"),
+    _Way(nn.RMSNorm, _ROOT_MEAN_SQUARE + "(self.weight * hidden_states).to(input_dtype)", "variance_epsilon"),
+    _Way(
+        nn.RMSNorm,
+        _ROOT_MEAN_SQUARE + "(self.weight.to(torch.float32) * hidden_states).to(input_dtype)",
+        "variance_epsilon",
+    ),
+    _Way(
+        nn.RMSNorm,
+        """
+        def forward(self, hidden_states):
+            variance = hidden_states.to(torch.float32).pow(2).mean(-1, keepdim=True)
+            hidden_states = hidden_states * torch.rsqrt(variance + self.variance_epsilon)
+            if self.weight.dtype in [torch.float16, torch.bfloat16]:
+                hidden_states = hidden_states.to(self.weight.dtype)
+            return self.weight * hidden_states
+        """,
+        "variance_epsilon",
+    ),
+    _Way(
+        nn.RMSNorm,
+        """
+        def forward(self, x):
+            output = self._norm(x.float())
+            output = output * (1.0 + self.weight.float())
+            return output.type_as(x)
+
+        def _norm(self, x):
+            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+        """,
+        "eps",
+        1.0,
+    ),
+)
+_FORMS: dict[type[nn.Module], type[_Form]] = {nn.Linear: Conv1D, nn.RMSNorm: RMSNorm}
+
+
+def like(cls: type[nn.Module]) -> type[nn.Module] | None:
+    """Return the class of torch.nn that saves what `cls` saves for its backward pass; None if it is none of these."""
+    way = _way(cls)
+    return way and way.like
+
+
+@cache
+def form_of_class(cls: type[nn.Module]) -> type[CompressedLayer]:
+    """Return the compressed form of a class that is `like` one of torch.nn."""
+    way = _way(cls)
+    assert way is not None
+    form = _FORMS[way.like]
+    return type(cls.__name__, (form, cls), {"former": cls, "way": way, "__doc__": form.__doc__})
+
+
+@cache
+def _way(cls: type[nn.Module]) -> _Way | None:
+    return next((way for way in _WAYS if is_written_as(cls, way.source)), None)
+
+
+def _empty(cls: type[nn.Module]) -> CompressedLayer:
+    """Return a layer of the form of `cls`, without attributes."""
+    form = form_of_class(cls)
+    return form.__new__(form)

@@ -1,0 +1,5 @@
+"""Layers and blocks in few bits: `fewbit.nn`."""
+
+from .gated_mlp import GatedMLP
+
+__all__ = ["GatedMLP"]

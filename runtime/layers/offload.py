@@ -1,0 +1,231 @@
+"""Swapping (ActNN, Section 5.2, L4): what a layer has compressed waits in host memory for its backward pass.
+
+    forward     each tensor is copied to pinned host memory on a stream of its own, while the next layers compute
+    backward    before a layer asks, the ones before it in the forward pass, needed next, are on their way back
+
+A `Swapper` is shared by the layers of a model. Copies never block the stream that computes: it waits for the event of
+the one copy that it needs. Tensors of the CPU, which are in host memory already, are copied there at once, so that all
+but streams and pinned memory works, and is tested, without a GPU.
+
+Codes that several layers share (query, key and value) are moved once and fetched once: on the device they stay from the
+first of these layers that asks for them until the last has. What is saved without being compressed stays where it is:
+somebody else holds it as well, so that a copy would free nothing.
+"""
+
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..tensors.abstract import is_abstract
+from ..quantizers import Compressed
+from ..quantizers.base import total_bytes
+from .saver import Saver, Whole, compress_input, compress_rows, put_together, take_apart
+
+SMALLEST = 4096  # bytes: smaller tensors stay where they are, for a copy costs more than it frees
+
+
+class Progress:
+    """How far the moves of one tensor are; the graph alone holds it.
+
+    Attributes:
+        written: event after which host memory holds the tensor; None: it does.
+        host: of the tensor in host memory, which the graph holds.
+        fetched: the tensor on its device, and the event after which it is whole.
+        layers: how many save it.
+        asked: how many of them have asked for it since it was fetched.
+        queued: whether it waits to be fetched ahead.
+    """
+
+    def __init__(self, host: Tensor, written: Any) -> None:
+        self.host, self.written = weakref.ref(host), written
+        self.fetched: tuple[Tensor, Any] | None = None
+        self.layers, self.asked, self.queued = 1, 0, True
+
+
+@dataclass(frozen=True, eq=False)
+class Moved:
+    """A tensor in host memory."""
+
+    host: Tensor
+    device: torch.device
+    progress: Progress
+
+
+class Swapper:
+    """Moves tensors to host memory and back, ahead of need.
+
+    Args:
+        ahead: how many saved tensors are fetched before they are asked for.
+        smallest: bytes from which on a tensor is moved.
+    """
+
+    def __init__(self, ahead: int = 2, smallest: int = SMALLEST) -> None:
+        self.ahead, self.smallest = ahead, smallest
+        self._streams: dict[torch.device, Any] = {}
+        self._moved: deque[weakref.ref[Progress]] = deque()  # in the order of the forward pass
+        self._last: tuple[Compressed, Swapped] | None = None  # what was moved last for a layer's input
+
+    def found(self, compressed: Compressed) -> "Swapped | None":
+        """Return what keeps `compressed` in host memory, for one more layer, if these codes were moved last."""
+        if self._last is None or self._last[0] is not compressed:
+            return None
+        swapped = self._last[1]
+        for tensor in swapped.tensors:
+            if isinstance(tensor, Moved):
+                tensor.progress.layers += 1
+        return swapped
+
+    def note(self, compressed: Compressed, swapped: "Swapped") -> None:
+        """Remember that `swapped` keeps `compressed` in host memory, until the next codes come or a backward pass."""
+        self._last = compressed, swapped
+
+    def forget(self) -> None:
+        """Remember no codes."""
+        self._last = None
+
+    def out(self, x: Tensor) -> Tensor | Moved:
+        """Return what keeps `x` in host memory, or `x` itself if it is small."""
+        if total_bytes([x]) < self.smallest:
+            return x
+        while self._moved and self._moved[0]() is None:  # its graph is gone
+            self._moved.popleft()
+        host, event = self._copied(x, torch.device("cpu"))
+        progress = Progress(host, event)
+        self._moved.append(weakref.ref(progress))
+        return Moved(host, x.device, progress)
+
+    def back(self, moved: Moved) -> Tensor:
+        """Return the tensor on its device, and fetch what will be asked for next."""
+        progress = moved.progress
+        if progress.fetched is None:
+            self._fetch(progress, moved.host, moved.device)
+        assert progress.fetched is not None
+        x, event = progress.fetched
+        progress.asked += 1
+        if progress.asked == progress.layers:
+            progress.fetched, progress.asked = None, 0
+        if event is not None:
+            stream = torch.cuda.current_stream(x.device)
+            stream.wait_event(event)
+            x.record_stream(stream)  # its memory was taken on the other stream
+        self._fetch_before(progress, moved.device)
+        return x
+
+    def _fetch_before(self, progress: Progress, device: torch.device) -> None:
+        """Start fetching what was moved before `progress`; forget it and what came after, or is gone."""
+        if not progress.queued:  # by another layer that shares it, or in an earlier backward pass
+            return
+        while self._moved:
+            last = self._moved.pop()()
+            if last is not None:
+                last.queued = False
+            if last is progress:
+                break
+        waiting = [one for one in (reference() for reference in list(self._moved)[-self.ahead :]) if one is not None]
+        for one in reversed(waiting):
+            host = one.host()
+            if one.fetched is None and host is not None:
+                self._fetch(one, host, device)
+
+    def _fetch(self, progress: Progress, host: Tensor, device: torch.device) -> None:
+        if progress.written is not None:
+            self._stream(device).wait_event(progress.written)
+        progress.fetched = self._copied(host, device)
+
+    def _copied(self, x: Tensor, device: torch.device) -> tuple[Tensor, Any]:
+        """Return a copy of `x` on `device`, and the event after which it is whole (None: it is)."""
+        if is_abstract(x):
+            return torch.empty_like(x), None  # host memory without a device is as abstract
+        cuda = x.device if x.device.type == "cuda" else device
+        if cuda.type != "cuda":
+            return x.to(device, copy=True), None
+        stream = self._stream(cuda)
+        if x.device.type == "cuda":
+            stream.wait_stream(torch.cuda.current_stream(cuda))  # x is being computed there
+        with torch.cuda.stream(stream):
+            copy = torch.empty(x.shape, dtype=x.dtype, device=device, pin_memory=device.type == "cpu")
+            copy.copy_(x, non_blocking=True)
+            if x.device.type == "cuda":
+                x.record_stream(stream)  # its memory is not given away before it is copied
+            event = torch.cuda.Event()
+            event.record(stream)
+        return copy, event
+
+    def _stream(self, device: torch.device) -> Any:
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        return self._streams[device]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Swapper":
+        copy = memo[id(self)] = Swapper(self.ahead, self.smallest)
+        return copy
+
+    def __reduce__(self) -> Any:
+        return Swapper, (self.ahead, self.smallest)
+
+
+@dataclass(frozen=True, repr=False)
+class SwappingSaver:
+    """Compresses as `saver` does, and moves the tensors of that to host memory."""
+
+    saver: Saver
+    swapper: Swapper
+
+    def __repr__(self) -> str:
+        return f"{self.saver!r} in host memory"
+
+    def compress(self, x: Tensor) -> Compressed:
+        """Return `x` in few bits, in host memory."""
+        return self._swapped(self.saver.compress(x))
+
+    def compress_rows(self, x: Tensor) -> Compressed:
+        """Return `x`, row by row, in few bits, in host memory."""
+        return self._swapped(compress_rows(self.saver, x))
+
+    def compress_once(self, x: Tensor, rows: bool = False) -> Compressed:
+        """Return `x` in few bits, in host memory: the same ones wherever `saver` gives the same codes to two layers."""
+        compressed = compress_input(self.saver, x, rows=rows)
+        swapped = self.swapper.found(compressed)
+        if swapped is None:
+            swapped = self._swapped(compressed)
+            if isinstance(swapped, Swapped):
+                self.swapper.note(compressed, swapped)
+        return swapped
+
+    def _swapped(self, compressed: Compressed) -> Compressed:
+        if isinstance(compressed, Whole):
+            return compressed
+        tensors: list[Tensor] = []
+        skeleton = take_apart(compressed, tensors)
+        return Swapped(partial(put_together, skeleton), tuple(self.swapper.out(t) for t in tensors), self.swapper)
+
+    def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
+        """Let `saver` observe."""
+        self.swapper.forget()
+        self.saver.observe(gradient, rstd)
+
+
+@dataclass(frozen=True, eq=False)
+class Swapped:
+    """A compressed tensor whose tensors wait in host memory."""
+
+    put_together: Callable[[list[Tensor]], Compressed]
+    tensors: tuple[Tensor | Moved, ...]
+    swapper: Swapper
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes, on the device and in host memory together."""
+        return total_bytes([t.host if isinstance(t, Moved) else t for t in self.tensors])
+
+    def decompress(self) -> Tensor:
+        """Return the tensor on its device."""
+        # The last that was moved comes first: in that order they are fetched ahead.
+        back = [self.swapper.back(t) if isinstance(t, Moved) else t for t in reversed(self.tensors)]
+        return self.put_together(back[::-1]).decompress()

@@ -1,0 +1,198 @@
+"""One pre-activation layer as one function of autograd (BLPA, equations 1 to 8).
+
+    A₁ = (σ² + ε)^{−1/2} ∘ (x − μ)      batch normalisation
+    A₂ = γ ∘ A₁ + β                      scale and shift
+    A₃ = max(A₂, slope·A₂)               (leaky) ReLU
+    out = A₃ × W + b                     convolution or matrix, after average pooling if there is any
+
+Forward runs torch's own operations, so that outputs are theirs bit for bit. Kept for backward are the packed code of
+A₂ and vectors of a number a channel; A₁, A₂ and A₃ share one piece of memory and are gone when forward returns.
+Backward takes Ã₂ for A₂. Since its sign is exact, so is all that flows back to the input but one of the three terms of
+batch normalisation, γ(σ² + ε)^{−1/2} ∘ Ã₁ ∘ Mean(Ã₁ ∘ ∇A₂); with running statistics there is no such term.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from ...quantizers.base import Form
+from .codes import Codes, activate_, compress
+from .linear import Linear, backward
+
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+@dataclass(frozen=True, eq=False)
+class Normalisation:
+    """What batch normalisation does in one call.
+
+    Attributes:
+        mean, variance: the running statistics: updated if `by_batch`, else used; None if there are none.
+        by_batch: whether to normalise by the statistics of the batch.
+        momentum: of the update.
+        eps: ε.
+    """
+
+    mean: Tensor | None
+    variance: Tensor | None
+    by_batch: bool
+    momentum: float
+    eps: float
+
+    def __call__(self, x: Tensor, γ: Tensor | None, β: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return A₂, by the very function behind ``torch.nn.functional.batch_norm``, and μ and (σ² + ε)^{−1/2}."""
+        arguments = (self.mean, self.variance, self.by_batch, self.momentum, self.eps, torch.backends.cudnn.enabled)
+        A, mean, inverse_deviation, *_ = torch._batch_norm_impl_index(x, γ, β, *arguments)  # pyright: ignore[reportPrivateImportUsage]
+        if self.by_batch:
+            return A, mean, inverse_deviation
+        assert self.mean is not None and self.variance is not None
+        return A, self.mean.clone(), (self.variance + self.eps).rsqrt()
+
+
+def normalisation_of(norm: nn.modules.batchnorm._BatchNorm) -> Normalisation:
+    """Return what `norm` does in this call, and count the call as torch's module does."""
+    # Attributes of a module are looked up in vain first, for half a microsecond each: every one once.
+    training, mean, variance = norm.training, norm.running_mean, norm.running_var
+    momentum = 0.0 if norm.momentum is None else norm.momentum
+    if training and norm.track_running_stats and (count := norm.num_batches_tracked) is not None:
+        count.add_(1)
+        if norm.momentum is None:
+            momentum = 1.0 / float(count)
+    by_batch = training or (mean is None and variance is None)
+    if training and not norm.track_running_stats:
+        mean = variance = None
+    return Normalisation(mean, variance, by_batch, momentum, norm.eps)
+
+
+@dataclass(frozen=True, eq=False)
+class Settings:
+    """What a layer is, besides its parameters.
+
+    Attributes:
+        normalisation, linear: its parts.
+        slope: of the leaky ReLU; 0 is ReLU.
+        bits: of the code; 0 for none. None keeps the layer's input whole and computes the rest again: exact.
+        naive: the baseline of Section 4: the linear part is given Ã₃ in the forward pass too.
+    """
+
+    normalisation: Normalisation
+    linear: Linear
+    slope: float
+    bits: int | None
+    naive: bool
+
+    def keeping_for(self, needs: Sequence[bool]) -> "Settings":
+        """Return the same with no more bits than the gradients of x, γ, β, weight and bias that are needed take.
+
+        The sign, one bit, is all that ReLU passes on; what has frozen parameters and running statistics takes no more.
+        A bias alone takes none: 0 bits.
+        """
+        need_x, need_γ, need_β, need_weight, *_ = needs
+        if self.naive or self.bits is None or need_weight or need_γ or (need_x and self.normalisation.by_batch):
+            return self
+        return replace(self, bits=1 if need_x or need_β else 0)
+
+
+class PreActivation(torch.autograd.Function):
+    """out = linear(relu(γ ∘ normalised(x) + β)), which keeps the packed code of what goes into the ReLU."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        γ: Tensor | None,
+        β: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        settings: Settings,
+    ) -> Tensor:
+        """Return the output of the layer."""
+        ctx.settings = s = settings.keeping_for(ctx.needs_input_grad)
+        A, mean, inverse_deviation = s.normalisation(x, γ, β)
+        if s.bits is None:
+            n = s.normalisation
+            running = (None, None) if n.by_batch or n.variance is None else (mean, n.variance.clone())
+            ctx.save_for_backward(x, γ, β, weight, mean, inverse_deviation, *running)
+            activate_(A, s.slope)
+        elif s.bits == 0:
+            ctx.form = Form.of(A)
+            ctx.save_for_backward(None, None, None, weight, None)
+            activate_(A, s.slope)
+        else:
+            ctx.form = form = Form.of(A)
+            scale, shift = _vectors(γ, β, inverse_deviation)
+            packed = compress(A, x, scale, shift, mean, inverse_deviation, s.bits, s.slope)
+            ctx.save_for_backward(packed, γ, β, weight, inverse_deviation)
+            if s.naive:
+                A = Codes(packed, form, scale, shift, s.bits, s.slope).activated()
+        return s.linear(A, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the gradients of x, γ, β, weight and bias."""
+        return (*(_exact if ctx.settings.bits is None else _approximate)(ctx, gradients[0]), None)
+
+
+def _approximate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    s: Settings = ctx.settings
+    packed, γ, β, weight, inverse_deviation = ctx.saved_tensors
+    need_x, need_γ, need_β, need_weight, need_bias, _ = ctx.needs_input_grad
+    assert s.bits is not None
+    if s.bits == 0:
+        return None, None, None, None, backward(s.linear, gradient, ctx.form.empty(), weight, (False, False, True))[2]
+    scale, shift = _vectors(γ, β, inverse_deviation)
+    codes = Codes(packed, ctx.form, scale, shift, s.bits, s.slope)
+    into_norm = need_x or need_γ or need_β
+    A = codes.activated() if need_weight else ctx.form.empty()
+    dA, dw, db = backward(s.linear, gradient, A, weight, (into_norm, need_weight, need_bias))
+    dx = dγ = dβ = None
+    if dA is not None:
+        del A
+        by_batch = s.normalisation.by_batch
+        dx, dγ, dβ = codes.through_normalisation(dA, inverse_deviation, by_batch, need_x)
+    return dx, _as(dγ, γ) if need_γ else None, _as(dβ, β) if need_β else None, dw, db
+
+
+def _exact(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    s: Settings = ctx.settings
+    x, γ, β, weight, mean, inverse_deviation, running_mean, running_variance = ctx.saved_tensors
+    need_x, need_γ, need_β, need_weight, need_bias, _ = ctx.needs_input_grad
+    n = s.normalisation
+    A, *_ = Normalisation(running_mean, running_variance, n.by_batch, 0.0, n.eps)(x, γ, β)
+    activate_(A, s.slope)
+    into_norm = need_x or need_γ or need_β
+    dA, dw, db = backward(s.linear, gradient, A, weight, (into_norm, need_weight, need_bias))
+    dx = dγ = dβ = None
+    if dA is not None:
+        # A₃ has the sign of A₂, on which alone this depends.
+        dA = (
+            torch.ops.aten.leaky_relu_backward(dA, A, s.slope, False)
+            if s.slope
+            else torch.ops.aten.threshold_backward(dA, A, 0)
+        )
+        statistics = (running_mean, running_variance, mean, inverse_deviation, n.by_batch, n.eps)
+        needs = [need_x, need_γ, need_β]
+        dx, dγ, dβ = torch.ops.aten.native_batch_norm_backward(dA, x, γ, *statistics, needs)
+    return dx, dγ if need_γ else None, dβ if need_β else None, dw, db
+
+
+def _vectors(γ: Tensor | None, β: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return γ and β; 1 and 0 for a normalisation without them."""
+    return torch.ones_like(like) if γ is None else γ, torch.zeros_like(like) if β is None else β
+
+
+def _as(gradient: Tensor | None, parameter: Tensor) -> Tensor | None:
+    return gradient if gradient is None or gradient.dtype is parameter.dtype else gradient.to(parameter.dtype)
+
+
+def plain(x: Tensor, γ: Tensor | None, β: Tensor | None, weight: Tensor, bias: Tensor | None, s: Settings) -> Tensor:
+    """Return the same without a graph, or of a tensor without elements: torch's operations one by one."""
+    n = s.normalisation
+    A = F.batch_norm(x, n.mean, n.variance, γ, β, n.by_batch, n.momentum, n.eps)
+    return s.linear(F.leaky_relu(A, s.slope) if s.slope else F.relu(A), weight, bias)

@@ -1,0 +1,230 @@
+"""Pre-activation layers: batch normalisation, (leaky) ReLU and a convolution or matrix as one module.
+
+    layer = PreActConv2d(64, 64, 3, padding=1, bits=4)
+    layer.norm, layer.linear            plain torch.nn modules: they hold the parameters
+    PreActConv2d.of(norm, conv)         the same of modules that there are already
+
+Forward is exact: bit for bit ``linear(relu(norm(x)))``, running statistics too. Kept for backward are K bits for each
+element of the input, once, and a few vectors of a number a channel (see function.py).
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ....tables import FewbitError
+from ....tables.errors import shown
+from ...quantizers.base import check_integer
+from .function import NORMS, PreActivation, Settings, normalisation_of, plain
+from .linear import linear_of
+
+POOLS = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+FOLDED = (*POOLS, nn.Flatten)
+
+
+def preactivate(
+    x: Tensor,
+    norm: _BatchNorm,
+    linear: nn.Module,
+    *,
+    before: Sequence[nn.Module] = (),
+    negative_slope: float = 0.0,
+    bits: int | None = 4,
+    naive: bool = False,
+) -> Tensor:
+    """Return ``linear(before(leaky_relu(norm(x), negative_slope)))``, keeping few bits of it for backward.
+
+    Args:
+        x: (N, C, …), floating point.
+        norm: nn.BatchNorm1d, 2d or 3d; in training mode its running statistics are updated.
+        linear: nn.Conv1d, 2d, 3d or nn.Linear.
+        before: average poolings and nn.Flatten in front of it, which are folded into it.
+        negative_slope: of the leaky ReLU, 0 or above; 0 is ReLU.
+        bits: kept for each element of `x`, 1 to 8. None keeps `x` itself and computes the rest again in backward:
+            exact gradients for one activation a layer.
+        naive: in training mode, give `linear` what the codes stand for and not the exact activations: a baseline
+            (Section 4) that shows why the forward pass is exact.
+    """
+    return _preactivate(x, norm, linear, tuple(before), negative_slope, bits, naive)
+
+
+def _run(
+    x: Tensor,
+    norm: _BatchNorm,
+    linear: nn.Module,
+    before: tuple[nn.Module, ...],
+    slope: float,
+    bits: int | None,
+    naive: bool,
+) -> Tensor:
+    norm._check_input_dim(x)
+    weight: Any = linear.weight
+    bias: Any = linear.bias
+    settings = Settings(normalisation_of(norm), linear_of(linear, before), slope, bits, naive and norm.training)
+    arguments = (x, norm.weight, norm.bias, weight, bias, settings)
+    needed = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in arguments)
+    if x.numel() == 0 or not (needed or settings.naive):
+        return plain(*arguments)
+    if settings.normalisation.by_batch:
+        F._verify_batch_size(x.size())  # pyright: ignore
+    return PreActivation.apply(*arguments)  # pyright: ignore[reportReturnType]
+
+
+_preactivate: Any = torch.compiler.disable(_run)  # between compiled pieces: kernels and codes are no graph
+
+
+class PreActLayer(nn.Module):
+    """What the pre-activation layers share.
+
+    Attributes:
+        norm: the batch normalisation.
+        linear: the convolution or matrix.
+        before: average poolings and nn.Flatten between ReLU and `linear`.
+        negative_slope, bits, naive: as in `preactivate`; may be set at any time.
+    """
+
+    def __init__(
+        self,
+        norm: nn.Module,
+        linear: nn.Module,
+        before: Sequence[nn.Module],
+        negative_slope: float,
+        bits: int | None,
+        naive: bool,
+    ) -> None:
+        super().__init__()
+        if bits is not None:
+            check_integer("bits", bits, 1, 8)
+        if naive and bits is None:
+            raise FewbitError("naive needs bits: it computes with what the codes stand for")
+        if type(norm) not in NORMS:
+            raise FewbitError(f"the normalisation is nn.BatchNorm1d, 2d or 3d, not {shown(norm)}")
+        if not 0 <= negative_slope < float("inf"):
+            raise FewbitError(f"negative_slope is a number not below 0, not {negative_slope!r}")
+        for module in before:
+            if type(module) not in FOLDED:
+                raise FewbitError(f"folded are average poolings and nn.Flatten, not {shown(module)}")
+        self.norm, self.linear, self.before = norm, linear, nn.ModuleList(before)
+        self.negative_slope, self.bits, self.naive = negative_slope, bits, naive
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's output."""
+        norm: Any = self.norm
+        before: Any = self.before
+        how: Any = {"negative_slope": self.negative_slope, "bits": self.bits, "naive": self.naive}
+        return preactivate(x, norm, self.linear, before=tuple(before), **how)
+
+    def extra_repr(self) -> str:
+        """Return the settings for `repr`."""
+        slope = f", negative_slope={self.negative_slope}" if self.negative_slope else ""
+        return f"bits={self.bits}{slope}{', naive=True' if self.naive else ''}"
+
+
+class _PreActConv(PreActLayer):
+    _norm: ClassVar[Any]
+    _linear: ClassVar[Any]
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, ...],
+        stride: int | tuple[int, ...] = 1,
+        padding: int | tuple[int, ...] | str = 0,
+        dilation: int | tuple[int, ...] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        *,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        pool: nn.Module | None = None,
+        negative_slope: float = 0.0,
+        bits: int | None = 4,
+        naive: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        where = {"device": device, "dtype": dtype}
+        norm = self._norm(in_channels, eps, momentum, affine, track_running_stats, **where)
+        shape = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode)
+        linear = self._linear(*shape, **where)
+        super().__init__(norm, linear, () if pool is None else (pool,), negative_slope, bits, naive)
+
+
+class PreActConv1d(_PreActConv):
+    """BatchNorm1d, (leaky) ReLU, average pooling if asked for, and Conv1d, in `bits` bits for each element.
+
+    Arguments are those of nn.Conv1d and, by name, nn.BatchNorm1d; besides
+
+    Args:
+        pool: an nn.AvgPool1d or nn.AdaptiveAvgPool1d before the convolution.
+        negative_slope, bits, naive: as in `preactivate`.
+
+    Raises:
+        FewbitError: one of these is out of range.
+    """
+
+    _norm, _linear = nn.BatchNorm1d, nn.Conv1d
+
+
+class PreActConv2d(_PreActConv):
+    """BatchNorm2d, (leaky) ReLU, average pooling if asked for, and Conv2d: as `PreActConv1d`."""
+
+    _norm, _linear = nn.BatchNorm2d, nn.Conv2d
+
+
+class PreActConv3d(_PreActConv):
+    """BatchNorm3d, (leaky) ReLU, average pooling if asked for, and Conv3d: as `PreActConv1d`."""
+
+    _norm, _linear = nn.BatchNorm3d, nn.Conv3d
+
+
+class PreActLinear(PreActLayer):
+    """Batch normalisation, (leaky) ReLU and Linear, in `bits` bits for each element.
+
+    Without `pool` the input is (N, in_features). With nn.AvgPool2d, nn.AdaptiveAvgPool2d or their like it is (N, C, …):
+    normalised by channel, pooled, flattened to (N, in_features).
+
+    Args:
+        in_features, out_features, bias: of nn.Linear.
+        channels: of the input; in_features if None.
+        eps, momentum, affine, track_running_stats: of the batch normalisation.
+        pool: an average pooling before the matrix.
+        negative_slope, bits, naive: as in `preactivate`.
+        device, dtype: of the parameters.
+
+    Raises:
+        FewbitError: one of these is out of range.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        channels: int | None = None,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        pool: nn.Module | None = None,
+        negative_slope: float = 0.0,
+        bits: int | None = 4,
+        naive: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        where = {"device": device, "dtype": dtype}
+        rank = int(type(pool).__name__[-2]) if type(pool) in POOLS else 1
+        norm = NORMS[rank - 1](channels or in_features, eps, momentum, affine, track_running_stats, **where)
+        linear = nn.Linear(in_features, out_features, bias, **where)
+        before = () if pool is None else (pool, nn.Flatten())
+        super().__init__(norm, linear, before, negative_slope, bits, naive)

@@ -1,0 +1,97 @@
+"""ReLU that keeps its output in RV-Quant codes and not its mask (V-Quant, Section 4.5).
+
+The codes tell true zeros from numbers that were rounded to zero, so the gradient is torch's own, bit for bit, read from
+the codes alone. The layer that follows takes the same codes, with their outliers, for its saved input (shared.py): one
+copy serves both.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import disable
+
+from ...tables import FewbitError
+from ...tables.errors import shown
+from .base import check_first_derivative, refuse
+from ..tensors.layout import as_dense, with_stride
+from ..quantizers import Outlier, OutlierCompressed
+from ..quantizers.base import is_batch
+from ..quantizers.outlier import masked
+from ..saved_tensors import is_plain
+from .shared_codes import leave
+
+DEFAULT = Outlier(3, 0.02, relu=True, value_dtype=torch.bfloat16)
+
+
+class ValueAwareReLU(nn.ReLU):
+    """`torch.nn.ReLU` with an exact gradient, whose output is kept in few bits for itself and for the next layer.
+
+    What quantizers do not take (integers, tensors of torch.func, subclasses) goes through torch's ReLU.
+
+    Args:
+        inplace: whether the input is overwritten.
+        quantizer: an `Outlier` with ``relu=True``, or None for torch's own ReLU; may be changed at any time.
+
+    Raises:
+        FewbitError: the quantizer is another.
+    """
+
+    def __init__(self, inplace: bool = False, quantizer: Outlier | None = DEFAULT) -> None:
+        super().__init__(inplace)
+        if quantizer is not None and not (isinstance(quantizer, Outlier) and quantizer.relu):
+            raise FewbitError(f"a ReLU takes Outlier(..., relu=True) or None, not {shown(quantizer)}")
+        self.quantizer = quantizer
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return max(0, input)."""
+        if self.quantizer is None or not (torch.is_grad_enabled() and input.requires_grad):
+            return super().forward(input)
+        # Compilers would not see the codes that hang on the tensor.
+        eager: Any = disable(_relu) if torch.compiler.is_compiling() else _relu
+        return eager(input, self.quantizer, self.inplace)
+
+    def extra_repr(self) -> str:
+        """Return torch's own arguments, the bits and the ratio."""
+        q = self.quantizer
+        shown = ["exact"] if q is None else [f"bits={q.bits}", f"ratio={q.ratio}"]
+        return ", ".join([*filter(None, [super().extra_repr()]), *shown])
+
+
+def _relu(x: Tensor, quantizer: Outlier, inplace: bool) -> Tensor:
+    if not is_plain(x):
+        return nn.functional.relu(x, inplace)
+    made: list[OutlierCompressed] = []
+    y: Any = _ReLU.apply(x, quantizer, inplace, made)
+    if as_dense(y) is y:
+        leave(y, made[0])
+    return y
+
+
+class _ReLU(torch.autograd.Function):
+    """x -> max(0, x); the codes are put into `made`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, quantizer: Outlier, inplace: bool, made: list[OutlierCompressed]) -> Tensor:
+        y = torch.relu_(x) if inplace else torch.relu(x)
+        if inplace:
+            ctx.mark_dirty(x)
+        codes = quantizer.compress(y)
+        made.append(codes)
+        ctx.save_for_backward(codes.packed)
+        ctx.bits, ctx.shape, ctx.stride = quantizer.bits, codes.form.shape, codes.form.stride
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None, None]:
+        check_first_derivative()
+        (packed,) = ctx.saved_tensors
+        grad = grads[0]
+        if is_batch(grad):
+            mask = masked(torch.empty_strided(ctx.shape, ctx.stride, device=packed.device).fill_(1), packed, ctx.bits)
+            return torch.ops.aten.threshold_backward(grad, mask.to(grad.dtype), 0), None, None, None
+        return masked(with_stride(grad, ctx.stride), packed, ctx.bits), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> None:
+        refuse()

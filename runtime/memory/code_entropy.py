@@ -1,0 +1,81 @@
+"""What a real compressor would make of the codes that a model saves (V-Quant, Section 5.1: 24.4 % off 3-bit codes)."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...tables import FewbitError
+from ..layers.base import CompressedLayer
+from ..layers.saver import Whole, is_held
+from ..quantizers import Compressed, OutlierCompressed
+from ..quantizers.entropy import Codes, measure
+from ..convert.vquant import value_aware
+from ..layers.value_aware_relu import ValueAwareReLU
+from ..layers.outlier_saver import OutlierSaver
+from ..layers.shared_codes import found
+
+
+@dataclass(frozen=True)
+class _Recorder:
+    """A saver that writes down the codes that it makes itself, not those that a ReLU has left."""
+
+    saver: OutlierSaver
+    name: str
+    seen: list[tuple[str, OutlierCompressed]]
+
+    def compress(self, x: Tensor) -> Compressed:
+        shared = found(x) is not None
+        codes = self.saver.compress(x)
+        if isinstance(codes, OutlierCompressed) and not shared:
+            self.seen.append((self.name, codes))
+        return codes
+
+    def compress_once(self, x: Tensor, rows: bool = False) -> Compressed:
+        return Whole(x) if is_held(x) else self.compress(x)
+
+    def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
+        """Learn nothing."""
+
+
+def codes_by_module(
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    bits: int = 3,
+    ratio: float = 0.02,
+    compressor: str | None = None,
+) -> dict[str, Codes]:
+    """Return what the codes of each ReLU and layer could be reduced to, in one forward pass on `inputs`.
+
+    Args:
+        model: of torch's modules; a copy of it is converted.
+        inputs: real ones: how often a code occurs depends on them.
+        bits, ratio: of V-Quant; a ReLU's codes are RV-Quant's from 2 bits on.
+        compressor: "zstd", "lz4" or "zlib"; None takes the first that is installed.
+
+    Raises:
+        FewbitError: a number is out of range, there is no such compressor, or nothing of the model is compressed.
+    """
+    converted = value_aware(copy.deepcopy(model), bits, ratio).model
+    seen: list[tuple[str, OutlierCompressed]] = []
+
+    def note(name: str, y: Any) -> None:
+        codes = found(y) if isinstance(y, Tensor) else None
+        if codes is not None:
+            seen.append((name, codes))
+
+    for name, module in converted.named_modules():
+        if isinstance(module, ValueAwareReLU):
+            module.register_forward_hook(lambda _, __, y, name=name: note(name, y))
+        elif isinstance(module, CompressedLayer) and isinstance(module.saver, OutlierSaver):
+            module.saver = _Recorder(module.saver, name, seen)
+    with torch.enable_grad():
+        converted(*inputs)
+    if not seen:
+        raise FewbitError("the model saves nothing by V-Quant: it has no torch.nn.ReLU, Linear or convolution to train")
+    rows: dict[str, Codes] = {}
+    for name, codes in seen:
+        rows[name if name not in rows else f"{name} again"] = measure(codes, compressor)
+    return rows

@@ -1,0 +1,361 @@
+"""Mixed precision: bits for each sample of each compressed layer, found anew while a model trains (ActNN, Section 4.3).
+
+    precision = MixedPrecision(model, bits=2.0)
+
+Each iteration has two stages. In the forward pass a layer shares out its own bits to the samples of the batch, by
+their sensitivities. Before the next forward pass the bits of all layers are shared out anew, by the sensitivities of
+the last batch and the gradients that its backward pass showed; what a layer's samples got makes the layer's bits. The
+sensitivity of a sample depends on a gradient that is not known yet (sensitivity.py), so it is estimated:
+
+    average     by a moving average over the iterations of the mean over the samples: one number a layer
+    stale       by the gradient of the same sample in the last epoch, and until there is one by that average
+
+A layer whose gradient has not been seen (all, before the first backward pass) has the average of `bits`, so that the
+first iteration is ActNN with per-sample bits alone, and a layer that is not used takes nothing from the others. So has
+a layer of a kind whose sensitivities say nothing beside another kind's (sensitivity.py, `is_comparable`).
+
+Layers whose rounding changes the gradient that they pass on, normalisations for one, have at least 2 bits where `bits`
+allows it. The paper has no such bound; with 1 bit there, the errors of a deep network multiply from layer to layer.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.compiler import disable
+
+from ...tables import FewbitError
+from ...tables.errors import shown
+from ..tensors.abstract import is_abstract
+from ..layers.base import CompressedLayer
+from ..layers.saver import Last, Whole, is_held, last_innermost
+from ..tensors.packing import GROUP
+from ..quantizers import Compressed, PerGroup
+from ..quantizers.base import check_integer, total_bytes
+from .greedy import allocate_at_least
+from .sensitivity import gradient_factor, has_weights, is_comparable, passes_rounding_on, quantization_variance
+
+Gradients = Literal["average", "stale"]
+
+
+class MixedPrecision:
+    """Gives each compressed layer of a model a saver that shares out a budget of bits.
+
+    The budget is `bits` for each element that the layers save, on average over all of them; to it come 0.125 bits
+    for each element at G = 256 (0.5 at most: `PerGroup.within`), a byte for each sample and layer, and up to 7 bytes of
+    padding. Each process of a distributed training shares out its own; nothing is communicated.
+
+    Args:
+        model: with compressed layers (fewbit.layers), which are found when this is made.
+        bits: on average, from 1 to 8; need not be an integer.
+        group_size: of `PerGroup`.
+        gradients: how the magnitude of the coming gradient is estimated; see above. For ``stale`` each forward pass is
+            preceded by `samples`.
+        momentum: of the moving average, at least 0 and below 1.
+        every: iterations from one sharing out between layers to the next.
+        across_layers: whether bits go from one layer to another at all.
+        wanted: which of the compressed layers; all of them if it is left out.
+
+    Raises:
+        FewbitError: an argument is none of these, or the model has no compressed layer.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        bits: float = 2.0,
+        *,
+        group_size: int = 256,
+        gradients: Gradients = "average",
+        momentum: float = 0.9,
+        every: int = 1,
+        across_layers: bool = True,
+        wanted: Callable[[nn.Module], bool] = lambda layer: True,
+    ) -> None:
+        if isinstance(bits, bool) or not isinstance(bits, int | float) or not 1 <= bits <= 8:
+            raise FewbitError(f"bits is a number from 1 to 8, not {shown(bits)}")
+        if gradients not in ("average", "stale"):
+            raise FewbitError(f"gradients is 'average' or 'stale', not {shown(gradients)}")
+        if isinstance(momentum, bool) or not isinstance(momentum, int | float) or not 0 <= momentum < 1:
+            raise FewbitError(f"momentum is a number from 0 on and below 1, not {shown(momentum)}")
+        check_integer("every", every, 1)
+        self.target, self.gradients, self.momentum = float(bits), gradients, float(momentum)
+        self.every, self.across_layers = every, across_layers
+        self.quantizer = PerGroup(group_size=group_size)
+        self.iterations = 0
+        layers = {name: m for name, m in model.named_modules() if isinstance(m, CompressedLayer) and wanted(m)}
+        if not layers:
+            raise FewbitError("the model has no compressed layer: fewbit.convert(model, level='L2') makes them")
+        self.savers: dict[str, SampleSaver] = {}
+        self._before = {}
+        for name, layer in layers.items():
+            self._before[name] = layer, layer.saver
+            self.savers[name] = layer.saver = SampleSaver(self, layer, self.target)
+        self._current: Tensor | None = None
+        self._weights = 0  # layers with weights since the iteration began
+        self._last = Last()  # what was compressed last,
+        self._owner: SampleSaver | None = None  # and by which of the savers
+        self._hook = model.register_forward_pre_hook(self._begin)  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def bits(self) -> dict[str, float]:
+        """Bits for each element of each layer, on average over its samples."""
+        return {name: (saver.host or saver).average for name, saver in self.savers.items()}
+
+    def samples(self, indices: Tensor | Sequence[int]) -> None:
+        """Tell which samples of the data set the next batch holds: N integers, not negative."""
+        found = torch.as_tensor(indices)
+        if found.dim() != 1 or found.is_floating_point() or found.dtype == torch.bool or bool((found < 0).any()):
+            raise FewbitError(f"samples are integers not below 0, one for each of the batch, not {shown(indices)}")
+        self._current = found.long().cpu()
+
+    def remove(self) -> None:
+        """Give the layers the savers that they had before."""
+        self._hook.remove()
+        for layer, saver in self._before.values():
+            layer.saver = saver
+
+    def release(self, layer: nn.Module) -> None:
+        """Let `layer`, which saves through something else from now on, have no part in the sharing."""
+        for name, (held, _) in [*self._before.items()]:
+            if held is layer:
+                del self._before[name]
+                self.savers.pop(name).leave()
+        if not self.savers:
+            self._hook.remove()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was learned, for a checkpoint."""
+        return {
+            "iterations": self.iterations,
+            "layers": {
+                name: {"bits": s.average, "magnitude": s.magnitude, "stale": s.stale} for name, s in self.savers.items()
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned of the same layers.
+
+        Raises:
+            FewbitError: the layers are others.
+        """
+        given = state.get("layers", {})
+        if set(given) != set(self.savers):
+            odd = sorted(set(given) ^ set(self.savers))
+            raise FewbitError(f"the state is of other layers: {', '.join(odd[:5])}")
+        self.iterations = int(state["iterations"])
+        for name, saver in self.savers.items():
+            saver.average = float(given[name]["bits"])
+            saver.magnitude, saver.stale = given[name]["magnitude"], given[name]["stale"]
+            saver.batches.clear()
+
+    @disable
+    def _begin(self, model: nn.Module, inputs: Any) -> None:
+        """Before a forward pass that may save something: share out between the layers by what the last one saved."""
+        if not torch.is_grad_enabled() or _in_backward():
+            return
+        if any(saver.batches for saver in self.savers.values()):
+            self.iterations += 1
+            if self.across_layers and self.iterations % self.every == 0:
+                self._share_out()
+        self._weights = 0
+        for saver in self.savers.values():
+            saver.batches.clear()
+
+    def _share_out(self) -> None:
+        used = [s for s in self.savers.values() if s.batches and s.magnitude is not None and is_comparable(s.layer)]
+        known = [(saver, batch, batch.sensitivity()) for saver in used for batch in saver.batches]
+        known = [(saver, batch, w) for saver, batch, w in known if np.isfinite(w).all()]
+        if not known:
+            return
+        D = np.concatenate([np.full(len(w), batch.elements) for _, batch, w in known])
+        least = np.concatenate([np.full(len(w), saver.least) for saver, _, w in known])
+        w = np.concatenate([w for *_, w in known])
+        found = allocate_at_least(least, w, D, round(self.target * D.sum()))
+        parts = np.split(found, np.cumsum([len(w) for *_, w in known])[:-1])
+        spent: dict[int, list[int]] = {}
+        for (saver, batch, w), bits in zip(known, parts, strict=True):
+            of_saver = spent.setdefault(id(saver), [0, 0])
+            of_saver[0] += int(bits.sum()) * batch.elements
+            of_saver[1] += len(w) * batch.elements
+        for saver in used:
+            bits, elements = spent.get(id(saver), (0, 0))
+            saver.average = bits / elements if elements else saver.average
+
+
+def _in_backward() -> bool:
+    """Tell whether a backward pass is running: a forward pass in it is a checkpoint's, which has to save the same."""
+    return torch._C._current_graph_task_id() != -1  # as torch's own checkpoint asks
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """What a layer knows of a tensor that it has compressed.
+
+    Attributes:
+        variance: V of each sample, float64 (N,).
+        magnitude: t, of each sample or of all: 0 or 1 dimensions; None before it is known.
+        elements: of a sample, those that fill its last group of codes too.
+    """
+
+    saver: "SampleSaver"
+    variance: np.ndarray
+    magnitude: np.ndarray | None
+    elements: int
+
+    def sensitivity(self) -> np.ndarray:
+        """Return w of each sample, with the gradients known by now."""
+        known = self.magnitude
+        if known is None:
+            of_all = self.saver.magnitudes()
+            known = np.asarray(sum(of_all) if of_all else 1.0)
+        return self.variance * known
+
+
+@dataclass(eq=False)
+class SampleSaver:
+    """A layer's saver (runtime/layers/saver.py): each sample gets bits by its sensitivity.
+
+    Attributes:
+        precision: whose layer it is of.
+        layer: the layer.
+        average: bits for each element, on average over the samples.
+        magnitude: moving average of the mean of t (sensitivity.py); None before the first gradient.
+        stale: t of each sample of the data set when it was last seen, NaN of others; None under ``average``.
+        batches: what has been compressed since the iteration began.
+        guests: of layers that got the same input after this one, and share its codes.
+        host: whose guest this is.
+    """
+
+    precision: MixedPrecision
+    layer: nn.Module
+    average: float
+    magnitude: Tensor | None = None
+    stale: Tensor | None = None
+    batches: list[Batch] = field(default_factory=list)
+    guests: list["SampleSaver"] = field(default_factory=list)
+    host: "SampleSaver | None" = None
+    _shape: torch.Size = field(default_factory=torch.Size)
+    _before: int = 0
+
+    def __repr__(self) -> str:
+        return f"MixedPrecision({self.average:.3g} bits)"
+
+    def compress(self, x: Tensor) -> Compressed:
+        """Return `x` with the bits of this layer shared out to its samples."""
+        return self._shared_out(x, self.precision.quantizer)
+
+    def compress_rows(self, x: Tensor) -> Compressed:
+        """Return `x` as `compress` does, each row of its last dimension by itself."""
+        return self._shared_out(last_innermost(x), self.precision.quantizer.within(x.shape[-1]))
+
+    def _shared_out(self, x: Tensor, quantizer: PerGroup) -> Compressed:
+        if x.numel() == 0:
+            return Whole(x)
+        self._enter(x)
+        # Without values all samples are alike, and every layer has its average.
+        alike = is_abstract(x)
+        variance = np.ones(len(x)) if alike else quantization_variance(x, quantizer.group_size).cpu().numpy()
+        elements = -(-x.shape[1:].numel() // GROUP) * GROUP
+        batch = Batch(self, variance, self._stale_magnitude(len(variance)), elements)
+        budget = round(self.average * elements * len(variance))
+        bits = allocate_at_least(self.least, batch.sensitivity(), np.asarray(elements), budget)
+        compressed = quantizer.compress(x, sample_bits=bits.tolist() if alike else torch.from_numpy(bits))
+        if compressed.nbytes >= total_bytes([x]):
+            return Whole(x)
+        self.batches.append(batch)
+        return compressed
+
+    def compress_once(self, x: Tensor, rows: bool = False) -> Compressed:
+        """Return `x` with the bits of this layer, or if it was the last that came, as the layer before has it.
+
+        That layer's bits then answer for the gradients of both. What is in memory anyway is saved as it is.
+        """
+        precision = self.precision
+        if is_held(x):
+            self._enter(x)
+            return Whole(x)
+        compressed, owner = precision._last.found(x), precision._owner
+        if compressed is None or owner is None:
+            if self.host is not None:
+                self.leave()
+            compressed = self.compress_rows(x) if rows else self.compress(x)
+            precision._last.forget()
+            if not isinstance(compressed, Whole):
+                precision._last.note(x, compressed)
+                precision._owner = self
+        elif owner is not self:
+            self._enter(x)
+            if self.host is not owner:
+                self.leave()
+                self.host = owner
+                owner.guests.append(self)
+        return compressed
+
+    def _enter(self, x: Tensor) -> None:
+        """Note the input of the layer, and how many layers with weights there were before it."""
+        self._shape, self._before = x.shape, self.precision._weights
+        self.precision._weights += has_weights(self.layer)
+
+    def leave(self) -> None:
+        """Be nobody's guest, and nobody's host."""
+        if self.host is not None:
+            self.host.guests.remove(self)
+            self.host = None
+        for guest in self.guests:
+            guest.host = None
+        self.guests.clear()
+
+    @property
+    def least(self) -> int:
+        """Bits that each sample has at least, if the budget allows it."""
+        return 2 if passes_rounding_on(self.layer) else 1
+
+    def magnitudes(self) -> list[float]:
+        """Return the magnitudes that are known of this layer and its guests."""
+        return [float(saver.magnitude) for saver in (self, *self.guests) if saver.magnitude is not None]
+
+    def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
+        """Learn how large the gradients are; those that are not finite teach nothing."""
+        self.precision._last.forget()
+        if is_abstract(gradient):
+            return
+        t = gradient_factor(self.layer, gradient.detach(), self._shape, rstd, self._before)
+        if not t.numel():
+            return
+        mean, before = t.mean(), self.magnitude
+        if before is None:
+            self.magnitude = mean if bool(mean.isfinite()) else None
+        else:
+            before = before.to(mean.device)
+            mixed = torch.lerp(mean, before, self.precision.momentum)
+            self.magnitude = torch.where(mean.isfinite(), mixed, before)
+        self._remember(t)
+
+    def _stale_magnitude(self, N: int) -> np.ndarray | None:
+        """Return t of the samples of the batch as it was in the last epoch, or None."""
+        places = self.precision._current
+        if self.precision.gradients == "average" or places is None or len(places) != N or self.stale is None:
+            return None
+        found = torch.stack([s._last_seen(places) for s in (self, *self.guests) if s.stale is not None]).sum(0)
+        return None if bool(found.isnan().any()) else found.double().numpy()
+
+    def _last_seen(self, places: Tensor) -> Tensor:
+        """Return t of the samples as they were last seen; of others the average, or NaN if there is none."""
+        assert self.stale is not None
+        inside = places < len(self.stale)
+        found = torch.where(inside, self.stale[places.clamp(max=len(self.stale) - 1)], torch.nan)
+        default = torch.nan if self.magnitude is None else float(self.magnitude)
+        return torch.where(found.isnan(), default, found)
+
+    def _remember(self, t: Tensor) -> None:
+        places = self.precision._current
+        if self.precision.gradients == "average" or places is None or len(places) != len(t):
+            return
+        old = torch.empty(0) if self.stale is None else self.stale
+        missing = int(places.max()) + 1 - len(old)
+        self.stale = torch.cat([old, torch.full((max(0, missing),), torch.nan)])
+        self.stale[places] = torch.where(t.isfinite(), t, torch.nan).float().cpu()

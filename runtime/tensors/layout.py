@@ -1,0 +1,61 @@
+"""Memory order: kernels walk a tensor as it lies in memory, whatever its strides.
+
+A tensor is dense when some order of its dimensions makes it contiguous: row-major, channels-last, transposed. Codes are
+packed in the order of the output, which for a dense input is the input's, so no layout is copied; the backward pass
+brings the gradient into the layout of the output.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from ...tables import FewbitError
+
+
+def as_dense(x: Tensor) -> Tensor:
+    """Return `x` if its elements fill a stretch of memory, each once; else a copy, laid out as torch lays out f(x)."""
+    return x if x.is_contiguous() or _memory_order(x) is not None else x.clone()
+
+
+def flat(x: Tensor) -> Tensor:
+    """Return the elements of the dense tensor `x` in memory order: a view, (n,)."""
+    if x.is_contiguous():
+        return x.view(-1)
+    order = _memory_order(x)
+    if order is None:
+        raise FewbitError(f"a dense tensor is expected, not {tuple(x.shape)} with stride {x.stride()}")
+    return x.permute(order).view(-1)
+
+
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Tell whether a tensor of this shape and stride fills a stretch of memory, each element once."""
+    if _fills(zip(reversed(shape), reversed(stride), strict=True)) or 0 in shape:
+        return True
+    return _fills(sorted(zip(shape, stride, strict=True), key=_step))
+
+
+def _fills(dimensions: Iterable[tuple[int, int]]) -> bool:
+    expected = 1
+    for size, step in dimensions:
+        if size != 1:
+            if step != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _step(dimension: tuple[int, int]) -> int:
+    return dimension[1]
+
+
+def with_stride(x: Tensor, stride: Sequence[int]) -> Tensor:
+    """Return `x`, copied if it does not lie in memory as `stride` says."""
+    if x.stride() == tuple(stride):
+        return x
+    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def _memory_order(x: Tensor) -> list[int] | None:
+    order = sorted(range(x.dim()), key=x.stride, reverse=True)
+    return order if x.permute(order).is_contiguous() else None

@@ -1,0 +1,109 @@
+"""Where the packed codes of N samples lie, each sample with the same bits or with bits of its own.
+
+The same bits b: uint8 (N, w·b) with w = ⌈D/8⌉ groups of the packing. Bits b_n of its own: one row of bytes in which
+sample n begins at the next multiple of 8, so that words of any size are aligned, and takes w·b_n; zeros lie between.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ...tables import FewbitError
+from ...tables.errors import shown
+from .packing import GROUP, pack, unpack
+
+ALIGNMENT = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The places of codes.
+
+    Attributes:
+        N, D: samples, elements in a sample.
+        bits: of all samples, or of each: uint8 (N,) on the CPU.
+    """
+
+    N: int
+    D: int
+    bits: int | Tensor
+
+    @property
+    def width(self) -> int:
+        """Groups of the packing in a sample."""
+        return -(-self.D // GROUP)
+
+    def starts(self) -> Tensor:
+        """Return the first byte of each sample: int64 (N + 1,) on the CPU, the last of them the bytes of all."""
+        if isinstance(self.bits, int):
+            return torch.arange(self.N + 1) * (self.width * self.bits)
+        sizes = self.bits.long() * self.width
+        ends = (-(-sizes // ALIGNMENT) * ALIGNMENT).cumsum(0)
+        return torch.cat([ends.new_zeros(1), ends])
+
+    def pack(self, codes: Tensor) -> Tensor:
+        """Return the codes (N, D), uint8, packed."""
+        codes = torch.nn.functional.pad(codes, (0, self.width * GROUP - self.D))
+        if isinstance(self.bits, int):
+            return pack(codes, self.bits).view(self.N, self.width * self.bits)
+        packed = codes.new_zeros(int(self.starts()[-1]))
+        for bits, samples, places in self._alike(codes.device):
+            packed[places] = pack(codes[samples], bits).view(places.shape)
+        return packed
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        """Return the codes, uint8 (N, D)."""
+        width = self.width * GROUP
+        if isinstance(self.bits, int):
+            return unpack(packed.view(-1), self.bits, self.N * width).view(self.N, width)[:, : self.D]
+        codes = packed.new_empty(self.N, width)
+        for bits, samples, places in self._alike(packed.device):
+            codes[samples] = unpack(packed[places].view(-1), bits, len(samples) * width).view(len(samples), width)
+        return codes[:, : self.D]
+
+    def _alike(self, device: torch.device) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yield bits, the samples that have them, and the places of their bytes."""
+        assert isinstance(self.bits, Tensor)
+        starts = self.starts()
+        for bits in self.bits.unique().tolist():
+            samples = (self.bits == bits).nonzero().squeeze(1)
+            places = starts[samples].unsqueeze(1) + torch.arange(self.width * bits)
+            yield bits, samples.to(device), places.to(device)
+
+
+def check_sample_bits(bits: object, N: int) -> Tensor:
+    """Return the bits of `N` samples as uint8 (N,) on the CPU.
+
+    Raises:
+        FewbitError: they are not N integers from 1 to 8.
+    """
+    try:
+        values = torch.as_tensor(bits)
+    except (TypeError, ValueError, RuntimeError):
+        values = torch.empty(0)
+    integer = not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
+    if values.shape != (N,) or not (integer or N == 0) or (N and not 1 <= int(values.min()) <= int(values.max()) <= 8):
+        given = f"those of shape {tuple(values.shape)}" if isinstance(bits, Tensor) else shown(bits)
+        raise FewbitError(f"sample_bits are {N} integers from 1 to 8, one a sample, not {given}")
+    return values.to("cpu", torch.uint8)
+
+
+def packed_bytes(bits: Sequence[int], D: int) -> int:
+    """Return the bytes of the codes of samples of `D` elements, each sample with bits of its own."""
+    width = -(-D // GROUP)
+    return sum(-(-b * width // ALIGNMENT) * ALIGNMENT for b in bits)
+
+
+def sample_bits_list(bits: Tensor | Sequence[int], N: int) -> list[int]:
+    """Return the bits of `N` samples that have no values themselves; see `check_sample_bits`.
+
+    No tensor is made of them: in a block of ``torch.device("meta")`` or of fake tensors it would have no values either.
+    """
+    with _disable_current_modes():
+        values = bits.tolist() if isinstance(bits, Tensor) else [*bits]
+    if len(values) != N or not all(isinstance(b, int) and 1 <= b <= 8 for b in values):
+        raise FewbitError(f"sample_bits are {N} integers from 1 to 8, one a sample, not {shown(bits)}")
+    return values

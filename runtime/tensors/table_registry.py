@@ -1,0 +1,108 @@
+"""Tables in use: found by key, and cast for the arithmetic of each dtype.
+
+An op names its table by a string (`Table.key`), which torch.compile treats as a constant. The key is a digest of the
+table's content, so it means the same table in every process.
+
+Comparisons. x is compared in its own dtype with each boundary rounded *down* to that dtype: for a representable x,
+x > b exactly when x > floor(b). So the code of an element never depends on the dtype it is stored in.
+
+Products. Levels are kept in the dtype of arithmetic (float32 for the 16-bit types, else the tensor's own), and
+gradient × level is rounded once, to the gradient's dtype. A level of 0 gives 0 whatever the gradient, infinity and NaN
+too: where f' = 0 torch's ReLU and its like select.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...tables import FewbitError, Table
+from ...tables.errors import shown
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+_TABLES: dict[str, Table] = {}
+
+
+def register_table(table: Table) -> str:
+    """Make `table` known to the ops and return its key."""
+    _TABLES.setdefault(table.key, table)
+    return table.key
+
+
+def register_unpickled(module: object) -> str:
+    """Make the table of an unpickled module known and return its key; raises `FewbitError` if it has none."""
+    table = vars(module).get("_table")
+    if not isinstance(table, Table):
+        raise FewbitError(f"a pickled {type(module).__name__} holds a fewbit.Table, not {shown(table)}")
+    return register_table(table)
+
+
+def table_of(key: str) -> Table:
+    """Return the table registered under `key`; raises `FewbitError` if there is none in this process."""
+    try:
+        return _TABLES[key]
+    except KeyError:
+        raise FewbitError(
+            f"no table {key!r} in this process: make the fewbit module or call register_table before running its ops"
+        ) from None
+
+
+def arithmetic_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which gradients of `dtype` are multiplied."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A table cast for tensors of one dtype.
+
+    Attributes:
+        boundaries: (m − 1,) in that dtype, rounded down.
+        codes: uint8 (m,).
+        levels: (K,) in the dtype of arithmetic.
+        bits: per code.
+    """
+
+    boundaries: Tensor
+    codes: Tensor
+    levels: Tensor
+    bits: int
+
+
+@cache
+def prepare(key: str, dtype: torch.dtype, device: torch.device) -> Prepared:
+    """Return the table `key` cast for tensors of `dtype`, on `device`."""
+    table = table_of(key)
+    with torch.device("cpu"):  # whatever the default device is
+        boundaries = round_down(table.boundaries, dtype)
+    return Prepared(
+        boundaries.to(device),
+        torch.tensor(table.codes, device=device),
+        torch.tensor(table.levels, dtype=arithmetic_dtype(dtype), device=device),
+        table.bits,
+    )
+
+
+def round_down(values: np.ndarray, dtype: torch.dtype) -> Tensor:
+    """Return `values` (float64) in `dtype`, each the largest representable number not above it."""
+    exact = torch.tensor(values, dtype=torch.float64)
+    nearest = exact.to(dtype)
+    below = torch.nextafter(nearest.to(_wide(dtype)), torch.tensor(-torch.inf, dtype=_wide(dtype)))
+    if dtype in (torch.float16, torch.bfloat16):
+        below = _previous_half(nearest)
+    return torch.where(nearest.double() > exact, below.to(dtype), nearest)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _previous_half(x: Tensor) -> Tensor:
+    """Return the next smaller number of a 16-bit dtype; torch.nextafter lacks float16 on the CPU."""
+    bits = x.view(torch.int16)
+    smaller = torch.where(bits >= 0, bits - 1, bits + 1)  # sign and magnitude: towards −∞ a negative one grows
+    smaller = torch.where(x == 0, torch.tensor(-0x7FFF, dtype=torch.int16), smaller)  # below 0: −smallest
+    return smaller.view(x.dtype)
