@@ -10,58 +10,7 @@ loads torch.
 import importlib
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .fewbit_gen import solve as solve
-    from .runtime import plan as allocation
-    from .runtime.activations import functional as functional
-    from .runtime import layers as layers
-    from .runtime.memory import api as memory
-    from .runtime import models as models
-    from .runtime.layers import nn as nn
-    from .runtime import quantizers as quantizers
-    from .runtime.plan import MixedPrecision as MixedPrecision
-    from .runtime.calibrate import calibrate as calibrate
-    from .runtime.convert.api import convert as convert
-    from .runtime.convert.api import revert as revert
-    from .runtime.activations.catch import few_bit as few_bit
-    from .runtime.activations.gated_modules import GEGLU as GEGLU
-    from .runtime.activations.gated_modules import GLU as GLU
-    from .runtime.activations.gated_modules import ReGLU as ReGLU
-    from .runtime.activations.gated_modules import SwiGLU as SwiGLU
-    from .runtime.activations.modules import CELU as CELU
-    from .runtime.activations.modules import ELU as ELU
-    from .runtime.activations.modules import GELU as GELU
-    from .runtime.activations.modules import SELU as SELU
-    from .runtime.activations.modules import FewBit as FewBit
-    from .runtime.activations.modules import Hardshrink as Hardshrink
-    from .runtime.activations.modules import Hardsigmoid as Hardsigmoid
-    from .runtime.activations.modules import Hardswish as Hardswish
-    from .runtime.activations.modules import Hardtanh as Hardtanh
-    from .runtime.activations.modules import LeakyReLU as LeakyReLU
-    from .runtime.activations.modules import LogSigmoid as LogSigmoid
-    from .runtime.activations.modules import Mish as Mish
-    from .runtime.activations.modules import QuickGELU as QuickGELU
-    from .runtime.activations.modules import ReLU as ReLU
-    from .runtime.activations.modules import ReLU6 as ReLU6
-    from .runtime.activations.modules import Sigmoid as Sigmoid
-    from .runtime.activations.modules import SiLU as SiLU
-    from .runtime.activations.modules import Softplus as Softplus
-    from .runtime.activations.modules import Softshrink as Softshrink
-    from .runtime.activations.modules import Softsign as Softsign
-    from .runtime.activations.modules import SquaredReLU as SquaredReLU
-    from .runtime.activations.modules import Tanh as Tanh
-    from .runtime.activations.modules import Tanhshrink as Tanhshrink
-    from .runtime.activations.modules import Threshold as Threshold
-    from .runtime.layers.preact import PreActConv1d as PreActConv1d
-    from .runtime.layers.preact import PreActConv2d as PreActConv2d
-    from .runtime.layers.preact import PreActConv3d as PreActConv3d
-    from .runtime.layers.preact import PreActLinear as PreActLinear
-    from .runtime.saved_tensors import compress_saved_tensors as compress_saved_tensors
-    from .tables import FewbitError as FewbitError
-    from .tables import Table as Table
-    from .tables import load_table as load_table
+from typing import Any
 
 __version__ = "0.1.0"
 

@@ -9,7 +9,15 @@ from ..fewbit_gen.library import find_or_solve
 from ..fewbit_gen.solver import level_count
 from ..tables import FewbitError
 from .export import FORMATS, choose_format, table_bytes, write_table
-from .options import FILE, activation_argument, bits_or_levels_option, kind_option, kinks_option, levels_option, weight_option
+from .options import (
+    FILE,
+    activation_argument,
+    bits_or_levels_option,
+    kind_option,
+    kinks_option,
+    levels_option,
+    weight_option,
+)
 
 
 @click.command("emit")

@@ -24,9 +24,9 @@ from .target import FORMS, load_target, told_in_one_line
 if TYPE_CHECKING:
     from torch import nn
 
+    from ..plots.studies.memory_paper import Reproduced, Row
     from ..runtime.memory.api import Comparison, Need, Peak, Profile
     from ..runtime.memory.listing import Field, Sort
-    from ..plots.studies.memory_paper import Reproduced, Row
 
 # 16G is 16 GiB, as GPUs are sold.
 _UNITS = {"": 1, "b": 1} | {
@@ -233,7 +233,9 @@ def paper(output: Path | None, as_json: bool) -> None:
         check_writable(output)
     from ..plots.studies import memory_paper
 
-    rows = [memory_paper.reproduce(name) for name in with_progress(memory_paper.PAPER, len(memory_paper.PAPER), "measuring")]
+    rows = [
+        memory_paper.reproduce(name) for name in with_progress(memory_paper.PAPER, len(memory_paper.PAPER), "measuring")
+    ]
     content = dumps({"unit": "MiB", "memory": memory_paper.GPU_MEMORY, "rows": [row.to_dict() for row in rows]})
     if output:
         with atomic_write(output) as stream:

@@ -10,7 +10,17 @@ from ..tables import FewbitError, Table
 from ..tables.json_format import dumps, table_to_dict
 from .compiling import compilation_told
 from .export import FORMATS, choose_format, write_table
-from .options import FILE, activation_argument, bits_or_levels_option, effort_option, json_option, kind_option, kinks_option, levels_option, weight_option
+from .options import (
+    FILE,
+    activation_argument,
+    bits_or_levels_option,
+    effort_option,
+    json_option,
+    kind_option,
+    kinks_option,
+    levels_option,
+    weight_option,
+)
 from .text import table_text
 
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..tables import load_table
-from .backends.cuda.codegen import compiler, kernel_source
 from .activations.modules import GELU
+from .backends.cuda.codegen import compiler, kernel_source
 from .tensors.packing import packed_size
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

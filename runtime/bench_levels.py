@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from .convert.api import convert
 from ..plots.studies.blpa_memory import largest_batch_by_trial
 from ..plots.studies.networks import NETWORKS
 from .convert.actnn import LEVELS
+from .convert.api import convert
 from .memory.api import profile
 from .memory.peak import peak_of
 

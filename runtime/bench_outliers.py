@@ -20,8 +20,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..plots.studies.networks import conv, resnet
-from .quantizers import Outlier, PerGroup, Quantizer
 from .inference.vquant import value_aware
+from .quantizers import Outlier, PerGroup, Quantizer
 
 PAIR_BAR = 2.5  # times PerGroup at 4 bits, compress and decompress in turn
 STEP_BAR = 1.10  # times torch's step

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import nn
 
+from .layers.preact import PreActConv2d
 from .models import preact_resnet
 from .models.preact_resnet import Unfused
-from .layers.preact import PreActConv2d
 
 BARS = {"cpu": 1.10, "cuda": 1.05}  # times the step time of torch's modules, at 4 bits
 

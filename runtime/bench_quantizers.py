@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from .quantizers import PerGroup
 from .backends.cpu import per_group as cpu
 from .backends.cuda import per_group as cuda
-from .quantizers.per_group import dequantize_reference, quantize_reference
+from .backends.reference import per_group as reference
+from .quantizers import PerGroup
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PAIR_BAR = 0.60  # of the speed of two copies, on the CPU
@@ -130,9 +130,9 @@ def bench_per_group(bits: int, dtype: str, n: int, device: str = "cpu", rounds: 
 
 
 def _reference(quantizer: PerGroup, x: torch.Tensor) -> torch.Tensor:
-    kept = quantize_reference(x, quantizer.bits, quantizer.group_size, 1)
+    kept = reference.quantize(x, quantizer.bits, quantizer.group_size, 1)
     out = torch.empty_like(x)
-    dequantize_reference(*kept, quantizer.bits, quantizer.group_size, out)
+    reference.dequantize(*kept, quantizer.bits, quantizer.group_size, out)
     return out
 
 

@@ -4,32 +4,57 @@
     encode(x, table) -> packed codes
     multiply(grad, packed, table, stride) -> grad · q(x)
 
-Tables and functions travel as strings (see prepared.py, forwards.py), so that torch.compile sees constants and no table
-needs an op of its own. The packed code is an *output* of `activation`: only so does torch.compile keep it, and not x.
-Codes lie in the memory order of the output; `stride` carries that order to the backward pass.
+Tables and functions travel as strings (see table_registry.py, torch_functions.py), so that torch.compile sees constants
+and no table needs an op of its own. The packed code is an *output* of `activation`: only so does torch.compile keep it,
+and not x. Codes lie in the memory order of the output; `stride` carries that order to the backward pass.
+
+    draw_seeds(x, count) -> seeds
+    glu(gate, up, seeds, function, parameters, table, up_bits, second_bits, derived) -> h, codes, up, second, groups
+    glu_backward(grad, codes, up, second, groups, function, …, wanted) -> d_gate, d_up, h
+    copy_in_groups(x, seed, bits, group_size) -> packed, groups
+    read_copy(packed, groups, bits, shape, dtype, group_size) -> x
+
+The parts, of n elements in row-major order: `codes` of act'(gate), uint8 (⌈n/8⌉·bits,); `up` and `second`, a copy of
+act(gate) or, if `derived`, of gate, alike; `groups`, bfloat16 (2 a copy, ⌈n/256⌉), minima and ranges. What is not kept
+(an empty `table`, 0 bits) has no elements. `copy_in_groups` takes groups of other sizes too. None of these five is
+differentiable: activations/gated_autograd.py is. The seeds are a tensor, int64 (2,) on the CPU, so that the ops are
+functions of their inputs and torch.compile knows what is random. `draw_seeds` takes the tensor that they are for:
+compilers merge equal calls, and two tensors are not to be rounded alike.
+
+A backend is a folder in `backends`; each op runs on that of its tensors' device, and on `reference` where it has none.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NoReturn
+import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..tables import FewbitError
-from .backends.cpu import activation as cpu
-from .backends.cuda import activation as cuda
-from .backends.reference import activation as reference
+from .backends import implementations
+from .backends.arguments import (
+    check_codes,
+    check_copied,
+    check_copy,
+    check_dtype,
+    check_pair,
+    check_parameters,
+    check_parts,
+    refuse,
+)
 from .backends.torch_functions import forward_of
-from .tensors.layout import as_dense, is_dense, with_stride
+from .tensors.glu_parts import GROUP_SIZE
+from .tensors.layout import as_dense, with_stride
 from .tensors.packing import packed_size
-from .tensors.table_registry import DTYPES, table_of
+from .tensors.philox import draw_seed
+from .tensors.table_registry import table_of
 
 NAMESPACE = "fewbit"
 
 # Codes lie in the memory order that was seen while tracing, so the compiler must keep it; torch 2.6 has to be told.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 
+_PURE = (torch.Tag.pt2_compliant_tag,)
 _library = torch.library.Library(NAMESPACE, "DEF")
 _library.define(
     "activation(Tensor x, str function, float[] parameters, str table) -> (Tensor, Tensor)",
@@ -46,34 +71,30 @@ encode = torch.ops.fewbit.encode.default
 multiply = torch.ops.fewbit.multiply.default
 
 
-# ---- devices: plain torch serves any, Numba the CPU, generated kernels CUDA ------------------------------------------
+# ---- activations -----------------------------------------------------------------------------------------------------
 
 
-def _activation(
-    x: Tensor, function: str, parameters: Sequence[float], table: str, *, backend: Any = reference
-) -> tuple[Tensor, Tensor]:
-    check_dtype(x, function)
-    check_parameters(function, parameters)
-    return backend.activation(x, function, parameters, table)
+def _register_activation(backend: Any, key: str) -> None:
+    def activation(x: Tensor, function: str, parameters: Sequence[float], table: str) -> tuple[Tensor, Tensor]:
+        check_dtype(x, function)
+        check_parameters(function, parameters)
+        return backend.activation(x, function, parameters, table)
+
+    def encode(x: Tensor, table: str) -> Tensor:
+        check_dtype(x, "encode")
+        return backend.encode(as_dense(x), table)
+
+    def multiply(grad: Tensor, packed: Tensor, table: str, stride: Sequence[int]) -> Tensor:
+        check_codes(grad, packed, table, stride)
+        return backend.multiply(with_stride(grad, stride), packed, table)
+
+    _library.impl("activation", activation, key)
+    _library.impl("encode", encode, key)
+    _library.impl("multiply", multiply, key)
 
 
-def _encode(x: Tensor, table: str, *, backend: Any = reference) -> Tensor:
-    check_dtype(x, "encode")
-    return backend.encode(as_dense(x), table)
-
-
-def _multiply(grad: Tensor, packed: Tensor, table: str, stride: Sequence[int], *, backend: Any = reference) -> Tensor:
-    check_codes(grad, packed, table, stride)
-    return backend.multiply(with_stride(grad, stride), packed, table)
-
-
-for _backend, _key in ((reference, "CompositeExplicitAutograd"), (cpu, "CPU"), (cuda, "CUDA")):
-    _library.impl("activation", partial(_activation, backend=_backend), _key)
-    _library.impl("encode", partial(_encode, backend=_backend), _key)
-    _library.impl("multiply", partial(_multiply, backend=_backend), _key)
-
-
-# ---- shapes alone ----------------------------------------------------------------------------------------------------
+for _key, _backend in implementations("activation"):
+    _register_activation(_backend, _key)
 
 
 @torch.library.register_fake(activation, lib=_library)
@@ -93,9 +114,6 @@ def _fake_encode(x: Tensor, table: str) -> Tensor:
 def _(grad: Tensor, packed: Tensor, table: str, stride: Sequence[int]) -> Tensor:
     check_codes(grad, packed, table, stride)
     return torch.empty_strided(grad.shape, stride, dtype=grad.dtype, device=grad.device)
-
-
-# ---- gradients -------------------------------------------------------------------------------------------------------
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -121,77 +139,130 @@ def gradient(grad: Tensor, packed: Tensor, table: str, stride: Sequence[int]) ->
     return multiply(grad, packed, table, stride)
 
 
-def refuse(*_: Any) -> NoReturn:
-    """Raise RuntimeError: what was asked for takes more than the codes hold."""
-    raise RuntimeError(
-        "fewbit activations have no second derivative (create_graph=True) and no forward mode: "
-        "the codes keep f' alone; use torch's own activation here"
-    )
-
-
 torch.library.register_autograd(activation, _backward, setup_context=_save, lib=_library)
 torch.library.register_autograd(multiply, refuse, lib=_library)
 
 
-# ---- arguments: what would make a kernel read or write out of bounds is refused, on every device and for fakes -------
+# ---- gated linear units ----------------------------------------------------------------------------------------------
 
 
-def check_codes(grad: Tensor, packed: Tensor, table: str, stride: Sequence[int]) -> None:
-    """Raise FewbitError unless `packed` are as many codes of the table as `grad` has elements, and `stride` is dense.
+_PLAN = "str function, float[] parameters, str table, int up_bits, int second_bits, bool derived"
+_library.define("draw_seeds(Tensor x, int count) -> Tensor", tags=(*_PURE, torch.Tag.nondeterministic_seeded))
+_library.define(
+    f"glu(Tensor gate, Tensor up, Tensor seeds, {_PLAN}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", tags=_PURE
+)
+_library.define(
+    f"glu_backward(Tensor grad, Tensor codes, Tensor up, Tensor second, Tensor groups, {_PLAN}, bool[] wanted)"
+    " -> (Tensor, Tensor, Tensor)",
+    tags=_PURE,
+)
+_library.define("copy_in_groups(Tensor x, Tensor seed, int bits, int group_size=256) -> (Tensor, Tensor)", tags=_PURE)
+_library.define(
+    "read_copy(Tensor packed, Tensor groups, int bits, SymInt[] shape, ScalarType dtype, int group_size=256) -> Tensor",
+    tags=_PURE,
+)
 
-    Raises:
-        TypeError: the ops do not take the dtype of `grad`.
-    """
-    check_dtype(grad, "multiply")
-    check_packed(grad, "packed", packed, table_of(table).bits, grad.numel())
-    if len(stride) != grad.dim():
-        raise FewbitError(f"the stride has {grad.dim()} numbers, one a dimension of the gradient, not {len(stride)}")
-    concrete = all(type(number) is int for number in (*grad.shape, *stride))
-    if concrete and not is_dense(grad.shape, stride):
-        raise FewbitError(f"the stride {tuple(stride)} is not that of a dense tensor of shape {tuple(grad.shape)}")
-
-
-def check_packed(like: Tensor, name: str, packed: Tensor, bits: int, n: Any) -> None:
-    """Raise FewbitError unless `packed` are `n` codes of `bits` bits on the device of `like`; 0 bits are none."""
-    size, given = packed_size(n, bits), packed.shape
-    concrete = all(type(number) is int for number in (size, *given))  # a compiler may not know the sizes
-    wrong_size = given != (size,) if concrete else len(given) != 1
-    if packed.dtype != torch.uint8 or wrong_size or packed.device != like.device or packed.layout != torch.strided:
-        raise FewbitError(
-            f"{n} codes of {bits} bits take {size} bytes: {name} is uint8 ({size},) on {like.device}, not "
-            f"{str(packed.dtype).removeprefix('torch.')} {tuple(given)} on {packed.device}"
-        )
+draw_seeds = torch.ops.fewbit.draw_seeds.default
+glu = torch.ops.fewbit.glu.default
+glu_backward = torch.ops.fewbit.glu_backward.default
+copy_in_groups = torch.ops.fewbit.copy_in_groups.default
+read_copy = torch.ops.fewbit.read_copy.default
 
 
-def check_parameters(function: str, parameters: Sequence[float]) -> None:
-    """Raise FewbitError unless `parameters` are as many as the function has."""
-    names = [name for name, _ in forward_of(function).parameters]
-    if len(parameters) != len(names):
-        accepted = ", ".join(names) or "no parameters"
-        raise FewbitError(f"{function} takes {accepted}, not {len(parameters)} numbers")
+def _draw_seeds(x: Tensor, count: int) -> Tensor:
+    return torch.tensor([draw_seed() for _ in range(count)], dtype=torch.int64, device="cpu")
 
 
-def checked(function: str, x: Any, forward: Callable[..., Any], *arguments: Any) -> Any:
-    """Return ``forward(*arguments)``, torch's own; raise the TypeError of `check_dtype` for integers that it refuses.
-
-    Args:
-        function: its name, for the message.
-        x: which of the arguments may be integers or booleans.
-    """
-    if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex() or torch.compiler.is_compiling():
-        return forward(*arguments)
-    try:
-        return forward(*arguments)
-    except RuntimeError as error:  # NotImplementedError is one
-        try:
-            check_dtype(x, function)
-        except TypeError as refused:
-            raise refused from error
-        raise
+_library.impl("draw_seeds", _draw_seeds, "CompositeExplicitAutograd")
 
 
-def check_dtype(x: Tensor, function: str) -> None:
-    """Raise TypeError if the ops do not take the dtype of `x`."""
-    if x.dtype not in DTYPES:
-        accepted = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
-        raise TypeError(f"fewbit.{function} takes {accepted}, not {str(x.dtype).removeprefix('torch.')}")
+def _register_glu(backend: Any, key: str) -> None:
+    def run_glu(gate: Tensor, up: Tensor, seeds: Tensor, function: str, *plan: Any) -> tuple[Tensor, ...]:
+        check_pair(gate, up, seeds, function, *plan)
+        return backend.forward(gate, up, seeds.tolist(), function, *plan)
+
+    def run_backward(
+        grad: Tensor, codes: Tensor, up: Tensor, second: Tensor, groups: Tensor, *plan: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        check_parts(grad, codes, up, second, groups, *plan)
+        return backend.backward(grad.contiguous(), (codes, up, second, groups), *plan)
+
+    def run_copy(x: Tensor, seed: Tensor, bits: int, group_size: int = GROUP_SIZE) -> tuple[Tensor, Tensor]:
+        check_copied(x, seed, bits, group_size)
+        return backend.copy(x.contiguous(), bits, seed.tolist()[0], group_size)
+
+    def run_read(
+        packed: Tensor,
+        groups: Tensor,
+        bits: int,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        group_size: int = GROUP_SIZE,
+    ) -> Tensor:
+        check_copy(packed, groups, bits, shape, dtype, group_size)
+        n = math.prod(shape)
+        return backend.values(packed, groups, bits, n, group_size).to(dtype).view(shape)
+
+    _library.impl("glu", run_glu, key)
+    _library.impl("glu_backward", run_backward, key)
+    _library.impl("copy_in_groups", run_copy, key)
+    _library.impl("read_copy", run_read, key)
+
+
+for _key, _backend in implementations("glu"):
+    _register_glu(_backend, _key)
+
+
+@torch.library.register_fake(draw_seeds, lib=_library)
+def _(x: Tensor, count: int) -> Tensor:
+    return torch.empty(count, dtype=torch.int64, device="cpu")
+
+
+@torch.library.register_fake(glu, lib=_library)
+def _(
+    gate: Tensor,
+    up: Tensor,
+    seeds: Tensor,
+    function: str,
+    parameters: Sequence[float],
+    table: str,
+    up_bits: int,
+    second_bits: int,
+    derived: bool,
+) -> tuple[Tensor, ...]:
+    check_pair(gate, up, seeds, function, parameters, table, up_bits, second_bits, derived)
+    n = gate.numel()
+    h = forward_of(function).call(gate, *parameters) * up
+    sizes = (table_of(table).bits if table else 0, up_bits, second_bits)
+    kept = (gate.new_empty(packed_size(n, bits), dtype=torch.uint8) for bits in sizes)
+    return h, *kept, _fake_groups(gate, bool(up_bits) + bool(second_bits))
+
+
+@torch.library.register_fake(glu_backward, lib=_library)
+def _(grad: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    check_parts(grad, *others)
+    return tuple(grad.new_empty(grad.shape if wanted else 0) for wanted in others[-1])
+
+
+@torch.library.register_fake(copy_in_groups, lib=_library)
+def _(x: Tensor, seed: Tensor, bits: int, group_size: int = GROUP_SIZE) -> tuple[Tensor, Tensor]:
+    check_copied(x, seed, bits, group_size)
+    packed = x.new_empty(packed_size(x.numel(), bits), dtype=torch.uint8)
+    return packed, _fake_groups(x, int(bits > 0), group_size)
+
+
+@torch.library.register_fake(read_copy, lib=_library)
+def _(
+    packed: Tensor,
+    groups: Tensor,
+    bits: int,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    group_size: int = GROUP_SIZE,
+) -> Tensor:
+    check_copy(packed, groups, bits, shape, dtype, group_size)
+    return packed.new_empty(shape, dtype=dtype)
+
+
+def _fake_groups(x: Tensor, copies: int, group_size: int = GROUP_SIZE) -> Tensor:
+    return x.new_empty(2 * copies, (x.numel() + group_size - 1) // group_size, dtype=torch.bfloat16)

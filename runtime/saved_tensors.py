@@ -31,12 +31,12 @@ from torch.overrides import TorchFunctionMode
 
 from ..tables import FewbitError
 from ..tables.errors import shown
+from .quantizers import Compressed, FixedPoint, Quantizer
 from .tensors.abstract import is_abstract
+from .tensors.dtypes import DTYPES
 from .tensors.layout import as_dense, flat, with_stride
 from .tensors.packing import pack, unpack
-from .tensors.table_registry import DTYPES
-from .quantizers import Compressed, FixedPoint, Quantizer
-from .quantizers.base import Form
+from .tensors.spec import Form
 
 # What autocast and views put between a tensor and what an op saves of it.
 _SAME_VALUES = frozenset(

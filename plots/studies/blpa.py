@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...tables import FewbitError
+from ...runtime.layers.preact import PreActLayer
 from ...runtime.memory.api import profile
 from ...runtime.models import PreActResNet, preact_resnet
-from ...runtime.layers.preact import PreActLayer
+from ...tables import FewbitError
 from .images import Images
 
 

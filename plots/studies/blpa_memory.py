@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...tables import FewbitError
+from ...runtime.layers.preact import PreActLayer
 from ...runtime.memory.api import largest_batch, parameter_bytes, profile
 from ...runtime.memory.peak import peak_of
 from ...runtime.models import PreActResNet, preact_resnet
 from ...runtime.models.preact_resnet import EXPANSION
-from ...runtime.layers.preact import PreActLayer
+from ...tables import FewbitError
 
 # (layers, width) of Table 2, with the paper's largest batches on 11 GiB: exact and with 4 bits.
 TABLE_2 = {

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...tables import FewbitError
 from ...runtime.convert.api import convert
+from ...tables import FewbitError
 from .settings import Settings, Size
 from .text import VOCABULARY, standard_library
 from .training import Variant, loss_of, random_windows

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ...runtime.layers.gated_mlp import GatedMLP
 from ...runtime.activations.gated import plan_of
+from ...runtime.layers.gated_mlp import GatedMLP
 from ...runtime.tensors.glu_parts import Keep
 
 

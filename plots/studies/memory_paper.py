@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from .networks import APPENDIX_B
 from ...runtime.memory import zoo
 from ...runtime.memory.capacity import BITS, Need, need_by_formula, need_of
 from ...runtime.memory.comparison import compare_each
+from .networks import APPENDIX_B
 
 MIB = 2**20
 GPU_MEMORY = 32 * 1024 * MIB

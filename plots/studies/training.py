@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...runtime.convert.api import convert
+from ...runtime.convert.find import activations
+from ...runtime.memory.api import profile_call
 from ...tables.names import counted
 from ...tables.table import check_bits
-from ...runtime.convert.api import convert
-from ...runtime.memory.api import profile_call
-from ...runtime.convert.find import activations
 from .gpt2 import GPT2
 from .runs import Run, Training
 from .settings import Settings, Size

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...runtime.memory.api import profile
 from ...runtime.inference.vquant import ActivationAnnealing, calibrate, quantize, search, value_aware
+from ...runtime.memory.api import profile
 from .digits import Images, Schedule, accuracy, batches, digits, network, train
 
 Row = dict[str, Any]

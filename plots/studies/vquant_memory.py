@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...runtime.memory.api import profile
 from ...runtime.inference.vquant import value_aware
+from ...runtime.memory.api import profile
 from .networks import NETWORKS
 
 BATCH = 256

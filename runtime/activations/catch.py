@@ -22,11 +22,11 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 from ...tables.names import find_name, nearest_names
 from ...tables.table import check_bits
-from . import functional
-from .overrides import TableOrPath, key_for_activation, read_tables
 from ..backends.torch_functions import forward_of
+from ..tensors.dtypes import DTYPES
+from . import functional
 from .functional import gelu_function
-from ..tensors.table_registry import DTYPES
+from .overrides import TableOrPath, key_for_activation, read_tables
 from .table_lookup import DEFAULT_BITS
 
 __all__ = ["few_bit"]

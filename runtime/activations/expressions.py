@@ -16,7 +16,7 @@ from torch import Tensor
 from ...tables import FewbitError
 from ...tables.errors import shown
 from ..backends.torch_functions import FORWARDS
-from ..tensors.table_registry import arithmetic_dtype
+from ..tensors.dtypes import arithmetic_dtype
 
 Value = Tensor | float
 Node = Callable[[Tensor], Value]

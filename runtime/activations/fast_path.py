@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .. import ops
+from ..backends.arguments import check_dtype, refuse
 from ..backends.cpu import activation as cpu
 from ..tensors.layout import with_stride
 
@@ -56,7 +57,7 @@ class fewbit_activation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: str, parameters: Sequence[float], key: str) -> Tensor:
         """Return f(x), keep its codes."""
-        ops.check_dtype(x, function)
+        check_dtype(x, function)
         y, packed = cpu.activation(x, function, parameters, key)
         ctx.save_for_backward(packed)
         ctx.key = key
@@ -75,4 +76,4 @@ class fewbit_activation(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> None:
         """Refuse forward mode."""
-        ops.refuse()
+        refuse()

@@ -25,14 +25,15 @@ from torch import Tensor
 
 from ...tables import FewbitError, Table
 from ...tables.errors import shown
-from . import fast_path, transforms
 from .. import ops
-from .user_functions import Custom, custom, solve_custom
+from ..backends.arguments import check_dtype, checked
 from ..backends.torch_functions import forward_of, gelu_function
-from .gated import geglu, glu, reglu, swiglu
 from ..tensors.layout import as_dense
+from . import fast_path, transforms
+from .gated import geglu, glu, reglu, swiglu
 from .table_lookup import resolve_key
 from .transforms import keeps
+from .user_functions import Custom, custom, solve_custom
 
 __all__ = [
     "activation",
@@ -333,7 +334,7 @@ def apply(x: Tensor, function: str, parameters: tuple[float, ...], key: str, inp
     overwrite = forward_of(function).inplace if inplace else None
     if not keeps(x):
         forward = overwrite or forward_of(function).call
-        return ops.checked(function, x, forward, x, *parameters)
+        return checked(function, x, forward, x, *parameters)
     if transforms.are_active():
         y = transforms.activation(x, function, parameters, key)
         return y if overwrite is None else x.copy_(y)
@@ -347,7 +348,7 @@ def apply(x: Tensor, function: str, parameters: tuple[float, ...], key: str, inp
         if fast_path.serves(x):
             return fast_path.activation(x, function, parameters, key)
         return ops.activation(x, function, parameters, key)[0]
-    ops.check_dtype(x, function)
+    check_dtype(x, function)
     if x._base is not None and x._base.is_leaf and x._base.requires_grad:  # torch 2.6 lets a custom function do it
         raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")
     _Inplace.apply(x, key)  # first the graph: what torch refuses to overwrite is refused before it is

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from ...tables import FewbitError, Table
 from ...tables.errors import shown
-from . import transforms
+from ..backends.arguments import check_dtype, checked
+from ..backends.reference.glu import product
+from ..backends.reference.glu_derivatives import derivative_of
 from ..backends.torch_functions import gelu_function
-from ..ops import check_dtype, checked
+from ..tensors.glu_parts import DEFAULT_COPY_BITS, Keep, Plan, check_copy_bits, check_keep
 from ..tensors.table_registry import table_of
+from . import transforms
+from .gated_autograd import fewbit_glu
 from .table_lookup import resolve_key
 from .transforms import keeps
-from ..backends.reference.glu_derivatives import derivative_of
-from .gated_autograd import fewbit_glu
-from ..tensors.glu_parts import DEFAULT_COPY_BITS, Keep, Plan, check_copy_bits, check_keep
-from ..backends.reference.glu import product
 
 CopyBits = int | tuple[int, int]
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops import refuse
-from ..glu import ops
+from .. import ops
+from ..backends.arguments import refuse
+from ..backends.reference.glu import product
 from ..backends.reference.glu_derivatives import derivative_of
 from ..tensors.glu_parts import Plan, Wanted
-from ..backends.reference.glu import product
 
 
 def keep(gate: Tensor, up: Tensor, plan: Plan, wanted: Wanted) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from ...tables import FewbitError, Table
 from ...tables.errors import shown
 from ..backends.torch_functions import gelu_function
+from ..tensors.glu_parts import DEFAULT_COPY_BITS, Keep, Plan, check_copy_bits, check_keep
 from ..tensors.table_registry import register_unpickled, table_of
 from .gated import CopyBits, apply, plan_of
-from ..tensors.glu_parts import DEFAULT_COPY_BITS, Keep, Plan, check_copy_bits, check_keep
 
 __all__ = ["GEGLU", "GLU", "ReGLU", "SwiGLU"]
 

@@ -14,11 +14,12 @@ from torch import Tensor, fx, nn
 
 from ...tables import FewbitError, Table
 from ...tables.errors import shown
-from .user_functions import check_frozen, custom, name_of, solve_custom
 from ..backends.torch_functions import forward_of
+from ..tensors.dtypes import DTYPES
+from ..tensors.table_registry import register_table, register_unpickled
 from .functional import apply, gelu_function, keeps, key_for, number
-from ..tensors.table_registry import DTYPES, register_table, register_unpickled
 from .table_lookup import resolve_table
+from .user_functions import check_frozen, custom, name_of, solve_custom
 
 __all__ = [
     "CELU",

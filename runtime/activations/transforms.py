@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from .. import ops
+from ..backends.arguments import refuse
 from ..backends.torch_functions import forward_of
 
 
@@ -66,7 +67,7 @@ class _Activation(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> None:
-        ops.refuse()
+        refuse()
 
 
 class _Gradient(torch.autograd.Function):
@@ -84,8 +85,8 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> None:
-        ops.refuse()
+        refuse()
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> None:
-        ops.refuse()
+        refuse()

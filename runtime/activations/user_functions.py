@@ -18,9 +18,9 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from ...tables import DEFAULT_WEIGHT, FewbitError, Table
 from ...tables.errors import shown
 from ...tables.table import check_bits
-from .expressions import canonical_text, expression_function
 from ..backends.torch_functions import FORWARDS, Forward
 from ..tensors.layout import with_stride
+from .expressions import canonical_text, expression_function
 from .table_lookup import DEFAULT_BITS, DEFAULT_KIND
 
 Function = Callable[[Tensor], Tensor]

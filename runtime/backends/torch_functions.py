@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ...tables import FewbitError
 from ...tables.names import number_text
-from ..tensors.table_registry import DTYPES, arithmetic_dtype
+from ..tensors.dtypes import DTYPES, arithmetic_dtype
 
 
 @dataclass(frozen=True)

@@ -27,17 +27,17 @@ from torch import nn
 from ...tables import FewbitError
 from ...tables.errors import shown
 from .. import layers
-from .report import Left, Replaced, one_line
+from ..activations.modules import FewBitActivation
 from ..layers.base import CompressedLayer
 from ..layers.callers import note_inputs
 from ..layers.huggingface import like
-from ..layers.saver import QuantizerSaver, Saver
 from ..layers.offload import Swapper, SwappingSaver
-from .pipeline import Applied, Make
-from ..activations.modules import FewBitActivation
+from ..layers.saver import QuantizerSaver, Saver
 from ..quantizers import PerGroup
-from .swap import form_of, precision_of, recast, recast_by, restore, torch_class, why_not
 from .find import Found, modules_of
+from .pipeline import Applied, Make
+from .report import Left, Replaced, one_line
+from .swap import form_of, precision_of, recast, recast_by, restore, torch_class, why_not
 
 _CONVOLUTIONS = tuple(f"Conv{kind}{d}d" for kind in ("", "Transpose") for d in (1, 2, 3))
 _COMPRESSED = (

@@ -18,18 +18,18 @@ import torch
 from torch import nn
 
 from ...tables import FewbitError, Table
+from ..activations.modules import FewBitActivation
 from ..activations.overrides import TableOrPath, key_for_activation, key_for_module, names_activation, read_tables
-from .report import Left, Replaced, Report, one_line, report_of
+from ..activations.table_lookup import DEFAULT_BITS
 from ..layers.activation import Activation as RoundedActivation
 from ..layers.saver import Saver
-from .measure import measure
-from .pipeline import choose_methods, nothing_to_do, undo_methods
-from ..activations.modules import FewBitActivation
-from .neighbours import Neighbours
-from .placement import put, put_back
-from ..activations.table_lookup import DEFAULT_BITS
-from .find import ORIGINAL, Activation, Form, Found, activations, form_of
 from .filters import Selectors, inventory, unwanted
+from .find import ORIGINAL, Activation, Form, Found, activations, form_of
+from .measure import measure
+from .neighbours import Neighbours
+from .pipeline import choose_methods, nothing_to_do, undo_methods
+from .placement import put, put_back
+from .report import Left, Replaced, Report, one_line, report_of
 
 __all__ = ["Report", "convert", "revert"]
 

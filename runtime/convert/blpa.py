@@ -8,11 +8,11 @@ from typing import Any
 from torch import nn
 
 from ...tables.table import check_bits
-from .report import Left, Replaced
-from .pipeline import Applied, Make
-from .swap import restore
 from .find import Found
+from .pipeline import Applied, Make
 from .preact_chains import Plan, Planned, plan_of, swallowed
+from .report import Left, Replaced
+from .swap import restore
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .formulas import Formula, agrees
-from ..backends.torch_functions import forward_of
-from .function_attributes import HeldFunction, read_function
-from ..layers.activation import Activation as RoundedActivation
 from ..activations.modules import MODULES, FewBitActivation
+from ..backends.torch_functions import forward_of
+from ..layers.activation import Activation as RoundedActivation
+from .formulas import Formula, agrees
+from .function_attributes import HeldFunction, read_function
 from .recognize import recognise, why_left
 
 __all__ = ["Found", "activations", "modules_of", "original_of"]

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...tables import Table
-from ..backends.torch_functions import FORWARDS, Forward
 from ..activations.modules import FewBitActivation
-from .recognize import Recognised
 from ..activations.table_lookup import resolve_table
+from ..backends.torch_functions import FORWARDS, Forward
+from .recognize import Recognised
 
 __all__ = ["FORMULAS", "Formula"]
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ...tables import Table
 from ..activations.catch import CAUGHT
-from ..backends.torch_functions import forward_of
 from ..activations.functional import gelu_function
 from ..activations.modules import FewBitActivation
+from ..backends.torch_functions import forward_of
 
 __all__ = ["Held", "HeldFunction", "read_function"]
 

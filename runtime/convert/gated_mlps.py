@@ -17,18 +17,18 @@ from torch import nn
 
 from ...tables import FewbitError
 from ...tables.errors import shown
-from .report import Left, Replaced
+from ..activations.modules import FewBitActivation
+from ..backends.reference.glu_derivatives import DERIVATIVES
+from ..layers.gated_mlp import GatedMLP
+from ..layers.source_match import is_written_as
+from ..tensors.glu_parts import DEFAULT_COPY_BITS, Keep, Plan, check_copy_bits, check_keep
+from ..tensors.table_registry import register_table
+from .find import ORIGINAL, Form, Found, form_of, modules_of, original_of
 from .function_attributes import read_function
 from .pipeline import Applied, Make
-from ..activations.modules import FewBitActivation
 from .placement import put, put_back
-from ..tensors.table_registry import register_table
+from .report import Left, Replaced
 from .swap import restore
-from .find import ORIGINAL, Form, Found, form_of, modules_of, original_of
-from ..layers.source_match import is_written_as
-from ..layers.gated_mlp import GatedMLP
-from ..backends.reference.glu_derivatives import DERIVATIVES
-from ..tensors.glu_parts import DEFAULT_COPY_BITS, Keep, Plan, check_copy_bits, check_keep
 
 # The attribute that holds the activation, and a forward.
 _FORWARDS = (

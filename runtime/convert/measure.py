@@ -77,8 +77,8 @@ def measure(model: nn.Module, inputs: Any, convert: Convert, *, leave: bool) -> 
         convert: converts a copy of the model, but for what is named.
         leave: whether rows that save nothing are to be left.
     """
-    from .api import revert
     from ..memory.api import profile
+    from .api import revert
 
     args, keywords = read_inputs(inputs)
     devices = {t.device.index for t in model.parameters() if t.device.type == "cuda"}

@@ -27,12 +27,12 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _AvgPoolNd, _MaxPoolNd
 
+from ..activations.modules import FewBitActivation
 from ..layers.base import CompressedLayer
 from ..layers.huggingface import like
-from ..activations.modules import FewBitActivation
-from .swap import recast_by
-from .recognize import recognise
 from .find import Found
+from .recognize import recognise
+from .swap import recast_by
 
 __all__ = ["Neighbours", "Outcome"]
 

@@ -17,11 +17,11 @@ from torch import nn
 
 from ...tables import FewbitError
 from ...tables.table import check_bits
-from .report import Left, Replaced
-from ..layers.saver import Saver
 from ..activations.modules import FewBitActivation
 from ..activations.table_lookup import DEFAULT_BITS
+from ..layers.saver import Saver
 from .find import Form, Found
+from .report import Left, Replaced
 
 # Makes the few-bit form of an activation, or says why there is none.
 Make = Callable[[Found, Form], FewBitActivation | str]
@@ -120,9 +120,9 @@ class Methods:
     def _parts(self) -> set[int]:
         """Return the identities of modules that others compute with as one, as they were found: they are not free."""
         from ..layers.gated_mlp import GatedMLP
+        from ..layers.preact.layers import PreActLayer
         from .blpa import ByChains
         from .preact_chains import swallowed
-        from ..layers.preact.layers import PreActLayer
 
         wholes = [module for module in self.model.modules() if isinstance(module, GatedMLP | PreActLayer)]
         parts = {id(part) for whole in wholes for part in whole.modules() if part is not whole}
@@ -181,8 +181,8 @@ def undo_methods(model: nn.Module) -> nn.Module:
     Raises:
         FewbitError: a layer's class was changed since it was converted; the model is then as it was.
     """
-    from .gated_mlps import ungate
     from ..layers.callers import forget_inputs
+    from .gated_mlps import ungate
     from .preact_chains import unfuse
     from .swap import restore, was_changed
     from .vquant import relus_again

@@ -20,12 +20,12 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from ...tables.names import counted
-from .report import one_line
-from .swap import torch_class
-from .find import ORIGINAL, Found
 from ..layers.preact.function import NORMS
 from ..layers.preact.layers import FOLDED, PreActLayer, preactivate
 from ..layers.preact.linear import CONVOLUTIONS
+from .find import ORIGINAL, Found
+from .report import one_line
+from .swap import torch_class
 
 LINEAR = (*CONVOLUTIONS, nn.Linear)
 _CHAINS = "_fewbit_chains"  # where the chains stand on a module that runs some

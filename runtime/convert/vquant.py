@@ -24,17 +24,17 @@ from torch import nn
 
 from ...tables import FewbitError
 from .. import layers
-from .report import Left, Replaced, one_line
+from ..activations.modules import ReLU
 from ..layers.base import CompressedLayer
 from ..layers.callers import forget_inputs, note_inputs
-from .pipeline import Applied, Make
-from ..activations.modules import ReLU
-from .placement import put, put_back
-from ..quantizers import Outlier
-from .swap import form_of, recast, recast_by, restore, torch_class, why_not
-from .find import ORIGINAL, Found, modules_of, original_of
-from ..layers.value_aware_relu import ValueAwareReLU
 from ..layers.outlier_saver import OutlierSaver
+from ..layers.value_aware_relu import ValueAwareReLU
+from ..quantizers import Outlier
+from .find import ORIGINAL, Found, modules_of, original_of
+from .pipeline import Applied, Make
+from .placement import put, put_back
+from .report import Left, Replaced, one_line
+from .swap import form_of, recast, recast_by, restore, torch_class, why_not
 
 Wanted = Callable[[str, nn.Module], bool]
 

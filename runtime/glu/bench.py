@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ..tensors.packing import packed_size
-from ..layers.gated_mlp import GatedMLP
 from ..activations.gated import plan_of
+from ..layers.gated_mlp import GatedMLP
 from ..tensors.glu_parts import GROUP_SIZE, Keep
+from ..tensors.packing import packed_size
 
 Run = Callable[[Tensor], Tensor]
 

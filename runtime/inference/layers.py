@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...tables import FewbitError
 from ..quantizers import Outlier, OutlierCompressed
-from ..quantizers.base import Form
+from ..tensors.spec import Form
 from .activations import InputQuantizer, StraightThrough
 from .calls import call, weights_of, without_weights
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from ...tables import FewbitError
 from ...tables.errors import shown
 from ...tables.files import atomic_write, check_writable, reason
-from ..tensors.table_registry import DTYPES
 from ..quantizers import Outlier, OutlierCompressed
-from ..quantizers.base import Form, name_of
+from ..tensors.dtypes import DTYPES, name_of
+from ..tensors.spec import Form
 from .activations import InputQuantizer
 from .calls import weights_of
 from .layers import PARTS, PackedLayer, PackedTensor

@@ -8,11 +8,25 @@ Inference      `quantize`, `calibrate`, `pack`: weights and activations in 3 to 
 The quantizer itself is `fewbit.quantizers.Outlier`.
 """
 
-from ..plan.annealing import ActivationAnnealing
 from ..convert.vquant import ValueAware, torch_again, value_aware
-from . import Candidate, Configuration, InputQuantizer, PackedLayer, PackedTensor, SearchResult, TunedLayer, calibrate, load, pack, quantize, save, search
-from ..layers.value_aware_relu import ValueAwareReLU
 from ..layers.outlier_saver import OutlierSaver
+from ..layers.value_aware_relu import ValueAwareReLU
+from ..plan.annealing import ActivationAnnealing
+from . import (
+    Candidate,
+    Configuration,
+    InputQuantizer,
+    PackedLayer,
+    PackedTensor,
+    SearchResult,
+    TunedLayer,
+    calibrate,
+    load,
+    pack,
+    quantize,
+    save,
+    search,
+)
 
 __all__ = [
     "ActivationAnnealing",

@@ -19,8 +19,8 @@ from torch.compiler import disable
 
 from ...tables import FewbitError
 from ...tables.errors import shown
-from ..tensors.table_registry import DTYPES
 from ..quantizers import Compressed, PerGroup
+from ..tensors.dtypes import DTYPES
 from .saver import QuantizerSaver, Saver, put_together, take_apart
 
 DEFAULT_BITS = 4  # as ActNN's L1 and L2

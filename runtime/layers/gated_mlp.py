@@ -25,18 +25,18 @@ from torch.nn import functional as F
 
 from ...tables import FewbitError, Table
 from ...tables.errors import shown
+from .. import ops
 from ..activations import transforms
-from ..tensors.abstract import is_autocast
-from ..ops import check_dtype, refuse
-from ..tensors.table_registry import register_unpickled, table_of
-from ..quantizers.base import check_integer
-from ..quantizers.per_group import group_within
-from ..activations.transforms import keeps
-from ..glu import ops
 from ..activations.gated import CopyBits, apply, plan_of
 from ..activations.gated_autograd import fewbit_glu, gradients, keep
 from ..activations.gated_modules import check_plan, plan_text
+from ..activations.transforms import keeps
+from ..backends.arguments import check_dtype, refuse
+from ..quantizers.per_group import group_within
+from ..tensors.abstract import is_autocast
+from ..tensors.checks import check_integer
 from ..tensors.glu_parts import DEFAULT_COPY_BITS, GROUP_SIZE, Keep, Plan, Wanted
+from ..tensors.table_registry import register_unpickled, table_of
 
 __all__ = ["ACTIVATIONS", "GatedMLP"]
 

@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from .source_match import is_written_as
 from .base import CompressedLayer, apply, compresses, saver_text
 from .layer_norm import CompressedNormalisation, Gradients, RootMeanSquare
 from .linear import linear
 from .normalization import CompressedNorm
+from .source_match import is_written_as
 
 __all__ = ["Conv1D", "RMSNorm", "form_of_class", "like"]
 

@@ -13,7 +13,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from ..tensors.abstract import is_autocast
-from ..tensors.table_registry import arithmetic_dtype
+from ..tensors.dtypes import arithmetic_dtype
 from .base import apply, batched, check_first_derivative, compresses, keep, kept, refuse
 from .normalization import CompressedNorm, copies_of, input_gradient, restored, standardised
 from .saver import Saver, Whole, saves_whole

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..tensors.abstract import is_abstract
 from ..quantizers import Compressed
-from ..quantizers.base import total_bytes
+from ..tensors.abstract import is_abstract
+from ..tensors.dtypes import total_bytes
 from .saver import Saver, Whole, compress_input, compress_rows, put_together, take_apart
 
 SMALLEST = 4096  # bytes: smaller tensors stay where they are, for a copy costs more than it frees

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .saver import QuantizerSaver
 from ..quantizers import Compressed, Outlier
+from .saver import QuantizerSaver
 from .shared_codes import found
 
 

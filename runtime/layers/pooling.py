@@ -15,8 +15,8 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from ...tables import FewbitError
-from ..quantizers.validation import shown_part
 from ..backends.cpu import pooling
+from ..quantizers.validation import shown_part
 from .base import apply, check_first_derivative, compresses, refuse
 
 __all__ = [
@@ -97,9 +97,7 @@ class PackedMaxPool(Function):
         places = torch.zeros(_reach(x.shape, kernel, dilation) + 1, dtype=torch.uint8, device=x.device)
         places[offsets] = torch.arange(offsets.numel(), dtype=torch.uint8, device=x.device)
         by_kernel = pooling.serves(x, indices)
-        ctx.save_for_backward(
-            pooling.places_of(indices, corners, places) if by_kernel else places[indices - corners]
-        )
+        ctx.save_for_backward(pooling.places_of(indices, corners, places) if by_kernel else places[indices - corners])
         ctx.window, ctx.shape = (kernel, stride, padding, dilation), x.shape
         return y
 

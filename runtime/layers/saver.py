@@ -9,7 +9,7 @@ A saver may also have
     compress_rows(x)       x of whole rows, its last dimension, that are not to be rounded together (PerGroup.within)
     compress_once(x, rows)     the input of several layers, which then share its codes
 
-`QuantizerSaver(PerGroup(bits=4))` gives every layer and sample the same bits; `MixedPrecision` (runtime/allocation)
+`QuantizerSaver(PerGroup(bits=4))` gives every layer and sample the same bits; `MixedPrecision` (runtime/plan)
 gives each layer a saver that shares out a budget of bits, for which it learns from the gradients it observes.
 
 Autograd shall hold the tensors of a compressed tensor themselves, not an object that it does not look into: only so do
@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..quantizers import Compressed, PerGroup, Quantizer
-from ..quantizers.base import total_bytes
+from ..tensors.dtypes import total_bytes
 from .callers import is_callers
 
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ..tensors.layout import as_dense
 from ..quantizers import OutlierCompressed
-from ..quantizers.base import Form
+from ..tensors.layout import as_dense
+from ..tensors.spec import Form
 
 _CODES = "_fewbit_codes"
 

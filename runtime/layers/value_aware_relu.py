@@ -13,12 +13,12 @@ from torch.compiler import disable
 
 from ...tables import FewbitError
 from ...tables.errors import shown
-from .base import check_first_derivative, refuse
-from ..tensors.layout import as_dense, with_stride
 from ..quantizers import Outlier, OutlierCompressed
-from ..quantizers.base import is_batch
 from ..quantizers.outlier import masked
 from ..saved_tensors import is_plain
+from ..tensors.layout import as_dense, with_stride
+from ..tensors.plain import is_batch
+from .base import check_first_derivative, refuse
 from .shared_codes import leave
 
 DEFAULT = Outlier(3, 0.02, relu=True, value_dtype=torch.bfloat16)

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from ...tables import FewbitError
+from ..convert.vquant import value_aware
 from ..layers.base import CompressedLayer
+from ..layers.outlier_saver import OutlierSaver
 from ..layers.saver import Whole, is_held
+from ..layers.shared_codes import found
+from ..layers.value_aware_relu import ValueAwareReLU
 from ..quantizers import Compressed, OutlierCompressed
 from ..quantizers.entropy import Codes, measure
-from ..convert.vquant import value_aware
-from ..layers.value_aware_relu import ValueAwareReLU
-from ..layers.outlier_saver import OutlierSaver
-from ..layers.shared_codes import found
 
 
 @dataclass(frozen=True)

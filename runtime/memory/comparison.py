@@ -22,14 +22,14 @@ from torch.utils._pytree import tree_leaves
 from ...tables import FewbitError
 from ...tables.names import nearest_names
 from ...tables.table import check_bits
-from ..tensors.abstract import is_abstract
-from ..convert.report import Report
-from ..convert.api import convert, revert
 from ..activations.catch import few_bit
-from ..convert.actnn import check_average_bits, check_level
-from ..quantizers import PerGroup, Quantizer
 from ..activations.table_lookup import DEFAULT_BITS
+from ..convert.actnn import check_average_bits, check_level
+from ..convert.api import convert, revert
+from ..convert.report import Report
+from ..quantizers import PerGroup, Quantizer
 from ..saved_tensors import compress_saved_tensors
+from ..tensors.abstract import is_abstract
 from .listing import Field, Sort, listing, share, size_text
 from .peak import Peak, peak_of_step
 from .record import profile

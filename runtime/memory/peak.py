@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..tensors.abstract import in_scratch
 from ..layers.saver import take_apart
+from ..tensors.abstract import in_scratch
 from .storages import identity_of, parts_of
 from .values import values_for
 

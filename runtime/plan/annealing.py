@@ -19,10 +19,10 @@ from torch import nn
 from ...tables import FewbitError
 from ...tables.errors import shown
 from ..layers.base import CompressedLayer
-from ..layers.saver import ExactSaver
-from ..quantizers import Outlier
-from ..layers.value_aware_relu import DEFAULT, ValueAwareReLU
 from ..layers.outlier_saver import OutlierSaver
+from ..layers.saver import ExactSaver
+from ..layers.value_aware_relu import DEFAULT, ValueAwareReLU
+from ..quantizers import Outlier
 
 Phase = tuple[int, int | None, float]
 

@@ -29,12 +29,13 @@ from torch.compiler import disable
 
 from ...tables import FewbitError
 from ...tables.errors import shown
-from ..tensors.abstract import is_abstract
 from ..layers.base import CompressedLayer
 from ..layers.saver import Last, Whole, is_held, last_innermost
-from ..tensors.packing import GROUP
 from ..quantizers import Compressed, PerGroup
-from ..quantizers.base import check_integer, total_bytes
+from ..tensors.abstract import is_abstract
+from ..tensors.checks import check_integer
+from ..tensors.dtypes import total_bytes
+from ..tensors.packing import GROUP
 from .greedy import allocate_at_least
 from .sensitivity import gradient_factor, has_weights, is_comparable, passes_rounding_on, quantization_variance
 

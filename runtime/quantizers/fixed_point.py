@@ -27,15 +27,17 @@ from torch import Tensor
 
 from ...tables import FewbitError
 from ...tables.errors import shown
-from ..tensors.layout import as_dense, flat
-from ..tensors.packing import pack, unpack
-from .base import Form, as_kind, check_integer, check_tensor, has_kernels, largest, smallest
 from ..backends.cpu import fixed_point as cpu
 from ..backends.cuda import fixed_point as cuda
+from ..backends.reference import fixed_point as reference
+from ..backends.reference.fixed_point import Channels, channels_of
+from ..tensors.checks import check_integer
+from ..tensors.dtypes import as_kind
+from ..tensors.layout import as_dense
+from ..tensors.plain import has_kernels
+from ..tensors.spec import Form
+from .base import check_tensor
 from .validation import Unpickled, check_channels, check_form, check_packed
-
-# Below the least a channel counts as constant; between them Δ, its inverse and 2^K of each are finite in float32.
-LEAST_STEP, MOST_STEP = 2.0**-120, 2.0**118
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class FixedPoint(Unpickled):
         elif cuda.serves(x):
             quantize, meaning = cuda.quantize, _channels_on_gpu
         else:
-            quantize, meaning = quantize_reference, channels_of
+            quantize, meaning = reference.quantize, channels_of
         channels = meaning(γ, β, self.bits)
         packed = quantize(as_kind(x, keep_positive=True), channels, x.stride(channel_dim), self.bits)
         return FixedPointCompressed(self, Form.of(x), packed, γ, β, channel_dim, _versions(γ, β))
@@ -135,42 +137,10 @@ class FixedPointCompressed(Unpickled):
         elif cuda.serves(out):
             dequantize, meaning = cuda.dequantize, _channels_on_gpu
         else:
-            dequantize, meaning = dequantize_reference, channels_of
+            dequantize, meaning = reference.dequantize, channels_of
         channels = meaning(self.scale, self.shift, self.quantizer.bits)
         dequantize(self.packed, channels, out.stride(self.channel_dim), self.quantizer.bits, out)
         return out
-
-
-@dataclass(frozen=True, eq=False)
-class Channels:
-    """What the codes of each channel mean; all (C,).
-
-    Attributes:
-        origin: o, float32: where code 2^{K−1} begins.
-        step: Δ, float32; 0 in a channel that counts as constant.
-        inverse: 1/Δ, float32, or 0.
-        zero: z, int32, from 1 to 2^K − 1: the codes from here on are positive.
-    """
-
-    origin: Tensor
-    step: Tensor
-    inverse: Tensor
-    zero: Tensor
-
-
-def channels_of(scale: Tensor, shift: Tensor, bits: int) -> Channels:
-    """Return what the codes mean under γ and β, (C,)."""
-    γ, β = scale.double().abs(), shift.double()
-    half = 1 << (bits - 1)
-    Δ = (6 * γ / (2 * half)).clamp(max=MOST_STEP)
-    varies = ~(Δ < LEAST_STEP)  # NaN varies: it makes NaN
-    multiple = torch.where(varies, (β / Δ).floor(), torch.where(β == 0, 0, β.sign() * torch.inf))
-    multiple = multiple + (half - multiple > 2 * half - 1)  # a range of negative numbers moves up: see above
-    limit = largest(torch.float32)
-    origin = torch.where(varies, multiple * Δ, β).clamp(-limit, limit)
-    zero = (half - multiple.nan_to_num()).clamp(1, 2 * half - 1)
-    inverse = torch.where(varies, 1 / Δ, 0)
-    return Channels(origin.float(), torch.where(varies, Δ, 0).float(), inverse.float(), zero.int())
 
 
 def _channels_on_gpu(scale: Tensor, shift: Tensor, bits: int) -> Channels:
@@ -196,33 +166,3 @@ def _check_vectors(x: Tensor, scale: Tensor, shift: Tensor, channel_dim: int) ->
             raise FewbitError(f"FixedPoint: {name} is a floating-point tensor on {x.device}, not {given}")
         if vector.shape != (C,):
             raise FewbitError(f"FixedPoint: {name} has shape ({C},), one number a channel, not {tuple(vector.shape)}")
-
-
-# ---- the reference ---------------------------------------------------------------------------------------------------
-
-
-def quantize_reference(x: Tensor, channels: Channels, inner: int, bits: int) -> Tensor:
-    """Return the packed codes of the dense tensor `x`; element i in memory belongs to channel ⌊i/inner⌋ mod C."""
-    half, top = 1 << (bits - 1), (1 << bits) - 1
-    A = flat(x).float()
-    channel = _channel(A, channels, inner)
-    y = (A - channels.origin[channel]) * channels.inverse[channel] + half
-    code = y.nan_to_num(0).clamp(0, top).int()
-    zero = channels.zero[channel]
-    return pack(torch.where(A > 0, code.maximum(zero), code.minimum(zero - 1)).to(torch.uint8), bits)
-
-
-def dequantize_reference(packed: Tensor, channels: Channels, inner: int, bits: int, out: Tensor) -> None:
-    """Write the values of the codes to the dense tensor `out`."""
-    code = unpack(packed, bits, out.numel()).int()
-    channel = _channel(code, channels, inner)
-    middle = code.float() + (0.5 - (1 << (bits - 1)))
-    values = channels.origin[channel] + middle * channels.step[channel]
-    least, most = smallest(out.dtype), largest(out.dtype)
-    positive = code >= channels.zero[channel]
-    flat(out).copy_(torch.where(positive, values.clamp(least, most), values.clamp(-most, -least)))
-
-
-def _channel(like: Tensor, channels: Channels, inner: int) -> Tensor:
-    index = torch.arange(like.numel(), device=like.device)
-    return index // max(inner, 1) % max(channels.zero.numel(), 1)

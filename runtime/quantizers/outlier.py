@@ -24,19 +24,20 @@ from torch import Tensor
 from ...tables import FewbitError, Table
 from ...tables.errors import shown
 from .. import ops
-from ..tensors.abstract import is_abstract
-from ..tensors.layout import as_dense, flat
-from ..tensors.packing import pack, unpack
-from ..tensors.table_registry import register_table
-from .base import Form, as_kind, check_integer, check_tensor, has_kernels, largest, name_of, smallest, total_bytes
 from ..backends.cpu import outlier as cpu
+from ..backends.reference import outlier as reference
+from ..backends.reference.outlier import POSITION_BLOCK, count_of, positions_of
+from ..tensors.abstract import is_abstract
+from ..tensors.checks import check_integer
+from ..tensors.dtypes import as_kind, name_of, total_bytes
+from ..tensors.layout import as_dense, flat
+from ..tensors.plain import has_kernels
+from ..tensors.spec import Form
+from ..tensors.table_registry import register_table
+from .base import check_tensor
 from .validation import Unpickled, check_form, check_outlier_parts, check_outliers, check_packed
 
-POSITION_BLOCK = 240
 VALUE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-LEAST_SPAN = 2.0**-100
-_MAGNITUDE = 0x7FFFFFFF
-_INFINITY = 0x7F800000
 
 
 @dataclass(frozen=True)
@@ -96,12 +97,13 @@ class Outlier(Unpickled):
         elements = flat(as_kind(x, keep_positive=self.relu))
         if is_abstract(x):
             return OutlierCompressed(self, Form.of(x), *_abstract(elements, self))
-        parts = cpu.compress(elements, self) if has_kernels(x) else None
-        return OutlierCompressed(self, Form.of(x), *(parts or compress_reference(elements, self)))
+        quantize = cpu.quantize if has_kernels(x) else reference.quantize
+        settings = (self.bits, self.ratio, self.relu, self.value_dtype, self.sample_every)
+        return OutlierCompressed(self, Form.of(x), *quantize(elements, *settings))
 
     def count(self, n: int) -> int:
         """Return k, the outliers of `n` elements, if the threshold is exact."""
-        return round(self.ratio * n)
+        return count_of(n, self.ratio)
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,10 +136,7 @@ class OutlierCompressed(Unpickled):
     @property
     def positions(self) -> Tensor:
         """Where the outliers lie in memory order: int64 (k,), increasing; all in the tensor, whatever is counted."""
-        ends = self.counts.cumsum(0, dtype=torch.int64)
-        order = torch.arange(self.offsets.numel(), device=self.offsets.device)
-        block = torch.searchsorted(ends, order, right=True)
-        return (block * POSITION_BLOCK + self.offsets).clamp(max=self.form.numel - 1)
+        return positions_of(self.counts, self.offsets, self.form.numel)
 
     def check_sizes(self) -> None:
         """Raise FewbitError if the sizes of the parts are not those of a tensor of the form."""
@@ -161,22 +160,11 @@ class OutlierCompressed(Unpickled):
         """
         self.check_sizes()
         out = self.form.empty()
-        if has_kernels(out):
-            cpu.dequantize(self, flat(out))
-        elif not is_abstract(out):
-            dequantize_reference(self, self._level_values(out.dtype), flat(out))
+        if not is_abstract(out):
+            dequantize = cpu.dequantize if has_kernels(out) else reference.dequantize
+            parts = (self.packed, self.counts, self.offsets, self.values, self.levels)
+            dequantize(*parts, self.quantizer.bits, self.quantizer.relu, flat(out))
         return out
-
-    def _level_values(self, dtype: torch.dtype) -> Tensor:
-        """Return what each code means, float32 (2^b,)."""
-        q = self.quantizer
-        codes = torch.arange(1 << q.bits, dtype=torch.float32, device=self.levels.device)
-        least, step = self.levels
-        limit = largest(dtype)
-        if not q.relu:
-            return (least + codes * step).clamp(-limit, limit)
-        values = ((codes - 1) * step).clamp(smallest(dtype), limit)
-        return torch.where(codes == 0, 0 * step, values)
 
 
 def _abstract(x: Tensor, quantizer: Outlier) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -213,113 +201,3 @@ def _relu_table(bits: int) -> str:
     codes = np.arange(1 << bits, dtype=np.uint8)
     steps = (codes[1:].astype(np.float64) - 0.5, codes, (codes > 0).astype(np.float64))
     return register_table(Table(f"rv-quant(bits={bits})", "interval", "uniform:0,1", *steps, error=0.0))
-
-
-# ---- the reference ---------------------------------------------------------------------------------------------------
-
-
-def magnitudes(x: Tensor, relu: bool) -> Tensor:
-    """Return integers in the order of the magnitudes of `x`, with `relu` of max(0, x): int32, every NaN above all."""
-    pattern = x.float().view(torch.int32)
-    magnitude = (pattern & _MAGNITUDE).clamp(max=_INFINITY + 1)
-    return torch.where((pattern < 0) & (magnitude <= _INFINITY), 0, magnitude) if relu else magnitude
-
-
-def compress_reference(x: Tensor, quantizer: Outlier) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return packed, counts, offsets, values and levels of `x` (n,), as `OutlierCompressed` keeps them."""
-    keys = magnitudes(x, quantizer.relu)
-    if quantizer.sample_every > 1:
-        keep = keys > sampled_threshold(keys[:: quantizer.sample_every], quantizer)
-    else:
-        keep = _largest_of(keys, quantizer.count(x.numel()))
-    rest = x[~keep].float() if x.numel() else x.new_zeros(1, dtype=torch.float32)
-    rest = rest if rest.numel() else rest.new_zeros(1)
-    levels = levels_reference(rest.amin(), rest.amax(), (rest == 0).any(), quantizer)
-    positions = keep.nonzero().squeeze(1)
-    counts = torch.bincount(positions // POSITION_BLOCK, minlength=-(-x.numel() // POSITION_BLOCK))
-    return (
-        quantize_reference(x, levels, quantizer.bits, quantizer.relu),
-        counts.to(torch.uint8),
-        (positions % POSITION_BLOCK).to(torch.uint8),
-        kept_values(x[keep].float(), quantizer.value_dtype or x.dtype),
-        levels,
-    )
-
-
-def levels_reference(low: Tensor, high: Tensor, has_zeros: Tensor, quantizer: Outlier) -> Tensor:
-    """Return the least level and the distance of two, float32 (2,), for a rest from `low` to `high`, float32 ().
-
-    With `has_zeros`, bool (), one of the levels is 0.
-    """
-    low = torch.zeros_like(low) if quantizer.relu else low + 0  # no −0
-    span = high - low
-    steps = span.new_full((), steps_of(quantizer))
-    step = span.clamp(min=LEAST_SPAN) / steps
-    below, step_with_zero = _zero_level(low, high, steps)
-    step_with_zero = torch.maximum(step_with_zero, span.new_full((), LEAST_SPAN) / steps)
-    has_zero_level = has_zeros & (low < 0) & (high >= 0)
-    levels = torch.where(
-        has_zero_level, torch.stack([0 - below * step_with_zero, step_with_zero]), torch.stack([low, step])
-    )
-    return torch.where(span.isfinite(), levels, torch.nan)
-
-
-def _zero_level(low: Tensor, high: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many levels are to lie below 0, and the least distance of two that then reaches `low` and `high`.
-
-    Of the numbers of levels next to the share of the range below 0, that with the smaller distance. All are float32 ().
-    """
-    most = steps - (high > 0).float()
-    first = (-low / (high - low) * steps).floor().clamp(min=1).minimum(most)
-    second = (first + 1).minimum(most)
-    distances = [torch.maximum(-low / z, torch.where(z < steps, high / (steps - z), 0)) for z in (first, second)]
-    closer = distances[1] < distances[0]
-    below, step = torch.where(closer, second, first), torch.where(closer, distances[1], distances[0])
-    one_alone = most == 0  # one bit: of two levels only one is not 0
-    return torch.where(one_alone, (high < -low).float(), below), torch.where(one_alone, torch.maximum(high, -low), step)
-
-
-def steps_of(quantizer: Outlier) -> int:
-    """Return how many distances of levels the range of the rest spans."""
-    return (1 << quantizer.bits) - (2 if quantizer.relu else 1)
-
-
-def kept_values(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the values of outliers, float32, as they are kept in `dtype`."""
-    limit = largest(dtype)
-    values = torch.where(values.isfinite(), values.clamp(-limit, limit), values)
-    kept = values.to(dtype)
-    return torch.where((values > 0) & (kept == 0), smallest(dtype), kept)  # positive numbers stay so, for ReLU
-
-
-def sampled_threshold(sample: Tensor, quantizer: Outlier) -> int:
-    """Return the magnitude above which outliers begin, from a `sample` of all; none is above 2^31 − 1."""
-    if not quantizer.ratio or not sample.numel():
-        return _MAGNITUDE
-    k = max(1, quantizer.count(sample.numel()))
-    return int(sample.kthvalue(sample.numel() - k + 1).values)
-
-
-def _largest_of(keys: Tensor, k: int) -> Tensor:
-    """Return which are the `k` largest, among equals the first: bool (n,)."""
-    if k == 0:
-        return torch.zeros_like(keys, dtype=torch.bool)
-    threshold = keys.kthvalue(keys.numel() - k + 1).values  # selection, not sorting
-    above, equal = keys > threshold, keys == threshold
-    return above | (equal & (equal.cumsum(0) <= k - above.sum()))
-
-
-def quantize_reference(x: Tensor, levels: Tensor, bits: int, relu: bool) -> Tensor:
-    """Return the packed codes of `x` (n,)."""
-    least, step = levels
-    top = (1 << bits) - 1
-    y = (x.float() - least) * (1 / step) + (1.5 if relu else 0.5)
-    codes = y.nan_to_num(0).clamp(int(relu), top)  # with relu only what is not positive has code 0, NaN has not
-    return pack((torch.where(x <= 0, 0, codes) if relu else codes).to(torch.uint8), bits)
-
-
-def dequantize_reference(compressed: OutlierCompressed, levels: Tensor, out: Tensor) -> None:
-    """Write the values of the codes, and the outliers, to `out` (n,)."""
-    codes = unpack(compressed.packed, compressed.quantizer.bits, out.numel())
-    out.copy_(levels[codes.int()])
-    out[compressed.positions] = compressed.values.to(out.dtype)

@@ -28,20 +28,22 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ..tensors.abstract import is_abstract, scratch
-from ..tensors.layout import as_dense, flat, with_stride
-from ..tensors.packing import GROUP
-from .base import Form, as_kind, check_integer, check_tensor, has_kernels, largest, total_bytes
 from ..backends.cpu import per_group as cpu
 from ..backends.cuda import per_group as cuda
-from ..tensors.philox import draw_seed, random_halves
-from ..tensors.rows import Rows, check_sample_bits, packed_bytes, sample_bits_list
+from ..backends.reference import per_group as reference
+from ..tensors.abstract import is_abstract, scratch
+from ..tensors.checks import check_integer
+from ..tensors.dtypes import as_kind, total_bytes
+from ..tensors.layout import as_dense, flat, with_stride
+from ..tensors.packing import GROUP
+from ..tensors.philox import draw_seed
+from ..tensors.plain import has_kernels
+from ..tensors.rows import check_sample_bits, packed_bytes, sample_bits_list
+from ..tensors.spec import Form
+from .base import check_tensor
 from .validation import Unpickled, check_form, check_groups
 
 LEAST_ROW = 64  # elements; shorter rows share a group
-LEAST_RANGE = 2.0**-100  # 2^16·255 / R then is a finite float32
-NOT_A_NUMBER = 0x7FC0
-INFINITY = 0x7F80
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class PerGroup(Unpickled):
         if has_kernels(x):
             quantize = cpu.quantize
         else:
-            quantize = cuda.quantize if cuda.serves(rows, self.group_size) else quantize_reference
+            quantize = cuda.quantize if cuda.serves(rows, self.group_size) else reference.quantize
         kept = quantize(as_kind(rows, keep_positive=False), bits, self.group_size, seed)
         return PerGroupCompressed(self, Form.of(x), bits, *kept)
 
@@ -188,7 +190,7 @@ class PerGroupCompressed(Unpickled):
         if has_kernels(out):
             dequantize = cpu.dequantize
         else:
-            dequantize = cuda.dequantize if cuda.serves(rows, GROUP) else dequantize_reference
+            dequantize = cuda.dequantize if cuda.serves(rows, GROUP) else reference.dequantize
         dequantize(self.packed, self.minimum, self.range, self.bits, self.quantizer.group_size, rows)
         return with_stride(out, form.stride)
 
@@ -217,96 +219,8 @@ def _abstract(
     """Return bits, codes, minima and ranges of the sizes of those of `rows` (N, D), which have no values."""
     bits = quantizer.bits
     with scratch():
-        packed, minimum, range_ = quantize_reference(rows, bits, quantizer.group_size, seed=0)
+        packed, minimum, range_ = reference.quantize(rows, bits, quantizer.group_size, seed=0)
     if sample_bits is None:
         return bits, packed, minimum, range_
     size = packed_bytes(sample_bits_list(sample_bits, len(rows)), rows.shape[1])
     return rows.new_empty(len(rows), dtype=torch.uint8), rows.new_empty(size, dtype=torch.uint8), minimum, range_
-
-
-# ---- the reference ---------------------------------------------------------------------------------------------------
-
-
-def quantize_reference(x: Tensor, bits: int | Tensor, group_size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return packed codes, minima and ranges of `x` (N, D), as `PerGroupCompressed` keeps them."""
-    N, D = x.shape
-    rows = Rows(N, D, bits)
-    G = max(1, min(group_size, D))
-    groups = -(-D // G)
-    top = _top(bits, x.device)  # B
-    h = torch.cat([x, x[:, -1:].expand(N, groups * G - D)], dim=1).float().view(N, groups, G)
-    minimum, range_, is_plain, constant_bit = group_parameters(h.amin(2), h.amax(2))
-    Z, R = _float_of(minimum), _float_of(range_)
-    scale = torch.where(is_plain, (top << 16).float() / R, 0)
-    difference = torch.where(is_plain.unsqueeze(2), h - Z.unsqueeze(2), 0)
-    v = (difference * scale.unsqueeze(2) + 0.5).int().view(N, groups * G)[:, :D]
-    width = rows.width * GROUP
-    ξ = random_halves(seed, N * rows.width, x.device).view(N, width)[:, :D]
-    codes = torch.minimum((v + ξ) >> 16, top)
-    plain = is_plain.repeat_interleave(G, dim=1)[:, :D]
-    codes = torch.where(plain, codes, constant_bit.repeat_interleave(G, dim=1)[:, :D])
-    return rows.pack(codes.to(torch.uint8)), _half_of(minimum), _half_of(range_)
-
-
-def _top(bits: int | Tensor, device: torch.device) -> Tensor:
-    """Return B = 2^b − 1 as int32: (1, 1), or (N, 1) for the bits of N samples.
-
-    A tensor even for one number: `number / tensor` and `tensor / number` may round twice on some devices.
-    """
-    b = torch.as_tensor(bits, dtype=torch.int32, device=device).view(-1, 1)
-    return (1 << b) - 1
-
-
-def group_parameters(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return what is kept of groups from `low` to `high`, float32.
-
-    Returns:
-        minimum, range: the 16 bits of each, int32.
-        is_plain: whether the group is neither constant nor infinite.
-        constant_bit: the code of all elements in a group that is not plain, int32.
-    """
-    low = low + 0.0  # −0 becomes 0
-    pattern = low.view(torch.int32)
-    minimum = (pattern >> 16) + ((pattern < 0) & (pattern & 0xFFFF != 0)) & 0xFFFF  # away from 0 if negative
-    Z = _float_of(minimum)
-    difference = high - Z
-    # What the subtraction lost (Knuth's two-sum); if something, the range is the next number.
-    back = difference - high
-    lost = (high - (difference - back)) + (-Z - back)
-    bits = difference.clamp(min=LEAST_RANGE).view(torch.int32) + (lost > 0)
-    range_ = (bits + 0xFFFF) >> 16
-    finite = low.isfinite() & high.isfinite()
-    constant = finite & (low == high)
-    plain = finite & ~constant & (minimum & INFINITY != INFINITY) & (range_ < INFINITY)
-    minimum = torch.where(constant, pattern >> 16 & 0xFFFF, torch.where(plain, minimum, NOT_A_NUMBER))
-    range_ = torch.where(constant, pattern & 0x7FFF | 0x8000, torch.where(plain, range_, 0))
-    return minimum, range_, plain, torch.where(constant, pattern >> 15 & 1, 0)
-
-
-def dequantize_reference(
-    packed: Tensor, minimum: Tensor, range_: Tensor, bits: int | Tensor, group_size: int, out: Tensor
-) -> None:
-    """Write the values of the codes to `out` (N, D)."""
-    N, D = out.shape
-    G = max(1, min(group_size, D))
-    codes = Rows(N, D, bits).unpack(packed).int()
-    z = (_bits_of(minimum)).repeat_interleave(G, dim=1)[:, :D]
-    r = (_bits_of(range_)).repeat_interleave(G, dim=1)[:, :D]
-    constant = z << 16 | codes << 15 | r & 0x7FFF
-    R = _float_of(r)
-    values = _float_of(z) + codes.float() * (R / _top(bits, out.device).float())
-    limit = largest(out.dtype)  # levels outside the group may lie outside the dtype
-    out.copy_(torch.where(r >= 0x8000, constant.view(torch.float32), values.clamp(-limit, limit)))
-
-
-def _float_of(half: Tensor) -> Tensor:
-    """Return the bfloat16 numbers of 16 bits each, given as int32, in float32."""
-    return (half << 16).view(torch.float32)
-
-
-def _half_of(half: Tensor) -> Tensor:
-    return half.to(torch.int16).view(torch.bfloat16)
-
-
-def _bits_of(half: Tensor) -> Tensor:
-    return half.contiguous().view(torch.int16).int() & 0xFFFF

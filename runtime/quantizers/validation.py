@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ...tables import FewbitError
 from ...tables.errors import shown
+from ..tensors.dtypes import DTYPES
 from ..tensors.layout import is_dense
 from ..tensors.packing import packed_size
-from ..tensors.table_registry import DTYPES
 from ..tensors.rows import Rows
 
 

@@ -21,8 +21,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from ...tables import FewbitError
 from ...tables.errors import shown
+from .checks import check_integer
 from .packing import packed_size
-from ..quantizers.base import check_integer
 
 GROUP_SIZE = 256
 DEFAULT_COPY_BITS = 4

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from ...tables import FewbitError, Table
 from ...tables.errors import shown
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+from .dtypes import arithmetic_dtype
 
 _TABLES: dict[str, Table] = {}
 
@@ -48,11 +47,6 @@ def table_of(key: str) -> Table:
         raise FewbitError(
             f"no table {key!r} in this process: make the fewbit module or call register_table before running its ops"
         ) from None
-
-
-def arithmetic_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which gradients of `dtype` are multiplied."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 @dataclass(frozen=True)

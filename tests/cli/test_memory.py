@@ -174,7 +174,7 @@ def test_paper_prints_its_rows_beside_the_measured_and_writes_them(run, tmp_path
     pytest.importorskip("transformers")
     from fewbit.plots.studies import memory_paper
 
-    monkeypatch.setattr(paper, "PAPER", {"resnet18": memory_paper.PAPER["resnet18"]})
+    monkeypatch.setattr(memory_paper, "PAPER", {"resnet18": memory_paper.PAPER["resnet18"]})
     path = tmp_path / "paper.json"
     outcome = run("memory", "paper", "-o", path)
     assert outcome.err == f"wrote {path}\n"

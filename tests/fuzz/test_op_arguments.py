@@ -11,10 +11,10 @@ from random import Random
 import pytest
 import torch
 from fewbit import FewbitError
-from fewbit.runtime.tensors import host_memory
-from fewbit.runtime.glu import ops as glu_ops  # registers the ops
-from fewbit.runtime.tensors.table_registry import register_table
+from fewbit.runtime import ops as glu_ops  # registers the ops
 from fewbit.runtime.quantizers import FixedPoint, Outlier, PerGroup
+from fewbit.runtime.tensors import host_memory
+from fewbit.runtime.tensors.table_registry import register_table
 from fewbit.tables import Table
 from fuzzing import fuzzed
 from hostile import EXTREMES, altered_tensor, random_numbers, randoms, surrounded

@@ -11,8 +11,8 @@ from random import Random
 import pytest
 import torch
 from fewbit import FewbitError
-from fewbit.runtime.tensors import host_memory
 from fewbit.runtime.inference.vquant import PackedLayer, calibrate, load, pack, quantize, save
+from fewbit.runtime.tensors import host_memory
 from fuzzing import fuzzed
 from hostile import EXTREMES, altered_bytes, altered_json, altered_tensor, randoms, surrounded
 from hypothesis import given

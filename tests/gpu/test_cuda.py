@@ -14,8 +14,8 @@ import pytest
 import torch
 from fewbit.runtime import ops
 from fewbit.runtime.backends.cuda import activation as cuda
-from fewbit.runtime.backends.reference import activation as reference
 from fewbit.runtime.backends.cuda.codegen.compiler import has_compiler
+from fewbit.runtime.backends.reference import activation as reference
 from fewbit.runtime.backends.torch_functions import FORWARDS
 from fewbit.runtime.tensors.packing import packed_size
 from runtime_cases import (

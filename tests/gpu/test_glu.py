@@ -4,10 +4,10 @@ import pytest
 import torch
 from fewbit.functional import swiglu
 from fewbit.nn import GatedMLP
-from fewbit.runtime.backends.cuda.codegen.compiler import has_compiler
-from fewbit.runtime.backends.cuda import glu as cuda
-from fewbit.runtime.backends.reference import glu as reference
 from fewbit.runtime.activations.gated import plan_of
+from fewbit.runtime.backends.cuda import glu as cuda
+from fewbit.runtime.backends.cuda.codegen.compiler import has_compiler
+from fewbit.runtime.backends.reference import glu as reference
 from glu_cases import pair, relative, same
 from torch.nn import functional as F
 

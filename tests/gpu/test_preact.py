@@ -6,8 +6,8 @@ from unittest.mock import patch
 import pytest
 import torch
 from fewbit import PreActConv2d
-from fewbit.runtime.backends.cuda.codegen.compiler import has_compiler
 from fewbit.runtime.backends.cuda import preact as cuda
+from fewbit.runtime.backends.cuda.codegen.compiler import has_compiler
 from torch.nn import functional as F
 
 REASON = None

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from fewbit.quantizers import FixedPoint, PerGroup
-from fewbit.runtime.backends.cuda.codegen.compiler import has_compiler
 from fewbit.runtime.backends.cuda import fixed_point
 from fewbit.runtime.backends.cuda import per_group as cuda
+from fewbit.runtime.backends.cuda.codegen.compiler import has_compiler
 from quantizer_cases import DTYPES, check_form, generator, same_bits
 
 REASON = None

@@ -2,8 +2,8 @@
 
 import numpy as np
 import torch
-from fewbit.runtime.backends.torch_functions import FORWARDS
 from fewbit.runtime.activations.functional import key_for
+from fewbit.runtime.backends.torch_functions import FORWARDS
 from fewbit.runtime.tensors.table_registry import register_table, table_of
 from fewbit.tables import Table
 from torch import nn

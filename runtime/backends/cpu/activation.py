@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..torch_functions import Forward, forward_of
+from ...tensors import host_memory
 from ...tensors.layout import with_stride
 from ...tensors.packing import packed_size
 from ...tensors.table_registry import prepare
-from ...tensors import host_memory
+from ..torch_functions import Forward, forward_of
 from .activation_kernels import BLOCK, FORMATS, LINEAR_LIMIT, encode_kernel, look_up_kernel, multiply_kernel
 from .threads import Kernel, one_thread, run
 

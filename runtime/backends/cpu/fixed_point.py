@@ -12,14 +12,14 @@ import torch
 from numba import carray  # pyright: ignore[reportPrivateImportUsage]
 from torch import Tensor
 
-from .threads import JOB_WORDS, Kernel, run
+from ...tensors.dtypes import KINDS, largest, smallest
 from ...tensors.layout import flat
 from ...tensors.packing import packed_size
-from ...quantizers.base import BLOCK, KINDS, largest, smallest
-from .numba_tools import GROUP, as_float, build, read, read_codes, take, vector, write, write_codes
+from .numba_tools import BLOCK, GROUP, as_float, build, read, read_codes, take, vector, write, write_codes
+from .threads import JOB_WORDS, Kernel, run
 
 if TYPE_CHECKING:
-    from ...quantizers.fixed_point import Channels
+    from ..reference.fixed_point import Channels
 
 
 def quantize(x: Tensor, channels: "Channels", inner: int, bits: int) -> Tensor:

@@ -13,16 +13,16 @@ import torch
 from numba import carray, njit  # pyright: ignore[reportPrivateImportUsage]
 from torch import Tensor
 
-from . import activation as tables
 from ...tensors import host_memory
-from .threads import JOB_WORDS, Kernel, run
-from ...tensors.table_registry import prepare
-from ...quantizers.base import BLOCK, KINDS, as_kind, largest
-from . import per_group
-from .numba_tools import GROUP, as_float, build, read, read_codes, take, vector, write
-from ..reference import glu as reference
+from ...tensors.dtypes import KINDS, as_kind, largest
 from ...tensors.glu_parts import GROUP_SIZE
+from ...tensors.table_registry import prepare
+from ..reference import glu as reference
 from ..reference.glu import Parts, nothing, product
+from . import activation as tables
+from . import per_group
+from .numba_tools import BLOCK, GROUP, as_float, build, read, read_codes, take, vector, write
+from .threads import JOB_WORDS, Kernel, run
 
 
 def forward(
@@ -160,7 +160,7 @@ def _backward() -> Kernel:
 
 @njit(inline="always")
 def _values(codes: Any, at: Any, count: Any, bits: Any, groups: Any, row: Any, width: Any, to: Any) -> None:
-    """Turn `count` codes, from element `at` on, into float32 numbers: dequantize_reference of per_group.py."""
+    """Turn `count` codes, from element `at` on, into float32 numbers: `dequantize` of the reference."""
     top = np.float32((1 << bits) - 1)
     limit = as_float(_FINITE)
     patterns = to.view(np.int32)

@@ -11,14 +11,14 @@ from llvmlite import ir
 from numba import njit, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import intrinsic
 
+from ...tensors import dtypes
+from ...tensors import philox
+from ...tensors.philox import KEY_STEPS, MULTIPLIERS, ROUNDS
 from . import activation_kernels
 from .activation_kernels import GROUP, _kernel, _load_word, _narrow, _pack, _take, _vector, _widen
 from .threads import Kernel
-from ...quantizers import base
-from ...tensors import philox
-from ...tensors.philox import KEY_STEPS, MULTIPLIERS, ROUNDS
 
-# Their names in backends/activation_kernels.py begin with an underscore: pieces of kernels, not of the package's surface.
+# Their names in activation_kernels.py begin with an underscore: pieces of kernels, not of the package's surface.
 load_word, take, vector = _load_word, _take, _vector
 
 _M0, _M1 = (np.uint64(m) for m in MULTIPLIERS)
@@ -38,7 +38,7 @@ def build(body: Callable[[Any], None]) -> Kernel:
 
 @cache
 def _digest() -> str:
-    files = (__file__, activation_kernels.__file__, base.__file__, philox.__file__)
+    files = (__file__, activation_kernels.__file__, dtypes.__file__, philox.__file__)
     return sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:8]
 
 
@@ -113,7 +113,7 @@ def as_bits(value: Any) -> Any:
 
 @njit(inline="always")
 def read(x: Any, kind: Any, start: Any, count: Any, to: Any) -> None:
-    """Read `count` numbers of a kind (base.KINDS) from element `start` behind the address `x`, as float32."""
+    """Read `count` numbers of a kind (dtypes.KINDS) from element `start` behind the address `x`, as float32."""
     if kind == 0:
         singles = vector(x + start * 4, np.float32(0), count)  # pyright: ignore[reportCallIssue]
         for j in range(count):
@@ -216,3 +216,6 @@ def random_words(seed: Any, first: Any, count: Any, words: Any) -> None:
         words[4 * g + 1] = np.uint32(c1)
         words[4 * g + 2] = np.uint32(c2)
         words[4 * g + 3] = np.uint32(c3)
+
+
+BLOCK = 512  # elements a kernel works on at once

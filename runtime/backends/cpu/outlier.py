@@ -13,7 +13,7 @@ computing with 10,000 elements.
 """
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,24 +23,35 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from ...tensors import host_memory
-from .threads import JOB_WORDS, Kernel, parts_of, run
+from ...tensors.dtypes import KINDS, largest, smallest
 from ...tensors.packing import packed_size
-from ...quantizers.base import KINDS, largest, smallest
-from .numba_tools import GROUP, as_float, build, prefetch_to_read, prefetch_to_write, read, read_codes, take, vector, write, write_codes
-
-if TYPE_CHECKING:
-    from ...quantizers.outlier import Outlier, OutlierCompressed
+from ..reference import outlier as reference
+from ..reference.outlier import LEAST_SPAN, POSITION_BLOCK, count_of, steps_of
+from .numba_tools import (
+    GROUP,
+    as_float,
+    build,
+    prefetch_to_read,
+    prefetch_to_write,
+    read,
+    read_codes,
+    take,
+    vector,
+    write,
+    write_codes,
+)
+from .threads import JOB_WORDS, Kernel, parts_of, run
 
 _SAMPLE = 1 << 13
 _TOP = np.int32(0x7FFFFFFF)
 _INFINITY = np.int32(0x7F800000)
 _NAN = np.int32(0x7F800001)  # any: conversions from float16 may change what a NaN carries
-_POSITION_BLOCK = 240
+_POSITION_BLOCK = POSITION_BLOCK
 _LANES = 16  # of a vector of the survey
 _WORD = 64
 _SPAN = 4 * _POSITION_BLOCK  # elements worked on at once: whole words of 64, and whole blocks of positions
 _DIGITS = 2048
-_LEAST_SPAN = np.float32(2.0**-100)  # outlier.py
+_LEAST_SPAN = np.float32(LEAST_SPAN)
 _HALF_LARGEST, _BRAIN_LARGEST = (np.float32(largest(d)) for d in (torch.float16, torch.bfloat16))
 _HALF_SMALLEST, _BRAIN_SMALLEST = (np.float32(smallest(d)) for d in (torch.float16, torch.bfloat16))
 _HALF_LOST, _BRAIN_LOST = np.float32(2.0**-25), np.float32(2.0**-134)  # the greatest that are rounded to 0
@@ -67,14 +78,20 @@ _STATE = 32
 _DONE, _MISLED, _CROWDED = 0, 1, 2
 
 
-def compress(x: Tensor, quantizer: "Outlier") -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:
-    """Return what `compress_reference` does, or None if the sample misled: packed, counts, offsets, values, levels."""
-    from ...quantizers.outlier import steps_of
+def quantize(
+    x: Tensor, bits: int, ratio: float, relu: bool, value_dtype: torch.dtype | None, sample_every: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return packed, counts, offsets, values and levels of `x` (n,): those of the reference."""
+    parts = _quantize(x, bits, ratio, relu, value_dtype, sample_every) if x.numel() else None
+    return parts or reference.quantize(x, bits, ratio, relu, value_dtype, sample_every)
 
+
+def _quantize(
+    x: Tensor, bits: int, ratio: float, relu: bool, value_dtype: torch.dtype | None, sample_every: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:
+    """Return the same, or None if the sample misled."""
     n = x.numel()
-    if n == 0:
-        return None
-    stride, rank, below, k, expected = _bracket(n, quantizer)
+    stride, rank, below, k, expected = _bracket(n, ratio, sample_every)
     blocks = -(-n // _SPAN)
     parts = parts_of(blocks)
     # Twice its share for each part, for they are not alike.
@@ -82,7 +99,7 @@ def compress(x: Tensor, quantizer: "Outlier") -> tuple[Tensor, Tensor, Tensor, T
     levels = torch.empty(2, dtype=torch.float32, device="cpu")
     state = np.zeros(_STATE, np.int64)
     state[: _BLOCKS + 1] = (
-        *(x.data_ptr(), KINDS[x.dtype], n, int(quantizer.relu), quantizer.bits, steps_of(quantizer)),
+        *(x.data_ptr(), KINDS[x.dtype], n, int(relu), bits, steps_of(bits, relu)),
         *(stride, rank, below, k, parts, blocks),
     )
     state[_LEVELS], state[_ROOM] = levels.data_ptr(), room
@@ -100,17 +117,17 @@ def compress(x: Tensor, quantizer: "Outlier") -> tuple[Tensor, Tensor, Tensor, T
     if state[_RESULT] != _DONE:
         return None
     kept = int(state[_KEPT])
-    packed = torch.empty(packed_size(n, quantizer.bits), dtype=torch.uint8, device="cpu")
+    packed = torch.empty(packed_size(n, bits), dtype=torch.uint8, device="cpu")
     counts = torch.empty(-(-n // _POSITION_BLOCK), dtype=torch.uint8, device="cpu")
     offsets = torch.empty(kept, dtype=torch.uint8, device="cpu")
-    values = torch.empty(kept, dtype=quantizer.value_dtype or x.dtype, device="cpu")
+    values = torch.empty(kept, dtype=value_dtype or x.dtype, device="cpu")
     results = (packed.data_ptr(), counts.data_ptr(), offsets.data_ptr(), values.data_ptr(), KINDS[values.dtype])
     state[_PACKED : _VALUE_KIND + 1] = results
     run(_keeper(), blocks, address)
     return packed, counts, offsets, values, levels
 
 
-def _bracket(n: int, quantizer: "Outlier") -> tuple[int, int, int, int, int]:
+def _bracket(n: int, ratio: float, sample_every: int) -> tuple[int, int, int, int, int]:
     """Return how the bound is found, and what is to be expected.
 
     Returns:
@@ -120,11 +137,11 @@ def _bracket(n: int, quantizer: "Outlier") -> tuple[int, int, int, int, int]:
         k: outliers; −1 if all candidates are.
         expected: candidates, as a rule at most.
     """
-    k = quantizer.count(n)
-    stride = quantizer.sample_every
+    k = count_of(n, ratio)
+    stride = sample_every
     if stride > 1:
         size = -(-n // stride)
-        return stride, max(1, quantizer.count(size)) if quantizer.ratio else 0, 0, -1, 2 * k
+        return stride, max(1, count_of(size, ratio)) if ratio else 0, 0, -1, 2 * k
     stride = max(1, n // _SAMPLE) | 1  # odd: an even one may see the same column of every image, at its edge
     size = -(-n // stride)
     if stride == 1 or k == 0:
@@ -148,17 +165,25 @@ def _workspace(state: np.ndarray, keys: int, candidates: int) -> np.ndarray:
     return memory
 
 
-def dequantize(compressed: "OutlierCompressed", out: Tensor) -> None:
+def dequantize(
+    packed: Tensor,
+    counts: Tensor,
+    offsets: Tensor,
+    values: Tensor,
+    levels: Tensor,
+    bits: int,
+    relu: bool,
+    out: Tensor,
+) -> None:
     """Write the values of the codes, and the outliers, to `out` (n,)."""
     n = out.numel()
     if out.dtype not in KINDS:
         single = torch.empty(n, dtype=torch.float32, device="cpu")
-        dequantize(compressed, single)
+        dequantize(packed, counts, offsets, values, levels, bits, relu, single)
         out.copy_(single)
         return
-    c, q = compressed, compressed.quantizer
-    codes = (c.packed.data_ptr(), n, q.bits, c.levels.data_ptr(), int(q.relu))
-    outliers = (c.counts.data_ptr(), c.offsets.data_ptr(), c.values.data_ptr(), c.values.numel(), KINDS[c.values.dtype])
+    codes = (packed.data_ptr(), n, bits, levels.data_ptr(), int(relu))
+    outliers = (counts.data_ptr(), offsets.data_ptr(), values.data_ptr(), values.numel(), KINDS[values.dtype])
     run(_dequantizer(), -(-n // _SPAN), *codes, *outliers, out.data_ptr(), KINDS[out.dtype])
 
 
@@ -455,7 +480,7 @@ def _chooser() -> Kernel:
 
 @njit(inline="always")
 def _levels_with_zero(low: Any, high: Any, span: Any, steps: Any) -> Any:
-    """Return the least level and the distance of two so that 0 is one: the arithmetic of `levels_reference`."""
+    """Return the least level and the distance of two so that 0 is one, as the reference's `levels_of` does."""
     zero, one = np.float32(0), np.float32(1)
     most = np.float32(steps - (one if high > zero else zero))
     if most == zero:

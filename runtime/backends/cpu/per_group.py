@@ -14,10 +14,25 @@ import torch
 from numba import carray, njit  # pyright: ignore[reportPrivateImportUsage]
 from torch import Tensor
 
-from .threads import JOB_WORDS, Kernel, run
-from ...quantizers.base import KINDS, largest
+from ...tensors.dtypes import KINDS, largest
 from ...tensors.rows import Rows
-from .numba_tools import GROUP, as_bits, as_float, build, prefetch_to_read, prefetch_to_write, random_words, read, read_codes, scratch, take, vector, write, write_codes
+from .numba_tools import (
+    GROUP,
+    as_bits,
+    as_float,
+    build,
+    prefetch_to_read,
+    prefetch_to_write,
+    random_words,
+    read,
+    read_codes,
+    scratch,
+    take,
+    vector,
+    write,
+    write_codes,
+)
+from .threads import JOB_WORDS, Kernel, run
 
 # Elements worked on at once. Fewer take more time for what begins and ends with each block, more spoil the cache.
 BLOCK = 1024

@@ -9,9 +9,9 @@ from numba import carray, njit  # pyright: ignore[reportPrivateImportUsage]
 from torch import Tensor
 
 from ...tensors import host_memory
-from .threads import JOB_WORDS, Kernel, run
-from ...quantizers.base import has_kernels, is_batch
+from ...tensors.plain import has_kernels, is_batch
 from .numba_tools import build, take, vector
+from .threads import JOB_WORDS, Kernel, run
 
 _SIZES = {torch.float32: 4, torch.float64: 8}  # whose sums torch rounds after each addition, as is done here
 

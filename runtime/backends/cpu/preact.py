@@ -20,11 +20,11 @@ import torch
 from numba import carray, njit  # pyright: ignore[reportPrivateImportUsage]
 from torch import Tensor
 
-from .threads import JOB_WORDS, Kernel, run
+from ...tensors.dtypes import KINDS, largest, smallest
 from ...tensors.packing import packed_size
-from ...quantizers.base import BLOCK, KINDS, largest, smallest
-from .numba_tools import GROUP, as_float, build, read, read_codes, take, vector, write, write_codes
-from ...quantizers.fixed_point import LEAST_STEP, MOST_STEP
+from ..reference.fixed_point import LEAST_STEP, MOST_STEP
+from .numba_tools import BLOCK, GROUP, as_float, build, read, read_codes, take, vector, write, write_codes
+from .threads import JOB_WORDS, Kernel, run
 
 # Kernels do runs of a channel's elements. Where these are shorter, as in channels-last memory, they walk through rows
 # of parameters that have a column for each element, over and over.

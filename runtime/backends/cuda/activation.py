@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .codegen import FORMULAS, THREADS, Kernel, elements_per_block, kernel_source
-from .codegen.compiler import cubin, has_compiler
-from ..torch_functions import forward_of
 from ...tensors.layout import as_dense, with_stride
 from ...tensors.packing import packed_size
 from ...tensors.table_registry import table_of
 from ..reference import activation as reference
+from ..torch_functions import forward_of
+from .codegen import FORMULAS, THREADS, Kernel, elements_per_block, kernel_source
+from .codegen.compiler import cubin, has_compiler
 
 # Blocks of 8 warps; so many fill a multiprocessor, and each then takes its share of what is more.
 BLOCKS_PER_MULTIPROCESSOR = 8

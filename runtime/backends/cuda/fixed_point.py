@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .activation import BLOCKS_PER_MULTIPROCESSOR, available, compiled, start
-from .codegen.fixed_point import ELEMENTS_PER_BLOCK, ROWS, fixed_point_source
+from ...tensors.dtypes import KINDS, name_of
 from ...tensors.layout import flat
 from ...tensors.packing import packed_size
-from ...quantizers.base import KINDS, name_of
+from .activation import BLOCKS_PER_MULTIPROCESSOR, available, compiled, start
+from .codegen.fixed_point import ELEMENTS_PER_BLOCK, ROWS, fixed_point_source
 
 if TYPE_CHECKING:
-    from ...quantizers.fixed_point import Channels
+    from ..reference.fixed_point import Channels
 
 
 def serves(x: Tensor) -> bool:

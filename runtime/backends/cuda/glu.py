@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...tensors.dtypes import KINDS, as_kind
+from ...tensors.glu_parts import GROUP_SIZE
+from ...tensors.packing import packed_size
+from ...tensors.table_registry import table_of
+from ..reference import glu as reference
+from ..reference.glu import Parts
+from . import per_group
 from .activation import BLOCKS_PER_MULTIPROCESSOR, available, compiled, start
 from .codegen import FORMULAS
 from .codegen.glu import ELEMENTS_PER_BLOCK, glu_source
-from ...tensors.packing import packed_size
-from ...tensors.table_registry import table_of
-from ...quantizers.base import KINDS, as_kind
-from . import per_group
-from ..reference import glu as reference
-from ...tensors.glu_parts import GROUP_SIZE
-from ..reference.glu import Parts
 
 
 def forward(

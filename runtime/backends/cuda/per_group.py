@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...tensors.dtypes import KINDS
+from ...tensors.packing import GROUP
+from ...tensors.rows import Rows
 from .activation import BLOCKS_PER_MULTIPROCESSOR, available, compiled, start
 from .codegen.per_group import CODES_PER_BLOCK, GROUPS_PER_BLOCK, per_group_source
-from ...tensors.packing import GROUP
-from ...quantizers.base import KINDS
-from ...tensors.rows import Rows
 
 
 def serves(x: Tensor, group_size: int) -> bool:

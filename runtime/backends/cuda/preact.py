@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .codegen.fixed_point import WARPS_PER_BLOCK
 from ...tensors.packing import packed_size
+from .codegen.fixed_point import WARPS_PER_BLOCK
 from .fixed_point import launch, serves, table
 
 __all__ = ["decode", "encode", "serves", "through_normalisation"]

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from . import activation as tables
-from ..torch_functions import forward_of
-from ...tensors.packing import unpack
-from ...tensors.table_registry import arithmetic_dtype, prepare
-from ...quantizers.base import as_kind, largest
-from ...quantizers.per_group import dequantize_reference, quantize_reference
-from .glu_derivatives import derivative_of
+from ...tensors.dtypes import arithmetic_dtype, as_kind, largest
 from ...tensors.glu_parts import GROUP_SIZE
+from ...tensors.packing import unpack
+from ...tensors.table_registry import prepare
+from ..torch_functions import forward_of
+from . import activation as tables
+from . import per_group
+from .glu_derivatives import derivative_of
 
 Parts = tuple[Tensor, Tensor, Tensor, Tensor]
 Copy = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]  # of groups of 256
@@ -36,14 +36,14 @@ def copy(x: Tensor, bits: int, seed: int, group_size: int = GROUP_SIZE) -> tuple
     if bits == 0:
         return nothing(x), x.new_empty(0, -(-x.numel() // group_size), dtype=torch.bfloat16)
     rows = as_kind(x.reshape(1, -1), keep_positive=False)
-    packed, minimum, range_ = quantize_reference(rows, bits, group_size, seed)
+    packed, minimum, range_ = per_group.quantize(rows, bits, group_size, seed)
     return packed.view(-1), torch.cat([minimum, range_])
 
 
 def values(packed: Tensor, groups: Tensor, bits: int, n: int, group_size: int = GROUP_SIZE) -> Tensor:
     """Return the `n` values of a copy, float32 (n,)."""
     out = torch.empty(1, n, dtype=torch.float32, device=packed.device)
-    dequantize_reference(packed.view(1, -1), groups[:1], groups[1:], bits, group_size, out)
+    per_group.dequantize(packed.view(1, -1), groups[:1], groups[1:], bits, group_size, out)
     return out.view(-1)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ...quantizers.base import Form
+from ...tensors.spec import Form
 from .codes import Codes, activate_, compress
 from .linear import Linear, backward
 

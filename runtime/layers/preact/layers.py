@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ....tables import FewbitError
 from ....tables.errors import shown
-from ...quantizers.base import check_integer
+from ...tensors.checks import check_integer
 from .function import NORMS, PreActivation, Settings, normalisation_of, plain
 from .linear import linear_of
 

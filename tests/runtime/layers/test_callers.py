@@ -8,8 +8,8 @@ import fewbit
 import pytest
 import torch
 from fewbit import memory
-from fewbit.runtime.layers import callers
 from fewbit.runtime.inference.vquant import torch_again, value_aware
+from fewbit.runtime.layers import callers
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint

@@ -10,8 +10,8 @@ import torch
 from fewbit import memory
 from fewbit.quantizers import Outlier, PerGroup
 from fewbit.runtime import layers
-from fewbit.runtime.layers.saver import QuantizerSaver
 from fewbit.runtime.layers.outlier_saver import OutlierSaver
+from fewbit.runtime.layers.saver import QuantizerSaver
 from torch import nn
 
 

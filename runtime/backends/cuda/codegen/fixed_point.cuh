@@ -1,4 +1,4 @@
-// ---- fixed-point codes by channel: the arithmetic of runtime/quantizers/fixed_point.py and runtime/preact ----------
+// ---- fixed-point codes by channel: the arithmetic of runtime/quantizers/fixed_point.py and layers/preact -----------
 // Element i in memory belongs to channel (i / inner) mod C. No product is merged with a sum: see per_group.cuh.
 
 namespace fewbit {
@@ -139,7 +139,7 @@ __device__ inline void dequantize_channels(const u8* packed, T* out, const float
     }
 }
 
-// ---- the pre-activation layer (runtime/preact) ---------------------------------------------------------------------
+// ---- the pre-activation layer (runtime/layers/preact) ------------------------------------------------------------------
 
 // Writes the codes of A, which becomes its (leaky) ReLU. Where gamma is 0 they are of what was normalised,
 // (x - mean) r.

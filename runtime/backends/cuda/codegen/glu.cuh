@@ -1,5 +1,5 @@
 // ---- gated linear units: h = act(gate) * up and its parts; from a gradient and the parts the gradients and h ---------
-// The arithmetic of runtime/glu/reference.py, step by step. A copy is one sample in groups of 256: a group is a warp's.
+// The arithmetic of runtime/backends/reference/glu.py, step by step. A copy is one sample in groups of 256: a group is a warp's.
 
 namespace fewbit {
 

@@ -37,7 +37,7 @@ __device__ inline GroupParameters group_parameters(int low_key, int high_key)
     return {minimum, range};
 }
 
-// Where the codes of the samples lie (runtime/quantizers/rows.py).
+// Where the codes of the samples lie (runtime/tensors/rows.py).
 struct Rows {
     i64 N, D, width;
     const u8* sample_bits;  // of each sample, or null

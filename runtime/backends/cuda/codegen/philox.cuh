@@ -1,4 +1,4 @@
-// ---- random bits by their place: Philox4x32-7, as runtime/quantizers/philox.py specifies it -----------------------
+// ---- random bits by their place: Philox4x32-7, as runtime/tensors/philox.py specifies it -----------------------
 
 namespace fewbit {
 

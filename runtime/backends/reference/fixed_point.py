@@ -1,0 +1,72 @@
+"""Fixed-point quantization in plain torch: see quantizers/fixed_point.py for the mathematics."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...tensors.dtypes import largest, smallest
+from ...tensors.layout import flat
+from ...tensors.packing import pack, unpack
+
+# Below the least a channel counts as constant; between them Δ, its inverse and 2^K of each are finite in float32.
+LEAST_STEP, MOST_STEP = 2.0**-120, 2.0**118
+
+
+@dataclass(frozen=True, eq=False)
+class Channels:
+    """What the codes of each channel mean; all (C,).
+
+    Attributes:
+        origin: o, float32: where code 2^{K−1} begins.
+        step: Δ, float32; 0 in a channel that counts as constant.
+        inverse: 1/Δ, float32, or 0.
+        zero: z, int32, from 1 to 2^K − 1: the codes from here on are positive.
+    """
+
+    origin: Tensor
+    step: Tensor
+    inverse: Tensor
+    zero: Tensor
+
+
+def channels_of(scale: Tensor, shift: Tensor, bits: int) -> Channels:
+    """Return what the codes mean under γ and β, (C,)."""
+    γ, β = scale.double().abs(), shift.double()
+    half = 1 << (bits - 1)
+    Δ = (6 * γ / (2 * half)).clamp(max=MOST_STEP)
+    varies = ~(Δ < LEAST_STEP)  # NaN varies: it makes NaN
+    multiple = torch.where(varies, (β / Δ).floor(), torch.where(β == 0, 0, β.sign() * torch.inf))
+    multiple = multiple + (half - multiple > 2 * half - 1)  # a range of negative numbers moves up: see above
+    limit = largest(torch.float32)
+    origin = torch.where(varies, multiple * Δ, β).clamp(-limit, limit)
+    zero = (half - multiple.nan_to_num()).clamp(1, 2 * half - 1)
+    inverse = torch.where(varies, 1 / Δ, 0)
+    return Channels(origin.float(), torch.where(varies, Δ, 0).float(), inverse.float(), zero.int())
+
+
+def quantize(x: Tensor, channels: Channels, inner: int, bits: int) -> Tensor:
+    """Return the packed codes of the dense tensor `x`; element i in memory belongs to channel ⌊i/inner⌋ mod C."""
+    half, top = 1 << (bits - 1), (1 << bits) - 1
+    A = flat(x).float()
+    channel = _channel(A, channels, inner)
+    y = (A - channels.origin[channel]) * channels.inverse[channel] + half
+    code = y.nan_to_num(0).clamp(0, top).int()
+    zero = channels.zero[channel]
+    return pack(torch.where(A > 0, code.maximum(zero), code.minimum(zero - 1)).to(torch.uint8), bits)
+
+
+def dequantize(packed: Tensor, channels: Channels, inner: int, bits: int, out: Tensor) -> None:
+    """Write the values of the codes to the dense tensor `out`."""
+    code = unpack(packed, bits, out.numel()).int()
+    channel = _channel(code, channels, inner)
+    middle = code.float() + (0.5 - (1 << (bits - 1)))
+    values = channels.origin[channel] + middle * channels.step[channel]
+    least, most = smallest(out.dtype), largest(out.dtype)
+    positive = code >= channels.zero[channel]
+    flat(out).copy_(torch.where(positive, values.clamp(least, most), values.clamp(-most, -least)))
+
+
+def _channel(like: Tensor, channels: Channels, inner: int) -> Tensor:
+    index = torch.arange(like.numel(), device=like.device)
+    return index // max(inner, 1) % max(channels.zero.numel(), 1)

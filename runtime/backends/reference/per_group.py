@@ -1,0 +1,98 @@
+"""Per-group quantization in plain torch: see quantizers/per_group.py for the mathematics."""
+
+import torch
+from torch import Tensor
+
+from ...tensors.dtypes import largest
+from ...tensors.packing import GROUP
+from ...tensors.philox import random_halves
+from ...tensors.rows import Rows
+
+LEAST_RANGE = 2.0**-100  # 2^16·255 / R then is a finite float32
+NOT_A_NUMBER = 0x7FC0
+INFINITY = 0x7F80
+
+
+def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return packed codes, minima and ranges of `x` (N, D), as `PerGroupCompressed` keeps them."""
+    N, D = x.shape
+    rows = Rows(N, D, bits)
+    G = max(1, min(group_size, D))
+    groups = -(-D // G)
+    top = _top(bits, x.device)  # B
+    h = torch.cat([x, x[:, -1:].expand(N, groups * G - D)], dim=1).float().view(N, groups, G)
+    minimum, range_, is_plain, constant_bit = group_parameters(h.amin(2), h.amax(2))
+    Z, R = _float_of(minimum), _float_of(range_)
+    scale = torch.where(is_plain, (top << 16).float() / R, 0)
+    difference = torch.where(is_plain.unsqueeze(2), h - Z.unsqueeze(2), 0)
+    v = (difference * scale.unsqueeze(2) + 0.5).int().view(N, groups * G)[:, :D]
+    width = rows.width * GROUP
+    ξ = random_halves(seed, N * rows.width, x.device).view(N, width)[:, :D]
+    codes = torch.minimum((v + ξ) >> 16, top)
+    plain = is_plain.repeat_interleave(G, dim=1)[:, :D]
+    codes = torch.where(plain, codes, constant_bit.repeat_interleave(G, dim=1)[:, :D])
+    return rows.pack(codes.to(torch.uint8)), _half_of(minimum), _half_of(range_)
+
+
+def _top(bits: int | Tensor, device: torch.device) -> Tensor:
+    """Return B = 2^b − 1 as int32: (1, 1), or (N, 1) for the bits of N samples.
+
+    A tensor even for one number: `number / tensor` and `tensor / number` may round twice on some devices.
+    """
+    b = torch.as_tensor(bits, dtype=torch.int32, device=device).view(-1, 1)
+    return (1 << b) - 1
+
+
+def group_parameters(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return what is kept of groups from `low` to `high`, float32.
+
+    Returns:
+        minimum, range: the 16 bits of each, int32.
+        is_plain: whether the group is neither constant nor infinite.
+        constant_bit: the code of all elements in a group that is not plain, int32.
+    """
+    low = low + 0.0  # −0 becomes 0
+    pattern = low.view(torch.int32)
+    minimum = (pattern >> 16) + ((pattern < 0) & (pattern & 0xFFFF != 0)) & 0xFFFF  # away from 0 if negative
+    Z = _float_of(minimum)
+    difference = high - Z
+    # What the subtraction lost (Knuth's two-sum); if something, the range is the next number.
+    back = difference - high
+    lost = (high - (difference - back)) + (-Z - back)
+    bits = difference.clamp(min=LEAST_RANGE).view(torch.int32) + (lost > 0)
+    range_ = (bits + 0xFFFF) >> 16
+    finite = low.isfinite() & high.isfinite()
+    constant = finite & (low == high)
+    plain = finite & ~constant & (minimum & INFINITY != INFINITY) & (range_ < INFINITY)
+    minimum = torch.where(constant, pattern >> 16 & 0xFFFF, torch.where(plain, minimum, NOT_A_NUMBER))
+    range_ = torch.where(constant, pattern & 0x7FFF | 0x8000, torch.where(plain, range_, 0))
+    return minimum, range_, plain, torch.where(constant, pattern >> 15 & 1, 0)
+
+
+def dequantize(
+    packed: Tensor, minimum: Tensor, range_: Tensor, bits: int | Tensor, group_size: int, out: Tensor
+) -> None:
+    """Write the values of the codes to `out` (N, D)."""
+    N, D = out.shape
+    G = max(1, min(group_size, D))
+    codes = Rows(N, D, bits).unpack(packed).int()
+    z = (_bits_of(minimum)).repeat_interleave(G, dim=1)[:, :D]
+    r = (_bits_of(range_)).repeat_interleave(G, dim=1)[:, :D]
+    constant = z << 16 | codes << 15 | r & 0x7FFF
+    R = _float_of(r)
+    values = _float_of(z) + codes.float() * (R / _top(bits, out.device).float())
+    limit = largest(out.dtype)  # levels outside the group may lie outside the dtype
+    out.copy_(torch.where(r >= 0x8000, constant.view(torch.float32), values.clamp(-limit, limit)))
+
+
+def _float_of(half: Tensor) -> Tensor:
+    """Return the bfloat16 numbers of 16 bits each, given as int32, in float32."""
+    return (half << 16).view(torch.float32)
+
+
+def _half_of(half: Tensor) -> Tensor:
+    return half.to(torch.int16).view(torch.bfloat16)
+
+
+def _bits_of(half: Tensor) -> Tensor:
+    return half.contiguous().view(torch.int16).int() & 0xFFFF

@@ -1,0 +1,64 @@
+"""What the codes of a pre-activation layer mean, channel by channel, for everything that the backward pass asks.
+
+`FixedPoint` says which A₂ a code stands for: Ã₂ = o + (code + ½ − 2^{K−1})·Δ, positive from the code z on. Dividing by
+γ gives what was normalised without the digits that Ã₂ − β would lose where |β| is large,
+
+    Ã₁ = (o − β)/γ + (code + ½ − 2^{K−1})·6 sign(γ)/2^K.
+
+A channel with γ = 0 puts out β whatever goes in, so its codes would tell nothing, and γ would never learn. There
+the codes are of A₁ itself, in ±3, and the sign is that of β (`for_coding`).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .fixed_point import MOST_STEP, Channels, channels_of
+
+
+@dataclass(frozen=True, eq=False)
+class Meaning:
+    """Parameters of every channel.
+
+    Attributes:
+        channels: what `FixedPoint`'s functions take: o, Δ, 1/Δ and z. Where γ = 0, z gives all codes the sign of β.
+        offset, slope: of Ã₁, float32 (C,).
+        bits: K.
+    """
+
+    channels: Channels
+    offset: Tensor
+    slope: Tensor
+    bits: int
+
+    @property
+    def count(self) -> int:
+        """C."""
+        return self.offset.numel()
+
+
+def for_coding(γ: Tensor, β: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the scale and shift under which codes are made: 1 and 0 where γ = 0, for the codes of A₁ itself."""
+    flat = γ == 0
+    return torch.where(flat, 1, γ), torch.where(flat, 0, β)
+
+
+def meaning_of(γ: Tensor, β: Tensor, bits: int) -> Meaning:
+    """Return what the codes mean under γ and β, (C,)."""
+    c = channels_of(γ, β, bits)
+    γ, β = γ.double(), β.double()
+    half, step = 1 << (bits - 1), 6.0 / (1 << bits)
+    Δ = (step * γ.abs()).clamp(max=MOST_STEP)
+    # ⌊β/Δ⌋Δ before it is rounded to float32: the offset is small, and a rounding of o may not be.
+    multiple = (β / Δ).floor()
+    multiple = multiple + (half - multiple > 2 * half - 1)
+    offset = ((multiple * Δ - β) / γ).nan_to_num(0).clamp(-2 * step, 2 * step)
+    flat = γ == 0
+    zero = torch.where(flat, torch.where(β > 0, 0, 2 * half), c.zero).int()
+    return Meaning(
+        Channels(c.origin, c.step, c.inverse, zero),
+        torch.where(flat | (c.step == 0), 0, offset).float(),
+        torch.where(γ < 0, -step, step).float(),
+        bits,
+    )

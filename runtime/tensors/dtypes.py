@@ -1,0 +1,43 @@
+"""The dtypes that fewbit takes, and the numbers they hold."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+# The formats that the CPU kernels read and write; float64 is theirs after a conversion to float32.
+KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Return the name of `dtype` without torch's prefix."""
+    return str(dtype).removeprefix("torch.")
+
+
+def as_kind(x: Tensor, *, keep_positive: bool) -> Tensor:
+    """Return `x` in a format that kernels read: float64 is rounded to float32, if so asked nothing positive to 0."""
+    if x.dtype in KINDS:
+        return x
+    single = x.float()
+    return torch.where((x > 0) & (single == 0), smallest(torch.float32), single) if keep_positive else single
+
+
+def largest(dtype: torch.dtype) -> float:
+    """Return the largest finite number of `dtype`, or of float32 if that is smaller."""
+    return min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
+
+
+def smallest(dtype: torch.dtype) -> float:
+    """Return a number just above 0 that `dtype` holds and that no flushing of subnormal float32 numbers loses."""
+    return 2.0**-24 if dtype == torch.float16 else 2.0**-126
+
+
+def total_bytes(tensors: Sequence[Tensor]) -> int:
+    """Return the bytes of the elements of `tensors`."""
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def arithmetic_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which gradients of `dtype` are multiplied."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

@@ -1,0 +1,42 @@
+"""Shape, layout and dtype of a dense tensor: what its codes do not tell."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import host_memory
+from .layout import flat
+
+
+@dataclass(frozen=True)
+class Form:
+    """Shape, layout and dtype of a dense tensor: what its codes do not tell."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Form":
+        """Return the form of the dense tensor `x`."""
+        return cls(x.shape, x.stride(), x.dtype, x.device)
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return self.shape.numel()
+
+    def empty(self, dtype: torch.dtype | None = None) -> Tensor:
+        """Return an uninitialised tensor of this form, or of another dtype."""
+        dtype = dtype or self.dtype
+        if self.device.type == "cpu":
+            return host_memory.reused(self.shape, self.stride, dtype)
+        return torch.empty_strided(self.shape, self.stride, dtype=dtype, device=self.device)
+
+    def filled(self, values: Tensor) -> Tensor:
+        """Return a tensor of this form with `values` (n,) in memory order, rounded to its dtype."""
+        x = self.empty()
+        flat(x).copy_(values)
+        return x

@@ -1,0 +1,100 @@
+"""What `fewbit bench levels` measures, on a network that is a small part of a ResNet-50."""
+
+import pytest
+import torch
+from fewbit import FewbitError
+from fewbit.plots.studies.networks import NETWORKS, resnet
+from fewbit.runtime import bench_levels
+from fewbit.runtime.bench_levels import BATCH_BAR, TIME_BAR, Case, Row, Training, measure, met
+from fewbit.runtime.memory.api import profile
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setitem(NETWORKS, "ResNet-50", lambda: resnet(1, 1, bottleneck=True))
+
+
+def test_fewer_bits_keep_less_and_ratios_are_to_the_exact_network():
+    case = Case(4, 64)
+    rows = measure(case, 1, levels=("exact", "L1", "L2", "L3"))
+    exact, first, second, third = rows
+    assert (exact.level, exact.ratio, exact.kept_times, exact.peak_times) == ("exact", 1, 1, 1)
+    assert exact.kept > second.kept > third.kept
+    assert exact.peak > second.peak
+    assert first.kept > second.kept  # normalisations and what follows them stay as they are at L1
+    assert [row.kept_times for row in rows] == [exact.kept / row.kept for row in rows]
+    assert all(row.ms > 0 and row.ratio > 0 for row in rows)
+
+
+def test_kept_is_what_the_profile_of_a_trained_network_counts():
+    training = Training("exact", "cpu")
+    images = training.images(4, 40)
+    training.step(images)
+    (row,) = measure(Case(4, 40), 1, levels=("exact",))
+    assert row.kept == profile(training.model, images).total
+
+
+def test_networks_begin_alike_and_steps_train():
+    exact, converted = Training("exact", "cpu"), Training("L2", "cpu")
+    weights = [p.detach().clone() for p in exact.model.parameters()]
+    assert all(torch.equal(a, b) for a, b in zip(weights, converted.model.parameters(), strict=True))
+    for training in (exact, converted):
+        training.step(training.images(2, 40))
+        assert any(not torch.equal(a, b) for a, b in zip(weights, training.model.parameters(), strict=True))
+        assert all(p.grad is None for p in training.model.parameters())
+
+
+def row(level, ratio=1.0, batch_times=None):
+    return Row(level, 1, 1, 1.0, 1.0, 1.0, ratio, None if batch_times is None else 9, batch_times)
+
+
+class TestBars:
+    large = Case(32, 224, "cuda")
+
+    def test_are_of_l2s_time_and_the_best_largest_batch(self):
+        rows = [row("exact", 1, 1), row("L1", 9, 1), row("L2", TIME_BAR, 3), row("L4", 9, BATCH_BAR)]
+        assert met(self.large, rows) == {"L2 time": True, "largest batch": True}
+        slow = [row("exact", 1, 1), row("L2", TIME_BAR + 0.01, BATCH_BAR - 0.01)]
+        assert met(self.large, slow) == {"L2 time": False, "largest batch": False}
+
+    def test_are_not_of_a_batch_that_was_not_tried_or_images_that_are_few(self):
+        rows = [row("exact"), row("L2")]
+        assert met(self.large, rows) == {"L2 time": True}
+        assert met(Case(31, 224, "cuda"), rows) == met(Case(32, 224), rows) == {}
+
+
+class TestLargestBatch:
+    """The trial, with a training that has room for so many images."""
+
+    class Limited:
+        def __init__(self, most):
+            self.most, self.forgot = most, 0
+
+        def images(self, batch, size):
+            return batch
+
+        def step(self, batch):
+            if batch > self.most:
+                raise torch.OutOfMemoryError("CUDA out of memory.\nAnd so on.")
+
+        def forget(self):
+            self.forgot += 1
+
+    def test_is_found_within_the_tolerance_and_tells_what_stopped_it(self):
+        training = self.Limited(1000)
+        found = bench_levels._with_largest_batch(row("L2"), training, Case())
+        assert (1 - bench_levels.TOLERANCE) * 1000 <= found.largest_batch <= 1000
+        assert found.stopped_by == "CUDA out of memory."
+        assert training.forgot > 0
+
+    def test_of_what_is_swapped_is_bounded_by_host_memory(self, monkeypatch):
+        monkeypatch.setattr("os.sysconf", {"SC_AVPHYS_PAGES": 100, "SC_PAGE_SIZE": 4}.__getitem__)
+        case = Case(1)  # of one byte each: 200 fit into a half of the host's memory
+        found = bench_levels._with_largest_batch(row("L4"), self.Limited(10**6), case)
+        assert (1 - bench_levels.TOLERANCE) * 200 <= found.largest_batch <= 200
+        assert "host memory" in found.stopped_by
+        assert bench_levels._with_largest_batch(row("L2"), self.Limited(1000), case).largest_batch > 200
+
+    def test_one_image_must_fit(self):
+        with pytest.raises(FewbitError, match="not even one"):
+            bench_levels._with_largest_batch(row("L2"), self.Limited(0), Case())

@@ -1,0 +1,101 @@
+"""The CUDA kernels of pre-activation layers without a GPU: run on the CPU, beside plain torch and the CPU's own."""
+
+from unittest.mock import patch
+
+import pytest
+import torch
+from fewbit.runtime.backends.cuda import fixed_point
+from fewbit.runtime.backends.cuda import preact as cuda
+from fewbit.runtime.layers.preact import codes as codes_module
+from fewbit.runtime.layers.preact.codes import Codes, compress
+from fewbit.runtime.tensors.spec import Form
+from host_kernels import fixed_point_on_host, needs_gxx
+
+LAYOUTS = {
+    "planes": (3, 5, 7, 9),
+    "large planes": (3, 4, 40, 40),
+    "channels last": (3, 5, 7, 9),
+    "many channels last": (9, 70, 2, 3),
+    "matrix": (70, 40),
+    "one channel": (4, 1, 6, 6),
+    "one element a channel": (1, 6, 1, 1),
+}
+KERNELS = ["tabulate", "encode", "tabulate", "decode", "tabulate", "sums", "finish", "normalise"]
+
+
+def through_a_layer(A, x, γ, β, mean, r, bits, slope, gradient, by_batch=True, into_input=True):
+    """All that a layer has of its codes: they themselves, A₃, Ã₃ and the gradients of x, γ and β."""
+    A, gradient = A.clone(memory_format=torch.preserve_format), gradient.clone(memory_format=torch.preserve_format)
+    form = Form.of(A)
+    packed = compress(A, x, γ, β, mean, r, bits, slope)
+    codes = Codes(packed, form, γ, β, bits, slope)
+    return packed, A, codes.activated(), *codes.through_normalisation(gradient, r, by_batch, into_input)
+
+
+def case(name, dtype=torch.float32):
+    g = torch.Generator().manual_seed(0)
+    layout = torch.channels_last if "last" in name else torch.contiguous_format
+    shape = LAYOUTS[name]
+    x, gradient = (torch.randn(shape, generator=g).to(dtype).contiguous(memory_format=layout) for _ in range(2))
+    C = shape[1]
+    γ, β, mean, r = (torch.randn(C, generator=g) for _ in range(4))
+    γ[::3] = 0  # there codes are of what was normalised
+    β[1::4] = -9.0
+    form = [1, C] + [1] * (len(shape) - 2)
+    normal = (x.float() - mean.view(form)) * r.abs().view(form)
+    A = (normal * γ.view(form) + β.view(form)).to(dtype).contiguous(memory_format=layout)
+    return A, x, γ, β, mean, r.abs(), gradient
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    monkeypatch.setattr(codes_module, "has_kernels", lambda x: False)
+    return fixed_point_on_host(monkeypatch, fixed_point, cuda)
+
+
+@needs_gxx
+@pytest.mark.parametrize("slope", [0.0, 0.1])
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    ("dtype", "bits"), [(torch.float32, 1), (torch.float32, 3), (torch.float32, 4), (torch.bfloat16, 4)]
+)
+def test_are_as_plain_torch(launched, dtype, bits, name, slope):
+    *vectors, gradient = case(name, dtype)
+    packed, A, activated, dx, dγ, dβ = through_a_layer(*vectors, bits, slope, gradient)
+    assert launched == KERNELS
+    with patch.object(cuda, "serves", lambda x: False):
+        expected = through_a_layer(*vectors, bits, slope, gradient)
+    assert launched == KERNELS
+    assert torch.equal(packed, expected[0])
+    assert torch.equal(A, expected[1]) and A.stride() == expected[1].stride()
+    precision = torch.finfo(dtype).eps
+    # Ã₃ of a leaky ReLU and dx are rounded once, and by plain torch twice; sums are added in another order.
+    torch.testing.assert_close(activated, expected[2], rtol=precision if slope else 0, atol=0)
+    for ours, theirs in zip((dx, dγ, dβ), expected[3:], strict=True):
+        scale = theirs.abs().max().item()
+        tolerance = 2 * precision if ours.dtype == dtype else 1e-5
+        torch.testing.assert_close(ours.double(), theirs.double(), rtol=1e-5, atol=max(tolerance, 1e-5) * scale)
+
+
+@needs_gxx
+@pytest.mark.parametrize(("by_batch", "into_input"), [(False, True), (True, False)])
+def test_running_statistics_and_an_input_without_gradient(launched, by_batch, into_input):
+    *vectors, gradient = case("planes")
+    _, _, _, dx, dγ, dβ = through_a_layer(*vectors, 4, 0.0, gradient, by_batch, into_input)
+    assert launched == (KERNELS if into_input else KERNELS[:-1])
+    with patch.object(cuda, "serves", lambda x: False):
+        *_, dx_expected, dγ_expected, dβ_expected = through_a_layer(*vectors, 4, 0.0, gradient, by_batch, into_input)
+    assert (dx is None) == (dx_expected is None) == (not into_input)
+    if dx is not None:
+        torch.testing.assert_close(dx, dx_expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(dγ.double(), dγ_expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(dβ.double(), dβ_expected, rtol=1e-5, atol=1e-4)
+
+
+@needs_gxx
+def test_a_relu_gate_stops_infinite_gradients(launched):
+    *vectors, gradient = case("planes")
+    vectors[3].fill_(-9.0)  # β: nothing is positive
+    gradient.fill_(torch.inf)
+    dx, dγ, dβ = through_a_layer(*vectors, 4, 0.0, gradient)[3:]
+    assert dx.count_nonzero() == dγ.count_nonzero() == dβ.count_nonzero() == 0

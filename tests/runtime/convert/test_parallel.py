@@ -1,0 +1,35 @@
+"""Two processes on one machine, over gloo: their gradients are those of one process."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from processes import said_by_two
+
+SCRIPT = Path(__file__).parents[2] / "support" / "parallel_training.py"
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What two processes that train together say."""
+    return said_by_two(SCRIPT, tmp_path_factory.mktemp("parallel") / "meeting")
+
+
+FSDP = pytest.param(
+    "fsdp",
+    marks=pytest.mark.skipif(
+        not hasattr(torch.cpu.Stream, "record_event"), reason="FSDP2 of this torch does not run on the CPU"
+    ),
+)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "ddp-checkpointed", "ddp-compiled", FSDP])
+def test_gradients_are_those_of_one_process(kind, said):
+    for text in said:
+        assert f"done {kind}\n" in text, text
+
+
+@pytest.mark.parametrize("level", ["L2", "L3", "L4"])
+def test_gradients_of_compressed_layers_are_the_mean_over_the_processes(level, said):
+    for text in said:
+        assert f"done {level}\n" in text, text

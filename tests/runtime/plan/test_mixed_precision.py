@@ -1,0 +1,353 @@
+"""Bits that a training shares out: budgets kept, gradients unbiased and less noisy, checkpoints, odd models."""
+
+import copy
+
+import fewbit
+import pytest
+import torch
+from fewbit import FewbitError, memory
+from fewbit.runtime import layers
+from fewbit.runtime.layers import QuantizerSaver
+from fewbit.runtime.plan import MixedPrecision
+from fewbit.runtime.quantizers import PerGroup
+from torch import nn
+from torch.nn import functional as F
+
+
+def network(seed=0):
+    """Convolutions at very different scales, normalised and not; no activation holds the next layer's input."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        layers.Conv2d(3, 16, 3, padding=1, bits=2),
+        layers.BatchNorm2d(16, bits=2),
+        fewbit.ReLU(),
+        layers.Conv2d(16, 32, 3, stride=2, padding=1, bits=2),
+        layers.BatchNorm2d(32, bits=2),
+        fewbit.ReLU(),
+        nn.Flatten(),
+        layers.Linear(32 * 16, 10, bits=2),
+    )
+
+
+def batch(N=16, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    scale = torch.exp2(torch.randint(-2, 3, (N, 1, 1, 1), generator=g).float())
+    return torch.randn(N, 3, 8, 8, generator=g) * scale, torch.randint(0, 10, (N,), generator=g)
+
+
+def step(model, x, y):
+    model.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+
+
+def kept(model, x):
+    """What each saver compressed in a forward pass."""
+    found = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, layers.CompressedLayer):
+            for method in ("compress", "compress_rows"):
+                inner = getattr(layer.saver, method)
+
+                def compress(x, inner=inner, name=name):
+                    found[name] = inner(x)
+                    return found[name]
+
+                setattr(layer.saver, method, compress)
+    try:
+        model(x)
+    finally:
+        for _, layer in model.named_modules():
+            if isinstance(layer, layers.CompressedLayer):
+                del layer.saver.compress, layer.saver.compress_rows
+    return found
+
+
+@pytest.mark.parametrize("bits", [1.25, 1.5, 1.75, 2, 4])
+def test_the_budget_is_kept_and_spent(bits):
+    model = network()
+    precision = MixedPrecision(model, bits)
+    x, y = batch()
+    for _ in range(4):
+        step(model, x, y)
+    compressed = kept(model, x)
+    elements = {name: c.form.numel for name, c in compressed.items()}
+    spent = sum(int(c.bits.sum()) * elements[name] // len(c.bits) for name, c in compressed.items())
+    assert len(compressed) == 5
+    assert 0.97 * bits <= spent / sum(elements.values()) <= bits
+    assert len(set(precision.bits.values())) > 1
+
+
+def test_the_first_iteration_gives_all_layers_alike():
+    model = network()
+    MixedPrecision(model, 3.0)
+    for c in kept(model, batch()[0]).values():
+        assert c.bits.float().mean() == 3
+        assert len(c.bits.unique()) > 1  # but not all samples
+
+
+def test_normalisations_have_two_bits_where_the_average_allows_it():
+    """At 1 bit, the errors of the gradients that they pass on multiply in deep networks."""
+    model = network()
+    precision = MixedPrecision(model, 2.0)
+    x, y = batch()
+    for _ in range(4):
+        step(model, x, y)
+    found = kept(model, x)
+    assert all(int(found[name].bits.min()) >= 2 for name in ("1", "4"))
+    assert min(precision.bits.values()) < 2
+
+
+def test_samples_of_larger_range_get_more_bits():
+    model = layers.Linear(256, 4)
+    MixedPrecision(model, 3.0)
+    c = model.saver.compress(torch.randn(8, 256) * torch.exp2(torch.arange(8.0))[:, None])
+    assert (c.bits.int().diff() >= 0).all()
+    assert c.bits[0] < c.bits[-1]
+
+
+def test_gradients_are_unbiased_and_less_noisy_than_with_fixed_bits():
+    x, y = batch(32)
+    exact = network()
+    model = copy.deepcopy(exact).eval()  # statistics fixed: each gradient linear in what is compressed
+    for layer in exact.modules():
+        if isinstance(layer, layers.CompressedLayer):
+            layer.saver = layers.ExactSaver()
+    step(exact.eval(), x, y)
+    truth = torch.cat([p.grad.flatten() for p in exact.parameters()])
+
+    def draws(count):
+        for _ in range(count):
+            step(model, x, y)
+            yield torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    fixed = torch.stack(list(draws(60)))
+    MixedPrecision(model, 2.0)
+    for _ in range(3):
+        step(model, x, y)
+    mixed = torch.stack(list(draws(60)))
+    for found in (fixed, mixed):
+        expected = found.var(0).sum() / len(found)  # of the mean's squared error, if there is no bias
+        assert (found.mean(0) - truth).square().sum() < 1.3 * expected
+    assert mixed.var(0).sum() < 0.8 * fixed.var(0).sum()
+
+
+class Beside(nn.Module):
+    """Two layers of one input, the gradient of the second a hundred times the first's, and one more."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.last = (layers.Linear(64, 64, bits=2) for _ in range(3))
+        self.apart = False
+
+    def forward(self, x):
+        return self.last(self.first(x) + 100 * self.second(x.clone() if self.apart else x))
+
+
+class TestLayersOfOneInput:
+    def test_share_bits_that_answer_for_the_gradients_of_both(self):
+        model, x = Beside(), torch.randn(16, 64)
+        precision = MixedPrecision(model, 3)
+        for _ in range(3):
+            model(x).square().mean().backward()
+        first, second, _ = precision.savers.values()
+        assert second.host is first and first.guests == [second] and not second.batches
+        assert precision.bits["first"] == precision.bits["second"] == first.average
+        (batch,) = first.batches
+        assert batch.sensitivity().sum() == pytest.approx(
+            batch.variance.sum() * float(first.magnitude + second.magnitude), rel=1e-6
+        )
+        assert float(second.magnitude) > 1000 * float(first.magnitude)
+
+    def test_keep_one_copy(self):
+        model, x = Beside(), torch.randn(16, 64)
+        MixedPrecision(model, 3)
+        together = memory.profile(model, x).total
+        model.apart = True
+        assert memory.profile(model, x).total > together + 16 * 64 * 3 / 8
+
+    def test_part_when_their_inputs_do(self):
+        model, x = Beside(), torch.randn(16, 64)
+        precision = MixedPrecision(model, 3)
+        model(x).square().mean().backward()
+        model.apart = True
+        model(x).square().mean().backward()
+        first, second, _ = precision.savers.values()
+        assert second.host is None and not first.guests and second.batches
+        model.apart = False
+        model(x).square().mean().backward()
+        assert second.host is first
+
+    def test_are_copied_together_and_released_apart(self):
+        model, x = Beside(), torch.randn(16, 64)
+        precision = MixedPrecision(model, 3)
+        model(x).square().mean().backward()
+        again = copy.deepcopy(model)
+        assert again.second.saver.host is again.first.saver is not model.first.saver
+        again(x).square().mean().backward()
+        precision.release(model.first)
+        assert precision.savers["second"].host is None
+        model(x).square().mean().backward()
+
+    def test_learn_from_stale_gradients_of_both(self):
+        model, x = Beside(), torch.randn(16, 64)
+        precision = MixedPrecision(model, 3, gradients="stale")
+        for _ in range(3):
+            precision.samples(range(16))
+            model(x).square().mean().backward()
+        first, second, _ = precision.savers.values()
+        (batch,) = first.batches
+        assert batch.magnitude is not None and batch.magnitude.min() > second.stale.min() * 0.99
+
+
+def test_a_layer_that_is_not_used_takes_nothing():
+    class Partly(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used = network()
+            self.unused = layers.Linear(1000, 1000)
+
+        def forward(self, x):
+            return self.used(x)
+
+    model = Partly()
+    precision = MixedPrecision(model, 2.0)
+    x, y = batch()
+    for _ in range(3):
+        step(model, x, y)
+    bits = precision.bits
+    assert bits.pop("unused") == 2.0
+    assert len(set(bits.values())) > 1
+
+
+def test_every_so_many_iterations():
+    model = network()
+    precision = MixedPrecision(model, 2.0, every=3)
+    x, y = batch()
+    history = []
+    for _ in range(7):
+        step(model, x, y)
+        history.append(tuple(precision.bits.values()))
+    assert history[0] == history[1] == history[2] != history[3]
+    assert history[3] == history[4] == history[5]
+
+
+def test_within_layers_alone():
+    model = network()
+    precision = MixedPrecision(model, 1.5, across_layers=False)
+    x, y = batch()
+    for _ in range(3):
+        step(model, x, y)
+    assert set(precision.bits.values()) == {1.5}
+
+
+def test_stale_gradients_are_those_of_the_same_samples():
+    model = layers.Linear(256, 4)
+    precision = MixedPrecision(model, 2.0, gradients="stale", momentum=0.0)
+    x = torch.randn(4, 256).expand(4, 256).contiguous()
+    x[:] = x[0]  # all alike: only gradients tell them apart
+    large = torch.tensor([1.0, 1.0, 100.0, 1.0])
+    precision.samples([10, 11, 12, 13])
+    (model(x) * large[:, None]).sum().backward()
+    precision.samples([13, 12, 11, 10])
+    c = model.saver.compress(x)
+    assert c.bits.argmax() == 1
+    precision.samples([20, 21, 22, 23])  # never seen: by the average, so all alike
+    assert model.saver.compress(x).bits.tolist() == [2, 2, 2, 2]
+
+
+def test_gradients_that_are_not_finite_teach_nothing():
+    model = layers.Linear(256, 4)
+    precision = MixedPrecision(model, 2.0)
+    x = torch.randn(8, 256)
+    for value in (float("inf"), 1.0, float("nan")):
+        model(x).backward(torch.full((8, 4), value))
+    assert float(precision.savers[""].magnitude) == pytest.approx(4.0)
+    x[0, 0] = torch.nan
+    (model(x) * 1.0).sum().backward()
+    assert set(precision.bits.values()) == {2.0}
+
+
+def test_a_checkpoint_brings_it_back():
+    x, y = batch()
+    model = network()
+    precision = MixedPrecision(model, 1.75)
+    for _ in range(3):
+        step(model, x, y)
+    other = network()
+    restored = MixedPrecision(other, 1.75)
+    restored.load_state_dict(precision.state_dict())
+    assert restored.bits == precision.bits
+    assert restored.iterations == precision.iterations
+    with pytest.raises(FewbitError, match=r"^the state is of other layers: , 0, 1, 3, 4$"):
+        MixedPrecision(layers.Linear(2, 2), 2.0).load_state_dict(precision.state_dict())
+
+
+def test_a_copy_of_the_model_learns_by_itself():
+    model = network()
+    precision = MixedPrecision(model, 2.0)
+    other = copy.deepcopy(model)
+    x, y = batch()
+    for _ in range(2):
+        step(other, x, y)
+    assert set(precision.bits.values()) == {2.0}
+    assert other[0].saver.average != 2.0 or other[3].saver.average != 2.0
+
+
+def test_evaluation_changes_nothing_and_remove_restores():
+    model = network()
+    savers = [m.saver for m in model.modules() if isinstance(m, layers.CompressedLayer)]
+    precision = MixedPrecision(model, 2.0)
+    x, y = batch()
+    step(model, x, y)
+    with torch.no_grad():
+        model(x)
+    assert precision.iterations == 0  # the next training pass still finds what the last one left
+    step(model, x[:5], y[:5])
+    assert precision.iterations == 1
+    precision.remove()
+    assert [m.saver for m in model.modules() if isinstance(m, layers.CompressedLayer)] == savers
+    assert all(isinstance(saver, QuantizerSaver) and saver.quantizer == PerGroup(2) for saver in savers)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"bits": 0.99},
+        {"bits": 8.5},
+        {"bits": "2"},
+        {"bits": float("nan")},
+        {"gradients": "last"},
+        {"momentum": 1.0},
+        {"every": 0},
+        {"group_size": 0},
+    ],
+)
+def test_arguments_are_checked(arguments):
+    with pytest.raises(FewbitError, match=r"^[^\n]+ not [^\n]+$"):
+        MixedPrecision(network(), **arguments)
+
+
+def test_kinds_whose_sensitivities_do_not_compare_keep_the_average():
+    torch.manual_seed(0)
+    first, norm, last = layers.Linear(64, 64, bits=2), layers.LayerNorm(64, bits=2), layers.Linear(64, 1, bits=2)
+    model = nn.Sequential(first, norm, fewbit.ReLU(), last)
+    precision = MixedPrecision(model, 2.5)
+    for seed in range(3):
+        x = torch.randn(32, 64, generator=torch.Generator().manual_seed(seed))
+        model(x).square().mean().backward()
+    model(x)
+    assert precision.bits["1"] == 2.5
+    assert precision.bits["0"] != precision.bits["3"]
+    assert (precision.bits["0"] + precision.bits["3"]) / 2 == pytest.approx(2.5, abs=0.05)
+
+
+def test_a_model_without_compressed_layers_is_refused():
+    with pytest.raises(FewbitError, match="no compressed layer"):
+        MixedPrecision(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("indices", [[-1, 2], [[1, 2]], [0.5, 1.0], 3])
+def test_samples_are_checked(indices):
+    with pytest.raises(FewbitError, match=r"^samples are integers"):
+        MixedPrecision(network()).samples(indices)

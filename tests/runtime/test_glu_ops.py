@@ -1,0 +1,76 @@
+"""The CPU kernels beside the reference, bit for bit; the ops under opcheck."""
+
+import math
+
+import pytest
+import torch
+from fewbit.runtime import ops
+from fewbit.runtime.activations.gated import plan_of
+from fewbit.runtime.backends.cpu import glu as cpu
+from fewbit.runtime.backends.reference import glu as reference
+from glu_cases import DTYPES, same
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+KEY = plan_of("silu", (), 3, 4, "parts", None).table
+
+
+def awkward(n, dtype, seed):
+    """Normal numbers, a constant stretch, huge and tiny ones, now and then an infinity or NaN."""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, generator=draw) * 10 ** (4 * torch.rand(n, generator=draw) - 2)
+    x[n // 3 : n // 2] = -0.7
+    if seed % 3 == 0 and n > 600:
+        x[600] = math.inf if seed % 2 else math.nan
+    return x.to(dtype)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    n=st.one_of(st.integers(0, 40), st.integers(250, 1500)),
+    dtype=st.sampled_from(DTYPES),
+    bits=st.tuples(st.integers(0, 8), st.integers(0, 8)),
+    derived=st.booleans(),
+    coded=st.booleans(),
+    seed=st.integers(0, 5),
+)
+def test_kernels_are_the_reference(n, dtype, bits, derived, coded, seed):
+    gate, up, grad = (awkward(n, dtype, seed + i) for i in range(3))
+    up_bits, second_bits = bits
+    plan = ("silu", (), KEY if coded and not derived else "", up_bits, second_bits, derived)
+    theirs = reference.forward(gate, up, [seed, 2**62 + 7], *plan)
+    ours = cpu.forward(gate, up, [seed, 2**62 + 7], *plan)
+    assert all(map(same, ours, theirs))
+    wanted = (up_bits and second_bits if derived else coded and up_bits, second_bits, up_bits and second_bits)
+    wanted = tuple(map(bool, wanted))
+    assert all(
+        map(same, cpu.backward(grad, ours[1:], *plan, wanted), reference.backward(grad, theirs[1:], *plan, wanted))
+    )
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_many_blocks_in_threads(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        gate, up, grad = (awkward(300_001, torch.bfloat16, i + 1) for i in range(3))
+        plan = ("silu", (), KEY, 4, 4, False)
+        ours, theirs = (b.forward(gate, up, [1, 2], *plan) for b in (cpu, reference))
+        assert all(map(same, ours, theirs))
+        wanted = (True, True, True)
+        assert all(map(same, *(b.backward(grad, ours[1:], *plan, wanted) for b in (cpu, reference))))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("derived", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_opcheck(dtype, derived):
+    gate, up, grad = (awkward(300, dtype, 1 + i).view(3, 100) for i in range(3))
+    plan = ("silu", (), "" if derived else KEY, 4, 3, derived)
+    given_seeds = torch.tensor([3, 4])
+    torch.library.opcheck(ops.glu, (gate, up, given_seeds, *plan))
+    _, *parts = ops.glu(gate, up, given_seeds, *plan)
+    torch.library.opcheck(ops.glu_backward, (grad, *parts, *plan, [True, False, True]))
+    torch.library.opcheck(ops.copy_in_groups, (gate, given_seeds[:1], 3))
+    torch.library.opcheck(ops.read_copy, (*ops.copy_in_groups(gate, given_seeds[:1], 3), 3, [3, 100], dtype))
