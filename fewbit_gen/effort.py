@@ -4,6 +4,9 @@
         with unhurried():     but not in here: what must be finished for the result to be true
         uncharged(kernel)     the seconds in which a loop is compiled do not count
 
+They are seconds of the processor, not of the clock on the wall: on a machine busy with other work a solve takes longer
+and finds the same table.
+
 Beside it the certificate counts its steps (lower_bound/certificate.py), so that without a limit in seconds the same
 bytes come out on every machine.
 """
@@ -41,7 +44,7 @@ def check_effort(effort: Any) -> float:
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
     """Let `check` raise once `seconds` are over, or earlier where a limit outside is earlier."""
-    token = _end.set(min(_end.get(), time.monotonic() + seconds))
+    token = _end.set(min(_end.get(), time.thread_time() + seconds))
     try:
         yield
     finally:
@@ -60,7 +63,7 @@ def unhurried() -> Iterator[None]:
 
 def over() -> bool:
     """Tell whether the seconds are over."""
-    return time.monotonic() > _end.get()
+    return time.thread_time() > _end.get()
 
 
 def check() -> None:
@@ -73,7 +76,7 @@ def uncharged(kernel: Callable[..., Any], *arguments: Any) -> Any:
     """Return kernel(*arguments), and give back the time that its first call takes: Numba compiles or loads it then."""
     if getattr(kernel, "signatures", True):
         return kernel(*arguments)
-    start = time.monotonic()
+    start = time.thread_time()
     result = kernel(*arguments)
-    _end.set(_end.get() + time.monotonic() - start)
+    _end.set(_end.get() + time.thread_time() - start)
     return result
