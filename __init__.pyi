@@ -35,8 +35,13 @@ from .runtime.activations.modules import Tanh as Tanh
 from .runtime.activations.modules import Tanhshrink as Tanhshrink
 from .runtime.activations.modules import Threshold as Threshold
 from .runtime.calibrate import calibrate as calibrate
+from .runtime.convert.actnn import ActNN as ActNN
 from .runtime.convert.api import convert as convert
 from .runtime.convert.api import revert as revert
+from .runtime.convert.blpa import BLPA as BLPA
+from .runtime.convert.gated_mlps import GatedMLPs as GatedMLPs
+from .runtime.convert.method import Activations as Activations
+from .runtime.convert.vquant import VQuant as VQuant
 from .runtime.layers import nn as nn
 from .runtime.layers.preact import PreActConv1d as PreActConv1d
 from .runtime.layers.preact import PreActConv2d as PreActConv2d

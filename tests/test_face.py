@@ -1,7 +1,9 @@
+import ast
 import importlib
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
 import fewbit
 import pytest
@@ -57,6 +59,8 @@ class TestWithoutTorch:
     @pytest.mark.parametrize("name", ["GELU", "functional.gelu", "memory.profile"])
     def test_the_runtime_says_what_to_install(self, name):
         code = f"""
+from pathlib import Path
+
 import fewbit
 try:
     fewbit.{name}
@@ -73,6 +77,8 @@ except ModuleNotFoundError as error:
         code = (
             NO_TORCH.replace('"torch"', '"scipy"')
             + """
+from pathlib import Path
+
 import fewbit
 try:
     fewbit.solve
@@ -126,7 +132,7 @@ class TestSubmodules:
 
     @pytest.mark.parametrize("name", fewbit._SUBMODULES)
     def test_shows_what_its_home_has(self, name):
-        home = importlib.import_module(f"fewbit.runtime.{name}")
+        home = importlib.import_module(f"fewbit{fewbit._SUBMODULES[name]}")
         public = [key for key in vars(home) if not key.startswith("_")]
         assert public
         assert set(public) <= set(dir(getattr(fewbit, name)))
@@ -147,3 +153,14 @@ class TestSubmodules:
     def test_an_unknown_name_is_an_attribute_error(self):
         with pytest.raises(AttributeError, match="gelou"):
             _ = fewbit.functional.gelou
+
+
+def test_the_stub_has_the_public_names_and_their_homes():
+    """What an editor reads is what is loaded."""
+    tree = ast.parse((Path(fewbit.__file__).parent / "__init__.pyi").read_text())
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    names = {alias.asname: f".{node.module}" for node in imports for alias in node.names}
+    assert {name: names[name] for name in fewbit._HOMES} == fewbit._HOMES
+    submodules = {alias.asname: f".{node.module}.{alias.name}" for node in imports for alias in node.names}
+    assert {name: submodules[name] for name in fewbit._SUBMODULES} == fewbit._SUBMODULES
+    assert set(names) == {*fewbit._HOMES, *fewbit._SUBMODULES}

@@ -19,7 +19,6 @@ import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -29,13 +28,13 @@ from ...tables.errors import shown
 from .. import layers
 from ..activations.modules import FewBitActivation
 from ..layers.base import CompressedLayer
-from ..layers.callers import note_inputs
+from ..layers.callers import forget_inputs, note_inputs
 from ..layers.huggingface import like
 from ..layers.offload import Swapper, SwappingSaver
 from ..layers.saver import QuantizerSaver, Saver
 from ..quantizers import PerGroup
 from .find import Found, modules_of
-from .pipeline import Applied, Make
+from .method import Activations, Applied, Handler, Make
 from .report import Left, Replaced, one_line
 from .swap import form_of, precision_of, recast, recast_by, restore, torch_class, why_not
 
@@ -194,8 +193,30 @@ def expandable_segments() -> str:
 
 
 @dataclass(frozen=True)
+class ActNN:
+    """Layers that save their inputs by groups, with mixed precision and swapping by the level (ActNN, Table 2).
+
+    Attributes:
+        level: "L0" to "L5".
+        bits: 1 to 8, of the layers; 4 at L1 and L2 if None; from L3 on an average, 2 if None, which need not be whole.
+
+    Raises:
+        FewbitError: there is no such level, or `bits` is none of these.
+
+    Example:
+        fewbit.convert(model, fewbit.ActNN("L3", bits=2))
+    """
+
+    level: str = "L3"
+    bits: float | None = None
+
+    def __post_init__(self) -> None:
+        check_average_bits(check_level(self.level), self.bits)
+
+
+@dataclass(frozen=True)
 class ByLevel:
-    """A level as `convert` applies it.
+    """A level for a model.
 
     Attributes:
         model: what is converted.
@@ -207,21 +228,22 @@ class ByLevel:
     name: str
     level: Level
     bits: float
+    compresses_layers = True
 
     @classmethod
-    def of(cls, model: nn.Module, name: Any, bits: Any) -> "ByLevel":
-        """Return the level called `name`, at its own bits if `bits` is None; raises `FewbitError`."""
-        level = check_level(name)
-        return cls(model, name, level, check_average_bits(level, bits))
+    def of(cls, config: ActNN, model: nn.Module, fused: bool) -> "ByLevel":
+        """Return what `config` asks for."""
+        level = check_level(config.level)
+        return cls(model, config.level, level, check_average_bits(level, config.bits))
 
     @property
-    def activation_bits(self) -> int | None:
+    def activations(self) -> Activations:
         """Whole bits of a derivative, where the level converts activations."""
-        return math.ceil(self.bits) if self.level.activations else None
+        return Activations(math.ceil(self.bits) if self.level.activations else None)
 
     @property
-    def argument(self) -> str:
-        """How the user asks for it."""
+    def asked(self) -> str:
+        """The config as the report calls it."""
         return f"level={self.name!r}"
 
     @property
@@ -255,4 +277,15 @@ class ByLevel:
         replaced = tuple(replace(row, now=f"layers.{one_line(module)}") for module, row in converted)
         taken = frozenset(id(layer.current) for layer in found)
         rounded = derivatives if self.level.activations else None
-        return Applied(self.model, replaced, tuple(left), taken, tuple(notes), rounded)
+        return Applied(self.model, replaced, tuple(left), taken, tuple(notes), rounded, self.name)
+
+
+def undo(model: nn.Module) -> nn.Module:
+    """Give layers back their class, and stop noting what the model is called with."""
+    for module in model.modules():
+        restore(module)
+    forget_inputs(model)
+    return model
+
+
+HANDLER = Handler(ActNN, ByLevel.of, undo)

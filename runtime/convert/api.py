@@ -27,7 +27,7 @@ from .filters import Selectors, inventory, unwanted
 from .find import ORIGINAL, Activation, Form, Found, activations, form_of
 from .measure import measure
 from .neighbours import Neighbours
-from .pipeline import choose_methods, nothing_to_do, undo_methods
+from .pipeline import choose_methods, configs_of, nothing_to_do, undo_methods
 from .placement import put, put_back
 from .report import Left, Replaced, Report, one_line, report_of
 
@@ -36,8 +36,8 @@ __all__ = ["Report", "convert", "revert"]
 
 def convert(
     model: nn.Module,
+    *methods: Any,
     bits: float | None = None,
-    *,
     include: Selectors | None = None,
     exclude: Selectors = (),
     tables: Mapping[str, TableOrPath] | None = None,
@@ -62,6 +62,9 @@ def convert(
     Args:
         model: any module, on any device. If it is itself an activation there is nothing to put the new one into: take
             it from `report.model`.
+        *methods: configs, which run in this order, each on what those before it have left: `GatedMLPs`, `BLPA`, and
+            `ActNN` or `VQuant`; `Activations` says what becomes of the activations left. The keywords glu, fuse_preact,
+            level, outliers and bits are sugar for them. A number alone is `bits`.
         bits: 1 to 8 for each element, 3 if None; fewer are used where fewer hold the derivative exactly. What it means
             with a `level` is said there.
         include: which activations; all if None. One or several of: a name as in `named_modules()`, of the activation or
@@ -72,16 +75,17 @@ def convert(
             ``softplus(beta=2)``); used as they are, whatever `bits`. ``calibration.tables()`` is one such mapping.
         fused: what a module computes by a formula of several torch calls, such as the `gelu_new` of GPT-2, becomes
             torch's one function of the same mathematics. It is faster by far, and outputs change in their last bits.
-        outliers: a ratio such as 0.02: quantised back-propagation by V-Quant (vquant/conversion.py). Linear and
+        outliers: a ratio such as 0.02: quantised back-propagation by V-Quant (vquant.py). Linear and
             convolutions save their input in `bits` bits, that part of largest values exactly, and share one copy with
             the ReLU before, whose gradient stays exact.
-        level: "L0" to "L5": layers as ActNN compresses them (levels.py), with activations from "L2" on. `bits` is then
+        level: "L0" to "L5": layers as ActNN compresses them (actnn.py), with activations from "L2" on. `bits` is then
             of the layers, 4 at L1 and L2; from L3 on an average, 2 if None, which need not be whole.
         fuse_preact: 1 to 8, such as 4: chains of batch normalisation, (leaky) ReLU and Conv or Linear run as one layer
-            that keeps so many bits for each element, by BLPA (preact/fuse.py). `bits` is of all other activations;
+            that keeps so many bits for each element, by BLPA (blpa.py). `bits` is of all other activations;
             `include` and `exclude` choose the convolutions and matrices too.
         glu: ``parts``, ``inputs`` or ``exact``: gated MLPs as those of Llama become `fewbit.nn.GatedMLP`, of which the
-            tensors inside are kept in few bits (glu/plan.py); or a mapping with its keep, copy_bits and input_bits.
+            tensors inside are kept in few bits (tensors/glu_parts.py); or a mapping with its keep, copy_bits and
+            input_bits.
         inputs: a batch, as a tensor, a tuple of arguments or a mapping of keywords: the model runs with it a few times,
             in copies, and the report says what each row saves. Rows that save nothing are left, unless there is an
             `include`.
@@ -96,15 +100,16 @@ def convert(
         FewbitError: the model is compiled or scripted, a name, class or key of a table matches no activation, or
             another argument is wrong. The model is then as it was.
     """
-    options = Options(bits, include, exclude, tables, fused, level, outliers, fuse_preact, glu)
+    _check_model(model)
+    configs = configs_of(methods, bits, level, outliers, fuse_preact, glu)
+    options = Options(tuple(configs), include, exclude, tables, fused, bits is not None or bool(methods))
     if inputs is None:
         return _convert(model, options)
-    _check_model(model)
 
     def measured(twin: nn.Module, without: Sequence[str]) -> Report:
         return _convert(twin, options, leave=dict.fromkeys(without, ""), by_structure=False)
 
-    found = measure(model, inputs, measured, leave=include is None)
+    found = measure(model, inputs, measured, revert, leave=include is None)
     report = _convert(model, options, leave=found.only_adds, by_structure=False)
     rows = tuple(found.told(row) for row in report.replaced)
     return replace(report, replaced=rows, notes=(*report.notes, found.note))
@@ -112,17 +117,20 @@ def convert(
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of `convert` that say what is replaced, and by what."""
+    """The arguments of `convert` that say what is replaced, and by what.
 
-    bits: float | None
+    Attributes:
+        configs: of the methods, in the order in which they run.
+        include, exclude, tables, fused: as of `convert`.
+        asked: whether the user asked for few-bit activations, and shall know if there are none.
+    """
+
+    configs: tuple[Any, ...]
     include: Selectors | None
     exclude: Selectors
     tables: Mapping[str, TableOrPath] | None
     fused: bool
-    level: str | None
-    outliers: float | None
-    fuse_preact: int | None
-    glu: str | Mapping[str, Any] | None
+    asked: bool
 
 
 def _convert(
@@ -135,17 +143,8 @@ def _convert(
         leave: by name what else is left, and why.
         by_structure: leave what neighbours.py says only adds memory.
     """
-    _check_model(model)
-    bits, include, fused, level = options.bits, options.include, options.fused, options.level
-    methods = choose_methods(
-        model,
-        bits,
-        fused,
-        level=level,
-        outliers=options.outliers,
-        fuse_preact=options.fuse_preact,
-        glu=options.glu,
-    )
+    include, fused = options.include, options.fused
+    methods = choose_methods(model, options.configs, fused)
     given = read_tables(options.tables)
     found = activations(model)
     forms = {activation: form_of(activation.original, fused) for activation in found}
@@ -171,8 +170,7 @@ def _convert(
     made = {activation: new for activation, new in made.items() if activation in found}
     if by_structure and include is None:
         known = {activation: forms[activation] for activation in made if not key_for_module(given, activation.names)}
-        plain = level is None and options.outliers is None
-        for activation, why in _only_adding(model, known, unknown_too=plain).items():
+        for activation, why in _only_adding(model, known, unknown_too=not methods.compresses_layers).items():
             del made[activation]
             skipped[activation] = why
     notes = list(applied.notes)
@@ -181,15 +179,17 @@ def _convert(
         for activation, form in biased.items():
             made[activation] = _rounded(activation, form, made[activation].inplace, applied.derivatives)
         if biased:
-            notes.append(f"{level}: {_ROUNDED}")
+            notes.append(f"{applied.derivatives_by}: {_ROUNDED}")
     root = applied.model
     for activation, new in made.items():
         put(activation, new)
         root = root if activation.places else new
     replaced = [_replaced(activation, new) for activation, new in made.items()]
     left = [_left(activation, forms[activation], skipped) for activation in found if activation not in made]
-    if bits is not None and not methods.chosen and not replaced:
-        notes.append(nothing_to_do(f"bits={bits}", "activation that few bits can stand for", bool(left)))
+    if options.asked and not methods.chosen and not replaced:
+        notes.append(
+            nothing_to_do(f"bits={methods.activation_bits}", "activation that few bits can stand for", bool(left))
+        )
     return report_of(root, [*replaced, *applied.replaced], [*left, *applied.left], notes)
 
 

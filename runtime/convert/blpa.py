@@ -1,23 +1,43 @@
-"""`fewbit.convert(model, fuse_preact=4)`: the chains that fuse.py finds, as a method that `convert` applies."""
+"""BLPA, `fewbit.convert(model, fewbit.BLPA(bits=4))` or `fuse_preact=4`: the chains that preact_chains.py finds."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
 from ...tables.table import check_bits
+from ..layers.preact.layers import PreActLayer
 from .find import Found
-from .pipeline import Applied, Make
-from .preact_chains import Plan, Planned, plan_of, swallowed
+from .method import Applied, Handler, Make
+from .preact_chains import Plan, Planned, plan_of, swallowed, unfuse
 from .report import Left, Replaced
 from .swap import restore
 
 
 @dataclass(frozen=True)
+class BLPA:
+    """Chains of batch normalisation, (leaky) ReLU and Conv or Linear, each run as one layer (BLPA, Section 3).
+
+    Attributes:
+        bits: 1 to 8, that a chain keeps for each element.
+
+    Raises:
+        FewbitError: `bits` is none of these.
+
+    Example:
+        fewbit.convert(model, fewbit.BLPA(bits=4))
+    """
+
+    bits: int = 4
+
+    def __post_init__(self) -> None:
+        check_bits(self.bits)
+
+
+@dataclass(frozen=True)
 class ByChains:
-    """BLPA's fused chains.
+    """The chains of a model.
 
     Attributes:
         model: whose they are.
@@ -30,17 +50,18 @@ class ByChains:
     bits: int
     plan: Plan
     chains: Mapping[Found, Planned]
+    compresses_layers = False
+    activations = None
 
     @classmethod
-    def of(cls, model: nn.Module, bits: Any) -> "ByChains":
-        """Find the chains of `model`; raises `FewbitError` if `bits` is no integer from 1 to 8."""
-        bits = check_bits(bits)
+    def of(cls, config: BLPA, model: nn.Module, fused: bool) -> "ByChains":
+        """Find the chains of `model`."""
         plan = plan_of(model)
-        return cls(model, bits, plan, {chain.as_found(model): chain for chain in plan.planned})
+        return cls(model, config.bits, plan, {chain.as_found(model): chain for chain in plan.planned})
 
     @property
-    def argument(self) -> str:
-        """How the user asks for it."""
+    def asked(self) -> str:
+        """The config as the report calls it."""
         return f"fuse_preact={self.bits}"
 
     @property
@@ -66,3 +87,19 @@ class ByChains:
             (*left, *(Left(*row) for row in self.plan.left)),
             frozenset(swallowed(self.model)),
         )
+
+
+def parts(model: nn.Module, again: bool) -> set[int]:
+    """Return the identities of modules that fused layers compute with."""
+    wholes = [module for module in model.modules() if isinstance(module, PreActLayer)]
+    inside = {id(part) for whole in wholes for part in whole.modules() if part is not whole}
+    return inside if again else inside | swallowed(model)
+
+
+def undo(model: nn.Module) -> nn.Module:
+    """Let the links of chains run one by one again."""
+    unfuse(model)
+    return model
+
+
+HANDLER = Handler(BLPA, ByChains.of, undo, parts)

@@ -25,7 +25,7 @@ from ..tensors.glu_parts import DEFAULT_COPY_BITS, Keep, Plan, check_copy_bits, 
 from ..tensors.table_registry import register_table
 from .find import ORIGINAL, Form, Found, form_of, modules_of, original_of
 from .function_attributes import read_function
-from .pipeline import Applied, Make
+from .method import Applied, Handler, Make
 from .placement import put, put_back
 from .report import Left, Replaced
 from .swap import restore
@@ -75,16 +75,35 @@ _EXPERTS = ({"gate_up_proj", "down_proj"}, {"gate_proj", "up_proj", "down_proj"}
 
 
 @dataclass(frozen=True)
-class Options:
-    """What `convert` was asked to keep: the arguments of `GatedMLP`."""
+class GatedMLPs:
+    """Gated MLPs, as those of Llama, in one: `fewbit.nn.GatedMLP` with these arguments.
 
-    keep: Keep
-    copy_bits: tuple[int, int]
-    input_bits: int | None
+    Attributes:
+        keep: "parts", "inputs" or "exact" (tensors/glu_parts.py).
+        copy_bits: of the copies of up and of act(gate), or of the gate; 0 to 8 each.
+        input_bits: of the block's input, which is then saved in few bits too; None saves it as it is.
+
+    Raises:
+        FewbitError: a field is none of these.
+
+    Example:
+        fewbit.convert(model, fewbit.GatedMLPs("parts"), fewbit.ActNN("L2"))
+    """
+
+    keep: Keep = "parts"
+    copy_bits: tuple[int, int] = DEFAULT_COPY_BITS
+    input_bits: int | None = None
+
+    def __post_init__(self) -> None:
+        bits = self.input_bits
+        if bits is not None and (isinstance(bits, bool) or bits not in range(1, 9)):
+            raise FewbitError(f"input_bits is an integer from 1 to 8 or None, not {shown(bits)}")
+        check_keep(self.keep)
+        object.__setattr__(self, "copy_bits", check_copy_bits(self.copy_bits))
 
 
-def read_options(glu: object) -> Options:
-    """Return the options that `glu` stands for: a `keep`, or a mapping with keep, copy_bits and input_bits.
+def read_glu(glu: object) -> GatedMLPs:
+    """Return the config that `glu` stands for: a `keep`, or a mapping with keep, copy_bits and input_bits.
 
     Raises:
         FewbitError: it is neither.
@@ -93,17 +112,12 @@ def read_options(glu: object) -> Options:
     unknown = given.keys() - {"keep", "copy_bits", "input_bits"}
     if unknown:
         raise FewbitError(f"glu takes keep, copy_bits and input_bits, not {shown(sorted(map(str, unknown))[0])}")
-    input_bits = given.get("input_bits")
-    if input_bits is not None and (isinstance(input_bits, bool) or input_bits not in range(1, 9)):
-        raise FewbitError(f"input_bits is an integer from 1 to 8 or None, not {shown(input_bits)}")
-    return Options(
-        check_keep(given.get("keep", "parts")), check_copy_bits(given.get("copy_bits", DEFAULT_COPY_BITS)), input_bits
-    )
+    return GatedMLPs(**given)
 
 
 @dataclass(frozen=True)
 class ByGates:
-    """Gated MLPs as `convert` replaces them.
+    """The gated MLPs of a model.
 
     Attributes:
         model: whose they are.
@@ -112,12 +126,19 @@ class ByGates:
     """
 
     model: nn.Module
-    options: Options
+    options: GatedMLPs
     fused: bool
+    compresses_layers = False
+    activations = None
+
+    @classmethod
+    def of(cls, config: GatedMLPs, model: nn.Module, fused: bool) -> "ByGates":
+        """Return what `config` asks for."""
+        return cls(model, config, fused)
 
     @property
-    def argument(self) -> str:
-        """How the user asks for it."""
+    def asked(self) -> str:
+        """The config as the report calls it."""
         return f"glu={self.options.keep!r}"
 
     @property
@@ -186,7 +207,7 @@ def _is_gated(module: nn.Module) -> bool:
     return len(sizes) > 2 or first == 2 * last
 
 
-def made(block: Found, options: Options, fused: bool, make: Make) -> GatedMLP | str:
+def made(block: Found, options: GatedMLPs, fused: bool, make: Make) -> GatedMLP | str:
     """Return what shall stand for a block, or why there is nothing.
 
     Args:
@@ -215,7 +236,7 @@ def made(block: Found, options: Options, fused: bool, make: Make) -> GatedMLP | 
     return _adopted(original, attribute, activation, options)
 
 
-def _adopted(original: nn.Module, attribute: str, act: FewBitActivation, options: Options) -> GatedMLP:
+def _adopted(original: nn.Module, attribute: str, act: FewBitActivation, options: GatedMLPs) -> GatedMLP:
     """Return a block with the projections and the plain attributes of `original`."""
     new = GatedMLP.__new__(GatedMLP)
     nn.Module.__init__(new)
@@ -255,3 +276,12 @@ def left(block: Found, why: str) -> Left:
 def _activation_attribute(cls: type[nn.Module]) -> str | None:
     """Return the attribute in which a block of this class holds its activation; None if its forward is another."""
     return next((name for name, known in _FORWARDS if is_written_as(cls, known)), None)
+
+
+def parts(model: nn.Module, again: bool) -> set[int]:
+    """Return the identities of modules within gated MLPs, which compute with them as one."""
+    wholes = [module for module in model.modules() if isinstance(module, GatedMLP)]
+    return {id(part) for whole in wholes for part in whole.modules() if part is not whole}
+
+
+HANDLER = Handler(GatedMLPs, ByGates.of, ungate, parts)

@@ -18,6 +18,7 @@ from torch import nn
 
 from ...tables import FewbitError
 from ...tables.errors import shown
+from ..memory.record import profile
 from .report import Replaced, Report, grouped, size_text
 
 __all__ = ["Measured", "measure", "read_inputs"]
@@ -68,18 +69,18 @@ def read_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     raise FewbitError(f"inputs is a tensor, a tuple of arguments or a mapping of keywords, not {shown(inputs)}")
 
 
-def measure(model: nn.Module, inputs: Any, convert: Convert, *, leave: bool) -> Measured:
+def measure(
+    model: nn.Module, inputs: Any, convert: Convert, revert: Callable[[nn.Module], nn.Module], *, leave: bool
+) -> Measured:
     """Return what a conversion of `model` saves with these inputs.
 
     Args:
         model: is left as it is.
         inputs: as of `read_inputs`.
         convert: converts a copy of the model, but for what is named.
+        revert: puts back what was converted before.
         leave: whether rows that save nothing are to be left.
     """
-    from ..memory.api import profile
-    from .api import revert
-
     args, keywords = read_inputs(inputs)
     devices = {t.device.index for t in model.parameters() if t.device.type == "cuda"}
 

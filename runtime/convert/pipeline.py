@@ -1,89 +1,35 @@
-"""The ways of keeping less that `convert` knows beside few-bit activations, and the order in which a model takes them.
+"""The methods of `convert`, and how a model takes several: each takes what those before it have left.
 
-    1  glu           glu/conversion.py      gated MLPs in one
-    2  fuse_preact   preact/conversion.py   BLPA: normalisation, ReLU and layer in one
-    3  level         levels.py              ActNN: layers save their inputs by groups
-       outliers      vquant/conversion.py   V-Quant: layers and ReLUs share few bits and the largest values
+    glu            GatedMLPs    gated_mlps.py   gated MLPs in one
+    fuse_preact    BLPA         blpa.py         normalisation, ReLU and layer in one
+    level          ActNN        actnn.py        layers save their inputs by groups
+    outliers       VQuant       vquant.py       layers and ReLUs share few bits and the largest values
 
-The larger pieces come first, and each takes what those before it have left; what activations are left then `convert`
-replaces by itself. A level and V-Quant both want every layer, so a model takes one of them.
+The keywords of `convert` stand for configs in this order, the larger pieces first; configs themselves run in the order
+in which they are given. The activations that are left `convert` replaces last, as `Activations` says.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
 from ...tables import FewbitError
-from ...tables.table import check_bits
-from ..activations.modules import FewBitActivation
-from ..activations.table_lookup import DEFAULT_BITS
-from ..layers.saver import Saver
-from .find import Form, Found
-from .report import Left, Replaced
+from ...tables.errors import shown
+from .actnn import HANDLER as ACTNN
+from .actnn import ActNN
+from .blpa import BLPA
+from .blpa import HANDLER as PREACT_CHAINS
+from .find import Found
+from .gated_mlps import HANDLER as GATED_MLPS
+from .gated_mlps import read_glu
+from .method import Activations, Applied, Handler, Make, Method
+from .swap import was_changed
+from .vquant import HANDLER as VALUE_AWARE
+from .vquant import VQuant
 
-# Makes the few-bit form of an activation, or says why there is none.
-Make = Callable[[Found, Form], FewBitActivation | str]
-
-
-@dataclass(frozen=True)
-class Applied:
-    """What a method did, or several.
-
-    Attributes:
-        model: the very object given, or what stands for it now.
-        replaced, left: rows of the report.
-        taken: identities of modules that are the method's, with all in them.
-        notes: what else was done.
-        derivatives: what the derivatives of activations are saved through where a table would bias them; None: tables
-            are taken.
-    """
-
-    model: nn.Module
-    replaced: tuple[Replaced, ...] = ()
-    left: tuple[Left, ...] = ()
-    taken: frozenset[int] = frozenset()
-    notes: tuple[str, ...] = ()
-    derivatives: Saver | None = None
-
-    def takes(self, found: Found) -> bool:
-        """Tell whether a part of the model is the method's, or within what is."""
-        return any(id(module) in self.taken for module in (found.current, *found.around))
-
-    def then(self, later: "Applied") -> "Applied":
-        """Return this and what was done to the same model after it; of what was left the later one tells."""
-        told = {row.name for row in (*later.replaced, *later.left)}
-        return Applied(
-            self.model if self.replaced else later.model,  # a model that is itself replaced has no other parts
-            (*self.replaced, *later.replaced),
-            (*(row for row in self.left if row.name not in told), *later.left),
-            self.taken | later.taken,
-            (*self.notes, *later.notes),
-            later.derivatives or self.derivatives,
-        )
-
-
-class Method(Protocol):
-    """A way of keeping less, with its arguments and the model; made by what checks them and changes nothing."""
-
-    @property
-    def argument(self) -> str:
-        """How the user asks for it: an argument of `convert`."""
-        ...
-
-    @property
-    def wants(self) -> str:
-        """What a model needs to have for it."""
-        ...
-
-    def candidates(self) -> list[Found]:
-        """Return the parts that it may replace, for the user to choose from."""
-        ...
-
-    def apply(self, found: list[Found], skipped: Mapping[Found, str], make: Make) -> Applied:
-        """Replace, in place, those of its candidates that are free, but for the skipped, which are told with why."""
-        ...
+HANDLERS: dict[type, Handler] = {h.config: h for h in (GATED_MLPS, PREACT_CHAINS, ACTNN, VALUE_AWARE)}
 
 
 @dataclass(frozen=True)
@@ -93,11 +39,13 @@ class Methods:
     Attributes:
         model: what is converted.
         chosen: each method with the parts that it may replace, in the order in which they run.
-        activation_bits: of activations that no method takes; None if they stay as they are, and untold.
+        parts: identities of modules that are not free, for others compute with them as one.
+        activation_bits: of activations that no method takes; None if they stay as they are, and unreported.
     """
 
     model: nn.Module
     chosen: tuple[tuple[Method, list[Found]], ...]
+    parts: frozenset[int]
     activation_bits: int | None
 
     @property
@@ -105,74 +53,95 @@ class Methods:
         """What any of the methods may replace, for the user to choose from."""
         return [found for _, candidates in self.chosen for found in candidates]
 
+    @property
+    def compresses_layers(self) -> bool:
+        """Whether layers save their inputs by one of the methods."""
+        return any(method.compresses_layers for method, _ in self.chosen)
+
     def apply(self, skipped: Mapping[Found, str], make: Make) -> Applied:
         """Run the methods, each on what those before it have left; return what they did together."""
-        done = Applied(self.model, taken=frozenset(self._parts()))
+        done = Applied(self.model, taken=self.parts)
         for method, candidates in self.chosen:
             free = [found for found in candidates if not done.takes(found)]
             applied = method.apply(free, skipped, make)
             if not applied.replaced:
-                told = nothing_to_do(method.argument, method.wants, bool(applied.left))
-                applied = replace(applied, notes=(*applied.notes, told))
+                note = nothing_to_do(method.asked, method.wants, bool(applied.left))
+                applied = replace(applied, notes=(*applied.notes, note))
             done = done.then(applied)
         return done
 
-    def _parts(self) -> set[int]:
-        """Return the identities of modules that others compute with as one, as they were found: they are not free."""
-        from ..layers.gated_mlp import GatedMLP
-        from ..layers.preact.layers import PreActLayer
-        from .blpa import ByChains
-        from .preact_chains import swallowed
 
-        wholes = [module for module in self.model.modules() if isinstance(module, GatedMLP | PreActLayer)]
-        parts = {id(part) for whole in wholes for part in whole.modules() if part is not whole}
-        fused_anew = any(isinstance(method, ByChains) for method, _ in self.chosen)
-        return parts if fused_anew else parts | swallowed(self.model)
-
-
-def nothing_to_do(argument: str, wants: str, any_left: bool) -> str:
+def nothing_to_do(asked: str, wants: str, any_left: bool) -> str:
     """Return the note of the report that a method that was asked for has replaced nothing."""
     why = "all that it could take is left, with the reasons above" if any_left else f"the model has no {wants}"
-    return f"{argument}: nothing to do here: {why}"
+    return f"{asked}: nothing to do here: {why}"
 
 
-def choose_methods(model: nn.Module, bits: Any, fused: bool, **wanted: Any) -> Methods:
-    """Return the methods that the user asked for, with their arguments checked.
-
-    Args:
-        model, bits, fused: as of `convert`.
-        **wanted: its arguments level, outliers, fuse_preact and glu, None where not given.
+def configs_of(methods: Sequence[Any], bits: Any, level: Any, outliers: Any, fuse_preact: Any, glu: Any) -> list[Any]:
+    """Return the configs that the arguments of `convert` stand for.
 
     Raises:
-        FewbitError: two of them want the same layers, or an argument is wrong.
+        FewbitError: an argument is wrong, there are both configs and keywords, or two configs exclude each other.
     """
-    given = {name: value for name, value in wanted.items() if value is not None}
-    if "level" in given and "outliers" in given:
+    if len(methods) == 1 and not _is_config(methods[0]):  # convert(model, 3)
+        if bits is not None:
+            raise FewbitError("bits is given twice")
+        methods, bits = (), methods[0]
+    keywords = {"bits": bits, "level": level, "outliers": outliers, "fuse_preact": fuse_preact, "glu": glu}
+    given = [name for name, value in keywords.items() if value is not None]
+    for config in methods:
+        if not _is_config(config):
+            accepted = ", ".join(kind.__name__ for kind in (*HANDLERS, Activations))
+            raise FewbitError(f"a method is one of {accepted}, not {shown(config)}")
+    if methods and given:
+        raise FewbitError(
+            f"give methods, as {shown(methods[0])}, or {given[0]}=, not both: bits of activations are Activations(bits)"
+        )
+    if methods:
+        kinds = [type(config) for config in methods]
+        twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
+        if twice is not None:
+            raise FewbitError(f"{twice.__name__} is given twice")
+        return list(methods)
+    if level is not None and outliers is not None:
         raise FewbitError(
             "level and outliers exclude each other: both want every layer, which saves its input in one way; give one"
         )
-    chosen: list[Method] = []
-    if "glu" in given:
-        from .gated_mlps import ByGates, read_options
+    configs: list[Any] = []
+    if glu is not None:
+        configs.append(read_glu(glu))
+    if fuse_preact is not None:
+        configs.append(BLPA(fuse_preact))
+    if level is not None:
+        return [*configs, ActNN(level, bits)]
+    activations = Activations() if bits is None else Activations(bits)
+    if outliers is not None:
+        configs.append(VQuant(activations.bits or 0, outliers))
+    return [*configs, activations]
 
-        chosen.append(ByGates(model, read_options(given["glu"]), fused))
-    if "fuse_preact" in given:
-        from .blpa import ByChains
 
-        chosen.append(ByChains.of(model, given["fuse_preact"]))
-    if "level" in given:
-        from .actnn import ByLevel
+def _is_config(value: object) -> bool:
+    return type(value) in HANDLERS or isinstance(value, Activations)
 
-        by_level = ByLevel.of(model, given["level"], bits)
-        chosen.append(by_level)
-        activation_bits = by_level.activation_bits
-    else:
-        activation_bits = check_bits(DEFAULT_BITS if bits is None else bits)
-        if "outliers" in given:
-            from .vquant import ByValue
 
-            chosen.append(ByValue.of(model, activation_bits, given["outliers"]))
-    return Methods(model, tuple((method, method.candidates()) for method in chosen), activation_bits)
+def choose_methods(model: nn.Module, configs: Sequence[Any], fused: bool) -> Methods:
+    """Return the methods of the configs for `model`.
+
+    Raises:
+        FewbitError: two of them want the same layers.
+    """
+    chosen = [HANDLERS[type(c)].make(c, model, fused) for c in configs if not isinstance(c, Activations)]
+    layers = [method.asked for method in chosen if method.compresses_layers]
+    if len(layers) > 1:
+        raise FewbitError(
+            f"{layers[0]} and {layers[1]} exclude each other: both want every layer, which saves its input in one way"
+        )
+    says = [method.activations for method in chosen] + [c for c in configs if isinstance(c, Activations)]
+    activations = next((said for said in reversed(says) if said is not None), Activations())
+    kinds = {type(c) for c in configs}
+    parts = {part for kind, handler in HANDLERS.items() for part in handler.parts(model, kind in kinds)}
+    free = tuple((method, method.candidates()) for method in chosen)
+    return Methods(model, free, frozenset(parts), activations.bits)
 
 
 def undo_methods(model: nn.Module) -> nn.Module:
@@ -181,20 +150,12 @@ def undo_methods(model: nn.Module) -> nn.Module:
     Raises:
         FewbitError: a layer's class was changed since it was converted; the model is then as it was.
     """
-    from ..layers.callers import forget_inputs
-    from .gated_mlps import ungate
-    from .preact_chains import unfuse
-    from .swap import restore, was_changed
-    from .vquant import relus_again
-
     for name, module in model.named_modules():
         if was_changed(module):
             raise FewbitError(
                 f"{name or 'the model'} became a {type(module).__name__} after it was converted: take off what made it "
                 "one, such as a parametrization or FSDP, before revert"
             )
-    for module in model.modules():
-        restore(module)
-    forget_inputs(model)
-    unfuse(model)
-    return ungate(relus_again(model))
+    for handler in reversed(HANDLERS.values()):
+        model = handler.undo(model)
+    return model

@@ -17,7 +17,6 @@ activation, in the place of which another stands (placement.py).
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -31,7 +30,7 @@ from ..layers.outlier_saver import OutlierSaver
 from ..layers.value_aware_relu import ValueAwareReLU
 from ..quantizers import Outlier
 from .find import ORIGINAL, Found, modules_of, original_of
-from .pipeline import Applied, Make
+from .method import Activations, Applied, Handler, Make
 from .placement import put, put_back
 from .report import Left, Replaced, one_line
 from .swap import form_of, recast, recast_by, restore, torch_class, why_not
@@ -93,13 +92,49 @@ def value_aware(
     """
     if not isinstance(model, nn.Module):
         raise FewbitError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
-    how = ByValue.of(model, bits, ratio, relu_codes=relu_codes, norms=norms, value_dtype=value_dtype)
+    how = ByValue.of(VQuant(bits, ratio, relu_codes, norms, value_dtype), model, False)
     return how.convert([found for found in how.candidates() if wanted(found.name, _module(found))])
 
 
 @dataclass(frozen=True)
+class VQuant:
+    """Layers and ReLUs that save few bits, and the largest values as they are (V-Quant, Section 4).
+
+    Attributes:
+        bits: K, 1 to 8.
+        ratio: AR, the part of values that is kept as it is, from 0 to 1.
+        relu_codes: True: RV-Quant, a ReLU shares its codes with the next layer and needs 2 bits; False: it keeps a mask
+            of 1 bit, and the next layer V-Quant's codes with all 2^K levels. None: True from 2 bits on.
+        norms: take batch and instance normalisations too: far less memory, and an error that is no longer exact.
+        value_dtype: of large values.
+
+    Raises:
+        FewbitError: a field is out of range.
+
+    Example:
+        fewbit.convert(model, fewbit.VQuant(bits=3, ratio=0.02))
+    """
+
+    bits: int = 3
+    ratio: float = 0.02
+    relu_codes: bool | None = None
+    norms: bool = False
+    value_dtype: torch.dtype = torch.bfloat16
+
+    def __post_init__(self) -> None:
+        _quantizers(self)
+
+
+def _quantizers(config: VQuant) -> tuple[Outlier, Outlier | None]:
+    """Return the quantizer of layers, and that of ReLUs; None: they keep a mask."""
+    quantizer = Outlier(config.bits, config.ratio, value_dtype=config.value_dtype)
+    codes = config.bits > 1 if config.relu_codes is None else config.relu_codes
+    return quantizer, replace(quantizer, relu=True) if codes else None
+
+
+@dataclass(frozen=True)
 class ByValue:
-    """V-Quant as `convert` and `value_aware` apply it.
+    """V-Quant for a model.
 
     Attributes:
         model: what is converted.
@@ -112,26 +147,21 @@ class ByValue:
     quantizer: Outlier
     relu: Outlier | None
     norms: bool = False
+    compresses_layers = True
 
     @classmethod
-    def of(
-        cls,
-        model: nn.Module,
-        bits: int,
-        ratio: Any,
-        *,
-        relu_codes: bool | None = None,
-        norms: bool = False,
-        value_dtype: torch.dtype = torch.bfloat16,
-    ) -> "ByValue":
-        """Return V-Quant with these arguments, those of `value_aware`; raises `FewbitError` if one is out of range."""
-        quantizer = Outlier(bits, ratio, value_dtype=value_dtype)
-        codes = bits > 1 if relu_codes is None else relu_codes
-        return cls(model, quantizer, replace(quantizer, relu=True) if codes else None, norms)
+    def of(cls, config: VQuant, model: nn.Module, fused: bool) -> "ByValue":
+        """Return what `config` asks for."""
+        return cls(model, *_quantizers(config), config.norms)
 
     @property
-    def argument(self) -> str:
-        """How the user asks for it."""
+    def activations(self) -> Activations:
+        """Those that are no ReLU have as many bits."""
+        return Activations(self.quantizer.bits)
+
+    @property
+    def asked(self) -> str:
+        """The config as the report calls it."""
         return f"outliers={self.quantizer.ratio:g}"
 
     @property
@@ -213,3 +243,11 @@ def _is_relu(module: nn.Module) -> bool:
 def _module(found: Found) -> nn.Module:
     assert isinstance(found.original, nn.Module)
     return found.original
+
+
+def undo(model: nn.Module) -> nn.Module:
+    """Put back ReLUs; layers get their class back from actnn.py, which is the same for both."""
+    return relus_again(model)
+
+
+HANDLER = Handler(VQuant, ByValue.of, undo)

@@ -11,7 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -24,9 +24,12 @@ from ...tables.names import nearest_names
 from ...tables.table import check_bits
 from ..activations.catch import few_bit
 from ..activations.table_lookup import DEFAULT_BITS
-from ..convert.actnn import check_average_bits, check_level
+from ..convert.actnn import ActNN, check_average_bits, check_level
 from ..convert.api import convert, revert
+from ..convert.method import Activations
+from ..convert.pipeline import configs_of
 from ..convert.report import Report
+from ..convert.vquant import VQuant
 from ..quantizers import PerGroup, Quantizer
 from ..saved_tensors import compress_saved_tensors
 from ..tensors.abstract import is_abstract
@@ -184,8 +187,9 @@ def method_text(options: Mapping[str, Any], saved: Quantizer | None = None) -> s
     words = [
         name.replace("_", " ") if value is True else f"{name.replace('_', ' ')} {_in_words(value)}"
         for name, value in given.items()
-        if value is not False
+        if value is not False and name != "methods"
     ]
+    words += [repr(config) for config in given.get("methods", ())]
     if bits is None and saved is None and not given:
         bits = DEFAULT_BITS
     if bits is not None:
@@ -253,8 +257,7 @@ def _compared(
     saved: Quantizer | None,
     peak: bool,
 ) -> list[Comparison]:
-    for options in methods:
-        _check_bits(options)
+    configs = [_configs(options) for options in methods]
     hooks: list[Callable[[], AbstractContextManager[Any]]] = []
     if saved is not None:
         hooks.append(partial(compress_saved_tensors, saved))
@@ -263,15 +266,15 @@ def _compared(
     twin = revert(_twin_of(model))
     before, peak_before = _measured(twin, call, peak, [])
     result = []
-    for options in methods:
+    for options, config in zip(methods, configs, strict=True):
         if saved is not None and not any(value is not None for value in options.values()):
             report = Report(twin, (), ())
         else:
-            report = convert(twin, **{**options, **_of_the_process(options)})
+            report = _convert(twin, options)
         twin = report.model  # another one, where the model itself is an activation
-        around = [*hooks, *([partial(few_bit, _activation_bits(options))] if functions else [])]
+        around = [*hooks, *([partial(few_bit, _activation_bits(config))] if functions else [])]
         after, peak_after = _measured(twin, call, peak, around)
-        notes = _notes(options, saved, call.is_abstract(twin))
+        notes = _notes(config, saved, call.is_abstract(twin))
         method = method_text(options, saved)
         bits = options.get("bits")
         if bits is None and saved is None and not any(value is not None for value in options.values()):
@@ -300,34 +303,48 @@ def _same_random_numbers(abstract: bool) -> AbstractContextManager[Any]:
     return nullcontext() if abstract else torch.random.fork_rng(devices=[])
 
 
-def _check_bits(options: Mapping[str, Any]) -> None:
-    if options.get("bits") is not None and options.get("level") is None:
-        check_bits(options["bits"])
+def _convert(model: nn.Module, options: Mapping[str, Any]) -> Report:
+    """Convert `model`, and nothing beside it: L5 would set CUDA's allocator, and is L4 but for that."""
+    rest = {name: value for name, value in options.items() if name != "methods"}
+    if rest.get("level") == "L5":
+        rest["level"] = "L4"
+    methods = [
+        replace(config, level="L4") if isinstance(config, ActNN) and config.level == "L5" else config
+        for config in options.get("methods") or ()
+    ]
+    return convert(model, *methods, **rest)
 
 
-def _activation_bits(options: Mapping[str, Any]) -> int:
-    """Return the bits of activations under `options`."""
-    bits = options.get("bits")
-    if options.get("level") is not None:
-        bits = check_average_bits(check_level(options["level"]), bits)
-    return math.ceil(DEFAULT_BITS if bits is None else bits)
+def _configs(options: Mapping[str, Any]) -> list[Any]:
+    """Return the configs that options of `convert` stand for; raises `FewbitError` as it does."""
+    keywords = ("bits", "level", "outliers", "fuse_preact", "glu")
+    return configs_of(options.get("methods") or (), *map(options.get, keywords))
 
 
-def _of_the_process(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what stands for options that would change more than the model: L5 sets CUDA's allocator, else it is L4."""
-    return {"level": "L4"} if options.get("level") == "L5" else {}
+def _level(configs: Sequence[Any]) -> ActNN | None:
+    return next((config for config in configs if isinstance(config, ActNN)), None)
 
 
-def _notes(options: Mapping[str, Any], saved: object, abstract: bool) -> tuple[str, ...]:
+def _activation_bits(configs: Sequence[Any]) -> int:
+    """Return the bits of activations that are called as functions."""
+    given = next((c.bits for c in reversed(configs) if isinstance(c, Activations | VQuant)), None)
+    if (actnn := _level(configs)) is not None and given is None:
+        given = check_average_bits(check_level(actnn.level), actnn.bits)
+    return math.ceil(given or DEFAULT_BITS)
+
+
+def _notes(configs: Sequence[Any], saved: object, abstract: bool) -> tuple[str, ...]:
     """Return what is estimated where tensors have no values."""
     notes = []
-    level = options.get("level")
-    if abstract and level is not None and check_level(level).mixed:
+    actnn = _level(configs)
+    level = None if actnn is None else check_level(actnn.level)
+    if abstract and level is not None and level.mixed:
         notes.append("estimated: every sample and layer has the average of bits, for their shares depend on values")
-    if abstract and (options.get("outliers") is not None or getattr(saved, "ratio", None) is not None):
+    values = any(isinstance(config, VQuant) for config in configs) or getattr(saved, "ratio", None) is not None
+    if abstract and values:
         notes.append("estimated: as many large values as the ratio says, for which they are depends on values")
-    if level is not None and check_level(level).swaps:
-        notes.append(f"{level}: what waits in host memory is counted as kept too")
+    if actnn is not None and level is not None and level.swaps:
+        notes.append(f"{actnn.level}: what waits in host memory is counted as kept too")
     return tuple(notes)
 
 

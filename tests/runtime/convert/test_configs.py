@@ -1,0 +1,106 @@
+"""Configs of methods: the keywords of `convert` are sugar for them."""
+
+import fewbit
+import pytest
+import torch
+from fewbit import ActNN, Activations, BLPA, FewbitError, GatedMLPs, VQuant
+from torch import nn
+
+
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(64, 96, bias=False), nn.Linear(64, 96, bias=False)
+        self.down_proj, self.act_fn = nn.Linear(96, 64, bias=False), nn.SiLU()
+
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+def model():
+    torch.manual_seed(0)
+    chain = [nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 64)]
+    return nn.Sequential(nn.Linear(64, 64), nn.GELU(), *chain, Gated(), nn.Linear(64, 8))
+
+
+SUGAR = {
+    "bits": ((Activations(2),), {"bits": 2}),
+    "a number": ((2,), {"bits": 2}),
+    "nothing": ((), {"bits": 3}),
+    "level": ((ActNN("L3", bits=2.5),), {"level": "L3", "bits": 2.5}),
+    "level without activations": ((ActNN("L1"),), {"level": "L1"}),
+    "outliers": ((VQuant(bits=4, ratio=0.05),), {"outliers": 0.05, "bits": 4}),
+    "fuse_preact": ((BLPA(bits=4),), {"fuse_preact": 4}),
+    "fuse_preact, bits": ((BLPA(bits=4), Activations(2)), {"fuse_preact": 4, "bits": 2}),
+    "glu": ((GatedMLPs("inputs"),), {"glu": "inputs"}),
+    "all": ((GatedMLPs("parts"), BLPA(4), ActNN("L2")), {"glu": "parts", "fuse_preact": 4, "level": "L2"}),
+}
+
+
+@pytest.mark.parametrize("configs, keywords", SUGAR.values(), ids=SUGAR)
+def test_a_keyword_is_sugar_for_its_config(configs, keywords):
+    ours, theirs = model(), model()
+    by_config, by_keyword = fewbit.convert(ours, *configs), fewbit.convert(theirs, **keywords)
+    assert by_config.replaced == by_keyword.replaced
+    assert by_config.left == by_keyword.left
+    assert repr(ours) == repr(theirs)
+
+
+def test_configs_run_in_the_order_in_which_they_are_given():
+    """Each takes what those before it have left: a level first leaves no chain whose layer is free."""
+    first, later = model(), model()
+    assert any(row.now == "fused" for row in fewbit.convert(first, BLPA(4), ActNN("L2")).replaced)
+    assert not any(row.now == "fused" for row in fewbit.convert(later, ActNN("L2"), BLPA(4)).replaced)
+
+
+def test_activations_may_be_left():
+    m = model()
+    report = fewbit.convert(m, BLPA(4), Activations(None))
+    assert [row.now for row in report.replaced] == ["fused"]
+    assert type(m[1]) is nn.GELU
+
+
+@pytest.mark.parametrize(
+    "arguments, keywords, message",
+    [
+        ((ActNN("L2"), VQuant()), {}, "exclude each other: both want every layer"),
+        ((ActNN("L2"), ActNN("L3")), {}, "ActNN is given twice"),
+        ((ActNN("L2"),), {"bits": 3}, r"give methods, as ActNN\(level='L2', bits=None\), or bits=, not both"),
+        ((BLPA(4),), {"glu": "parts"}, "or glu=, not both"),
+        ((3,), {"bits": 3}, "bits is given twice"),
+        ((3, BLPA(4)), {}, "a method is one of GatedMLPs, BLPA, ActNN, VQuant, Activations, not 3"),
+        (("L2",), {}, "bits is an integer from 1 to 8"),
+        ((ActNN,), {}, "bits is an integer from 1 to 8"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_the_model_left(arguments, keywords, message):
+    m = model()
+    before = repr(m)
+    with pytest.raises(FewbitError, match=message):
+        fewbit.convert(m, *arguments, **keywords)
+    assert repr(m) == before
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: ActNN("L6"), "level is one of L0, L1, L2, L3, L4, L5"),
+        (lambda: ActNN("L2", bits=2.5), "bits is a whole number from 1 to 8 at this level"),
+        (lambda: BLPA(bits=9), "bits is an integer from 1 to 8"),
+        (lambda: VQuant(ratio=2), "ratio is a number from 0 to 1"),
+        (lambda: GatedMLPs("all"), "keep"),
+        (lambda: GatedMLPs(input_bits=0), "input_bits is an integer from 1 to 8 or None"),
+        (lambda: Activations(0), "bits is an integer from 1 to 8"),
+    ],
+)
+def test_a_config_checks_its_fields(make, message):
+    with pytest.raises(FewbitError, match=message):
+        make()
+
+
+def test_memory_is_compared_for_configs_too():
+    x = torch.randn(32, 64)
+    ours = fewbit.memory.compare(model(), x, methods=(GatedMLPs(), ActNN("L2")))
+    theirs = fewbit.memory.compare(model(), x, glu="parts", level="L2")
+    assert ours.after.total == theirs.after.total < ours.before.total
+    assert "ActNN(level='L2', bits=None)" in ours.summary()
