@@ -23,7 +23,7 @@ _PREACT = ("PreActConv1d", "PreActConv2d", "PreActConv3d", "PreActLinear")
 # Public name -> the module that defines it.
 _HOMES = {
     "solve": ".fewbit_gen",
-    "MixedPrecision": ".runtime.plan",
+    "MixedPrecision": ".runtime.allocation",
     "calibrate": ".runtime.calibrate",
     "convert": ".runtime.convert.api",
     "revert": ".runtime.convert.api",
@@ -44,10 +44,10 @@ _HOMES = {
 # Public submodule -> the module that it is. They can be imported (`from fewbit.functional import gelu`)
 # although they live in `runtime`.
 _SUBMODULES = {
-    "allocation": ".runtime.plan",
+    "allocation": ".runtime.allocation",
     "functional": ".runtime.activations.functional",
     "layers": ".runtime.layers",
-    "memory": ".runtime.memory.api",
+    "memory": ".runtime.plan.memory",
     "models": ".runtime.models",
     "nn": ".runtime.layers.nn",
     "quantizers": ".runtime.quantizers",

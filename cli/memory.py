@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..plots.studies.memory_paper import Reproduced, Row
-    from ..runtime.memory.api import Comparison, Need, Peak, Profile
     from ..runtime.memory.listing import Field, Sort
+    from ..runtime.plan.memory import Comparison, Need, Peak, Profile
 
 # 16G is 16 GiB, as GPUs are sold.
 _UNITS = {"": 1, "b": 1} | {
@@ -180,7 +180,7 @@ def of(
     Example: fewbit memory llama-7b --level L2 --glu parts --gpu-memory 80GiB
     """
     how = _method(**method)
-    from ..runtime.memory import api as memory  # before any code of the user's: it tells where torch is missing
+    from ..runtime.plan import memory as memory  # before any code of the user's: it tells where torch is missing
 
     subject = _of_user(target, size, meta) if ":" in target else _built_in(target, size, dtype, attention)
     with told_in_one_line(target, subject.source), memory.as_on_gpu() if subject.on_meta else nullcontext():
@@ -210,7 +210,7 @@ def models() -> None:
 
     Example: fewbit memory models
     """
-    from ..runtime.memory import zoo
+    from ..runtime.plan import zoo
 
     head = ("model", "class", "takes", "size")
     rows = [(name, entry.model, entry.takes, str(entry.size)) for name, entry in zoo.ENTRIES.items()]
@@ -268,7 +268,7 @@ class _Subject:
 def _built_in(name: str, size: int | None, dtype: str, attention: str) -> _Subject:
     import torch
 
-    from ..runtime.memory import zoo
+    from ..runtime.plan import zoo
 
     if zoo.find(name) is None and name.endswith(".py"):
         raise FewbitError(f"{name!r} names no function; a TARGET is {FORMS}, or a model of `fewbit memory models`")
@@ -358,7 +358,7 @@ def _compare(
     model: "nn.Module", inputs: Any, how: _Method, functions: bool, bits: tuple[int, ...] = ()
 ) -> "list[Comparison]":
     """Return the comparison with a method, or those with each number of `bits`."""
-    from ..runtime.memory.api import compare, compare_each
+    from ..runtime.plan.memory import compare, compare_each
     from ..runtime.quantizers import PerGroup
 
     keywords = inputs if isinstance(inputs, Mapping) else {}
@@ -372,7 +372,7 @@ def _compare(
 
 def _need(subject: _Subject, model: "nn.Module", inputs: Any, how: _Method, functions: bool) -> "Need":
     """Return what training takes: from two batch sizes where the subject has them, else from the one it has."""
-    from ..runtime.memory.api import BITS, need_of
+    from ..runtime.plan.memory import BITS, need_of
 
     batches = {n: subject.make(n)[1] for n in (8, 16)} if subject.grows else {_leading(inputs): inputs}
     bits = BITS if how.is_bits_alone else ()
@@ -392,7 +392,7 @@ def _leading(inputs: Any) -> int:
 
 
 def _report(target: str, model: "nn.Module", comparison: "Comparison", how: "_Method") -> dict[str, Any]:
-    from ..runtime.memory.api import parameter_bytes
+    from ..runtime.plan.memory import parameter_bytes
 
     return {
         "target": target,
@@ -440,7 +440,7 @@ def _batch_row(need: "Need", key: int | str | None, memory: int, copies: int) ->
 
 
 def _batch_lines(need: "Need", memory: int, copies: int) -> list[str]:
-    from ..runtime.memory.api import size_text
+    from ..runtime.plan.memory import size_text
 
     by_peak = set(need.kept) == set(need.peak)
     kept = {key: (kept.per_sample, need.largest_batch(memory, key, copies)) for key, kept in need.kept.items()}
@@ -457,7 +457,7 @@ def _batch_lines(need: "Need", memory: int, copies: int) -> list[str]:
 
 
 def _batch_cells(found: Mapping[int | str | None, tuple[float, int]], key: int | str | None) -> tuple[str, ...]:
-    from ..runtime.memory.api import size_text
+    from ..runtime.plan.memory import size_text
 
     per_sample, batch = found[key]
     exact = found[None][1]

@@ -23,8 +23,8 @@ from ..plots.studies.blpa_memory import largest_batch_by_trial
 from ..plots.studies.networks import NETWORKS
 from .convert.actnn import LEVELS
 from .convert.api import convert
-from .memory.api import profile
 from .memory.peak import peak_of
+from .plan.memory import profile
 
 EXACT = "exact"
 CONTESTANTS = (EXACT, "L1", "L2", "L3", "L4", "L5")

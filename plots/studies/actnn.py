@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from ...runtime.convert.api import convert
 from ...runtime.layers import Activation
-from ...runtime.memory.api import profile, profile_call
+from ...runtime.plan.memory import profile, profile_call
 from .actnn_runs import Trained
 from .resnet import Digits, ResNet, digits
 from .settings import Size

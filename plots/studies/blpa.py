@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...runtime.layers.preact import PreActLayer
-from ...runtime.memory.api import profile
 from ...runtime.models import PreActResNet, preact_resnet
+from ...runtime.plan.memory import profile
 from ...tables import FewbitError
 from .images import Images
 

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...runtime.layers.preact import PreActLayer
-from ...runtime.memory.api import largest_batch, parameter_bytes, profile
 from ...runtime.memory.peak import peak_of
 from ...runtime.models import PreActResNet, preact_resnet
 from ...runtime.models.preact_resnet import EXPANSION
+from ...runtime.plan.memory import largest_batch, parameter_bytes, profile
 from ...tables import FewbitError
 
 # (layers, width) of Table 2, with the paper's largest batches on 11 GiB: exact and with 4 bits.

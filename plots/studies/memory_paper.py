@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...runtime.memory import zoo
-from ...runtime.memory.capacity import BITS, Need, need_by_formula, need_of
-from ...runtime.memory.comparison import compare_each
+from ...runtime.plan import zoo
+from ...runtime.plan.capacity import BITS, Need, need_by_formula, need_of
+from ...runtime.plan.comparison import compare_each
 from .networks import APPENDIX_B
 
 MIB = 2**20

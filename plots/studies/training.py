@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from ...runtime.convert.api import convert
 from ...runtime.convert.find import activations
-from ...runtime.memory.api import profile_call
+from ...runtime.plan.memory import profile_call
 from ...tables.names import counted
 from ...tables.table import check_bits
 from .gpt2 import GPT2

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...runtime.allocation import MixedPrecision
+from ...runtime.allocation.sensitivity import gradient_factor, has_weights, quantization_variance
 from ...runtime.layers import BatchNorm2d, CompressedLayer, Conv2d, ExactSaver, Linear, QuantizerSaver
-from ...runtime.plan import MixedPrecision
-from ...runtime.plan.sensitivity import gradient_factor, has_weights, quantization_variance
 from ...runtime.quantizers import Compressed, PerGroup
 
 GROUP_SIZE = 256

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ...runtime.inference.vquant import ActivationAnnealing, calibrate, quantize, search, value_aware
-from ...runtime.memory.api import profile
+from ...runtime.plan.memory import profile
 from .digits import Images, Schedule, accuracy, batches, digits, network, train
 
 Row = dict[str, Any]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ...runtime.inference.vquant import value_aware
-from ...runtime.memory.api import profile
+from ...runtime.plan.memory import profile
 from .networks import NETWORKS
 
 BATCH = 256

@@ -260,7 +260,7 @@ class ByLevel:
         stop_sharing(self.model)
         converted, left = convert_layers(found, self.level, self.bits, skipped)
         if self.level.mixed and any(isinstance(module, CompressedLayer) for module, _ in converted):
-            from ..plan import MixedPrecision
+            from ..allocation import MixedPrecision
 
             MixedPrecision(self.model, self.bits, wanted=is_converted)
         if any(isinstance(module, CompressedLayer) for module, _ in converted):

@@ -8,10 +8,10 @@ Inference      `quantize`, `calibrate`, `pack`: weights and activations in 3 to 
 The quantizer itself is `fewbit.quantizers.Outlier`.
 """
 
+from ..allocation.annealing import ActivationAnnealing
 from ..convert.vquant import ValueAware, torch_again, value_aware
 from ..layers.outlier_saver import OutlierSaver
 from ..layers.value_aware_relu import ValueAwareReLU
-from ..plan.annealing import ActivationAnnealing
 from . import (
     Candidate,
     Configuration,

@@ -6,7 +6,7 @@ from fewbit import FewbitError
 from fewbit.plots.studies.networks import NETWORKS, resnet
 from fewbit.runtime import bench_levels
 from fewbit.runtime.bench_levels import BATCH_BAR, TIME_BAR, Case, Row, Training, measure, met
-from fewbit.runtime.memory.api import profile
+from fewbit.runtime.plan.memory import profile
 
 
 @pytest.fixture(autouse=True)

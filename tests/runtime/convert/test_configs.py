@@ -3,7 +3,7 @@
 import fewbit
 import pytest
 import torch
-from fewbit import ActNN, Activations, BLPA, FewbitError, GatedMLPs, VQuant
+from fewbit import BLPA, Activations, ActNN, FewbitError, GatedMLPs, VQuant
 from torch import nn
 
 

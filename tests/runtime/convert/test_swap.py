@@ -8,9 +8,9 @@ import pytest
 import torch
 from fewbit import FewbitError, layers, memory
 from fewbit.quantizers import PerGroup
+from fewbit.runtime.allocation import MixedPrecision
 from fewbit.runtime.inference.vquant import OutlierSaver, ValueAwareReLU
 from fewbit.runtime.layers.saver import QuantizerSaver
-from fewbit.runtime.plan import MixedPrecision
 from torch import nn
 
 WAYS = {"level": {"level": "L2"}, "mixed": {"level": "L3"}, "outliers": {"outliers": 0.02}}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from fewbit.runtime import layers
-from fewbit.runtime.plan.sensitivity import gradient_factor, quantization_variance
+from fewbit.runtime.allocation.sensitivity import gradient_factor, quantization_variance
 from fewbit.runtime.quantizers import PerGroup
 from torch import nn
 

@@ -13,8 +13,8 @@ from types import MappingProxyType
 from torch import nn
 
 from ...tables import FewbitError
+from ..memory.peak import Peak
 from .comparison import Comparison
-from .peak import Peak
 
 COPIES = 4  # weights, gradients and the two moments of Adam
 BITS = (1, 2, 3, 4)

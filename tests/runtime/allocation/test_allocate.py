@@ -6,8 +6,8 @@ import itertools
 import numpy as np
 import pytest
 from fewbit import FewbitError
-from fewbit.runtime.plan import allocate, allocate_exactly, variance
-from fewbit.runtime.plan.greedy import allocate_at_least
+from fewbit.runtime.allocation import allocate, allocate_exactly, variance
+from fewbit.runtime.allocation.greedy import allocate_at_least
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

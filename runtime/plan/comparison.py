@@ -30,13 +30,13 @@ from ..convert.method import Activations
 from ..convert.pipeline import configs_of
 from ..convert.report import Report
 from ..convert.vquant import VQuant
+from ..memory.listing import Field, Sort, listing, share, size_text
+from ..memory.peak import Peak, peak_of_step
+from ..memory.record import profile
+from ..memory.saved import Profile
 from ..quantizers import PerGroup, Quantizer
 from ..saved_tensors import compress_saved_tensors
 from ..tensors.abstract import is_abstract
-from .listing import Field, Sort, listing, share, size_text
-from .peak import Peak, peak_of_step
-from .record import profile
-from .saved import Profile
 
 # What `convert` is told about the conversion; `inputs` are those of the comparison.
 OPTIONS = tuple(name for name in inspect.signature(convert).parameters if name not in ("model", "inputs"))

@@ -6,8 +6,8 @@ import torch
 from fewbit import memory
 from fewbit.plots.studies import memory_paper
 from fewbit.plots.studies.networks import APPENDIX_B
-from fewbit.runtime.memory import zoo
 from fewbit.runtime.memory.graph import op_name
+from fewbit.runtime.plan import zoo
 from runtime_cases import INPLACE, INPLACE_IDS, pair, table_of_bits
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode

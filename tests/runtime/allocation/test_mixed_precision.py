@@ -7,8 +7,8 @@ import pytest
 import torch
 from fewbit import FewbitError, memory
 from fewbit.runtime import layers
+from fewbit.runtime.allocation import MixedPrecision
 from fewbit.runtime.layers import QuantizerSaver
-from fewbit.runtime.plan import MixedPrecision
 from fewbit.runtime.quantizers import PerGroup
 from torch import nn
 from torch.nn import functional as F

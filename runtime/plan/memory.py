@@ -11,13 +11,13 @@
 All of them run on real tensors, on the meta device and on fake tensors, with the same bytes.
 """
 
+from ..memory.listing import size_text
+from ..memory.on_gpu import as_on_gpu
+from ..memory.peak import Peak, peak_of, peak_of_step
+from ..memory.record import profile, profile_call
+from ..memory.saved import Profile, Saved
 from .capacity import BITS, Kept, Need, largest_batch, need_by_formula, need_of, parameter_bytes
 from .comparison import Comparison, compare, compare_each, method_text
-from .listing import size_text
-from .on_gpu import as_on_gpu
-from .peak import Peak, peak_of, peak_of_step
-from .record import profile, profile_call
-from .saved import Profile, Saved
 
 __all__ = [
     "BITS",
