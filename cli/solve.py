@@ -7,7 +7,8 @@ import click
 
 from ..fewbit_gen import Activation, Weight, parse_activation, parse_weight, solve
 from ..tables import FewbitError, Table
-from ..tables.json_format import dumps, table_to_dict
+from ..tables.json_format import dumps
+from ..tables.table import table_to_dict
 from .compiling import compilation_told
 from .export import FORMATS, choose_format, write_table
 from .options import (

@@ -5,8 +5,9 @@ from pathlib import Path
 import click
 
 from ..tables import load_table
-from ..tables.json_format import dumps, table_to_dict
+from ..tables.json_format import dumps
 from ..tables.shipped import DATA, shipped_activations, shipped_tables
+from ..tables.table import table_to_dict
 from .options import FILE, activation_argument, bits_option, json_option, kind_option, weight_option
 from .progress import with_progress
 from .text import list_text, table_text

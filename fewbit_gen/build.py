@@ -18,8 +18,9 @@ from pathlib import Path
 from ..tables import KINDS, Kind, Table
 from ..tables.errors import FewbitError
 from ..tables.files import atomic_write, check_writable
-from ..tables.json_format import dump_tables, read_json, table_from_dict
-from ..tables.shipped import DATA, WEIGHTS, shipped_activations, shipped_tables
+from ..tables.json_format import read_json
+from ..tables.shipped import DATA, WEIGHTS, dump_tables, shipped_activations, shipped_tables
+from ..tables.table import table_from_dict
 from .activations import parse_activation
 from .activations.registry import FAMILIES
 from .certify import table_error

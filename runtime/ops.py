@@ -42,7 +42,7 @@ from .backends.arguments import (
     check_parts,
     refuse,
 )
-from .backends.torch_functions import forward_of
+from .backends.forwards import forward_of
 from .tensors.glu_parts import GROUP_SIZE
 from .tensors.layout import as_dense, with_stride
 from .tensors.packing import packed_size

@@ -3,14 +3,15 @@
 `fewbit tables build` writes them with the compiler; nothing here computes a table.
 """
 
+import json
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 from .errors import FewbitError, shown
-from .json_format import read_json, table_from_dict
+from .json_format import read_json
 from .names import counted, find_name, nearest_names, weight_text
-from .table import Table, check_bits, check_kind
+from .table import Table, check_bits, check_kind, table_from_dict, table_to_dict
 
 DATA = Path(__file__).parent / "data"
 DEFAULT_WEIGHT = "uniform:-10,10"
@@ -86,3 +87,12 @@ def _inventory(tables: Sequence[Table]) -> str:
 
 def _suggest(name: str, near: list[str]) -> str:
     return f"nearest: {', '.join(near)}" if near else f"shipped: {', '.join(shipped_activations())}"
+
+
+def dump_tables(tables: Sequence[Table], provenance: str) -> str:
+    """Return the JSON text of a file of tables, a line for each of their fields, with how they came about."""
+    entries = []
+    for table in tables:
+        lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in table_to_dict(table).items()]
+        entries.append("{" + ",\n ".join(lines) + "}")
+    return f'{{"provenance": {json.dumps(provenance)},\n"tables": [\n' + ",\n".join(entries) + "\n]}\n"

@@ -17,12 +17,14 @@ import hashlib
 import os
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .errors import FewbitError, shown
+from .files import atomic_write
+from .json_format import dumps, read_json
 from .names import counted
 
 Kind = Literal["interval", "shared"]
@@ -136,9 +138,8 @@ class Table:
         Raises:
             FewbitError: the file cannot be written.
         """
-        from .json_format import write_table
-
-        write_table(self, path)
+        with atomic_write(path) as stream:
+            stream.write(dumps(table_to_dict(self)).encode())
 
     @staticmethod
     def from_json(path: str | os.PathLike[str]) -> Table:
@@ -147,9 +148,7 @@ class Table:
         Raises:
             FewbitError: the file cannot be read or does not hold a table.
         """
-        from .json_format import read_table
-
-        return read_table(path)
+        return table_from_dict(read_json(path), source=os.fspath(path))
 
     @property
     def _arrays(self) -> tuple[NDArray, NDArray, NDArray]:
@@ -230,3 +229,52 @@ def _flat(value: object, dtype: type[np.float64] | None = None) -> NDArray | Non
 
 def _is_real(value: object) -> bool:
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
+FORMAT = 1  # of the JSON of a table
+_FIELDS = tuple(field.name for field in fields(Table))
+
+
+def table_to_dict(table: Table) -> dict[str, Any]:
+    """Return the fields of `table` as JSON values, with the number of bits and of the format."""
+    return {
+        "format": FORMAT,
+        "activation": table.activation,
+        "kind": table.kind,
+        "bits": table.bits,
+        "weight": table.weight,
+        "error": table.error,
+        "lower_bound": table.lower_bound,
+        "boundaries": table.boundaries.tolist(),
+        "codes": table.codes.tolist(),
+        "levels": table.levels.tolist(),
+    }
+
+
+def table_from_dict(data: object, source: str = "table") -> Table:
+    """Return the table that `data` describes.
+
+    Raises:
+        FewbitError: `data` is not what `table_to_dict` returns; the message begins with `source`.
+    """
+    if not isinstance(data, dict):
+        raise FewbitError(f"{source}: not a table: expected a JSON object with {', '.join(_FIELDS)}")
+    if not _is_int(data.get("format"), FORMAT):
+        raise FewbitError(f"{source}: table format {shown(data.get('format'))}; this fewbit reads {FORMAT}")
+    missing = [name for name in _FIELDS if name not in data]
+    unknown = sorted(set(data) - {*_FIELDS, "format", "bits"})
+    if missing or unknown:
+        wrong = f"lacks {', '.join(missing)}" if missing else f"has unknown {', '.join(map(repr, unknown))}"
+        raise FewbitError(f"{source}: the table {wrong:.200}")
+    try:
+        table = Table(**{name: data[name] for name in _FIELDS})
+    except FewbitError as error:
+        raise FewbitError(f"{source}: {error}") from None
+    if "bits" in data and not _is_int(data["bits"], table.bits):
+        size = f"a table of {counted(table.levels.size, 'level')} takes {counted(table.bits, 'bit')}"
+        raise FewbitError(f"{source}: {size}, not {shown(data['bits'])}")
+    return table
+
+
+def _is_int(value: object, expected: int) -> bool:
+    return type(value) is int and value == expected  # True and 1.0 equal 1

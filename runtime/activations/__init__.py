@@ -2,7 +2,7 @@
 
 functional         torch.nn.functional's names and arguments, with `bits` and `table`; gated.py: act(gate) · up
 modules            the same as modules; gated_modules.py
-expressions        an activation written as an expression in x; user_functions.py: or as a callable
+user_functions     activations of the user's own, an expression in x or a callable
 catch              `with few_bit(bits=3)`: torch's functions in any code
 fast_path          how plain tensors on the CPU go past the dispatcher; transforms.py: under torch.func
 table_lookup       from an activation, bits and perhaps a table to the key of a registered table

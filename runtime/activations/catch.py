@@ -22,7 +22,7 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 from ...tables.names import find_name, nearest_names
 from ...tables.table import check_bits
-from ..backends.torch_functions import forward_of
+from ..backends.forwards import forward_of
 from ..tensors.dtypes import DTYPES
 from . import functional
 from .functional import gelu_function

@@ -27,7 +27,8 @@ from ...tables import FewbitError, Table
 from ...tables.errors import shown
 from .. import ops
 from ..backends.arguments import check_dtype, checked
-from ..backends.torch_functions import forward_of, gelu_function
+from ..backends.forwards import forward_of
+from ..backends.torch_functions import gelu_function
 from ..tensors.layout import as_dense
 from . import fast_path, transforms
 from .gated import geglu, glu, reglu, swiglu

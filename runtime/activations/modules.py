@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 
 from ...tables import FewbitError, Table
 from ...tables.errors import shown
-from ..backends.torch_functions import forward_of
+from ..backends.forwards import forward_of
 from ..tensors.dtypes import DTYPES
 from ..tensors.table_registry import register_table, register_unpickled
 from .functional import apply, gelu_function, keeps, key_for, number

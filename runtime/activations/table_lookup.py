@@ -10,7 +10,7 @@ import torch
 from ...tables import DEFAULT_WEIGHT, FewbitError, Table
 from ...tables.shipped import find_table
 from ...tables.table import check_bits
-from ..backends.torch_functions import forward_of
+from ..backends.forwards import forward_of
 from ..tensors.table_registry import register_table
 
 DEFAULT_BITS = 3

@@ -16,7 +16,7 @@ from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from .. import ops
 from ..backends.arguments import refuse
-from ..backends.torch_functions import forward_of
+from ..backends.forwards import forward_of
 
 
 def are_active() -> bool:

@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -18,17 +17,15 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from ...tables import DEFAULT_WEIGHT, FewbitError, Table
 from ...tables.errors import shown
 from ...tables.table import check_bits
+from ..backends.expressions import canonical_text
+from ..backends.forwards import CALLABLE, custom_forward, register_callable
 from ..backends.torch_functions import FORWARDS, Forward
 from ..tensors.layout import with_stride
-from .expressions import canonical_text, expression_function
 from .table_lookup import DEFAULT_BITS, DEFAULT_KIND
 
 Function = Callable[[Tensor], Tensor]
 
-_PREFIX = "callable:"
 _ACCEPTED = "give an expression in x, or an elementwise function of torch tensors"
-_expressions: dict[str, Forward] = {}
-_callables: WeakValueDictionary[str, Forward] = WeakValueDictionary()
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,23 +55,10 @@ def custom(activation: str | Function) -> Custom:
     if not callable(activation):
         raise FewbitError(f"no activation: {shown(activation)}; {_ACCEPTED}")
     check_callable(activation)
-    name = f"{_PREFIX}{name_of(activation)}#{uuid.uuid4().hex}"
+    name = f"{CALLABLE}{name_of(activation)}#{uuid.uuid4().hex}"
     forward = Forward(_fresh(activation), pure=False)
-    _callables[name] = forward
+    register_callable(name, forward)
     return Custom(name, {}, forward)
-
-
-def custom_forward(name: str) -> Forward:
-    """Return the function of an expression or of a callable that is known; raises `FewbitError` if there is none."""
-    known = _expressions.get(name) or _callables.get(name)
-    if known is not None:
-        return known
-    if name.startswith(_PREFIX):
-        raise FewbitError(
-            f"no {name.partition('#')[0]} in this process: its module is gone or elsewhere; "
-            "an expression is known anywhere"
-        )
-    return _expressions.setdefault(name, Forward(expression_function(name)))
 
 
 def solve_custom(activation: str | Function, bits: int | None = None, kinks: Sequence[float] = ()) -> Table:

@@ -15,8 +15,8 @@ from ..tensors.glu_parts import GROUP_SIZE
 from ..tensors.layout import is_dense
 from ..tensors.packing import packed_size
 from ..tensors.table_registry import table_of
+from .forwards import forward_of
 from .reference.glu_derivatives import derivative_of
-from .torch_functions import forward_of
 
 
 def refuse(*_: Any) -> NoReturn:

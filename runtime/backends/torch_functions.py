@@ -170,20 +170,6 @@ FORWARDS: dict[str, Forward] = {
 }
 
 
-def forward_of(name: str) -> Forward:
-    """Return the function called `name`: one in `FORWARDS`, an expression in x, or a registered callable.
-
-    Raises:
-        FewbitError: there is none.
-    """
-    forward = FORWARDS.get(name)
-    if forward is not None:
-        return forward
-    from ..activations.user_functions import custom_forward  # which needs this page
-
-    return custom_forward(name)
-
-
 def gelu_function(approximate: str) -> str:
     """Return the name in `FORWARDS` of GELU with torch's `approximate` argument."""
     names = {"none": "gelu", "tanh": "gelu_tanh"}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..activations.modules import MODULES, FewBitActivation
-from ..backends.torch_functions import forward_of
+from ..backends.forwards import forward_of
 from ..layers.activation import Activation as RoundedActivation
 from .formulas import Formula, agrees
 from .function_attributes import HeldFunction, read_function

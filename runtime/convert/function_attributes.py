@@ -12,7 +12,7 @@ from ...tables import Table
 from ..activations.catch import CAUGHT
 from ..activations.functional import gelu_function
 from ..activations.modules import FewBitActivation
-from ..backends.torch_functions import forward_of
+from ..backends.forwards import forward_of
 
 __all__ = ["Held", "HeldFunction", "read_function"]
 

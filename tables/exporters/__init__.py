@@ -15,8 +15,8 @@ from pathlib import Path
 
 from ..errors import FewbitError, shown
 from ..files import atomic_write
-from ..json_format import dumps, table_to_dict
-from ..table import Table
+from ..json_format import dumps
+from ..table import Table, table_to_dict
 from .c_header import c_header
 from .csv_rows import csv_rows
 from .npz_archive import npz_archive

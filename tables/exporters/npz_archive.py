@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..json_format import FORMAT
-from ..table import Table
+from ..table import FORMAT, Table
 
 
 def npz_archive(table: Table) -> bytes:

@@ -6,7 +6,7 @@ import pytest
 from fewbit.fewbit_gen import library, weights
 from fewbit.runtime.backends.cuda.codegen import cuda_header
 from fewbit.tables.exporters import EXPORTERS, SUFFIXES, export
-from fewbit.tables.json_format import table_from_dict
+from fewbit.tables.table import table_from_dict
 
 
 @pytest.mark.parametrize("target", [name for name in EXPORTERS if name != "npz"])

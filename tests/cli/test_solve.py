@@ -8,7 +8,7 @@ from fewbit.cli import solve as solve_module
 from fewbit.fewbit_gen import weights
 from fewbit.runtime.backends.cuda.codegen import cuda_header
 from fewbit.tables.exporters import SUFFIXES, export
-from fewbit.tables.json_format import table_from_dict, table_to_dict
+from fewbit.tables.table import table_from_dict, table_to_dict
 
 
 def test_the_default_is_3_bits_shared_uniform(run):

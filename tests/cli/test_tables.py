@@ -6,8 +6,9 @@ import pytest
 from fewbit.fewbit_gen import build as build_module
 from fewbit.fewbit_gen import parse_activation, parse_weight
 from fewbit.fewbit_gen.certify import table_error
-from fewbit.tables.json_format import dumps, table_from_dict, table_to_dict
+from fewbit.tables.json_format import dumps
 from fewbit.tables.shipped import DATA, shipped_activations, shipped_tables
+from fewbit.tables.table import table_from_dict, table_to_dict
 
 SHIPPED = [table for name in shipped_activations() for table in shipped_tables(name)]
 

@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 from fewbit.tables import FewbitError, Table
-from fewbit.tables.json_format import table_to_dict
+from fewbit.tables.table import table_to_dict
 from fuzzing import fuzzed
 from hostile import EXTREMES, altered_bytes, altered_json, randoms
 from hypothesis import given

@@ -12,7 +12,8 @@ from ...tensors import host_memory
 from ...tensors.layout import with_stride
 from ...tensors.packing import packed_size
 from ...tensors.table_registry import prepare
-from ..torch_functions import Forward, forward_of
+from ..forwards import forward_of
+from ..torch_functions import Forward
 from .activation_kernels import BLOCK, FORMATS, LINEAR_LIMIT, encode_kernel, look_up_kernel, multiply_kernel
 from .threads import Kernel, one_thread, run
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from ...tensors.layout import as_dense, with_stride
 from ...tensors.packing import packed_size
 from ...tensors.table_registry import table_of
+from ..forwards import forward_of
 from ..reference import activation as reference
-from ..torch_functions import forward_of
 from .codegen import FORMULAS, THREADS, Kernel, elements_per_block, kernel_source
 from .codegen.compiler import cubin, has_compiler
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from ...tensors.layout import flat, with_stride
 from ...tensors.packing import pack, unpack
 from ...tensors.table_registry import Prepared, prepare
-from ..torch_functions import forward_of
+from ..forwards import forward_of
 
 
 def activation(x: Tensor, function: str, parameters: Sequence[float], table: str) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from ...tensors.dtypes import arithmetic_dtype, as_kind, largest
 from ...tensors.glu_parts import GROUP_SIZE
 from ...tensors.packing import unpack
 from ...tensors.table_registry import prepare
-from ..torch_functions import forward_of
+from ..forwards import forward_of
 from . import activation as tables
 from . import per_group
 from .glu_derivatives import derivative_of

@@ -13,7 +13,7 @@ import fewbit
 import pytest
 import torch
 from fewbit.runtime import ops
-from fewbit.runtime.backends.torch_functions import forward_of
+from fewbit.runtime.backends.forwards import forward_of
 from fewbit.tables import FewbitError
 from runtime_cases import (
     DTYPES,

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from fewbit.runtime.backends import torch_functions
-from fewbit.runtime.backends.torch_functions import FORWARDS, forward_of
+from fewbit.runtime.backends.forwards import forward_of
+from fewbit.runtime.backends.torch_functions import FORWARDS
 from fewbit.tables import FewbitError
 from runtime_cases import DTYPES, HALVES, LAYOUTS, all_halves, around, assert_same_bits, laid_out, parameters_of
 from torch._subclasses.fake_tensor import FakeTensorMode

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fewbit.tables import FewbitError, load_table
 from fewbit.tables.exporters import EXPORTERS, SUFFIXES, export, format_of, write_export
-from fewbit.tables.json_format import table_from_dict
+from fewbit.tables.table import table_from_dict
 from hypothesis import given
 from strategies import tables
 

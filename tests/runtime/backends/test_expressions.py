@@ -7,7 +7,7 @@ import torch
 from fewbit.fewbit_gen.activations import parse_activation
 from fewbit.fewbit_gen.activations.elementary import ELEMENTARY
 from fewbit.fewbit_gen.activations.registry import FAMILIES
-from fewbit.runtime.activations.expressions import canonical_text, expression_function
+from fewbit.runtime.backends.expressions import canonical_text, expression_function
 from fewbit.tables import FewbitError
 from hypothesis import given
 from hypothesis import strategies as st

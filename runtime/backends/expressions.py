@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ...tables import FewbitError
 from ...tables.errors import shown
-from ..backends.torch_functions import FORWARDS
 from ..tensors.dtypes import arithmetic_dtype
+from .torch_functions import FORWARDS
 
 Value = Tensor | float
 Node = Callable[[Tensor], Value]
