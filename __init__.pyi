@@ -1,6 +1,7 @@
 """The public names of fewbit: what an editor and a type checker see of the lazy face in __init__.py."""
 
 from .fewbit_gen import solve as solve
+from .runtime import allocation as allocation
 from .runtime import layers as layers
 from .runtime import models as models
 from .runtime import quantizers as quantizers
@@ -34,6 +35,7 @@ from .runtime.activations.modules import SquaredReLU as SquaredReLU
 from .runtime.activations.modules import Tanh as Tanh
 from .runtime.activations.modules import Tanhshrink as Tanhshrink
 from .runtime.activations.modules import Threshold as Threshold
+from .runtime.allocation import MixedPrecision as MixedPrecision
 from .runtime.calibrate import calibrate as calibrate
 from .runtime.convert.actnn import ActNN as ActNN
 from .runtime.convert.api import convert as convert
@@ -42,12 +44,13 @@ from .runtime.convert.blpa import BLPA as BLPA
 from .runtime.convert.gated_mlps import GatedMLPs as GatedMLPs
 from .runtime.convert.method import Activations as Activations
 from .runtime.convert.vquant import VQuant as VQuant
+from .runtime.inference import vquant as vquant
 from .runtime.layers import nn as nn
 from .runtime.layers.preact import PreActConv1d as PreActConv1d
 from .runtime.layers.preact import PreActConv2d as PreActConv2d
 from .runtime.layers.preact import PreActConv3d as PreActConv3d
 from .runtime.layers.preact import PreActLinear as PreActLinear
-from .runtime.plan import MixedPrecision as MixedPrecision
+from .runtime.plan import memory as memory
 from .runtime.saved_tensors import compress_saved_tensors as compress_saved_tensors
 from .tables import FewbitError as FewbitError
 from .tables import Table as Table

@@ -69,8 +69,8 @@ def test_activations_may_be_left():
         ((BLPA(4),), {"glu": "parts"}, "or glu=, not both"),
         ((3,), {"bits": 3}, "bits is given twice"),
         ((3, BLPA(4)), {}, "a method is one of GatedMLPs, BLPA, ActNN, VQuant, Activations, not 3"),
-        (("L2",), {}, "bits is an integer from 1 to 8"),
-        ((ActNN,), {}, "bits is an integer from 1 to 8"),
+        (("L2",), {}, "bits must be a whole number from 1 to 8"),
+        ((ActNN,), {}, "bits must be a whole number from 1 to 8"),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_the_model_left(arguments, keywords, message):
@@ -86,11 +86,11 @@ def test_what_makes_no_sense_is_refused_and_the_model_left(arguments, keywords, 
     [
         (lambda: ActNN("L6"), "level is one of L0, L1, L2, L3, L4, L5"),
         (lambda: ActNN("L2", bits=2.5), "bits is a whole number from 1 to 8 at this level"),
-        (lambda: BLPA(bits=9), "bits is an integer from 1 to 8"),
+        (lambda: BLPA(bits=9), "bits must be a whole number from 1 to 8"),
         (lambda: VQuant(ratio=2), "ratio is a number from 0 to 1"),
         (lambda: GatedMLPs("all"), "keep"),
         (lambda: GatedMLPs(input_bits=0), "input_bits is an integer from 1 to 8 or None"),
-        (lambda: Activations(0), "bits is an integer from 1 to 8"),
+        (lambda: Activations(0), "bits must be a whole number from 1 to 8"),
     ],
 )
 def test_a_config_checks_its_fields(make, message):
