@@ -11,7 +11,7 @@ from .options import bits_option, json_option
 from .target import FORMS, load_target, told_in_one_line
 
 if TYPE_CHECKING:
-    from ..runtime.quantizers.entropy import Codes
+    from ..runtime.quantizers.entropy import CodeSizes
 
 
 @click.command("codes")
@@ -66,12 +66,12 @@ def _digits() -> tuple[Any, Any]:
     return model.train(), data.training[:64]
 
 
-def _line(name: str, row: "Codes") -> tuple[str, ...]:
+def _line(name: str, row: "CodeSizes") -> tuple[str, ...]:
     entropy, compressed = f"{row.entropy:,.0f} B", f"{row.compressed:,} B"
     return name, f"{row.packed:,} B", entropy, f"{row.entropy_off:.1%}", compressed, f"{row.off:.1%}"
 
 
-def _numbers(row: "Codes") -> dict[str, Any]:
+def _numbers(row: "CodeSizes") -> dict[str, Any]:
     return {
         "elements": row.elements,
         "packed_bytes": row.packed,

@@ -36,7 +36,7 @@ from .tensors.abstract import is_abstract
 from .tensors.dtypes import DTYPES
 from .tensors.layout import as_dense, flat, with_stride
 from .tensors.packing import pack, unpack
-from .tensors.spec import Form
+from .tensors.spec import TensorSpec
 
 # What autocast and views put between a tensor and what an op saves of it.
 _SAME_VALUES = frozenset(
@@ -519,7 +519,7 @@ class _Bits:
         value: the number, of one element.
     """
 
-    form: Form
+    form: TensorSpec
     bits: Tensor
     value: Tensor
 
@@ -532,7 +532,7 @@ class _Bits:
         value, other = x.amax(), flat(x) != 0
         if not bool((flat(x)[other] == value).all()):
             return None
-        return cls(Form.of(x), pack(other.to(torch.uint8), 1), value)
+        return cls(TensorSpec.of(x), pack(other.to(torch.uint8), 1), value)
 
     @property
     def nbytes(self) -> int:

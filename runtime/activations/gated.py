@@ -14,7 +14,7 @@ from ..backends.arguments import check_dtype, checked
 from ..backends.reference.glu import product
 from ..backends.reference.glu_derivatives import derivative_of
 from ..backends.torch_functions import gelu_function
-from ..tensors.glu_parts import DEFAULT_COPY_BITS, Keep, Plan, check_copy_bits, check_keep
+from ..tensors.glu_parts import DEFAULT_COPY_BITS, GLUPlan, Keep, check_copy_bits, check_keep
 from ..tensors.table_registry import table_of
 from . import transforms
 from .gated_autograd import fewbit_glu
@@ -105,7 +105,7 @@ def plan_of(
     copy_bits: CopyBits = DEFAULT_COPY_BITS,
     keep: Keep = "parts",
     table: Table | None = None,
-) -> Plan:
+) -> GLUPlan:
     """Return the plan for act of `parameters`; the arguments are those of `swiglu`.
 
     Raises:
@@ -115,10 +115,10 @@ def plan_of(
     if check_keep(keep) != "parts":
         derivative_of(function)
     key = resolve_key(function, parameters, bits, table)
-    return Plan(function, parameters, key, table_of(key).bits, up_bits, second_bits, keep)
+    return GLUPlan(function, parameters, key, table_of(key).bits, up_bits, second_bits, keep)
 
 
-def apply(gate: Tensor, up: Tensor, plan: Plan) -> Tensor:
+def apply(gate: Tensor, up: Tensor, plan: GLUPlan) -> Tensor:
     """Return act(gate) · up, keeping what `plan` says for the gradients that will be asked for."""
     check_pair(gate, up)
     if not (keeps(gate) or keeps(up)) or transforms.are_active():  # torch.func: torch's own, which knows all transforms

@@ -13,10 +13,10 @@ from .. import ops
 from ..backends.arguments import refuse
 from ..backends.reference.glu import product
 from ..backends.reference.glu_derivatives import derivative_of
-from ..tensors.glu_parts import Plan, Wanted
+from ..tensors.glu_parts import GLUPlan, Wanted
 
 
-def keep(gate: Tensor, up: Tensor, plan: Plan, wanted: Wanted) -> tuple[Tensor, tuple[Tensor, ...]]:
+def keep(gate: Tensor, up: Tensor, plan: GLUPlan, wanted: Wanted) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return h = act(gate) · up and what its backward pass needs for the results that are wanted."""
     has_code, has_up, has_second = wanted.kept(plan.keep)
     if plan.keep == "exact":
@@ -30,7 +30,7 @@ def keep(gate: Tensor, up: Tensor, plan: Plan, wanted: Wanted) -> tuple[Tensor, 
 
 
 def gradients(
-    grad: Tensor, parts: tuple[Tensor, ...], plan: Plan, kept_for: Wanted, wanted: Wanted
+    grad: Tensor, parts: tuple[Tensor, ...], plan: GLUPlan, kept_for: Wanted, wanted: Wanted
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return d_gate, d_up and h; those that are not wanted have no elements.
 
@@ -45,13 +45,13 @@ def gradients(
     return ops.glu_backward(grad, *parts, *_constants(plan, *kept_for.kept(plan.keep)), list(wanted))
 
 
-def _constants(plan: Plan, has_code: bool, has_up: bool, has_second: bool) -> tuple[Any, ...]:
+def _constants(plan: GLUPlan, has_code: bool, has_up: bool, has_second: bool) -> tuple[Any, ...]:
     bits = (plan.up_bits if has_up else 0, plan.second_bits if has_second else 0)
     return plan.function, plan.parameters, plan.table if has_code else "", *bits, plan.keep == "inputs"
 
 
 def _exact(
-    grad: Tensor, parts: tuple[Tensor, ...], plan: Plan, kept_for: Wanted, wanted: Wanted
+    grad: Tensor, parts: tuple[Tensor, ...], plan: GLUPlan, kept_for: Wanted, wanted: Wanted
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The operations of torch's own backward pass, act(gate) computed again."""
     if kept_for.h_alone:
@@ -73,7 +73,7 @@ class fewbit_glu(torch.autograd.Function):
     """gate, up -> h; a graph shows the name. Returns the parts too, for whoever rebuilds h."""
 
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor, plan: Plan, rebuilds: bool) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, gate: Tensor, up: Tensor, plan: GLUPlan, rebuilds: bool) -> tuple[Tensor, ...]:
         """Return h, and what is kept."""
         wanted = Wanted(ctx.needs_input_grad[0], ctx.needs_input_grad[1], rebuilds)
         h, parts = keep(gate, up, plan, wanted)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from ...tables import FewbitError, Table
 from ...tables.errors import shown
 from ..backends.torch_functions import gelu_function
-from ..tensors.glu_parts import DEFAULT_COPY_BITS, Keep, Plan, check_copy_bits, check_keep
+from ..tensors.glu_parts import DEFAULT_COPY_BITS, GLUPlan, Keep, check_copy_bits, check_keep
 from ..tensors.table_registry import register_unpickled, table_of
 from .gated import CopyBits, apply, plan_of
 
@@ -23,7 +23,7 @@ class GatedUnit(nn.Module):
 
     def __init__(self, function: str, bits: int | None, copy_bits: CopyBits, keep: Keep, table: Table | None) -> None:
         super().__init__()
-        self.plan: Plan = plan_of(function, (), bits, copy_bits, keep, table)
+        self.plan: GLUPlan = plan_of(function, (), bits, copy_bits, keep, table)
         self._table = table_of(self.plan.table)
 
     @property
@@ -104,15 +104,15 @@ class GLU(GatedUnit):
 def check_plan(module: Any, key: str) -> None:
     """Raise FewbitError unless the plan of an unpickled module is one, of the table `key`."""
     plan = vars(module).get("plan")
-    if not isinstance(plan, Plan) or plan.table != key:
-        raise FewbitError(f"a pickled {type(module).__name__} holds the Plan of its table, not {shown(plan)}")
+    if not isinstance(plan, GLUPlan) or plan.table != key:
+        raise FewbitError(f"a pickled {type(module).__name__} holds the GLUPlan of its table, not {shown(plan)}")
     check_copy_bits((plan.up_bits, plan.second_bits))
     check_keep(plan.keep)
     if plan.code_bits != table_of(key).bits:
         raise FewbitError(f"the table has codes of {table_of(key).bits} bits, not {shown(plan.code_bits)}")
 
 
-def plan_text(plan: Plan) -> str:
+def plan_text(plan: GLUPlan) -> str:
     """Return a plan as a `repr` shows it."""
     if plan.keep == "exact":
         return "keep='exact'"

@@ -10,7 +10,7 @@ from ...tables.table import check_bits
 from ..layers.preact.layers import PreActLayer
 from .find import Found
 from .method import Applied, Handler, Make
-from .preact_chains import Plan, Planned, plan_of, swallowed, unfuse
+from .preact_chains import FusionPlan, Planned, plan_of, swallowed, unfuse
 from .report import Left, Replaced
 from .swap import restore
 
@@ -48,7 +48,7 @@ class ByChains:
 
     model: nn.Module
     bits: int
-    plan: Plan
+    plan: FusionPlan
     chains: Mapping[Found, Planned]
     compresses_layers = False
     activations = None

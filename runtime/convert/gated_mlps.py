@@ -21,7 +21,7 @@ from ..activations.modules import FewBitActivation
 from ..backends.reference.glu_derivatives import DERIVATIVES
 from ..layers.gated_mlp import GatedMLP
 from ..layers.source_match import is_written_as
-from ..tensors.glu_parts import DEFAULT_COPY_BITS, Keep, Plan, check_copy_bits, check_keep
+from ..tensors.glu_parts import DEFAULT_COPY_BITS, GLUPlan, Keep, check_copy_bits, check_keep
 from ..tensors.table_registry import register_table
 from .find import ORIGINAL, Form, Found, form_of, modules_of, original_of
 from .function_attributes import read_function
@@ -247,7 +247,7 @@ def _adopted(original: nn.Module, attribute: str, act: FewBitActivation, options
             vars(new)[name] = module
         else:
             new._modules[name] = module
-    plan = Plan(
+    plan = GLUPlan(
         act._function,
         act._parameters_of_function,
         register_table(act.table),

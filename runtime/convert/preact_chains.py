@@ -141,7 +141,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Plan:
+class FusionPlan:
     """Chains of a model, and normalisations that are in none: (name, what it is, why)."""
 
     planned: tuple[Planned, ...]
@@ -185,7 +185,7 @@ def swallowed(model: nn.Module) -> set[int]:
     return links | (inside - outside)
 
 
-def plan_of(model: nn.Module) -> Plan:
+def plan_of(model: nn.Module) -> FusionPlan:
     """Return which chains of `model` can run fused, and which batch normalisations are left and why."""
     planned: list[Planned] = []
     left: list[tuple[str, str, str]] = []
@@ -208,7 +208,7 @@ def plan_of(model: nn.Module) -> Plan:
                 planned.append(Planned(prefix + outcome.linear, was, owner, outcome))
             else:
                 left.append((prefix + name, one_line(norm), outcome))
-    return Plan(tuple(planned), tuple(left))
+    return FusionPlan(tuple(planned), tuple(left))
 
 
 # ---- finding chains --------------------------------------------------------------------------------------------------

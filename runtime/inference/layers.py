@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...tables import FewbitError
 from ..quantizers import Outlier, OutlierCompressed
-from ..tensors.spec import Form
+from ..tensors.spec import TensorSpec
 from .activations import InputQuantizer, StraightThrough
 from .calls import call, weights_of, without_weights
 
@@ -76,7 +76,7 @@ class PackedTensor(nn.Module):
     def codes(self) -> OutlierCompressed:
         """The tensor as `Outlier` compressed it, in row-major order."""
         strides = torch.empty(self.shape, device="meta").stride()
-        form = Form(self.shape, strides, self.dtype, self.packed.device)
+        form = TensorSpec(self.shape, strides, self.dtype, self.packed.device)
         return OutlierCompressed(self.quantizer, form, *(self._buffers[part] for part in PARTS))  # pyright: ignore[reportArgumentType]
 
     def decompress(self) -> Tensor:

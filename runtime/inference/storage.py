@@ -19,7 +19,7 @@ from ...tables.errors import shown
 from ...tables.files import atomic_write, check_writable, reason
 from ..quantizers import Outlier, OutlierCompressed
 from ..tensors.dtypes import DTYPES, name_of
-from ..tensors.spec import Form
+from ..tensors.spec import TensorSpec
 from .activations import InputQuantizer
 from .calls import weights_of
 from .layers import PARTS, PackedLayer, PackedTensor
@@ -187,7 +187,9 @@ def _codes(weight: Tensor, told: Any, tensors: dict[str, Tensor], prefix: str) -
     missing = [prefix + part for part, tensor in parts.items() if tensor is None]
     if missing:
         raise FewbitError(f"it lacks {shown(missing[0])}")
-    form = Form(weight.shape, torch.empty(weight.shape, device="meta").stride(), _dtype(dtype), torch.device("cpu"))
+    form = TensorSpec(
+        weight.shape, torch.empty(weight.shape, device="meta").stride(), _dtype(dtype), torch.device("cpu")
+    )
     codes = OutlierCompressed(made, form, **parts)  # pyright: ignore[reportArgumentType]
     try:
         codes.check_contents()

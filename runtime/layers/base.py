@@ -23,7 +23,7 @@ from ..quantizers import Compressed, PerGroup
 from ..tensors.dtypes import DTYPES
 from .saver import QuantizerSaver, Saver, put_together, take_apart
 
-DEFAULT_BITS = 4  # as ActNN's L1 and L2
+DEFAULT_LAYER_BITS = 4  # as ActNN's L1 and L2
 
 
 class CompressedLayer(nn.Module):
@@ -44,7 +44,7 @@ class CompressedLayer(nn.Module):
 
     saver: Saver
 
-    def __init__(self, *args: Any, bits: int = DEFAULT_BITS, saver: Saver | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, bits: int = DEFAULT_LAYER_BITS, saver: Saver | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.saver = check_saver(saver) if saver is not None else QuantizerSaver(PerGroup(bits=bits))
 

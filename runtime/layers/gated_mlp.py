@@ -35,7 +35,7 @@ from ..backends.arguments import check_dtype, refuse
 from ..quantizers.per_group import group_within
 from ..tensors.abstract import is_autocast
 from ..tensors.checks import check_integer
-from ..tensors.glu_parts import DEFAULT_COPY_BITS, GROUP_SIZE, Keep, Plan, Wanted
+from ..tensors.glu_parts import DEFAULT_COPY_BITS, GROUP_SIZE, GLUPlan, Keep, Wanted
 from ..tensors.table_registry import register_unpickled, table_of
 
 __all__ = ["ACTIVATIONS", "GatedMLP"]
@@ -81,7 +81,7 @@ class GatedMLP(nn.Module):
         FewbitError: an argument is none of these.
     """
 
-    plan: Plan
+    plan: GLUPlan
     input_bits: int | None
 
     def __init__(
@@ -114,7 +114,7 @@ class GatedMLP(nn.Module):
         self.down_proj = nn.Linear(intermediate_size, hidden_size, **made)
         self.set_plan(plan_of(ACTIVATIONS[activation], (), bits, copy_bits, keep, table), input_bits)
 
-    def set_plan(self, plan: Plan, input_bits: int | None = None) -> None:
+    def set_plan(self, plan: GLUPlan, input_bits: int | None = None) -> None:
         """Choose anew what is kept; the projections stay."""
         if input_bits is not None:
             check_integer("input_bits", input_bits, 1, 8)
@@ -229,7 +229,7 @@ class fewbit_gated_mlp(torch.autograd.Function):
         up_bias: Tensor | None,
         down_weight: Tensor,
         down_bias: Tensor | None,
-        plan: Plan,
+        plan: GLUPlan,
         input_bits: int | None,
     ) -> Tensor:
         """Return y, and keep what the gradients that are asked for need."""
@@ -362,7 +362,7 @@ def _same(x: Any) -> Any:
     return x
 
 
-def _rebuilding(h: Tensor, parts: tuple[Tensor, ...], plan: Plan, wanted: Wanted) -> AbstractContextManager[None]:
+def _rebuilding(h: Tensor, parts: tuple[Tensor, ...], plan: GLUPlan, wanted: Wanted) -> AbstractContextManager[None]:
     """Return a block in which the parts are saved instead of h."""
     shape, dtype, device = h.shape, h.dtype, h.device
 

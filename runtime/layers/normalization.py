@@ -22,7 +22,7 @@ from torch import Tensor
 from ...tables import FewbitError
 from ...tables.errors import shown
 from ..quantizers import Compressed
-from .base import DEFAULT_BITS, CompressedLayer
+from .base import DEFAULT_LAYER_BITS, CompressedLayer
 from .saver import Saver, compress_rows
 
 
@@ -41,7 +41,7 @@ class CompressedNorm(CompressedLayer):
     copies: int = 1
 
     def __init__(
-        self, *args: Any, bits: int = DEFAULT_BITS, saver: Saver | None = None, copies: int = 1, **kwargs: Any
+        self, *args: Any, bits: int = DEFAULT_LAYER_BITS, saver: Saver | None = None, copies: int = 1, **kwargs: Any
     ) -> None:
         super().__init__(*args, bits=bits, saver=saver, **kwargs)
         self.copies = check_copies(copies)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..quantizers import OutlierCompressed
 from ..tensors.layout import as_dense
-from ..tensors.spec import Form
+from ..tensors.spec import TensorSpec
 
 _CODES = "_fewbit_codes"
 
@@ -33,5 +33,5 @@ def found(x: Tensor) -> OutlierCompressed | None:
             continue
         same = version == x._version and tensor.numel() == x.numel() and tensor.dtype == x.dtype
         if same and as_dense(x) is x:
-            return codes if codes.form == Form.of(x) else replace(codes, form=Form.of(x))
+            return codes if codes.form == TensorSpec.of(x) else replace(codes, form=TensorSpec.of(x))
     return None

@@ -15,7 +15,7 @@ from ..layers.saver import Whole, is_held
 from ..layers.shared_codes import found
 from ..layers.value_aware_relu import ValueAwareReLU
 from ..quantizers import Compressed, OutlierCompressed
-from ..quantizers.entropy import Codes, measure
+from ..quantizers.entropy import CodeSizes, measure
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def codes_by_module(
     bits: int = 3,
     ratio: float = 0.02,
     compressor: str | None = None,
-) -> dict[str, Codes]:
+) -> dict[str, CodeSizes]:
     """Return what the codes of each ReLU and layer could be reduced to, in one forward pass on `inputs`.
 
     Args:
@@ -75,7 +75,7 @@ def codes_by_module(
         converted(*inputs)
     if not seen:
         raise FewbitError("the model saves nothing by V-Quant: it has no torch.nn.ReLU, Linear or convolution to train")
-    rows: dict[str, Codes] = {}
+    rows: dict[str, CodeSizes] = {}
     for name, codes in seen:
         rows[name if name not in rows else f"{name} again"] = measure(codes, compressor)
     return rows

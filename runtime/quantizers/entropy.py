@@ -27,7 +27,7 @@ class _Packed(Protocol):
 
 
 @dataclass(frozen=True)
-class Codes:
+class CodeSizes:
     """Codes of one tensor or of many, and what they could be reduced to.
 
     Attributes:
@@ -75,7 +75,7 @@ def compressors() -> dict[str, Callable[[bytes], bytes]]:
     return found
 
 
-def measure(compressed: _Packed, compressor: str | None = None) -> Codes:
+def measure(compressed: _Packed, compressor: str | None = None) -> CodeSizes:
     """Return what the codes of a compressed tensor could be reduced to.
 
     Args:
@@ -95,10 +95,10 @@ def measure(compressed: _Packed, compressor: str | None = None) -> Codes:
     counts = torch.bincount(unpack(packed, bits, elements).int(), minlength=1 << bits).double()
     entropy = float(torch.special.entr(counts / max(1, elements)).sum()) / torch.log(torch.tensor(2.0)).item()
     size = len(known[name](packed.numpy().tobytes())) if elements else 0
-    return Codes(elements, packed.numel(), entropy * elements / 8, size, name)
+    return CodeSizes(elements, packed.numel(), entropy * elements / 8, size, name)
 
 
-def total(parts: Iterable[Codes]) -> Codes:
+def total(parts: Iterable[CodeSizes]) -> CodeSizes:
     """Return the sum over several tensors, which one compressor has compressed.
 
     Raises:
@@ -108,7 +108,7 @@ def total(parts: Iterable[Codes]) -> Codes:
     names = {part.compressor for part in listed}
     if len(names) != 1:
         raise FewbitError("the codes are of no tensor" if not names else "the codes are of several compressors")
-    return Codes(
+    return CodeSizes(
         sum(part.elements for part in listed),
         sum(part.packed for part in listed),
         sum(part.entropy for part in listed),

@@ -30,12 +30,12 @@ from ...tables.errors import shown
 from ..backends.cpu import fixed_point as cpu
 from ..backends.cuda import fixed_point as cuda
 from ..backends.reference import fixed_point as reference
-from ..backends.reference.fixed_point import Channels, channels_of
+from ..backends.reference.fixed_point import QuantParams, quant_params
 from ..tensors.checks import check_integer
 from ..tensors.dtypes import as_kind
 from ..tensors.layout import as_dense
 from ..tensors.plain import has_kernels
-from ..tensors.spec import Form
+from ..tensors.spec import TensorSpec
 from .base import check_tensor
 from .validation import Unpickled, check_channels, check_form, check_packed
 
@@ -78,14 +78,14 @@ class FixedPoint(Unpickled):
         x = as_dense(x.detach())
         γ, β = scale.detach(), shift.detach()
         if has_kernels(x):
-            quantize, meaning = cpu.quantize, channels_of
+            quantize, meaning = cpu.quantize, quant_params
         elif cuda.serves(x):
-            quantize, meaning = cuda.quantize, _channels_on_gpu
+            quantize, meaning = cuda.quantize, _quant_params_on_gpu
         else:
-            quantize, meaning = reference.quantize, channels_of
+            quantize, meaning = reference.quantize, quant_params
         channels = meaning(γ, β, self.bits)
         packed = quantize(as_kind(x, keep_positive=True), channels, x.stride(channel_dim), self.bits)
-        return FixedPointCompressed(self, Form.of(x), packed, γ, β, channel_dim, _versions(γ, β))
+        return FixedPointCompressed(self, TensorSpec.of(x), packed, γ, β, channel_dim, _versions(γ, β))
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +103,7 @@ class FixedPointCompressed(Unpickled):
     """
 
     quantizer: FixedPoint
-    form: Form
+    form: TensorSpec
     packed: Tensor
     scale: Tensor
     shift: Tensor
@@ -133,20 +133,20 @@ class FixedPointCompressed(Unpickled):
             raise RuntimeError("FixedPoint: scale or shift was modified in place between compress and decompress")
         out = self.form.empty()
         if has_kernels(out):
-            dequantize, meaning = cpu.dequantize, channels_of
+            dequantize, meaning = cpu.dequantize, quant_params
         elif cuda.serves(out):
-            dequantize, meaning = cuda.dequantize, _channels_on_gpu
+            dequantize, meaning = cuda.dequantize, _quant_params_on_gpu
         else:
-            dequantize, meaning = reference.dequantize, channels_of
+            dequantize, meaning = reference.dequantize, quant_params
         channels = meaning(self.scale, self.shift, self.quantizer.bits)
         dequantize(self.packed, channels, out.stride(self.channel_dim), self.quantizer.bits, out)
         return out
 
 
-def _channels_on_gpu(scale: Tensor, shift: Tensor, bits: int) -> Channels:
+def _quant_params_on_gpu(scale: Tensor, shift: Tensor, bits: int) -> QuantParams:
     """Return the same, made by one kernel."""
     origin, step, inverse, zero, *_ = cuda.table(scale, shift, bits)
-    return Channels(origin, step, inverse, zero.view(torch.int32))
+    return QuantParams(origin, step, inverse, zero.view(torch.int32))
 
 
 def _versions(*tensors: Tensor) -> tuple[int, ...]:

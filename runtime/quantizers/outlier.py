@@ -32,7 +32,7 @@ from ..tensors.checks import check_integer
 from ..tensors.dtypes import as_kind, name_of, total_bytes
 from ..tensors.layout import as_dense, flat
 from ..tensors.plain import has_kernels
-from ..tensors.spec import Form
+from ..tensors.spec import TensorSpec
 from ..tensors.table_registry import register_table
 from .base import check_tensor
 from .validation import Unpickled, check_form, check_outlier_parts, check_outliers, check_packed
@@ -96,10 +96,10 @@ class Outlier(Unpickled):
         x = as_dense(x.detach())
         elements = flat(as_kind(x, keep_positive=self.relu))
         if is_abstract(x):
-            return OutlierCompressed(self, Form.of(x), *_abstract(elements, self))
+            return OutlierCompressed(self, TensorSpec.of(x), *_abstract(elements, self))
         quantize = cpu.quantize if has_kernels(x) else reference.quantize
         settings = (self.bits, self.ratio, self.relu, self.value_dtype, self.sample_every)
-        return OutlierCompressed(self, Form.of(x), *quantize(elements, *settings))
+        return OutlierCompressed(self, TensorSpec.of(x), *quantize(elements, *settings))
 
     def count(self, n: int) -> int:
         """Return k, the outliers of `n` elements, if the threshold is exact."""
@@ -121,7 +121,7 @@ class OutlierCompressed(Unpickled):
     """
 
     quantizer: Outlier
-    form: Form
+    form: TensorSpec
     packed: Tensor
     counts: Tensor
     offsets: Tensor

@@ -39,7 +39,7 @@ from ..tensors.packing import GROUP
 from ..tensors.philox import draw_seed
 from ..tensors.plain import has_kernels
 from ..tensors.rows import check_sample_bits, packed_bytes, sample_bits_list
-from ..tensors.spec import Form
+from ..tensors.spec import TensorSpec
 from .base import check_tensor
 from .validation import Unpickled, check_form, check_groups
 
@@ -105,7 +105,7 @@ class PerGroup(Unpickled):
         x = as_dense(x.detach())
         rows = _samples(x)
         if is_abstract(x):
-            return PerGroupCompressed(self, Form.of(x), *_abstract(rows, self, sample_bits))
+            return PerGroupCompressed(self, TensorSpec.of(x), *_abstract(rows, self, sample_bits))
         bits = self.bits if sample_bits is None else check_sample_bits(sample_bits, rows.shape[0])
         seed = draw_seed(generator)
         if has_kernels(x):
@@ -113,7 +113,7 @@ class PerGroup(Unpickled):
         else:
             quantize = cuda.quantize if cuda.serves(rows, self.group_size) else reference.quantize
         kept = quantize(as_kind(rows, keep_positive=False), bits, self.group_size, seed)
-        return PerGroupCompressed(self, Form.of(x), bits, *kept)
+        return PerGroupCompressed(self, TensorSpec.of(x), bits, *kept)
 
 
 @cache
@@ -154,7 +154,7 @@ class PerGroupCompressed(Unpickled):
     """
 
     quantizer: PerGroup
-    form: Form
+    form: TensorSpec
     bits: int | Tensor
     packed: Tensor
     minimum: Tensor

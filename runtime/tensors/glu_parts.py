@@ -31,7 +31,7 @@ Keep = Literal["parts", "inputs", "exact"]
 KEEPS: tuple[Keep, ...] = get_args(Keep)
 
 
-class Plan(NamedTuple):
+class GLUPlan(NamedTuple):
     """What to keep of act(gate) · up. A tuple, so that torch.compile takes it for a constant.
 
     Attributes:

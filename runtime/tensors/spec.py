@@ -10,7 +10,7 @@ from .layout import flat
 
 
 @dataclass(frozen=True)
-class Form:
+class TensorSpec:
     """Shape, layout and dtype of a dense tensor: what its codes do not tell."""
 
     shape: torch.Size
@@ -19,8 +19,8 @@ class Form:
     device: torch.device
 
     @classmethod
-    def of(cls, x: Tensor) -> "Form":
-        """Return the form of the dense tensor `x`."""
+    def of(cls, x: Tensor) -> "TensorSpec":
+        """Return the spec of the dense tensor `x`."""
         return cls(x.shape, x.stride(), x.dtype, x.device)
 
     @property
@@ -29,14 +29,14 @@ class Form:
         return self.shape.numel()
 
     def empty(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Return an uninitialised tensor of this form, or of another dtype."""
+        """Return an uninitialised tensor of this spec, or of another dtype."""
         dtype = dtype or self.dtype
         if self.device.type == "cpu":
             return host_memory.reused(self.shape, self.stride, dtype)
         return torch.empty_strided(self.shape, self.stride, dtype=dtype, device=self.device)
 
     def filled(self, values: Tensor) -> Tensor:
-        """Return a tensor of this form with `values` (n,) in memory order, rounded to its dtype."""
+        """Return a tensor of this spec with `values` (n,) in memory order, rounded to its dtype."""
         x = self.empty()
         flat(x).copy_(values)
         return x

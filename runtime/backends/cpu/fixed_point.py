@@ -5,7 +5,6 @@ Where a channel's elements lie together a run is what one channel has in a block
 """
 
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,14 +14,12 @@ from torch import Tensor
 from ...tensors.dtypes import KINDS, largest, smallest
 from ...tensors.layout import flat
 from ...tensors.packing import packed_size
+from ..reference.fixed_point import QuantParams
 from .numba_tools import BLOCK, GROUP, as_float, build, read, read_codes, take, vector, write, write_codes
 from .threads import JOB_WORDS, Kernel, run
 
-if TYPE_CHECKING:
-    from ..reference.fixed_point import Channels
 
-
-def quantize(x: Tensor, channels: "Channels", inner: int, bits: int) -> Tensor:
+def quantize(x: Tensor, channels: QuantParams, inner: int, bits: int) -> Tensor:
     """Return the packed codes of the dense tensor `x`; element i in memory belongs to channel ⌊i/inner⌋ mod C."""
     n = x.numel()
     packed = torch.empty(packed_size(n, bits), dtype=torch.uint8, device="cpu")
@@ -32,7 +29,7 @@ def quantize(x: Tensor, channels: "Channels", inner: int, bits: int) -> Tensor:
     return packed
 
 
-def dequantize(packed: Tensor, channels: "Channels", inner: int, bits: int, out: Tensor) -> None:
+def dequantize(packed: Tensor, channels: QuantParams, inner: int, bits: int, out: Tensor) -> None:
     """Write the values of the codes to the dense tensor `out`."""
     n = out.numel()
     if out.dtype not in KINDS:

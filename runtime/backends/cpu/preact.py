@@ -97,7 +97,7 @@ def _bits(value: float) -> int:
     return int(np.float32(value).view(np.int32))
 
 
-# ---- what the codes of a channel mean: in float64, as channels_of and meaning.py do it in torch ----------------------
+# ---- what the codes of a channel mean: in float64, as quant_params and its kin do it in torch ---------------------
 
 _LIMIT = largest(torch.float32)
 _F = np.float32(0)  # for `vector`: what lies at an address

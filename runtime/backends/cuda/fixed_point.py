@@ -1,7 +1,7 @@
 """Fixed-point quantization on the GPU, 8 elements a thread, and launches of pre-activation layers' kernels."""
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,11 +9,9 @@ from torch import Tensor
 from ...tensors.dtypes import KINDS, name_of
 from ...tensors.layout import flat
 from ...tensors.packing import packed_size
+from ..reference.fixed_point import QuantParams
 from .activation import BLOCKS_PER_MULTIPROCESSOR, available, compiled, start
 from .codegen.fixed_point import ELEMENTS_PER_BLOCK, ROWS, fixed_point_source
-
-if TYPE_CHECKING:
-    from ..reference.fixed_point import Channels
 
 
 def serves(x: Tensor) -> bool:
@@ -32,7 +30,7 @@ def table(scale: Tensor, shift: Tensor, bits: int) -> Tensor:
     return rows
 
 
-def quantize(x: Tensor, channels: "Channels", inner: int, bits: int) -> Tensor:
+def quantize(x: Tensor, channels: QuantParams, inner: int, bits: int) -> Tensor:
     """Return the packed codes of the dense tensor `x`; element i in memory belongs to channel ⌊i/inner⌋ mod C."""
     n, c = x.numel(), channels
     packed = torch.empty(packed_size(n, bits), dtype=torch.uint8, device=x.device)
@@ -41,7 +39,7 @@ def quantize(x: Tensor, channels: "Channels", inner: int, bits: int) -> Tensor:
     return packed
 
 
-def dequantize(packed: Tensor, channels: "Channels", inner: int, bits: int, out: Tensor) -> None:
+def dequantize(packed: Tensor, channels: QuantParams, inner: int, bits: int, out: Tensor) -> None:
     """Write the values of the codes to the dense tensor `out`."""
     n, c = out.numel(), channels
     if out.dtype not in KINDS:

@@ -14,7 +14,7 @@ LEAST_STEP, MOST_STEP = 2.0**-120, 2.0**118
 
 
 @dataclass(frozen=True, eq=False)
-class Channels:
+class QuantParams:
     """What the codes of each channel mean; all (C,).
 
     Attributes:
@@ -30,7 +30,7 @@ class Channels:
     zero: Tensor
 
 
-def channels_of(scale: Tensor, shift: Tensor, bits: int) -> Channels:
+def quant_params(scale: Tensor, shift: Tensor, bits: int) -> QuantParams:
     """Return what the codes mean under γ and β, (C,)."""
     γ, β = scale.double().abs(), shift.double()
     half = 1 << (bits - 1)
@@ -42,10 +42,10 @@ def channels_of(scale: Tensor, shift: Tensor, bits: int) -> Channels:
     origin = torch.where(varies, multiple * Δ, β).clamp(-limit, limit)
     zero = (half - multiple.nan_to_num()).clamp(1, 2 * half - 1)
     inverse = torch.where(varies, 1 / Δ, 0)
-    return Channels(origin.float(), torch.where(varies, Δ, 0).float(), inverse.float(), zero.int())
+    return QuantParams(origin.float(), torch.where(varies, Δ, 0).float(), inverse.float(), zero.int())
 
 
-def quantize(x: Tensor, channels: Channels, inner: int, bits: int) -> Tensor:
+def quantize(x: Tensor, channels: QuantParams, inner: int, bits: int) -> Tensor:
     """Return the packed codes of the dense tensor `x`; element i in memory belongs to channel ⌊i/inner⌋ mod C."""
     half, top = 1 << (bits - 1), (1 << bits) - 1
     A = flat(x).float()
@@ -56,7 +56,7 @@ def quantize(x: Tensor, channels: Channels, inner: int, bits: int) -> Tensor:
     return pack(torch.where(A > 0, code.maximum(zero), code.minimum(zero - 1)).to(torch.uint8), bits)
 
 
-def dequantize(packed: Tensor, channels: Channels, inner: int, bits: int, out: Tensor) -> None:
+def dequantize(packed: Tensor, channels: QuantParams, inner: int, bits: int, out: Tensor) -> None:
     """Write the values of the codes to the dense tensor `out`."""
     code = unpack(packed, bits, out.numel()).int()
     channel = _channel(code, channels, inner)
@@ -67,6 +67,6 @@ def dequantize(packed: Tensor, channels: Channels, inner: int, bits: int, out: T
     flat(out).copy_(torch.where(positive, values.clamp(least, most), values.clamp(-most, -least)))
 
 
-def _channel(like: Tensor, channels: Channels, inner: int) -> Tensor:
+def _channel(like: Tensor, channels: QuantParams, inner: int) -> Tensor:
     index = torch.arange(like.numel(), device=like.device)
     return index // max(inner, 1) % max(channels.zero.numel(), 1)

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .fixed_point import MOST_STEP, Channels, channels_of
+from .fixed_point import MOST_STEP, QuantParams, quant_params
 
 
 @dataclass(frozen=True, eq=False)
-class Meaning:
+class PreActQuantParams:
     """Parameters of every channel.
 
     Attributes:
@@ -27,7 +27,7 @@ class Meaning:
         bits: K.
     """
 
-    channels: Channels
+    channels: QuantParams
     offset: Tensor
     slope: Tensor
     bits: int
@@ -44,9 +44,9 @@ def for_coding(γ: Tensor, β: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(flat, 1, γ), torch.where(flat, 0, β)
 
 
-def meaning_of(γ: Tensor, β: Tensor, bits: int) -> Meaning:
+def preact_quant_params(γ: Tensor, β: Tensor, bits: int) -> PreActQuantParams:
     """Return what the codes mean under γ and β, (C,)."""
-    c = channels_of(γ, β, bits)
+    c = quant_params(γ, β, bits)
     γ, β = γ.double(), β.double()
     half, step = 1 << (bits - 1), 6.0 / (1 << bits)
     Δ = (step * γ.abs()).clamp(max=MOST_STEP)
@@ -56,8 +56,8 @@ def meaning_of(γ: Tensor, β: Tensor, bits: int) -> Meaning:
     offset = ((multiple * Δ - β) / γ).nan_to_num(0).clamp(-2 * step, 2 * step)
     flat = γ == 0
     zero = torch.where(flat, torch.where(β > 0, 0, 2 * half), c.zero).int()
-    return Meaning(
-        Channels(c.origin, c.step, c.inverse, zero),
+    return PreActQuantParams(
+        QuantParams(c.origin, c.step, c.inverse, zero),
         torch.where(flat | (c.step == 0), 0, offset).float(),
         torch.where(γ < 0, -step, step).float(),
         bits,

@@ -18,14 +18,14 @@ from ....tables import FewbitError
 from ...backends.cpu import preact as cpu
 from ...backends.cuda import preact as cuda
 from ...backends.reference import fixed_point as reference
-from ...backends.reference.preact import Meaning, for_coding, meaning_of
+from ...backends.reference.preact import PreActQuantParams, for_coding, preact_quant_params
 from ...quantizers.validation import check_channels, check_form, check_packed, check_part, shown_part, text_of
 from ...tensors.abstract import is_abstract, scratch
 from ...tensors.dtypes import KINDS, as_kind
 from ...tensors.layout import flat, with_stride
 from ...tensors.packing import unpack
 from ...tensors.plain import has_kernels
-from ...tensors.spec import Form
+from ...tensors.spec import TensorSpec
 
 CHANNEL_DIM = 1
 
@@ -59,7 +59,7 @@ def _compress_reference(
     shape = [1, -1] + [1] * (A.dim() - 2)
     normalised = ((x - mean.view(shape)) * inverse_deviation.view(shape)).to(A.dtype)
     coded = with_stride(torch.where((γ == 0).view(shape), normalised, A), A.stride())
-    channels = meaning_of(*for_coding(γ, β), bits).channels
+    channels = preact_quant_params(*for_coding(γ, β), bits).channels
     return reference.quantize(as_kind(coded, keep_positive=True), channels, A.stride(CHANNEL_DIM), bits)
 
 
@@ -69,7 +69,7 @@ def activate_(A: Tensor, slope: float) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Codes:
+class PreActCodes:
     """The packed code of A₂ with all that it takes to read it.
 
     Attributes:
@@ -81,7 +81,7 @@ class Codes:
     """
 
     packed: Tensor
-    form: Form
+    form: TensorSpec
     γ: Tensor
     β: Tensor
     bits: int
@@ -157,8 +157,8 @@ class Codes:
             return gradient, dγ, dβ  # whose memory kernels write to
         return self.form.filled(values), dγ, dβ
 
-    def _meaning(self) -> Meaning:
-        return meaning_of(self.γ, self.β, self.bits)
+    def _meaning(self) -> PreActQuantParams:
+        return preact_quant_params(self.γ, self.β, self.bits)
 
     @property
     def _kernels(self) -> Any:
@@ -175,7 +175,7 @@ class Codes:
         index = torch.arange(self.form.numel, device=like.device)
         return index // max(self._inner, 1) % max(self.γ.numel(), 1)
 
-    def _positive(self, meaning: Meaning) -> Tensor:
+    def _positive(self, meaning: PreActQuantParams) -> Tensor:
         """Return whether A₂ > 0, bool (n,), in memory order."""
         code = unpack(self.packed, self.bits, self.form.numel).int()
         return code >= meaning.channels.zero[self._channel(code)]

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ...tensors.spec import Form
-from .codes import Codes, activate_, compress
+from ...tensors.spec import TensorSpec
+from .codes import PreActCodes, activate_, compress
 from .linear import Linear, backward
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -120,16 +120,16 @@ class PreActivation(torch.autograd.Function):
             ctx.save_for_backward(x, γ, β, weight, mean, inverse_deviation, *running)
             activate_(A, s.slope)
         elif s.bits == 0:
-            ctx.form = Form.of(A)
+            ctx.form = TensorSpec.of(A)
             ctx.save_for_backward(None, None, None, weight, None)
             activate_(A, s.slope)
         else:
-            ctx.form = form = Form.of(A)
+            ctx.form = form = TensorSpec.of(A)
             scale, shift = _vectors(γ, β, inverse_deviation)
             packed = compress(A, x, scale, shift, mean, inverse_deviation, s.bits, s.slope)
             ctx.save_for_backward(packed, γ, β, weight, inverse_deviation)
             if s.naive:
-                A = Codes(packed, form, scale, shift, s.bits, s.slope).activated()
+                A = PreActCodes(packed, form, scale, shift, s.bits, s.slope).activated()
         return s.linear(A, weight, bias)
 
     @staticmethod
@@ -147,7 +147,7 @@ def _approximate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     if s.bits == 0:
         return None, None, None, None, backward(s.linear, gradient, ctx.form.empty(), weight, (False, False, True))[2]
     scale, shift = _vectors(γ, β, inverse_deviation)
-    codes = Codes(packed, ctx.form, scale, shift, s.bits, s.slope)
+    codes = PreActCodes(packed, ctx.form, scale, shift, s.bits, s.slope)
     into_norm = need_x or need_γ or need_β
     A = codes.activated() if need_weight else ctx.form.empty()
     dA, dw, db = backward(s.linear, gradient, A, weight, (into_norm, need_weight, need_bias))

@@ -79,7 +79,7 @@ encode({T}* A, const {T}* x, u8* packed, const float* table, const float* mean, 
 
 decode(const u8* packed, {T}* out, const float* table, i64 n, i64 inner, i64 C, i64 leak)
 {{
-    const fewbit::Meaning m(table, C);
+    const fewbit::PreActQuantParams m(table, C);
     fewbit::dequantize_channels<{T}, {bits}>(packed, out, m.origin, m.step, m.sign, n, inner, C, number(leak));
 }}
 

@@ -7,8 +7,8 @@ import torch
 from fewbit.runtime.backends.cuda import fixed_point
 from fewbit.runtime.backends.cuda import preact as cuda
 from fewbit.runtime.layers.preact import codes as codes_module
-from fewbit.runtime.layers.preact.codes import Codes, compress
-from fewbit.runtime.tensors.spec import Form
+from fewbit.runtime.layers.preact.codes import PreActCodes, compress
+from fewbit.runtime.tensors.spec import TensorSpec
 from host_kernels import fixed_point_on_host, needs_gxx
 
 LAYOUTS = {
@@ -26,9 +26,9 @@ KERNELS = ["tabulate", "encode", "tabulate", "decode", "tabulate", "sums", "fini
 def through_a_layer(A, x, γ, β, mean, r, bits, slope, gradient, by_batch=True, into_input=True):
     """All that a layer has of its codes: they themselves, A₃, Ã₃ and the gradients of x, γ and β."""
     A, gradient = A.clone(memory_format=torch.preserve_format), gradient.clone(memory_format=torch.preserve_format)
-    form = Form.of(A)
+    form = TensorSpec.of(A)
     packed = compress(A, x, γ, β, mean, r, bits, slope)
-    codes = Codes(packed, form, γ, β, bits, slope)
+    codes = PreActCodes(packed, form, γ, β, bits, slope)
     return packed, A, codes.activated(), *codes.through_normalisation(gradient, r, by_batch, into_input)
 
 
