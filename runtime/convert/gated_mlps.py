@@ -80,7 +80,7 @@ class GatedMLPs:
 
     Attributes:
         keep: "parts", "inputs" or "exact" (tensors/glu_parts.py).
-        copy_bits: of the copies of up and of act(gate), or of the gate; 0 to 8 each.
+        copy_bits: of the copies of up and of act(gate), or of the gate; 0 to 8 each, or one number for both.
         input_bits: of the block's input, which is then saved in few bits too; None saves it as it is.
 
     Raises:
@@ -91,7 +91,7 @@ class GatedMLPs:
     """
 
     keep: Keep = "parts"
-    copy_bits: tuple[int, int] = DEFAULT_COPY_BITS
+    copy_bits: int | tuple[int, int] = DEFAULT_COPY_BITS
     input_bits: int | None = None
 
     def __post_init__(self) -> None:
