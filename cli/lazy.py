@@ -8,15 +8,16 @@ import click
 
 
 class LazyGroup(click.Group):
-    """A group whose command `name` is the object `command` in the module `name` of this package.
+    """A group whose command `name` is the object `command` in the module `name` of a package.
 
     Args:
         lazy: the commands in the order of the help page, each with its line there.
+        package: where the modules are; a hyphen in a name is an underscore in its module's.
     """
 
-    def __init__(self, *args: Any, lazy: dict[str, str], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, lazy: dict[str, str], package: str | None = __package__, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.lazy = lazy
+        self.lazy, self.package = lazy, package
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands; imports none."""
@@ -26,7 +27,7 @@ class LazyGroup(click.Group):
         """Import and return one command, or None if there is none of that name."""
         if cmd_name not in self.lazy:
             return None
-        return importlib.import_module(f".{cmd_name}", __package__).command
+        return importlib.import_module(f".{cmd_name.replace('-', '_')}", self.package).command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -51,8 +51,7 @@ def memory(
 def _measured(tokens: int, hidden: int, intermediate: int, dtype: str, compiled: bool) -> dict[str, Any]:
     import torch
 
-    from ..runtime.glu.bench import Case, measure
-    from .bench_glu import report_of
+    from .bench.glu import Case, measure, report_of
 
     case = Case(tokens, hidden, intermediate, getattr(torch, dtype))
     return report_of(case, measure(case, 0, compiled))

@@ -1,6 +1,13 @@
 """act(gate) · up with a few bits kept: swiglu, geglu, reglu, glu (Shazeer, "GLU Variants Improve Transformer", 2020).
 
-Forward they are torch's own operations, bit for bit. See plan.py for what is kept, and how exact the gradients are.
+Forward they are torch's own operations, bit for bit. Of the whole block down(act(gate(x)) · up(x)) eager PyTorch keeps
+gate, act(gate), up and h for the backward pass, four tensors of tokens × intermediate. The gradients need of them
+
+    d_gate = grad · up · act'(gate)        d_up = grad · act(gate)        d_down = grad_outputᵀ · h,  h = act(gate) · up
+
+and that is kept in few bits: the code of act'(gate) in a table of this project, and copies of up and act(gate) by the
+per-group quantizer, whose stochastic rounding is unbiased. The two copies are rounded independently, so their product
+is an unbiased h too. How many bytes that is, and how exact the gradients are: tensors/glu_parts.py.
 """
 
 from typing import Any

@@ -1,8 +1,8 @@
 """The gated MLP of Llama and its kind, down(act(gate(x)) · up(x)), of which each tensor is kept once and in few bits.
 
 Eager PyTorch keeps x once, four tensors of tokens × intermediate, and nothing else that grows with the tokens. Here the
-parts of plan.py stand for those four: h, the input of the down projection, is rebuilt from them in the backward pass. x
-is kept as it is, or in `input_bits` bits as one more per-group copy.
+parts of glu_parts.py stand for those four: h, the input of the down projection, is rebuilt from them in the backward
+pass. x is kept as it is, or in `input_bits` bits as one more per-group copy.
 
     plain projections    torch.nn.Linear without hooks: the block is one node of the graph, `fewbit_gated_mlp`
     other projections    LoRA, quantised or sharded layers, layers with hooks: each is called as a module, and what it

@@ -126,7 +126,7 @@ def test_the_lines_of_the_help_page_are_those_of_the_commands():
         assert found.help.splitlines()[0] == line
 
 
-@pytest.mark.parametrize("group", [[], ["tables"], ["plot"]], ids=str)
+@pytest.mark.parametrize("group", [[], ["tables"], ["plot"], ["bench"]], ids=str)
 def test_a_group_alone_shows_its_help(run, group):
     outcome = run(*group)
     assert outcome.status in (0, 2)  # click before 8.2: 0
@@ -149,6 +149,8 @@ def _imported(arguments):
         (["--version"], {"torch", "matplotlib", "numba", "scipy"}),
         (["tables", "list"], {"torch", "matplotlib", "numba", "scipy"}),
         (["tables", "show", "gelu"], {"torch", "matplotlib", "numba", "scipy"}),
+        (["bench", "--help"], {"torch", "matplotlib", "numba", "scipy"}),
+        (["bench", "solve", "--help"], {"torch", "matplotlib"}),
         (["solve", "gelu"], {"torch", "matplotlib"}),
         (["tables", "verify"], {"torch", "matplotlib"}),
     ],

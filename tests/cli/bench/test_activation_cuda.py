@@ -1,10 +1,14 @@
+"""What the GPU's benchmark measures is measured on the CPU here: the bookkeeping, not the speed."""
+
 import json
 
 import pytest
 import torch
-from fewbit.cli.bench_cuda import bars
-from fewbit.runtime import bench_cuda
-from fewbit.runtime.bench_cuda import FirstUse, Row, Small
+from fewbit.cli.bench import activation_cuda as bench
+from fewbit.cli.bench.activation_cuda import FirstUse, Row, Small, bars
+from fewbit.runtime.backends.cuda.codegen import compiler
+from fewbit.runtime.tensors.packing import packed_size
+from fewbit.tables import FewbitError
 
 FAST = Small(fewbit_us=30.0, torch_us=20.0, fewbit_graph_us=2.0, torch_graph_us=2.1)
 SLOW = Small(fewbit_us=50.0, torch_us=20.0, fewbit_graph_us=3.0, torch_graph_us=2.1)
@@ -43,9 +47,9 @@ def gpu(monkeypatch):
     properties = type("Properties", (), {"name": "Some GPU", "major": 9, "minor": 0})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    monkeypatch.setattr(bench_cuda, "bench_gelu", measure)
-    monkeypatch.setattr(bench_cuda, "bench_small", lambda: FAST)
-    monkeypatch.setattr(bench_cuda, "bench_first_use", lambda _: FirstUse(250.0, 0.5))
+    monkeypatch.setattr(bench, "bench_gelu", measure)
+    monkeypatch.setattr(bench, "bench_small", lambda: FAST)
+    monkeypatch.setattr(bench, "bench_first_use", lambda _: FirstUse(250.0, 0.5))
     return cases
 
 
@@ -53,7 +57,7 @@ def test_everything_is_measured(run, gpu, tmp_path):
     outcome = run("bench", "activation", "--device", "cuda", "-o", tmp_path / "cuda.json")
     assert outcome.status == 0
     assert outcome.out.splitlines()[0].startswith("Some GPU, torch ")
-    assert len(gpu) == len(bench_cuda.DTYPES) * len(bench_cuda.SIZES)
+    assert len(gpu) == len(bench.DTYPES) * len(bench.SIZES)
     report = json.loads((tmp_path / "cuda.json").read_text())
     assert report["device"] == "Some GPU"
     assert len(report["rows"]) == len(gpu)
@@ -81,7 +85,33 @@ def test_wrong_use_is_told_in_one_line(run, gpu, options, message):
     assert gpu == []
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_is_told(run):
-    outcome = run("bench", "activation", "--device", "cuda")
-    assert (outcome.status, outcome.err) == (2, "fewbit: no CUDA GPU here: torch.cuda.is_available() is False\n")
+def test_rows_count_the_bytes_that_must_move():
+    n = 80_000
+    rows = list(bench.bench_gelu("bfloat16", n, (3, 8), rounds=2, compiled=False, device="cpu"))
+    assert [(row.who, row.which, row.bits) for row in rows] == [
+        ("copy", "copy", 0),
+        *(("torch", which, 16) for which in ("forward", "backward", "both")),
+        *(("fewbit", which, bits) for bits in (3, 8) for which in ("forward", "backward", "both")),
+    ]
+    code = packed_size(n, 3)
+    moved = [4 * n, 4 * n, 6 * n, 10 * n, 4 * n + code, 4 * n + code, 8 * n + 2 * code]
+    for row, bytes_ in zip(rows, moved, strict=False):
+        assert row.gbs == pytest.approx(bytes_ / row.ms / 1e6)
+    assert [row.kept for row in rows] == [None, None, None, 2 * n, None, None, code, None, None, packed_size(n, 8)]
+
+
+def test_small_tensors_have_no_graph_on_the_cpu(monkeypatch):
+    monkeypatch.setattr(bench, "_CALLS", 2)
+    small = bench.bench_small(rounds=2, device="cpu")
+    assert small.fewbit_graph_us is small.torch_graph_us is None
+
+
+def test_first_use_is_compiled_and_then_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEWBIT_CACHE", str(tmp_path))
+    try:
+        compiler.compiler_version()
+    except FewbitError as error:
+        pytest.skip(str(error))
+    first = bench.bench_first_use("sm_90")
+    assert first.cached_ms < first.compiled_ms
+    assert len(list((tmp_path / "kernels").iterdir())) == 2

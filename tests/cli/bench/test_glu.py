@@ -1,23 +1,14 @@
-"""fewbit bench glu, fewbit plot memory, fewbit plot training --method glu."""
-
 import json
 
 import pytest
 import torch
-
-
-@pytest.fixture(autouse=True)
-def threads():
-    """The number of threads again that was before."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
+from fewbit.cli.bench import glu as bench
+from fewbit.cli.bench.glu import Case, Row, lines_of, measure
 
 SMALL = ["--tokens", "32", "--hidden", "16", "--intermediate", "64"]
 
 
-def test_bench_tells_bytes_times_and_bars(run):
+def test_it_tells_bytes_times_and_bars(run):
     done = run("bench", "glu", *SMALL, "--dtype", "bfloat16", "--rounds", "1", "--json")
     report = json.loads(done.out)
     rows = {row["method"]: row for row in report["rows"]}
@@ -30,32 +21,44 @@ def test_bench_tells_bytes_times_and_bars(run):
     assert rows["Liger-Kernel (formula)"]["units"] == 3 and rows["Liger-Kernel (formula)"]["ms"] is None
 
 
-def test_bench_as_text(run):
-    text = run("bench", "glu", *SMALL, "--rounds", "1").out
-    assert text.startswith("32 tokens, hidden 16, intermediate 64, float32, cpu\nmethod")
-    assert "1.15" in text
+def row(method="fewbit, parts", units=0.7, ratio=1.0, bars=(0.75, 1.15)):
+    return Row(method, 1.0, 1.0, units, 1.0, ratio, bars)
 
 
-def test_memory_is_measured_and_drawn_again(run, tmp_path):
-    run("plot", "memory", *SMALL, "-o", tmp_path / "a.png")
-    run("plot", "memory", "--input", tmp_path / "a.json", "-o", tmp_path / "b.png")
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+def test_a_row_as_text():
+    head, columns, text, *_ = lines_of(Case(32, 16, 64), [row()])
+    assert head == "32 tokens, hidden 16, intermediate 64, float32, cpu"
+    assert columns.split()[0] == "method"
+    assert text.split() == ["fewbit,", "parts", "1", "B", "0.700", "0.75", "1.0", "1.000", "1.15", "yes"]
 
 
-def test_memory_refuses_another_file(run, tmp_path):
-    (tmp_path / "a.json").write_text("{}")
-    done = run("plot", "memory", "--input", tmp_path / "a.json", "-o", tmp_path / "b.png")
-    assert done.status == 2 and "not what `fewbit bench glu` or `fewbit plot memory` writes" in done.err
+@pytest.mark.parametrize(
+    ("numbers", "met"),
+    [
+        ({}, True),
+        ({"units": 0.76}, False),
+        ({"ratio": 1.16}, False),
+        ({"ratio": None}, True),
+        ({"bars": (None, 1.15)}, True),
+        ({"bars": (None, None)}, None),
+    ],
+)
+def test_a_row_is_held_to_the_bars_that_there_are(numbers, met):
+    assert row(**numbers).met is met
 
 
-def test_training_compares_what_it_says(run, tmp_path):
-    pytest.importorskip("transformers")
-    text = run("plot", "training", "--method", "glu", "--steps", "1", "--seeds", "2", "-o", tmp_path / "a.png").out
-    assert [line.split("  ")[0] for line in text.splitlines()[1:5]] == [
-        *("exact", "parts 3+4+4", "inputs 4+4", "parts, x in 4"),
-    ]
-    study = json.loads((tmp_path / "a.json").read_text())
-    first = [run["losses"][0] for run in study["trainings"][0]["runs"]]
-    assert len(set(first)) == 1  # forward is exact
-    again = run("plot", "training", "--method", "glu", "--input", tmp_path / "a.json", "-o", tmp_path / "b.png").out
-    assert again == text
+def test_bars_are_of_halves_and_of_sizes_that_fill_a_gpu():
+    def bars(name, case):
+        return bench._row(case, name, 1.0, None).bars
+
+    large, half = 2**13, torch.bfloat16
+    assert bars("fewbit, parts", Case(8, 8, 8)) == (None, 1.15)
+    assert bars("fewbit, parts", Case(8, 8, 8, half)) == (0.75, 1.15)
+    assert bars("fewbit, inputs", Case(large, 8, large, half, "cuda")) == (0.55, 1.0)
+    assert bars("fewbit, inputs", Case(large - 1, 8, large, half, "cuda")) == (0.55, None)
+    assert bars("eager", Case(8, 8, 8, half)) == (None, None)
+
+
+def test_without_rounds_there_are_no_times():
+    rows = measure(Case(8, 8, 8), rounds=0)
+    assert {(row.ms, row.ratio) for row in rows} == {(None, None)}

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from fewbit.runtime.backends.cuda.codegen import survey
+from fewbit.cli.bench import kernels
 from fewbit.runtime.backends.cuda.codegen.compiler import Usage
 
 
@@ -15,11 +15,11 @@ def compiled(monkeypatch):
         usages = [Usage("encode", 32, 0, 0, 1000), Usage("multiply", 40, 8 * (task.arch == "sm_80"), 0, 2000)]
         table = task.table
         search = "sum"
-        return survey.Compiled(
+        return kernels.Compiled(
             table.activation, table.kind, table.bits, task.dtype, task.arch, search, 120.0, 9, usages
         )
 
-    monkeypatch.setattr(survey, "compile_task", compile_task)
+    monkeypatch.setattr(kernels, "compile_task", compile_task)
     return tasks
 
 
@@ -44,9 +44,9 @@ def test_a_spill_is_a_failure(run, compiled):
 
 def test_all_are_compiled_if_none_is_named(run, compiled):
     assert run("bench", "kernels", "--bits", "1", "--arch", "sm_90", "--jobs", "1").status == 0
-    assert {task.dtype for task in compiled} == set(survey.NUMBERS)
+    assert {task.dtype for task in compiled} == set(kernels.NUMBERS)
     assert {task.table.kind for task in compiled} == {"shared", "interval"}
-    assert len({task.table.activation for task in compiled}) == len(survey.ACTIVATIONS)
+    assert len({task.table.activation for task in compiled}) == len(kernels.ACTIVATIONS)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,7 @@
 import json
 
 import pytest
-import torch
-from fewbit.runtime.bench_quantizers import QuantizerTiming
-
-
-@pytest.fixture(autouse=True)
-def threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+from fewbit.cli.bench.quantizers import QuantizerTiming
 
 
 def test_it_times_and_writes(run, tmp_path):
@@ -20,7 +12,6 @@ def test_it_times_and_writes(run, tmp_path):
     assert [t["bits"] for t in report["timings"]] == [1, 3]
     for timing in report["timings"]:
         assert timing["n"] == 2**18
-        assert timing["share"] == pytest.approx(2 * timing["copy_ms"] / timing["pair_ms"])
         assert set(timing["met"]) == {"copies", "reference"}
         assert all(timing["medians"][name] >= timing[f"{name}_ms"] for name in timing["medians"])
     lines = outcome.out.splitlines()
@@ -46,10 +37,3 @@ def test_bars_of_a_gpu_are_its_own():
 @pytest.mark.parametrize("options", [["--bits", "9"], ["--dtype", "float64"], ["--mib", 0], ["--device", "tpu"]])
 def test_wrong_use_is_refused(run, options):
     assert run("bench", "quantizers", *options).status == 2
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so(run):
-    outcome = run("bench", "quantizers", "--device", "cuda")
-    assert outcome.status != 0
-    assert outcome.err == "fewbit: no CUDA GPU here: torch.cuda.is_available() is False\n"

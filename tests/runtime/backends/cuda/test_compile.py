@@ -9,9 +9,9 @@ import subprocess
 
 import fewbit
 import pytest
+from fewbit.cli.bench.kernels import ACTIVATIONS, ARCHITECTURES, compile_task, tasks
 from fewbit.runtime.backends.cuda.codegen import NUMBERS, compiler, cuda_header, function_of, kernel_source
 from fewbit.runtime.backends.cuda.codegen.compiler import Usage, compile_source, cubin, read_usage
-from fewbit.runtime.backends.cuda.codegen.survey import ACTIVATIONS, ARCHITECTURES, compile_task, tasks
 from fewbit.tables import FewbitError, Table
 from host_kernels import needs_nvrtc
 from runtime_cases import table_of_bits, table_with

@@ -1,19 +1,24 @@
-"""Step time of pre-activation networks: fused with few bits, beside torch's own modules and the exact fused layers.
+"""`fewbit bench preact`: step time of pre-activation networks with few bits, beside torch's and exact fused layers.
 
-Forward, backward and nothing else, of the same weights and batch. The three take turns, so that a machine whose speed
-drifts slows all alike; ratios are medians over rounds of the ratio within a round.
+Forward, backward and nothing else, of the same weights and batch. Ratios are medians over rounds of the ratio within a
+round.
 """
 
-import statistics
-import time
 from dataclasses import asdict, dataclass
+from functools import partial
 
+import click
 import torch
 from torch import nn
 
-from .layers.preact import PreActConv2d
-from .models import preact_resnet
-from .models.preact_resnet import Unfused
+from ...runtime.layers.preact import PreActConv2d
+from ...runtime.models import preact_resnet
+from ...runtime.models.preact_resnet import Unfused
+from ...tables.columns import columns
+from ...tables.table import check_bits
+from ..progress import with_progress
+from .report import MET, Report, bench_command, rounds_option, this_machine
+from .timing import clock_of, take_turns
 
 BARS = {"cpu": 1.10, "cuda": 1.05}  # times the step time of torch's modules, at 4 bits
 
@@ -99,25 +104,61 @@ class StepTime:
         return {**asdict(self), "met": self.met}
 
 
+@bench_command("preact", threads=True, device=True)
+@click.option("--bits", type=int, default=4, show_default=True, metavar="N", help="Bits per element, 1 to 8.")
+@rounds_option()
+def command(bits: int, device: str, rounds: int) -> Report:
+    """Time pre-activation layers and networks (BLPA) beside torch's modules.
+
+    Forward and backward, on the CPU or a GPU: fused with few bits, beside torch's own modules and beside fused layers
+    that keep one exact activation and compute the rest again. They take turns; medians are printed, in milliseconds,
+    and medians of the ratios of a round.
+
+    Example: fewbit bench preact --bits 4 --threads 2
+    """
+    check_bits(bits)
+    cases = CASES[device]
+    rows = [bench_preact(case, bits, rounds, device) for case in with_progress(cases, len(cases), "measuring")]
+    here = this_machine(device)
+    values = {
+        "torch": here.torch,
+        "threads": here.threads,
+        "device": here.where,
+        "steps": [row.to_dict() for row in rows],
+    }
+    head = ("what", "bits", "fewbit ms", "exact ms", "torch ms", "of torch", "of exact", "bar", "met")
+    body = [
+        (
+            *(row.case, str(row.bits), *(f"{ms:.1f}" for ms in (row.fewbit_ms, row.exact_ms, row.torch_ms))),
+            *(f"{row.ratio:.2f}", f"{row.ratio_to_exact:.2f}", f"{row.bar:.2f}", MET[row.met]),
+        )
+        for row in rows
+    ]
+    return Report(values, [f"torch {here.torch}, {here.where}", *columns([head, *body], left=1)])
+
+
 def bench_preact(case: Case, bits: int = 4, rounds: int = 15, device: str = "cpu") -> StepTime:
     """Time one case on the CPU or on the current GPU; one round first, to warm up, is not counted."""
-    models = [case.model(b, fused, device) for b, fused in ((bits, True), (None, True), (bits, False))]
-    for model in models[1:]:
-        model.load_state_dict(models[0].state_dict())
+    few, *others = (case.model(b, fused, device) for b, fused in ((bits, True), (None, True), (bits, False)))
+    for model in others:
+        model.load_state_dict(few.state_dict())
     x = case.input(device)
-    seconds = [[_step(model, x) for model in models] for _ in range(rounds + 1)][1:]
-    few, exact, plain = (1000 * statistics.median(times) for times in zip(*seconds, strict=True))
-    ratio = statistics.median(times[0] / times[2] for times in seconds)
-    ratio_to_exact = statistics.median(times[0] / times[1] for times in seconds)
-    return StepTime(case.name, bits, few, exact, plain, ratio, ratio_to_exact, BARS[device])
+    models = dict(zip(("fewbit", "exact", "torch"), (few, *others), strict=True))
+    runs = {who: partial(_step, model, x) for who, model in models.items()}
+    times = take_turns(runs, rounds, clock=clock_of(device), warm_up=1)
+    return StepTime(
+        case.name,
+        bits,
+        fewbit_ms=1000 * times.median("fewbit"),
+        exact_ms=1000 * times.median("exact"),
+        torch_ms=1000 * times.median("torch"),
+        ratio=times.ratio("fewbit", to="torch"),
+        ratio_to_exact=times.ratio("fewbit", to="exact"),
+        bar=BARS[device],
+    )
 
 
-def _step(model: nn.Module, x: torch.Tensor) -> float:
-    start = time.perf_counter()
-    out = model(x)
-    out.sum().backward()
+def _step(model: nn.Module, x: torch.Tensor) -> None:
+    model(x).sum().backward()
     model.zero_grad()
     x.grad = None
-    if x.is_cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter() - start

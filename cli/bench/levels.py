@@ -1,30 +1,33 @@
-"""What training a ResNet-50 takes at ActNN's levels, beside the same network as it is: memory, time, largest batch.
+"""`fewbit bench levels`: what training a ResNet-50 takes at ActNN's levels, beside the same network as it is.
 
     for row in measure(Case(batch=64, size=224, device="cuda"), steps=20): row.level, row.ratio, row.largest_batch
 
 Memory first, with one network at a time on the device, "L5" last: it changes the allocator of the whole process. Then
-all networks take turns, a step each, so that a machine whose speed drifts slows all alike: a ratio is the median over
-rounds of a step's time divided by the exact network's in the same round. A step is forward, backward and SGD with
-momentum, on random images; the networks begin with the same weights.
+all networks take turns, a step each: a ratio is the median over rounds of a step's time divided by the exact network's
+in the same round. A step is forward, backward and SGD with momentum, on random images; the networks begin with the same
+weights.
 """
 
 import gc
 import os
-import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
+import click
 import torch
 from torch.nn import functional as F
 
-from ..plots.studies.blpa_memory import largest_batch_by_trial
-from ..plots.studies.networks import NETWORKS
-from .convert.actnn import LEVELS
-from .convert.api import convert
-from .memory.peak import peak_of
-from .plan.memory import profile
+from ...plots.studies.blpa_memory import largest_batch_by_trial
+from ...plots.studies.networks import NETWORKS
+from ...runtime.convert.actnn import LEVELS
+from ...runtime.convert.api import convert
+from ...runtime.memory.peak import peak_of
+from ...runtime.plan.memory import profile
+from ...tables.columns import columns
+from .report import MET, Report, bench_command, rounds_option, this_machine
+from .timing import clock_of, take_turns
 
 EXACT = "exact"
 CONTESTANTS = (EXACT, "L1", "L2", "L3", "L4", "L5")
@@ -104,6 +107,68 @@ class Training:
         _free(self.device)
 
 
+_SIZE = click.IntRange(1, 2**16)
+_DEFAULTS = {"cpu": (4, 64), "cuda": (64, 224)}  # images, and pixels of a side
+
+
+@bench_command("levels", threads=True, device=True)
+@click.option("--batch", type=_SIZE, metavar="N", help="Images.  [default: 4, on a GPU 64]")
+@click.option("--image-size", type=click.IntRange(33, 4096), metavar="N", help="Pixels.  [default: 64, on a GPU 224]")
+@rounds_option(9, "Timed steps.", "--steps")
+@click.option("--batches/--no-batches", default=True, help="On a GPU, look for the largest batch too.")
+def command(device: str, batch: int | None, image_size: int | None, steps: int, batches: bool) -> Report:
+    """Train a ResNet-50 exactly and at ActNN's levels: time, memory, largest batch.
+
+    Measured are the levels L1 to L5: the time of a step, memory, and on a GPU the largest batch. All take turns, step
+    by step. On a GPU, from 32 images of 224x224 on, a step at L2 shall take no more than 1.15 times as long as exactly,
+    and the largest batch of a level be at least 6 times as large.
+
+    Example: fewbit bench levels --device cuda --batch 64 --image-size 224
+    """
+    images, pixels = _DEFAULTS[device]
+    case = Case(batch or images, image_size or pixels, device)
+    rows = measure(case, steps, batches=batches)
+    return Report(report_of(case, steps, rows), lines_of(case, rows))
+
+
+def report_of(case: Case, steps: int, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the measurement for JSON."""
+    here = this_machine(case.device)
+    return {
+        "torch": here.torch,
+        "threads": here.threads,
+        "device": here.device,
+        "network": "ResNet-50",
+        "batch": case.batch,
+        "image_size": case.size,
+        "steps": steps,
+        "rows": [row.to_dict() for row in rows],
+        "met": met(case, rows),
+    }
+
+
+def lines_of(case: Case, rows: Sequence[Row]) -> list[str]:
+    """Return a table of the levels and what its columns mean."""
+    head = ("level", "ms", "of exact", "kept MiB", "less", "peak MiB", "less", "largest batch", "times")
+    body = [
+        (
+            *(row.level, f"{row.ms:.1f}", f"{row.ratio:.2f}"),
+            *(f"{row.kept / 2**20:.1f}", f"{row.kept_times:.1f}x", f"{row.peak / 2**20:.1f}", f"{row.peak_times:.1f}x"),
+            "" if row.largest_batch is None else str(row.largest_batch),
+            "" if row.batch_times is None else f"{row.batch_times:.1f}x",
+        )
+        for row in rows
+    ]
+    return [
+        f"ResNet-50, {case.batch} images of {case.size}x{case.size}, {case.device}",
+        *columns([head, *body], left=1),
+        "",
+        "Kept: from forward to backward, in host memory too. Peak: most that a step holds at once, beside what",
+        "was there before it, such as weights and momentum.",
+        *(f"{name}: bar met: {MET[value]}" for name, value in met(case, rows).items()),
+    ]
+
+
 def measure(case: Case, steps: int = 7, *, batches: bool = False, levels: Sequence[str] = CONTESTANTS) -> list[Row]:
     """Return a row for each level, the exact network first.
 
@@ -122,15 +187,11 @@ def measure(case: Case, steps: int = 7, *, batches: bool = False, levels: Sequen
             times["batch_times"] = row.largest_batch / exact.largest_batch
         rows.append(replace(row, **times))
     _free(case.device)
-    seconds = _times([Training(level, case.device) for level in levels], case, steps)
-    return [
-        replace(
-            row,
-            ms=1000 * statistics.median(own),
-            ratio=statistics.median(a / b for a, b in zip(own, seconds[0], strict=True)),
-        )
-        for row, own in zip(rows, seconds, strict=True)
-    ]
+    trainings = {level: Training(level, case.device) for level in levels}
+    images = trainings[levels[0]].images(case.batch, case.size)
+    runs = {level: partial(training.step, images) for level, training in trainings.items()}
+    times = take_turns(runs, steps, clock=clock_of(case.device), warm_up=1)
+    return [replace(row, ms=1000 * times.median(row.level), ratio=times.ratio(row.level, to=levels[0])) for row in rows]
 
 
 def met(case: Case, rows: Sequence[Row]) -> dict[str, bool]:
@@ -186,21 +247,6 @@ def _check_host(size: int) -> None:
     """Raise RuntimeError unless half of the host's free memory holds `size` bytes: the system would end the process."""
     if hasattr(os, "sysconf") and size > os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2:
         raise RuntimeError(f"no room in host memory for {size / 2**30:.1f} GiB of swapped tensors")
-
-
-def _times(trainings: Sequence[Training], case: Case, steps: int) -> list[list[float]]:
-    """Return the seconds of each step of each training; they take turns, and the first round is not counted."""
-    images = trainings[0].images(case.batch, case.size)
-    rounds = [[_seconds(training, images) for training in trainings] for _ in range(steps + 1)][1:]
-    return [list(own) for own in zip(*rounds, strict=True)]
-
-
-def _seconds(training: Training, images: torch.Tensor) -> float:
-    _wait(training.device)
-    start = time.perf_counter()
-    training.step(images)
-    _wait(training.device)
-    return time.perf_counter() - start
 
 
 def _wait(device: str) -> None:

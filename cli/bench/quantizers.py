@@ -1,27 +1,29 @@
-"""Speed of the per-group quantizer beside a copy of memory and the reference in plain torch, measured in one run.
+"""`fewbit bench quantizers`: speed of the per-group quantizer beside a copy of memory and the reference in plain torch.
 
-All contestants take turns, round by round, so that a machine whose speed drifts slows them alike. What counts is the
-best round of each: on a machine that does other work too, it is the one that was disturbed least. Medians stand beside.
+What counts is the best round of each: on a machine that does other work too, it is the one that was disturbed least.
+Medians stand beside.
 
     copy      into memory that is ready: what the bar is measured by, twice for compress and decompress together
     clone     into fresh memory, as a user copies: on the CPU the system has to map and clear it first, if it is large
               (decompress takes the memory of the last result that is gone: backends/host_memory.py)
 """
 
-from __future__ import annotations
-
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import click
 import torch
 
-from .backends.cpu import per_group as cpu
-from .backends.cuda import per_group as cuda
-from .backends.reference import per_group as reference
-from .quantizers import PerGroup
+from ...runtime.backends.cpu import per_group as cpu
+from ...runtime.backends.cuda import per_group as cuda
+from ...runtime.backends.reference import per_group as reference
+from ...runtime.quantizers import PerGroup
+from ...tables.columns import columns
+from ..options import BitsList
+from ..progress import with_progress
+from .report import MET, Report, bench_command, rounds_option, this_machine
+from .timing import Run, gpu_events, processor, take_turns
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PAIR_BAR = 0.60  # of the speed of two copies, on the CPU
@@ -78,6 +80,27 @@ class QuantizerTiming:
         return asdict(self) | {"met": self.met()}
 
 
+@bench_command("quantizers", threads=True, device=True)
+@click.option("--bits", type=BitsList(), metavar="N,...", default="2,4", show_default=True, help="Each 1 to 8.")
+@click.option("--dtype", type=click.Choice(tuple(DTYPES)), default="float32", show_default=True)
+@click.option("--mib", type=click.IntRange(1, 65536), default=64, show_default=True, help="Size of the tensor.")
+@rounds_option()
+def command(bits: tuple[int, ...], dtype: str, mib: int, rounds: int, device: str) -> Report:
+    """Time ActNN's per-group quantizer beside copies of the same memory.
+
+    The reference in plain torch takes part too. Milliseconds are those of the best round; all take turns. On the CPU
+    compress and decompress together shall reach 0.60 of the speed of two copies into ready memory, and 10 times that of
+    the reference; on a GPU each 0.80 of the copy's bandwidth.
+
+    Example: fewbit bench quantizers --bits 2,4 --threads 2
+    """
+    n = mib * 2**20 // DTYPES[dtype].itemsize
+    timings = [bench_per_group(b, dtype, n, device, rounds) for b in with_progress(bits, len(bits), "measuring")]
+    here = this_machine(device)
+    values = {"torch": here.torch, "device": here.where, "mib": mib, "timings": [t.to_dict() for t in timings]}
+    return Report(values, [f"torch {here.torch}, {here.where}, {mib} MiB of {dtype}", *_lines(timings)])
+
+
 def bench_per_group(bits: int, dtype: str, n: int, device: str = "cpu", rounds: int = 15) -> QuantizerTiming:
     """Time `PerGroup(bits)` on normal numbers.
 
@@ -93,7 +116,7 @@ def bench_per_group(bits: int, dtype: str, n: int, device: str = "cpu", rounds: 
     ready, quantizer = torch.empty_like(x), PerGroup(bits)
     compressed = quantizer.compress(x)
     compressed.decompress()
-    timed = _on_gpu if device == "cuda" else _on_cpu
+    clock = gpu_events if device == "cuda" else processor
 
     def pair() -> object:
         return quantizer.compress(x).decompress()
@@ -103,7 +126,7 @@ def bench_per_group(bits: int, dtype: str, n: int, device: str = "cpu", rounds: 
         kernels = cuda if device == "cuda" else cpu
         kernels.dequantize(kept.packed, kept.minimum, kept.range, bits, quantizer.group_size, ready)
 
-    contestants: dict[str, Callable[[], object]] = {
+    contestants: dict[str, Run] = {
         "compress": lambda: quantizer.compress(x),
         "decompress": compressed.decompress,
         "pair": pair,
@@ -111,16 +134,19 @@ def bench_per_group(bits: int, dtype: str, n: int, device: str = "cpu", rounds: 
         "copy": lambda: ready.copy_(x),
         "clone": lambda: x.clone(),
     }
-    found = _rounds(contestants, rounds, timed)
-    found |= _rounds({"reference": lambda: _reference(quantizer, x)}, _REFERENCE_ROUNDS, timed)
-    best = {name: min(times) for name, times in found.items()}
+    slow: dict[str, Run] = {"reference": lambda: _reference(quantizer, x)}
+    times = {
+        **dict.fromkeys(contestants, take_turns(contestants, rounds, clock=clock, warm_up=0)),
+        **dict.fromkeys(slow, take_turns(slow, _REFERENCE_ROUNDS, clock=clock, warm_up=0)),
+    }
+    best = {name: 1e3 * found.best(name) for name, found in times.items()}
     bytes_of = x.numel() * x.element_size()
     moved = (bytes_of + compressed.nbytes) / (2 * bytes_of)  # of what a copy moves
     return QuantizerTiming(
         *(dtype, x.numel(), bits, device, best["compress"], best["decompress"], best["pair"]),
         best["ready"],
         *(best["copy"], best["clone"], best["reference"]),
-        medians={name: statistics.median(times) for name, times in found.items()},
+        medians={name: 1e3 * found.median(name) for name, found in times.items()},
         share=2 * best["copy"] / best["pair"],
         ready_share=2 * best["copy"] / best["ready"],
         compress_share=moved * best["copy"] / best["compress"],
@@ -136,28 +162,20 @@ def _reference(quantizer: PerGroup, x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _rounds(
-    contestants: dict[str, Callable[[], object]], rounds: int, timed: Callable[[Callable[[], object]], float]
-) -> dict[str, Sequence[float]]:
-    found: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(rounds):
-        for name, run in contestants.items():
-            found[name].append(timed(run))
-    return dict(found)
-
-
-def _on_cpu(run: Callable[[], object]) -> float:
-    before = time.perf_counter()
-    result = run()
-    after = time.perf_counter()
-    del result  # giving memory back is not timed
-    return (after - before) * 1e3
-
-
-def _on_gpu(run: Callable[[], object]) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    run()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end)
+def _lines(timings: Sequence[QuantizerTiming]) -> list[str]:
+    times = ("compress ms", "decompress ms", "pair ms", "in ready memory", "copy ms", "clone ms", "reference ms")
+    shares = (
+        "2 copies / pair",
+        "in ready memory",
+        "compress GB/s share",
+        "decompress GB/s share",
+        "reference / pair",
+        "bars met",
+    )
+    body = []
+    for t in timings:
+        shown = (t.compress_ms, t.decompress_ms, t.pair_ms, t.ready_ms, t.copy_ms, t.clone_ms, t.reference_ms)
+        ratios = (t.share, t.ready_share, t.compress_share, t.decompress_share, t.times_reference)
+        met = ", ".join(f"{name} {MET[reached]}" for name, reached in t.met().items())
+        body.append((str(t.bits), *(f"{v:.2f}" for v in (*shown, *ratios)), met))
+    return list(columns([("bits", *times, *shares), *body], left=1))

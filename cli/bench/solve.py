@@ -1,4 +1,4 @@
-"""Speed of the compiler, measured here and now, beside others that solve the same problems.
+"""`fewbit bench solve`: speed of the compiler beside others that solve the same problems. Needs no torch.
 
     solve       GELU at 3 bits: moments, exact solver, refinement; no certificate
     interval    the exact solver alone: n cells of GELU's derivative, K levels
@@ -15,32 +15,36 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+import click
 import numpy as np
 from numpy.typing import NDArray
 
-from ..tables import DEFAULT_WEIGHT, KINDS, Kind
-from .activations import parse_activation
-from .build import build, problems
-from .interval import solve_interval
-from .moments import Moments
-from .shared import solve_shared
-from .solver import solve
-from .weights import parse_weight
+from ...fewbit_gen.activations import parse_activation
+from ...fewbit_gen.build import build, problems
+from ...fewbit_gen.interval import solve_interval
+from ...fewbit_gen.moments import Moments
+from ...fewbit_gen.shared import solve_shared
+from ...fewbit_gen.solver import solve
+from ...fewbit_gen.weights import parse_weight
+from ...tables import DEFAULT_WEIGHT, KINDS, Kind
+from ...tables.columns import columns
+from ...tables.names import counted
+from ..progress import with_progress
+from .report import MET, Report, bench_command, rounds_option
+from .timing import processor, take_turns
 
 Vector = NDArray[np.float64]
-Result = TypeVar("Result")
 
 FEWBIT, PLAIN, KMEANS1D, RUPTURES = "fewbit", "plain O(n^2 K)", "kmeans1d", "ruptures"
 _ACTIVATION = "gelu"  # its f' has no kinks within the domain: all cells are equal, as kmeans1d and ruptures need them
@@ -119,6 +123,53 @@ TASKS = (
 BUILD = Task("build", None, bar_ms=300_000)
 
 
+@bench_command("solve")
+@rounds_option(5)
+@click.option("--build", "with_build", is_flag=True, help="Time the build of all shipped tables too; takes minutes.")
+def command(rounds: int, with_build: bool) -> Report:
+    """Time the compiler beside others that solve the same problems.
+
+    They are kmeans1d, ruptures, where they are installed, and the plain dynamic programme. Each row is a problem and
+    who solved it, with the median time, the error reached, the most memory its process held, and what time and memory
+    it shall not exceed. Equal errors are equally good answers. Problems are GELU's, under the default weight; `solve`
+    is what fewbit solve does without the certificate, `solver` the exact solver alone on n cells.
+
+    Example: fewbit bench solve --build -o solve.json
+    """
+    tasks = [*TASKS, *([BUILD] if with_build else [])]
+    measurements = list(with_progress(bench_solve(tasks, rounds), len(tasks), "measuring"))
+    values = {
+        "numpy": version("numpy"),
+        "numba": version("numba"),
+        "cores": cores(),
+        "measurements": [measurement.to_dict() for measurement in measurements],
+    }
+    heading = f"numpy {values['numpy']}, numba {values['numba']}, {counted(cores(), 'core')}"
+    return Report(values, [heading, *_lines(measurements)])
+
+
+def _lines(measurements: Sequence[Measurement]) -> list[str]:
+    head = ("what", "kind", "by", "n", "K", "ms", "error", "peak MiB", "bar", "met")
+    return list(columns([head, *map(_row, measurements)], left=3))
+
+
+def _row(m: Measurement) -> tuple[str, ...]:
+    task = m.task
+    bars = [
+        *([f"{task.bar_ms:,.0f} ms"] if task.bar_ms else []),
+        *([f"{task.bar_bytes / 2**20:,.0f} MiB"] if task.bar_bytes else []),
+    ]
+    return (
+        *(task.what, task.kind or "both", task.solver),
+        *(f"{number:,}" if number else "" for number in (task.n, task.K)),
+        m.note or f"{m.ms:,.1f}",
+        "" if m.error is None else f"{m.error:.9g}",
+        "" if m.peak_bytes is None else f"{m.peak_bytes / 2**20:,.0f}",
+        ", ".join(bars),
+        MET[m.met],
+    )
+
+
 def bench_solve(tasks: Sequence[Task] = TASKS, rounds: int = 5) -> Iterator[Measurement]:
     """Yield the measurement of every task, one after the other.
 
@@ -141,8 +192,13 @@ def measure(task: Task, rounds: int) -> Measurement:
         run, error = _solve_run(task)
     else:
         run, error = _solver_run(task)
-    times, solution = _timed(run, rounds)
-    return Measurement(task, 1e3 * statistics.median(times), len(times), error(solution), peak_bytes())
+    solutions: list[Any] = []
+
+    def keep() -> None:
+        solutions[:] = [run()]
+
+    times = take_turns({task: keep}, rounds, warm_up=0, budget=_BUDGET)
+    return Measurement(task, 1e3 * times.median(task), len(times.rounds), error(solutions[0]), peak_bytes())
 
 
 def peak_bytes() -> int | None:
@@ -304,16 +360,5 @@ def _measure_build(task: Task) -> Measurement:
     for kind in KINDS:
         solve(_ACTIVATION, 1, kind)  # warm-up
     with tempfile.TemporaryDirectory() as folder:
-        (seconds,), _ = _timed(lambda: list(build(Path(folder), problems())), 1)
+        seconds = processor(lambda: list(build(Path(folder), problems())))
     return Measurement(task, 1e3 * seconds, 1, None, peak_bytes())
-
-
-def _timed(run: Callable[[], Result], rounds: int) -> tuple[list[float], Result]:
-    """Return the seconds of every round and what the last returned."""
-    times: list[float] = []
-    while True:
-        start = time.perf_counter()
-        result = run()
-        times.append(time.perf_counter() - start)
-        if len(times) == rounds or sum(times) >= _BUDGET:
-            return times, result

@@ -1,35 +1,27 @@
 """`fewbit bench glu-bits`: how a gated MLP's bits are best shared out among its parts, by their effect on gradients."""
 
-from pathlib import Path
-
 import click
 
-from ..tables.columns import columns
-from ..tables.files import atomic_write, check_writable
-from ..tables.json_format import dumps
-from .options import FILE, json_option
-from .progress import with_progress
+from ...plots.studies.glu import trained
+from ...plots.studies.glu_errors import GradientError, gradient_errors, splits
+from ...tables.columns import columns
+from ..progress import with_progress
+from .report import Report, bench_command
 
 
-@click.command("glu-bits")
+@bench_command("glu-bits")
 @click.option("--bits", type=click.IntRange(6, 16), default=11, show_default=True, help="To share out.")
 @click.option("--steps", type=click.IntRange(1), default=100, show_default=True, help="To train the model exactly.")
 @click.option("--draws", type=click.IntRange(2, 1000), default=8, show_default=True, help="Of the rounding.")
-@click.option("-o", "--output", type=FILE, metavar="FILE", help="Write the numbers to FILE as JSON.")
-@json_option
-def glu_bits(bits: int, steps: int, draws: int, output: Path | None, as_json: bool) -> None:
-    """Measure noise and bias of the gradient for each way to share out bits, and the best of the leanest variant.
+def command(bits: int, steps: int, draws: int) -> Report:
+    """Measure how a gated MLP's bits are best shared out among its parts.
 
-    The model is the small Llama of `fewbit plot training --method glu`, after some steps of exact training. Errors
-    are squared norms, of all parameters together, relative to the exact gradient.
+    Printed are noise and bias of the gradient for each way to share them out, and for the best of the leanest variant.
+    The model is the small Llama of `fewbit plot training --method glu`, after some steps of exact training. Errors are
+    squared norms, of all parameters together, relative to the exact gradient.
 
     Example: fewbit bench glu-bits --bits 11
     """
-    if output:
-        check_writable(output)
-    from ..plots.studies.glu import trained
-    from ..plots.studies.glu_errors import gradient_errors, splits
-
     model, loss = trained(steps)
     given = splits(bits) + [split for split in splits(8) if split.keep == "inputs" and bits != 8]
     errors = sorted(with_progress(gradient_errors(model, loss, given, draws), len(given), "measuring"), key=_order)
@@ -38,21 +30,15 @@ def glu_bits(bits: int, steps: int, draws: int, output: Path | None, as_json: bo
         | {"noise": e.noise, "bias": e.bias, "total": e.total}
         for e in errors
     ]
-    content = dumps({"steps": steps, "draws": draws, "rows": rows})
-    if output:
-        with atomic_write(output) as stream:
-            stream.write(content.encode())
     head = ("keep", "code", "up", "act(gate) or gate", "bits", "noise", "bias", "together")
     body = [
         (*(str(row[name]) for name in ("keep", "code", "up", "second", "bits")), *_shown(row["noise"], row["bias"]))
         for row in rows
     ]
-    click.echo(content if as_json else "\n".join(columns([head, *body], left=1)) + "\n", nl=False)
-    if output:
-        click.echo(f"wrote {output}", err=True)
+    return Report({"steps": steps, "draws": draws, "rows": rows}, list(columns([head, *body], left=1)))
 
 
-def _order(error) -> tuple[bool, float]:  # noqa: ANN001
+def _order(error: GradientError) -> tuple[bool, float]:
     return error.split.keep != "parts", error.total
 
 

@@ -1,0 +1,32 @@
+"""`fewbit bench`: how fast fewbit is beside others, measured here and now.
+
+A file a bench holds what it measures and its command, timing.py how all of them time, and report.py how all of them
+report. A bench is imported when it runs, so that this page needs neither torch nor matplotlib.
+"""
+
+import click
+
+from ..lazy import LazyGroup
+
+
+@click.group(
+    "bench",
+    cls=LazyGroup,
+    package=__name__,
+    lazy={
+        "activation": "Time activations, forward and backward, beside torch's own modules.",
+        "glu": "Measure a training step of a gated MLP: memory, and time beside eager torch.",
+        "glu-bits": "Measure how a gated MLP's bits are best shared out among its parts.",
+        "kernels": "Compile all CUDA kernels, and show what they take; needs no GPU.",
+        "levels": "Train a ResNet-50 exactly and at ActNN's levels: time, memory, largest batch.",
+        "outliers": "Time V-Quant beside PerGroup, and its training steps beside torch's.",
+        "preact": "Time pre-activation layers and networks (BLPA) beside torch's modules.",
+        "quantizers": "Time ActNN's per-group quantizer beside copies of the same memory.",
+        "solve": "Time the compiler beside others that solve the same problems.",
+    },
+)
+def command() -> None:
+    """Measure speed on this machine.
+
+    Example: fewbit bench activation gelu silu --dtype bfloat16
+    """

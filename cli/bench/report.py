@@ -1,0 +1,138 @@
+"""What all benches have in common on the command line: shared options, the machine, and the one writer of reports."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ...tables import FewbitError
+from ...tables.files import atomic_write, check_writable
+from ...tables.json_format import dumps
+from ..options import FILE, json_option
+
+MET = {None: "", True: "yes", False: "no"}  # of a bar; None: there is none
+
+_output_option = click.option(
+    "-o", "--output", type=FILE, metavar="FILE", help="Write the measurements to FILE as JSON."
+)
+_threads_option = click.option(
+    "--threads",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    help="Threads for torch and fewbit.  [default: torch's]",
+)
+_device_option = click.option(
+    "--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True, help="Where to run."
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a bench measured.
+
+    Attributes:
+        values: for JSON.
+        lines: for people.
+        failed: whether the exit status is 1.
+    """
+
+    values: dict[str, Any]
+    lines: Sequence[str]
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What torch runs on.
+
+    Attributes:
+        torch: its version.
+        threads: how many it uses.
+        gpu: name of the GPU; None on the CPU.
+    """
+
+    torch: str
+    threads: int
+    gpu: str | None = None
+
+    @property
+    def device(self) -> str:
+        """The GPU's name, or ``cpu``."""
+        return self.gpu or "cpu"
+
+    @property
+    def where(self) -> str:
+        """The GPU's name, or how many threads of the CPU."""
+        return self.gpu or f"{self.threads} threads"
+
+
+def this_machine(device: str = "cpu") -> Machine:
+    """Return what torch runs on, on "cpu" or "cuda"."""
+    import torch
+
+    gpu = torch.cuda.get_device_name() if device == "cuda" else None
+    return Machine(torch.__version__, torch.get_num_threads(), gpu)
+
+
+def rounds_option(default: int = 15, help: str = "Timings of each.", name: str = "--rounds") -> Callable[..., Any]:
+    """Return the option for how often each contestant is timed."""
+    return click.option(
+        name, type=click.IntRange(1, 10_000), metavar="N", default=default, show_default=True, help=help
+    )
+
+
+def bench_command(
+    name: str, *, threads: bool = False, device: bool = False, json: bool = True
+) -> Callable[[Callable[..., Report]], click.Command]:
+    """Return a decorator that makes a function that measures and returns a `Report` the command `name`.
+
+        @bench_command("preact", threads=True, device=True)
+        @rounds_option()
+        def command(rounds: int, device: str) -> Report: ...
+
+    The command has the option --output, and on request --threads, --device and --json; the function gets --device alone
+    of these. Where the report is to be written, and whether there is a GPU, is checked before anything is measured.
+    """
+    shared = [_threads_option] * threads + [_device_option] * device + [_output_option] + [json_option] * json
+
+    def decorate(measure: Callable[..., Report]) -> click.Command:
+        @wraps(measure)
+        def run(output: Path | None, as_json: bool = False, **options: Any) -> None:
+            if output:
+                check_writable(output)
+            _prepare(options.get("device"), options.pop("threads", None))
+            write_report(measure(**options), output, as_json)
+
+        command = click.command(name)(run)
+        for option in shared:
+            option(command)
+        return command
+
+    return decorate
+
+
+def write_report(report: Report, output: Path | None, as_json: bool) -> None:
+    """Write `report` to `output`, if named, and print it as JSON or as text; exit with 1 if it failed."""
+    content = dumps(report.values)
+    if output:
+        with atomic_write(output) as stream:
+            stream.write(content.encode())
+    click.echo(content if as_json else "\n".join(report.lines) + "\n", nl=False)
+    if output:
+        click.echo(f"wrote {output}", err=True)
+    if report.failed:
+        raise click.exceptions.Exit(1)
+
+
+def _prepare(device: str | None, threads: int | None) -> None:
+    if device != "cuda" and not threads:
+        return
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise FewbitError("no CUDA GPU here: torch.cuda.is_available() is False")
+    if threads:
+        torch.set_num_threads(threads)
