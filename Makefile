@@ -19,6 +19,7 @@ test: lint types unit
 lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo --no-cache
 
 types: .venv/ready
 	$(BIN)/basedpyright --pythonpath $(BIN)/python __init__.py $(PACKAGES)
