@@ -11,8 +11,7 @@ from llvmlite import ir
 from numba import njit, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import intrinsic
 
-from ...tensors import dtypes
-from ...tensors import philox
+from ...tensors import dtypes, philox
 from ...tensors.philox import KEY_STEPS, MULTIPLIERS, ROUNDS
 from . import activation_kernels
 from .activation_kernels import GROUP, _kernel, _load_word, _narrow, _pack, _take, _vector, _widen

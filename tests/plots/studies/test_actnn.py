@@ -54,7 +54,7 @@ class TestEvidence:
             return Trained("t", variant, seed, (2.0, loss), (0.5, 1.0), loss, 0.5, kept)
 
         runs = (one("exact", 1, 1.0, 96), one("L2", 1, 1.25, 8), one("exact", 0, 2.0, 96), one("L2", 0, 1.5, 8))
-        return Evidence(runs, {"2": 12.0}, {"torch": "2"})
+        return Evidence(runs, {"2": 12.0})
 
     def test_compares_runs_of_a_seed(self):
         found = self.evidence()
