@@ -50,7 +50,7 @@ def _train(steps: int, seeds: int, chosen: tuple[str, ...], threads: int, result
     import torch
 
     from ..plots.studies import hooks
-    from ..plots.studies.text import standard_library
+    from ..plots.studies.data import standard_library
 
     names = [name for name in hooks.VARIANTS if not chosen or name in ("exact", *chosen)]
     if len(names) < 2 or not {*chosen} <= {*names}:

@@ -78,7 +78,7 @@ def training(
 
     def run(save: Save) -> Numbers:
         from ..plots.studies.blpa import VARIANTS, Settings, train
-        from ..plots.studies.images import COLLECTIONS
+        from ..plots.studies.data import COLLECTIONS
 
         chosen, trainings = COLLECTIONS[images](), []
         with steps_bar(seeds * steps) as step:
@@ -123,7 +123,7 @@ def noise(
 
     def run(_: Save) -> Numbers:
         from ..plots.studies.blpa import Settings, gradient_noise, network, trained
-        from ..plots.studies.images import COLLECTIONS
+        from ..plots.studies.data import COLLECTIONS
 
         chosen, settings = COLLECTIONS[images](), Settings(depth, width, steps, batch, warmup=warmup)
         with steps_bar(2 * batches + steps) as progress:

@@ -39,14 +39,15 @@ def _train(steps: int, seeds: int, threads: int, save: Save) -> Numbers:
     import torch
 
     from ..plots.studies import glu
+    from ..plots.studies.data import standard_library
+    from ..plots.studies.small_networks import Llama
     from ..plots.studies.study import Study
-    from ..plots.studies.text import standard_library
     from ..plots.studies.training import EXACT, train
 
     torch.set_num_threads(threads)
     corpus, variants, trainings = standard_library(), [EXACT, *glu.VARIANTS], []
     with steps_bar(seeds * steps, "training") as step:
         for seed in range(seeds):
-            trainings.append(train(variants, corpus, replace(glu.SETTINGS, steps=steps, seed=seed), glu.Llama, step))
+            trainings.append(train(variants, corpus, replace(glu.SETTINGS, steps=steps, seed=seed), Llama, step))
             save(Study("llama", tuple(trainings)).to_dict())
     return Study("llama", tuple(trainings)).to_dict()

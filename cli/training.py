@@ -91,7 +91,7 @@ def _train(
     """Train seed by seed and save after each."""
     import torch
 
-    from ..plots.studies.text import standard_library
+    from ..plots.studies.data import standard_library
     from ..plots.studies.training import EXACT, MODELS, NUDGED, few_bit, train
 
     settings = SETTINGS[model] if steps is None else replace(SETTINGS[model], steps=steps)
