@@ -1,9 +1,5 @@
 """`fewbit plot training --method actnn`: do models train as well at ActNN's levels? Losses, memory, time, by seed."""
 
-import os
-import platform
-import sys
-from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -12,10 +8,8 @@ import click
 
 from ..plots.studies.actnn_runs import Evidence
 from ..tables.columns import columns
-from ..tables.files import atomic_write, check_writable
-from ..tables.json_format import dumps, read_json
-from .options import FILE, figure_option
-from .study import method_option
+from .options import figure_option
+from .study import Numbers, Save, method_option, run_study, seeds_option, steps_bar, threads_option, trained_option
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,9 +20,7 @@ BLOCK_BITS = (1.5, 2, 4)
 @click.command("training")
 @method_option("actnn")
 @click.option("--steps", type=click.IntRange(1), metavar="N", help="Of each run.  [default: as many as the task has]")
-@click.option(
-    "--seeds", type=click.IntRange(2, 100), metavar="N", default=3, show_default=True, help="How many, from 0 on."
-)
+@seeds_option
 @click.option(
     "--task",
     type=click.Choice(["resnet", "transformer", "both"]),
@@ -36,8 +28,8 @@ BLOCK_BITS = (1.5, 2, 4)
     show_default=True,
     help="A ResNet on scikit-learn's digits, a transformer on Python's source.",
 )
-@click.option("--threads", type=click.IntRange(1, 1024), metavar="N", default=1, show_default=True, help="For torch.")
-@click.option("--input", "source", type=FILE, metavar="FILE", help="Draw the results in FILE, and train nothing.")
+@threads_option
+@trained_option
 @figure_option
 def command(steps: int | None, seeds: int, task: str, threads: int, source: Path | None, output: Path) -> None:
     """Train a ResNet and a transformer exactly and at ActNN's levels, and draw losses and memory.
@@ -49,43 +41,31 @@ def command(steps: int | None, seeds: int, task: str, threads: int, source: Path
 
     Example: fewbit plot training --method actnn -o actnn-training.png
     """
-    from ..plots import check_figure_path, save_figure
+    names = ["resnet", "transformer"] if task == "both" else [task]
 
-    check_figure_path(output)
-    results = output.with_suffix(".json")
-    if source:
-        evidence = Evidence.from_dict(read_json(source), os.fspath(source))
-    else:
-        check_writable(results)
-        evidence = _train(["resnet", "transformer"] if task == "both" else [task], steps, seeds, threads, results)
-    save_figure(_figure(evidence), output)
-    click.echo("\n".join(_lines(evidence)))
-    for written in [output] if source else [results, output]:
-        click.echo(f"wrote {written}", err=True)
+    def run(save: Save) -> Numbers:
+        return _train(names, steps, seeds, threads, save)
+
+    run_study("training --method actnn", source, output, run, _lines, _figure, read=Evidence.from_dict)
 
 
-def _train(names: list[str], steps: int | None, seeds: int, threads: int, results: Path) -> Evidence:
-    """Train seed by seed; the seeds so far are in the file `results`, should anything stop the rest."""
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # see demo.py; read when torch is loaded
+def _train(names: list[str], steps: int | None, seeds: int, threads: int, save: Save) -> Numbers:
+    """Train seed by seed and save after each."""
     import torch
 
     from ..plots.studies.actnn import TASKS, VARIANTS, block_ratio, train
 
     torch.set_num_threads(threads)
     ratios = {f"{bits:g}": block_ratio(bits) for bits in BLOCK_BITS}
-    versions = {"python": platform.python_version(), "fewbit": version("fewbit"), "torch": version("torch")}
     tasks = [TASKS[name]() for name in names]
     lengths = [steps or task.steps for task in tasks]
     runs = []
-    with click.progressbar(
-        length=seeds * sum(lengths), label="training", file=sys.stderr, hidden=not sys.stderr.isatty()
-    ) as bar:
+    with steps_bar(seeds * sum(lengths), "training") as step:
         for seed in range(seeds):
             for task, length in zip(tasks, lengths, strict=True):
-                runs += train(task, VARIANTS, seed, length, after_step=lambda: bar.update(1))
-            with atomic_write(results) as stream:
-                stream.write(dumps(Evidence(tuple(runs), ratios, versions).to_dict()).encode())
-    return Evidence(tuple(runs), ratios, versions)
+                runs += train(task, VARIANTS, seed, length, step)
+            save(Evidence(tuple(runs), ratios).to_dict())
+    return Evidence(tuple(runs), ratios).to_dict()
 
 
 # ---- how it is shown -------------------------------------------------------------------------------------------------

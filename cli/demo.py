@@ -70,7 +70,7 @@ def _train(bits: tuple[int, ...], settings: Settings) -> "Training":
     from rich.console import Console
     from rich.progress import Progress
 
-    from ..plots.studies.text import standard_library
+    from ..plots.studies.data import standard_library
     from ..plots.studies.training import EXACT, few_bit, other_weights, train
 
     others = (settings.seed + i if settings.seed < 2**62 else settings.seed - i for i in range(1, OTHER_WEIGHTS + 1))

@@ -1,6 +1,5 @@
 """`fewbit plot training --method hooks`: does GPT-2 train as well with saved-tensor hooks and at ActNN's levels?"""
 
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -10,11 +9,9 @@ import click
 
 from ..tables import FewbitError
 from ..tables.columns import columns
-from ..tables.files import atomic_write
-from ..tables.json_format import dumps, read_json
+from ..tables.json_format import read_json
 from .options import figure_option
-from .study import Numbers, input_option, method_option, run_study
-from .training import versions_of
+from .study import Numbers, Save, input_option, method_option, run_study, steps_bar, threads_option
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +26,7 @@ NAME = "training --method hooks"
     "--seeds", type=click.IntRange(2, 100), metavar="N", default=5, show_default=True, help="How many, from 0 on."
 )
 @click.option("--variant", "chosen", multiple=True, metavar="NAME", help="One to train, beside exact.  [default: all]")
-@click.option("--threads", type=click.IntRange(1, 1024), metavar="N", default=1, show_default=True, help="For torch.")
+@threads_option
 @input_option
 @figure_option
 def command(steps: int, seeds: int, chosen: tuple[str, ...], threads: int, source: Path | None, output: Path) -> None:
@@ -41,33 +38,34 @@ def command(steps: int, seeds: int, chosen: tuple[str, ...], threads: int, sourc
 
     Example: fewbit plot training --method hooks -o training-hooks.png
     """
-    results = output.with_suffix(".json")
-    run_study(NAME, source, output, lambda: _train(steps, seeds, chosen, threads, results), lines_of, figure_of)
+
+    def run(save: Save) -> Numbers:
+        return _train(steps, seeds, chosen, threads, output.with_suffix(".json"), save)
+
+    run_study(NAME, source, output, run, lines_of, figure_of, packages=("transformers",))
 
 
-def _train(steps: int, seeds: int, chosen: tuple[str, ...], threads: int, results: Path) -> Numbers:
+def _train(steps: int, seeds: int, chosen: tuple[str, ...], threads: int, results: Path, save: Save) -> Numbers:
+    """Train what is not in the file `results` yet, and save after each run."""
     import torch
 
     from ..plots.studies import hooks
-    from ..plots.studies.text import standard_library
+    from ..plots.studies.data import standard_library
 
     names = [name for name in hooks.VARIANTS if not chosen or name in ("exact", *chosen)]
     if len(names) < 2 or not {*chosen} <= {*names}:
         raise FewbitError(f"--variant is one of {', '.join(hooks.VARIANTS)}")
     torch.set_num_threads(threads)
     settings = replace(hooks.SETTINGS, steps=steps)
-    told = {"study": NAME, "versions": versions_of("transformers"), "settings": _settings(asdict(settings))}
+    told = {"settings": _settings(asdict(settings))}
     runs = _runs_so_far(results, told["settings"])
     done = {(run["variant"], run["seed"]) for run in runs}
     todo = [(name, seed) for seed in range(seeds) for name in names if (name, seed) not in done]
     corpus = standard_library()
-    with click.progressbar(
-        length=len(todo) * steps, label="training", file=sys.stderr, hidden=not sys.stderr.isatty()
-    ) as bar:
+    with steps_bar(len(todo) * steps, "training") as step:
         for name, seed in todo:
-            runs.append(hooks.train_one(name, seed, settings, corpus, after_step=lambda: bar.update(1)))
-            with atomic_write(results) as stream:
-                stream.write(dumps({**told, "runs": runs}).encode())
+            runs.append(hooks.train_one(name, seed, settings, corpus, step))
+            save({**told, "runs": runs})
     return {**told, "runs": runs}
 
 

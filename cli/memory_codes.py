@@ -59,7 +59,8 @@ def codes(target: str, bits: int, ratio: float, compressor: str | None, as_json:
 
 
 def _digits() -> tuple[Any, Any]:
-    from ..plots.studies.digits import Schedule, digits, network, train
+    from ..plots.studies.data import digits
+    from ..plots.studies.digits import Schedule, network, train
 
     data, model = digits(), network(0)
     train(model, data, Schedule(epochs=3))

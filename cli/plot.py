@@ -9,7 +9,7 @@ import click
 from ..fewbit_gen import Activation, Weight, parse_activation, parse_weight
 from ..fewbit_gen.activations import EXAMPLES
 from ..fewbit_gen.library import find_or_solve
-from ..plots import check_figure_path, plot_approximation, plot_error, plot_gallery, plot_kinds, save_figure
+from ..plots import check_figure_path, plot_approximation, plot_error, plot_gallery, plot_kinds
 from ..tables import KINDS, Table
 from .options import BitsList, bits_list_option, bits_option, figure_option, kind_option, weight_option
 from .picture import approximated
@@ -20,6 +20,7 @@ from .plot_training import training
 from .plot_variance import variance
 from .plot_vquant import COMMANDS as VQUANT
 from .progress import with_progress
+from .study import write_figure
 
 PAPER = ("relu", "gelu", "silu", "sigmoid", "tanh", "selu", "softplus")  # Table 3 of the Few-bit Backward paper
 KINDS_DIFFER = ("gelu", "tanh", "selu")  # f' with a bump, even, with a jump
@@ -59,8 +60,7 @@ def approximation(activations: tuple[str, ...], bits: tuple[int, ...], kind: str
     check_figure_path(output)
     w = parse_weight(weight)
     tables = _tables(activations, bits, (kind,), w)
-    save_figure(plot_approximation([approximated(a, w, tables[a]) for a in tables]), output)
-    click.echo(f"wrote {output}", err=True)
+    write_figure(plot_approximation([approximated(a, w, tables[a]) for a in tables]), output)
 
 
 @command.command()
@@ -78,8 +78,7 @@ def gallery(activations: tuple[str, ...], bits: int, kind: str, weight: str, col
     check_figure_path(output)
     w = parse_weight(weight)
     tables = _tables(activations or EXAMPLES, (bits,), (kind,), w)
-    save_figure(plot_gallery([approximated(a, w, tables[a]) for a in tables], columns), output)
-    click.echo(f"wrote {output}", err=True)
+    write_figure(plot_gallery([approximated(a, w, tables[a]) for a in tables], columns), output)
 
 
 @command.command()
@@ -95,8 +94,7 @@ def kinds(activations: tuple[str, ...], bits: int, weight: str, output: Path) ->
     check_figure_path(output)
     w = parse_weight(weight)
     tables = _tables(activations or KINDS_DIFFER, (bits,), KINDS, w)
-    save_figure(plot_kinds([approximated(a, w, tables[a]) for a in tables]), output)
-    click.echo(f"wrote {output}", err=True)
+    write_figure(plot_kinds([approximated(a, w, tables[a]) for a in tables]), output)
 
 
 @command.command()
@@ -125,8 +123,7 @@ def error(activations: tuple[str, ...], bits: tuple[int, ...], kind: str, weight
     """
     check_figure_path(output)
     tables = _tables(activations or PAPER, bits, KINDS if kind == "both" else (kind,), parse_weight(weight))
-    save_figure(plot_error([table for found in tables.values() for table in found]), output)
-    click.echo(f"wrote {output}", err=True)
+    write_figure(plot_error([table for found in tables.values() for table in found]), output)
 
 
 def _tables(

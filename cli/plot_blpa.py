@@ -11,7 +11,7 @@ import click
 from ..tables.columns import columns
 from .memory import ByteSize
 from .options import figure_option
-from .study import Numbers, input_option, method_option, run_study, steps_bar
+from .study import Numbers, Save, input_option, method_option, run_study, steps_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,17 +76,17 @@ def training(
     Example: fewbit plot training --method blpa -o blpa-training.png
     """
 
-    def run() -> dict[str, Any]:
+    def run(save: Save) -> Numbers:
         from ..plots.studies.blpa import VARIANTS, Settings, train
-        from ..plots.studies.images import COLLECTIONS
+        from ..plots.studies.data import COLLECTIONS
 
-        chosen = COLLECTIONS[images]()
-        with steps_bar(seeds * steps) as progress:
-            trainings = [
-                train(VARIANTS, chosen, Settings(depth, width, steps, batch, seed=seed, warmup=warmup), progress)
-                for seed in range(seeds)
-            ]
-        return {"trainings": [each.to_dict() for each in trainings]}
+        chosen, trainings = COLLECTIONS[images](), []
+        with steps_bar(seeds * steps) as step:
+            for seed in range(seeds):
+                settings = Settings(depth, width, steps, batch, seed=seed, warmup=warmup)
+                trainings.append(train(VARIANTS, chosen, settings, step).to_dict())
+                save({"trainings": trainings})
+        return {"trainings": trainings}
 
     _study("training --method blpa", "plot_training", source, output, run, _training_lines)
 
@@ -121,9 +121,9 @@ def noise(
     Example: fewbit plot gradient-noise --images digits -o gradient-noise.png
     """
 
-    def run() -> dict[str, Any]:
+    def run(_: Save) -> Numbers:
         from ..plots.studies.blpa import Settings, gradient_noise, network, trained
-        from ..plots.studies.images import COLLECTIONS
+        from ..plots.studies.data import COLLECTIONS
 
         chosen, settings = COLLECTIONS[images](), Settings(depth, width, steps, batch, warmup=warmup)
         with steps_bar(2 * batches + steps) as progress:
@@ -149,7 +149,7 @@ def memory(gpu_memory: int, device: str, source: Path | None, output: Path) -> N
     Example: fewbit plot blpa-memory -o blpa-memory.png
     """
 
-    def run() -> dict[str, Any]:
+    def run(_: Save) -> Numbers:
         from ..plots.studies.blpa_memory import TABLE_2, largest_batches, memory_law, trial_on_gpu
 
         law, trials = memory_law(), []
@@ -178,7 +178,7 @@ def _study(
     figure: str,
     source: Path | None,
     output: Path,
-    run: Callable[[], Numbers],
+    run: Callable[[Save], Numbers],
     lines: Callable[[Numbers], list[str]],
 ) -> None:
     def draw(numbers: Numbers) -> "Figure":
@@ -186,7 +186,7 @@ def _study(
 
         return getattr(figures, figure)(numbers)
 
-    run_study(name, source, output, run, lines, draw)
+    run_study(name, source, output, run, lines, draw, packages=("scikit-learn",))
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------

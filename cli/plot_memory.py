@@ -1,15 +1,15 @@
 """`fewbit plot memory`: what Llama's gated MLP keeps for backward, by fewbit and by others."""
 
-import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
-from ..tables import FewbitError
-from ..tables.files import atomic_write, check_writable
-from ..tables.json_format import dumps, read_json
 from .options import FILE, figure_option
+from .study import Numbers, Save, run_study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _SIZE = click.IntRange(1, 2**24)
 
@@ -32,23 +32,16 @@ def memory(
 
     Example: fewbit plot memory --hidden 4096 --intermediate 11008 -o memory.png
     """
-    from ..plots import check_figure_path, save_figure
 
-    check_figure_path(output)
-    results = output.with_suffix(".json")
-    if source:
-        report = read_json(source)
-    else:
-        check_writable(results)
-        report = _measured(tokens, hidden, intermediate, dtype, compiled)
-        with atomic_write(results) as stream:
-            stream.write(dumps(report).encode())
-    save_figure(_figure(report, os.fspath(source or results)), output)
-    for written in [output] if source else [results, output]:
-        click.echo(f"wrote {written}", err=True)
+    def run(_: Save) -> Numbers:
+        return _measured(tokens, hidden, intermediate, dtype, compiled)
+
+    run_study(
+        "memory", source, output, run, lambda _: [], _figure, writers="`fewbit bench glu` or `fewbit plot memory`"
+    )
 
 
-def _measured(tokens: int, hidden: int, intermediate: int, dtype: str, compiled: bool) -> dict[str, Any]:
+def _measured(tokens: int, hidden: int, intermediate: int, dtype: str, compiled: bool) -> Numbers:
     import torch
 
     from .bench.glu import Case, measure, report_of
@@ -57,16 +50,13 @@ def _measured(tokens: int, hidden: int, intermediate: int, dtype: str, compiled:
     return report_of(case, measure(case, 0, compiled))
 
 
-def _figure(report: Any, source: str) -> Any:
+def _figure(report: Numbers) -> "Figure":
     from ..plots.figures.memory import Kept, plot_memory
 
-    try:
-        unit = report["intermediate"] * {"float32": 4}.get(report["dtype"], 2)
-        methods = [
-            Kept(name, units, per_token / unit - units, "formula" not in name)
-            for name, units, per_token in ((r["method"], r["units"], r["bytes_per_token"]) for r in report["rows"])
-        ]
-        sizes = f"hidden {report['hidden']}, intermediate {report['intermediate']}, {report['dtype']}"
-    except (KeyError, TypeError) as error:
-        raise FewbitError(f"{source}: not what `fewbit bench glu` or `fewbit plot memory` writes") from error
+    unit = report["intermediate"] * {"float32": 4}.get(report["dtype"], 2)
+    methods = [
+        Kept(name, units, per_token / unit - units, "formula" not in name)
+        for name, units, per_token in ((r["method"], r["units"], r["bytes_per_token"]) for r in report["rows"])
+    ]
+    sizes = f"hidden {report['hidden']}, intermediate {report['intermediate']}, {report['dtype']}"
     return plot_memory(methods, f"kept for backward by a gated MLP: {sizes}")

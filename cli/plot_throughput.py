@@ -1,15 +1,15 @@
 """`fewbit plot throughput`: the report of a GPU's benchmark as a figure."""
 
-import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from ..plots import check_figure_path, save_figure
-from ..plots.figures.throughput import plot_throughput
-from ..tables import FewbitError
-from ..tables.files import reason
 from .options import FILE, bits_option, figure_option
+from .study import Numbers, run_study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @click.command("throughput")
@@ -21,13 +21,10 @@ def throughput(report: Path, bits: int, output: Path) -> None:
 
     Example: fewbit plot throughput plots/results/activation-cuda.json -o throughput.png
     """
-    check_figure_path(output)
-    try:
-        read = json.loads(report.read_bytes())
-        figure = plot_throughput(read["rows"], read["device"], bits)
-    except OSError as error:
-        raise FewbitError(f"cannot read {report}: {reason(error)}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise FewbitError(f"{report} is no report of fewbit bench activation --device cuda: {error!r}") from None
-    save_figure(figure, output)
-    click.echo(f"wrote {output}", err=True)
+    from ..plots.figures.throughput import plot_throughput
+
+    def draw(numbers: Numbers) -> "Figure":
+        return plot_throughput(numbers["rows"], numbers["device"], bits)
+
+    writers = "`fewbit bench activation --device cuda`"
+    run_study("throughput", report, output, lambda _: {}, lambda _: [], draw, writers=writers)

@@ -1,19 +1,13 @@
 """`fewbit plot variance`: how much noise few bits bring into gradients, and where it comes from."""
 
-import sys
-from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-from click.core import ParameterSource
 
-from ..tables import FewbitError
 from ..tables.columns import columns
-from ..tables.files import atomic_write, check_writable
-from ..tables.json_format import dumps, read_json
 from .options import FILE, figure_option
+from .study import Numbers, Save, refuse_with_input, run_study, steps_bar
 
 if TYPE_CHECKING:
     from ..plots.figures.variance import Variances
@@ -40,57 +34,36 @@ def variance(context: click.Context, bits: int, draws: int, steps: int, source: 
 
     Example: fewbit plot variance -o variance.png
     """
-    from ..plots import check_figure_path, save_figure
     from ..plots.figures.variance import plot_variance
 
-    check_figure_path(output)
-    if source:
-        typed = [
-            n for n in ("bits", "draws", "steps") if context.get_parameter_source(n) is ParameterSource.COMMANDLINE
-        ]
-        if typed:
-            raise click.UsageError(f"--input draws what was measured before: leave out --{', --'.join(typed)}")
-        report = read_json(source)
-        written = [output]
-    else:
-        written = [output.with_suffix(".json"), output]
-        check_writable(written[0])
-        report = _measure(bits, draws, steps)
-        with atomic_write(written[0]) as stream:
-            stream.write(dumps(report).encode())
-    data = _variances(report, source)
-    save_figure(plot_variance(data), output)
-    click.echo("\n".join([*_layer_lines(data), "", *_curve_lines(data)]))
-    for path in written:
-        click.echo(f"wrote {path}", err=True)
+    refuse_with_input(context, "measured", "bits", "draws", "steps")
+
+    def run(_: Save) -> Numbers:
+        return _measure(bits, draws, steps)
+
+    run_study("variance", source, output, run, _lines, plot_variance, read=_variances, packages=("scikit-learn",))
 
 
-def _measure(bits: int, draws: int, steps: int) -> dict[str, Any]:
+def _measure(bits: int, draws: int, steps: int) -> Numbers:
     import torch
 
     from ..plots.studies.variance import VarianceSettings, measure, passes
 
     settings = VarianceSettings(bits=bits, draws=draws, steps=steps)
     torch.manual_seed(settings.seed)
-    hidden = not sys.stderr.isatty()
-    with click.progressbar(length=passes(settings), label="measuring", file=sys.stderr, hidden=hidden) as bar:
-        try:
-            study = measure(settings, lambda: bar.update(1))
-        except ModuleNotFoundError as error:
-            raise FewbitError(f"the digits come with scikit-learn: pip install scikit-learn ({error})") from None
-    versions = {"fewbit": version("fewbit"), "torch": torch.__version__}
-    return {"versions": versions, **study.to_dict()}
+    with steps_bar(passes(settings), "measuring") as after_pass:
+        return measure(settings, after_pass).to_dict()
 
 
-def _variances(report: Any, source: Path | None) -> "Variances":
+def _variances(numbers: Numbers, _: str) -> "Variances":
     from ..plots.figures.variance import Variances
 
-    try:
-        names = set(Variances.__dataclass_fields__) - {"bits"}
-        found: Mapping[str, Any] = {name: report[name] for name in names}
-        return Variances(bits=report["settings"]["bits"], **found)
-    except (KeyError, TypeError, IndexError):
-        raise FewbitError(f"{source}: not what `fewbit plot variance` writes") from None
+    names = set(Variances.__dataclass_fields__) - {"bits"}
+    return Variances(bits=numbers["settings"]["bits"], **{name: numbers[name] for name in names})
+
+
+def _lines(data: "Variances") -> list[str]:
+    return [*_layer_lines(data), "", *_curve_lines(data)]
 
 
 def _layer_lines(data: "Variances") -> list[str]:

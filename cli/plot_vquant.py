@@ -9,7 +9,7 @@ import click
 from ..tables import FewbitError
 from ..tables.columns import columns
 from .options import figure_option
-from .study import Numbers, input_option, run_study, steps_bar
+from .study import Numbers, Save, input_option, run_study, steps_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +36,7 @@ def accuracy(seeds: int, epochs: int, source: Path | None, output: Path) -> None
     Example: fewbit plot vquant-accuracy -o vquant-accuracy.png
     """
 
-    def run() -> dict[str, Any]:
+    def run(_: Save) -> Numbers:
         from ..plots.studies import vquant
 
         with steps_bar(len(vquant.configurations()) * seeds) as progress:
@@ -61,7 +61,7 @@ def annealing(seeds: int, epochs: int, source: Path | None, output: Path) -> Non
     Example: fewbit plot vquant-annealing -o vquant-annealing.png
     """
 
-    def run() -> dict[str, Any]:
+    def run(_: Save) -> Numbers:
         from ..plots.studies import vquant
 
         with steps_bar(2 * len(vquant.PAIRS) * seeds) as progress:
@@ -85,7 +85,7 @@ def inference(epochs: int, source: Path | None, output: Path) -> None:
     Example: fewbit plot vquant-inference -o vquant-inference.png
     """
 
-    def run() -> dict[str, Any]:
+    def run(_: Save) -> Numbers:
         from ..plots.studies import vquant
 
         with steps_bar(72) as progress:
@@ -111,7 +111,7 @@ def lstm(steps: int, source: Path | None, output: Path) -> None:
     Example: fewbit plot vquant-lstm -o vquant-lstm.png
     """
 
-    def run() -> dict[str, Any]:
+    def run(_: Save) -> Numbers:
         from ..plots.studies import lstm
 
         settings = lstm.Settings(steps=steps)
@@ -139,7 +139,7 @@ def memory(measure: str, source: Path | None, output: Path) -> None:
     Example: fewbit plot vquant-memory -o vquant-memory.png
     """
 
-    def run() -> dict[str, Any]:
+    def run(_: Save) -> Numbers:
         from ..plots.studies import vquant_memory
 
         names = [name for name in measure.split(",") if name]
@@ -156,14 +156,14 @@ COMMANDS = (accuracy, annealing, inference, lstm, memory)
 
 
 def _study(
-    name: str, source: Path | None, output: Path, run: Callable[[], Numbers], lines: Callable[[Numbers], list[str]]
+    name: str, source: Path | None, output: Path, run: Callable[[Save], Numbers], lines: Callable[[Numbers], list[str]]
 ) -> None:
     def draw(numbers: Numbers) -> "Figure":
         from ..plots.figures import vquant as figures
 
         return getattr(figures, f"plot_{name}")(numbers)
 
-    run_study(f"vquant-{name}", source, output, run, lines, draw)
+    run_study(f"vquant-{name}", source, output, run, lines, draw, packages=("scikit-learn",))
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------

@@ -12,19 +12,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ..tables import FewbitError
 from ..tables.files import atomic_write, check_writable, reason
-from ..tables.json_format import dumps
 from .options import FILE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Numbers = dict[str, Any]
+Save = Callable[[Numbers], None]
 
 input_option = click.option(
     "--input", "source", type=FILE, metavar="FILE", help="Draw the results in FILE, and run nothing."
+)
+trained_option = click.option(
+    "--input", "source", type=FILE, metavar="FILE", help="Draw the results in FILE, and train nothing."
+)
+seeds_option = click.option(
+    "--seeds", type=click.IntRange(2, 100), metavar="N", default=3, show_default=True, help="How many, from 0 on."
+)
+threads_option = click.option(
+    "--threads", type=click.IntRange(1, 1024), metavar="N", default=1, show_default=True, help="For torch."
 )
 
 # `fewbit plot training` is one command for all of them (plot_training.py).
@@ -49,64 +59,97 @@ def run_study(
     name: str,
     source: Path | None,
     output: Path,
-    run: Callable[[], Numbers],
-    lines: Callable[[Numbers], list[str]],
-    draw: Callable[[Numbers], "Figure"],
+    run: Callable[[Save], Numbers],
+    lines: Callable[[Any], list[str]],
+    draw: Callable[[Any], "Figure"],
+    *,
+    read: Callable[[Numbers, str], Any] = lambda numbers, source: numbers,
+    packages: tuple[str, ...] = (),
+    writers: str = "",
 ) -> None:
     """Run a study or read its numbers, print its table, draw its figure; the numbers go beside the figure.
+
+    Table and figure are those of the numbers as they are written, so that the file gives the same again.
 
     Args:
         name: of the command after `fewbit plot`; it stands in the file of numbers.
         source: a file of numbers, to run nothing.
         output: of the figure.
-        run: the study.
-        lines, draw: table and figure of its numbers.
+        run: the study. It may call its argument with the numbers so far: they are on disk then, whatever happens.
+        lines, draw: table and figure of what `read` returns.
+        read: makes of the numbers, and the name of their file for messages, what is shown; the numbers themselves.
+        packages: whose versions are written besides those of Python, fewbit and torch.
+        writers: of files that can be the source, for messages; the command `name` alone, if empty.
 
     Raises:
         FewbitError: a file cannot be read or written, or `source` is of another study.
     """
-    from ..plots import check_figure_path, save_figure
+    from ..plots import check_figure_path, compact_json
 
     check_figure_path(output)
-    results = output.with_suffix(".json")
+    results, writers = output.with_suffix(".json"), writers or f"`fewbit plot {name}`"
     if source:
-        numbers = _read(name, source)
+        numbers = _read(source, name, writers)
     else:
         check_writable(results)
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # see demo.py; read when torch is loaded
-        numbers = {"study": name, "versions": _versions(), **run()}
-        with atomic_write(results) as stream:
-            stream.write(dumps(numbers).encode())
+        head = {"study": name, "versions": _versions("torch", *packages)}
+
+        def save(found: Numbers) -> None:
+            with atomic_write(results) as stream:
+                stream.write(compact_json.dumps({**head, **found}).encode())
+
+        save(run(save))
+        numbers = _read(results, name, writers)
     try:
-        text, figure = lines(numbers), draw(numbers)
+        found = read(numbers, str(source or results))
+        text, figure = lines(found), draw(found)
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise FewbitError(f"{source or results}: not what `fewbit plot {name}` writes: {error!r}") from None
+        raise FewbitError(f"{source or results}: not what {writers} writes: {error!r}") from None
+    write_figure(figure, output, text, written=[] if source else [results])
+
+
+def write_figure(
+    figure: "Figure", output: Path, text: list[str] | None = None, written: list[Path] | None = None
+) -> None:
+    """Save `figure`, print `text`, and tell which files have been written: those of `written`, and the figure."""
+    from ..plots import save_figure
+
     save_figure(figure, output)
-    click.echo("\n".join(text))
-    for written in [output] if source else [results, output]:
-        click.echo(f"wrote {written}", err=True)
+    if text:
+        click.echo("\n".join(text))
+    for path in [*(written or []), output]:
+        click.echo(f"wrote {path}", err=True)
+
+
+def refuse_with_input(context: click.Context, done: str, *names: str) -> None:
+    """Raise `UsageError` if options that say how to run a study were given beside --input, which runs nothing."""
+    given = [f"--{name}" for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if context.params["source"] and given:
+        raise click.UsageError(f"--input draws what was {done} before: leave out {', '.join(given)}")
 
 
 @contextmanager
-def steps_bar(length: int) -> Iterator[Callable[[], object]]:
+def steps_bar(length: int, label: str = "running") -> Iterator[Callable[[], object]]:
     """Give what is to be called after each of `length` steps; a bar shows them where a person is watching."""
-    with click.progressbar(length=length, label="running", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+    with click.progressbar(length=length, label=label, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
         yield lambda: bar.update(1)
 
 
-def _read(name: str, source: Path) -> Numbers:
+def _read(source: Path, name: str, writers: str) -> Numbers:
     try:
         numbers = json.loads(source.read_bytes())
     except OSError as error:
         raise FewbitError(f"cannot read {source}: {reason(error)}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         numbers = None
-    if not isinstance(numbers, dict) or numbers.get("study") != name:
-        raise FewbitError(f"{source}: not what `fewbit plot {name}` writes")
+    # Some commands have not always written which study it is.
+    if not isinstance(numbers, dict) or numbers.get("study", name) != name:
+        raise FewbitError(f"{source}: not what {writers} writes")
     return numbers
 
 
-def _versions() -> dict[str, str]:
-    packages = ("fewbit", "torch", "scikit-learn")
-    installed = {name: version(name) for name in packages if find_spec(name.replace("scikit-learn", "sklearn"))}
+def _versions(*packages: str) -> dict[str, str]:
+    modules = {"scikit-learn": "sklearn"}
+    installed = {each: version(each) for each in ("fewbit", *packages) if find_spec(modules.get(each, each))}
     return {"python": platform.python_version(), **installed}

@@ -1,27 +1,28 @@
 """`fewbit plot training`: does a model train as well with few bits? Losses of several seeds, exact and few-bit."""
 
-import os
-import platform
-import sys
 from dataclasses import replace
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING
 
 import click
-from click.core import ParameterSource
 
 from ..plots.studies.runs import averaging_window
 from ..plots.studies.settings import SETTINGS
 from ..plots.studies.study import Comparison, Study
 from ..tables.columns import columns
-from ..tables.files import atomic_write, check_writable
-from ..tables.json_format import dumps, read_json
 from ..tables.names import counted
-from .options import FILE, bits_list_option, figure_option
-from .study import method_option
+from .options import bits_list_option, figure_option
+from .study import (
+    Numbers,
+    Save,
+    method_option,
+    refuse_with_input,
+    run_study,
+    seeds_option,
+    steps_bar,
+    trained_option,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,9 +38,7 @@ if TYPE_CHECKING:
     help="GPT-2 of transformers, from a small configuration, or the small transformer of fewbit demo.",
 )
 @click.option("--steps", type=int, metavar="N", help="Steps to train.  [default: 300 of gpt2, 700 of small]")
-@click.option(
-    "--seeds", type=click.IntRange(2, 100), metavar="N", default=3, show_default=True, help="How many, from 0 on."
-)
+@seeds_option
 @bits_list_option
 @click.option(
     "--control", is_flag=True, help="Train exactly once more, from weights changed by a millionth: what is chance."
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="For torch; models so small gain little from more.",
 )
-@click.option("--input", "source", type=FILE, metavar="FILE", help="Draw the results in FILE, and train nothing.")
+@trained_option
 @figure_option
 @click.pass_context
 def command(
@@ -77,58 +76,33 @@ def command(
 
     Example: fewbit plot training --bits 3,4 -o training.png
     """
-    from ..plots import check_figure_path, save_figure
+    refuse_with_input(context, "trained", "model", "steps", "seeds", "bits", "control", "threads")
 
-    check_figure_path(output)
-    if source:
-        _refuse_options(context, "model", "steps", "seeds", "bits", "control", "threads")
-        study = Study.from_dict(read_json(source), os.fspath(source))
-    else:
-        check_writable(output.with_suffix(".json"))
-        study = _train(model, steps, seeds, bits, control, threads, output.with_suffix(".json"))
-    lines = lines_of(study)
-    save_figure(figure_of(study), output)
-    click.echo("\n".join(lines))
-    for written in [output] if source else [output.with_suffix(".json"), output]:
-        click.echo(f"wrote {written}", err=True)
+    def run(save: Save) -> Numbers:
+        return _train(model, steps, seeds, bits, control, threads, save)
 
-
-def _refuse_options(context: click.Context, *names: str) -> None:
-    given = [f"--{name}" for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    if given:
-        raise click.UsageError(f"--input draws what was trained before: leave out {', '.join(given)}")
+    packages = ("transformers",) if model == "gpt2" else ()
+    run_study("training", source, output, run, lines_of, figure_of, read=Study.from_dict, packages=packages)
 
 
 def _train(
-    model: str, steps: int | None, seeds: int, bits: tuple[int, ...], control: bool, threads: int, results: Path
-) -> Study:
-    """Train seed by seed; the seeds so far are in the file `results`, should anything stop the rest."""
-    settings = SETTINGS[model] if steps is None else replace(SETTINGS[model], steps=steps)
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # see demo.py; read when torch is loaded
+    model: str, steps: int | None, seeds: int, bits: tuple[int, ...], control: bool, threads: int, save: Save
+) -> Numbers:
+    """Train seed by seed and save after each."""
     import torch
 
-    from ..plots.studies.text import standard_library
+    from ..plots.studies.data import standard_library
     from ..plots.studies.training import EXACT, MODELS, NUDGED, few_bit, train
 
+    settings = SETTINGS[model] if steps is None else replace(SETTINGS[model], steps=steps)
     torch.set_num_threads(threads)
     variants = [EXACT, *map(few_bit, bits), *([NUDGED] if control else [])]
-    corpus, versions = standard_library(), versions_of(*(("transformers",) if model == "gpt2" else ()))
-    trainings = []
-    with click.progressbar(
-        length=seeds * settings.steps, label="training", file=sys.stderr, hidden=not sys.stderr.isatty()
-    ) as bar:
+    corpus, trainings = standard_library(), []
+    with steps_bar(seeds * settings.steps, "training") as step:
         for seed in range(seeds):
-            seeded = replace(settings, seed=seed)
-            trainings.append(train(variants, corpus, seeded, MODELS[model], after_step=lambda: bar.update(1)))
-            with atomic_write(results) as stream:
-                stream.write(dumps(Study(model, tuple(trainings), versions).to_dict()).encode())
-    return Study(model, tuple(trainings), versions)
-
-
-def versions_of(*packages: str) -> dict[str, str]:
-    """Return what the numbers depend on, `packages` besides; the text is that of the Python at hand."""
-    installed = {name: version(name) for name in ("fewbit", "torch", *packages) if find_spec(name)}
-    return {"python": platform.python_version(), **installed}
+            trainings.append(train(variants, corpus, replace(settings, seed=seed), MODELS[model], step))
+            save(Study(model, tuple(trainings)).to_dict())
+    return Study(model, tuple(trainings)).to_dict()
 
 
 # ---- how it is shown -------------------------------------------------------------------------------------------------

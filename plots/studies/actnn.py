@@ -9,7 +9,6 @@ The last two variants are those of Appendix E of the Few-bit Backward paper: lay
 method or the other.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,15 +16,17 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR
 
 from ...runtime.convert.api import convert
 from ...runtime.layers import Activation
 from ...runtime.plan.memory import profile, profile_call
+from . import trainer
 from .actnn_runs import Trained
-from .resnet import Digits, ResNet, digits
+from .data import Corpus, Images, digits, random_windows, spread_windows, standard_library
 from .settings import Size
-from .text import VOCABULARY, Corpus, standard_library
-from .training import learning_rate_factor, random_windows, spread_windows
+from .small_networks import EncoderTransformer, resnet
+from .trainer import Curve, Trainee, learning_rate_factor
 
 Batch = tuple[Tensor, Tensor]
 
@@ -112,24 +113,24 @@ class Task(Protocol):
 class DigitsTask:
     """scikit-learn's digits by a ResNet with GELU."""
 
-    data: Digits
+    data: Images
     steps: int = 120
     size: int = 64
     learning_rate: float = 3e-3
     name: str = "ResNet, digits"
 
     def model(self) -> nn.Module:
-        """Return a `ResNet`."""
-        return ResNet(nn.GELU)
+        """Return a residual network."""
+        return resnet(nn.GELU)
 
     def batch(self, draw: torch.Generator) -> Batch:
         """Return images and classes."""
-        chosen = torch.randint(len(self.data.classes), (self.size,), generator=draw)
-        return self.data.images[chosen], self.data.classes[chosen]
+        chosen = torch.randint(len(self.data.training), (self.size,), generator=draw)
+        return self.data.training[chosen], self.data.training_classes[chosen]
 
     def held_out(self) -> Batch:
         """Return images and classes."""
-        return self.data.validation_images, self.data.validation_classes
+        return self.data.test, self.data.test_classes
 
 
 @dataclass(frozen=True)
@@ -157,51 +158,20 @@ class TextTask:
 
 
 TASKS: dict[str, Callable[[], Task]] = {
-    "resnet": lambda: DigitsTask(digits()),
+    "resnet": lambda: DigitsTask(digits(normalized=False)),
     "transformer": lambda: TextTask(standard_library()),
 }
-
-
-class EncoderTransformer(nn.Module):
-    """Scores for the next character, of torch's own encoder layers with a causal mask."""
-
-    def __init__(self, size: Size) -> None:
-        super().__init__()
-        self.character = nn.Embedding(VOCABULARY, size.width)
-        self.position = nn.Embedding(size.context, size.width)
-        layers = (
-            nn.TransformerEncoderLayer(
-                *(size.width, size.heads, 4 * size.width, 0.1, nn.GELU()), batch_first=True, norm_first=True
-            )
-            for _ in range(size.depth)
-        )
-        self.layers = nn.ModuleList(layers)
-        self.norm = nn.LayerNorm(size.width)
-        self.score = nn.Linear(size.width, VOCABULARY)
-
-    def forward(self, text: Tensor) -> Tensor:
-        """Return scores (batch, length, 128) for ASCII codes (batch, length)."""
-        length = text.shape[1]
-        mask = nn.Transformer.generate_square_subsequent_mask(length, device=text.device)
-        x = self.character(text) + self.position(torch.arange(length, device=text.device))
-        for layer in self.layers:
-            x = layer(x, mask, is_causal=True)
-        return self.score(self.norm(x))
 
 
 def train(
     task: Task, variants: tuple[Variant, ...], seed: int, steps: int, after_step: Callable[[], object] = lambda: None
 ) -> list[Trained]:
     """Train every variant on the CPU for `steps` steps; return the runs in their order."""
-    trainees = [_Trainee(task, variant, seed, steps) for variant in variants]
+    made = [_Made(task, variant, seed) for variant in variants]
     draw = torch.Generator().manual_seed(seed)
-    for step in range(steps):
-        batch, turn = task.batch(draw), step % len(trainees)
-        for trainee in trainees[turn:] + trainees[:turn]:
-            trainee.step(batch, step)
-        after_step()
+    trainer.train([one.trainee(steps) for one in made], (task.batch(draw) for _ in range(steps)), after_step)
     example, held_out = task.batch(draw), task.held_out()
-    return [trainee.finish(example, held_out) for trainee in trainees]
+    return [one.finish(example, held_out) for one in made]
 
 
 def block_ratio(bits: float, level: str = "L3") -> float:
@@ -222,53 +192,46 @@ def block_ratio(bits: float, level: str = "L3") -> float:
     return (exact[1] - exact[0]) / (compressed[1] - compressed[0])
 
 
-class _Trainee:
-    """A model in training, and what has been measured of it so far."""
+class _Made:
+    """The model of a variant, and what its training leaves behind."""
 
-    def __init__(self, task: Task, variant: Variant, seed: int, steps: int) -> None:
-        self.task, self.variant, self.seed = task, variant, seed
+    def __init__(self, task: Task, variant: Variant, seed: int) -> None:
+        self.task, self.variant, self.seed, self.curve = task, variant, seed, Curve()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.model = task.model()
         variant.convert(self.model)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), task.learning_rate)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda step: learning_rate_factor(step, steps)
-        )
-        self.losses: list[float] = []
-        self.seconds: list[float] = []
 
-    def loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the loss and the scores."""
+    def trainee(self, steps: int) -> Trainee:
+        optimizer = torch.optim.AdamW(self.model.parameters(), self.task.learning_rate)
+        schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, steps))
+        return Trainee(self.model, self.loss, optimizer, schedule, 1.0, self.draw_alike, self.curve)
+
+    def draw_alike(self, step: int) -> None:
+        """Seed dropout: the same in all variants, as far as they draw alike; codes are of the same generator."""
+        torch.manual_seed(1_000_003 * self.seed + step)
+
+    def loss(self, _: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean loss of a batch."""
+        return F.cross_entropy(*self.scores(batch))
+
+    def scores(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return scores (n, classes) and the classes (n,)."""
         x, y = batch
         with torch.autocast("cpu", torch.bfloat16, enabled=self.variant.mixed):
             scores = self.model(x)
-        scores = scores.float().flatten(0, -2)
-        return F.cross_entropy(scores, y.flatten()), scores
-
-    def step(self, batch: Batch, step: int) -> None:
-        # The same dropout in all variants, as far as they draw alike: codes are drawn from the same generator.
-        torch.manual_seed(1_000_003 * self.seed + step)
-        start = time.perf_counter()
-        loss, _ = self.loss(batch)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.losses.append(loss.item())
-        self.seconds.append(time.perf_counter() - start)
-        self.schedule.step()
+        return scores.float().flatten(0, -2), y.flatten()
 
     def finish(self, example: Batch, held_out: Batch) -> Trained:
-        saved = profile_call(self.model, lambda: self.loss(example)[0])
+        saved = profile_call(self.model, lambda: self.loss(self.model, example))
         inside = sum(one.bytes for one in saved.saved if one.module)  # the loss is the model's own, ""
         self.model.eval()
         with torch.no_grad():
-            loss, scores = self.loss(held_out)
-        right = (scores.argmax(1) == held_out[1].flatten()).double().mean().item()
+            scores, classes = self.scores(held_out)
+        loss, right = F.cross_entropy(scores, classes), (scores.argmax(1) == classes).double().mean()
         return Trained(
-            *(self.task.name, self.variant.name, self.seed, tuple(self.losses), tuple(self.seconds)),
-            *(loss.item(), right, inside),
+            *(self.task.name, self.variant.name, self.seed, tuple(self.curve.losses), tuple(self.curve.seconds)),
+            *(loss.item(), right.item(), inside),
         )
 
 

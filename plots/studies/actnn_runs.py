@@ -40,12 +40,10 @@ class Evidence:
     Attributes:
         runs: in any order.
         block_ratios: how many times less a chain of Conv–BN–ReLU keeps, by bits.
-        versions: of what it was run with.
     """
 
     runs: tuple[Trained, ...]
     block_ratios: Mapping[str, float] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tasks(self) -> list[str]:
@@ -85,7 +83,6 @@ class Evidence:
     def to_dict(self) -> dict[str, Any]:
         """Return all numbers for JSON."""
         return {
-            "versions": dict(self.versions),
             "block_ratios": dict(self.block_ratios),
             "runs": [asdict(run) for run in self.runs],
         }
@@ -99,7 +96,7 @@ class Evidence:
         """
         try:
             runs = tuple(_trained(run) for run in data["runs"])
-            return cls(runs, dict(data["block_ratios"]), dict(data["versions"]))
+            return cls(runs, dict(data["block_ratios"]))
         except (KeyError, TypeError, ValueError):
             raise FewbitError(f"{source}: not what `fewbit plot training --method actnn` writes") from None
 

@@ -9,20 +9,22 @@ few-bit training are the same, so their first losses are equal; the naive ones' 
 
 import copy
 import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR
 
 from ...runtime.layers.preact import PreActLayer
 from ...runtime.models import PreActResNet, preact_resnet
 from ...runtime.plan.memory import profile
 from ...tables import FewbitError
-from .images import Images
+from . import trainer
+from .data import Images
+from .trainer import Curve, Trainee, cross_entropy
 
 
 @dataclass(frozen=True)
@@ -136,14 +138,11 @@ def train(
     variants: Sequence[Variant], images: Images, settings: Settings, after_step: Callable[[], object] = lambda: None
 ) -> Training:
     """Train every variant with the same weights and batches, in turn; return the runs in the order of `variants`."""
-    trainees = [_Trainee(variant, images, settings) for variant in variants]
-    draw = torch.Generator().manual_seed(settings.seed)
-    for step in range(settings.steps):
-        x, y = _batch(images, settings.batch, draw)
-        for trainee in trainees:
-            trainee.step(x, y, learning_rate(step, settings))
-        after_step()
-    return Training(images.name, settings, tuple(trainee.finish(images) for trainee in trainees))
+    models, curves = [network(images, settings, variant) for variant in variants], [Curve() for _ in variants]
+    trainees = [_trainee(model, settings, curve) for model, curve in zip(models, curves, strict=True)]
+    trainer.train(trainees, _batches(images, settings), after_step)
+    runs = (_run(*made, images) for made in zip(variants, models, curves, strict=True))
+    return Training(images.name, settings, tuple(runs))
 
 
 def learning_rate(step: int, settings: Settings) -> float:
@@ -166,42 +165,28 @@ def network(images: Images, settings: Settings, variant: Variant = VARIANTS[0]) 
         )
 
 
-class _Trainee:
-    """A network in training, and what has been measured of it so far."""
+def _trainee(model: PreActResNet, settings: Settings, curve: Curve) -> Trainee:
+    options: Any = {"momentum": settings.momentum, "weight_decay": settings.weight_decay}
+    optimizer = torch.optim.SGD(model.parameters(), 1.0, **options)
+    schedule = LambdaLR(optimizer, lambda step: learning_rate(step, settings))
+    return Trainee(model, cross_entropy, optimizer, schedule, record=curve)
 
-    def __init__(self, variant: Variant, images: Images, settings: Settings) -> None:
-        self.variant, self.model = variant, network(images, settings, variant)
-        self.optimizer = torch.optim.SGD(
-            self.model.parameters(), 0.0, momentum=settings.momentum, weight_decay=settings.weight_decay
-        )
-        self.losses: list[float] = []
-        self.seconds: list[float] = []
 
-    def step(self, x: Tensor, y: Tensor, rate: float) -> None:
-        start = time.perf_counter()
-        self.optimizer.param_groups[0]["lr"] = rate
-        loss = F.cross_entropy(self.model(x), y)
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        self.losses.append(loss.item())
-        self.seconds.append(time.perf_counter() - start)
-
-    @torch.no_grad()
-    def finish(self, images: Images) -> Run:
-        self.model.eval()
-        scores = torch.cat([self.model(part) for part in images.test.split(256)])
-        self.model.train()
-        with torch.enable_grad():
-            saved = profile(copy.deepcopy(self.model), images.training[:64]).total
-        return Run(
-            variant=self.variant.name,
-            losses=tuple(self.losses),
-            seconds=tuple(self.seconds),
-            test_loss=F.cross_entropy(scores, images.test_classes).item(),
-            test_error=(scores.argmax(1) != images.test_classes).float().mean().item(),
-            saved_bytes=saved,
-        )
+@torch.no_grad()
+def _run(variant: Variant, model: PreActResNet, curve: Curve, images: Images) -> Run:
+    model.eval()
+    scores = torch.cat([model(part) for part in images.test.split(256)])
+    model.train()
+    with torch.enable_grad():
+        saved = profile(copy.deepcopy(model), images.training[:64]).total
+    return Run(
+        variant=variant.name,
+        losses=tuple(curve.losses),
+        seconds=tuple(curve.seconds),
+        test_loss=F.cross_entropy(scores, images.test_classes).item(),
+        test_error=(scores.argmax(1) != images.test_classes).float().mean().item(),
+        saved_bytes=saved,
+    )
 
 
 # ---- Figure 4 --------------------------------------------------------------------------------------------------------
@@ -230,12 +215,9 @@ class LayerNoise:
 
 def trained(images: Images, settings: Settings, after_step: Callable[[], object] = lambda: None) -> PreActResNet:
     """Return the exact network, trained."""
-    trainee = _Trainee(VARIANTS[0], images, settings)
-    draw = torch.Generator().manual_seed(settings.seed)
-    for step in range(settings.steps):
-        trainee.step(*_batch(images, settings.batch, draw), learning_rate(step, settings))
-        after_step()
-    return trainee.model
+    model = network(images, settings)
+    trainer.train([_trainee(model, settings, Curve())], _batches(images, settings), after_step)
+    return model
 
 
 def gradient_noise(
@@ -302,6 +284,11 @@ def _gradients(
 def _weight(layer: PreActLayer) -> Tensor:
     weight: Any = layer.linear.weight
     return weight
+
+
+def _batches(images: Images, settings: Settings) -> Iterator[tuple[Tensor, Tensor]]:
+    draw = torch.Generator().manual_seed(settings.seed)
+    return (_batch(images, settings.batch, draw) for _ in range(settings.steps))
 
 
 def _batch(images: Images, count: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from . import trainer
+from .data import random_windows, standard_library
 from .settings import Settings
-from .text import standard_library
-from .training import learning_rate_factor, loss_of, random_windows
-from .transformer import Transformer
+from .small_networks import Transformer
+from .training import adamw
 
 SETTINGS = Settings(steps=300)
 BATCHES = 8
@@ -36,15 +37,10 @@ def target(
         torch.manual_seed(settings.seed)
         model = Transformer(settings.size, nn.GELU)
     draw = torch.Generator().manual_seed(settings.seed)
-    optimizer = torch.optim.AdamW(model.parameters(), settings.learning_rate, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, settings.steps))
-    for _ in range(settings.steps):
-        loss_of(model, random_windows(text.training, settings.batch, settings.size.context, draw)).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), settings.largest_gradient)
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-        after_step()
+    batches = (
+        random_windows(text.training, settings.batch, settings.size.context, draw) for _ in range(settings.steps)
+    )
+    trainer.train([adamw(model, settings)], batches, after_step)
     held_out = [random_windows(text.validation, settings.batch, settings.size.context, draw) for _ in range(BATCHES)]
     return model, held_out, _loss, _all_but_the_last
 

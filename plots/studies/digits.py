@@ -1,7 +1,7 @@
-"""Handwritten digits (scikit-learn ships 1,797 of them, 8×8) and a small deep network that reads them.
+"""A small residual network learns scikit-learn's handwritten digits.
 
     data = digits()
-    result = train(network(seed=0), data, Schedule(epochs=12), prepare=lambda model: ...)
+    result = train(network(seed=0), data, Schedule(epochs=12))
 
 Real data that any machine has, small enough to train dozens of networks in minutes.
 """
@@ -9,28 +9,15 @@ Real data that any machine has, small enough to train dozens of networks in minu
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from ...tables import FewbitError
-
-
-@dataclass(frozen=True)
-class Images:
-    """Images and their classes, in two parts.
-
-    Attributes:
-        training, validation: float32 (n, 1, 8, 8), of mean 0 and deviation 1 over all pixels that are trained on.
-        training_classes, validation_classes: int64 (n,), 0 to 9.
-    """
-
-    training: Tensor
-    training_classes: Tensor
-    validation: Tensor
-    validation_classes: Tensor
+from . import trainer
+from .data import Images
+from .small_networks import resnet
+from .trainer import Curve, Trainee, cross_entropy
 
 
 @dataclass(frozen=True)
@@ -55,7 +42,7 @@ class Trained:
     """What a training came to.
 
     Attributes:
-        accuracy: on the validation images, after the last epoch.
+        accuracy: on the test images, after the last epoch.
         losses: mean training loss of each epoch.
     """
 
@@ -63,55 +50,11 @@ class Trained:
     losses: tuple[float, ...]
 
 
-def digits() -> Images:
-    """Return the digits, every fifth for validation.
-
-    Raises:
-        FewbitError: scikit-learn is not installed.
-    """
-    try:
-        from sklearn.datasets import load_digits
-    except ModuleNotFoundError as error:
-        raise FewbitError("the digits come with scikit-learn: pip install scikit-learn") from error
-    data: Any = load_digits()
-    images = torch.tensor(data["images"], dtype=torch.float32).unsqueeze(1)
-    classes = torch.tensor(data["target"], dtype=torch.int64)
-    held_out = torch.arange(len(classes)) % 5 == 4
-    mean, deviation = images[~held_out].mean(), images[~held_out].std()
-    images = (images - mean) / deviation
-    return Images(images[~held_out], classes[~held_out], images[held_out], classes[held_out])
-
-
-class Block(nn.Module):
-    """Two convolutions with batch normalisation and ReLU, and a way around them (He et al., 2016)."""
-
-    def __init__(self, before: int, after: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(after)
-        self.relu1 = nn.ReLU(inplace=True)
-        self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(after)
-        self.relu2 = nn.ReLU(inplace=True)
-        same = before == after and stride == 1
-        self.around = nn.Identity() if same else nn.Conv2d(before, after, 1, stride, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the features that follow."""
-        y = self.bn2(self.conv2(self.relu1(self.bn1(self.conv1(x)))))
-        return self.relu2(y + self.around(x))
-
-
-def network(seed: int = 0, width: int = 12, blocks: int = 3) -> nn.Sequential:
+def network(seed: int = 0, width: int = 12) -> nn.Sequential:
     """Return a residual network for the digits, in training mode; the same for the same seed."""
     torch.manual_seed(seed)
-    body: list[nn.Module] = [nn.Conv2d(1, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
-    before = width
-    for i in range(blocks):
-        after = width * min(2, i + 1)
-        body.append(Block(before, after, 2 if i in (1, 2) else 1))
-        before = after
-    return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 10))
+    blocks = ((width, 1), (2 * width, 2), (2 * width, 2))
+    return resnet(partial(nn.ReLU, inplace=True), blocks, normed=False, shortcut_first=False)
 
 
 def train(
@@ -119,7 +62,7 @@ def train(
     data: Images,
     schedule: Schedule,
     *,
-    after_epoch: Callable[[int], object] = lambda epoch: None,
+    after_epoch: Callable[[], object] = lambda: None,
 ) -> Trained:
     """Train `model` in place.
 
@@ -127,7 +70,7 @@ def train(
         model: images -> 10 logits.
         data: to train on and to validate with.
         schedule: how.
-        after_epoch: is called with the number of epochs done.
+        after_epoch: is called after each epoch.
     """
     optimizer = torch.optim.SGD(model.parameters(), schedule.learning_rate, momentum=0.9, weight_decay=1e-4)
     third = math.ceil(schedule.epochs / 3)
@@ -135,16 +78,13 @@ def train(
     losses = []
     for epoch in range(schedule.epochs):
         model.train()
-        total = 0.0
-        for images, classes in batches(data, schedule, epoch):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(images), classes)
-            loss.backward()
-            optimizer.step()
-            total += loss.item() * len(classes)
+        curve = Curve()
+        given = list(batches(data, schedule, epoch))
+        trainer.train([Trainee(model, cross_entropy, optimizer, record=curve)], given)
+        total = sum(loss * len(classes) for loss, (_, classes) in zip(curve.losses, given, strict=True))
         losses.append(total / len(data.training))
         rates.step()
-        after_epoch(epoch + 1)
+        after_epoch()
     return Trained(accuracy(model, data), tuple(losses))
 
 
@@ -158,6 +98,6 @@ def batches(data: Images, schedule: Schedule, epoch: int) -> Iterator[tuple[Tens
 
 @torch.no_grad()
 def accuracy(model: nn.Module, data: Images) -> float:
-    """Return the share of validation images that `model` reads right, in evaluation mode."""
+    """Return the share of test images that `model` reads right, in evaluation mode."""
     model.eval()
-    return float((model(data.validation).argmax(1) == data.validation_classes).float().mean())
+    return float((model(data.test).argmax(1) == data.test_classes).float().mean())

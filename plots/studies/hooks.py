@@ -16,10 +16,10 @@ from torch import nn
 from ...runtime.convert.api import convert
 from ...runtime.quantizers import PerGroup
 from ...runtime.saved_tensors import compress_saved_tensors
-from .gpt2 import GPT2
+from .data import Corpus
 from .runs import averaging_window, smoothed
 from .settings import Settings, Size
-from .text import Corpus
+from .small_networks import GPT2
 from .training import EXACT, NUDGED, Variant, train
 
 SETTINGS = Settings(

@@ -8,8 +8,6 @@ training and without fine-tuning, as in the paper: embedding, LSTM and output la
 
 import copy
 import math
-import re
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...runtime.inference.vquant import pack, quantize
-from .text import standard_library
+from . import trainer
+from .data import library_words
+from .small_networks import WordLSTM
+from .trainer import Trainee, next_character
 
 VOCABULARY = 2000
-_WORD = re.compile(r"[A-Za-z_]+|\d+|\n|[^\sA-Za-z_\d]")
 
 
 @dataclass(frozen=True)
@@ -45,45 +45,18 @@ class Settings:
     validation_words: int = 16_384
 
 
-class Model(nn.Module):
-    """Embedding, two layers of LSTM, output."""
-
-    def __init__(self, hidden: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, hidden)
-        self.lstm = nn.LSTM(hidden, hidden, 2, batch_first=True)
-        self.output = nn.Linear(hidden, VOCABULARY)
-
-    def forward(self, words: Tensor) -> Tensor:
-        """Return logits (n, length, VOCABULARY) of the words that follow `words`, int64 (n, length)."""
-        return self.output(self.lstm(self.embedding(words))[0])
-
-
-def words(settings: Settings) -> tuple[Tensor, Tensor]:
-    """Return the words to train on and to validate on, int64 (n,): 0 is whatever is not among the most frequent."""
-    corpus = standard_library(settings.characters)
-    texts = [_WORD.findall(bytes(part.tolist()).decode("ascii")) for part in (corpus.training, corpus.validation)]
-    common = Counter(texts[0]).most_common(VOCABULARY - 1)
-    numbers = {word: i for i, (word, _) in enumerate(common, start=1)}
-    training, validation = (torch.tensor([numbers.get(word, 0) for word in text]) for text in texts)
-    return training, validation[: settings.validation_words]
-
-
-def train(model: Model, text: Tensor, settings: Settings, progress: Callable[[], object]) -> None:
+def train(model: nn.Module, text: Tensor, settings: Settings, progress: Callable[[], object]) -> None:
     """Train `model` in place."""
     optimizer = torch.optim.Adam(model.parameters(), settings.learning_rate)
     rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings.learning_rate, total_steps=settings.steps)
     generator = torch.Generator().manual_seed(0)
     within = torch.arange(settings.context + 1)
-    for _ in range(settings.steps):
-        starts = torch.randint(len(text) - settings.context - 1, (settings.batch, 1), generator=generator)
-        window = text[starts + within]
-        optimizer.zero_grad()
-        F.cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten()).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        rates.step()
-        progress()
+
+    def window() -> Tensor:
+        return text[torch.randint(len(text) - settings.context - 1, (settings.batch, 1), generator=generator) + within]
+
+    trainee = Trainee(model, next_character, optimizer, rates, largest_gradient=1.0)
+    trainer.train([trainee], (window() for _ in range(settings.steps)), progress)
 
 
 @torch.no_grad()
@@ -102,11 +75,12 @@ def perplexity(model: nn.Module, text: Tensor, length: int = 128) -> float:
 
 def table(settings: Settings = Settings(), progress: Callable[[], object] = lambda: None) -> list[dict[str, Any]]:
     """Return Table 6: a row for each model, number of bits and ratio, the first of each model in full precision."""
-    training, validation = words(settings)
+    training, validation = library_words(settings.characters, VOCABULARY)
+    validation = validation[: settings.validation_words]
     rows = []
     for name, hidden in settings.sizes:
         torch.manual_seed(0)
-        model = Model(hidden)
+        model = WordLSTM(VOCABULARY, hidden)
         train(model, training, settings, progress)
         whole = sum(p.numel() * p.element_size() for p in model.parameters())
         found = perplexity(model, validation)

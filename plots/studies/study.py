@@ -16,8 +16,7 @@ the exact run of the same seed tell, which has the same weights and batches.
 """
 
 import statistics
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ...tables import FewbitError
@@ -80,7 +79,6 @@ class Study:
     Attributes:
         model: name of what was trained, a key of `settings.SETTINGS`.
         trainings: one a seed; in each the same variants, first the one that others are compared with.
-        versions: of what it was run with, by name.
 
     Raises:
         FewbitError: there is no training, or they are not of the same variants and steps.
@@ -88,7 +86,6 @@ class Study:
 
     model: str
     trainings: tuple[Training, ...]
-    versions: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         shapes = {tuple((run.variant, len(run.losses)) for run in training.runs) for training in self.trainings}
@@ -133,7 +130,6 @@ class Study:
         comparisons = self.comparisons() if len(self.trainings) > 1 else ()
         return {
             "model": self.model,
-            "versions": dict(self.versions),
             "comparisons": [comparison.to_dict() for comparison in comparisons],
             "trainings": [training.to_dict() for training in self.trainings],
         }
@@ -146,7 +142,7 @@ class Study:
             FewbitError: it told none; the message begins with `source`.
         """
         try:
-            return cls(str(data["model"]), tuple(map(Training.from_dict, data["trainings"])), dict(data["versions"]))
+            return cls(str(data["model"]), tuple(map(Training.from_dict, data["trainings"])))
         except (KeyError, TypeError, ValueError, FewbitError) as error:
             told = error if isinstance(error, FewbitError) else "not what `fewbit plot training` writes"
             raise FewbitError(f"{source}: {told}") from None

@@ -8,26 +8,25 @@ first losses are equal, and later differences come from the derivative alone. Th
 whatever else the machine does meanwhile slows all of them alike.
 """
 
-import math
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR
 
 from ...runtime.convert.api import convert
 from ...runtime.convert.find import activations
 from ...runtime.plan.memory import profile_call
 from ...tables.names import counted
 from ...tables.table import check_bits
-from .gpt2 import GPT2
+from . import trainer
+from .data import Corpus, random_windows, spread_windows, unigram_entropy
 from .runs import Run, Training
 from .settings import Settings, Size
-from .text import Corpus, unigram_entropy
-from .transformer import Transformer
+from .small_networks import GPT2, Transformer
+from .trainer import Curve, Loss, Trainee, learning_rate_factor, next_character
 
 
 @dataclass(frozen=True)
@@ -92,104 +91,72 @@ def train(
         model: makes a model of a size, which scores the next character; one of `MODELS`.
         after_step: called after every step that all variants have taken, for a progress bar.
     """
-    trainees = [_Trainee(variant, settings, model) for variant in variants]
+    made = [_Made(variant, _model(variant, settings, model)) for variant in variants]
     draw = torch.Generator().manual_seed(settings.seed)
-    for step in range(settings.steps):
-        batch = random_windows(corpus.training, settings.batch, settings.size.context, draw)
-        turn = step % len(trainees)  # who goes first changes, too
-        for trainee in trainees[turn:] + trainees[:turn]:
-            trainee.step(batch)
-        after_step()
-    example = random_windows(corpus.training, settings.batch, settings.size.context, draw)
+
+    def batch() -> Tensor:
+        return random_windows(corpus.training, settings.batch, settings.size.context, draw)
+
+    trainer.train([one.trainee(settings) for one in made], (batch() for _ in range(settings.steps)), after_step)
+    example = batch()
     held_out = spread_windows(corpus.validation, settings.validation_windows, settings.size.context)
-    runs = tuple(trainee.finish(example, held_out) for trainee in trainees)
+    runs = tuple(one.run(example, held_out.split(settings.batch)) for one in made)
     return Training(settings, unigram_entropy(corpus.validation), runs)
 
 
-def random_windows(text: Tensor, count: int, context: int, draw: torch.Generator) -> Tensor:
-    """Return `count` windows of context + 1 characters from anywhere in `text`, int64 (count, context + 1)."""
-    starts = torch.randint(len(text) - context, (count,), generator=draw)
-    return _windows(text, starts, context)
+def adamw(model: nn.Module, settings: Settings, loss: Loss = next_character, curve: Curve | None = None) -> Trainee:
+    """Return a model of characters that is trained as `settings` say; its losses go into `curve`."""
+    optimizer = torch.optim.AdamW(model.parameters(), settings.learning_rate, fused=True)
+    schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, settings.steps))
+    return Trainee(model, loss, optimizer, schedule, settings.largest_gradient, record=curve or Curve())
 
 
-def spread_windows(text: Tensor, count: int, context: int) -> Tensor:
-    """Return `count` windows of context + 1 characters, evenly spread over `text`, int64 (count, context + 1)."""
-    starts = torch.arange(count) * (len(text) - context - 1) // max(1, count - 1)
-    return _windows(text, starts, context)
+def _model(variant: Variant, settings: Settings, make: Callable[[Size], nn.Module]) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):  # the caller's generator stays as it is
+        torch.manual_seed(settings.seed if variant.weights_seed is None else variant.weights_seed)
+        model = make(settings.size)
+        if variant.nudge:
+            _nudge(model, variant.nudge)
+    if variant.bits:
+        convert(model, variant.bits)
+    if variant.prepare:
+        variant.prepare(model)
+    return model
 
 
-def loss_of(model: nn.Module, windows: Tensor) -> Tensor:
-    """Return the mean loss, in nats, of telling each character of `windows` from those before it."""
-    scores = model(windows[:, :-1])
-    return F.cross_entropy(scores.flatten(0, 1), windows[:, 1:].flatten())
+@dataclass(frozen=True)
+class _Made:
+    """The model of a variant, and what its training leaves behind."""
 
+    variant: Variant
+    model: nn.Module
+    curve: Curve = field(default_factory=Curve)
 
-def learning_rate_factor(step: int, steps: int) -> float:
-    """Return the part of the largest learning rate that `step` (0 to steps − 1) takes."""
-    warm_up = max(1, steps // 20)
-    return min(1.0, (step + 1) / warm_up) * (1 + math.cos(math.pi * step / steps)) / 2
-
-
-class _Trainee:
-    """A model in training, and what has been measured of it so far."""
-
-    def __init__(self, variant: Variant, settings: Settings, model: Callable[[Size], nn.Module]) -> None:
-        self.variant = variant
-        self.batch = settings.batch
-        self.largest_gradient = settings.largest_gradient
-        with torch.random.fork_rng(devices=[]):  # the caller's generator stays as it is
-            torch.manual_seed(settings.seed if variant.weights_seed is None else variant.weights_seed)
-            self.model = model(settings.size)
-            if variant.nudge:
-                _nudge(self.model, variant.nudge)
-        if variant.bits:
-            convert(self.model, variant.bits)
-        if variant.prepare:
-            variant.prepare(self.model)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), settings.learning_rate, fused=True)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda step: learning_rate_factor(step, settings.steps)
-        )
-        self.losses: list[float] = []
-        self.seconds: list[float] = []
-
-    def step(self, batch: Tensor) -> None:
-        start = time.perf_counter()
+    def loss(self, model: nn.Module, windows: Tensor) -> Tensor:
         with self.variant.context():
-            loss = loss_of(self.model, batch)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), self.largest_gradient)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.losses.append(loss.item())
-        self.seconds.append(time.perf_counter() - start)
-        self.schedule.step()
+            return next_character(model, windows)
 
-    def finish(self, example: Tensor, held_out: Tensor) -> Run:
+    def trainee(self, settings: Settings) -> Trainee:
+        return adamw(self.model, settings, self.loss, self.curve)
+
+    def run(self, example: Tensor, held_out: Sequence[Tensor]) -> Run:
         """Return the run: what one more forward pass, of the batch `example`, would keep, and the validation loss."""
         with self.variant.context():
-            saved = profile_call(self.model, lambda: loss_of(self.model, example))
+            saved = profile_call(self.model, lambda: next_character(self.model, example))
         by_module = saved.by_module()
+        with torch.no_grad():
+            losses = [next_character(self.model, part).item() * len(part) for part in held_out]
         return Run(
             variant=self.variant.name,
-            losses=tuple(self.losses),
-            seconds=tuple(self.seconds),
-            validation_loss=self._validate(held_out),
+            losses=tuple(self.curve.losses),
+            seconds=tuple(self.curve.seconds),
+            validation_loss=sum(losses) / sum(map(len, held_out)),
             activation_bytes=sum(by_module.get(found.name, 0) for found in activations(self.model)),
             saved_bytes=saved.total,
         )
-
-    @torch.no_grad()
-    def _validate(self, held_out: Tensor) -> float:
-        total = sum(loss_of(self.model, part).item() * len(part) for part in held_out.split(self.batch))
-        return total / len(held_out)
 
 
 @torch.no_grad()
 def _nudge(model: nn.Module, part: float) -> None:
     for weight in model.parameters():
         weight.mul_(1 + part * torch.randn_like(weight).sign())
-
-
-def _windows(text: Tensor, starts: Tensor, context: int) -> Tensor:
-    return text[starts[:, None] + torch.arange(context + 1)].long()

@@ -18,10 +18,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...runtime import layers
 from ...runtime.allocation import MixedPrecision
 from ...runtime.allocation.sensitivity import gradient_factor, has_weights, quantization_variance
-from ...runtime.layers import BatchNorm2d, CompressedLayer, Conv2d, ExactSaver, Linear, QuantizerSaver
+from ...runtime.layers import CompressedLayer, Conv2d, ExactSaver, QuantizerSaver
 from ...runtime.quantizers import Compressed, PerGroup
+from . import trainer
+from .data import pixels_of_digits
+from .small_networks import resnet
+from .trainer import Trainee, cross_entropy
 
 GROUP_SIZE = 256
 WHOLE = 2**31  # a group size that no tensor exceeds
@@ -93,31 +98,11 @@ class VarianceStudy:
         return [sum(row) for row in self.terms]
 
 
-class Block(nn.Module):
-    """Two convolutions beside a shortcut, each normalised."""
-
-    def __init__(self, channels: int, out: int, stride: int) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = Conv2d(channels, out, 3, stride, 1, bias=False), BatchNorm2d(out)
-        self.conv2, self.bn2 = Conv2d(out, out, 3, 1, 1, bias=False), BatchNorm2d(out)
-        same = channels == out and stride == 1
-        self.shortcut = nn.Identity() if same else Conv2d(channels, out, 1, stride, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the activation of the sum."""
-        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        return F.relu(y + self.shortcut(x))
-
-
-def resnet(width: int) -> nn.Sequential:
-    """Return a ResNet of compressed layers for digits of 8×8 pixels."""
-    return nn.Sequential(
-        nn.Sequential(Conv2d(1, width, 3, 1, 1, bias=False), BatchNorm2d(width), nn.ReLU()),
-        Block(width, width, 1),
-        Block(width, 2 * width, 2),
-        Block(2 * width, 4 * width, 2),
-        nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), Linear(4 * width, 10)),
-    )
+def network(width: int) -> nn.Sequential:
+    """Return a ResNet of compressed layers for digits of 8×8 pixels: stem, three blocks, head."""
+    blocks = ((width, 1), (2 * width, 2), (4 * width, 2))
+    made = [*resnet(nn.ReLU, blocks, layers, normed=False, shortcut_first=False)]
+    return nn.Sequential(nn.Sequential(*made[:3]), *made[3:-3], nn.Sequential(*made[-3:]))
 
 
 def measure(settings: VarianceSettings, after_pass: Callable[[], None] = lambda: None) -> VarianceStudy:
@@ -148,7 +133,7 @@ def measure(settings: VarianceSettings, after_pass: Callable[[], None] = lambda:
 
 def passes(settings: VarianceSettings) -> int:
     """Return how many forward and backward passes `measure` makes."""
-    layers = sum(isinstance(m, CompressedLayer) for m in resnet(1).modules())
+    layers = sum(isinstance(m, CompressedLayer) for m in network(1).modules())
     integers = sum(float(b).is_integer() for b in settings.curve_bits)
     curves = 2 * integers * settings.draws + 3 * len(settings.curve_bits) * (settings.draws + _WARM_UP)
     return settings.steps + 2 * layers * settings.draws + 2 * settings.draws + 2 + curves
@@ -199,13 +184,10 @@ class _Bench:
     seeds: Iterator[int] = field(default_factory=lambda: count(1))
 
     def __post_init__(self) -> None:
-        from sklearn.datasets import load_digits
-
-        digits: Any = load_digits()
-        self.x = torch.from_numpy(digits.images).float().unsqueeze(1) / 8 - 1
-        self.y = torch.from_numpy(digits.target)
+        pixels, self.y = pixels_of_digits()
+        self.x = 2 * pixels - 1
         torch.manual_seed(self.settings.seed)
-        self.model = resnet(self.settings.width)
+        self.model = network(self.settings.width)
         named = {name: m for name, m in self.model.named_modules() if isinstance(m, CompressedLayer)}
         self.layers = {name: named[name] for name in self._order(named)}
         self.parameters = list(self.model.parameters())
@@ -253,10 +235,8 @@ class _Bench:
     def train(self) -> None:
         self.save_exactly()
         optimizer = torch.optim.SGD(self.parameters, lr=0.05, momentum=0.9)
-        for step in range(self.settings.steps):
-            for p, g in zip(self.parameters, self.gradients(5_000 + step), strict=True):
-                p.grad = g
-            optimizer.step()
+        batches = (self.batch(5_000 + step) for step in range(self.settings.steps))
+        trainer.train([Trainee(self.model, cross_entropy, optimizer)], batches, self.after_pass)
 
 
 def _index(parameters: list[nn.Parameter], wanted: Any) -> int:

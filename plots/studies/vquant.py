@@ -18,14 +18,15 @@ from torch import nn
 
 from ...runtime.inference.vquant import ActivationAnnealing, calibrate, quantize, search, value_aware
 from ...runtime.plan.memory import profile
-from .digits import Images, Schedule, accuracy, batches, digits, network, train
+from .data import Images, digits
+from .digits import Schedule, accuracy, batches, network, train
 
 Row = dict[str, Any]
 Progress = Callable[[], object]
 
 RATIOS = (0.0, 0.01, 0.02, 0.05)
 SCHEDULE = Schedule(epochs=6, learning_rate=0.02)  # short: where coarse activations cost most
-WIDTH, BLOCKS = 12, 3
+WIDTH = 12
 
 # (bits, AR in percent) by phase; None is full precision. The first of each pair anneals, the second does the contrary.
 PAIRS: tuple[tuple[tuple[tuple[int | None, float], ...], ...], ...] = (
@@ -75,7 +76,7 @@ def annealing(seeds: int, schedule: Schedule = SCHEDULE, progress: Progress = la
             third = -(-schedule.epochs // 3)
             steps = [(i * third, bits, ratio / 100) for i, (bits, ratio) in enumerate(phases)]
             scheduler = ActivationAnnealing(model, steps)
-            runs.append(train(model, data, _seeded(schedule, seed), after_epoch=_step(scheduler)))
+            runs.append(train(model, data, _seeded(schedule, seed), after_epoch=scheduler.step))
             progress()
         rows.append({"phases": [list(phase) for phase in phases], **_summary(runs)})
     return rows
@@ -126,8 +127,8 @@ def inference(
 
 def _pca(model: nn.Module, data: Images) -> list[Row]:
     """Return the last layer's input of four classes in two principal components, those of full precision for all."""
-    chosen = data.validation_classes < 4
-    images, classes = data.validation[chosen], data.validation_classes[chosen]
+    chosen = data.test_classes < 4
+    images, classes = data.test[chosen], data.test_classes[chosen]
     exact = _features(model, images)
     mean = exact.mean(0)
     axes = torch.linalg.svd(exact - mean, full_matrices=False).Vh[:2].T
@@ -165,15 +166,11 @@ def _features(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
 
 
 def _network(seed: int) -> nn.Sequential:
-    return network(seed, WIDTH, BLOCKS)
+    return network(seed, WIDTH)
 
 
 def _seeded(schedule: Schedule, seed: int) -> Schedule:
     return Schedule(schedule.epochs, schedule.batch, schedule.learning_rate, seed)
-
-
-def _step(scheduler: ActivationAnnealing) -> Callable[[int], object]:
-    return lambda epoch: scheduler.step()
 
 
 def _summary(runs: Iterable[Any]) -> Row:

@@ -2,9 +2,7 @@ import pytest
 import torch
 from fewbit.plots.studies import actnn
 from fewbit.plots.studies.actnn_runs import Evidence, Trained
-from fewbit.plots.studies.resnet import ResNet, digits
 from fewbit.tables import FewbitError
-from torch import nn
 
 TASKS = {name: make() for name, make in actnn.TASKS.items()}
 
@@ -32,29 +30,13 @@ def test_a_block_keeps_what_the_paper_says():
     assert actnn.block_ratio(2) > 12
 
 
-def test_the_digits_are_whole_and_apart():
-    data = digits()
-    assert len(data.images) + len(data.validation_images) == 1797
-    assert data.images.shape[1:] == (1, 8, 8)
-    assert (data.images.min(), data.images.max()) == (0, 1)
-    assert set(data.validation_classes.tolist()) == set(range(10))
-
-
-def test_the_resnet_has_shortcuts_and_halves_the_image():
-    model = ResNet(nn.ReLU)
-    assert model(torch.randn(2, 1, 8, 8)).shape == (2, 10)
-    assert [block.shortcut[0].stride for block in list(model)[3:7] if isinstance(block.shortcut, nn.Sequential)] == [
-        (2, 2)
-    ]
-
-
 class TestEvidence:
     def evidence(self):
         def one(variant, seed, loss, kept):
             return Trained("t", variant, seed, (2.0, loss), (0.5, 1.0), loss, 0.5, kept)
 
         runs = (one("exact", 1, 1.0, 96), one("L2", 1, 1.25, 8), one("exact", 0, 2.0, 96), one("L2", 0, 1.5, 8))
-        return Evidence(runs, {"2": 12.0}, {"torch": "2"})
+        return Evidence(runs, {"2": 12.0})
 
     def test_compares_runs_of_a_seed(self):
         found = self.evidence()

@@ -16,7 +16,7 @@ from fewbit.plots.studies.blpa import (
     train,
     trained,
 )
-from fewbit.plots.studies.images import COLLECTIONS
+from fewbit.plots.studies.data import COLLECTIONS
 
 SMALL = Settings(depth=11, width=4, steps=3, batch=16)
 
@@ -24,15 +24,6 @@ SMALL = Settings(depth=11, width=4, steps=3, batch=16)
 @pytest.fixture(scope="module")
 def digits():
     return COLLECTIONS["digits"]()
-
-
-@pytest.mark.parametrize("name, shape", [("digits", (1, 8, 8)), ("patches", (3, 16, 16))])
-def test_images_are_real_split_and_normalised(name, shape):
-    images = COLLECTIONS[name]()
-    assert images.training.shape[1:] == images.test.shape[1:] == shape
-    assert len(images.test) == pytest.approx(len(images.training) / 4, abs=1)
-    assert images.training.mean((0, 2, 3)).abs().max() < 1e-5
-    assert set(images.training_classes.tolist()) == set(images.test_classes.tolist()) == set(range(10))
 
 
 class TestTraining:

@@ -2,9 +2,9 @@ import sys
 
 import pytest
 import torch
-from fewbit.plots.studies.gpt2 import GPT2
+from fewbit.plots.studies.data import VOCABULARY, Corpus
 from fewbit.plots.studies.settings import Settings, Size
-from fewbit.plots.studies.text import VOCABULARY, Corpus
+from fewbit.plots.studies.small_networks import GPT2
 from fewbit.plots.studies.training import EXACT, few_bit, train
 from fewbit.tables import FewbitError
 

@@ -18,7 +18,7 @@ def study(*seeds):
         Training(Settings(steps=3, seed=seed), 3.0, (run("exact", *exact), run("1 bit", *few)))
         for seed, (exact, few) in enumerate(seeds)
     ]
-    return Study("gpt2", tuple(trainings), {"torch": "2"})
+    return Study("gpt2", tuple(trainings))
 
 
 def compare(*seeds):

@@ -1,17 +1,8 @@
 import pytest
 import torch
+from fewbit.plots.studies.data import Corpus, unigram_entropy
 from fewbit.plots.studies.settings import Settings, Size
-from fewbit.plots.studies.text import Corpus, unigram_entropy
-from fewbit.plots.studies.training import (
-    EXACT,
-    NUDGED,
-    Variant,
-    few_bit,
-    learning_rate_factor,
-    random_windows,
-    spread_windows,
-    train,
-)
+from fewbit.plots.studies.training import EXACT, NUDGED, Variant, few_bit, train
 from fewbit.tables import FewbitError
 
 SENTENCE = b"what comes next is easily told, for it has been said before: "
@@ -114,34 +105,3 @@ def test_training_leaves_the_callers_random_numbers_alone():
 def test_bits_out_of_range_are_refused(bits):
     with pytest.raises(FewbitError, match="bits"):
         few_bit(bits)
-
-
-def test_windows_are_stretches_of_the_text():
-    text = torch.arange(100, dtype=torch.uint8)
-    for windows in (random_windows(text, 50, 9, torch.Generator().manual_seed(0)), spread_windows(text, 7, 9)):
-        assert windows.dtype == torch.int64
-        assert windows.shape[1] == 10
-        assert torch.equal(windows.diff(dim=1), torch.ones(len(windows), 9, dtype=torch.int64))
-
-
-def test_spread_windows_reach_from_the_first_character_to_the_last():
-    windows = spread_windows(torch.arange(100, dtype=torch.uint8), 7, 9)
-    assert windows[0, 0] == 0
-    assert windows[-1, -1] == 99
-    assert spread_windows(torch.arange(10, dtype=torch.uint8), 1, 9).tolist() == [list(range(10))]
-
-
-def test_random_windows_can_begin_anywhere():
-    text = torch.arange(12, dtype=torch.uint8)
-    starts = random_windows(text, 200, 9, torch.Generator().manual_seed(0))[:, 0]
-    assert set(starts.tolist()) == {0, 1, 2}
-
-
-@pytest.mark.parametrize("steps", [1, 3, 40, 1000])
-def test_the_learning_rate_rises_then_falls_and_is_never_zero(steps):
-    factors = [learning_rate_factor(step, steps) for step in range(steps)]
-    peak = factors.index(max(factors))
-    assert factors[: peak + 1] == sorted(factors[: peak + 1])
-    assert factors[peak:] == sorted(factors[peak:], reverse=True)
-    assert min(factors) > 0
-    assert max(factors) <= 1

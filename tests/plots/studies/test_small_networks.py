@@ -1,7 +1,7 @@
 import torch
+from fewbit.plots.studies.data import VOCABULARY
 from fewbit.plots.studies.settings import Size
-from fewbit.plots.studies.text import VOCABULARY
-from fewbit.plots.studies.transformer import Transformer
+from fewbit.plots.studies.small_networks import Block, Transformer, resnet
 from torch import nn
 
 SIZE = Size(width=8, depth=2, heads=2, context=6)
@@ -26,3 +26,20 @@ def test_every_block_has_the_activation_asked_for():
     model = Transformer(SIZE, nn.SiLU)
     assert sum(isinstance(module, nn.SiLU) for module in model.modules()) == SIZE.depth
     assert not any(isinstance(module, nn.GELU) for module in model.modules())
+
+
+def test_the_resnet_has_shortcuts_and_halves_the_image():
+    model = resnet(nn.ReLU)
+    assert model(torch.randn(2, 1, 8, 8)).shape == (2, 10)
+    blocks = [module for module in model if isinstance(module, Block)]
+    assert [isinstance(block.shortcut, nn.Identity) for block in blocks] == [True, True, False, True]
+    assert blocks[2].shortcut[0].stride == blocks[2].conv1.stride == (2, 2)
+
+
+def test_the_order_of_shortcut_and_body_changes_no_value():
+    x = torch.randn(2, 1, 8, 8)
+    outputs = []
+    for first in (True, False):
+        torch.manual_seed(0)
+        outputs.append(resnet(nn.GELU, shortcut_first=first)(x))
+    assert torch.equal(*outputs)
