@@ -5,6 +5,7 @@ it belongs, and the stubs that editors read are the same text without the bodies
 """
 
 import linecache
+import textwrap
 from typing import Any
 
 from ..backends.activation_spec import ActivationRow
@@ -18,7 +19,7 @@ def function_source(row: ActivationRow) -> str:
     find_key = "key_for(input.dtype, " if row.compares_in else "resolve_key("
     lines = [
         f"def {row.name}(input: Tensor, {_arguments(row)}) -> Tensor:",
-        f'    """{_subject(row, "nn.functional", row.name)}{_function_keeps(row)}."""',
+        _docstring(f"{_subject(row, 'nn.functional', row.name)}{_function_keeps(row)}."),
         *([f"    parameters = ({numbers})"] if numbers else []),
         f'    key = {find_key}"{row.name}", {given}, bits, table)',
         f'    return apply(input, "{row.name}", {given}, key{", inplace" if row.overwrite else ""})',
@@ -32,7 +33,7 @@ def class_source(row: ActivationRow) -> str:
     inplace = "inplace" if row.overwrite else "False"
     lines = [
         f"class {row.module}(FewBitActivation):",
-        f'    """{_subject(row, "nn", row.module)}{_module_keeps(row)}."""',
+        _docstring(f"{_subject(row, 'nn', row.module)}{_module_keeps(row)}."),
         "",
         *([f'    _shown = "{row.torch_repr}"', ""] if row.torch_repr != "named" else []),
         f"    def __init__(self, {_arguments(row)}) -> None:",
@@ -54,6 +55,10 @@ def define(name: str, source: str, namespace: dict[str, Any]) -> None:
     filename = f"<{namespace['__name__']}.{name}>"
     exec(compile(source, filename, "exec", dont_inherit=True), namespace)
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+
+
+def _docstring(text: str) -> str:
+    return textwrap.fill(f'"""{text}"""', 120, initial_indent="    ", subsequent_indent="    ")
 
 
 def _arguments(row: ActivationRow) -> str:
