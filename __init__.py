@@ -12,13 +12,10 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from .runtime.backends.activation_spec import ROW_OF_MODULE
+
 __version__ = "0.1.0"
 
-_MODULES = (
-    *("CELU", "ELU", "GELU", "SELU", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyReLU", "LogSigmoid"),
-    *("Mish", "QuickGELU", "ReLU", "ReLU6", "SiLU", "Sigmoid", "Softplus", "Softshrink", "Softsign", "SquaredReLU"),
-    *("Tanh", "Tanhshrink", "Threshold", "FewBit"),
-)
 _PREACT = ("PreActConv1d", "PreActConv2d", "PreActConv3d", "PreActLinear")
 # Public name -> the module that defines it.
 _HOMES = {
@@ -37,7 +34,7 @@ _HOMES = {
     "GatedMLPs": ".runtime.convert.gated_mlps",
     "VQuant": ".runtime.convert.vquant",
     "Activations": ".runtime.convert.method",
-    **dict.fromkeys(_MODULES, ".runtime.activations.modules"),
+    **dict.fromkeys(("FewBit", *ROW_OF_MODULE), ".runtime.activations.modules"),
     **dict.fromkeys(_PREACT, ".runtime.layers.preact"),
     **dict.fromkeys(("GEGLU", "GLU", "ReGLU", "SwiGLU"), ".runtime.activations.gated_modules"),
 }

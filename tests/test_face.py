@@ -155,11 +155,23 @@ class TestSubmodules:
             _ = fewbit.functional.gelou
 
 
+def exported(module):
+    """The names in `__all__` of a module's stub."""
+    tree = ast.parse((Path(fewbit.__file__).parent / f"{module}.pyi").read_text())
+    (names,) = [node.value for node in tree.body if isinstance(node, ast.Assign)]
+    return ast.literal_eval(names)
+
+
 def test_the_stub_has_the_public_names_and_their_homes():
     """What an editor reads is what is loaded."""
     tree = ast.parse((Path(fewbit.__file__).parent / "__init__.pyi").read_text())
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
-    names = {alias.asname: f".{node.module}" for node in imports for alias in node.names}
+    names = {
+        name: f".{node.module}"
+        for node in imports
+        for alias in node.names
+        for name in ([alias.asname] if alias.name != "*" else exported(node.module.replace(".", "/")))
+    }
     assert {name: names[name] for name in fewbit._HOMES} == fewbit._HOMES
     submodules = {alias.asname: f".{node.module}.{alias.name}" for node in imports for alias in node.names}
     assert {name: submodules[name] for name in fewbit._SUBMODULES} == fewbit._SUBMODULES

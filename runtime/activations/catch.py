@@ -15,17 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ...tables import FewbitError
 from ...tables.errors import shown
 from ...tables.names import find_name, nearest_names
 from ...tables.table import check_bits
+from ..backends.activation_spec import ROWS
 from ..backends.forwards import forward_of
+from ..backends.torch_functions import gelu_function, torch_function
 from ..tensors.dtypes import DTYPES
 from . import functional
-from .functional import gelu_function
 from .overrides import TableOrPath, key_for_activation, read_tables
 from .table_lookup import DEFAULT_BITS
 
@@ -33,47 +33,19 @@ __all__ = ["few_bit"]
 
 Function = Callable[..., Any]
 
-# What is caught, by the name of what takes its place in fewbit.functional, with the same arguments.
-_CALLED: dict[str, tuple[Function, ...]] = {
-    "relu": (F.relu, torch.relu, Tensor.relu),
-    "relu6": (F.relu6,),
-    "gelu": (F.gelu,),
-    "silu": (F.silu,),
-    "mish": (F.mish,),
-    "sigmoid": (F.sigmoid, torch.sigmoid, Tensor.sigmoid, torch.special.expit),
-    "tanh": (F.tanh, torch.tanh, Tensor.tanh),
-    "softplus": (F.softplus,),
-    "elu": (F.elu,),
-    "selu": (F.selu, torch.selu),
-    "celu": (F.celu, torch.celu),
-    "leaky_relu": (F.leaky_relu,),
-    "hardtanh": (F.hardtanh,),
-    "hardsigmoid": (F.hardsigmoid,),
-    "hardswish": (F.hardswish,),
-    "hardshrink": (F.hardshrink, torch.hardshrink, Tensor.hardshrink),
-    "softshrink": (F.softshrink,),
-    "tanhshrink": (F.tanhshrink,),
-    "softsign": (F.softsign,),
-    "logsigmoid": (F.logsigmoid,),
-    "threshold": (F.threshold, torch.threshold),
-}
-# sigmoid_ and tanh_ are left to torch: they keep the output alone, which has taken the input's place.
-_CALLED_IN_PLACE: dict[str, tuple[Function, ...]] = {
-    "relu": (F.relu_, torch.relu_, Tensor.relu_),
-    "elu": (F.elu_,),
-    "selu": (F.selu_, torch.selu_),
-    "celu": (F.celu_, torch.celu_),
-    "leaky_relu": (F.leaky_relu_,),
-    "hardtanh": (F.hardtanh_,),
-    "threshold": (torch.threshold_,),
-}
-# Function of torch -> its name, and whether it overwrites its input.
+# Function of torch -> the name of what takes its place in fewbit.functional, with the same arguments, and whether the
+# function overwrites its input.
 CAUGHT: dict[Function, tuple[str, bool]] = {
-    function: (name, inplace)
-    for called, inplace in ((_CALLED, False), (_CALLED_IN_PLACE, True))
-    for name, functions in called.items()
+    torch_function(function): (row.name, inplace)
+    for row in ROWS
+    if row.in_torch
+    for functions, inplace in (
+        ((f"torch.nn.functional.{row.name}", *row.caught), False),
+        (row.caught_in_place, True),
+    )
     for function in functions
 }
+_NAMES = tuple(row.name for row in ROWS if row.in_torch)
 
 
 class _Decision(threading.local):
@@ -120,7 +92,7 @@ class few_bit(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self._bits = check_bits(bits)
-        self._names = (frozenset(_CALLED) if only is None else _names("only", only)) - _names("exclude", exclude)
+        self._names = (frozenset(_NAMES) if only is None else _names("only", only)) - _names("exclude", exclude)
         self._tables = read_tables(tables)
         for key in self._tables:
             _check_activation(key)
@@ -194,10 +166,10 @@ def _names(argument: str, names: Iterable[str]) -> frozenset[str]:
 
 
 def _name(argument: str, name: str) -> str:
-    known = find_name(name, _CALLED) if isinstance(name, str) else None
+    known = find_name(name, _NAMES) if isinstance(name, str) else None
     if known is None:
-        near = nearest_names(name, _CALLED) if isinstance(name, str) else []
-        hint = f"nearest: {', '.join(near)}" if near else f"caught are {', '.join(_CALLED)}"
+        near = nearest_names(name, _NAMES) if isinstance(name, str) else []
+        hint = f"nearest: {', '.join(near)}" if near else f"caught are {', '.join(_NAMES)}"
         raise FewbitError(f"{argument}: few_bit catches no function {shown(name)}; {hint}")
     return known
 

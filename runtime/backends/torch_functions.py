@@ -1,11 +1,12 @@
 """Torch's own functions, by name: what every few-bit activation calls forward, and so equals bit for bit.
 
-An op carries the name and the parameters as constants; `FORWARDS` gives the function. The name is also that of the
-compiler's activation whose table replaces the derivative.
+An op carries the name and the parameters as constants; `FORWARDS` gives the function, from the rows of
+`activation_spec.py`. The name is also that of the compiler's activation whose table replaces the derivative.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 from ...tables import FewbitError
 from ...tables.names import number_text
 from ..tensors.dtypes import DTYPES, arithmetic_dtype
+from .activation_spec import ROWS, ActivationRow
 
 
 @dataclass(frozen=True)
@@ -82,92 +84,73 @@ def _own_dtype(dtype: torch.dtype) -> torch.dtype:
 
 aten = torch.ops.aten
 
+# ---- adaptations of torch's functions that rows name without dots ----------------------------------------------------
+
 # ATen's SELU is its ELU with these constants (aten/src/ATen/native/Activation.cpp).
 _SELU_ALPHA = 1.6732632423543772848170429916717
 _SELU_SCALE = 1.0507009873554804934193349852946
 
 
-def _gelu_tanh(x: Tensor) -> Tensor:
+def gelu_tanh(x: Tensor) -> Tensor:
+    """Return GELU in its tanh form."""
     return F.gelu(x, approximate="tanh")
 
 
-def _gelu_tanh_out(x: Tensor, *, out: Tensor) -> Tensor:
+def gelu_tanh_out(x: Tensor, *, out: Tensor) -> Tensor:
+    """Write GELU in its tanh form into `out`."""
     return aten.gelu.out(x, approximate="tanh", out=out)
 
 
-def _selu_out(x: Tensor, *, out: Tensor) -> Tensor:
+def selu_out(x: Tensor, *, out: Tensor) -> Tensor:
+    """Write SELU into `out`."""
     return aten.elu.out(x, _SELU_ALPHA, _SELU_SCALE, out=out)
 
 
-def _celu_out(x: Tensor, alpha: float, *, out: Tensor) -> Tensor:
+def celu_out(x: Tensor, alpha: float, *, out: Tensor) -> Tensor:
+    """Write CELU into `out`."""
     return aten.elu.out(x, alpha, 1.0, 1.0 / alpha, out=out)
 
 
-def _relu_out(x: Tensor, *, out: Tensor) -> Tensor:
+def relu_out(x: Tensor, *, out: Tensor) -> Tensor:
+    """Write ReLU into `out`."""
     return torch.clamp_min(x, 0, out=out)
 
 
-def _relu6_out(x: Tensor, *, out: Tensor) -> Tensor:
+def relu6_out(x: Tensor, *, out: Tensor) -> Tensor:
+    """Write ReLU6 into `out`."""
     return aten.hardtanh.out(x, 0, 6, out=out)
 
 
-def _logsigmoid(x: Tensor) -> Tensor:
+def logsigmoid(x: Tensor) -> Tensor:
+    """Return log σ(x), laid out as torch's fake foresees it."""
     # On the CPU torch's result is row-major whatever x is, and its fake and its `out=` do not know that.
     return F.logsigmoid(x.contiguous() if x.is_cpu else x)
 
 
-def _quick_gelu(x: Tensor) -> Tensor:
-    return x * torch.sigmoid(1.702 * x)  # operation by operation what `transformers` and CLIP have
+# ---- the functions by name -------------------------------------------------------------------------------------------
 
 
-def _squared_relu(x: Tensor) -> Tensor:
-    return torch.square(F.relu(x))
+def torch_function(name: str) -> Callable[..., Tensor]:
+    """Return the function that a row calls `name`: ``torch.relu``, or one of this module."""
+    package, _, path = name.partition(".")
+    return attrgetter(path)(torch) if package == "torch" else globals()[package]
 
 
-_ALPHA = (("alpha", 1.0),)
-_LAMBD = (("lambd", 0.5),)
+_COMPARES_IN = {"own": _own_dtype, "arithmetic": arithmetic_dtype}
 
-FORWARDS: dict[str, Forward] = {
-    "relu": Forward(torch.relu, _relu_out, torch.relu_),
-    "relu6": Forward(F.relu6, _relu6_out, aten.relu6_.default),
-    "leaky_relu": Forward(F.leaky_relu, aten.leaky_relu.out, aten.leaky_relu_.default, (("negative_slope", 0.01),)),
-    "elu": Forward(F.elu, aten.elu.out, aten.elu_.default, _ALPHA),
-    "celu": Forward(torch.celu, _celu_out, torch.celu_, _ALPHA),
-    "selu": Forward(torch.selu, _selu_out, torch.selu_),
-    "gelu": Forward(F.gelu, aten.gelu.out),
-    "gelu_tanh": Forward(_gelu_tanh, _gelu_tanh_out),
-    "silu": Forward(F.silu, aten.silu.out, aten.silu_.default),
-    "mish": Forward(F.mish, aten.mish.out, aten.mish_.default),
-    "softplus": Forward(F.softplus, aten.softplus.out, None, (("beta", 1.0), ("threshold", 20.0))),
-    "softsign": Forward(F.softsign),
-    "sigmoid": Forward(torch.sigmoid, aten.sigmoid.out),
-    "logsigmoid": Forward(_logsigmoid),
-    "tanh": Forward(torch.tanh, aten.tanh.out),
-    "tanhshrink": Forward(F.tanhshrink),
-    "hardtanh": Forward(
-        F.hardtanh,
-        aten.hardtanh.out,
-        aten.hardtanh_.default,
-        (("min_val", -1.0), ("max_val", 1.0)),
-        bounds=True,
-        compares_in=arithmetic_dtype,
-    ),
-    "hardsigmoid": Forward(F.hardsigmoid, aten.hardsigmoid.out, aten.hardsigmoid_.default),
-    "hardswish": Forward(F.hardswish, aten.hardswish.out, aten.hardswish_.default),
-    "hardshrink": Forward(F.hardshrink, aten.hardshrink.out, None, _LAMBD, bounds=True, compares_in=_own_dtype),
-    "softshrink": Forward(F.softshrink, aten.softshrink.out, None, _LAMBD, compares_in=_own_dtype),
-    "threshold": Forward(
-        F.threshold,
-        aten.threshold.out,
-        aten.threshold_.default,
-        (("threshold", None), ("value", None)),
-        bounds=True,
-        compares_in=arithmetic_dtype,
-    ),
-    # Beyond torch.nn:
-    "quick_gelu": Forward(_quick_gelu),
-    "squared_relu": Forward(_squared_relu),
-}
+
+def _forward(row: ActivationRow) -> Forward:
+    return Forward(
+        call=torch_function(row.forward) if isinstance(row.forward, str) else row.forward,
+        out=torch_function(row.out) if row.out else None,
+        inplace=torch_function(row.overwrite) if row.overwrite else None,
+        parameters=row.defaults,
+        bounds=row.infinite,
+        compares_in=_COMPARES_IN[row.compares_in] if row.compares_in else None,
+    )
+
+
+FORWARDS: dict[str, Forward] = {row.name: _forward(row) for row in ROWS}
 
 
 def gelu_function(approximate: str) -> str:

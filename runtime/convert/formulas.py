@@ -15,7 +15,7 @@ from ..activations.table_lookup import resolve_table
 from ..backends.torch_functions import FORWARDS, Forward
 from .recognize import Recognised
 
-__all__ = ["FORMULAS", "Formula"]
+__all__ = ["COMPOSITES", "Formula"]
 
 
 # Bits do not change where a result is written, nor when the two sides of + and · are exchanged. So intermediate results
@@ -105,7 +105,8 @@ def _scaled_hard_mish_(x: Tensor) -> Tensor:
     return x.mul_((x + 2).clamp_(min=0, max=2).mul_(0.5))
 
 
-FORMULAS: dict[str, Forward] = {
+# Name of a formula -> the torch calls that it is written in. (FORMULAS are those in CUDA C++.)
+COMPOSITES: dict[str, Forward] = {
     "python_gelu": Forward(_python_gelu),
     "new_gelu": Forward(_new_gelu),
     "fast_gelu": Forward(_fast_gelu),
@@ -123,7 +124,7 @@ FORMULAS: dict[str, Forward] = {
 }
 # An op names what it computes by a string: here one that nobody can write for an activation.
 _PREFIX = "formula:"
-FORWARDS.update({_PREFIX + name: forward for name, forward in FORMULAS.items()})
+FORWARDS.update({_PREFIX + name: forward for name, forward in COMPOSITES.items()})
 
 
 class Formula(FewBitActivation):
@@ -162,4 +163,4 @@ def agrees(original: nn.Module, known: Recognised) -> bool:
         if type(x) is not Tensor:  # a mode makes all tensors fake: there are no bits
             return True
         theirs = type(original).forward(original, x.clone())  # without its hooks
-        return torch.equal(theirs, FORMULAS[known.formula].call(x))
+        return torch.equal(theirs, COMPOSITES[known.formula].call(x))

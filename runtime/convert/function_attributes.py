@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ...tables import Table
 from ..activations.catch import CAUGHT
-from ..activations.functional import gelu_function
 from ..activations.modules import FewBitActivation
 from ..backends.forwards import forward_of
+from ..backends.torch_functions import gelu_function
 
 __all__ = ["Held", "HeldFunction", "read_function"]
 

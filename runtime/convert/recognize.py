@@ -4,7 +4,6 @@ Neither package is imported: a class is known by the path of its module and its 
 is, unless it brings a `forward` of its own.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from ...tables.names import number_text
+from ..backends.activation_spec import ROW_OF_MODULE, ActivationRow
 
 __all__ = ["Recognised", "recognise", "why_left"]
 
@@ -81,19 +81,18 @@ def _verdict(module: nn.Module) -> _Verdict | None:
 # ---- how modules of each class are read ------------------------------------------------------------------------------
 
 
-def _call_text(family: str, arguments: Mapping[str, float], defaults: Mapping[str, float]) -> str:
+def _call_text(family: str, arguments: Mapping[str, float], defaults: Mapping[str, float | None]) -> str:
     """Return the compiler's name: ``softplus(beta=2)``, arguments that have their default left out."""
     given = [f"{k}={number_text(v)}" for k, v in arguments.items() if k not in defaults or v != defaults[k]]
     return f"{family}({','.join(given)})" if given else family
 
 
-def _torch(name: str, family: str, defaults: Mapping[str, float] | None = None) -> Rule:
-    """Return the rule of a class of torch.nn; `defaults` are the numbers it takes, NaN where it has no default."""
-    defaults = defaults or {}
+def _torch(name: str, row: ActivationRow) -> Rule:
+    """Return the rule of the class `name` of torch.nn, whose arguments are its attributes."""
 
     def rule(module: Any) -> Recognised:
-        arguments = {k: getattr(module, k) for k in defaults}
-        text = _call_text(family, arguments, defaults)
+        arguments = {parameter: getattr(module, parameter) for parameter, _ in row.defaults}
+        text = _call_text(row.name, arguments, dict(row.defaults))
         return Recognised(name, tuple(arguments.items()), text, bool(getattr(module, "inplace", False)))
 
     return rule
@@ -143,27 +142,8 @@ SQRT_SOFTPLUS = "sqrt(softplus(x))"
 LAPLACE = "0.5*(1+erf((x-0.707107)/(0.282095*sqrt(2))))"
 
 _TORCH: dict[str, _Verdict] = {
-    "Threshold": _torch("Threshold", "threshold", {"threshold": math.nan, "value": math.nan}),
-    "ReLU": _torch("ReLU", "relu"),
-    "ReLU6": _torch("ReLU6", "relu6"),
-    "Hardtanh": _torch("Hardtanh", "hardtanh", {"min_val": -1.0, "max_val": 1.0}),
-    "Sigmoid": _torch("Sigmoid", "sigmoid"),
-    "Hardsigmoid": _torch("Hardsigmoid", "hardsigmoid"),
-    "Tanh": _torch("Tanh", "tanh"),
-    "SiLU": _torch("SiLU", "silu"),
-    "Mish": _torch("Mish", "mish"),
-    "Hardswish": _torch("Hardswish", "hardswish"),
-    "ELU": _torch("ELU", "elu", {"alpha": 1.0}),
-    "CELU": _torch("CELU", "celu", {"alpha": 1.0}),
-    "SELU": _torch("SELU", "selu"),
+    **{module: _torch(module, row) for module, row in ROW_OF_MODULE.items() if row.in_torch},
     "GELU": _gelu,
-    "Hardshrink": _torch("Hardshrink", "hardshrink", {"lambd": 0.5}),
-    "LeakyReLU": _torch("LeakyReLU", "leaky_relu", {"negative_slope": 0.01}),
-    "LogSigmoid": _torch("LogSigmoid", "logsigmoid"),
-    "Softplus": _torch("Softplus", "softplus", {"beta": 1.0, "threshold": 20.0}),
-    "Softshrink": _torch("Softshrink", "softshrink", {"lambd": 0.5}),
-    "Softsign": _torch("Softsign", "softsign"),
-    "Tanhshrink": _torch("Tanhshrink", "tanhshrink"),
     "PReLU": "its slope is learned, and the slope's gradient needs the input",
     "RReLU": "its slopes are drawn at random in training",
     "GLU": "one half of its input gates the other: it is not pointwise",

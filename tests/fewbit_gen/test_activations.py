@@ -1,13 +1,14 @@
 import math
 import re
 import warnings
-from functools import cache
+from functools import cache, partial
 
 import mpmath
 import numpy as np
 import pytest
 from fewbit.fewbit_gen import solve
 from fewbit.fewbit_gen.activations import FAMILIES, Activation, activation_name, parse_activation
+from fewbit.runtime.backends.activation_spec import ROWS
 from fewbit.tables import FewbitError
 from hypothesis import given
 from hypothesis import strategies as st
@@ -164,7 +165,10 @@ AS_TORCH = [
 def torch_function(name):
     """Torch's function of that name, its arguments bound."""
     torch = pytest.importorskip("torch")
+    from fewbit.runtime.backends.torch_functions import FORWARDS
+
     functions = {
+        **{row.name: partial(FORWARDS[row.name].call, **dict(row.defaults)) for row in ROWS if row.formula},
         **vars(torch.nn.functional),
         **{name: getattr(torch, name) for name in ("sigmoid", "tanh", "erf", "arctan", "sin")},
         "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),

@@ -164,7 +164,7 @@ def test_names_like_torchs_in_other_places_are_nothing():
 def test_neither_package_is_imported():
     script = """
 import sys, torch
-from fewbit.runtime.recognition import recognise
+from fewbit.runtime.convert.recognize import recognise
 assert recognise(torch.nn.GELU()).activation == "gelu"
 assert not {"transformers", "timm"} & set(sys.modules)
 """

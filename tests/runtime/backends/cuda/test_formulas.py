@@ -104,7 +104,7 @@ def test_formulas_are_torch_s(functions, i, case, dtype):
 
 
 def test_every_function_has_a_formula():
-    import fewbit.runtime.formulas  # noqa: F401  (it registers functions of its own, which CUDA leaves to torch)
+    import fewbit.runtime.convert.formulas  # noqa: F401  (it registers functions of its own, which CUDA leaves to torch)
 
     assert set(FORMULAS) == {name for name in FORWARDS if not name.startswith("formula:")}
     assert {name: forward.parameters for name, forward in FORWARDS.items() if forward.parameters} == PARAMETERS

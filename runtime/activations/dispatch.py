@@ -1,0 +1,106 @@
+"""What every few-bit activation calls: its number arguments checked, its table found, f(x) computed and codes kept."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...tables import FewbitError, Table
+from ...tables.errors import shown
+from .. import ops
+from ..backends.arguments import check_dtype, checked
+from ..backends.forwards import forward_of
+from ..tensors.layout import as_dense
+from . import fast_path, transforms
+from .table_lookup import resolve_key
+from .transforms import keeps
+
+__all__ = ["apply", "keeps", "key_for", "number", "resolve_key"]
+
+
+_NUMBERS = (int, float, np.integer, np.floating)  # a tuple: torch 2.6's compiler cannot read a union
+
+
+def number(name: str, value: object, infinite: bool = False) -> float:
+    """Return the argument `name` as a float; raises `FewbitError` if it is no number, NaN, or may not be infinite."""
+    if isinstance(value, bool) or not isinstance(value, _NUMBERS):
+        raise FewbitError(f"{name} must be a number, not {shown(value)}")
+    if not math.isfinite(value) and not (infinite and math.isinf(value)):
+        kind = "number" if infinite else "finite number"
+        raise FewbitError(f"{name} must be a {kind}, not {shown(value)}")
+    return float(value)
+
+
+@torch.compiler.assume_constant_result
+def key_for(
+    dtype: torch.dtype,
+    function: str,
+    parameters: tuple[float, ...],
+    bits: int | None = None,
+    table: Table | None = None,
+) -> str:
+    """Return the key of the table for x of `dtype`, where f' jumps at parameters that torch rounds before comparing."""
+    if table is None:
+        parameters = forward_of(function).as_compared(parameters, dtype)
+    return resolve_key(function, parameters, bits, table)
+
+
+def apply(x: Tensor, function: str, parameters: tuple[float, ...], key: str, inplace: bool = False) -> Tensor:
+    """Return f(x), keeping packed codes if a gradient will be asked for.
+
+    Args:
+        x: any shape and layout; float64, float32, float16 or bfloat16 where a gradient is asked for.
+        function: a name in `FORWARDS`; `parameters` are the values of its parameters.
+        key: of a registered table.
+        inplace: overwrite `x` with f(x) and return it, where torch has that.
+
+    Raises:
+        TypeError: a gradient is asked for and the dtype is none of those; integers that torch's function does not take.
+    """
+    overwrite = forward_of(function).inplace if inplace else None
+    if not keeps(x):
+        forward = overwrite or forward_of(function).call
+        return checked(function, x, forward, x, *parameters)
+    if transforms.are_active():
+        y = transforms.activation(x, function, parameters, key)
+        return y if overwrite is None else x.copy_(y)
+    if torch.compiler.is_compiling():
+        # The compiler keeps the order of strides, which says nothing about an expanded tensor. It decides about memory
+        # too; what it saves for the backward pass is what the op returns.
+        source = x.clone() if 0 in x.stride() else x
+        y = ops.activation(source, function, parameters, key)[0]
+        return y if overwrite is None else x.copy_(y)
+    if overwrite is None:
+        if fast_path.serves(x):
+            return fast_path.activation(x, function, parameters, key)
+        return ops.activation(x, function, parameters, key)[0]
+    check_dtype(x, function)
+    if x._base is not None and x._base.is_leaf and x._base.requires_grad:  # torch 2.6 lets a custom function do it
+        raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")
+    _Inplace.apply(x, key)  # first the graph: what torch refuses to overwrite is refused before it is
+    with torch.no_grad():
+        overwrite(x, *parameters)
+    # Of a view torch makes the graph anew after each write, when it is first asked for; register_hook, which FSDP
+    # calls, does not ask and crashes (torch 2.6 to 2.13).
+    _ = x.grad_fn
+    return x
+
+
+class _Inplace(torch.autograd.Function):
+    """The graph of f(x) written over x: takes the codes; the writing comes after it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, key: str) -> Tensor:
+        dense = as_dense(x)
+        ctx.save_for_backward(ops.encode(dense, key))
+        ctx.key = key
+        ctx.stride = dense.stride()
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (packed,) = ctx.saved_tensors
+        return ops.gradient(grads[0], packed, ctx.key, ctx.stride), None

@@ -1,0 +1,93 @@
+"""The Python text of an activation's function and of its module, from its row.
+
+The text is what one would write by hand: real signatures, and no layer between a call and `apply`. It is compiled where
+it belongs, and the stubs that editors read are the same text without the bodies.
+"""
+
+import linecache
+import textwrap
+from typing import Any
+
+from ..backends.activation_spec import ActivationRow
+
+
+def function_source(row: ActivationRow) -> str:
+    """Return the definition of `fewbit.functional.NAME`."""
+    infinite = ", infinite=True" if row.infinite else ""
+    numbers = "".join(f'number("{p.name}", {p.name}{infinite}), ' for p in row.parameters)
+    given = "parameters" if numbers else "()"
+    find_key = "key_for(input.dtype, " if row.compares_in else "resolve_key("
+    lines = [
+        f"def {row.name}(input: Tensor, {_arguments(row)}) -> Tensor:",
+        _docstring(f"{_subject(row, 'nn.functional', row.name)}{_function_keeps(row)}."),
+        *([f"    parameters = ({numbers})"] if numbers else []),
+        f'    key = {find_key}"{row.name}", {given}, bits, table)',
+        f'    return apply(input, "{row.name}", {given}, key{", inplace" if row.overwrite else ""})',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def class_source(row: ActivationRow) -> str:
+    """Return the definition of the class `fewbit.MODULE`."""
+    numbers = ", ".join(f'"{p.name}": {p.name}' for p in row.parameters)
+    inplace = "inplace" if row.overwrite else "False"
+    lines = [
+        f"class {row.module}(FewBitActivation):",
+        _docstring(f"{_subject(row, 'nn', row.module)}{_module_keeps(row)}."),
+        "",
+        *([f'    _shown = "{row.torch_repr}"', ""] if row.torch_repr != "named" else []),
+        f"    def __init__(self, {_arguments(row)}) -> None:",
+        f'        super().__init__("{row.name}", {{{numbers}}}, {inplace}, bits, table)',
+    ]
+    for parameter in row.parameters:
+        lines += [
+            "",
+            "    @property",
+            f"    def {parameter.name}(self) -> float:",
+            f'        """{parameter.doc}"""',
+            f'        return self._arguments["{parameter.name}"]',
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def define(name: str, source: str, namespace: dict[str, Any]) -> None:
+    """Define `name` in a module's `namespace`; tracebacks and debuggers show its text."""
+    filename = f"<{namespace['__name__']}.{name}>"
+    exec(compile(source, filename, "exec", dont_inherit=True), namespace)
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+
+
+def _docstring(text: str) -> str:
+    return textwrap.fill(f'"""{text}"""', 120, initial_indent="    ", subsequent_indent="    ")
+
+
+def _arguments(row: ActivationRow) -> str:
+    """Return the arguments after `input` or `self`: torch's, then ours by keyword."""
+    numbers = [f"{p.name}: float" + ("" if p.default is None else f" = {p.default!r}") for p in row.parameters]
+    inplace = ["inplace: bool = False"] if row.overwrite else []
+    return ", ".join([*numbers, *inplace, "*", "bits: int | None = None", "table: Table | None = None"])
+
+
+def _subject(row: ActivationRow, package: str, name: str | None) -> str:
+    if row.formula is not None:
+        return row.formula
+    return f"`torch.{package}.{name}`" + (f" ({row.synonym})" if row.synonym else "")
+
+
+def _function_keeps(row: ActivationRow) -> str:
+    return ", exact in one bit" if row.exact else f"{_comma(row)} with `bits` bits kept{_tables(row)}"
+
+
+def _module_keeps(row: ActivationRow) -> str:
+    if row.exact:
+        return "; one bit an element is exact"
+    return f"{_comma(row)} with `bits` bits kept for each element{_tables(row)}"
+
+
+def _comma(row: ActivationRow) -> str:
+    return "," if row.formula else ""
+
+
+def _tables(row: ActivationRow) -> str:
+    names = " and ".join(parameter.name for parameter in row.parameters)
+    return f"; each {names} has its own table" if names else ""

@@ -1,0 +1,128 @@
+"""The rows of activation_spec.py, and what follows from them: functions, modules, stubs."""
+
+import ast
+import inspect
+import pickle
+import pydoc
+
+import activation_stubs
+import fewbit
+import pytest
+import torch
+from fewbit.fewbit_gen import parse_activation, solve
+from fewbit.runtime.activations import catch, functional, modules
+from fewbit.runtime.activations.generate import define
+from fewbit.runtime.backends import torch_functions
+from fewbit.runtime.backends.activation_spec import ROW_OF_MODULE, ROWS, ActivationRow
+from runtime_cases import EXACT, INPLACE, parameters_of
+from torch import nn
+
+STUBS = {"functional": functional, "modules": modules}
+
+
+def stub_of(module):
+    return ast.parse((activation_stubs.FOLDER / f"{module}.pyi").read_text())
+
+
+def definitions(tree):
+    """Name -> each function of a stub and each method of its classes."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            yield node.name, node
+        if isinstance(node, ast.ClassDef):
+            yield from ((f"{node.name}.{part.name}", part) for part in node.body if isinstance(part, ast.FunctionDef))
+
+
+def arguments_of(function):
+    """The arguments of a live function, as a stub writes them."""
+    signature = inspect.signature(function)
+    text = str(signature).replace("fewbit.tables.table.", "").replace("torch.Tensor", "Tensor")
+    text = text.replace("torch._Tensor", "Tensor").replace("collections.abc.", "")
+    return ast.unparse(ast.parse(f"def f{text}: ...").body[0].args)
+
+
+@pytest.mark.parametrize("module", STUBS)
+class TestStubs:
+    def test_are_what_the_rows_say(self, module):
+        _, _, rest = activation_stubs.read(module)
+        assert rest.strip() == activation_stubs.expected(module).strip(), (
+            "write them anew: python tests/support/activation_stubs.py"
+        )
+
+    def test_have_the_signatures_of_what_is_there(self, module):
+        live = STUBS[module]
+        for name, node in definitions(stub_of(module)):
+            owner, _, method = name.rpartition(".")
+            found = inspect.getattr_static(getattr(live, owner) if owner else live, method)
+            assert isinstance(found, property) == bool(node.decorator_list), name
+            function = found.fget if isinstance(found, property) else found
+            assert arguments_of(function) == ast.unparse(node.args), name
+
+    def test_export_what_the_module_exports(self, module):
+        (names,) = [node.value for node in stub_of(module).body if isinstance(node, ast.Assign)]
+        assert sorted(ast.literal_eval(names)) == sorted(STUBS[module].__all__)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+class TestRows:
+    def test_exact_is_what_one_bit_holds(self, row):
+        name = torch_functions.FORWARDS[row.name].activation_name(row.name, parameters_of(row.name))
+        assert row.exact == (parse_activation(name).step and solve(name, bits=1, certify=False).error < 1e-20)
+        if row.in_torch:
+            assert row.exact == (row.module in EXACT)
+
+    def test_the_compiler_takes_its_parameters(self, row):
+        values = [value * 0.75 if value else 0.25 for value in parameters_of(row.name)]
+        name = torch_functions.FORWARDS[row.name].activation_name(row.name, values)
+        assert parse_activation(name).name == name
+
+    def test_in_torch_is_what_torch_nn_has(self, row):
+        assert row.in_torch == hasattr(nn, row.module or "")
+        assert row.in_torch or not (row.caught or row.caught_in_place)
+        if row.in_torch:
+            takes_inplace = "inplace" in inspect.signature(getattr(nn, row.module)).parameters
+            assert takes_inplace == bool(row.overwrite) == (row.module in dict(INPLACE))
+            assert row.name in fewbit.few_bit.__doc__
+
+
+@pytest.mark.parametrize(("module", "row"), ROW_OF_MODULE.items(), ids=lambda value: getattr(value, "name", value))
+class TestWhatFollows:
+    def test_functions_and_classes_are_of_their_modules(self, module, row):
+        for name, made, home in (
+            (row.name, getattr(functional, row.name), "functional"),
+            (module, getattr(fewbit, module), "modules"),
+        ):
+            assert made.__module__ == f"fewbit.runtime.activations.{home}"
+            assert made.__name__ == made.__qualname__ == name
+            assert made.__doc__.endswith(".")
+            assert pickle.loads(pickle.dumps(made)) is made
+            assert pydoc.render_doc(made)
+
+    def test_functions_trace_with_the_caller(self, module, row):
+        function, parameters = getattr(functional, row.name), parameters_of(row.name)
+        compiled = torch.compile(lambda x: function(x * 2, *parameters), fullgraph=True, backend="aot_eager")
+        x = torch.linspace(-4, 4, 33, requires_grad=True)
+        y, expected = compiled(x), function(x * 2, *parameters)
+        assert torch.equal(y, expected)
+        assert torch.equal(*(torch.autograd.grad(z.sum(), x)[0] for z in (y, expected)))
+
+
+def test_names_and_modules_are_told_apart():
+    assert len({row.name for row in ROWS}) == len(ROWS)
+    assert list(ROW_OF_MODULE) == list(modules.MODULES)
+    caught = [name for row in ROWS for name in (*row.caught, *row.caught_in_place)]
+    assert len(caught) == len(set(caught))
+    assert {name for name, _ in catch.CAUGHT.values()} == {row.name for row in ROWS if row.in_torch}
+
+
+def test_a_fault_in_what_is_made_shows_its_line():
+    namespace = {"__name__": "somewhere"}
+    define("broken", "def broken(x):\n    return x.nothing\n", namespace)
+    with pytest.raises(AttributeError) as fault:
+        namespace["broken"](3)
+    assert "return x.nothing" in str(fault.getrepr())
+
+
+def test_a_row_needs_no_more_than_a_name_a_class_a_function_and_a_formula():
+    row = ActivationRow("half", "Half", "torch.nn.functional.half", "return x * A(0.5);")
+    assert (row.in_torch, row.defaults, row.overwrite) == (True, (), None)
