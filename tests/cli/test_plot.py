@@ -48,7 +48,7 @@ def test_the_output_is_checked_before_anything_is_solved(run, tmp_path, monkeypa
 def test_an_exact_table_is_drawn_once_whatever_the_bits(run, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(plot_module, "plot_approximation", lambda rows: drawn.extend(rows))
-    monkeypatch.setattr(plot_module, "save_figure", lambda *_: None)
+    monkeypatch.setattr(plot_module, "write_figure", lambda *_: None)
     run("plot", "approximation", "relu", "swish", "silu", "--bits", "3,1,1", "-o", tmp_path / "figure.png")
     assert [(row.name, [t.bits for t in row.tables]) for row in drawn] == [("relu", [1]), ("silu", [1, 3])]
 
@@ -56,7 +56,7 @@ def test_an_exact_table_is_drawn_once_whatever_the_bits(run, tmp_path, monkeypat
 def test_the_gallery_shows_every_activation_known_by_name(run, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(plot_module, "plot_gallery", lambda rows, columns: drawn.extend(rows))
-    monkeypatch.setattr(plot_module, "save_figure", lambda *_: None)
+    monkeypatch.setattr(plot_module, "write_figure", lambda *_: None)
     assert run("plot", "gallery", "--bits", "1", "-o", tmp_path / "figure.png").status == 0
     assert [row.name.partition("(")[0] for row in drawn] == list(FAMILIES)
 
@@ -65,7 +65,7 @@ def test_the_gallery_shows_every_activation_known_by_name(run, tmp_path, monkeyp
 def test_the_weight_may_be_a_file_and_is_drawn(run, tmp_path, monkeypatch, command):
     drawn = []
     monkeypatch.setattr(plot_module, f"plot_{command}", lambda rows, *_: drawn.extend(rows))
-    monkeypatch.setattr(plot_module, "save_figure", lambda *_: None)
+    monkeypatch.setattr(plot_module, "write_figure", lambda *_: None)
     (tmp_path / "x.txt").write_text("-1\n0\n1\n2\n")
     weight = parse_weight(str(tmp_path / "x.txt"))
     options = ["--bits", "1", "--weight", tmp_path / "x.txt", "-o", tmp_path / "figure.png"]
