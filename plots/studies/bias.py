@@ -13,7 +13,6 @@ The second term is what ḡ would be off by without any bias, so bias² comes ou
 are not: two copies, which have no bias, come out at up to twice the resolution.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -25,6 +24,7 @@ from ...runtime import layers
 from ...runtime.layers.attention import scaled_dot_product_attention
 from ...runtime.layers.saver import QuantizerSaver
 from ...runtime.quantizers import PerGroup
+from .. import compact_json
 
 
 @dataclass(frozen=True)
@@ -113,4 +113,4 @@ def table(draws: int = 200) -> list[Bias]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"draws": 200, "rows": [asdict(row) for row in table(200)]}, indent=1))
+    print(compact_json.dumps({"draws": 200, "rows": [asdict(row) for row in table(200)]}), end="")
