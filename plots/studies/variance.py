@@ -105,7 +105,7 @@ def network(width: int) -> nn.Sequential:
     return nn.Sequential(nn.Sequential(*made[:3]), *made[3:-3], nn.Sequential(*made[-3:]))
 
 
-def measure(settings: VarianceSettings, after_pass: Callable[[], None] = lambda: None) -> VarianceStudy:
+def measure(settings: VarianceSettings, after_pass: Callable[[], object] = lambda: None) -> VarianceStudy:
     """Train, and measure all there is.
 
     Args:
@@ -180,7 +180,7 @@ class _Bench:
     """The model, its data, and gradients of it."""
 
     settings: VarianceSettings
-    after_pass: Callable[[], None]
+    after_pass: Callable[[], object]
     seeds: Iterator[int] = field(default_factory=lambda: count(1))
 
     def __post_init__(self) -> None:
