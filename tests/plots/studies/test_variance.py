@@ -10,7 +10,7 @@ pytest.importorskip("sklearn")
 @pytest.fixture(scope="module")
 def study():
     torch.manual_seed(0)
-    settings = VarianceSettings(width=4, steps=20, batch=16, bits=2, curve_bits=(1.5, 2, 4), draws=8)
+    settings = VarianceSettings(width=4, steps=10, batch=16, bits=2, curve_bits=(1.5, 2, 4), draws=6)
     counted = []
     found = measure(settings, lambda: counted.append(None))
     assert len(counted) == passes(settings)
@@ -18,7 +18,7 @@ def study():
 
 
 def test_theorem_3_predicts_what_repeated_draws_measure(study):
-    """The sum over all weights, of which the noisiest make most; a single one has 8 draws."""
+    """The sum over all weights, of which the noisiest make most; a single one has 6 draws."""
     assert 0.6 < sum(study.predicted) / sum(study.empirical) < 1.6
 
 
