@@ -10,10 +10,10 @@ import dataclasses
 import torch
 from torch import nn
 import fewbit
-from fewbit.runtime.forwards import forward_of
-from fewbit.runtime.layout import flat
+from fewbit.runtime.backends.forwards import forward_of
+from fewbit.runtime.tensors.layout import flat
 from fewbit.runtime.quantizers import Outlier, PerGroup
-from fewbit.runtime.search import form_of
+from fewbit.runtime.convert.find import form_of
 
 class MLP(nn.Module):
     def __init__(self, act):

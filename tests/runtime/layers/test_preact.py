@@ -341,12 +341,12 @@ class TestKernels:
         γ = torch.tensor([1e-38, -2.0, 3.0, 1e37, nan, 1e-3, 1.0, -1e-40])
         β = torch.tensor([1.0, inf, -9.0, 1e35, 0.0, nan, -1e30, -0.0])
         A = 10 * torch.randn(shape, generator=torch.Generator().manual_seed(bits))
-        form, gradient, deviation = codes_module.Form.of(A), torch.randn(shape), torch.rand(8)
+        form, gradient, deviation = codes_module.TensorSpec.of(A), torch.randn(shape), torch.rand(8)
         results = []
         for has_kernels in (codes_module.has_kernels, lambda x: False):
             with patch.object(codes_module, "has_kernels", has_kernels):
                 packed = codes_module.compress(A.clone(), A, γ, β, torch.zeros(8), torch.ones(8), bits, 0.1)
-                codes = codes_module.Codes(packed, form, γ, β, bits, 0.1)
+                codes = codes_module.PreActCodes(packed, form, γ, β, bits, 0.1)
                 activated = codes.activated()
                 results.append(
                     (packed, activated, codes.through_normalisation(gradient.clone(), deviation, True, True))

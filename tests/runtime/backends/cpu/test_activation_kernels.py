@@ -59,8 +59,8 @@ def test_not_a_number_stays_one_whatever_its_lower_bits(name):
 
 _IN_A_PROCESS = """
 import numpy as np
-from fewbit.runtime.backends.kernels import encode_kernel, look_up_kernel, multiply_kernel
-from fewbit.runtime.backends.team import run
+from fewbit.runtime.backends.cpu.activation_kernels import encode_kernel, look_up_kernel, multiply_kernel
+from fewbit.runtime.backends.cpu.threads import run
 
 x = np.ones(9, np.int16)
 y = np.empty_like(x)
