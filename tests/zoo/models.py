@@ -445,8 +445,8 @@ TIMM: Mapping[str, Model] = {
     "timm convnext_atto": timm_model("convnext_atto", depths=(1, 1, 1, 1), dims=(16, 32, 48, 64)),
     "timm efficientnet_lite0": timm_model("efficientnet_lite0"),
     "timm mobilenetv3_small_050": timm_model("mobilenetv3_small_050"),
-    "timm mixer": timm_model("mixer_s16_224", 64, img_size=64, num_blocks=2),
-    "timm gmlp": timm_model("gmlp_ti16_224", 64, gated=True, img_size=64, num_blocks=2),
+    "timm mixer": timm_model("mixer_s16_224", 64, img_size=64),
+    "timm gmlp": timm_model("gmlp_ti16_224", 64, gated=True, img_size=64),
     "timm swin": timm_model(
         "swin_tiny_patch4_window7_224",
         img_size=64,
