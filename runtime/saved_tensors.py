@@ -258,7 +258,7 @@ class _Copy:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _Exact:
     """Saved in place of a tensor that is not compressed.
 
     Detached, because an output that refers to its own graph node would never be freed. Autograd does not check what
@@ -269,7 +269,7 @@ class _Kept:
     version: int
 
     @classmethod
-    def of(cls, x: Tensor) -> "_Kept":
+    def of(cls, x: Tensor) -> "_Exact":
         """Return the tensor `x` with its version."""
         return cls(x.detach(), x._version)
 
@@ -294,15 +294,15 @@ class _Undecided:
 
     Attributes:
         x: the tensor; None after the decision.
-        held: the tensor as it is saved, at first exactly.
+        saved: the tensor as it is saved, at first exactly.
     """
 
     x: Tensor | None
-    held: "_Kept | _View | _Copy"
+    saved: "_Exact | _View | _Copy"
 
     def tensor(self) -> Tensor:
         """Return the tensor."""
-        return self.held.tensor()
+        return self.saved.tensor()
 
 
 @dataclass(frozen=True, eq=False)
@@ -332,9 +332,9 @@ class _Store:
             self.running.codes = x.numel() if compiled and x.dtype == torch.uint8 else self.running.codes
             return x
         if _stays(x) or x.untyped_storage()._cdata in self.kept or self._is_exact(x, saver):
-            return _Kept.of(x)
+            return _Exact.of(x)
         if compiled:
-            self.running.undecided = _Undecided(x, _Kept.of(x))
+            self.running.undecided = _Undecided(x, _Exact.of(x))
             return self.running.undecided
         return self._packed(x)
 
@@ -343,20 +343,20 @@ class _Store:
         undecided, self.running.undecided = self.running.undecided, None
         if undecided is not None and undecided.x is not None:
             if following is None or not _enters_softmax(undecided.x, following):
-                undecided.held = self._packed(undecided.x)
+                undecided.saved = self._packed(undecided.x)
             undecided.x = None
 
-    def _packed(self, x: Tensor) -> _Kept | _View | _Copy:
+    def _packed(self, x: Tensor) -> _Exact | _View | _Copy:
         storage = StorageWeakRef(x.untyped_storage())
         entry = self._entry_with(x, storage.cdata)
         if entry is None:
             core = _without_repeats(x)
             small = x.numel() < self.smallest or (core.dim() > 1 and 1 in (core.shape[-1], x.shape[-1]))
             if small or _overlaps(core):
-                return _Kept.of(x)
+                return _Exact.of(x)
             compressed = self._compressed(core)
             if compressed is None or compressed.nbytes >= core.numel() * core.element_size():
-                return _Kept.of(x)
+                return _Exact.of(x)
             if core.numel() < x.numel() or as_dense(core) is not core:
                 return _Copy(compressed, x.shape, core.stride())
             start = int(x.storage_offset())

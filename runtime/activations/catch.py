@@ -79,7 +79,7 @@ class few_bit(TorchFunctionMode):
         tables: activation (``gelu``, ``softplus``, ``softplus(beta=2)``) -> its table, or the file of a table.
 
     Raises:
-        FewbitError: `bits` is not an integer from 1 to 8, or a name or table is not one of these.
+        FewbitError: an argument is not one of the values above.
     """
 
     def __init__(

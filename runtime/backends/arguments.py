@@ -106,7 +106,7 @@ def check_pair(
     check_dtype(gate, function)
     check_parameters(function, parameters)
     if gate.shape != up.shape or gate.dtype != up.dtype or gate.device != up.device:
-        raise FewbitError(f"gate and up have one shape, dtype and device, not {_told(gate)} and {_told(up)}")
+        raise FewbitError(f"gate and up have one shape, dtype and device, not {_shown(gate)} and {_shown(up)}")
     _check_seeds(gate, seeds, 2)
     _check_bits(up_bits, second_bits)
 
@@ -178,7 +178,7 @@ def _check_bits(*given: int, least: int = 0) -> None:
 def _check_seeds(like: Tensor, seeds: Tensor, count: int) -> None:
     wrong = seeds.dtype != torch.int64 or seeds.dim() != 1 or seeds.device.type not in ("cpu", like.device.type)
     if wrong or (type(seeds.shape[0]) is int and seeds.shape[0] < count):
-        raise FewbitError(f"seeds are int64 ({count},) on cpu, not {_told(seeds)}")
+        raise FewbitError(f"seeds are int64 ({count},) on cpu, not {_shown(seeds)}")
 
 
 def _check_groups(like: Tensor, groups: Tensor, copies: int, n: Any, group_size: int = GROUP_SIZE) -> None:
@@ -186,8 +186,8 @@ def _check_groups(like: Tensor, groups: Tensor, copies: int, n: Any, group_size:
     concrete = all(type(size) is int for size in (*groups.shape, *expected))
     wrong_size = groups.shape != expected if concrete else groups.dim() != 2
     if groups.dtype != torch.bfloat16 or wrong_size or groups.device != like.device or groups.layout != torch.strided:
-        raise FewbitError(f"groups are bfloat16 {expected} on {like.device}, not {_told(groups)}")
+        raise FewbitError(f"groups are bfloat16 {expected} on {like.device}, not {_shown(groups)}")
 
 
-def _told(x: Tensor) -> str:
+def _shown(x: Tensor) -> str:
     return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)} on {x.device}"

@@ -105,7 +105,7 @@ _I = np.int32(0)
 
 
 @njit(inline="always")
-def _meaning(γ: Any, β: Any, bits: Any) -> Any:
+def _channel_params(γ: Any, β: Any, bits: Any) -> Any:
     """Return Δ (0 in a constant channel), o, z, and the offset of Ã₁, float64, of one channel."""
     half = np.float64(1 << (bits - 1))
     g, b = np.float64(γ), np.float64(β)
@@ -157,7 +157,7 @@ def _code_rows(
     """Write o, Δ (1/Δ if `inverted`) and z of each column."""
     scales, shifts = vector(γ, _F, C), vector(β, _F, C)
     for c in range(C):
-        step, origin, zero, _ = _meaning(scales[c], shifts[c], bits)
+        step, origin, zero, _ = _channel_params(scales[c], shifts[c], bits)
         inverse = 0.0 if step == 0 else 1.0 / step
         origins[c], steps[c], zeros[c] = np.float32(origin), np.float32(inverse if inverted else step), np.int32(zero)
     columns = len(zeros)
@@ -172,7 +172,7 @@ def _normal_rows(γ: Any, β: Any, C: Any, inner: Any, bits: Any, offsets: Any, 
     scales, shifts = vector(γ, _F, C), vector(β, _F, C)
     unit = np.float32(6.0 / np.float64(1 << bits))
     for c in range(C):
-        _, _, zero, offset = _meaning(scales[c], shifts[c], bits)
+        _, _, zero, offset = _channel_params(scales[c], shifts[c], bits)
         offsets[c], zeros[c] = np.float32(offset), np.int32(zero)
         slopes[c] = -unit if scales[c] < 0 else unit
     columns = len(zeros)

@@ -80,8 +80,8 @@ def compile_source(source: str, arch: str) -> tuple[bytes, list[Usage]]:
         try:
             compiled = core.Program(source, "c++", options).compile("cubin", logs=log)
         except Exception as error:  # each release has its own class
-            told = " ".join(str(error).split())
-            raise FewbitError(f"NVRTC {compiler_version()} cannot compile for {arch}: {told[:500]}") from error
+            message = " ".join(str(error).split())
+            raise FewbitError(f"NVRTC {compiler_version()} cannot compile for {arch}: {message[:500]}") from error
         code, usages = bytes(compiled.code), read_usage(log.getvalue())
         if not any(usage.spilled or usage.stack for usage in usages):
             break
