@@ -1,9 +1,9 @@
 """The activations of `torch.nn.functional`, with torch's names and arguments plus `bits` and `table`.
 
-The forward pass is torch's own functions, bit for bit. The backward pass saves ⌈n/8⌉·bits bytes instead of x, and
-multiplies the gradient by the table's level instead of f'(x) (Few-bit Backward, Listing 1). If no gradient is required,
-nothing is saved. First derivatives by torch.func (grad, vjp, vmap, jacrev) work like backward; second ones, and forward
-mode while a gradient is recorded, are refused.
+The forward pass is torch's own functions, bit for bit. For the backward pass they save ⌈n/8⌉·bits bytes instead of x,
+and multiply the gradient by the table's level instead of f'(x) (Few-bit Backward, Listing 1). If no gradient is
+required, nothing is saved. First derivatives by torch.func (grad, vjp, vmap, jacrev) work like backward; second ones,
+and forward mode while a gradient is recorded, are refused.
 
 Where f' takes two values (relu, relu6, leaky_relu, hardtanh, hardsigmoid, hardshrink, softshrink, threshold) one bit
 represents it exactly, whatever `bits` allows: the gradient is torch's own, at the kinks too. (For hardsigmoid in

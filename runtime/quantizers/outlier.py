@@ -50,8 +50,7 @@ class Outlier(Unpickled):
     the end of larger magnitude. NaN and infinities rank above all magnitudes, so they are outliers; if there are more
     of them than outliers, or the span of the rest is not a finite float32, the whole rest is NaN.
 
-    Compressed size: ⌈n/8⌉·b bytes of codes, ⌈n/240⌉ of counts, k·(1 + size of a value) for the outliers, and 8 of
-    levels.
+    Compressed size: ⌈n/8⌉·b bytes of codes, ⌈n/240⌉ of counts, k·(1 + size of a value) for the outliers, and 8.
 
     Attributes:
         bits: b, 1 to 8; with `relu` 2 to 8.

@@ -66,8 +66,7 @@ def _shown(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)} with stride {tensor.stride()}"
 
 
-# ---- 16-bit numbers: f(x) and the code of each of them
-# -----------------------------------------------------------------
+# ---- 16-bit numbers: f(x) and the code of each of them ---------------------------------------------------------------
 
 
 def _look_up(x: Tensor, entries: np.ndarray, bits: int) -> tuple[Tensor, Tensor]:
