@@ -1,11 +1,11 @@
-"""`fewbit.calibrate`: what goes into a model's activations, weighted by the gradients that come back.
+"""`fewbit.calibrate`: histograms of the inputs of a model's activations, weighted by squared gradients.
 
     calibration = fewbit.calibrate(model, batches, loss)
     fewbit.convert(model, tables=calibration.tables(bits=2))
 
-While the batches run forward, each activation's inputs are turned into their bins, two bytes an element; when the
-gradient g of its output arrives, every bin's count grows by g². A graph through which no gradient is sent, such as the
-second of two forward passes that checkpointing makes, therefore counts nothing.
+During the forward pass each activation's inputs are converted to bins, two bytes an element; when the gradient g of its
+output arrives, the count of each element's bin grows by g². A graph without a backward pass, such as the second of
+checkpointing's two forward passes, therefore counts nothing.
 """
 
 import sys
@@ -32,9 +32,9 @@ __all__ = ["Calibration", "calibrate"]
 Batch = Any
 Loss = Callable[[Any, Batch], Tensor]
 
-# A larger gradient than any that training survives; the sum of many squares of it is still finite.
+# Larger than any gradient that training survives; sums of many squares of it are still finite.
 _LARGEST_GRADIENT = 1e140
-# Elements that are worked on at once: what that takes beside two bytes an element stays small.
+# Elements processed at once: bounds the memory needed besides two bytes an element.
 _AT_ONCE = 1 << 22
 
 
@@ -47,23 +47,23 @@ def calibrate(
     bits: int = 3,
     kind: str = "shared",
 ) -> Calibration:
-    """Measure what a model's activations see on `batches`, so that tables can be made for just that.
+    """Measure the input distributions of a model's activations on `batches`, to solve tables for them.
 
-    The model runs as it is: its mode (call `model.train()` first to see what training sees), device and dtype, and
-    any checkpointing. Afterwards its gradients, its buffers (such as the running means of BatchNorm) and torch's random
-    generators are what they were. Hooks of your own run, those on gradients too.
+    The model runs as it is: its mode (call `model.train()` first to measure training), device and dtype, and any
+    checkpointing. Afterwards its gradients, its buffers (such as the running means of BatchNorm) and torch's random
+    generators are restored. Your own hooks run, those on gradients too.
 
-    Activations are those that `fewbit.convert` finds, under the same names, and fewbit's own, through which gradients
-    are those of their tables. Not seen are calls in the code of a model (of F.gelu) and `fewbit.FewBit` of a callable,
-    which has no name.
+    Activations are those that `fewbit.convert` finds, under the same names, and fewbit's own, whose gradients are those
+    of their tables. Not measured are functional calls in the code of a model (F.gelu) and `fewbit.FewBit` of a
+    callable, which has no name.
 
     Args:
         model: the model.
         batches: of tensors, tuples (positional arguments) or dicts (keyword arguments), on the model's device.
         loss: (output, batch) -> scalar; if None, the output's `loss` (as models of transformers have, given labels)
             or the output itself.
-        inputs: batch -> what of it the model is called with, where that is not all: ``lambda batch: batch[0]``.
-        bits, kind: of the tables that the calibration gives where it is asked for no others.
+        inputs: batch -> the part of it to call the model with, if not all: ``lambda batch: batch[0]``.
+        bits, kind: default arguments of the calibration's `tables`.
 
     Raises:
         FewbitError: an argument is wrong, there is no loss, or no gradient reached any activation.
@@ -87,7 +87,7 @@ def calibrate(
 
 
 class _Recorder:
-    """Counts one activation's inputs, each with the square of its gradient."""
+    """Histogram of one activation's inputs, each weighted by the square of its gradient."""
 
     def __init__(self, name: str, activation: str) -> None:
         self.name = name
@@ -95,11 +95,11 @@ class _Recorder:
         self.ran = False
         self.counts: Tensor | None = None  # float64 (BINS,), where the gradients are
         self.elements = 0
-        self.used: Tensor | None = None  # how many elements counted, there too: asking for it would wait for a GPU
+        self.used: Tensor | None = None  # number of elements counted, on the same device: reading it would synchronise
         self.bins: Tensor | None = None  # of the input of the call in progress
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `function`, seen by this recorder."""
+        """Return `function` with its calls recorded."""
 
         @wraps(function)
         def watched(*arguments: Any, **keywords: Any) -> Any:
@@ -135,12 +135,12 @@ class _Recorder:
 
     @staticmethod
     def _add(gradient: Tensor, bins: Tensor, counts: Tensor, used: Tensor) -> None:
-        usable = (bins >= 0) & (gradient.abs() <= _LARGEST_GRADIENT)  # not so if it is NaN
+        usable = (bins >= 0) & (gradient.abs() <= _LARGEST_GRADIENT)  # False for NaN
         counts.index_add_(0, bins.clamp(min=0).int(), torch.where(usable, gradient, 0).square_())
         used += usable.sum()
 
     def measured(self) -> Measured | None:
-        """Return what was counted, or None if it weighs nothing."""
+        """Return the measured histogram, or None if its weight is 0."""
         if self.counts is None or self.used is None or not (self.counts > 0).any():
             return None
         used = int(self.used)
@@ -150,7 +150,7 @@ class _Recorder:
 def bins_of(x: Tensor) -> Tensor:
     """Return the bin of each element of `x` on `weights.ruler`, int16, -1 for NaN and the infinities.
 
-    An input beyond the ruler is in its last bin. A float64 is placed as the float32 next to it.
+    An input beyond the ruler is in its last bin. A float64 is rounded to float32 first.
     """
     places = torch.empty(x.shape, dtype=torch.int16, device=x.device)
     for part, values in zip(places.view(-1).split(_AT_ONCE), x.reshape(-1).split(_AT_ONCE), strict=True):
@@ -162,7 +162,7 @@ def _bins_of_few(x: Tensor) -> Tensor:
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     sizes = wide.abs().clamp_(max=ruler.LARGEST).float().view(torch.int32)
     # Bins are closed on the right: the edge between two belongs to the smaller of two positive ones, and to the larger,
-    # in size, of two negative ones.
+    # in magnitude, of two negative ones.
     positive = wide > 0
     places = ((sizes - positive.int()) >> ruler.DROPPED_BITS).sub_(ruler.FIRST - 1).clamp_(0, ruler.BINS_OF_SIGN - 1)
     bins = torch.where(positive, places + ruler.BINS_OF_SIGN, ruler.BINS_OF_SIGN - 1 - places)
@@ -175,30 +175,30 @@ def _recorders(model: nn.Module) -> dict[Found, _Recorder]:
     for activation in activations(model):
         name = _activation_name(activation)
         if name is not None:
-            # Tables are for the model that torch.compile was given: what is compiled cannot be converted.
+            # Tables are for the model that torch.compile wraps: the compiled one cannot be converted.
             found[activation] = _Recorder(activation.name.replace("_orig_mod.", ""), name)
     return found
 
 
 def _activation_name(activation: Found) -> str | None:
-    """Return what the compiler calls an activation, None if it has no few-bit form or no name."""
+    """Return the compiler's name of an activation, None if it has no few-bit form or no name."""
     original = activation.original
     form = original if isinstance(original, FewBitActivation) else form_of(original)
     try:
         return None if isinstance(form, str) else parse_activation(form.activation).name
-    except FewbitError:  # of a callable of the user's own
+    except FewbitError:  # a user's callable
         return None
 
 
 def _watch(activation: Found, recorder: _Recorder, stack: ExitStack) -> None:
-    """Let the recorder see all calls of the activation until the stack is closed."""
+    """Record all calls of the activation until the stack is closed."""
     current = activation.current
     if isinstance(current, nn.Module):
-        # Inside what other hooks see: the input as the module gets it, the output as it gives it.
+        # Innermost of all hooks: the input as the module receives it, the output as the module returns it.
         stack.callback(current.register_forward_pre_hook(recorder.enter, with_kwargs=True).remove)
         stack.callback(current.register_forward_hook(recorder.leave, prepend=True).remove)
         return
-    for parent, attribute in activation.places:  # a function of torch's that a module holds
+    for parent, attribute in activation.places:  # a torch function held by a module
         vars(parent)[attribute] = recorder.around(current)
         stack.callback(vars(parent).__setitem__, attribute, current)
 
@@ -222,7 +222,7 @@ def _backward(model: nn.Module, batch: Batch, loss: Loss | None, inputs: Callabl
 
 
 def _loss_of(output: Any) -> Tensor:
-    """Return the loss that a model's output is or has; raises `FewbitError` if it has none."""
+    """Return the output's `loss`, or the output if it is one number; raise `FewbitError` if it is neither."""
     found = getattr(output, "loss", None)
     if isinstance(found, Tensor):
         return found
@@ -236,7 +236,7 @@ def _loss_of(output: Any) -> Tensor:
 
 @contextmanager
 def _left_alone(model: nn.Module) -> Iterator[None]:
-    """Let a model run forward and backward within, and leave no trace of it: no gradients, no new buffers, no draws."""
+    """Restore the model's gradients, buffers and torch's random generators after running it forward and backward."""
     parameters = [(p, p.grad) for p in model.parameters()]
     buffers = [
         (m, name, b, b.detach().clone()) for m in model.modules() for name, b in m._buffers.items() if b is not None
@@ -248,7 +248,7 @@ def _left_alone(model: nn.Module) -> Iterator[None]:
         stack.enter_context(torch.enable_grad())
         for parameter, _ in parameters:
             parameter.grad = None
-            if parameter.is_leaf and parameter.requires_grad:  # of all gradients none need stay until the end
+            if parameter.is_leaf and parameter.requires_grad:  # no gradient needs to stay until the end
                 stack.callback(parameter.register_post_accumulate_grad_hook(_forget).remove)
         try:
             yield
@@ -266,7 +266,7 @@ def _forget(parameter: Tensor) -> None:
 
 
 def _uncompiled() -> Any:
-    """Return a context in which what torch.compile has made runs as plain Python: compiled code calls no new hooks."""
+    """Return a context in which compiled models run as plain Python: compiled code calls no new hooks."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 

@@ -1,12 +1,13 @@
-"""Every op of the runtime: its schema, what it does on each device, its fake and its gradient, on one page.
+"""All ops of the runtime: schemas, implementations on each device, fakes and gradients, on one page.
 
     activation(x, function, parameters, table) -> (f(x), packed codes)       differentiable
     encode(x, table) -> packed codes
     multiply(grad, packed, table, stride) -> grad · q(x)
 
-Tables and functions travel as strings (see table_registry.py, torch_functions.py), so that torch.compile sees constants
-and no table needs an op of its own. The packed code is an *output* of `activation`: only so does torch.compile keep it,
-and not x. Codes lie in the memory order of the output; `stride` carries that order to the backward pass.
+Tables and functions are passed as strings (see tensors/table_registry.py, backends/torch_functions.py), so that
+torch.compile sees constants and no table needs an op of its own. The packed code is an *output* of `activation`: only
+then does torch.compile save it instead of x. Codes are in the memory order of the output; `stride` passes that order to
+the backward pass.
 
     draw_seeds(x, count) -> seeds
     glu(gate, up, seeds, function, parameters, table, up_bits, second_bits, derived) -> h, codes, up, second, groups
@@ -15,13 +16,14 @@ and not x. Codes lie in the memory order of the output; `stride` carries that or
     read_copy(packed, groups, bits, shape, dtype, group_size) -> x
 
 The parts, of n elements in row-major order: `codes` of act'(gate), uint8 (⌈n/8⌉·bits,); `up` and `second`, a copy of
-act(gate) or, if `derived`, of gate, alike; `groups`, bfloat16 (2 a copy, ⌈n/256⌉), minima and ranges. What is not kept
-(an empty `table`, 0 bits) has no elements. `copy_in_groups` takes groups of other sizes too. None of these five is
-differentiable: activations/gated_autograd.py is. The seeds are a tensor, int64 (2,) on the CPU, so that the ops are
-functions of their inputs and torch.compile knows what is random. `draw_seeds` takes the tensor that they are for:
-compilers merge equal calls, and two tensors are not to be rounded alike.
+act(gate) or, if `derived`, of gate, likewise; `groups`, bfloat16 (2 a copy, ⌈n/256⌉), minima and ranges. Parts that are
+not saved (an empty `table`, 0 bits) have no elements. `copy_in_groups` accepts other group sizes too. These five ops
+are not differentiable: activations/gated_autograd.py is. The seeds are a tensor, int64 (2,) on the CPU, so that the ops
+are functions of their inputs and torch.compile sees the randomness. `draw_seeds` takes the tensor to be rounded:
+compilers merge equal calls, and two tensors must not be rounded alike.
 
-A backend is a folder in `backends`; each op runs on that of its tensors' device, and on `reference` where it has none.
+A backend is a folder in `backends`; each op runs on the backend of its tensors' device, or on `reference` if that
+backend does not implement it.
 """
 
 import math
@@ -51,7 +53,7 @@ from .tensors.table_registry import table_of
 
 NAMESPACE = "fewbit"
 
-# Codes lie in the memory order that was seen while tracing, so the compiler must keep it; torch 2.6 has to be told.
+# Codes are in the memory order seen while tracing, so the compiler must preserve it; torch 2.6 needs the tag for that.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 
 _PURE = (torch.Tag.pt2_compliant_tag,)
@@ -129,10 +131,10 @@ def _backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor, None, None, None
 
 
 def gradient(grad: Tensor, packed: Tensor, table: str, stride: Sequence[int]) -> Tensor:
-    """Return what the backward pass of an activation returns; refuses `create_graph=True`.
+    """Return the gradient of an activation's input; refuse `create_graph=True`.
 
-    It would be wrong to wait until the result is differentiated: a result without a graph counts as a constant, and
-    the Hessian would come out as 0.
+    Refusing later, when the result is differentiated, would be wrong: a result without a graph counts as a constant,
+    and the Hessian would come out as 0.
     """
     if torch.is_grad_enabled():
         refuse()

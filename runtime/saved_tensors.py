@@ -1,17 +1,18 @@
-"""Any graph's saved tensors in few bits: what autograd keeps for the backward pass goes through a quantizer.
+"""Compress the tensors that autograd saves for the backward pass, in any graph.
 
     with fewbit.compress_saved_tensors(PerGroup(bits=4)):
         loss = model(x)
     loss.backward()
 
-A saved-tensor hook sees a tensor and not what it is for. Two things tell: the tensor's history in the graph, and the
-torch function that runs while it is saved, which a `TorchFunctionMode` notes. Every other tensor is compressed once for
-each piece of memory: what is saved again, whole or a view of it, shares the codes of the first.
+A saved-tensor hook sees a tensor and not its purpose. That is inferred from two things: the tensor's history in the
+graph, and the torch function running while it is saved, which a `TorchFunctionMode` records. Tensors that may be
+rounded are compressed once for each piece of memory: saved again, whole or as a view, they share the codes of the
+first.
 
-What must not be rounded. The gradient of a linear layer is linear in what it saves, so rounding adds noise without
-bias; that of an activation errs by no more than the rounding. Elsewhere a small error of a saved tensor becomes a large
-one of the gradient: what enters the backward pass under an exponential (log-probabilities, log-sum-exp, masks that are
-added to scores), as a divisor (statistics, roots, norms) or near a pole (logarithms, losses).
+What must not be rounded. The gradient of a linear layer is linear in the tensors it saves, so rounding adds noise
+without bias; that of an activation errs by no more than the rounding. Elsewhere a small error of a saved tensor becomes
+a large one of the gradient: where it enters the backward pass under an exponential (log-probabilities, log-sum-exp,
+masks that are added to scores), as a divisor (statistics, roots, norms) or near a pole (logarithms, losses).
 """
 
 import sys
@@ -38,7 +39,7 @@ from .tensors.layout import as_dense, flat, with_stride
 from .tensors.packing import pack, unpack
 from .tensors.spec import TensorSpec
 
-# What autocast and views put between a tensor and what an op saves of it.
+# Nodes that autocast and views put between a tensor and the copy that an op saves.
 _SAME_VALUES = frozenset(
     name + "Backward0"
     for name in (
@@ -47,11 +48,11 @@ _SAME_VALUES = frozenset(
     )
 )
 
-# Nodes whose output is the logarithm of a probability or of a sum of exponentials, wherever it is saved.
+# Nodes whose output is the logarithm of a probability or of a sum of exponentials, whichever op saves it.
 _LOGARITHMS = frozenset(f"{name}Backward0" for name in ("LogSoftmax", "Logsumexp", "Logcumsumexp"))
 
-# Functions that divide by what they save, or take its logarithm, root, norm or inverse. (Losses and linear algebra:
-# see `_saves_exactly`.)
+# Functions that divide by a saved tensor, or take its logarithm, root, norm or inverse. (Losses and linear algebra: see
+# `_saves_exactly`.)
 _EXACT_FUNCTIONS = frozenset(
     (
         *("reciprocal", "rsqrt", "sqrt", "cumprod", "prod", "std", "norm", "renorm", "dist", "cdist", "hypot"),
@@ -63,7 +64,7 @@ _EXACT_FUNCTIONS = frozenset(
     )
 )
 _POWERS = frozenset(("pow", "rpow", "float_power", "lp_pool1d", "lp_pool2d", "lp_pool3d"))
-# Functions of which one operand must not be rounded: its position and keyword.
+# Functions with one operand that must not be rounded: its position and keyword.
 _EXACT_OPERANDS: Mapping[str, tuple[int, str]] = {
     **dict.fromkeys(("div", "divide", "true_divide", "truediv", "itruediv", "idiv"), (1, "other")),
     "scaled_dot_product_attention": (3, "attn_mask"),
@@ -74,42 +75,42 @@ _DROPOUTS = frozenset(("scaled_dot_product_attention", "multi_head_attention_for
 def compress_saved_tensors(
     quantizer: Quantizer, *, smallest: int = 1024, keep: Iterable[Tensor] = ()
 ) -> torch.autograd.graph.saved_tensors_hooks:
-    """Return a context in which whatever autograd saves is compressed, and decompressed when the backward pass asks.
+    """Return a context that compresses every tensor autograd saves, and decompresses it in the backward pass.
 
-    Left alone are
+    Saved exactly are
 
     * parameters, other leaves that require a gradient, their views and casts, and the tensors in `keep`: they stay in
-      memory anyway. (A frozen weight that autocast has cast cannot be told from an activation.)
-    * tensors without history, which no gradient flows through: inputs and other constants, masks, means and deviations
-      of normalisations, the log-sum-exp of attention. Dropout's masks of floats, on the CPU, take one exact bit.
+      memory anyway. (A frozen weight cast by autocast cannot be distinguished from an activation.)
+    * tensors without history, through which no gradient flows: inputs and other constants, masks, means and deviations
+      of normalisations, the log-sum-exp of attention. Floating-point dropout masks, on the CPU, take one exact bit.
     * tensors with infinities or NaN
-    * outputs of log_softmax and logsumexp; whatever is saved by functions that divide by it, take its logarithm, root,
-      norm, inverse or a power (but for whole powers and such above 1), and by the losses of torch.nn.functional; of
-      attention the mask, of a division the divisor
-    * what a checkpoint starts again from
+    * outputs of log_softmax and logsumexp; every tensor saved by functions that divide by it, take its logarithm, root,
+      norm, inverse or a power (except whole powers and powers above 1), and by the losses of torch.nn.functional; the
+      mask of attention, the divisor of a division
+    * the inputs from which a checkpoint recomputes
     * integers, booleans and complex numbers; sparse tensors, subclasses, tensors of functorch
-    * tensors of fewer than `smallest` elements, and those whose last dimension is 1: statistics, as a rule
-    * what the quantizer would not make smaller.
+    * tensors of fewer than `smallest` elements, and those whose last dimension is 1: usually statistics
+    * tensors that the quantizer would not make smaller.
 
-    Where the quantizer has a method `within`, groups do not reach over the innermost dimension. A tensor that is saved
-    several times, or as views of what was saved whole, is compressed once. Contexts may be nested: the innermost
-    counts, as with all of torch's hooks. A second derivative (`create_graph=True`) is that of the graph at the
-    decompressed values. Inside a compiled function the context ends the graph.
+    If the quantizer has a method `within`, groups do not span the innermost dimension. A tensor saved several times, or
+    as views of a tensor saved whole, is compressed once. Contexts may be nested: the innermost applies, as with all of
+    torch's hooks. A second derivative (`create_graph=True`) is that of the graph at the decompressed values. Inside a
+    compiled function the context causes a graph break.
 
-    The context may surround a compiled model, whose backward pass decompresses all of a graph before it starts. What a
-    compiled graph saves comes without history, so there only shapes and values tell: left alone are tensors that are
-    not finite, statistics (a tensor that has all dimensions but one of another), matrices of queries × keys,
-    log-probabilities (by one row of them), and what is saved with a number for each row that is no statistic of a
-    normalisation: the operand of a softmax. Keep the loss out of the compiled function where you can.
+    The context may surround a compiled model, whose backward pass decompresses all of a graph before it starts. Tensors
+    saved by a compiled graph have no history, so only shapes and values are available. Saved exactly are then tensors
+    that are not finite, statistics (a tensor that has all dimensions but one of another), matrices of queries × keys,
+    log-probabilities (checked on one row), and tensors saved with a number for each row that is not a statistic of a
+    normalisation: operands of a softmax. Keep the loss out of the compiled function where you can.
 
     Args:
-        quantizer: `PerGroup`, `Outlier`, or whatever has compress(x) → decompress(), nbytes. `FixedPoint` does not fit:
-            it needs the scale and shift of each tensor.
-        smallest: elements from which on a tensor is compressed.
-        keep: tensors to be left alone, as model.buffers() or inputs that you hold.
+        quantizer: `PerGroup`, `Outlier`, or any object with compress(x) → decompress(), nbytes. `FixedPoint` is not
+            accepted: it needs the scale and shift of each tensor.
+        smallest: least number of elements of a tensor to compress.
+        keep: tensors to save exactly, such as model.buffers() or inputs that you hold anyway.
 
     Raises:
-        FewbitError: `quantizer` cannot compress a tensor by itself.
+        FewbitError: `quantizer` has no `compress` that takes a tensor alone.
     """
     if isinstance(quantizer, FixedPoint | type) or not hasattr(quantizer, "compress"):
         raise FewbitError(
@@ -120,10 +121,10 @@ def compress_saved_tensors(
 
 
 class _Hooks(torch.autograd.graph.saved_tensors_hooks):
-    """The hooks of a store, with the mode that notes for it which function runs."""
+    """The hooks of a store, with the mode that records for it the running function."""
 
     def __init__(self, store: "_Store") -> None:
-        # In a compiled function the hooks run between compiled pieces; they are not to be compiled themselves.
+        # In a compiled function the hooks run between compiled graphs; they must not be compiled themselves.
         pack: Any = disable(store.pack)
         unpack: Any = disable(_unpack)
         super().__init__(pack, unpack)
@@ -141,13 +142,13 @@ class _Hooks(torch.autograd.graph.saved_tensors_hooks):
 
 
 class _Running(threading.local):
-    """The torch function that runs in this thread.
+    """The torch function running in this thread.
 
     Attributes:
-        name: of the function, "" outside of any; without underscores, so that `x / y`, `x.div_(y)` are functions, too.
-        operand: the history of its operand that must not be rounded.
-        codes: bytes of what a compiled graph has saved last as uint8.
-        undecided: what a compiled graph has saved last, if the next that is saved may tell that it must not be rounded.
+        name: name of the function, "" outside of any; without underscores, so that `x / y` and `x.div_(y)` match, too.
+        operand: history of its operand that must not be rounded.
+        codes: bytes of the last uint8 tensor that a compiled graph has saved.
+        undecided: last tensor saved by a compiled graph, if the next one saved may show that it must not be rounded.
     """
 
     name: str = ""
@@ -157,7 +158,7 @@ class _Running(threading.local):
 
 
 class _Mode(TorchFunctionMode):
-    """Notes which torch function runs."""
+    """Record the torch function that is running."""
 
     def __init__(self, running: _Running) -> None:
         super().__init__()
@@ -197,20 +198,20 @@ def _plain_name(name: str) -> str:
 
 @cache
 def _saves_exactly(function: str) -> bool:
-    """Tell whether whatever `function` saves is left alone."""
+    """Return whether all tensors that `function` saves are saved exactly."""
     loss = function.endswith("_loss") or "cross_entropy" in function or function == "kl_div"
     return function in _EXACT_FUNCTIONS or loss or function.startswith(("linalg_", "special_"))
 
 
 @dataclass(frozen=True, eq=False)
 class _Entry:
-    """Compressed memory.
+    """A compressed block of memory.
 
     Attributes:
-        compressed: a tensor that fills a stretch of memory.
-        start, end: of the stretch, in elements of the storage.
+        compressed: tensor that fills the block.
+        start, end: bounds of the block, in elements of the storage.
         version, dtype: of the tensor when it was compressed.
-        storage: keeps the identity of the storage from being used again, and none of its memory.
+        storage: weak reference that prevents reuse of the storage's identity, without its memory.
     """
 
     compressed: Compressed
@@ -221,14 +222,14 @@ class _Entry:
     storage: StorageWeakRef
 
     def holds(self, x: Tensor, end: int) -> bool:
-        """Tell whether the values of `x`, a tensor of the same storage that reaches up to `end`, are in this memory."""
+        """Return whether the values of `x`, a tensor of the same storage that ends at `end`, are in this block."""
         same = self.version == x._version and self.dtype == x.dtype
         return same and self.start <= x.storage_offset() and end <= self.end
 
 
 @dataclass(frozen=True)
 class _View:
-    """What autograd holds in place of a tensor: where it lies in compressed memory."""
+    """Saved in place of a tensor: its shape, strides and offset in a compressed block."""
 
     entry: _Entry
     shape: torch.Size
@@ -245,7 +246,7 @@ class _View:
 
 @dataclass(frozen=True)
 class _Copy:
-    """What autograd holds in place of a tensor with gaps or repeats, which shares its codes with no other."""
+    """Saved in place of a non-dense tensor: codes that no other tensor shares."""
 
     compressed: Compressed
     shape: torch.Size
@@ -257,26 +258,26 @@ class _Copy:
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """What autograd holds in place of a tensor that is left alone.
+class _Exact:
+    """Saved in place of a tensor that is not compressed.
 
-    Detached, since an output that holds the node that holds it would never be freed. Autograd does not check what hooks
-    return, so a change in place is looked for here.
+    Detached, because an output that refers to its own graph node would never be freed. Autograd does not check what
+    hooks return, so in-place changes are checked here.
     """
 
     whole: Tensor
     version: int
 
     @classmethod
-    def of(cls, x: Tensor) -> "_Kept":
-        """Return what holds `x`."""
+    def of(cls, x: Tensor) -> "_Exact":
+        """Return the tensor `x` with its version."""
         return cls(x.detach(), x._version)
 
     def tensor(self) -> Tensor:
         """Return the tensor.
 
         Raises:
-            RuntimeError: it was changed in place.
+            RuntimeError: the tensor was modified in place.
         """
         if self.whole._version != self.version:
             raise RuntimeError(
@@ -289,30 +290,30 @@ class _Kept:
 
 @dataclass(eq=False)
 class _Undecided:
-    """What autograd holds in place of a tensor of a compiled graph, at first the tensor itself.
+    """Saved in place of a tensor of a compiled graph, until the next saved tensor decides whether to compress it.
 
     Attributes:
-        x: the tensor, None when it has been decided what is held.
-        held: what is.
+        x: the tensor; None after the decision.
+        saved: the tensor as it is saved, at first exactly.
     """
 
     x: Tensor | None
-    held: "_Kept | _View | _Copy"
+    saved: "_Exact | _View | _Copy"
 
     def tensor(self) -> Tensor:
         """Return the tensor."""
-        return self.held.tensor()
+        return self.saved.tensor()
 
 
 @dataclass(frozen=True, eq=False)
 class _Store:
-    """What the hooks of one context share.
+    """State shared by the hooks of one context.
 
     Attributes:
-        kept: identities of storages to be left alone.
-        running: the torch function that runs.
-        entries: identity of a storage → what has been compressed of it, as long as a graph holds that.
-        compiled: shapes that compiled graphs have saved.
+        kept: identities of storages to save exactly.
+        running: the torch function that is running.
+        entries: identity of a storage → its compressed blocks, as long as a graph refers to them.
+        compiled: shapes saved by compiled graphs.
     """
 
     quantizer: Quantizer
@@ -323,7 +324,7 @@ class _Store:
     compiled: set[torch.Size] = field(default_factory=set)
 
     def pack(self, x: Tensor) -> Any:
-        """Return what autograd shall keep of `x`."""
+        """Return the object that autograd saves for `x`."""
         self.decide(x)
         saver = _python_saver()
         compiled = saver == _COMPILED
@@ -331,31 +332,31 @@ class _Store:
             self.running.codes = x.numel() if compiled and x.dtype == torch.uint8 else self.running.codes
             return x
         if _stays(x) or x.untyped_storage()._cdata in self.kept or self._is_exact(x, saver):
-            return _Kept.of(x)
+            return _Exact.of(x)
         if compiled:
-            self.running.undecided = _Undecided(x, _Kept.of(x))
+            self.running.undecided = _Undecided(x, _Exact.of(x))
             return self.running.undecided
         return self._packed(x)
 
     def decide(self, following: Tensor | None) -> None:
-        """Compress what a compiled graph has saved last, unless by `following`, saved next, it enters a softmax."""
+        """Compress the last tensor of a compiled graph unless `following`, saved next, shows that a softmax uses it."""
         undecided, self.running.undecided = self.running.undecided, None
         if undecided is not None and undecided.x is not None:
             if following is None or not _enters_softmax(undecided.x, following):
-                undecided.held = self._packed(undecided.x)
+                undecided.saved = self._packed(undecided.x)
             undecided.x = None
 
-    def _packed(self, x: Tensor) -> _Kept | _View | _Copy:
+    def _packed(self, x: Tensor) -> _Exact | _View | _Copy:
         storage = StorageWeakRef(x.untyped_storage())
         entry = self._entry_with(x, storage.cdata)
         if entry is None:
             core = _without_repeats(x)
             small = x.numel() < self.smallest or (core.dim() > 1 and 1 in (core.shape[-1], x.shape[-1]))
             if small or _overlaps(core):
-                return _Kept.of(x)
+                return _Exact.of(x)
             compressed = self._compressed(core)
             if compressed is None or compressed.nbytes >= core.numel() * core.element_size():
-                return _Kept.of(x)
+                return _Exact.of(x)
             if core.numel() < x.numel() or as_dense(core) is not core:
                 return _Copy(compressed, x.shape, core.stride())
             start = int(x.storage_offset())
@@ -364,7 +365,7 @@ class _Store:
         return _View(entry, x.shape, x.stride(), int(x.storage_offset()) - entry.start)
 
     def _is_exact(self, x: Tensor, saver: str) -> bool:
-        """Tell whether `x` must not be rounded, by its history and by who saves it."""
+        """Return whether `x` must not be rounded, by its history and by the function that saves it."""
         if saver in _CHECKPOINTS:
             return True
         if saver == _COMPILED:
@@ -381,11 +382,11 @@ class _Store:
             len(other) == len(shape) + 1 and any(other[:i] + other[i + 1 :] == shape for i in range(len(other)))
             for other in shapes
         )
-        of_codes = 2 * x.numel() <= self.running.codes  # what they mean, of ops such as fewbit's
+        of_codes = 2 * x.numel() <= self.running.codes  # parameters of codes, saved by ops such as fewbit's
         return statistic or of_codes or _of_queries_and_keys(shape, shapes) or _are_log_probabilities(x)
 
     def _compressed(self, x: Tensor) -> Compressed | None:
-        """Return `x` compressed, None if that would spoil it."""
+        """Return `x` compressed, or None if it is not finite or, from dropout, has no exact form in bits."""
         with torch.no_grad():
             if x.grad_fn is None and _may_be_dropouts(self.running.name, x):
                 return _Bits.of(x)
@@ -416,7 +417,7 @@ def _unpack(kept: Any) -> Tensor:
 
 
 def is_plain(x: Tensor) -> bool:
-    """Tell whether `x` is memory that a quantizer takes."""
+    """Return whether `x` is memory that a quantizer accepts."""
     known = type(x) in (Tensor, nn.Parameter) or is_abstract(x)
     return (
         known
@@ -428,7 +429,7 @@ def is_plain(x: Tensor) -> bool:
 
 
 def _stays(x: Tensor) -> bool:
-    """Tell whether `x` is a parameter or leaf, or its values in another shape or dtype."""
+    """Return whether `x` is a parameter or leaf, or its values in another shape or dtype."""
     if any(isinstance(t, nn.Parameter) or (t.is_leaf and t.requires_grad) for t in (x, x._base) if t is not None):
         return True
     node = _origin(x)
@@ -436,7 +437,7 @@ def _stays(x: Tensor) -> bool:
 
 
 def _origin(x: Tensor) -> Any:
-    """Return the node of the graph that computed the values of `x`; None if `x` has no history."""
+    """Return the graph node that computed the values of `x`; None if `x` has no history."""
     node = x.grad_fn
     while node is not None and node.name() in _SAME_VALUES and node.next_functions:
         node = node.next_functions[0][0]
@@ -446,11 +447,11 @@ def _origin(x: Tensor) -> Any:
 _APPLY = torch.autograd.Function.apply.__func__.__code__  # pyright: ignore[reportFunctionMemberAccess]
 _HOOKS = ("torch._dynamo", f"{__package__}.memory", __name__)  # modules through which a hook is called
 _COMPILED = "CompiledFunction"
-_CHECKPOINTS = ("CheckpointFunction", "_NoopSaveInputs", "torch.utils.checkpoint")  # save what they start again from
+_CHECKPOINTS = ("CheckpointFunction", "_NoopSaveInputs", "torch.utils.checkpoint")  # save inputs to recompute from
 
 
 def _python_saver() -> str:
-    """Return the name of the autograd.Function, or the module of torch, whose Python saves; "" for others."""
+    """Return the name of the autograd.Function, or the module of torch, whose Python code saves; "" for others."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_HOOKS):
         frame = frame.f_back
@@ -463,7 +464,7 @@ def _python_saver() -> str:
 
 
 def _of_queries_and_keys(shape: torch.Size, shapes: Iterable[torch.Size]) -> bool:
-    """Tell whether a tensor of this shape is a matrix of queries × keys, of which others are queries and keys."""
+    """Return whether `shape` is a matrix of queries × keys, given the `shapes` of queries and keys."""
     if len(shape) < 3:
         return False
     L, S = shape[-2:]
@@ -473,10 +474,10 @@ def _of_queries_and_keys(shape: torch.Size, shapes: Iterable[torch.Size]) -> boo
 
 
 def _enters_softmax(x: Tensor, y: Tensor) -> bool:
-    """Tell whether `x` may be the operand of a compiled softmax, of which `y` then are the rows' maxima.
+    """Return whether `x` may be the operand of a compiled softmax, and `y` the maxima of its rows.
 
-    Not the maxima of `x` itself, which may still be scaled. So it is whatever has a number for each row, unless that is
-    the row's mean or 1/deviation (one row is looked at): of what a normalisation saves.
+    `y` need not be the maxima of `x` itself, which may still be scaled. So any number for each row counts, unless it is
+    the row's mean or 1/deviation, which a normalisation saves (one row is checked).
     """
     if x.dim() < 2 or y.shape != (*x.shape[:-1], 1) or y.device != x.device or not is_plain(y) or is_abstract(x):
         return False
@@ -486,7 +487,7 @@ def _enters_softmax(x: Tensor, y: Tensor) -> bool:
 
 
 def _are_log_probabilities(x: Tensor) -> bool:
-    """Tell whether the rows of `x` are logarithms of numbers that sum to one; looks at one."""
+    """Return whether the rows of `x` are logarithms of numbers that sum to one; checks one row."""
     if x.dim() < 2 or x.shape[-1] < 2 or is_abstract(x):
         return False
     row = x[(0,) * (x.dim() - 1)].double()
@@ -494,12 +495,12 @@ def _are_log_probabilities(x: Tensor) -> bool:
 
 
 def _may_be_dropouts(function: str, x: Tensor) -> bool:
-    """Tell whether `x`, which has no history, may be noise of dropout: 0 or one number, in floats on the CPU."""
+    """Return whether `x`, without history, may be dropout noise: 0 or one other number, in floats on the CPU."""
     return x.device.type == "cpu" and ("dropout" in function or function in _DROPOUTS)
 
 
 def _is_finite(compressed: Compressed, x: Tensor) -> bool:
-    """Tell whether all of `x` is finite, as far as it has values; `PerGroup`'s minima are NaN where it is not."""
+    """Return whether all of `x` is finite or has no values; `PerGroup`'s minima are NaN where it is not finite."""
     if is_abstract(x):
         return True
     minimum = getattr(compressed, "minimum", None)
@@ -511,12 +512,12 @@ def _is_finite(compressed: Compressed, x: Tensor) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Bits:
-    """A tensor of zeros and one other number, exact in one bit per element.
+    """A tensor of zeros and one other number, saved exactly in one bit per element.
 
     Attributes:
-        form: of the tensor.
-        bits: packed, where the other number is.
-        value: the number, of one element.
+        form: shape, layout and dtype of the tensor.
+        bits: packed bits, 1 at the other number.
+        value: the other number, of one element.
     """
 
     form: TensorSpec
@@ -525,7 +526,7 @@ class _Bits:
 
     @classmethod
     def of(cls, x: Tensor) -> "_Bits | None":
-        """Return the bits of `x`, None if it is no such tensor."""
+        """Return the bits of `x`, or None if it has more than one number besides 0."""
         if is_abstract(x):
             return None
         x = as_dense(x)
@@ -536,7 +537,7 @@ class _Bits:
 
     @property
     def nbytes(self) -> int:
-        """Bytes kept."""
+        """Bytes saved."""
         return self.bits.numel() + self.value.element_size()
 
     def decompress(self) -> Tensor:
@@ -545,7 +546,7 @@ class _Bits:
 
 
 def _without_repeats(x: Tensor) -> Tensor:
-    """Return `x` with each dimension in which it repeats itself cut to one."""
+    """Return `x` with every expanded dimension reduced to size 1."""
     for dim, (size, stride) in enumerate(zip(x.shape, x.stride(), strict=True)):
         if stride == 0 and size > 1:
             x = x.narrow(dim, 0, 1)
@@ -553,7 +554,7 @@ def _without_repeats(x: Tensor) -> Tensor:
 
 
 def _overlaps(x: Tensor) -> bool:
-    """Tell whether two elements of `x` may be one in memory."""
+    """Return whether two elements of `x` may share memory."""
     reach = 0
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
         if size > 1:

@@ -1,4 +1,4 @@
-"""What the few-bit activation modules share."""
+"""Base class of the few-bit activation modules."""
 
 from typing import Any, ClassVar, Literal
 
@@ -12,12 +12,12 @@ from ..tensors.table_registry import register_table, register_unpickled
 from .dispatch import apply, key_for, number
 from .table_lookup import resolve_table
 
-# torch.fx, which cannot follow what depends on values, keeps this call whole.
+# torch.fx cannot trace control flow that depends on values, so it records this call as one node.
 fx.wrap("apply")
 
 
 class FewBitActivation(nn.Module):
-    """What the few-bit activations share: torch's function, its parameters, a table.
+    """Base class of the few-bit activations: torch's function, its parameters and a table.
 
     Attributes:
         inplace: whether the input is overwritten.
@@ -53,26 +53,26 @@ class FewBitActivation(nn.Module):
 
     @property
     def bits(self) -> int:
-        """Bits kept for each element; fewer than asked for where fewer hold the derivative exactly."""
+        """Bits saved for each element; fewer than requested if fewer represent the derivative exactly."""
         return self.table.bits
 
     @property
     def activation(self) -> str:
-        """What the compiler calls the function, whatever table is used for it: ``softplus(beta=2)``.
+        """The compiler's name of the function, whatever table is used for it: ``softplus(beta=2)``.
 
-        A callable, which the compiler knows by no name, is ``callable:NAME`` and a number.
+        For a callable, which the compiler does not name, ``callable:NAME`` and a number.
         """
         return forward_of(self._function).activation_name(self._function, self._parameters_of_function)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return f(input); keeps ⌈n/8⌉·bits bytes if a gradient will be asked for."""
+        """Return f(input); saves ⌈n/8⌉·bits bytes if a gradient is required."""
         parameters = self._parameters_of_function
         key = self._key if self._one_table else key_for(input.dtype, self._function, parameters)
         return apply(input, self._function, parameters, key, self.inplace)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._key = register_unpickled(self)  # another process may read this module
+        self._key = register_unpickled(self)  # the module may be unpickled in another process
         parameters = vars(self).get("_parameters_of_function")
         if not isinstance(parameters, tuple) or not all(isinstance(value, int | float) for value in parameters):
             raise FewbitError(f"a pickled {type(self).__name__} holds numbers as parameters, not {shown(parameters)}")

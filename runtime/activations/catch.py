@@ -1,10 +1,11 @@
-"""`with few_bit(bits=3): …` makes few-bit activations of torch's functions in any code, without touching a model.
+"""`with few_bit(bits=3): …` replaces torch's activation functions in any code, without changing the model.
 
     with fewbit.few_bit(bits=3):
         loss = model(x).sum()
         loss.backward()
 
-Calls of `torch.nn.functional`, `torch` and tensor methods are caught by a `TorchFunctionMode`; all else runs as ever.
+A `TorchFunctionMode` catches calls of `torch.nn.functional`, `torch` and tensor methods; everything else runs
+unchanged.
 """
 
 import math
@@ -33,7 +34,7 @@ __all__ = ["few_bit"]
 
 Function = Callable[..., Any]
 
-# Function of torch -> the name of what takes its place in fewbit.functional, with the same arguments, and whether the
+# Function of torch -> the name of its replacement in fewbit.functional, with the same arguments, and whether the
 # function overwrites its input.
 CAUGHT: dict[Function, tuple[str, bool]] = {
     torch_function(function): (row.name, inplace)
@@ -49,7 +50,7 @@ _NAMES = tuple(row.name for row in ROWS if row.in_torch)
 
 
 class _Decision(threading.local):
-    """Whether an inner block has left the call that is running to torch: the outer ones then leave it too."""
+    """Whether an inner block has left the running call to torch, so that the outer blocks leave it too."""
 
     made = False
 
@@ -58,28 +59,27 @@ _decision = _Decision()
 
 
 class few_bit(TorchFunctionMode):
-    """Within this block torch's activation functions are few-bit activations, in any code.
+    """Replace torch's activation functions by few-bit activations within this block, in any code.
 
     Caught are relu, relu6, gelu, silu, mish, sigmoid, tanh, softplus, elu, selu, celu, leaky_relu, hardtanh,
     hardsigmoid, hardswish, hardshrink, softshrink, tanhshrink, softsign, logsigmoid and threshold, whether called from
     `torch.nn.functional`, from `torch`, as a method or in place; so are torch's modules, which call them. The sigmoid
-    and tanh that gate a cell written in Python are caught too: `exclude=("sigmoid", "tanh")` leaves them. Left to torch
-    are calls that ask for no gradient, that have `out=`, sigmoid_ and tanh_ (which keep their output alone), tensors of
-    other dtypes and of subclasses, and what torch computes in one piece, such as an LSTM.
+    and tanh that gate a cell written in Python are caught too: `exclude=("sigmoid", "tanh")` leaves them. Not caught
+    are calls that need no gradient or have `out=`, sigmoid_ and tanh_ (which save only their output), tensors of other
+    dtypes and of subclasses, and fused functions of torch, such as an LSTM.
 
-    The block holds for the thread that enters it; of nested blocks the innermost decides alone. A backward pass may
-    come after it. `torch.utils.checkpoint`, which calls functions again in the backward pass, does so outside of any
-    block: put the block inside the function that is checkpointed, or give
-    ``context_fn=lambda: (contextlib.nullcontext(), few_bit(bits=3))``.
+    The block applies to the thread that enters it; of nested blocks only the innermost applies. The backward pass may
+    come after the block. `torch.utils.checkpoint` recomputes in the backward pass, outside of any block: put the block
+    inside the checkpointed function, or give ``context_fn=lambda: (contextlib.nullcontext(), few_bit(bits=3))``.
 
     Args:
         bits: 1 to 8.
         only: names of the functions to catch; all if None.
         exclude: names of functions to leave to torch.
-        tables: activation (``gelu``, ``softplus``, ``softplus(beta=2)``) -> the table to use, or its file.
+        tables: activation (``gelu``, ``softplus``, ``softplus(beta=2)``) -> its table, or the file of a table.
 
     Raises:
-        FewbitError: an argument is none of these.
+        FewbitError: an argument is not one of the values above.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class few_bit(TorchFunctionMode):
     def __torch_function__(
         self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Return what `func` returns, or its few-bit form; torch calls this with the mode itself switched off."""
+        """Return the result of `func`, or of its few-bit form; torch calls this with the mode itself switched off."""
         kwargs = kwargs or {}
         name, inplace = CAUGHT.get(func, (None, False))
         if name is None or _decision.made or not _fits(args, kwargs):
@@ -112,7 +112,7 @@ class few_bit(TorchFunctionMode):
         return getattr(functional, name)(*args, **kwargs, **self._choice(name, args, kwargs))
 
     def _choice(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the keyword that says how exact: the table for this activation, or else the bits."""
+        """Return the keyword argument for the precision: the table for this activation, else the bits."""
         if self._tables:
             key = key_for_activation(self._tables, _activation(name, args, kwargs)) or key_for_activation(
                 self._tables, name
@@ -126,7 +126,7 @@ class few_bit(TorchFunctionMode):
 
 
 def _left_to_torch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return what `func` returns, and let no outer block catch it."""
+    """Return the result of `func`, not caught by any outer block either."""
     _decision.made = True
     try:
         return func(*args, **kwargs)
@@ -135,7 +135,7 @@ def _left_to_torch(func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _fits(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether this call of an activation function is one that few bits can stand for."""
+    """Return whether a few-bit activation can replace this call."""
     x: Any
     x, *others = args or (kwargs.get("input"),)
     return (
@@ -150,7 +150,7 @@ def _fits(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _activation(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Return what the compiler calls this call of the function `name`."""
+    """Return the compiler's name of this call of the function `name`."""
     if name == "gelu":
         return gelu_function(args[1] if len(args) > 1 else kwargs.get("approximate", "none"))
     forward = forward_of(name)
@@ -160,7 +160,7 @@ def _activation(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str
 
 
 def _names(argument: str, names: Iterable[str]) -> frozenset[str]:
-    """Return `names` as they stand in fewbit.functional; raises `FewbitError` for one that is not caught."""
+    """Return `names` as spelled in fewbit.functional; raise `FewbitError` for one that is not caught."""
     names = [names] if isinstance(names, str) else list(names)
     return frozenset(_name(argument, name) for name in names)
 

@@ -1,4 +1,4 @@
-"""What every few-bit activation calls: its number arguments checked, its table found, f(x) computed and codes kept."""
+"""Shared path of every few-bit activation: check its arguments, look up its table, compute f(x) and save codes."""
 
 import math
 from typing import Any
@@ -24,7 +24,7 @@ _NUMBERS = (int, float, np.integer, np.floating)  # a tuple: torch 2.6's compile
 
 
 def number(name: str, value: object, infinite: bool = False) -> float:
-    """Return the argument `name` as a float; raises `FewbitError` if it is no number, NaN, or may not be infinite."""
+    """Return the argument `name` as a float; raise `FewbitError` if it is not a number, is NaN, or must be finite."""
     if isinstance(value, bool) or not isinstance(value, _NUMBERS):
         raise FewbitError(f"{name} must be a number, not {shown(value)}")
     if not math.isfinite(value) and not (infinite and math.isinf(value)):
@@ -41,23 +41,24 @@ def key_for(
     bits: int | None = None,
     table: Table | None = None,
 ) -> str:
-    """Return the key of the table for x of `dtype`, where f' jumps at parameters that torch rounds before comparing."""
+    """Return the key of the table for x of `dtype`; torch rounds parameters at which f' jumps before comparing."""
     if table is None:
         parameters = forward_of(function).as_compared(parameters, dtype)
     return resolve_key(function, parameters, bits, table)
 
 
 def apply(x: Tensor, function: str, parameters: tuple[float, ...], key: str, inplace: bool = False) -> Tensor:
-    """Return f(x), keeping packed codes if a gradient will be asked for.
+    """Return f(x), and save packed codes if a gradient is required.
 
     Args:
-        x: any shape and layout; float64, float32, float16 or bfloat16 where a gradient is asked for.
+        x: any shape and layout; float64, float32, float16 or bfloat16 if a gradient is required.
         function: a name in `FORWARDS`; `parameters` are the values of its parameters.
         key: of a registered table.
-        inplace: overwrite `x` with f(x) and return it, where torch has that.
+        inplace: overwrite `x` with f(x) and return it, if torch has an in-place form.
 
     Raises:
-        TypeError: a gradient is asked for and the dtype is none of those; integers that torch's function does not take.
+        TypeError: a gradient is required and the dtype is not a floating-point one listed above; integers that torch's
+            function does not accept.
     """
     overwrite = forward_of(function).inplace if inplace else None
     if not keeps(x):
@@ -67,8 +68,8 @@ def apply(x: Tensor, function: str, parameters: tuple[float, ...], key: str, inp
         y = transforms.activation(x, function, parameters, key)
         return y if overwrite is None else x.copy_(y)
     if torch.compiler.is_compiling():
-        # The compiler keeps the order of strides, which says nothing about an expanded tensor. It decides about memory
-        # too; what it saves for the backward pass is what the op returns.
+        # The compiler preserves the order of strides, which is undefined for an expanded tensor. It also plans memory;
+        # it saves for the backward pass what the op returns.
         source = x.clone() if 0 in x.stride() else x
         y = ops.activation(source, function, parameters, key)[0]
         return y if overwrite is None else x.copy_(y)
@@ -79,17 +80,17 @@ def apply(x: Tensor, function: str, parameters: tuple[float, ...], key: str, inp
     check_dtype(x, function)
     if x._base is not None and x._base.is_leaf and x._base.requires_grad:  # torch 2.6 lets a custom function do it
         raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")
-    _Inplace.apply(x, key)  # first the graph: what torch refuses to overwrite is refused before it is
+    _Inplace.apply(x, key)  # the graph first: torch then refuses before x is overwritten
     with torch.no_grad():
         overwrite(x, *parameters)
-    # Of a view torch makes the graph anew after each write, when it is first asked for; register_hook, which FSDP
-    # calls, does not ask and crashes (torch 2.6 to 2.13).
+    # Torch rebuilds the graph of a view after each write, when grad_fn is first read; register_hook, which FSDP calls,
+    # does not read it and crashes (torch 2.6 to 2.13).
     _ = x.grad_fn
     return x
 
 
 class _Inplace(torch.autograd.Function):
-    """The graph of f(x) written over x: takes the codes; the writing comes after it."""
+    """Graph of f(x) written over x: encodes x; the caller overwrites it afterwards."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, key: str) -> Tensor:

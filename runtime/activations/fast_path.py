@@ -1,15 +1,15 @@
-"""Few-bit activations of plain tensors on the CPU, run at once: the short way that training takes.
+"""Few-bit activations of plain tensors on the CPU, without the dispatcher: the path of training in eager mode.
 
-Through the ops of ops.py a call goes from Python to torch's dispatcher, from there to Python for autograd, to the
-dispatcher again and to Python once more for the kernels, and back the same way: that costs some 35 microseconds more
-than torch's own module, forward and backward together, whatever the tensor's size. Compilers, transforms, modes and
-subclasses of tensors need those stations, and a plain tensor does not. What this way costs more than torch's
-(1,000 elements, one core of an AMD EPYC of 2024, microseconds):
+An op of ops.py goes from Python to torch's dispatcher, to Python for autograd, to the dispatcher again and to Python
+once more for the kernels, and back the same way: that costs some 35 microseconds more than torch's own module, forward
+and backward together, whatever the tensor's size. Compilers, transforms, modes and tensor subclasses need those steps,
+a plain tensor does not. The remaining overhead over torch's module (1,000 elements, one core of an AMD EPYC of 2024,
+microseconds):
 
-    encode: the tables found, a tensor for the codes made, the kernel called and run       3
-    multiply: the same, less what torch's own backward takes                               3
+    encode: tables looked up, codes allocated, the kernel called and run                   3
+    multiply: the same, less torch's own backward                                          3
     torch.autograd.Function: its context and node, two calls from C++ to Python            5
-    the module and this page: Python                                                       3
+    the module and this file: Python                                                       3
 """
 
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ from ..tensors.layout import with_stride
 
 
 def serves(x: Tensor) -> bool:
-    """Return whether nobody but autograd need know what is done with `x`, a plain tensor on the CPU.
+    """Return whether `x` is a plain CPU tensor, whose operations only autograd needs to see.
 
-    Its dispatch keys say that it is no fake, batched, sparse, quantised or negated one.
+    Its dispatch keys exclude fake, batched, sparse, quantized and negated tensors.
     """
     return (
         not torch.compiler.is_compiling()
@@ -47,16 +47,16 @@ def _plain_keys() -> int:
 
 
 def activation(x: Tensor, function: str, parameters: Sequence[float], key: str) -> Tensor:
-    """Return f(x), keeping packed codes: as `ops.activation`, of an `x` that this page serves."""
+    """Return f(x) and save packed codes, as `ops.activation` does, for an `x` that `serves` accepts."""
     return fewbit_activation.apply(x, function, parameters, key)
 
 
 class fewbit_activation(torch.autograd.Function):
-    """x -> f(x); called as the op is, for a graph shows the name."""
+    """x -> f(x); named like the op, because graphs show the name."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: str, parameters: Sequence[float], key: str) -> Tensor:
-        """Return f(x), keep its codes."""
+        """Return f(x) and save its codes."""
         check_dtype(x, function)
         y, packed = cpu.activation(x, function, parameters, key)
         ctx.save_for_backward(packed)

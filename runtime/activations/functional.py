@@ -1,19 +1,19 @@
 """The activations of `torch.nn.functional`, with torch's names and arguments plus `bits` and `table`.
 
-Forward they are torch's own functions, bit for bit. For the backward pass they keep ⌈n/8⌉·bits bytes instead of x, and
-the gradient is multiplied by the table's level instead of f'(x) (Few-bit Backward, Listing 1). Where no gradient is
-asked for, they are torch's functions and keep nothing. First derivatives by torch.func (grad, vjp, vmap, jacrev) work
-like backward; second ones, and forward mode where a gradient is recorded as well, are refused.
+The forward pass is torch's own functions, bit for bit. For the backward pass they save ⌈n/8⌉·bits bytes instead of x,
+and multiply the gradient by the table's level instead of f'(x) (Few-bit Backward, Listing 1). If no gradient is
+required, nothing is saved. First derivatives by torch.func (grad, vjp, vmap, jacrev) work like backward; second ones,
+and forward mode while a gradient is recorded, are refused.
 
 Where f' takes two values (relu, relu6, leaky_relu, hardtanh, hardsigmoid, hardshrink, softshrink, threshold) one bit
-holds it exactly, whatever `bits` allows: the gradient is torch's own, at the kinks too. (Of hardsigmoid in float64 it
-is grad/6, where torch multiplies by 1/6 rounded to float32.)
+represents it exactly, whatever `bits` allows: the gradient is torch's own, at the kinks too. (For hardsigmoid in
+float64 it is grad/6, where torch multiplies by 1/6 rounded to float32.)
 
-swiglu, geglu, reglu and glu are act(gate) · up of two tensors: see glu/.
+swiglu, geglu, reglu and glu are act(gate) · up of two tensors: see gated.py.
 
-All take float64, float32, float16 or bfloat16 of any shape and layout, and raise `FewbitError` for wrong arguments.
+All accept float64, float32, float16 or bfloat16 of any shape and layout, and raise `FewbitError` for wrong arguments.
 
-All but gelu are made from the rows of backends/activation_spec.py; functional.pyi shows their signatures.
+All but gelu are generated from the rows of backends/activation_spec.py; functional.pyi shows their signatures.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from torch import Tensor
 from ...tables import Table
 from ..backends.activation_spec import ROW_OF_MODULE
 from ..backends.torch_functions import gelu_function
-from .dispatch import apply, keeps, key_for, number, resolve_key  # noqa: F401 (what is made of a row calls `number`)
+from .dispatch import apply, keeps, key_for, number, resolve_key  # noqa: F401 (generated functions call `number`)
 from .gated import geglu, glu, reglu, swiglu
 from .generate import define, function_source
 from .user_functions import Custom, custom, solve_custom
@@ -35,13 +35,13 @@ __all__ += [row.name for row in ROW_OF_MODULE.values()]  # pyright: ignore[repor
 
 
 def gelu(input: Tensor, approximate: str = "none", *, bits: int | None = None, table: Table | None = None) -> Tensor:
-    """`torch.nn.functional.gelu` with `bits` bits kept; ``approximate="tanh"`` has its own table."""
+    """`torch.nn.functional.gelu` with `bits` bits saved; ``approximate="tanh"`` has its own table."""
     function = gelu_function(approximate)
     return apply(input, function, (), resolve_key(function, (), bits, table))
 
 
 for _row in ROW_OF_MODULE.values():
-    if _row.name != "gelu":  # whose argument is no number
+    if _row.name != "gelu":  # its `approximate` argument is not a number
         define(_row.name, function_source(_row), globals())
 
 
@@ -53,10 +53,10 @@ def activation(
     table: Table | None = None,
     kinks: Sequence[float] = (),
 ) -> Tensor:
-    """Return f(input) of any pointwise activation, an expression in x or a callable, with `bits` bits kept.
+    """Return f(input) of any pointwise activation, an expression in x or a callable, with `bits` bits saved.
 
-    See `fewbit.FewBit` for the arguments. What a callable is given for the first time costs the solution of its table,
-    so give the same object at every call: a lambda written in a `forward` is a new one each time.
+    See `fewbit.FewBit` for the arguments. The first call with a callable solves its table, so pass the same object
+    every time: a lambda written in a `forward` is a new one each time.
     """
     name, parameters, key = _custom_for(input.dtype, function, bits, table, tuple(kinks))
     if not isinstance(function, str) and not keeps(input):

@@ -1,13 +1,13 @@
-"""act(gate) · up with a few bits kept: swiglu, geglu, reglu, glu (Shazeer, "GLU Variants Improve Transformer", 2020).
+"""act(gate) · up with a few bits saved: swiglu, geglu, reglu, glu (Shazeer, "GLU Variants Improve Transformer", 2020).
 
-Forward they are torch's own operations, bit for bit. Of the whole block down(act(gate(x)) · up(x)) eager PyTorch keeps
-gate, act(gate), up and h for the backward pass, four tensors of tokens × intermediate. The gradients need of them
+The forward pass is torch's own operations, bit for bit. For the whole block down(act(gate(x)) · up(x)) eager PyTorch
+saves gate, act(gate), up and h for the backward pass, four tensors of tokens × intermediate. The gradients are
 
     d_gate = grad · up · act'(gate)        d_up = grad · act(gate)        d_down = grad_outputᵀ · h,  h = act(gate) · up
 
-and that is kept in few bits: the code of act'(gate) in a table of this project, and copies of up and act(gate) by the
-per-group quantizer, whose stochastic rounding is unbiased. The two copies are rounded independently, so their product
-is an unbiased h too. How many bytes that is, and how exact the gradients are: tensors/glu_parts.py.
+and their factors are saved in few bits: the code of act'(gate) in a table of this project, and copies of up and
+act(gate) by the per-group quantizer, whose stochastic rounding is unbiased. The two copies are rounded independently,
+so their product is an unbiased h too. For the sizes and errors see tensors/glu_parts.py.
 """
 
 from typing import Any
@@ -46,14 +46,14 @@ def swiglu(
         gate, up: of one shape, dtype and device; float64, float32, float16 or bfloat16, any layout.
         bits: of the code of act'(gate), 1 to 8; 3 if neither this nor `table` is given.
         copy_bits: of the copies of up and act(gate), 1 to 8; or of each, (up, act(gate)). 32 bits for every 256
-            elements come on top.
-        keep: ``parts`` as above; ``inputs``, copies of up and gate alone, from which the rest is computed; ``exact``,
-            gate and up as they are, for torch's own gradients.
+            elements are added.
+        keep: what to save: ``parts`` as above; ``inputs``, copies of up and gate, from which the rest is recomputed;
+            ``exact``, gate and up unchanged, for torch's own gradients.
         table: of act', used as it is.
 
     Raises:
-        FewbitError: an argument is none of these.
-        TypeError: a gradient is asked for and the dtype is none of those.
+        FewbitError: an argument is not one of the values above.
+        TypeError: a gradient is required and the dtype is not a floating-point one listed above.
     """
     return _apply(gate, up, "silu", bits, copy_bits, keep, table)
 
@@ -81,7 +81,7 @@ def reglu(
     keep: Keep = "parts",
     table: Table | None = None,
 ) -> Tensor:
-    """Return relu(gate) · up: see `swiglu`. One bit holds relu' exactly."""
+    """Return relu(gate) · up: see `swiglu`. One bit represents relu' exactly."""
     return _apply(gate, up, "relu", bits, copy_bits, keep, table)
 
 
@@ -116,7 +116,7 @@ def plan_of(
     """Return the plan for act of `parameters`; the arguments are those of `swiglu`.
 
     Raises:
-        FewbitError: an argument is wrong, or `keep` does not take the function.
+        FewbitError: an argument is wrong, or `keep` does not support the function.
     """
     up_bits, second_bits = check_copy_bits(copy_bits)
     if check_keep(keep) != "parts":
@@ -126,9 +126,9 @@ def plan_of(
 
 
 def apply(gate: Tensor, up: Tensor, plan: GLUPlan) -> Tensor:
-    """Return act(gate) · up, keeping what `plan` says for the gradients that will be asked for."""
+    """Return act(gate) · up, and save what `plan` specifies for the required gradients."""
     check_pair(gate, up)
-    if not (keeps(gate) or keeps(up)) or transforms.are_active():  # torch.func: torch's own, which knows all transforms
+    if not (keeps(gate) or keeps(up)) or transforms.are_active():  # torch's own, which supports all transforms
         return checked(plan.function, gate, product, gate, up, plan.function, plan.parameters)[1]
     check_dtype(gate, plan.function)
     return fewbit_glu.apply(gate, up, plan, False)[0]

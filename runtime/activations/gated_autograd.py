@@ -1,7 +1,7 @@
-"""Forward and backward of a gated linear unit as autograd sees it: `keep` makes the parts, `gradients` reads them.
+"""Forward and backward of a gated linear unit for autograd: `keep` makes the saved parts, `gradients` reads them.
 
-Both are used by the function alone (functional.py) and by the whole block (block.py). They are plain functions of
-tensors and constants, so that torch.compile traces them.
+Used by the functions (gated.py) and by the whole block (layers/gated_mlp.py). They are plain functions of tensors and
+constants, so that torch.compile traces them.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from ..tensors.glu_parts import GLUPlan, Wanted
 
 
 def keep(gate: Tensor, up: Tensor, plan: GLUPlan, wanted: Wanted) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return h = act(gate) · up and what its backward pass needs for the results that are wanted."""
+    """Return h = act(gate) · up and the parts that its backward pass needs for the wanted results."""
     has_code, has_up, has_second = wanted.kept(plan.keep)
     if plan.keep == "exact":
         h = product(gate, up, plan.function, plan.parameters)[1]
@@ -32,13 +32,13 @@ def keep(gate: Tensor, up: Tensor, plan: GLUPlan, wanted: Wanted) -> tuple[Tenso
 def gradients(
     grad: Tensor, parts: tuple[Tensor, ...], plan: GLUPlan, kept_for: Wanted, wanted: Wanted
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return d_gate, d_up and h; those that are not wanted have no elements.
+    """Return d_gate, d_up and h; results that are not wanted have no elements.
 
     Args:
-        grad: of h. Where h alone is wanted, any tensor of its shape and dtype.
+        grad: of h. If only h is wanted, any tensor of its shape and dtype.
         parts: from `keep`.
-        plan, kept_for: what `keep` was given.
-        wanted: no more than `kept_for`.
+        plan, kept_for: arguments of `keep`.
+        wanted: a subset of `kept_for`.
     """
     if plan.keep == "exact":
         return _exact(grad, parts, plan, kept_for, wanted)
@@ -53,7 +53,7 @@ def _constants(plan: GLUPlan, has_code: bool, has_up: bool, has_second: bool) ->
 def _exact(
     grad: Tensor, parts: tuple[Tensor, ...], plan: GLUPlan, kept_for: Wanted, wanted: Wanted
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The operations of torch's own backward pass, act(gate) computed again."""
+    """Run the operations of torch's own backward pass, with act(gate) recomputed."""
     if kept_for.h_alone:
         return grad.new_empty(0), grad.new_empty(0), parts[0]
     kept = kept_for.kept(plan.keep)
@@ -70,11 +70,11 @@ def _exact(
 
 
 class fewbit_glu(torch.autograd.Function):
-    """gate, up -> h; a graph shows the name. Returns the parts too, for whoever rebuilds h."""
+    """gate, up -> h; a graph shows the name. Also returns the parts, for callers that rebuild h."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, plan: GLUPlan, rebuilds: bool) -> tuple[Tensor, ...]:
-        """Return h, and what is kept."""
+        """Return h, and the saved parts."""
         wanted = Wanted(ctx.needs_input_grad[0], ctx.needs_input_grad[1], rebuilds)
         h, parts = keep(gate, up, plan, wanted)
         ctx.save_for_backward(*parts)
@@ -87,7 +87,7 @@ class fewbit_glu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Return d_gate and d_up."""
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # there the compiler refuses
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # while compiling, the compiler refuses
             refuse()
         wanted = Wanted(ctx.needs_input_grad[0], ctx.needs_input_grad[1], False)
         d_gate, d_up, _ = gradients(grads[0], ctx.saved_tensors, ctx.plan, ctx.kept_for, wanted)

@@ -1,4 +1,4 @@
-"""Gated linear units as modules: act(gate) · up of two tensors, with a few bits kept."""
+"""Gated linear units as modules: act(gate) · up of two tensors, with a few bits saved."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ __all__ = ["GEGLU", "GLU", "ReGLU", "SwiGLU"]
 
 
 class GatedUnit(nn.Module):
-    """What the gated units share. No parameters, no buffers; the arguments are those of `functional.swiglu`.
+    """Base class of the gated units. No parameters, no buffers; the arguments are those of `functional.swiglu`.
 
     Attributes:
-        plan: what is kept.
+        plan: what to save.
     """
 
     def __init__(self, function: str, bits: int | None, copy_bits: CopyBits, keep: Keep, table: Table | None) -> None:
@@ -37,10 +37,10 @@ class GatedUnit(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        check_plan(self, register_unpickled(self))  # another process may read this module
+        check_plan(self, register_unpickled(self))  # the module may be unpickled in another process
 
     def extra_repr(self) -> str:
-        """Return what is kept."""
+        """Return the plan as text."""
         return plan_text(self.plan)
 
 
@@ -102,7 +102,7 @@ class GLU(GatedUnit):
 
 
 def check_plan(module: Any, key: str) -> None:
-    """Raise FewbitError unless the plan of an unpickled module is one, of the table `key`."""
+    """Raise FewbitError unless the plan of an unpickled module is a GLUPlan of the table `key`."""
     plan = vars(module).get("plan")
     if not isinstance(plan, GLUPlan) or plan.table != key:
         raise FewbitError(f"a pickled {type(module).__name__} holds the GLUPlan of its table, not {shown(plan)}")
@@ -113,7 +113,7 @@ def check_plan(module: Any, key: str) -> None:
 
 
 def plan_text(plan: GLUPlan) -> str:
-    """Return a plan as a `repr` shows it."""
+    """Return the text of a plan in a `repr`."""
     if plan.keep == "exact":
         return "keep='exact'"
     copies = plan.up_bits if plan.up_bits == plan.second_bits else (plan.up_bits, plan.second_bits)

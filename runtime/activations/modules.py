@@ -2,11 +2,11 @@
 
     fewbit.GELU(bits=3)      in place of      torch.nn.GELU()
 
-They have no parameters and no buffers, so a model's `state_dict` does not change. The arguments of the function belong
-to the table, so they can be read but not changed afterwards; `inplace` may be changed at any time.
+They have no parameters and no buffers, so a model's `state_dict` does not change. The function's arguments determine
+the table, so they are read-only; `inplace` may be changed at any time.
 
-Those that take nothing but numbers and `inplace` are made from the rows of backends/activation_spec.py; modules.pyi
-shows their signatures.
+Those with only numbers and `inplace` as arguments are generated from the rows of backends/activation_spec.py;
+modules.pyi shows their signatures.
 """
 
 import warnings
@@ -27,7 +27,7 @@ __all__ = ["FewBit", *ROW_OF_MODULE]  # pyright: ignore[reportUnsupportedDunderA
 
 
 class GELU(FewBitActivation):
-    """`torch.nn.GELU` with `bits` bits kept for each element."""
+    """`torch.nn.GELU` with `bits` bits saved for each element."""
 
     def __init__(self, approximate: str = "none", *, bits: int | None = None, table: Table | None = None) -> None:
         super().__init__(gelu_function(approximate), {}, False, bits, table)
@@ -75,32 +75,32 @@ class Hardtanh(FewBitActivation):
 
 
 for _module, _row in ROW_OF_MODULE.items():
-    if _module not in globals():  # GELU and Hardtanh stand above
+    if _module not in globals():  # GELU and Hardtanh are defined above
         define(_module, class_source(_row), globals())
 
 
 class FewBit(FewBitActivation):
-    """Any pointwise activation with `bits` bits kept for each element: an expression in x, or a callable.
+    """Any pointwise activation with `bits` bits saved for each element: an expression in x, or a callable.
 
         fewbit.FewBit("x*sigmoid(1.702*x)", bits=3)
         fewbit.FewBit(torch.sin, bits=4)
 
-    Forward an expression is computed by torch's operations, float16 and bfloat16 in float32 and rounded once; a
-    callable returns what it returns.
+    An expression is computed by torch's operations, for float16 and bfloat16 in float32 and rounded once; a callable's
+    output is returned as it is.
 
     Attributes:
-        function: the expression or callable; a callable that is a module is a submodule.
+        function: the expression or callable; a callable that is a module becomes a submodule.
 
     Args:
-        activation: an expression, a name that the compiler knows (``arctan``, ``softplus(beta=2)``), or an elementwise
+        activation: an expression, a name known to the compiler (``arctan``, ``softplus(beta=2)``), or an elementwise
             function of torch tensors, which torch differentiates once, in float64.
         bits: 1 to 8; 3 if neither this nor `table` is given.
-        table: used as it is, and nothing is solved.
-        kinks: points where f' jumps or bends, beside those that are known or found.
+        table: used as it is, without solving.
+        kinks: points where f' jumps or bends, in addition to known and detected ones.
 
     Raises:
-        FewbitError: an argument is wrong; the callable is not elementwise, writes into its input or holds parameters
-            that learn.
+        FewbitError: an argument is wrong; the callable is not elementwise, writes into its input or holds trainable
+            parameters.
     """
 
     function: str | Callable[[Tensor], Tensor]
@@ -121,7 +121,7 @@ class FewBit(FewBitActivation):
         self._custom = own
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return f(input); keeps ⌈n/8⌉·bits bytes if a gradient will be asked for."""
+        """Return f(input); saves ⌈n/8⌉·bits bytes if a gradient is required."""
         if not isinstance(self.function, str) and not keeps(input):
             return self.function(input)
         if isinstance(self.function, nn.Module):
@@ -134,11 +134,11 @@ class FewBit(FewBitActivation):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._custom = custom(self.function)
-        self._function = self._custom.function  # a callable has another name in every copy
+        self._function = self._custom.function  # every copy gives a callable another name
 
     def _torch_repr(self) -> list[str]:
         return [repr(self.function) if isinstance(self.function, str) else name_of(self.function)]
 
 
-# By the class name in torch.nn; QuickGELU and SquaredReLU, which torch has not, by ours.
+# By the class name in torch.nn; QuickGELU and SquaredReLU, which torch lacks, by fewbit's own names.
 MODULES: dict[str, type[FewBitActivation]] = {name: globals()[name] for name in ROW_OF_MODULE}

@@ -1,8 +1,8 @@
-"""Tables that a user gives for a whole model or block, by the name of an activation or of a module.
+"""Tables given by a user for a whole model or block, by the name of an activation or of a module.
 
     tables={"gelu": "gelu.json", "softplus(beta=2)": table, "encoder.*.act": other}
 
-A name of a module is told from that of an activation by what there is in the model; the module's goes first.
+A key that matches a module of the model is a module's name, otherwise an activation's; modules take precedence.
 """
 
 import os
@@ -17,10 +17,10 @@ TableOrPath = Table | str | os.PathLike[str]
 
 
 def read_tables(tables: Mapping[str, TableOrPath] | None) -> dict[str, Table]:
-    """Return `tables` with the files among them read.
+    """Return `tables` with files replaced by the tables read from them.
 
     Raises:
-        FewbitError: `tables` is no such mapping, or a file holds no table.
+        FewbitError: `tables` is not a mapping from names to tables or files, or a file holds no table.
     """
     if tables is None:
         return {}
@@ -38,7 +38,7 @@ def _table(key: str, value: TableOrPath) -> Table:
 
 
 def key_for_activation(tables: Mapping[str, Table], activation: str) -> str | None:
-    """Return the key that names `activation`, however it is spelled: GELU and Swish are gelu and silu."""
+    """Return the key that names `activation` in any spelling: GELU and Swish are gelu and silu."""
     return next((key for key in tables if names_activation(key, activation)), None)
 
 

@@ -1,6 +1,6 @@
-"""From what a user asked for (an activation, bits, perhaps a table) to the key of a registered table.
+"""From the user's arguments (an activation, bits, perhaps a table) to the key of a registered table.
 
-The one place where the runtime calls the compiler: for an activation without a shipped table, such as Softplus(beta=5).
+Only here does the runtime call the compiler: for an activation without a shipped table, such as Softplus(beta=5).
 """
 
 from functools import cache
@@ -26,7 +26,7 @@ def resolve_table(
         function: a name in `FORWARDS`.
         parameters: values of its parameters, in their order.
         bits: 1 to 8; 3 if neither this nor `table` is given.
-        table: used as it is. It may be of any activation: the user may know better.
+        table: used as it is. It may be of any activation: that is the user's choice.
 
     Raises:
         FewbitError: bits and table contradict each other, or an argument is out of range.
@@ -58,4 +58,4 @@ def _default_table(function: str, parameters: tuple[float, ...], bits: int) -> T
     from ...fewbit_gen.library import find_or_solve
 
     weight = parse_weight(DEFAULT_WEIGHT)
-    return find_or_solve(parse_activation(name), bits, DEFAULT_KIND, weight, certify=False)  # training needs no proof
+    return find_or_solve(parse_activation(name), bits, DEFAULT_KIND, weight, certify=False)  # not needed to train

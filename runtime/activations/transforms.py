@@ -1,10 +1,10 @@
-"""Few-bit activations under torch.func (grad, vjp, vmap, jacrev and what is built of them).
+"""Few-bit activations under torch.func (grad, vjp, vmap, jacrev and their compositions).
 
-`torch.func.grad` always asks for a graph of the gradient, so it cannot be refused there and then, as `backward` does
-with ``create_graph=True``. Instead the gradient hangs on a `link` to x: an empty tensor that keeps nothing alive, and
-whose own derivative is refused.
+`torch.func.grad` always builds a graph of the gradient, so refusing it immediately, as `backward` does with
+``create_graph=True``, is not possible. Instead the gradient depends on a `link` to x: an empty tensor that keeps
+nothing alive, and whose own derivative is refused.
 
-Codes lie in row-major order here: what a batched tensor tells about its strides says nothing about each sample.
+Codes are in row-major order here: the strides of a batched tensor are not those of each sample.
 """
 
 from collections.abc import Sequence
@@ -25,21 +25,21 @@ def are_active() -> bool:
 
 
 def requires_grad(x: Tensor) -> bool:
-    """Return whether a gradient by `x` is recorded, inside of the transforms or outside: a batched tensor says no."""
+    """Return whether a gradient by `x` is recorded, inside the transforms or outside; batched tensors hide it."""
     while not x.requires_grad and is_functorch_wrapped_tensor(x):
         x = get_unwrapped(x)
     return x.requires_grad
 
 
 def keeps(x: Tensor) -> bool:
-    """Return whether a gradient of f(x) will be asked for, and codes must be kept."""
+    """Return whether a gradient of f(x) is required, and codes must be saved."""
     if not torch.is_grad_enabled():
         return False
     return x.requires_grad or (are_active() and requires_grad(x))
 
 
 def activation(x: Tensor, function: str, parameters: Sequence[float], key: str) -> Tensor:
-    """Return f(x), whose gradient by x the table gives; second derivatives and forward mode are refused."""
+    """Return f(x), with the gradient given by the table; second derivatives and forward mode are refused."""
     return _Activation.apply(x, function, parameters, key)[0]
 
 
@@ -71,7 +71,7 @@ class _Activation(torch.autograd.Function):
 
 
 class _Gradient(torch.autograd.Function):
-    """gradient, codes -> gradient · q(x); that it hangs on x as well, the link says."""
+    """gradient, codes -> gradient · q(x); the link records that it depends on x as well."""
 
     generate_vmap_rule = True
 

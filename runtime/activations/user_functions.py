@@ -1,7 +1,7 @@
-"""Activations of the user's own: an expression in x, or a callable of torch tensors.
+"""User-defined activations: an expression in x, or a callable of torch tensors.
 
-An op finds its function by name. The name of an expression is its text, which means the same in every process. A
-callable gets a name that no other has in any process; it is known as long as what `register_callable` returned lives.
+An op looks up its function by name. The name of an expression is its text, which means the same in every process. A
+callable gets a name that is unique across processes, and stays registered as long as its `Forward` lives.
 """
 
 import ast
@@ -30,12 +30,12 @@ _ACCEPTED = "give an expression in x, or an elementwise function of torch tensor
 
 @dataclass(frozen=True, eq=False)
 class Custom:
-    """What the ops and a module need of a user's activation.
+    """A user's activation, as the ops and a module need it.
 
     Attributes:
-        function: name by which the ops find it.
+        function: name by which the ops look it up.
         arguments: those of a function in `FORWARDS`.
-        forward: what the ops call; a callable is known to them as long as this lives.
+        forward: function that the ops call; a callable stays registered with them as long as this lives.
     """
 
     function: str
@@ -44,7 +44,7 @@ class Custom:
 
 
 def custom(activation: str | Function) -> Custom:
-    """Return how the ops call an activation; raises `FewbitError` if it is none."""
+    """Return how the ops call an activation; raise `FewbitError` if it is neither an expression nor a callable."""
     if isinstance(activation, str):
         text = canonical_text(activation)
         named = _named(text)
@@ -62,7 +62,7 @@ def custom(activation: str | Function) -> Custom:
 
 
 def solve_custom(activation: str | Function, bits: int | None = None, kinks: Sequence[float] = ()) -> Table:
-    """Return the table of an activation that `resolve_table` cannot know by a name: of a callable, or with kinks."""
+    """Return the table of an activation that `resolve_table` has no name for: a callable, or one with kinks."""
     from ...fewbit_gen import solve
 
     bits = check_bits(DEFAULT_BITS if bits is None else bits)
@@ -70,9 +70,9 @@ def solve_custom(activation: str | Function, bits: int | None = None, kinks: Seq
 
 
 def check_callable(function: Function) -> None:
-    """Raise `FewbitError` if `function` cannot stand in an activation: tried on a few numbers.
+    """Raise `FewbitError` if `function` cannot be an activation; tries it on a few numbers.
 
-    It must return a tensor of the shape it is given, leave its input as it is, and hold nothing that learns: the codes
+    It must return a tensor of its input's shape, leave its input unchanged, and hold no trainable parameters: the codes
     give the gradient of x alone.
     """
     name = name_of(function)
@@ -110,16 +110,16 @@ def _refuse_learning(name: str) -> NoReturn:
 
 
 def name_of(function: object) -> str:
-    """Return what a callable is called."""
+    """Return a name for a callable."""
     name = getattr(function, "__name__", type(function).__name__)
     return name if isinstance(name, str) and name.isprintable() and 0 < len(name) <= 100 else "callable"
 
 
 def _fresh(function: Function) -> Function:
-    """Return `function` without a graph, and with a result as an op's must be.
+    """Return `function` without a graph, with a result that an op may return.
 
-    It has memory of its own, and lies as torch's pointwise functions lay theirs out: what the compiler foresees of the
-    layout of any other is not always true, and codes in another order are wrong gradients.
+    The result has memory of its own and the strides of torch's pointwise functions: the compiler's prediction of any
+    other layout may be wrong, and codes in another order give wrong gradients.
     """
 
     def call(x: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def _fresh(function: Function) -> Function:
             y = function(x)
         if y.shape != x.shape:
             raise FewbitError(f"an activation is elementwise, but of {tuple(x.shape)} this makes {tuple(y.shape)}")
-        if is_functorch_wrapped_tensor(y):  # tells neither its memory nor its layout
+        if is_functorch_wrapped_tensor(y):  # hides its memory and layout
             return y.clone()
         if y.untyped_storage()._cdata == x.untyped_storage()._cdata:
             y = y.clone()
@@ -137,7 +137,7 @@ def _fresh(function: Function) -> Function:
 
 
 def _named(text: str) -> tuple[str, dict[str, float]] | None:
-    """Return the function in `FORWARDS` and all its arguments that ``softplus(beta=2)`` stands for, or None."""
+    """Return the function in `FORWARDS` and all its arguments for text such as ``softplus(beta=2)``, or None."""
     tree = ast.parse(text, mode="eval").body
     call = tree if isinstance(tree, ast.Call) and not tree.args else None
     head = call.func if call else tree

@@ -1,4 +1,4 @@
-"""Checks of the arguments of ops: what would make a kernel read or write out of bounds is refused on every device."""
+"""Checks of the arguments of ops: on every device, refuse what would make a kernel read or write out of bounds."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from .reference.glu_derivatives import derivative_of
 
 
 def refuse(*_: Any) -> NoReturn:
-    """Raise RuntimeError: what was asked for takes more than the codes hold."""
+    """Raise RuntimeError: this derivative needs more information than the codes hold."""
     raise RuntimeError(
         "fewbit activations have no second derivative (create_graph=True) and no forward mode: "
         "the codes keep f' alone; use torch's own activation here"
@@ -28,10 +28,10 @@ def refuse(*_: Any) -> NoReturn:
 
 
 def check_codes(grad: Tensor, packed: Tensor, table: str, stride: Sequence[int]) -> None:
-    """Raise FewbitError unless `packed` are as many codes of the table as `grad` has elements, and `stride` is dense.
+    """Raise FewbitError unless `packed` holds a code of the table for each element of `grad`, and `stride` is dense.
 
     Raises:
-        TypeError: the ops do not take the dtype of `grad`.
+        TypeError: the ops do not support the dtype of `grad`.
     """
     check_dtype(grad, "multiply")
     check_packed(grad, "packed", packed, table_of(table).bits, grad.numel())
@@ -43,7 +43,7 @@ def check_codes(grad: Tensor, packed: Tensor, table: str, stride: Sequence[int])
 
 
 def check_packed(like: Tensor, name: str, packed: Tensor, bits: int, n: Any) -> None:
-    """Raise FewbitError unless `packed` are `n` codes of `bits` bits on the device of `like`; 0 bits are none."""
+    """Raise FewbitError unless `packed` is `n` codes of `bits` bits on the device of `like`, or empty for 0 bits."""
     size, given = packed_size(n, bits), packed.shape
     concrete = all(type(number) is int for number in (size, *given))  # a compiler may not know the sizes
     wrong_size = given != (size,) if concrete else len(given) != 1
@@ -55,7 +55,7 @@ def check_packed(like: Tensor, name: str, packed: Tensor, bits: int, n: Any) -> 
 
 
 def check_parameters(function: str, parameters: Sequence[float]) -> None:
-    """Raise FewbitError unless `parameters` are as many as the function has."""
+    """Raise FewbitError unless there are as many `parameters` as the function has."""
     names = [name for name, _ in forward_of(function).parameters]
     if len(parameters) != len(names):
         accepted = ", ".join(names) or "no parameters"
@@ -66,14 +66,14 @@ def checked(function: str, x: Any, forward: Callable[..., Any], *arguments: Any)
     """Return ``forward(*arguments)``, torch's own; raise the TypeError of `check_dtype` for integers that it refuses.
 
     Args:
-        function: its name, for the message.
-        x: which of the arguments may be integers or booleans.
+        function: name in the message.
+        x: the argument that may be an integer or boolean tensor.
     """
     if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex() or torch.compiler.is_compiling():
         return forward(*arguments)
     try:
         return forward(*arguments)
-    except RuntimeError as error:  # NotImplementedError is one
+    except RuntimeError as error:  # includes NotImplementedError
         try:
             check_dtype(x, function)
         except TypeError as refused:
@@ -82,7 +82,7 @@ def checked(function: str, x: Any, forward: Callable[..., Any], *arguments: Any)
 
 
 def check_dtype(x: Tensor, function: str) -> None:
-    """Raise TypeError if the ops do not take the dtype of `x`."""
+    """Raise TypeError if the ops do not support the dtype of `x`."""
     if x.dtype not in DTYPES:
         accepted = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
         raise TypeError(f"fewbit.{function} takes {accepted}, not {str(x.dtype).removeprefix('torch.')}")
@@ -102,11 +102,11 @@ def check_pair(
     second_bits: int,
     derived: bool,
 ) -> None:
-    """Raise FewbitError unless `glu` can take these arguments."""
+    """Raise FewbitError unless `glu` accepts these arguments."""
     check_dtype(gate, function)
     check_parameters(function, parameters)
     if gate.shape != up.shape or gate.dtype != up.dtype or gate.device != up.device:
-        raise FewbitError(f"gate and up have one shape, dtype and device, not {_told(gate)} and {_told(up)}")
+        raise FewbitError(f"gate and up have one shape, dtype and device, not {_shown(gate)} and {_shown(up)}")
     _check_seeds(gate, seeds, 2)
     _check_bits(up_bits, second_bits)
 
@@ -125,7 +125,7 @@ def check_parts(
     derived: bool,
     wanted: Sequence[bool],
 ) -> None:
-    """Raise FewbitError unless `glu_backward` can take these arguments."""
+    """Raise FewbitError unless `glu_backward` accepts these arguments."""
     check_dtype(grad, "glu_backward")
     check_parameters(function, parameters)
     _check_bits(up_bits, second_bits)
@@ -147,7 +147,7 @@ def check_parts(
 
 
 def check_copied(x: Tensor, seed: Tensor, bits: int, group_size: int) -> None:
-    """Raise FewbitError unless `copy_in_groups` can take these arguments."""
+    """Raise FewbitError unless `copy_in_groups` accepts these arguments."""
     check_dtype(x, "copy_in_groups")
     _check_seeds(x, seed, 1)
     _check_bits(bits)
@@ -157,7 +157,7 @@ def check_copied(x: Tensor, seed: Tensor, bits: int, group_size: int) -> None:
 def check_copy(
     packed: Tensor, groups: Tensor, bits: int, shape: Sequence[int], dtype: torch.dtype, group_size: int
 ) -> None:
-    """Raise FewbitError unless `read_copy` can take these arguments."""
+    """Raise FewbitError unless `read_copy` accepts these arguments."""
     _check_bits(bits, least=1)
     check_integer("group_size", group_size, 1, 2**31)
     if any(type(size) is int and size < 0 for size in shape):
@@ -178,7 +178,7 @@ def _check_bits(*given: int, least: int = 0) -> None:
 def _check_seeds(like: Tensor, seeds: Tensor, count: int) -> None:
     wrong = seeds.dtype != torch.int64 or seeds.dim() != 1 or seeds.device.type not in ("cpu", like.device.type)
     if wrong or (type(seeds.shape[0]) is int and seeds.shape[0] < count):
-        raise FewbitError(f"seeds are int64 ({count},) on cpu, not {_told(seeds)}")
+        raise FewbitError(f"seeds are int64 ({count},) on cpu, not {_shown(seeds)}")
 
 
 def _check_groups(like: Tensor, groups: Tensor, copies: int, n: Any, group_size: int = GROUP_SIZE) -> None:
@@ -186,8 +186,8 @@ def _check_groups(like: Tensor, groups: Tensor, copies: int, n: Any, group_size:
     concrete = all(type(size) is int for size in (*groups.shape, *expected))
     wrong_size = groups.shape != expected if concrete else groups.dim() != 2
     if groups.dtype != torch.bfloat16 or wrong_size or groups.device != like.device or groups.layout != torch.strided:
-        raise FewbitError(f"groups are bfloat16 {expected} on {like.device}, not {_told(groups)}")
+        raise FewbitError(f"groups are bfloat16 {expected} on {like.device}, not {_shown(groups)}")
 
 
-def _told(x: Tensor) -> str:
+def _shown(x: Tensor) -> str:
     return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)} on {x.device}"

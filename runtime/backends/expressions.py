@@ -1,8 +1,8 @@
 """An activation written as an expression in x, computed by torch: "x*sigmoid(1.702*x)".
 
-The compiler reads, checks and differentiates the text (fewbit_gen/activations/expression.py); here the same syntax tree
-becomes torch's operations, and nothing is ever evaluated by Python. float16 and bfloat16 are computed in float32 and
-rounded once, so that a long formula loses no digits on its way.
+The compiler parses, checks and differentiates the text (fewbit_gen/activations/expression.py); here the same syntax
+tree is translated to torch's operations, and Python never evaluates the text. float16 and bfloat16 are computed in
+float32 and rounded once, so that a long formula does not lose digits.
 """
 
 import ast
@@ -23,10 +23,10 @@ Node = Callable[[Tensor], Value]
 
 
 def canonical_text(text: str) -> str:
-    """Return how the compiler writes `text`: without blanks, every function by its canonical name.
+    """Return the compiler's spelling of `text`: without blanks, every function by its canonical name.
 
     Raises:
-        FewbitError: `text` is nothing that the compiler takes; the message says what is accepted.
+        FewbitError: the compiler does not accept `text`; the message says what is accepted.
     """
     from ...fewbit_gen.activations import parse_activation
 
@@ -36,14 +36,14 @@ def canonical_text(text: str) -> str:
 def expression_function(text: str) -> Callable[[Tensor], Tensor]:
     """Return the function of torch tensors that an expression in x describes.
 
-    The function takes any shape and floating-point dtype, and returns a new tensor like its input.
+    The returned function takes any shape and floating-point dtype, and returns a new tensor like its input.
 
     Raises:
-        FewbitError: `text` is no expression in x that the compiler takes.
+        FewbitError: `text` is not an expression in x that the compiler accepts.
     """
     from ...fewbit_gen.activations.expression import expression_tree
 
-    tree = expression_tree(canonical_text(text))  # of the canonical text: its functions have one name each
+    tree = expression_tree(canonical_text(text))  # the canonical text: its functions have one name each
     if tree is None:
         raise FewbitError(f"an expression has x in it, unlike {shown(text)}")
     node = _node(tree)
@@ -106,8 +106,8 @@ def _condition(tree: ast.expr) -> Callable[[Tensor], Tensor]:
 
 
 def _function(name: str, arguments: dict[str, float]) -> Callable[..., Value]:
-    """Return what an expression calls `name`, its keyword numbers bound."""
-    if name == "silu" and arguments:  # torch's has no beta
+    """Return the function that an expression calls `name`, with its keyword numbers bound."""
+    if name == "silu" and arguments:  # torch's silu has no beta
         beta = arguments["beta"]
         return lambda x: x * torch.sigmoid(beta * x)
     if name in _BEYOND:
@@ -125,7 +125,7 @@ def _tensor(value: Value, like: Tensor) -> Tensor:
 
 def _power(u: Value, v: Value) -> Value:
     if isinstance(v, Tensor) and not isinstance(u, Tensor):
-        u = _tensor(u, v)  # a number's power torch lays out row-major, which its fakes do not know
+        u = _tensor(u, v)  # torch's result is row-major for a power of a number, which its fakes do not predict
     return u**v
 
 
@@ -145,7 +145,7 @@ def _gaussian(x: Tensor) -> Tensor:
     return torch.exp(-x * x)
 
 
-# What expressions know beside FORWARDS.
+# Functions in expressions besides those of FORWARDS.
 _BEYOND: dict[str, Callable[[Tensor], Tensor]] = {
     "exp": torch.exp,
     "expm1": torch.expm1,

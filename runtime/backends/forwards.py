@@ -1,7 +1,7 @@
-"""The function that an op calls forward, by its name: one of torch's, an expression in x, or a user's callable.
+"""Look up the forward function of an op by name: one of torch's, an expression in x, or a user's callable.
 
-Expressions mean the same in every process. A callable is known in the process that registered it, as long as somebody
-holds its `Forward`.
+Expressions mean the same in every process. A callable is known in the process that registered it, as long as its
+`Forward` lives.
 """
 
 from weakref import WeakValueDictionary
@@ -10,7 +10,7 @@ from ...tables import FewbitError
 from .expressions import expression_function
 from .torch_functions import FORWARDS, Forward
 
-CALLABLE = "callable:"  # how names of callables begin
+CALLABLE = "callable:"  # prefix of the names of callables
 _expressions: dict[str, Forward] = {}
 _callables: WeakValueDictionary[str, Forward] = WeakValueDictionary()
 
@@ -19,13 +19,13 @@ def forward_of(name: str) -> Forward:
     """Return the function called `name`: one in `FORWARDS`, an expression in x, or a registered callable.
 
     Raises:
-        FewbitError: there is none.
+        FewbitError: there is no such function.
     """
     return FORWARDS.get(name) or custom_forward(name)
 
 
 def custom_forward(name: str) -> Forward:
-    """Return the function of an expression or of a callable that is known; raises `FewbitError` if there is none."""
+    """Return the function of an expression or of a registered callable; raise `FewbitError` if there is none."""
     known = _expressions.get(name) or _callables.get(name)
     if known is not None:
         return known
@@ -38,5 +38,5 @@ def custom_forward(name: str) -> Forward:
 
 
 def register_callable(name: str, forward: Forward) -> None:
-    """Let `forward_of` find `forward` by its `name`, which begins with `CALLABLE`, as long as somebody holds it."""
+    """Register `forward` under `name`, which begins with `CALLABLE`, for `forward_of`, as long as `forward` lives."""
     _callables[name] = forward

@@ -1,4 +1,4 @@
-"""Torch's own functions, by name: what every few-bit activation calls forward, and so equals bit for bit.
+"""Torch's own functions, by name: every few-bit activation calls them forward, and so equals them bit for bit.
 
 An op carries the name and the parameters as constants; `FORWARDS` gives the function, from the rows of
 `activation_spec.py`. The name is also that of the compiler's activation whose table replaces the derivative.
@@ -25,13 +25,13 @@ class Forward:
 
     Attributes:
         call: (x, *parameters) -> y, torch's own function.
-        out: (x, *parameters, out=y), writes into a given tensor what `call` returns; None where torch has none.
-        inplace: (x, *parameters), overwrites x; None where torch has no in-place form of the function.
-        parameters: names of the parameters, as the compiler calls them, with torch's defaults; None where it has none.
+        out: (x, *parameters, out=y), writes the result of `call` into a given tensor; None if torch has no such form.
+        inplace: (x, *parameters), overwrites x; None if torch has no in-place form of the function.
+        parameters: names of the parameters, as the compiler spells them, with torch's defaults; None if it has none.
         bounds: whether the parameters bound pieces of f, and may be infinite.
-        compares_in: where f' jumps at a parameter, the dtype to which torch rounds the parameter before it compares
-            x of a given dtype with it.
-        pure: whether equal x always give equal f(x); a user's callable may do as it likes.
+        compares_in: if f' jumps at a parameter, the dtype to which torch rounds the parameter before comparing x of a
+            given dtype with it.
+        pure: whether equal x always give equal f(x); a user's callable need not.
     """
 
     call: Callable[..., Tensor]
@@ -43,7 +43,7 @@ class Forward:
     pure: bool = True
 
     def activation_name(self, name: str, values: Sequence[float]) -> str:
-        """Return what the compiler calls the function `name` with these parameter values."""
+        """Return the compiler's name of the function `name` with these parameter values."""
         given = [
             f"{key}={number_text(value)}"
             for (key, default), value in zip(self.parameters, values, strict=True)
@@ -52,18 +52,18 @@ class Forward:
         return f"{name}({','.join(given)})" if given else name
 
     def as_compared(self, values: tuple[float, ...], dtype: torch.dtype) -> tuple[float, ...]:
-        """Return the parameter values that decide where f' jumps for x of `dtype`: 0.1 is another number in float32."""
+        """Return the parameter values at which f' jumps for x of `dtype`: 0.1 is another number in float32."""
         if self.compares_in is None or dtype not in DTYPES:
             return values
         rounded = [_rounded(value, self.compares_in(dtype)) for value in values]
-        # A finite bound that rounds to an infinite one stays: beyond all numbers of the dtype it does the same.
+        # A finite bound that rounds to an infinite one stays: beyond all numbers of the dtype it has the same effect.
         return tuple(r if np.isfinite(r) else v for r, v in zip(rounded, values, strict=True))
 
 
 def _rounded(value: float, dtype: torch.dtype) -> float:
     """Return `value` rounded as torch rounds a Python number: to the 16-bit types by way of float32.
 
-    In NumPy, because the caller may stand under a mode that makes every new tensor a fake one.
+    In NumPy, because the caller may run under a mode that makes every new tensor a fake one.
     """
     if dtype == torch.float64:
         return value
@@ -122,8 +122,8 @@ def relu6_out(x: Tensor, *, out: Tensor) -> Tensor:
 
 
 def logsigmoid(x: Tensor) -> Tensor:
-    """Return log σ(x), laid out as torch's fake foresees it."""
-    # On the CPU torch's result is row-major whatever x is, and its fake and its `out=` do not know that.
+    """Return log σ(x), with the strides that torch's fake predicts."""
+    # On the CPU torch's result is row-major whatever x is, which its fake and its `out=` do not model.
     return F.logsigmoid(x.contiguous() if x.is_cpu else x)
 
 

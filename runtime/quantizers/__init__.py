@@ -1,10 +1,11 @@
-"""Tensors in few bits: the quantizers of ActNN (`PerGroup`), BLPA (`FixedPoint`) and V-Quant (`Outlier`).
+"""Quantizers of ActNN (`PerGroup`), BLPA (`FixedPoint`) and V-Quant (`Outlier`).
 
     c = PerGroup(bits=2, group_size=256).compress(x)
     c.decompress(), c.nbytes
 
-A quantizer holds its parameters, the compressed tensor its codes and what they mean; both are frozen. Each is a file
-with its mathematics in plain torch, which serves every device and is the oracle of the CPU kernels in `cpu`.
+A quantizer holds its parameters, a compressed tensor its codes and what decodes them; both are frozen. The mathematics
+is in each file's docstring, the arithmetic in `backends/reference`, plain torch, the oracle of the kernels in
+`backends/cpu` and `backends/cuda`.
 """
 
 from .base import Compressed, Quantizer

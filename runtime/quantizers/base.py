@@ -1,4 +1,4 @@
-"""What the quantizers share: their arguments, the layout of a tensor, the numbers of a dtype, the choice of kernels."""
+"""Protocols of the quantizers, and the check of their argument."""
 
 from typing import Protocol
 
@@ -11,23 +11,23 @@ from ..tensors.dtypes import DTYPES, name_of
 
 
 class Compressed(Protocol):
-    """A tensor in few bits."""
+    """A compressed tensor."""
 
     def decompress(self) -> Tensor:
-        """Return a tensor of the shape, dtype, device and layout of the one that was compressed."""
+        """Return the decompressed tensor, with the shape, dtype, device and layout of the original."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it keeps."""
+        """Bytes saved."""
         ...
 
 
 class Quantizer(Protocol):
-    """What compresses a tensor by itself, as `PerGroup` and `Outlier` do."""
+    """A quantizer that needs only the tensor itself, such as `PerGroup` and `Outlier`."""
 
     def compress(self, x: Tensor, /) -> Compressed:
-        """Return `x` in few bits."""
+        """Return `x` compressed."""
         ...
 
 

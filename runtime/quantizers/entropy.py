@@ -1,7 +1,8 @@
-"""How much smaller the codes of a compressed tensor could still get: their entropy, and a real compressor's result.
+"""Entropy of a compressed tensor's codes, and their size after a lossless compressor.
 
-V-Quant's paper takes 24.4 % off its 3-bit codes with Lempel-Ziv (Section 5.1). Both numbers are of the codes alone,
-not of what is kept beside them. The runtime does not compress so: it is a report of what there is to win.
+V-Quant's paper takes 24.4 % off its 3-bit codes with Lempel-Ziv (Section 5.1). Both numbers count the codes alone,
+without the levels, counts, offsets and values saved beside them. The runtime does not compress further: this only
+reports what could be gained.
 """
 
 import zlib
@@ -17,7 +18,7 @@ from ..tensors.packing import unpack
 
 
 class _Packed(Protocol):
-    """What `Outlier`, `PerGroup` and `FixedPoint` give: codes in memory order."""
+    """A tensor compressed by `Outlier`, `PerGroup` or `FixedPoint`: codes in memory order."""
 
     @property
     def packed(self) -> Tensor: ...
@@ -28,15 +29,15 @@ class _Packed(Protocol):
 
 @dataclass(frozen=True)
 class CodeSizes:
-    """Codes of one tensor or of many, and what they could be reduced to.
+    """Size of the codes of one or more tensors: packed, at their entropy, and compressed.
 
     Attributes:
-        elements: their number, those that fill the last group of eight included.
-        packed: bytes that they take.
-        entropy: bytes by Shannon's entropy of how often each code occurs in its tensor: the best that any compressor
-            does which looks at single codes.
-        compressed: bytes that the compressor makes of the packed codes, each tensor by itself.
-        compressor: its name.
+        elements: number of codes, with the padding of the last group of eight.
+        packed: bytes of the packed codes.
+        entropy: bytes by the Shannon entropy of each tensor's code frequencies: the lower bound for a compressor that
+            codes each symbol by itself.
+        compressed: bytes of the packed codes after the compressor, each tensor by itself.
+        compressor: name of the compressor.
     """
 
     elements: int
@@ -47,17 +48,17 @@ class CodeSizes:
 
     @property
     def off(self) -> float:
-        """The part by which the compressor makes them smaller; below 0 if it does not."""
+        """Fraction that the compressor takes off; below 0 if it makes the codes larger."""
         return 1 - self.compressed / self.packed if self.packed else 0.0
 
     @property
     def entropy_off(self) -> float:
-        """The part by which the entropy is smaller."""
+        """Fraction between the packed size and the entropy."""
         return 1 - self.entropy / self.packed if self.packed else 0.0
 
 
 def compressors() -> dict[str, Callable[[bytes], bytes]]:
-    """Return the compressors there are, the preferred first: zstd and LZ4 if their packages are installed, and zlib."""
+    """Return the available compressors, the preferred first: zstd and LZ4 if their packages are installed, and zlib."""
     found: dict[str, Callable[[bytes], bytes]] = {}
     try:
         import zstandard
@@ -76,14 +77,14 @@ def compressors() -> dict[str, Callable[[bytes], bytes]]:
 
 
 def measure(compressed: _Packed, compressor: str | None = None) -> CodeSizes:
-    """Return what the codes of a compressed tensor could be reduced to.
+    """Return the size of a compressed tensor's codes, packed, at their entropy and compressed.
 
     Args:
-        compressed: of any quantizer.
-        compressor: "zstd", "lz4" or "zlib"; None takes the first of these that is installed.
+        compressed: tensor compressed by any quantizer.
+        compressor: "zstd", "lz4" or "zlib"; None takes the first that is installed.
 
     Raises:
-        FewbitError: there is no such compressor, or its package is not installed.
+        FewbitError: `compressor` is not "zstd", "lz4" or "zlib", or its package is not installed.
     """
     known = compressors()
     name = compressor or next(iter(known))
@@ -99,10 +100,10 @@ def measure(compressed: _Packed, compressor: str | None = None) -> CodeSizes:
 
 
 def total(parts: Iterable[CodeSizes]) -> CodeSizes:
-    """Return the sum over several tensors, which one compressor has compressed.
+    """Return the sum over several tensors, all compressed by one compressor.
 
     Raises:
-        FewbitError: there are none, or of several compressors.
+        FewbitError: `parts` is empty, or names several compressors.
     """
     listed = list(parts)
     names = {part.compressor for part in listed}

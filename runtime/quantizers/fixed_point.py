@@ -1,23 +1,23 @@
 """Fixed-point quantization by the parameters of a normalisation (BLPA, equations 9 and 10).
 
-What batch normalisation puts out has mean β and deviation γ in each channel, so its range is known and none is stored:
-A is clipped to about β ± 3γ, cut into 2^K intervals of Δ = 6γ / 2^K that begin at multiples of Δ, and taken for the
+The output of batch normalisation has mean β and deviation γ in each channel, so its range is known and not stored: A is
+clipped to about β ± 3γ, cut into 2^K intervals of length Δ = 6γ / 2^K that begin at multiples of Δ, and decoded to the
 middle of its interval,
 
     code = Clip_K(⌊A/Δ⌋ + 2^{K−1} − ⌊β/Δ⌋),      Ã = Δ (code + ½ − 2^{K−1} + ⌊β/Δ⌋),      Δ = 6|γ| / 2^K.
 
-The sign. ReLU and its kind ask one thing in the backward pass: was A > 0? 0 is a multiple of Δ, so it parts two codes,
-and those from the zero code z = 2^{K−1} − ⌊β/Δ⌋ on are positive. That holds as long as both signs have a code, which
-fails in the paper where the range ends at 0 or short of it (β = −3γ; at K = 1 any β < 0). There the lowest interval,
-which is the farthest from β, gives up its code to the sign that has none, and what lies in it moves to the next:
-code 0 is for A ≤ 0 where β is large, and where −β is large the range moves up by Δ and its top code is for A > 0. (If
-the reserved code's interval does not have that sign, a tiny number of that sign is returned.) Nor is the sign left to
-rounding: an element's code is clipped to the codes of its own sign, and what is decoded to the numbers of that sign.
-So A > 0 exactly when Ã > 0: for 0 itself (a multiple of Δ, that ⌊ ⌋ would take for positive), for any γ, tiny, zero
-(Ã = β where the signs agree) or negative (β ± 3γ is the same interval), and where Δ is too small for ⌊β/Δ⌋.
+Sign. The backward pass of ReLU and its variants needs only whether A > 0. 0 is a multiple of Δ, so it separates two
+codes, and the codes from the zero point z = 2^{K−1} − ⌊β/Δ⌋ on are positive. That holds as long as both signs have a
+code, which fails in the paper where the range ends at or before 0 (β = −3γ; at K = 1 any β < 0). There the lowest
+interval, the farthest from β, gives its code to the missing sign, and its elements move to the next interval: code 0
+means A ≤ 0 where β is large, and where −β is large the range moves up by Δ and its top code means A > 0. (If the
+reserved code's interval does not have that sign, it decodes to a tiny number of that sign.) Rounding cannot change the
+sign either: an element's code is clipped to the codes of its own sign, and its decoded value to the numbers of that
+sign. So A > 0 exactly when Ã > 0: for 0 itself (a multiple of Δ, which ⌊ ⌋ would count as positive), for any γ, tiny,
+zero (Ã = β where the signs agree) or negative (β ± 3γ is the same interval), and where Δ is too small for ⌊β/Δ⌋.
 
-Arithmetic. With the origin o = ⌊β/Δ⌋·Δ, in float64 and once a channel, y = (A − o)/Δ + 2^{K−1} is cut to an integer:
-the same code, and no digits are lost where |β| is far above γ.
+Arithmetic. With the origin o = ⌊β/Δ⌋·Δ, computed once per channel in float64, y = (A − o)/Δ + 2^{K−1} is truncated to
+an integer: the same code, and no digits are lost where |β| is far above γ.
 """
 
 from dataclasses import dataclass
@@ -42,18 +42,17 @@ from .validation import Unpickled, check_channels, check_form, check_packed
 
 @dataclass(frozen=True)
 class FixedPoint(Unpickled):
-    """BLPA's quantizer: K-bit codes in β ± 3γ, per channel, deterministic; the sign is always preserved (see above).
+    """BLPA's quantizer: deterministic K-bit codes over β ± 3γ of each channel; the sign is always preserved.
 
-    |decompress() − x| ≤ 3|γ| / 2^K, to rounding, for x in ⌊β/Δ⌋Δ ± 3γ, which is β ± 3γ moved down by less than Δ; less
-    the lowest interval if the range holds numbers of one sign alone.
-    Values outside are clipped; infinities too. NaN counts as not positive and becomes the lowest value: the forward
-    pass has carried it on.
+    |decompress() − x| ≤ 3|γ| / 2^K, to rounding, for x in ⌊β/Δ⌋Δ ± 3γ, which is β ± 3γ moved down by less than Δ;
+    except in the lowest interval if the range holds numbers of one sign only. Values outside are clipped, infinities
+    too. NaN counts as not positive and becomes the lowest value: the forward pass has already propagated it.
 
     Attributes:
-        bits: K, 1 to 8. One bit keeps the sign.
+        bits: K, 1 to 8. One bit preserves the sign.
 
     Raises:
-        FewbitError: `bits` is none of these.
+        FewbitError: `bits` is not an integer from 1 to 8.
     """
 
     bits: int = 4
@@ -62,16 +61,16 @@ class FixedPoint(Unpickled):
         check_integer("bits", self.bits, 1, 8)
 
     def compress(self, x: Tensor, *, scale: Tensor, shift: Tensor, channel_dim: int = 1) -> "FixedPointCompressed":
-        """Return `x` in few bits.
+        """Return `x` compressed.
 
         Args:
-            x: what the scale and shift have been applied to: float16, bfloat16, float32 or float64, any layout.
+            x: output of the scale and shift: float16, bfloat16, float32 or float64, any layout.
             scale: γ, (C,), of any floating dtype and sign.
             shift: β, (C,).
             channel_dim: the dimension of `x` of size C.
 
         Raises:
-            FewbitError: `x` is no such tensor, or the vectors do not fit it.
+            FewbitError: `x` is not such a tensor, or `scale` and `shift` do not match its channels.
         """
         check_tensor("FixedPoint", x)
         _check_vectors(x, scale, shift, channel_dim)
@@ -90,16 +89,16 @@ class FixedPoint(Unpickled):
 
 @dataclass(frozen=True, eq=False)
 class FixedPointCompressed(Unpickled):
-    """What `FixedPoint` keeps of a tensor of n elements.
+    """A tensor of n elements compressed by `FixedPoint`.
 
     Attributes:
-        quantizer: what compressed it.
-        form: of the tensor.
+        quantizer: the quantizer that compressed it.
+        form: shape, layout and dtype of the tensor.
         packed: codes in memory order, uint8 (⌈n/8⌉·K,).
-        scale: γ, (C,), the caller's memory.
-        shift: β, (C,), the caller's memory.
-        channel_dim: of the tensor.
-        versions: of γ and β, which tell whether they have been changed in place since.
+        scale: γ, (C,), the caller's tensor, not a copy.
+        shift: β, (C,), the caller's tensor, not a copy.
+        channel_dim: channel dimension of the tensor.
+        versions: version counters of γ and β, to detect changes in place.
     """
 
     quantizer: FixedPoint
@@ -112,21 +111,21 @@ class FixedPointCompressed(Unpickled):
 
     @property
     def nbytes(self) -> int:
-        """Bytes kept: the codes. γ and β are the layer's own."""
+        """Bytes saved: the codes. γ and β belong to the layer."""
         return self.packed.numel()
 
     def check_contents(self) -> None:
-        """Raise FewbitError if the parts are not those of a tensor of the form."""
+        """Raise FewbitError if the parts do not match `form`."""
         n = check_form("FixedPoint", self.form)
         check_packed("FixedPoint", self.packed, n, getattr(self.quantizer, "bits", None), self.form.device)
         check_channels("FixedPoint", self.form, self.scale, self.shift, self.channel_dim)
 
     def decompress(self) -> Tensor:
-        """Return the tensor, in its shape, dtype and layout. What had gaps or repeats lies as its clone would.
+        """Return the tensor in its shape, dtype and layout; non-dense inputs come back with the strides of `x.clone()`.
 
         Raises:
-            FewbitError: the parts are not those of a tensor of the form.
-            RuntimeError: scale or shift was modified in place since.
+            FewbitError: the parts do not match `form`.
+            RuntimeError: scale or shift was modified in place since `compress`.
         """
         self.check_contents()
         if _versions(self.scale, self.shift) != self.versions:
@@ -144,13 +143,13 @@ class FixedPointCompressed(Unpickled):
 
 
 def _quant_params_on_gpu(scale: Tensor, shift: Tensor, bits: int) -> QuantParams:
-    """Return the same, made by one kernel."""
+    """Return `quant_params(scale, shift, bits)`, computed by one CUDA kernel."""
     origin, step, inverse, zero, *_ = cuda.table(scale, shift, bits)
     return QuantParams(origin, step, inverse, zero.view(torch.int32))
 
 
 def _versions(*tensors: Tensor) -> tuple[int, ...]:
-    """Return how often each has been changed in place; tensors of inference mode do not count it."""
+    """Return the version counter of each tensor, which counts changes in place; inference tensors have none."""
     return tuple(0 if t.is_inference() else t._version for t in tensors)
 
 

@@ -1,17 +1,17 @@
 """Value-aware quantization: few large values exactly, the many small ones in few bits (V-Quant, Sections 4 and 4.5).
 
-Of n elements the k = round(AR·n) of largest magnitude are kept with their positions; among equals at the threshold the
-first in memory. The rest is rounded to the nearest of 2^b levels from its minimum to its maximum, a range that the
-large values no longer stretch. Where the rest holds zeros, 0 is one of the levels: a row of zeros, such as a padding
-token, adds nothing to a gradient, whatever multiplies it.
+Of n elements the k = round(AR·n) of largest magnitude are saved exactly, with their positions; among equals at the
+threshold the first in memory. The rest is rounded to the nearest of 2^b levels from its minimum to its maximum, a range
+that the large values no longer stretch. If the rest holds zeros, 0 is one of the levels: a row of zeros, such as a
+padding token, adds nothing to a gradient, whatever multiplies it.
 
-RV-Quant (`relu=True`) is for what ReLU puts out. A code is given to true zeros, another to numbers that are rounded to
-zero; 2^b − 2 positive levels remain. The second zero is decoded as a number just above 0, which adds nothing to a sum
+RV-Quant (`relu=True`) is for outputs of ReLU. One code stands for true zeros, another for positive numbers that round
+to zero; 2^b − 2 positive levels remain. The second zero decodes to a number just above 0, which adds nothing to a sum
 and yet is positive: decompress() > 0 exactly where x > 0, so the ReLU's mask needs no bit of its own.
 
-Positions. Memory is cut into blocks of 240; kept are the number of outliers in each (8 bits) and the place of each in
-its block (8 bits): 8 + 8/(240·AR) bits per outlier, 9.7 at AR = 2 % beside the paper's CSR, which doubles the value's
-size. 240 because a full block must still fit its 8 bits, and 16 divides it.
+Positions. Memory is cut into blocks of 240; saved are the number of outliers in each block (8 bits) and the offset of
+each outlier in its block (8 bits): 8 + 8/(240·AR) bits per outlier, 9.7 at AR = 2 %, where the paper's CSR doubles the
+size of the value. 240 because a full block's count must still fit 8 bits, and 16 divides it.
 """
 
 from dataclasses import dataclass
@@ -45,25 +45,25 @@ class Outlier(Unpickled):
     """V-Quant's quantizer: the largest magnitudes exactly, the rest in b bits over its narrowed range; deterministic.
 
     |decompress() − x| ≤ (max − min)/(2·(2^b − 1)) over the rest, with `relu` max/(2·(2^b − 2)); to rounding, and unless
-    the span is below 2^-100. Zeros come back as zeros: where the rest holds some between numbers of both signs, its
-    levels are multiples of the least distance Δ that reaches both ends, and the error at most Δ/2; with one bit they
-    are 0 and the end of larger magnitude. NaN and infinities are the largest of all, and so among the outliers; where
-    there are more of them than outliers, the rest is NaN throughout, as it is where its span is no finite float32.
+    the span is below 2^-100. Zeros come back as zeros: if the rest holds some between numbers of both signs, its levels
+    are multiples of the least step Δ that reaches both ends, and the error is at most Δ/2; with one bit they are 0 and
+    the end of larger magnitude. NaN and infinities rank above all magnitudes, so they are outliers; if there are more
+    of them than outliers, or the span of the rest is not a finite float32, the whole rest is NaN.
 
-    Compressed are ⌈n/8⌉·b bytes of codes, ⌈n/240⌉ of counts, k·(1 + size of a value) for the outliers, and 8.
+    Compressed size: ⌈n/8⌉·b bytes of codes, ⌈n/240⌉ of counts, k·(1 + size of a value) for the outliers, and 8.
 
     Attributes:
-        bits: b, 1 to 8; with `relu` from 2 on.
+        bits: b, 1 to 8; with `relu` 2 to 8.
         ratio: AR, from 0 to 1.
-        relu: RV-Quant, of max(0, x).
-        value_dtype: of the values kept: float16, bfloat16 or float32; None keeps them in the dtype of x (float64 in
-            float32). Finite values beyond its range become its largest.
-        sample_every: 1 finds the threshold exactly. S > 1 takes it from every S-th element in memory, so that about
-            AR·n outliers lie above it, and how many is known only when they are found (a GPU is waited for). Best an
-            odd number, which keeps no step with the rows of images.
+        relu: whether to use RV-Quant, which compresses max(0, x).
+        value_dtype: dtype of the saved outliers: float16, bfloat16 or float32; None is the dtype of x (float32 for
+            float64). Finite values beyond its range become its largest.
+        sample_every: 1 finds the threshold exactly. S > 1 estimates it from every S-th element in memory, so that about
+            AR·n outliers lie above it; their number is known only once they are found (which synchronises with a GPU).
+            Best an odd number, so that samples do not fall on the same columns of images.
 
     Raises:
-        FewbitError: an attribute is none of these.
+        FewbitError: an attribute is not one of the values above.
     """
 
     bits: int = 3
@@ -84,13 +84,13 @@ class Outlier(Unpickled):
             raise FewbitError(f"value_dtype is {accepted} of torch, or None, not {shown(self.value_dtype)}")
 
     def compress(self, x: Tensor) -> "OutlierCompressed":
-        """Return `x` in few bits.
+        """Return `x` compressed.
 
         Args:
             x: float16, bfloat16, float32 or float64 (which is rounded to float32 first), of any shape and layout.
 
         Raises:
-            FewbitError: `x` is no such tensor.
+            FewbitError: `x` is not such a tensor.
         """
         check_tensor("Outlier", x)
         x = as_dense(x.detach())
@@ -102,22 +102,22 @@ class Outlier(Unpickled):
         return OutlierCompressed(self, TensorSpec.of(x), *quantize(elements, *settings))
 
     def count(self, n: int) -> int:
-        """Return k, the outliers of `n` elements, if the threshold is exact."""
+        """Return k, the number of outliers among `n` elements at an exact threshold."""
         return count_of(n, self.ratio)
 
 
 @dataclass(frozen=True, eq=False)
 class OutlierCompressed(Unpickled):
-    """What `Outlier` keeps of a tensor of n elements, k of them outliers.
+    """A tensor of n elements, k of them outliers, compressed by `Outlier`.
 
     Attributes:
-        quantizer: what compressed it.
-        form: of the tensor.
-        packed: codes in memory order, uint8 (⌈n/8⌉·b,); those of outliers mean nothing.
-        counts: outliers in each block of 240, uint8 (⌈n/240⌉,).
-        offsets: the place of each outlier in its block, uint8 (k,).
-        values: of the outliers, (k,).
-        levels: the least level and the distance of two, float32 (2,).
+        quantizer: the quantizer that compressed it.
+        form: shape, layout and dtype of the tensor.
+        packed: codes in memory order, uint8 (⌈n/8⌉·b,); those of outliers are not used.
+        counts: number of outliers in each block of 240, uint8 (⌈n/240⌉,).
+        offsets: offset of each outlier in its block, uint8 (k,).
+        values: values of the outliers, (k,).
+        levels: lowest level and step, float32 (2,).
     """
 
     quantizer: Outlier
@@ -130,16 +130,16 @@ class OutlierCompressed(Unpickled):
 
     @property
     def nbytes(self) -> int:
-        """Bytes kept: codes, counts, offsets, values and levels."""
+        """Bytes saved: codes, counts, offsets, values and levels."""
         return total_bytes((self.packed, self.counts, self.offsets, self.values, self.levels))
 
     @property
     def positions(self) -> Tensor:
-        """Where the outliers lie in memory order: int64 (k,), increasing; all in the tensor, whatever is counted."""
+        """Positions of the outliers in memory order: int64 (k,), increasing; in bounds for any `counts`."""
         return positions_of(self.counts, self.offsets, self.form.numel)
 
     def check_sizes(self) -> None:
-        """Raise FewbitError if the sizes of the parts are not those of a tensor of the form."""
+        """Raise FewbitError if the sizes of the parts do not match `form`."""
         n = check_form("Outlier", self.form)
         if not isinstance(self.quantizer, Outlier):
             raise FewbitError(f"Outlier: the quantizer is an Outlier, not {shown(self.quantizer)}")
@@ -148,15 +148,15 @@ class OutlierCompressed(Unpickled):
         check_outlier_parts("Outlier", n, POSITION_BLOCK, self.form, self.quantizer, parts)
 
     def check_contents(self) -> None:
-        """Raise FewbitError if the parts are not those of a tensor of the form, or places lie outside of it."""
+        """Raise FewbitError if the parts do not match `form`, or positions lie outside of it."""
         self.check_sizes()
         check_outliers("Outlier", self.form.numel, POSITION_BLOCK, self.counts, self.offsets)
 
     def decompress(self) -> Tensor:
-        """Return the tensor, in its shape, dtype and layout. What had gaps or repeats lies as its clone would.
+        """Return the tensor in its shape, dtype and layout; non-dense inputs come back with the strides of `x.clone()`.
 
         Raises:
-            FewbitError: the sizes of the parts are not those of a tensor of the form.
+            FewbitError: the sizes of the parts do not match `form`.
         """
         self.check_sizes()
         out = self.form.empty()
@@ -168,9 +168,9 @@ class OutlierCompressed(Unpickled):
 
 
 def _abstract(x: Tensor, quantizer: Outlier) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return parts of the sizes of those of `x` (n,), which has no values; outliers are as many as the ratio says.
+    """Return empty parts of the sizes that `x` (n,), a tensor without values, would have.
 
-    So many they are where the threshold is exact. A sampled threshold finds about as many.
+    The number of outliers is that of an exact threshold; a sampled one finds about as many.
     """
     n, k = x.numel(), quantizer.count(x.numel())
     codes, counts = -(-n // 8) * quantizer.bits, -(-n // POSITION_BLOCK)
@@ -180,14 +180,14 @@ def _abstract(x: Tensor, quantizer: Outlier) -> tuple[Tensor, Tensor, Tensor, Te
 
 
 def masked(grad: Tensor, packed: Tensor, bits: int) -> Tensor:
-    """Return ReLU's gradient by RV-Quant's codes: `grad` where they are not 0, and 0 where they are.
+    """Return ReLU's gradient by RV-Quant's codes: `grad` where the code is not 0, else 0.
 
     Args:
-        grad: floating-point, dense, laid out as what was compressed.
-        packed, bits: its codes, of `Outlier(bits, relu=True)`.
+        grad: floating-point, dense, in the layout of the compressed tensor.
+        packed, bits: codes of `Outlier(bits, relu=True)`.
 
     Raises:
-        FewbitError: `packed` has not as many codes as `grad` has elements.
+        FewbitError: `packed` does not hold one code for each element of `grad`.
     """
     check_packed("Outlier", packed, grad.numel(), bits, grad.device)
     if has_kernels(grad):
@@ -197,7 +197,7 @@ def masked(grad: Tensor, packed: Tensor, bits: int) -> Tensor:
 
 @cache
 def _relu_table(bits: int) -> str:
-    """Return the key of ReLU's derivative as a table of RV-Quant's codes."""
+    """Return the key of ReLU's derivative as a table over RV-Quant's codes."""
     codes = np.arange(1 << bits, dtype=np.uint8)
     steps = (codes[1:].astype(np.float64) - 0.5, codes, (codes > 0).astype(np.float64))
     return register_table(Table(f"rv-quant(bits={bits})", "interval", "uniform:0,1", *steps, error=0.0))

@@ -1,23 +1,23 @@
 """Per-group quantization with stochastic rounding (ActNN, Section 4.1).
 
-A sample's D elements are cut into groups of G. With B = 2^b − 1, a group h of minimum Z and range R is kept as
+A sample's D elements are cut into groups of G. With B = 2^b − 1, a group h of minimum Z and range R is quantized to
 
     u = B (h − Z) / R,      code = ⌈u⌉ with probability u − ⌊u⌋, else ⌊u⌋,      ĥ = code · R / B + Z,      E[ĥ] = h
 
-Z and R are those that are *kept*, in bfloat16: Z is the minimum rounded down, R is max h − Z rounded up, so [Z, Z + R]
-covers the group, and nothing is biased by their rounding.
+Z and R are the *saved* parameters, in bfloat16: Z is the minimum rounded down, R is max h − Z rounded up, so [Z, Z + R]
+covers the group, and their rounding introduces no bias.
 
-Arithmetic is float32, and one of its steps never merges with the next (no fused multiply-add), so that every device
-finds the same codes: y = (h − Z) · (2^16·B / R) + ½ is cut to an integer v, and code = min(B, ⌊(v + ξ) / 2^16⌋) with ξ
-of 16 random bits (philox.py). So E[code] = v / 2^16, and |E[ĥ] − h| stays below R/B · 2^-15, that is 1/32,000 of the
-distance of two levels; a value that is a level comes back as it is.
+Arithmetic is float32 without fused multiply-add, so that every device computes the same codes:
+y = (h − Z) · (2^16·B / R) + ½ is truncated to an integer v, and code = min(B, ⌊(v + ξ) / 2^16⌋) with ξ of 16 random
+bits (philox.py). So E[code] = v / 2^16, and |E[ĥ] − h| stays below R/B · 2^-15, that is 1/32,000 of the distance of two
+levels; a value that is a level comes back unchanged.
 
-Three kinds of groups are told apart by the 32 bits that the others use for Z and R:
+The 32 bits of Z and R also encode three special kinds of groups:
 
     constant    exact. The sign of R is set; the 32 bits of the value are Z's 16, the lowest bit of any code, and the
                 lower 15 of R's.
-    not finite  NaN throughout, so that a NaN or an infinity cannot be overlooked: Z is NaN. It spoils its own group
-                alone. Numbers and ranges above bfloat16's largest, 3.39·10^38, count as infinite.
+    not finite  NaN throughout, so that a NaN or an infinity cannot be overlooked: Z is NaN. Only its own group is
+                affected. Numbers and ranges above bfloat16's largest, 3.39·10^38, count as infinite.
     tiny        R is at least 2^-100.
 """
 
@@ -48,22 +48,22 @@ LEAST_ROW = 64  # elements; shorter rows share a group
 
 @dataclass(frozen=True)
 class PerGroup(Unpickled):
-    """ActNN's quantizer: b-bit codes against the minimum and range of each group, rounded stochastically.
+    """ActNN's quantizer: b-bit codes relative to the minimum and range of each group, rounded stochastically.
 
-    A sample is x[n], its elements in memory order; a tensor of one dimension, or none, is one sample. The last group of
-    a sample may be shorter; none reaches into the next. Compressed are N·⌈D/8⌉·b bytes of codes and 4 bytes a group:
-    b + 0.125 bits per element at G = 256 where D is a multiple of 256.
+    A sample is x[n], its elements in memory order; a tensor of zero or one dimensions is one sample. The last group of
+    a sample may be shorter; groups never span two samples. Compressed size: N·⌈D/8⌉·b bytes of codes and 4 bytes a
+    group, b + 0.125 bits per element at G = 256 where D is a multiple of 256.
 
     Unbiased: E[decompress()] = x, up to float32 arithmetic and the rounding of the result to the dtype of x.
-    |decompress() − x| < R/B in a group of kept range R, where max − min ≤ R ≤ (1 + 2^-7)·(max − min + 2^-7·|min|)
+    |decompress() − x| < R/B in a group of saved range R, where max − min ≤ R ≤ (1 + 2^-7)·(max − min + 2^-7·|min|)
     unless the group is tiny.
 
     Attributes:
         bits: b, 1 to 8.
-        group_size: G, elements in a group.
+        group_size: G, number of elements in a group.
 
     Raises:
-        FewbitError: an attribute is none of these.
+        FewbitError: an attribute is not one of the values above.
     """
 
     bits: int = 2
@@ -74,12 +74,12 @@ class PerGroup(Unpickled):
         check_integer("group_size", self.group_size, 1, 2**31)
 
     def within(self, features: int) -> "PerGroup":
-        """Return this quantizer with groups that do not reach over rows of `features` elements.
+        """Return this quantizer with groups that do not span rows of `features` elements.
 
-        Samples are whole rows that lie one after another, such as the tokens of a text. A row of large numbers then
-        does not spoil its neighbours, and a row of zeros comes back as zeros. Rows of fewer than 64 elements share a
-        group, as few as fill it. See `group_within` for the size, and so the cost, 32 bits a group: 0.125 bits an
-        element where 256 divides `features`, and at most 0.5.
+        Samples consist of whole consecutive rows, such as the tokens of a text. A row of large numbers then does not
+        spoil its neighbours, and a row of zeros comes back as zeros. Rows of fewer than 64 elements share a group, with
+        as few rows as fill it. See `group_within` for the size, and so the cost, 32 bits a group: 0.125 bits an element
+        where 256 divides `features`, and at most 0.5.
 
         Example:
             PerGroup(bits=4).within(768).group_size == 256, .within(96) == 96, .within(32) == 64
@@ -89,17 +89,17 @@ class PerGroup(Unpickled):
     def compress(
         self, x: Tensor, *, sample_bits: Tensor | Sequence[int] | None = None, generator: torch.Generator | None = None
     ) -> "PerGroupCompressed":
-        """Return `x` in few bits.
+        """Return `x` compressed.
 
         Args:
             x: float16, bfloat16, float32 or float64 (which is rounded to float32 first), of any shape and layout.
-            sample_bits: bits of each sample, N integers from 1 to 8, in place of `bits`. The codes of a sample are
-                those that a quantizer of so many bits gives it from the same seed.
-            generator: the rounding is seeded by one number from it, by default from a stream of fewbit's own, which
+            sample_bits: bits of each sample, N integers from 1 to 8, in place of `bits`. A sample's codes are those
+                that a quantizer of that many bits gives it from the same seed.
+            generator: source of the one number that seeds the rounding; by default fewbit's own stream, which
                 `torch.manual_seed` restarts (key_stream.py). The same seed gives the same codes on every device.
 
         Raises:
-            FewbitError: `x` is no such tensor, or `sample_bits` are not its.
+            FewbitError: `x` is not such a tensor, or `sample_bits` is not N integers from 1 to 8.
         """
         check_tensor("PerGroup", x)
         x = as_dense(x.detach())
@@ -118,11 +118,11 @@ class PerGroup(Unpickled):
 
 @cache
 def group_within(features: int, most: int) -> int:
-    """Return the elements of a group that does not reach over rows of `features` elements.
+    """Return the group size that does not span rows of `features` elements.
 
-    The largest divisor of `features` from 64 (or half of `most`) to `most`, of those that end where bytes of codes do
-    if there are any; else the least divisor above. Of shorter rows the fewest that fill 64 elements, and end so if
-    `most` allows it.
+    The largest divisor of `features` from 64 (or half of `most`) to `most`, preferably one that ends on a byte of
+    codes; if there is none, the least divisor above. Shorter rows are joined: the fewest that fill 64 elements, and end
+    on a byte if `most` allows it.
     """
     shared = min(LEAST_ROW, most)
     if features < shared:
@@ -141,14 +141,14 @@ def _within(quantizer: PerGroup, features: int) -> PerGroup:
 
 @dataclass(frozen=True, eq=False)
 class PerGroupCompressed(Unpickled):
-    """What `PerGroup` keeps of a tensor of N samples of D elements.
+    """A tensor of N samples of D elements compressed by `PerGroup`.
 
     Attributes:
-        quantizer: what compressed it.
-        form: of the tensor.
+        quantizer: the quantizer that compressed it.
+        form: shape, layout and dtype of the tensor.
         bits: of all samples, or of each: uint8 (N,) on the CPU.
-        packed: codes, uint8 (N, ⌈D/8⌉·b), each sample packed by itself (packing.py); where each sample has bits of its
-            own one row of them, as rows.py tells.
+        packed: codes, uint8 (N, ⌈D/8⌉·b), each sample packed by itself (packing.py); one row for all samples if their
+            bits differ (rows.py).
         minimum: Z, bfloat16 (N, ⌈D/G⌉).
         range: R, bfloat16 (N, ⌈D/G⌉).
     """
@@ -162,22 +162,22 @@ class PerGroupCompressed(Unpickled):
 
     @property
     def nbytes(self) -> int:
-        """Bytes kept: codes, minima and ranges, and the bits of each sample where they differ."""
+        """Bytes saved: codes, minima and ranges, and the bits of each sample where they differ."""
         of_samples = () if isinstance(self.bits, int) else (self.bits,)
         return total_bytes((self.packed, self.minimum, self.range, *of_samples))
 
     def check_contents(self) -> None:
-        """Raise FewbitError if the parts are not those of a tensor of the form."""
+        """Raise FewbitError if the parts do not match `form`."""
         check_form("PerGroup", self.form)
         parts = (self.packed, self.minimum, self.range)
         group_size = getattr(self.quantizer, "group_size", None)
         check_groups("PerGroup", _sizes(self.form.shape), self.bits, parts, group_size, self.form.device)
 
     def decompress(self) -> Tensor:
-        """Return the tensor, in its shape, dtype and layout. What had gaps or repeats lies as its clone would.
+        """Return the tensor in its shape, dtype and layout; non-dense inputs come back with the strides of `x.clone()`.
 
         Raises:
-            FewbitError: the parts are not those of a tensor of the form.
+            FewbitError: the parts do not match `form`.
         """
         self.check_contents()
         form = self.form
@@ -196,19 +196,19 @@ class PerGroupCompressed(Unpickled):
 
 
 def _sizes(shape: torch.Size) -> tuple[int, int]:
-    """Return samples and elements in a sample."""
+    """Return the number of samples and of elements in a sample."""
     if len(shape) < 2:
         return 1, shape.numel()
     return shape[0], shape[1:].numel()
 
 
 def _samples_first(shape: torch.Size, stride: tuple[int, ...]) -> bool:
-    """Tell whether the samples of a dense tensor lie one after another."""
+    """Return whether the samples of a dense tensor are consecutive in memory."""
     return len(shape) < 2 or shape.numel() == 0 or shape[0] == 1 or stride[0] == shape[1:].numel()
 
 
 def _samples(x: Tensor) -> Tensor:
-    """Return the dense tensor `x` as (N, D), each sample in memory order: a view, unless samples lie interleaved."""
+    """Return the dense tensor `x` as (N, D), each sample in memory order: a view unless samples interleave."""
     x = x if _samples_first(x.shape, x.stride()) else x.contiguous()
     return flat(x).view(_sizes(x.shape))
 
@@ -216,7 +216,7 @@ def _samples(x: Tensor) -> Tensor:
 def _abstract(
     rows: Tensor, quantizer: PerGroup, sample_bits: Tensor | Sequence[int] | None
 ) -> tuple[int | Tensor, Tensor, Tensor, Tensor]:
-    """Return bits, codes, minima and ranges of the sizes of those of `rows` (N, D), which have no values."""
+    """Return bits and empty codes, minima and ranges of the sizes that `rows` (N, D), without values, would have."""
     bits = quantizer.bits
     with scratch():
         packed, minimum, range_ = reference.quantize(rows, bits, quantizer.group_size, seed=0)

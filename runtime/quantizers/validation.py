@@ -1,9 +1,9 @@
-"""Checks of packed parts, before a kernel is given their addresses.
+"""Checks of packed parts before their addresses reach a kernel.
 
-A kernel reads and writes as many bytes as shape and bits say, whatever the tensors hold. So `decompress` checks the
-sizes of all parts first, in constant time; and what comes from outside (a pickle, a file, a state_dict) is checked with
-its contents, where `Unpickled` and `check_outliers` are asked to. Contents that change later make other numbers, but
-no access out of bounds: kernels clamp what they take for an index.
+A kernel reads and writes as many bytes as shape and bits imply, whatever the tensors hold. So `decompress` checks the
+sizes of all parts first, in constant time; parts from outside (a pickle, a file, a state_dict) have their contents
+checked too, by `Unpickled` and `check_outliers`. Contents changed later give other numbers, but no access out of
+bounds: kernels clamp every index they read.
 """
 
 import math
@@ -23,7 +23,7 @@ from ..tensors.rows import Rows
 
 
 class Unpickled:
-    """Mixin of dataclasses: what is unpickled or copied is made by the constructor, which validates it."""
+    """Mixin of dataclasses: unpickling and copying go through the constructor, which validates."""
 
     def __setstate__(self, state: Any) -> None:
         kind: Any = type(self)
@@ -40,11 +40,11 @@ class Unpickled:
         self.check_contents()
 
     def check_contents(self) -> None:
-        """Raise FewbitError if the parts do not fit each other; of what has no parts, nothing."""
+        """Raise FewbitError if the parts do not fit each other; the default checks nothing."""
 
 
 def check_form(owner: str, form: Any) -> int:
-    """Return the elements of a dense tensor of the form; raises FewbitError if it is none."""
+    """Return the number of elements of `form`; raise FewbitError if it is not the spec of a dense tensor."""
     shape, stride = getattr(form, "shape", None), getattr(form, "stride", None)
     if (
         not isinstance(shape, torch.Size)
@@ -56,7 +56,7 @@ def check_form(owner: str, form: Any) -> int:
         or not is_dense(shape, stride)
     ):
         raise FewbitError(f"{owner}: the form is that of a dense floating-point tensor, not {shown(form)}")
-    return math.prod(shape)  # that of torch overflows
+    return math.prod(shape)  # torch's own product overflows
 
 
 def check_part(
@@ -75,7 +75,7 @@ def check_part(
 
 
 def check_packed(owner: str, packed: Any, n: int, bits: Any, device: torch.device) -> None:
-    """Raise FewbitError unless `packed` is what `n` codes of `bits` bits, 1 to 8, are packed into."""
+    """Raise FewbitError unless `packed` has the dtype and size of `n` packed codes of `bits` bits, 1 to 8."""
     check_bits(owner, bits)
     check_part(owner, "packed", packed, torch.uint8, (packed_size(n, bits),), device)
 
@@ -92,7 +92,7 @@ def text_of(dtype: Any) -> str:
 
 
 def shown_part(part: Any) -> str:
-    """Return what a tensor is as a message shows it; of anything else, its `repr`."""
+    """Return dtype, shape, device and layout of a tensor for a message; the `repr` of anything else."""
     if not isinstance(part, Tensor):
         return shown(part)
     gaps = "" if part.layout is not torch.strided or part.is_contiguous() else f" with stride {part.stride()}"
@@ -101,7 +101,7 @@ def shown_part(part: Any) -> str:
 
 
 def has_values(*tensors: Tensor) -> bool:
-    """Tell whether the numbers in all `tensors` can be looked at: no meta or fake ones."""
+    """Return whether all `tensors` have values: none is a meta or fake one."""
     return all(type(t) in (Tensor, torch.nn.Parameter, torch.nn.Buffer) and not t.is_meta for t in tensors)
 
 
@@ -119,7 +119,7 @@ def check_groups(
     """Raise FewbitError unless `parts` are packed codes, minima and ranges of `PerGroup`.
 
     Args:
-        owner: whose parts, for the message.
+        owner: name in the message.
         rows: N samples of D elements.
         bits: of all samples, or of each: uint8 (N,) on the CPU.
         parts: packed, minimum, range.
@@ -144,7 +144,7 @@ def check_groups(
 
 
 def check_channels(owner: str, form: Any, scale: Any, shift: Any, channel_dim: Any) -> None:
-    """Raise FewbitError unless `scale` and `shift` are a number a channel of a tensor of the form."""
+    """Raise FewbitError unless `scale` and `shift` have one number for each channel of `form`."""
     dimensions = len(form.shape)
     if type(channel_dim) is not int or not -dimensions <= channel_dim < dimensions:
         raise FewbitError(
@@ -158,12 +158,12 @@ def check_channels(owner: str, form: Any, scale: Any, shift: Any, channel_dim: A
 
 
 def check_outlier_parts(owner: str, n: int, block: int, form: Any, quantizer: Any, parts: Sequence[Any]) -> None:
-    """Raise FewbitError unless the sizes and dtypes of `parts` are those that `Outlier` makes of `n` elements.
+    """Raise FewbitError unless `parts` have the sizes and dtypes that `Outlier` makes of `n` elements.
 
     Args:
-        owner: whose parts, for the message.
-        n: elements.
-        block: elements of a block of positions.
+        owner: name in the message.
+        n: number of elements.
+        block: number of elements in a block of positions.
         form, quantizer: of the compressed tensor.
         parts: packed, counts, offsets, values, levels.
     """
@@ -181,7 +181,7 @@ def check_outlier_parts(owner: str, n: int, block: int, form: Any, quantizer: An
 
 
 def check_outliers(owner: str, n: int, block: int, counts: Tensor, offsets: Tensor) -> None:
-    """Raise FewbitError unless the numbers in `counts` and `offsets` are places of outliers among `n` elements."""
+    """Raise FewbitError unless `counts` and `offsets` are positions of outliers among `n` elements."""
     if not n or not has_values(counts, offsets):
         return
     total = int(counts.sum(dtype=torch.int64))

@@ -1,8 +1,8 @@
-"""Tensors without values: those of the meta device and fake ones, on which memory is counted and nothing computed.
+"""Tensors without values, on the meta device or fake: used to count memory without computing.
 
-A kernel works on such a tensor in registers of which nobody hears, where the reference in plain torch makes temporary
-tensors. Within `scratch()` what is made does not count towards a peak of memory (memory/peak.py) unless it is alive at
-the end, so that a method counts on abstract tensors as its kernels do.
+Where a kernel works in registers, the reference in plain torch makes temporary tensors. Tensors made within `scratch()`
+do not count towards a memory peak (memory/peak.py) unless they are alive at its end, so that a method counts on
+abstract tensors what its kernels would take.
 """
 
 import threading
@@ -22,19 +22,19 @@ _scratch = _Depth()
 
 
 def is_abstract(x: Tensor) -> bool:
-    """Tell whether `x` has a shape, dtype and device, and no values."""
+    """Return whether `x` has a shape, dtype and device, but no values."""
     return x.is_meta or isinstance(x, FakeTensor)
 
 
 def is_autocast(x: Tensor) -> bool:
-    """Tell whether autocast is on for the device of `x`; the meta device has none."""
+    """Return whether autocast is on for the device of `x`; the meta device has none."""
     device = x.device.type
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 @contextmanager
 def scratch() -> Iterator[None]:
-    """Mark the operations of this block as those of one kernel: its temporary tensors take no memory."""
+    """Count the operations of this block as one kernel, whose temporary tensors take no memory."""
     _scratch.depth += 1
     try:
         yield
@@ -43,5 +43,5 @@ def scratch() -> Iterator[None]:
 
 
 def in_scratch() -> bool:
-    """Tell whether a block of `scratch` is running in this thread."""
+    """Return whether a block of `scratch` is running in this thread."""
     return _scratch.depth > 0

@@ -1,4 +1,4 @@
-"""The dtypes that fewbit takes, and the numbers they hold."""
+"""The dtypes that fewbit supports, and their ranges."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-# The formats that the CPU kernels read and write; float64 is theirs after a conversion to float32.
+# The formats that the CPU kernels read and write; float64 is converted to float32 first.
 KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
@@ -16,7 +16,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def as_kind(x: Tensor, *, keep_positive: bool) -> Tensor:
-    """Return `x` in a format that kernels read: float64 is rounded to float32, if so asked nothing positive to 0."""
+    """Return `x` in a format that kernels read: float64 rounded to float32, if `keep_positive` not to 0 from above."""
     if x.dtype in KINDS:
         return x
     single = x.float()
@@ -29,7 +29,7 @@ def largest(dtype: torch.dtype) -> float:
 
 
 def smallest(dtype: torch.dtype) -> float:
-    """Return a number just above 0 that `dtype` holds and that no flushing of subnormal float32 numbers loses."""
+    """Return a number just above 0 that `dtype` represents and that survives flushing of subnormal float32 numbers."""
     return 2.0**-24 if dtype == torch.float16 else 2.0**-126
 
 

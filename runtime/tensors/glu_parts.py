@@ -1,19 +1,19 @@
-"""What a gated linear unit keeps for its backward pass, and how many bytes that takes.
+"""What a gated linear unit saves for its backward pass, and its size in bytes.
 
-    keep        kept of each element                                         default   a token × channel in bfloat16
+    keep        saved for each element                                       default   a token × channel in bfloat16
     parts       code of act'(gate), copies of up and act(gate)               3 + 4 + 4 bits + 0.25    0.70
     inputs      copies of up and gate; act and act' are computed from them   4 + 4 bits + 0.25        0.52
-    exact       gate and up as they are                                      32 bits in bfloat16      2
+    exact       gate and up unchanged                                        32 bits in bfloat16      2
 
 A copy is `PerGroup(bits, 256)` of the elements in row-major order: 32 bits for a group's minimum and range. With
-`parts` every gradient is linear in what is rounded stochastically, so that its one bias is the table's; `inputs` puts
-rounded numbers through act and act', which are not linear. `exact` gives torch's own gradients, bit for bit.
+`parts` every gradient is linear in the stochastically rounded values, so that its only bias is the table's; `inputs`
+puts rounded numbers through act and act', which are not linear. `exact` gives torch's own gradients, bit for bit.
 
-The bits are shared out by what they do to the gradients of all parameters (`fewbit bench glu-bits`, a small Llama after
+The bits are divided by their effect on the gradients of all parameters (`fewbit bench glu-bits`, a small Llama after
 100 steps; squared errors relative to the exact gradient, noise + bias): of all 21 ways to give 11 bits to code, up and
-act(gate), 3 + 4 + 4 errs least, 0.00023 + 0.00005. 2 + 5 + 4 has less noise, and four times the table's bias, which no
-number of steps averages out; act(gate) in 3 bits doubles the noise, in 2 it is nine times as much. Of `inputs`, 4 + 4
-errs by 0.00031 and no bias that could be told from 0, 3 + 5 by twice that.
+act(gate), 3 + 4 + 4 has the least error, 0.00023 + 0.00005. 2 + 5 + 4 has less noise, and four times the table's bias,
+which no number of steps averages out; act(gate) in 3 bits doubles the noise, in 2 it is nine times as much. With
+`inputs`, 4 + 4 has an error of 0.00031 and no bias distinguishable from 0, 3 + 5 twice that.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ KEEPS: tuple[Keep, ...] = get_args(Keep)
 
 
 class GLUPlan(NamedTuple):
-    """What to keep of act(gate) · up. A tuple, so that torch.compile takes it for a constant.
+    """Which parts of act(gate) · up to save. A tuple, so that torch.compile treats it as a constant.
 
     Attributes:
         function: name of act in `FORWARDS`.
@@ -41,7 +41,7 @@ class GLUPlan(NamedTuple):
         code_bits: of the table.
         up_bits: of the copy of up.
         second_bits: of the copy of act(gate), with `inputs` of gate.
-        keep: see above.
+        keep: "parts", "inputs" or "exact", see above.
     """
 
     function: str
@@ -54,7 +54,7 @@ class GLUPlan(NamedTuple):
 
     @property
     def bits(self) -> float:
-        """Bits kept for each element where all gradients are wanted; of `exact`, which has the dtype's own, nan."""
+        """Bits saved for each element if all gradients are needed; nan for `exact`, which depends on the dtype."""
         per_copy = 32 / GROUP_SIZE
         if self.keep == "exact":
             return float("nan")
@@ -62,7 +62,7 @@ class GLUPlan(NamedTuple):
         return code + self.up_bits + self.second_bits + 2 * per_copy
 
     def nbytes(self, n: int, itemsize: int, wanted: "Wanted") -> int:
-        """Return the bytes kept of `n` elements of `itemsize` bytes."""
+        """Return the bytes saved for `n` elements of `itemsize` bytes."""
         if self.keep == "exact":
             return n * itemsize * (1 if wanted.h_alone else sum(wanted.kept(self.keep)[1:]))
         code, up, second = wanted.kept(self.keep)
@@ -72,7 +72,7 @@ class GLUPlan(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Which results of the backward pass somebody needs."""
+    """Which results of the backward pass are needed."""
 
     d_gate: bool
     d_up: bool
@@ -80,11 +80,11 @@ class Wanted(NamedTuple):
 
     @property
     def h_alone(self) -> bool:
-        """Whether nothing but h itself is needed."""
+        """Whether only h is needed."""
         return self == (False, False, True)
 
     def kept(self, keep: Keep) -> tuple[bool, bool, bool]:
-        """Return whether the code, what stands for up, and the second copy are kept: nothing that no result needs."""
+        """Return whether to save the code, up or its copy, and the second copy: only what a needed result reads."""
         code = self.d_gate and keep == "parts"
         up = self.d_gate or self.h
         second = self.d_up or self.h or (self.d_gate and keep != "parts")
@@ -92,7 +92,7 @@ class Wanted(NamedTuple):
 
 
 def check_keep(keep: object) -> Keep:
-    """Return `keep`; raises `FewbitError` if it is none of `KEEPS`."""
+    """Return `keep`; raise `FewbitError` unless it is one of `KEEPS`."""
     if keep not in KEEPS:
         raise FewbitError(f"keep is one of {', '.join(map(repr, KEEPS))}, not {shown(keep)}")
     return keep  # pyright: ignore[reportReturnType]

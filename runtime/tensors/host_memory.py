@@ -1,12 +1,12 @@
 """Memory for large results on the CPU.
 
-A fresh 64 MiB tensor is mapped by the kernel a page at a time as it is first written, and 16,384 faults of 4 KiB take
-three times longer than computing a GELU into it. On Linux a mapping may ask for 2 MiB pages instead (madvise); most
-distributions grant that on request and only then. Torch does the same under THP_MEM_ALLOC_ENABLE=1.
+The kernel maps a fresh 64 MiB tensor page by page as it is first written, and 16,384 faults of 4 KiB take three times
+longer than computing a GELU into it. On Linux a mapping may request 2 MiB pages instead (madvise); most distributions
+grant them only on request. Torch does the same under THP_MEM_ALLOC_ENABLE=1.
 
-Even then the kernel clears every page first, which takes as long as decompressing into it. What is decompressed is
-needed for a moment, and the next tensor soon after: so the memory of the last one that is gone is kept for the next. It
-is marked as free (MADV_FREE): until it is taken again the system may have its pages whenever it is short of memory.
+Even then the kernel clears every page first, which takes as long as decompressing into it. A decompressed tensor is
+needed only briefly, and the next one soon after: so the last block freed is reused for the next tensor. Until then it
+is marked as free (MADV_FREE), and the system may reclaim its pages whenever memory is short.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ _LEAST_BYTES = 16 * _HUGE_PAGE
 
 
 def is_large(x: Tensor) -> bool:
-    """Tell whether huge pages would serve a tensor of the size of `x`."""
+    """Return whether a tensor of the size of `x` benefits from huge pages."""
     return x.numel() * x.element_size() >= _LEAST_BYTES and _madvise is not None
 
 
@@ -35,29 +35,29 @@ def empty_like(x: Tensor) -> Tensor:
         size = result.numel() * result.element_size()
         start = -(-result.data_ptr() // _HUGE_PAGE) * _HUGE_PAGE
         end = (result.data_ptr() + size) // _HUGE_PAGE * _HUGE_PAGE
-        _madvise(start, end - start, _MADV_HUGEPAGE)  # a hint: refused, the small pages serve
+        _madvise(start, end - start, _MADV_HUGEPAGE)  # only a hint: if refused, small pages are used
     return result
 
 
 def reused(shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return an uninitialised dense tensor on the CPU for a passing result; it may not be resized if it is large.
+    """Return an uninitialised dense tensor on the CPU for a temporary result; do not resize it if it is large.
 
-    It may then lie in the memory of an earlier one that nobody holds any more.
+    It may reuse the memory of an earlier such tensor that has been freed.
     """
     empty = torch.empty(0, dtype=dtype, device="cpu")
     size = shape.numel() * dtype.itemsize
-    if size < _LEAST_BYTES or _madvise is None or type(empty) is not Tensor:  # nor is a fake one
+    if size < _LEAST_BYTES or _madvise is None or type(empty) is not Tensor:  # a fake tensor has no memory either
         return torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
     block = _taken(size)
     start = min(-block.ctypes.data % _HUGE_PAGE, block.size - size)
     memory = block[start : start + size]
-    # Torch holds `memory` itself as long as the storage lives: views and other tensors of it too.
+    # Torch holds `memory` as long as the storage lives, and so do views and other tensors of the storage.
     weakref.finalize(memory, _keep, block).atexit = False
     return empty.set_(torch.from_numpy(memory).untyped_storage(), 0, shape, stride)
 
 
 def _taken(size: int) -> np.ndarray:
-    """Return the block that is kept, if it has at least `size` bytes and is no waste for them, or else a new one."""
+    """Return the cached block if it has at least `size` bytes and wastes little, else a new one."""
     try:
         block = _kept.pop()
     except IndexError:
@@ -68,7 +68,7 @@ def _taken(size: int) -> np.ndarray:
     return block
 
 
-# At most one block. Its operations are atomic: storages die on any thread.
+# At most one block. List operations are atomic: storages are freed on any thread.
 _kept: list[np.ndarray] = []
 
 
@@ -78,7 +78,7 @@ def _keep(block: np.ndarray) -> None:
 
 
 def _advise(block: np.ndarray, advice: int) -> None:
-    """Tell the system about the whole huge pages of a block: a hint."""
+    """Advise the system (madvise, a hint) about the whole huge pages of a block."""
     start = -(-block.ctypes.data // _HUGE_PAGE) * _HUGE_PAGE
     end = (block.ctypes.data + block.size) // _HUGE_PAGE * _HUGE_PAGE
     if _madvise is not None:

@@ -1,16 +1,16 @@
-"""The keys of rounding: a stream beside torch's generator on the CPU, which it never moves.
+"""The stream of keys for stochastic rounding, independent of torch's CPU generator, which it never advances.
 
-    torch.manual_seed(s)            begins the stream of s
-    next_key()                      its next key
-    torch.get_rng_state()           the place in the stream comes with the state, and
-    torch.set_rng_state(state)      goes back to it
+    torch.manual_seed(s)            starts the stream of s
+    next_key()                      returns its next key
+    torch.get_rng_state()           carries the position in the stream with the state
+    torch.set_rng_state(state)      restores that position
 
-So the masks of dropout are those of exact training, a seed makes a training reproducible, and what gradient
-checkpointing recomputes is rounded as it was in the forward pass, because checkpoints save and restore torch's state.
+So the masks of dropout are those of exact training, a seed makes a training reproducible, and a recomputation by
+gradient checkpointing is rounded as the forward pass was, because checkpoints save and restore torch's state.
 
-Torch has no hook for its three functions, so they are wrapped when this module is imported. Its state alone would not
-do: after ``manual_seed(0)`` it is the same as after a forward pass without dropout that was seeded so. A generator that
-is seeded by its own method begins a stream if the seed is another.
+Torch has no hook for these three functions, so they are wrapped when this module is imported. Torch's state alone would
+not suffice: after ``manual_seed(0)`` it is the same as after a forward pass without dropout that was seeded so. A
+generator seeded by its own method starts a stream if the seed differs.
 """
 
 import threading
@@ -19,14 +19,14 @@ from functools import wraps
 import torch
 from torch import Tensor
 
-_PLACE = "_fewbit_rounding"  # attribute of a state of torch's: the place in the stream
+_PLACE = "_fewbit_rounding"  # attribute of torch's state tensor: the position in the stream
 _WORD = 2**64 - 1
 
-Place = tuple[int, int]  # a seed, and how many of its keys were drawn
+Place = tuple[int, int]  # a seed, and the number of its keys drawn so far
 
 
 class KeyStream:
-    """Keys that are a function of the seed that torch was given last, and of how many were drawn since."""
+    """Keys as a function of torch's last seed and of the number of keys drawn since."""
 
     def __init__(self) -> None:
         self._place: Place = (-1, 0)
@@ -34,12 +34,12 @@ class KeyStream:
 
     @property
     def place(self) -> Place:
-        """Where the stream is."""
+        """Return the position in the stream."""
         seed = torch.default_generator.initial_seed()
         return self._place if self._place[0] == seed else (seed, 0)
 
     def go_to(self, place: Place) -> None:
-        """Go on from `place`."""
+        """Continue from `place`."""
         self._place = place
 
     def next(self) -> int:
@@ -51,7 +51,7 @@ class KeyStream:
 
 
 def _mixed(number: int) -> int:
-    """Return 64 well-mixed bits of `number`, modulo 2^64 (splitmix64: Steele, Lea and Flood, 2014)."""
+    """Return 64 mixed bits of `number`, modulo 2^64 (splitmix64: Steele, Lea and Flood, 2014)."""
     z = (number + 0x9E3779B97F4A7C15) & _WORD
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _WORD
     z = (z ^ z >> 27) * 0x94D049BB133111EB & _WORD
@@ -63,7 +63,7 @@ next_key = _stream.next
 
 
 def _accompany_torch(stream: KeyStream) -> None:
-    """Let the stream follow the seeds and states of torch's generator on the CPU."""
+    """Make the stream follow the seeds and states of torch's CPU generator."""
     seed_torch, state_of_torch, restore_torch = (
         torch.random.manual_seed,
         torch.random.get_rng_state,

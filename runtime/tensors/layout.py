@@ -1,8 +1,8 @@
-"""Memory order: kernels walk a tensor as it lies in memory, whatever its strides.
+"""Memory order: kernels walk a dense tensor in the order of its memory, whatever its strides.
 
 A tensor is dense when some order of its dimensions makes it contiguous: row-major, channels-last, transposed. Codes are
-packed in the order of the output, which for a dense input is the input's, so no layout is copied; the backward pass
-brings the gradient into the layout of the output.
+packed in the memory order of the output, which for a dense input is the input's, so no layout is copied; the backward
+pass brings the gradient into the layout of the output.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from ...tables import FewbitError
 
 
 def as_dense(x: Tensor) -> Tensor:
-    """Return `x` if its elements fill a stretch of memory, each once; else a copy, laid out as torch lays out f(x)."""
+    """Return `x` if it is dense; else a copy with the strides that torch gives f(x)."""
     return x if x.is_contiguous() or _memory_order(x) is not None else x.clone()
 
 
@@ -29,7 +29,7 @@ def flat(x: Tensor) -> Tensor:
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Tell whether a tensor of this shape and stride fills a stretch of memory, each element once."""
+    """Return whether a tensor of this shape and stride fills a contiguous block of memory, each element once."""
     if _fills(zip(reversed(shape), reversed(stride), strict=True)) or 0 in shape:
         return True
     return _fills(sorted(zip(shape, stride, strict=True), key=_step))
@@ -50,7 +50,7 @@ def _step(dimension: tuple[int, int]) -> int:
 
 
 def with_stride(x: Tensor, stride: Sequence[int]) -> Tensor:
-    """Return `x`, copied if it does not lie in memory as `stride` says."""
+    """Return `x` with the strides `stride`, copied if it has others."""
     if x.stride() == tuple(stride):
         return x
     return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)

@@ -13,12 +13,12 @@ GROUP = 8  # codes in a group: b-bit codes then fill whole bytes
 
 
 def packed_size(n: int, bits: int) -> int:
-    """Return the bytes that `n` codes of `bits` bits take."""
+    """Return the size in bytes of `n` packed codes of `bits` bits."""
     return (n + GROUP - 1) // GROUP * bits
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """Pack codes, read in row-major order.
+    """Return packed codes, read in row-major order.
 
     Args:
         codes: uint8, any shape; each below 2^bits.

@@ -1,13 +1,13 @@
-"""Philox4x32-7: random numbers by their place in the tensor, the same on every device.
+"""Philox4x32-7: random numbers by position in the tensor, the same on every device.
 
 A counter-based generator (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) turns a counter of 128
-bits and a key of 64 into 128 random bits, in rounds of multiplying and mixing: seven are the fewest of this generator
-that pass the authors' tests (BigCrush), and take a third less time than their usual ten. Nothing is carried from one
-number to the next, so any thread can draw its own. Here, in plain torch, is the specification; kernels must give these
-bits.
+bits and a key of 64 into 128 random bits, in rounds of multiplying and mixing: seven rounds are the fewest of this
+generator that pass the authors' tests (BigCrush), and take a third less time than their usual ten. No state is carried
+from one number to the next, so any thread can draw its own. This file is the specification, in plain torch; kernels
+must give these bits.
 
-Eight consecutive codes, a group of the packing, share a counter: 16 bits for each code, element 0 of the group the
-lowest 16 bits of word 0.
+Eight consecutive codes, a group of the packing, share a counter: 16 bits for each code, the lowest 16 bits of word 0
+for element 0 of the group.
 """
 
 import torch
@@ -24,8 +24,8 @@ MASK = 0xFFFFFFFF
 def draw_seed(generator: torch.Generator | None = None) -> int:
     """Return a key from 0 to 2^63 − 1: the next of the stream (key_stream.py), or one drawn from `generator`.
 
-    One stream serves tensors on every device: after the same `torch.manual_seed` the same keys come, and no device is
-    waited for.
+    One stream serves tensors on every device: after the same `torch.manual_seed` the keys are the same, without
+    synchronising with any device.
     """
     if generator is None:
         return next_key()
@@ -42,7 +42,7 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int])
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
-        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]  # modulo 2^64: the sign of int64 is just the highest bit
+        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]  # modulo 2^64: the sign of int64 is its highest bit
         c0, c1, c2, c3 = (p1 >> 32 & MASK) ^ c1 ^ k0, p1 & MASK, (p0 >> 32 & MASK) ^ c3 ^ k1, p0 & MASK
         k0, k1 = (k0 + KEY_STEPS[0]) & MASK, (k1 + KEY_STEPS[1]) & MASK
     return c0, c1, c2, c3

@@ -1,4 +1,4 @@
-"""Which tensors have memory of their own in this process, so that a kernel may be given its address."""
+"""Tests for tensors with memory of their own in this process, whose address a kernel may take."""
 
 import torch
 from torch import Tensor
@@ -6,10 +6,10 @@ from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedte
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Tell whether the CPU kernels serve `x`: memory of this process, and no stand-in for it."""
+    """Return whether the CPU kernels support `x`: a plain tensor in the memory of this process."""
     return x.device.type == "cpu" and type(x) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
 
 
 def is_batch(x: Tensor) -> bool:
-    """Tell whether `x` stands for many tensors, as gradients do under ``is_grads_batched``: no memory of its own."""
+    """Return whether `x` is a batch without memory of its own, as gradients are under ``is_grads_batched``."""
     return is_functorch_wrapped_tensor(x) or is_legacy_batchedtensor(x)

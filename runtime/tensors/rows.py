@@ -1,7 +1,7 @@
-"""Where the packed codes of N samples lie, each sample with the same bits or with bits of its own.
+"""Memory layout of the packed codes of N samples, all with the same bits or each with its own.
 
-The same bits b: uint8 (N, w·b) with w = ⌈D/8⌉ groups of the packing. Bits b_n of its own: one row of bytes in which
-sample n begins at the next multiple of 8, so that words of any size are aligned, and takes w·b_n; zeros lie between.
+The same bits b: uint8 (N, w·b) with w = ⌈D/8⌉ groups of the packing. Separate bits b_n: one row of bytes in which
+sample n begins at the next multiple of 8, so that words of any size are aligned, and takes w·b_n; gaps are zero.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,10 +20,10 @@ ALIGNMENT = 8
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The places of codes.
+    """Positions of the codes of N samples.
 
     Attributes:
-        N, D: samples, elements in a sample.
+        N, D: number of samples, of elements in a sample.
         bits: of all samples, or of each: uint8 (N,) on the CPU.
     """
 
@@ -33,11 +33,11 @@ class Rows:
 
     @property
     def width(self) -> int:
-        """Groups of the packing in a sample."""
+        """Number of groups of the packing in a sample."""
         return -(-self.D // GROUP)
 
     def starts(self) -> Tensor:
-        """Return the first byte of each sample: int64 (N + 1,) on the CPU, the last of them the bytes of all."""
+        """Return the first byte of each sample: int64 (N + 1,) on the CPU; the last entry is the total size."""
         if isinstance(self.bits, int):
             return torch.arange(self.N + 1) * (self.width * self.bits)
         sizes = self.bits.long() * self.width
@@ -65,7 +65,7 @@ class Rows:
         return codes[:, : self.D]
 
     def _alike(self, device: torch.device) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield bits, the samples that have them, and the places of their bytes."""
+        """Yield each number of bits in use, its samples, and the positions of their bytes."""
         assert isinstance(self.bits, Tensor)
         starts = self.starts()
         for bits in self.bits.unique().tolist():
@@ -78,7 +78,7 @@ def check_sample_bits(bits: object, N: int) -> Tensor:
     """Return the bits of `N` samples as uint8 (N,) on the CPU.
 
     Raises:
-        FewbitError: they are not N integers from 1 to 8.
+        FewbitError: `bits` is not N integers from 1 to 8.
     """
     try:
         values = torch.as_tensor(bits)
@@ -92,15 +92,15 @@ def check_sample_bits(bits: object, N: int) -> Tensor:
 
 
 def packed_bytes(bits: Sequence[int], D: int) -> int:
-    """Return the bytes of the codes of samples of `D` elements, each sample with bits of its own."""
+    """Return the bytes of the codes of samples of `D` elements, where each sample has its own bits."""
     width = -(-D // GROUP)
     return sum(-(-b * width // ALIGNMENT) * ALIGNMENT for b in bits)
 
 
 def sample_bits_list(bits: Tensor | Sequence[int], N: int) -> list[int]:
-    """Return the bits of `N` samples that have no values themselves; see `check_sample_bits`.
+    """Return the bits of `N` samples of a tensor without values; see `check_sample_bits`.
 
-    No tensor is made of them: in a block of ``torch.device("meta")`` or of fake tensors it would have no values either.
+    No tensor is made of them: under ``torch.device("meta")`` or in fake mode it would have no values either.
     """
     with _disable_current_modes():
         values = bits.tolist() if isinstance(bits, Tensor) else [*bits]

@@ -1,4 +1,4 @@
-"""Shape, layout and dtype of a dense tensor: what its codes do not tell."""
+"""Shape, layout and dtype of a dense tensor, which its codes do not carry."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from .layout import flat
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Shape, layout and dtype of a dense tensor: what its codes do not tell."""
+    """Shape, layout and dtype of a dense tensor, which its codes do not carry."""
 
     shape: torch.Size
     stride: tuple[int, ...]
@@ -25,11 +25,11 @@ class TensorSpec:
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return self.shape.numel()
 
     def empty(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Return an uninitialised tensor of this spec, or of another dtype."""
+        """Return an uninitialised tensor of this spec; `dtype` replaces the spec's own."""
         dtype = dtype or self.dtype
         if self.device.type == "cpu":
             return host_memory.reused(self.shape, self.stride, dtype)

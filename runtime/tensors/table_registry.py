@@ -1,4 +1,4 @@
-"""Tables in use: found by key, and cast for the arithmetic of each dtype.
+"""Registered tables: looked up by key, and cast for the arithmetic of each dtype.
 
 An op names its table by a string (`Table.key`), which torch.compile treats as a constant. The key is a digest of the
 table's content, so it means the same table in every process.
@@ -6,9 +6,9 @@ table's content, so it means the same table in every process.
 Comparisons. x is compared in its own dtype with each boundary rounded *down* to that dtype: for a representable x,
 x > b exactly when x > floor(b). So the code of an element never depends on the dtype it is stored in.
 
-Products. Levels are kept in the dtype of arithmetic (float32 for the 16-bit types, else the tensor's own), and
-gradient × level is rounded once, to the gradient's dtype. A level of 0 gives 0 whatever the gradient, infinity and NaN
-too: where f' = 0 torch's ReLU and its like select.
+Products. Levels are stored in the dtype of arithmetic (float32 for the 16-bit types, else the tensor's own), and
+gradient × level is rounded once, to the gradient's dtype. A level of 0 gives 0 for any gradient, infinity and NaN too:
+where f' = 0, torch's ReLU and similar functions select.
 """
 
 from dataclasses import dataclass
@@ -26,13 +26,13 @@ _TABLES: dict[str, Table] = {}
 
 
 def register_table(table: Table) -> str:
-    """Make `table` known to the ops and return its key."""
+    """Register `table` with the ops and return its key."""
     _TABLES.setdefault(table.key, table)
     return table.key
 
 
 def register_unpickled(module: object) -> str:
-    """Make the table of an unpickled module known and return its key; raises `FewbitError` if it has none."""
+    """Register the table of an unpickled module and return its key; raise `FewbitError` if it has none."""
     table = vars(module).get("_table")
     if not isinstance(table, Table):
         raise FewbitError(f"a pickled {type(module).__name__} holds a fewbit.Table, not {shown(table)}")
@@ -40,7 +40,7 @@ def register_unpickled(module: object) -> str:
 
 
 def table_of(key: str) -> Table:
-    """Return the table registered under `key`; raises `FewbitError` if there is none in this process."""
+    """Return the table registered under `key`; raise `FewbitError` if this process has none."""
     try:
         return _TABLES[key]
     except KeyError:
@@ -57,7 +57,7 @@ class Prepared:
         boundaries: (m − 1,) in that dtype, rounded down.
         codes: uint8 (m,).
         levels: (K,) in the dtype of arithmetic.
-        bits: per code.
+        bits: of a code.
     """
 
     boundaries: Tensor
@@ -70,7 +70,7 @@ class Prepared:
 def prepare(key: str, dtype: torch.dtype, device: torch.device) -> Prepared:
     """Return the table `key` cast for tensors of `dtype`, on `device`."""
     table = table_of(key)
-    with torch.device("cpu"):  # whatever the default device is
+    with torch.device("cpu"):  # whatever the default device
         boundaries = round_down(table.boundaries, dtype)
     return Prepared(
         boundaries.to(device),
@@ -97,6 +97,6 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 def _previous_half(x: Tensor) -> Tensor:
     """Return the next smaller number of a 16-bit dtype; torch.nextafter lacks float16 on the CPU."""
     bits = x.view(torch.int16)
-    smaller = torch.where(bits >= 0, bits - 1, bits + 1)  # sign and magnitude: towards −∞ a negative one grows
+    smaller = torch.where(bits >= 0, bits - 1, bits + 1)  # sign and magnitude: a negative one grows towards −∞
     smaller = torch.where(x == 0, torch.tensor(-0x7FFF, dtype=torch.int16), smaller)  # below 0: −smallest
     return smaller.view(x.dtype)

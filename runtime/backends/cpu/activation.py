@@ -1,4 +1,4 @@
-"""The CPU backend: torch's own forward, Numba kernels for the codes, on the threads that torch computes with."""
+"""Activations on the CPU: torch's own forward, Numba kernels for the codes, on torch's threads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ from ..torch_functions import Forward
 from .activation_kernels import BLOCK, FORMATS, LINEAR_LIMIT, encode_kernel, look_up_kernel, multiply_kernel
 from .threads import Kernel, one_thread, run
 
-# From here on a table of all numbers of 16 bits pays: torch computes it in the time of some 100,000 elements.
+# From here on a table of all 16-bit numbers pays off: torch computes it in the time of some 100,000 elements.
 _LEAST_LOOKED_UP = 1 << 18
-_LESS_THAN_A_VECTOR = 63  # two AVX-512 registers, of which torch makes one step, hold 64
+_LESS_THAN_A_VECTOR = 63  # torch's step is two AVX-512 registers, 64 elements
 
 
 def activation(x: Tensor, function: str, parameters: Sequence[float], table: str) -> tuple[Tensor, Tensor]:
-    """Return f(x), by torch's own function in the layout that torch gives it, and its packed codes in that order."""
+    """Return f(x), by torch's own function with torch's strides, and its packed codes in that memory order."""
     if x.dtype.itemsize == 2 and x.numel() >= _LEAST_LOOKED_UP and x.is_contiguous():
         entries = _entries(function, tuple(parameters), table, x.dtype, torch._C._get_mkldnn_enabled())
         if entries is not None:
             return _look_up(x, entries, prepare(table, x.dtype, x.device).bits)
-    y = _forward(x, forward_of(function), parameters)  # of x as it lies: torch rounds differently elsewhere
+    y = _forward(x, forward_of(function), parameters)  # with the strides of x: torch rounds differently for others
     return y, encode(with_stride(x, y.stride()), table)
 
 
@@ -66,7 +66,7 @@ def _shown(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)} with stride {tensor.stride()}"
 
 
-# ---- numbers of 16 bits: f(x) and the code of all there are ----------------------------------------------------------
+# ---- 16-bit numbers: f(x) and the code of each of them ---------------------------------------------------------------
 
 
 def _look_up(x: Tensor, entries: np.ndarray, bits: int) -> tuple[Tensor, Tensor]:
@@ -82,7 +82,7 @@ def _look_up(x: Tensor, entries: np.ndarray, bits: int) -> tuple[Tensor, Tensor]
 def _entries(
     function: str, parameters: tuple[float, ...], table: str, dtype: torch.dtype, mkldnn: bool
 ) -> np.ndarray | None:
-    """Return uint32 (65536,): for every x of 16 bits the bits of f(x), above them the code; None if `_values` is."""
+    """Return uint32 (65536,): for every 16-bit x the bits of f(x), above them the code; None if `_values` is None."""
     y = _values(function, parameters, dtype, mkldnn)
     if y is None:
         return None
@@ -95,11 +95,11 @@ def _entries(
 
 @lru_cache(maxsize=64)
 def _values(function: str, parameters: tuple[float, ...], dtype: torch.dtype, mkldnn: bool) -> Tensor | None:
-    """Return f(x) for every x of 16 bits, or None where f(x) is not a matter of x alone.
+    """Return f(x) for every 16-bit x, or None if f(x) does not depend on x alone.
 
     Torch computes most elements by vector instructions, the last ones of a tensor and those of some layouts one by one,
-    and a few functions in oneDNN (if it is enabled: `mkldnn`); they do not all round alike. Which NaN comes out of one
-    is left open.
+    and a few functions in oneDNN (if it is enabled: `mkldnn`); these round differently. Which NaN a NaN gives is
+    unspecified.
     """
     forward = forward_of(function)
     if not forward.pure:
@@ -110,7 +110,7 @@ def _values(function: str, parameters: tuple[float, ...], dtype: torch.dtype, mk
         one_by_one = forward.call(torch.stack([every, every], 1)[:, 0], *parameters)
         if _same(y, one_by_one):
             return y
-        # As oneDNN's GELU, which is of contiguous tensors alone; it too has other instructions for the last elements.
+        # For example oneDNN's GELU, for contiguous tensors alone; it too has other instructions for the last elements.
         with one_thread():
             ends = [forward.call(part, *parameters) for part in every.split(_LESS_THAN_A_VECTOR)]
     return y if _same(y, torch.cat(ends)) else None
@@ -124,7 +124,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return bool(((a.view(torch.int16) == b.view(torch.int16)) | (a.isnan() & b.isnan())).all())
 
 
-# ---- tables as the kernels take them ---------------------------------------------------------------------------------
+# ---- tables in the kernels' format -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class _Encoder:
     """The kernel for a table and a dtype.
 
     Attributes:
-        arguments: of the kernel, from `boundaries` to `codes`: addresses in `arrays`.
+        arguments: kernel arguments from `boundaries` to `codes`: addresses in `arrays`.
     """
 
     kernel: Kernel

@@ -1,12 +1,12 @@
-"""The CPU kernels, in Numba: encode a tensor, look one of 16 bits up in a table, multiply a gradient by levels.
+"""Numba kernels of activations: encode a tensor, look up 16-bit numbers in a table, multiply a gradient by levels.
 
-Each is compiled code that takes the address of a job (see team.py): 64-bit words, the number of parts taken, of parts
-and of blocks, then the kernel's arguments, numbers and addresses of dense memory. It takes one part after another and
-does its blocks, on any thread.
+Each is compiled code that takes the address of a job (see threads.py): 64-bit words, the number of parts taken, of
+parts and of blocks, then the kernel's arguments, numbers and addresses of dense memory. It takes one part after another
+and processes its blocks, on any thread.
 
 Order without floats. Read as integers, the bits of floating-point numbers are in order once the magnitude of negative
-ones is flipped; NaN is put above everything. So one comparison serves float16, bfloat16, float32 and float64, and a
-boundary is a key of the same kind.
+ones is flipped; NaN ranks above everything. So one comparison serves float16, bfloat16, float32 and float64, and
+boundaries are keys of the same kind.
 
 Codes without a lookup. code(x) = c_0 + Σ_i [x > b_i] (c_{i+1} − c_i): a sum over boundaries that compiles to vector
 instructions. Past `LINEAR_LIMIT` boundaries a branch-free binary search takes over.
@@ -25,7 +25,7 @@ from numba.extending import intrinsic
 
 from .threads import JOB_WORDS, Kernel
 
-BLOCK = 512  # elements worked on at once: what one block needs stays in the first-level cache
+BLOCK = 512  # elements processed at once, so that a block's data stay in the first-level cache
 GROUP = 8
 LINEAR_LIMIT = 96
 
@@ -42,13 +42,13 @@ def _pointer(typingctx: Any, address: Any, like: Any) -> Any:
     return signature, generate
 
 
-# What the next two do is chosen by the name of the format, a constant of the kernel that calls them. (Functions held in
-# the kernel's closure would do as well, but Numba could not find such a kernel in its disk cache again.)
+# The format's name, a constant in the calling kernel, selects what the next two do. (Functions in the kernel's closure
+# would work too, but Numba would not find such a kernel in its disk cache.)
 
 
 @intrinsic(prefer_literal=True)
 def _widen(typingctx: Any, value: Any, name: Any) -> Any:
-    """Turn a stored value of the float format `name` into the type of arithmetic."""
+    """Convert a stored value of the float format `name` to the type of arithmetic."""
     format_name = name.literal_value
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -122,12 +122,12 @@ def _vector(address: Any, like: Any, n: Any) -> Any:
 
 @dataclass(frozen=True)
 class FloatFormat:
-    """How a floating-point type lies in memory.
+    """Memory format of a floating-point type.
 
     Attributes:
-        integer: the signed integer type of its size.
-        infinity: the bits of +∞.
-        stored: the type that `multiply` reads and writes.
+        integer: signed integer type of the same size.
+        infinity: bits of +∞.
+        stored: type that `multiply` reads and writes.
     """
 
     integer: type[np.signedinteger]
@@ -135,7 +135,7 @@ class FloatFormat:
     stored: type[np.generic]
 
     def keys(self, bits: np.ndarray) -> np.ndarray:
-        """Return the order-preserving keys of numbers given by their bits, −0 and +0 alike."""
+        """Return the order-preserving keys of numbers given by their bits; −0 and +0 have the same key."""
         bits = bits.astype(self.integer)
         top = np.iinfo(self.integer).max
         keys = np.where(bits < 0, bits ^ top, bits)
@@ -143,7 +143,7 @@ class FloatFormat:
 
 
 def _kernel(body: Callable[[Any], None]) -> Kernel:
-    """Compile void(int64 *job), or find it in Numba's disk cache."""
+    """Compile void(int64 *job), or load it from Numba's disk cache."""
     signature = types.void(types.CPointer(types.int64))
     compiled: Any = cfunc(signature, cache=True, error_model="numpy")(body)
     return Kernel(compiled.address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address), compiled)
@@ -159,16 +159,16 @@ FORMATS: dict[str, FloatFormat] = {
 
 @njit(inline="always")
 def _pack(small: Any, count: Any, bits: Any, staged: Any, target: Any, block: Any) -> None:
-    """Write `count` codes, a byte each in `small`, as those of a block; `staged` is what it may scribble on."""
-    # Memory by its address, and loops: views and slices of arrays take longer than packing a block does.
+    """Pack `count` codes, a byte each in `small`, into `target` from block `block` on; `staged` is scratch memory."""
+    # Memory by address, and loops: views and slices of arrays take longer than packing a block.
     groups = (count + GROUP - 1) // GROUP
     lanes = _vector(np.int64(small.ctypes.data), np.uint64(0), groups)
     stage = np.int64(staged.ctypes.data)
     for j in range(count, groups * GROUP):
         small[j] = 0
     base = block * (BLOCK // GROUP) * bits
-    # Eight bytes of b used bits each, halved three times into one word of 8b bits. That the shifts of the usual numbers
-    # of bits are constants, and words of 2 and 4 bytes are stored as such, makes them several times faster.
+    # Eight bytes of b used bits each, halved three times into one word of 8b bits. Constant shifts for the usual
+    # numbers of bits, and stores of words of 2 and 4 bytes, make this several times faster.
     if bits == 2:
         pairs = _vector(target.ctypes.data + base, np.uint16(0), groups)
         for g in range(groups):
@@ -187,7 +187,7 @@ def _pack(small: Any, count: Any, bits: Any, staged: Any, target: Any, block: An
             triples[3 * i + 1] = np.uint32((b >> np.uint64(8) | c << np.uint64(16)) & np.uint64(0xFFFFFFFF))
             triples[3 * i + 2] = np.uint32((c >> np.uint64(16) | d << np.uint64(8)) & np.uint64(0xFFFFFFFF))
     else:
-        # Each word is written whole, 8 − b bytes of zeros and all, and the next overwrites those.
+        # Each word is written whole, with 8 − b zero bytes that the next one overwrites.
         for g in range(groups):
             lanes[g] = _halved(lanes[g], bits)
         for g in range(groups):
@@ -198,7 +198,7 @@ def _pack(small: Any, count: Any, bits: Any, staged: Any, target: Any, block: An
 
 @njit(inline="always")
 def _halved(w: Any, bits: Any) -> Any:
-    """Return the word of 8b bits that eight bytes of b used bits each make."""
+    """Return the word of 8b bits made of eight bytes with b used bits each."""
     b = np.uint64(bits)
     odd_bytes = np.uint64(0xFF00FF00FF00FF00)
     odd_pairs = np.uint64(0xFFFF0000FFFF0000)
@@ -214,10 +214,11 @@ def encode_kernel(name: str) -> Kernel:
 
     Arguments in the job:
         x, n: address of n elements.
-        boundaries, m: address of m increasing keys, padded with the top key: to fours, or for the search to 2^p − 1.
+        boundaries, m: address of m increasing keys, padded with the top key: to a multiple of 4, or for the search to
+            2^p − 1.
         steps: address of the m code differences c_{i+1} − c_i, in the integer type; 0 chooses the search.
         codes: address of the codes, uint8: of the first interval, for the search of all m + 1.
-        bits: in a code.
+        bits: number of bits in a code.
         packed: address of the packed bytes.
     """
     integer = FORMATS[name].integer
@@ -284,13 +285,13 @@ def encode_kernel(name: str) -> Kernel:
 
 @cache
 def look_up_kernel() -> Kernel:
-    """Return the kernel that reads f(x) and the code of x of 16 bits in a table of all 65,536 of them.
+    """Return the kernel that looks up f(x) and the code of a 16-bit x in a table of all 65,536 of them.
 
     Arguments in the job:
         x, n: address of n elements.
         table: address of uint32 (65536,): the bits of f(x), above them the code.
         result: address of n elements.
-        bits: in a code.
+        bits: number of bits in a code.
         packed: address of the packed bytes.
     """
 
@@ -328,13 +329,13 @@ def look_up_kernel() -> Kernel:
 def multiply_kernel(name: str, selects: bool) -> Kernel:
     """Return the kernel that multiplies a gradient of a float format by levels.
 
-    If it `selects`, a level of 0 gives 0 whatever the gradient; else ∞·0 is NaN.
+    With `selects`, a level of 0 gives 0 for any gradient; else ∞·0 is NaN.
 
     Arguments in the job:
         grad, n: address of n elements.
         packed: address of the packed codes.
-        bits: in a code.
-        levels: address of (2^bits,) in the type of arithmetic, padded at will: any code may be looked up.
+        bits: number of bits in a code.
+        levels: address of (2^bits,) in the type of arithmetic, padded with any values: any code may be looked up.
         result: address of n elements.
     """
     zero = FORMATS[name].stored(0)
@@ -365,7 +366,7 @@ def multiply_kernel(name: str, selects: bool) -> Kernel:
                     staged[i] = codes[base + i]
                 for g in range(groups):
                     w = _load_word(stage + g * bits)  # pyright: ignore[reportCallIssue]
-                    first = np.uint64(g * GROUP)  # unsigned: an index that cannot count from the end
+                    first = np.uint64(g * GROUP)  # unsigned, so that the index cannot be negative
                     for j in range(GROUP):
                         factors[first + np.uint64(j)] = levels[w & mask]
                         w >>= b
@@ -373,7 +374,7 @@ def multiply_kernel(name: str, selects: bool) -> Kernel:
                 y = target[block * BLOCK : block * BLOCK + count]
                 for j in range(count):
                     y[j] = _narrow(_widen(x[j], name) * factors[j], name)  # pyright: ignore[reportCallIssue]
-                if selects:  # in a loop of its own: a choice in the one above makes it twice as slow in memory
+                if selects:  # in a loop of its own: a select in the loop above makes it twice as slow in memory
                     for j in range(count):
                         if factors[j] == nothing:
                             y[j] = zero

@@ -1,7 +1,7 @@
-"""Fixed-point quantization on the CPU. The arithmetic is the reference's (fixed_point.py), step by step.
+"""Fixed-point quantization on the CPU, with the arithmetic of reference/fixed_point.py, step by step.
 
-Where a channel's elements lie together a run is what one channel has in a block; where channels alternate
-(channels-last, matrices) it is a run through the channels, and each element has parameters of its own.
+Where a channel's elements are contiguous, a run is one channel's part of a block; where channels alternate
+(channels-last, matrices), it is a run through the channels, and each element has parameters of its own.
 """
 
 from functools import cache
@@ -30,7 +30,7 @@ def quantize(x: Tensor, channels: QuantParams, inner: int, bits: int) -> Tensor:
 
 
 def dequantize(packed: Tensor, channels: QuantParams, inner: int, bits: int, out: Tensor) -> None:
-    """Write the values of the codes to the dense tensor `out`."""
+    """Write the dequantized codes to the dense tensor `out`."""
     n = out.numel()
     if out.dtype not in KINDS:
         single = torch.empty(n, dtype=torch.float32, device="cpu")

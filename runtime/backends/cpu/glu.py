@@ -1,6 +1,6 @@
-"""The gated linear unit on the CPU: torch's own act and product forward, Numba kernels for all that is kept.
+"""The gated linear unit on the CPU: torch's own act and product forward, Numba kernels for the saved parts.
 
-The backward pass is one kernel: the gradient is read once, each part once, and up to three results are written. Its
+The backward pass is one kernel, which reads the gradient and each part once and writes up to three results. Its
 arithmetic is the reference's, step by step.
 """
 
@@ -37,7 +37,7 @@ def forward(
     derived: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return h and the parts: see `ops`."""
-    if table and not derived and gate.is_contiguous():  # one pass for act(gate) and its code, where there is one
+    if table and not derived and gate.is_contiguous():  # one pass for act(gate) and its code, if there is a code
         activated, codes = tables.activation(gate, function, parameters, table)
         h = activated * up
     else:
@@ -49,7 +49,7 @@ def forward(
 
 
 def copy(x: Tensor, bits: int, seed: int, group_size: int = GROUP_SIZE) -> tuple[Tensor, Tensor]:
-    """Return the packed codes of the elements of `x` and their groups; of 0 bits, nothing."""
+    """Return the packed codes of the elements of `x` and their groups; both empty for 0 bits."""
     if bits == 0:
         return reference.copy(x, bits, seed, group_size)
     rows = as_kind(x.reshape(1, -1), keep_positive=False)
@@ -75,7 +75,7 @@ def backward(
     derived: bool,
     wanted: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return d_gate, d_up and h, those that are wanted: see `ops`."""
+    """Return d_gate, d_up and h, empty if not wanted: see `ops`."""
     if derived or grad.dtype not in KINDS:
         plan = (function, parameters, table, up_bits, second_bits, derived)
         return reference.backward(grad, parts, *plan, wanted, values=values)
@@ -160,7 +160,7 @@ def _backward() -> Kernel:
 
 @njit(inline="always")
 def _values(codes: Any, at: Any, count: Any, bits: Any, groups: Any, row: Any, width: Any, to: Any) -> None:
-    """Turn `count` codes, from element `at` on, into float32 numbers: `dequantize` of the reference."""
+    """Dequantize `count` codes, from element `at` on, to float32: `dequantize` of the reference."""
     top = np.float32((1 << bits) - 1)
     limit = as_float(_FINITE)
     patterns = to.view(np.int32)

@@ -1,4 +1,4 @@
-"""What the quantizers' kernels are made of: blocks of numbers read and written, codes unpacked, random bits."""
+"""Building blocks of the quantizers' kernels: reading and writing numbers, packing and unpacking codes, random bits."""
 
 from collections.abc import Callable
 from functools import cache
@@ -17,7 +17,7 @@ from . import activation_kernels
 from .activation_kernels import GROUP, _kernel, _load_word, _narrow, _pack, _take, _vector, _widen
 from .threads import Kernel
 
-# Their names in activation_kernels.py begin with an underscore: pieces of kernels, not of the package's surface.
+# Private names in activation_kernels.py: parts of kernels, not of the package's interface.
 load_word, take, vector = _load_word, _take, _vector
 
 _M0, _M1 = (np.uint64(m) for m in MULTIPLIERS)
@@ -27,9 +27,9 @@ _HALF_WORD = np.uint64(32)
 
 
 def build(body: Callable[[Any], None]) -> Kernel:
-    """Compile a kernel, or find it in Numba's disk cache, where it lies under the digest of its pieces too.
+    """Compile a kernel, or load it from Numba's disk cache, where its key includes the digest of these building blocks.
 
-    Numba itself looks whether the file of the kernel has changed, and not the files of the pieces.
+    Numba itself checks only whether the file of the kernel has changed, not the files it imports from.
     """
     body.__qualname__ += f"-{_digest()}"
     return _kernel(body)
@@ -43,7 +43,7 @@ def _digest() -> str:
 
 @intrinsic(prefer_literal=True)
 def _reserve(typingctx: Any, count: Any, like: Any) -> Any:
-    """Reserve aligned memory on the stack for a constant number of numbers; return its address."""
+    """Reserve aligned memory on the stack for a constant number of elements; return its address."""
     n = count.literal_value
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -57,17 +57,17 @@ def _reserve(typingctx: Any, count: Any, like: Any) -> Any:
 
 @njit(inline="always")
 def scratch(count: Any, like: Any) -> Any:
-    """Return an array of a constant number of elements of the type of `like`, which lives as long as the kernel.
+    """Return an array of a constant number of elements of the type of `like`, valid until the kernel returns.
 
-    It is on the stack, and so no more than some kilobytes. NumPy's arrays count their references, in atomic
-    instructions around every piece of a kernel that one is handed to, and each of these waits for memory.
+    It is on the stack, so at most some kilobytes. NumPy's arrays count their references, in atomic instructions around
+    every function of a kernel that receives one, and each of these waits for memory.
     """
     return vector(_reserve(count, like), like, count)  # pyright: ignore[reportCallIssue]
 
 
 @intrinsic(prefer_literal=True)
 def _prefetch(typingctx: Any, address: Any, purpose: Any) -> Any:
-    """Ask for the cache line at an address, to "read" or "write" it; nothing waits for it."""
+    """Prefetch the cache line at an address, to "read" or "write" it, without waiting."""
     writes = int(purpose.literal_value == "write")
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -81,26 +81,26 @@ def _prefetch(typingctx: Any, address: Any, purpose: Any) -> Any:
     return types.void(types.intp, purpose), generate
 
 
-# Memory that is next asked for while what is here is computed with: a tenth to a fifth less time.
+# Prefetching the next block while computing with this one takes a tenth to a fifth less time.
 
 
 @njit(inline="always")
 def prefetch_to_read(start: Any, size: Any) -> Any:
-    """Ask for `size` bytes from the address `start` on, which will be read."""
+    """Prefetch `size` bytes from the address `start` on, to be read."""
     for line in range(0, size, 64):
         _prefetch(start + line, "read")  # pyright: ignore[reportCallIssue]
 
 
 @njit(inline="always")
 def prefetch_to_write(start: Any, size: Any) -> Any:
-    """Ask for `size` bytes from the address `start` on, which will be written."""
+    """Prefetch `size` bytes from the address `start` on, to be written."""
     for line in range(0, size, 64):
         _prefetch(start + line, "write")  # pyright: ignore[reportCallIssue]
 
 
 @njit(inline="always")
 def as_float(pattern: Any) -> Any:
-    """Return the float32 number of 32 bits."""
+    """Return the float32 number with the given 32 bits."""
     return np.int32(pattern).view(np.float32)
 
 
@@ -112,7 +112,7 @@ def as_bits(value: Any) -> Any:
 
 @njit(inline="always")
 def read(x: Any, kind: Any, start: Any, count: Any, to: Any) -> None:
-    """Read `count` numbers of a kind (dtypes.KINDS) from element `start` behind the address `x`, as float32."""
+    """Read `count` numbers of a kind (dtypes.KINDS) from element `start` after the address `x`, as float32."""
     if kind == 0:
         singles = vector(x + start * 4, np.float32(0), count)  # pyright: ignore[reportCallIssue]
         for j in range(count):
@@ -129,7 +129,7 @@ def read(x: Any, kind: Any, start: Any, count: Any, to: Any) -> None:
 
 @njit(inline="always")
 def write(x: Any, kind: Any, start: Any, count: Any, values: Any) -> None:
-    """Write `count` float32 numbers as numbers of a kind from element `start` behind the address `x` on."""
+    """Write `count` float32 numbers as numbers of a kind from element `start` after the address `x` on."""
     if kind == 0:
         singles = vector(x + start * 4, np.float32(0), count)  # pyright: ignore[reportCallIssue]
         for j in range(count):
@@ -146,7 +146,7 @@ def write(x: Any, kind: Any, start: Any, count: Any, values: Any) -> None:
 
 @njit(inline="always")
 def write_codes(small: Any, count: Any, bits: Any, staged: Any, packed: Any, group: Any) -> None:
-    """Pack `count` codes, a byte each, into the groups from `group` on; `staged` is what it may scribble on."""
+    """Pack `count` codes, a byte each, into the groups from `group` on; `staged` is scratch memory."""
     size = (count + GROUP - 1) // GROUP * bits
     target = vector(packed + group * bits, np.uint8(0), size)  # pyright: ignore[reportCallIssue]
     _pack(small, count, bits, staged, target, 0)
@@ -154,7 +154,7 @@ def write_codes(small: Any, count: Any, bits: Any, staged: Any, packed: Any, gro
 
 @njit(inline="always")
 def read_codes(packed: Any, group: Any, count: Any, bits: Any, staged: Any, small: Any) -> None:
-    """Unpack `count` codes, and those that fill the last group, from the groups from `group` on: a byte each."""
+    """Unpack `count` codes, and the padding of the last group, from the groups from `group` on: a byte each."""
     groups = (count + GROUP - 1) // GROUP
     start = packed + group * bits
     lanes = vector(np.int64(small.ctypes.data), np.uint64(0), groups)  # pyright: ignore[reportCallIssue]
@@ -189,7 +189,7 @@ def read_codes(packed: Any, group: Any, count: Any, bits: Any, staged: Any, smal
 
 @njit(inline="always")
 def _parted(w: Any, bits: Any) -> Any:
-    """Part a word of 8b bits three times into eight bytes: what packing does, backwards."""
+    """Split a word of 8b bits in three steps into eight bytes: the inverse of packing."""
     b = np.uint64(bits)
     quad = (np.uint64(1) << (np.uint64(4) * b)) - np.uint64(1)
     pair = ((np.uint64(1) << (np.uint64(2) * b)) - np.uint64(1)) * np.uint64(0x0000000100000001)
@@ -217,4 +217,4 @@ def random_words(seed: Any, first: Any, count: Any, words: Any) -> None:
         words[4 * g + 3] = np.uint32(c3)
 
 
-BLOCK = 512  # elements a kernel works on at once
+BLOCK = 512  # elements a kernel processes at once

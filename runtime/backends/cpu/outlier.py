@@ -1,15 +1,15 @@
-"""Outlier quantization on the CPU: the outliers are found by a bracket, not by selecting among all elements.
+"""Outlier quantization on the CPU: the threshold is bracketed by a sample, instead of selecting among all elements.
 
-    bracket   a sample tells a threshold that is almost surely a little too low
-    survey    one pass over x, 64 elements to a word of bits, notes those above it, the candidates, and the range of the
-              others; all threads
-    choose    the exact threshold is selected among these few; the others of them belong to the rest, whose levels it is
-              that are known now
+    bracket   a sample gives a bound that is almost surely a little below the threshold
+    survey    one pass over x, 64 elements to a word of bits, records the elements above the bound, the candidates,
+              and the range of the others; all threads
+    choose    selects the exact threshold among the few candidates; those below it belong to the rest, whose levels
+              are now known
     keep      a second pass over x: codes, and the candidates that are outliers; all threads
 
-Where the sample misled, the reference compresses. The four are kernels that share one array of numbers and addresses, a
-`_State`: between the layers of a network, when caches hold other things, a call of NumPy or torch takes as long as
-computing with 10,000 elements.
+If the sample was misleading, the reference compresses instead. The four kernels share one array of numbers and
+addresses, a `_State`: between the layers of a network, when caches hold other data, a call of NumPy or torch takes as
+long as computing with 10,000 elements.
 """
 
 from functools import cache
@@ -45,34 +45,34 @@ from .threads import JOB_WORDS, Kernel, parts_of, run
 _SAMPLE = 1 << 13
 _TOP = np.int32(0x7FFFFFFF)
 _INFINITY = np.int32(0x7F800000)
-_NAN = np.int32(0x7F800001)  # any: conversions from float16 may change what a NaN carries
+_NAN = np.int32(0x7F800001)  # any NaN: conversions from float16 may change its payload
 _POSITION_BLOCK = POSITION_BLOCK
-_LANES = 16  # of a vector of the survey
+_LANES = 16  # lanes of a vector in `survey`
 _WORD = 64
-_SPAN = 4 * _POSITION_BLOCK  # elements worked on at once: whole words of 64, and whole blocks of positions
+_SPAN = 4 * _POSITION_BLOCK  # elements processed at once: whole words of 64, and whole blocks of positions
 _DIGITS = 2048
 _LEAST_SPAN = np.float32(LEAST_SPAN)
 _HALF_LARGEST, _BRAIN_LARGEST = (np.float32(largest(d)) for d in (torch.float16, torch.bfloat16))
 _HALF_SMALLEST, _BRAIN_SMALLEST = (np.float32(smallest(d)) for d in (torch.float16, torch.bfloat16))
-_HALF_LOST, _BRAIN_LOST = np.float32(2.0**-25), np.float32(2.0**-134)  # the greatest that are rounded to 0
+_HALF_LOST, _BRAIN_LOST = np.float32(2.0**-25), np.float32(2.0**-134)  # largest numbers that are rounded to 0
 _SINGLE_LARGEST, _SINGLE_SMALLEST = np.float32(largest(torch.float32)), np.float32(smallest(torch.float32))
 
-# Where things stand in the state, int64. What is asked for:
-_X, _KIND, _N, _RELU, _BITS, _STEPS = range(6)  # address, format (common.KINDS), elements; bits, distances of levels
-_STRIDE, _RANK, _BELOW = range(6, 9)  # every which element is sampled; which of them bounds, and how far below it
-_K, _PARTS, _BLOCKS = range(9, 12)  # outliers, −1: all candidates; parts and spans of the job
-_ROOM = 31  # for candidates, in each part
-# Addresses of memory to work in:
-_KEYS = 12  # int32: of the sample, then of all candidates
+# Indices into the state, int64. Inputs:
+_X, _KIND, _N, _RELU, _BITS, _STEPS = range(6)  # address, format (dtypes.KINDS), elements; bits, steps
+_STRIDE, _RANK, _BELOW = range(6, 9)  # sampling stride; rank of the sample that gives the bound, and offset below it
+_K, _PARTS, _BLOCKS = range(9, 12)  # number of outliers, or −1: all candidates; parts and spans of the job
+_ROOM = 31  # room for candidates, in each part
+# Addresses of scratch memory:
+_KEYS = 12  # int32: keys of the sample, then of all candidates
 _FOUND = 13  # int32 (blocks,): candidates in each span
 _ENDS = 14  # int32 (parts, 3, lanes): least and greatest keys of the others, and their least magnitude
-_STARTS, _USED = 15, 16  # int64 (parts + 1,), (parts,): where each part notes its candidates, and how many there are
-_FIRSTS, _QUOTAS = 17, 18  # int64 (parts,): outliers before each part, and outliers in it that are at the threshold
-_PLACES, _PICKED = 19, 20  # uint16 and float32: place in its span and value of each candidate
-# What is found:
+_STARTS, _USED = 15, 16  # int64 (parts + 1,), (parts,): first entry of each part's candidates, and their number
+_FIRSTS, _QUOTAS = 17, 18  # int64 (parts,): outliers before each part, and its outliers that equal the threshold
+_PLACES, _PICKED = 19, 20  # uint16 and float32: offset in its span and value of each candidate
+# Outputs:
 _BOUND, _THRESHOLD, _KEPT = 21, 22, 23
-_RESULT = 24  # of `choose`: _DONE, or which of the others
-# Addresses of the results, as `OutlierCompressed` has them:
+_RESULT = 24  # of `choose`: _DONE, _MISLED or _CROWDED
+# Addresses of the results, as in `OutlierCompressed`:
 _LEVELS, _PACKED, _COUNTS, _OFFSETS, _VALUES, _VALUE_KIND = range(25, 31)
 _STATE = 32
 _DONE, _MISLED, _CROWDED = 0, 1, 2
@@ -81,7 +81,7 @@ _DONE, _MISLED, _CROWDED = 0, 1, 2
 def quantize(
     x: Tensor, bits: int, ratio: float, relu: bool, value_dtype: torch.dtype | None, sample_every: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return packed, counts, offsets, values and levels of `x` (n,): those of the reference."""
+    """Return packed, counts, offsets, values and levels of `x` (n,), equal to the reference's."""
     parts = _quantize(x, bits, ratio, relu, value_dtype, sample_every) if x.numel() else None
     return parts or reference.quantize(x, bits, ratio, relu, value_dtype, sample_every)
 
@@ -89,12 +89,12 @@ def quantize(
 def _quantize(
     x: Tensor, bits: int, ratio: float, relu: bool, value_dtype: torch.dtype | None, sample_every: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:
-    """Return the same, or None if the sample misled."""
+    """Return the results of `quantize`, or None if the sample was misleading."""
     n = x.numel()
     stride, rank, below, k, expected = _bracket(n, ratio, sample_every)
     blocks = -(-n // _SPAN)
     parts = parts_of(blocks)
-    # Twice its share for each part, for they are not alike.
+    # Twice the average for each part, because parts differ.
     room = min(n, expected if parts == 1 else 2 * expected // parts) + _SPAN
     levels = torch.empty(2, dtype=torch.float32, device="cpu")
     state = np.zeros(_STATE, np.int64)
@@ -128,31 +128,31 @@ def _quantize(
 
 
 def _bracket(n: int, ratio: float, sample_every: int) -> tuple[int, int, int, int, int]:
-    """Return how the bound is found, and what is to be expected.
+    """Return the parameters of the bound, and the expected number of candidates.
 
     Returns:
-        stride: every which element is sampled.
-        rank: the rank-th largest of them is the bound; 0: there shall be none above it.
-        below: how far below it, 1 to have its equals among the candidates.
-        k: outliers; −1 if all candidates are.
-        expected: candidates, as a rule at most.
+        stride: sampling stride.
+        rank: the rank-th largest sample is the bound; with 0 nothing is above it.
+        below: offset below it, 1 to include its equals among the candidates.
+        k: number of outliers; −1 if all candidates are.
+        expected: usual upper limit of the number of candidates.
     """
     k = count_of(n, ratio)
     stride = sample_every
     if stride > 1:
         size = -(-n // stride)
         return stride, max(1, count_of(size, ratio)) if ratio else 0, 0, -1, 2 * k
-    stride = max(1, n // _SAMPLE) | 1  # odd: an even one may see the same column of every image, at its edge
+    stride = max(1, n // _SAMPLE) | 1  # odd: an even stride may sample the same column of every image, at its edge
     size = -(-n // stride)
     if stride == 1 or k == 0:
         return stride, k, 1, k, k
     share = k / n * size
-    rank = min(size, int(share + 4 * share**0.5 + 8))  # four deviations more than its share
+    rank = min(size, int(share + 4 * share**0.5 + 8))  # four standard deviations above its share
     return stride, rank, 1, k, int((rank + 4 * rank**0.5) / size * n)
 
 
 def _workspace(state: np.ndarray, keys: int, candidates: int) -> np.ndarray:
-    """Return memory for so many keys of a sample and candidates, and write the addresses into the state."""
+    """Allocate memory for `keys` keys of a sample and `candidates`, and write the addresses into the state."""
     parts, blocks = int(state[_PARTS]), int(state[_BLOCKS])
     sizes = (4 * max(keys, candidates), 4 * blocks, 12 * _LANES * parts)
     sizes = (*sizes, 8 * (parts + 1), *(8 * parts,) * 3, 2 * candidates, 4 * candidates)
@@ -175,7 +175,7 @@ def dequantize(
     relu: bool,
     out: Tensor,
 ) -> None:
-    """Write the values of the codes, and the outliers, to `out` (n,)."""
+    """Write the dequantized codes, and the outliers, to `out` (n,)."""
     n = out.numel()
     if out.dtype not in KINDS:
         single = torch.empty(n, dtype=torch.float32, device="cpu")
@@ -188,7 +188,7 @@ def dequantize(
 
 
 def masked(grad: Tensor, packed: Tensor, bits: int) -> Tensor:
-    """Return the dense tensor `grad` where the codes, in its memory order, are not 0, and 0 where they are."""
+    """Return the dense tensor `grad` where the codes, in its memory order, are not 0, else 0."""
     out = host_memory.empty_like(grad)
     n = grad.numel()
     run(_masker(), -(-n // _SPAN), packed.data_ptr(), n, bits, grad.data_ptr(), out.data_ptr(), grad.element_size())
@@ -206,10 +206,10 @@ def _view(memory: np.ndarray, address: int, n: int) -> np.ndarray:
 
 @intrinsic
 def _above(typingctx: Any, address: Any, bound: Any, negative: Any, ends: Any) -> Any:
-    """Return 64 bits: whose of the float32 numbers at an address the magnitude is above a bound.
+    """Return a mask of 64 bits: which of the float32 numbers at an address have a magnitude above a bound.
 
-    Those are the patterns above `bound` as signed integers, or above `negative` as unsigned. The least and greatest
-    keys of the others, and the least magnitude of all, are kept at the address `ends`, 16 lanes of each.
+    These are the patterns above `bound` as signed integers, or above `negative` as unsigned. The least and greatest
+    keys of the others, and the least magnitude of all, are stored at the address `ends`, 16 lanes of each.
     """
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -253,7 +253,7 @@ def _above(typingctx: Any, address: Any, bound: Any, negative: Any, ends: Any) -
 
 @intrinsic
 def _lowest(typingctx: Any, word: Any) -> Any:
-    """Return the number of the lowest bit that is set in a uint64; 64 if there is none."""
+    """Return the index of the lowest set bit of a uint64; 64 if there is none."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.cttz(args[0], ir.IntType(1)(0))
@@ -263,7 +263,7 @@ def _lowest(typingctx: Any, word: Any) -> Any:
 
 @intrinsic
 def _ones(typingctx: Any, word: Any) -> Any:
-    """Return how many bits are set in a uint64."""
+    """Return the number of set bits of a uint64."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.ctpop(args[0])
@@ -273,13 +273,13 @@ def _ones(typingctx: Any, word: Any) -> Any:
 
 @njit(inline="always")
 def _magnitude(pattern: Any) -> Any:
-    """Return the magnitude (outlier.py) of a float32 number by its bits, every NaN above all."""
+    """Return the magnitude (reference/outlier.py) of a float32 number from its bits; every NaN is above all numbers."""
     return min(np.int32(pattern & _TOP), _NAN)
 
 
 @njit(inline="always")
 def _key(pattern: Any) -> Any:
-    """Return the bits of a float32 number as an integer in the order of the numbers; or the number's bits of that."""
+    """Return an integer in the order of the numbers from the bits of a float32, or the bits from that integer."""
     return np.int32(pattern ^ (np.int32(pattern >> np.int32(31)) & _TOP))
 
 
@@ -287,7 +287,7 @@ def _key(pattern: Any) -> Any:
 def _ranked(keys: Any, count: Any, rank: Any, histogram: Any) -> Any:
     """Return the rank-th largest of the first `count` keys (magnitudes), and how many of its equals are among `rank`.
 
-    Digit by digit, 11, 10 and 10 bits; of the keys only those that share the digits so far are left.
+    Radix selection by digits of 11, 10 and 10 bits; only the keys that share the digits so far remain.
     """
     found = 0
     for shift in range(20, -1, -10):
@@ -302,7 +302,7 @@ def _ranked(keys: Any, count: Any, rank: Any, histogram: Any) -> Any:
             digit -= 1
         found |= digit << shift
         left = 0
-        for i in range(count):  # every one is written, most are written over
+        for i in range(count):  # unconditional writes; most are overwritten
             key = keys[i]
             keys[left] = key
             left += 1 if (key >> shift) & digits == digit else 0
@@ -332,7 +332,7 @@ def _bracketer() -> Kernel:
         bound = _TOP
         if rank:
             bound, _ = _ranked(keys, size, rank, np.empty(_DIGITS, np.int64))
-            # Not below 0, even if less than k are above: then it is no sample that tells which zeros are outliers.
+            # Not below 0, even if fewer than k are above: the sample does not decide which zeros are outliers.
             bound = max(np.int32(bound - np.int32(state[_BELOW])), np.int32(0))
         state[_BOUND] = bound
         parts = state[_PARTS]
@@ -349,7 +349,7 @@ def _surveyor() -> Kernel:
         state = vector(carray(job, (JOB_WORDS,))[3], np.int64(0), _STATE)
         parts, blocks, x, kind, n = state[_PARTS], state[_BLOCKS], state[_X], state[_KIND], state[_N]
         bound = np.int32(state[_BOUND]) if state[_BOUND] < _NAN else _TOP
-        # Negative numbers are above the bound if their bits are above this, as unsigned integers; with relu only NaN.
+        # Negative numbers are above the bound if their bits, as unsigned integers, are above this; with relu only NaN.
         negative = np.int32(~_TOP | (max(bound, _INFINITY) if state[_RELU] else bound))
         found = vector(state[_FOUND], np.int32(0), blocks)
         starts = vector(state[_STARTS], np.int64(0), parts + 1)
@@ -374,7 +374,7 @@ def _surveyor() -> Kernel:
                 source = x + start * 4
                 if kind or count < _SPAN:
                     read(x, kind, start, count, buffer)
-                    buffer[count:] = buffer[0]  # not counted, and no new end of the range
+                    buffer[count:] = buffer[0]  # padding: not counted, and does not extend the range
                     source = np.int64(buffer.ctypes.data)
                 many = 0
                 for w in range(_SPAN // _WORD):
@@ -382,7 +382,7 @@ def _surveyor() -> Kernel:
                     if count < (w + 1) * _WORD:
                         word &= (np.uint64(1) << np.uint64(max(count - w * _WORD, 0))) - np.uint64(1)
                     m = _ones(word)  # pyright: ignore[reportCallIssue]
-                    for i in range(6):  # without asking how many there are, as branches that rarely err
+                    for i in range(6):  # a fixed number without a test, so that branches are rarely mispredicted
                         here[many + i] = np.uint64(w * _WORD) + _lowest(word)  # pyright: ignore[reportCallIssue]
                         word &= word - np.uint64(1)
                     for i in range(6, m):
@@ -455,14 +455,14 @@ def _chooser() -> Kernel:
             quota -= quotas[part]
         state[_THRESHOLD], state[_KEPT] = threshold, kept
         ends = vector(state[_ENDS], np.int32(0), parts * 3 * _LANES)
-        has_zeros = False  # all are among the others: a bound is never below 0
+        has_zeros = False  # all zeros are among the others: a bound is never below 0
         for part in range(parts):
             for lane in range(3 * part * _LANES, (3 * part + 1) * _LANES):
                 low, high = min(low, ends[lane]), max(high, ends[lane + _LANES])
                 has_zeros = has_zeros or ends[lane + 2 * _LANES] == 0
-        if low > high:  # there is no rest
+        if low > high:  # the rest is empty
             low = high = np.int32(0)
-        elif low < ~_INFINITY:  # a negative NaN, least of all: it shall make both NaN
+        elif low < ~_INFINITY:  # a negative NaN, the least key, makes both ends NaN
             high = _NAN
         levels = vector(state[_LEVELS], np.float32(0), 2)
         least = np.float32(0) if relu else np.float32(as_float(_key(low)) + np.float32(0))  # no −0
@@ -480,7 +480,7 @@ def _chooser() -> Kernel:
 
 @njit(inline="always")
 def _levels_with_zero(low: Any, high: Any, span: Any, steps: Any) -> Any:
-    """Return the least level and the distance of two so that 0 is one, as the reference's `levels_of` does."""
+    """Return the lowest level and the step such that 0 is a level, as the reference's `levels_of` does."""
     zero, one = np.float32(0), np.float32(1)
     most = np.float32(steps - (one if high > zero else zero))
     if most == zero:
@@ -498,7 +498,7 @@ def _levels_with_zero(low: Any, high: Any, span: Any, steps: Any) -> Any:
 
 @njit(inline="always")
 def _distance(low: Any, high: Any, below: Any, steps: Any) -> Any:
-    """Return the least distance of levels that reaches `low` and `high` with so many levels below 0."""
+    """Return the least step that reaches `low` and `high` with `below` levels below 0."""
     down = np.float32(-low / below)
     return max(down, np.float32(high / np.float32(steps - below))) if below < steps else down
 
@@ -539,7 +539,7 @@ def _keeper() -> Kernel:
                 picked = vector(state[_PICKED] + at * 4, np.float32(0), count)
                 many[:] = 0
                 m = 0
-                for i in range(count):  # every one is written, those left to the rest are written over
+                for i in range(count):  # unconditional writes; those of the rest are overwritten
                     magnitude = _magnitude(patterns[i])
                     equal = 1 if magnitude == threshold else 0
                     outlier = (1 if magnitude > threshold else 0) | (equal & (1 if quota > 0 else 0))
@@ -581,7 +581,7 @@ def _keeper() -> Kernel:
 
 @njit(inline="always")
 def _keep_values(target: Any, kind: Any, start: Any, count: Any, values: Any) -> None:
-    """Write values as they are kept: what is finite stays so, and what is positive positive (`kept_values`)."""
+    """Write outliers in the saved dtype: finite values stay finite, positive ones positive (`kept_values`)."""
     if kind:
         largest = np.float32(_HALF_LARGEST if kind == 1 else _BRAIN_LARGEST)
         lost = np.float32(_HALF_LOST if kind == 1 else _BRAIN_LOST)
@@ -646,7 +646,7 @@ def _dequantizer() -> Kernel:
                         y = most if y > most else y
                         values[j] = fewest if y < fewest else y
                 for i in range(4 * block, min(4 * block + 4, length)):
-                    # Within bounds whatever the parts say: they may have been changed since they were checked.
+                    # In bounds whatever the parts hold: they may have changed since they were checked.
                     many = min(np.int64(counts[i]), min(np.int64(_POSITION_BLOCK), total - at))
                     read(outliers, value_kind, at, many, large)
                     base = i * _POSITION_BLOCK - start
@@ -691,7 +691,7 @@ def _masker() -> Kernel:
 
 @njit(inline="always")
 def _mask(grad: Any, out: Any, zero: Any, small: Any, count: Any) -> None:
-    """Write the numbers behind the address `grad`, or `zero` where their codes are 0, to the address `out`."""
+    """Write the numbers at the address `grad`, or `zero` where their codes are 0, to the address `out`."""
     source, target = vector(grad, zero, count), vector(out, zero, count)  # pyright: ignore[reportCallIssue]
     for j in range(count):
         target[j] = source[j] if small[j] else zero

@@ -1,8 +1,8 @@
-"""Per-group quantization on the CPU. The arithmetic is the reference's (per_group.py), step by step.
+"""Per-group quantization on the CPU, with the arithmetic of reference/per_group.py, step by step.
 
-A block of `BLOCK` elements in groups of `USUAL`, or of half or a quarter of it, goes through code in which both are
-constants: loops over 256 elements then become straight vector instructions, without what tells short loops from long
-and last elements from others. Every other block goes through the same code with both as variables.
+A block of `BLOCK` elements in groups of `USUAL`, or of half or a quarter of it, takes a code path with both as
+constants: loops over 256 elements then compile to vector instructions without tests for short loops and last elements.
+Every other block takes the same code with both as variables.
 """
 
 from functools import cache
@@ -34,7 +34,7 @@ from .numba_tools import (
 )
 from .threads import JOB_WORDS, Kernel, run
 
-# Elements worked on at once. Fewer take more time for what begins and ends with each block, more spoil the cache.
+# Elements processed at once. Fewer cost more overhead per block, more exceed the cache.
 BLOCK = 1024
 USUAL, HALF, QUARTER = 256, 128, 64  # G
 _WORDS = BLOCK // 2  # of 32 random bits
@@ -45,7 +45,7 @@ _FINITE = np.int32(0x7F7FFFFF)
 
 
 def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return packed codes, minima and ranges of `x` (N, D), as `PerGroupCompressed` keeps them."""
+    """Return packed codes, minima and ranges of `x` (N, D), as `PerGroupCompressed` saves them."""
     N, D = x.shape
     G = max(1, min(group_size, D))
     groups = -(-D // G)
@@ -65,7 +65,7 @@ def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: int) -> tuple
 def dequantize(
     packed: Tensor, minimum: Tensor, range_: Tensor, bits: int | Tensor, group_size: int, out: Tensor
 ) -> None:
-    """Write the values of the codes to `out` (N, D)."""
+    """Write the dequantized codes to `out` (N, D)."""
     if out.dtype not in KINDS:
         single = torch.empty(out.shape, dtype=torch.float32, device="cpu")
         dequantize(packed, minimum, range_, bits, group_size, single)
@@ -82,7 +82,7 @@ def dequantize(
 
 
 def _bits(rows: Rows) -> tuple[int, int, Tensor | None]:
-    """Return the bits of all samples, or 0; or the address of those of each, and the first byte of each."""
+    """Return the bits of all samples, or 0; or the address of the bits of each, and the first byte of each."""
     if isinstance(rows.bits, int):
         return rows.bits, 0, None
     return 0, rows.bits.data_ptr(), rows.starts()
@@ -111,7 +111,7 @@ def _quantizer() -> Kernel:
         of_samples = vector(words[14], np.uint8(0), N)
         starts = vector(words[15], np.int64(0), N)
         size = 4 if kind == 0 else 2
-        ahead = BLOCK * 4 if kind == 0 else BLOCK * 2  # behind the last block in vain: it does no harm
+        ahead = BLOCK * 4 if kind == 0 else BLOCK * 2  # past the last block it is useless but harmless
         single = scratch(BLOCK, np.float32(0))
         random = scratch(_WORDS, np.uint32(0))
         dice = random.view(np.uint16)
@@ -135,7 +135,7 @@ def _quantizer() -> Kernel:
                     prefetch_to_read(at + (end - start) * size, ahead)
                     if end - start == BLOCK and G in (USUAL, HALF, QUARTER):
                         values = _loaded(at, kind, BLOCK, single)
-                        random_words(seed, counter, BLOCK // GROUP, random)  # while x is on its way
+                        random_words(seed, counter, BLOCK // GROUP, random)  # while x is being fetched
                         if G == USUAL:
                             _keep_groups(values, BLOCK, USUAL, minima, ranges, group)
                             _find_codes(values, BLOCK, USUAL, 0, minima, ranges, group, dice, top, small)
@@ -175,7 +175,7 @@ def _quantizer() -> Kernel:
 
 @njit(inline="always")
 def _loaded(at: Any, kind: Any, length: Any, single: Any) -> Any:
-    """Return `length` numbers of a kind as float32: those at the address, if they are, else in `single`."""
+    """Return `length` numbers of a kind as float32: in place if they are float32, else converted into `single`."""
     if kind:
         read(at, kind, 0, length, single)
     return vector(at if kind == 0 else np.int64(single.ctypes.data), np.float32(0), length)  # pyright: ignore[reportCallIssue]
@@ -183,7 +183,7 @@ def _loaded(at: Any, kind: Any, length: Any, single: Any) -> Any:
 
 @njit(inline="always")
 def _keep_groups(values: Any, length: Any, G: Any, minima: Any, ranges: Any, group: Any) -> None:
-    """Keep the parameters of `values`, which are those of the groups from `group` on."""
+    """Store the parameters of `values` as those of the groups from `group` on."""
     for first in range(0, length, G):
         count = G if length % G == 0 else min(G, length - first)
         low, high = _ends(values, first, count)  # pyright: ignore[reportCallIssue]
@@ -192,10 +192,10 @@ def _keep_groups(values: Any, length: Any, G: Any, minima: Any, ranges: Any, gro
 
 @njit(inline="always")
 def _ends(values: Any, first: Any, count: Any) -> Any:
-    """Return the order-preserving keys of the least and the greatest of `values`; those of NaN lie beyond all others.
+    """Return the order-preserving keys of the least and the greatest of `values`; those of NaN are beyond all others.
 
-    Of their bits, the greatest signed number is the greatest value, or if none is positive the least unsigned; the
-    greatest unsigned one is the least value, or if none is negative the least.
+    By their bits, the greatest signed integer is the greatest value, or if no value is positive the least unsigned one;
+    the greatest unsigned integer is the least value, or if no value is negative the least one.
     """
     patterns = values.view(np.int32)
     most, unsigned_most, unsigned_least = np.int32(~_TOP), np.uint32(0), np.uint32(0xFFFFFFFF)
@@ -246,7 +246,7 @@ def _find_codes(
 
 @njit(inline="always")
 def _keep_parameters(low: Any, high: Any, minima: Any, ranges: Any, at: Any) -> None:
-    """Keep what `group_parameters` returns of a group, given the order-preserving keys of its ends."""
+    """Store what `group_parameters` returns for a group, given the order-preserving keys of its ends."""
     if low < np.int32(~_FINITE) or high > _FINITE:
         minima[at], ranges[at] = np.uint16(0x7FC0), np.uint16(0)
         return
@@ -287,7 +287,7 @@ def _dequantizer() -> Kernel:
         of_samples = vector(words[14], np.uint8(0), N)
         starts = vector(words[15], np.int64(0), N)
         size = 4 if kind == 0 else 2
-        ahead = BLOCK * 4 if kind == 0 else BLOCK * 2  # behind the last block in vain: it does no harm
+        ahead = BLOCK * 4 if kind == 0 else BLOCK * 2  # past the last block it is useless but harmless
         single = scratch(BLOCK, np.float32(0))
         small = scratch(BLOCK, np.uint8(0))
         staged = scratch(_STAGE, np.uint8(0))
@@ -333,7 +333,7 @@ def _find_values(
     limit: Any,
     values: Any,
 ) -> None:
-    """Write what the codes in `small` stand for to `values`; they begin `skipped` elements into a group."""
+    """Write the dequantized codes of `small` to `values`; they begin `skipped` elements into a group."""
     patterns = values.view(np.int32)
     for first in range(-skipped, length, G):
         start = max(first, 0)

@@ -1,4 +1,4 @@
-"""Max pooling's places on the CPU: one pass to note them, one to put gradients there, image by image in the cache."""
+"""Max pooling's places on the CPU: one pass to record them, one to scatter gradients, image by image in the cache."""
 
 from functools import cache
 from typing import Any
@@ -13,11 +13,11 @@ from ...tensors.plain import has_kernels, is_batch
 from .numba_tools import build, take, vector
 from .threads import JOB_WORDS, Kernel, run
 
-_SIZES = {torch.float32: 4, torch.float64: 8}  # whose sums torch rounds after each addition, as is done here
+_SIZES = {torch.float32: 4, torch.float64: 8}  # dtypes whose sums torch rounds after each addition, as these kernels do
 
 
 def serves(x: Tensor, places: Tensor) -> bool:
-    """Tell whether the kernels serve the input or gradient `x`, and places or indices, which are to be row-major."""
+    """Return whether the kernels support the input or gradient `x`, and places or indices, which must be row-major."""
     plain = has_kernels(x) and not is_batch(x)
     return plain and x.dtype in _SIZES and x.numel() > 0 and places.is_contiguous()
 
@@ -106,5 +106,5 @@ def _scatter(grad: Any, out: Any, zero: Any, places: Any, corners: Any, offsets:
         target[i] = zero
     for i in range(size):
         at = np.uint64(corners[i] + offsets[min(np.int64(places[i]), last)])
-        if at < np.uint64(length):  # always, unless someone has changed the places
+        if at < np.uint64(length):  # always, unless the places were modified
             target[at] += source[i]

@@ -1,15 +1,15 @@
-"""The fused CPU kernels of a pre-activation layer: one walk through memory each, codes packed and read on the way.
+"""Fused CPU kernels of a pre-activation layer: one pass through memory each, packing and reading codes on the way.
 
-    encode                   A₂ → its packed code, and A₂ becomes A₃ where it lies          (forward)
+    encode                   A₂ → its packed code, and A₂ becomes A₃ in place               (forward)
     decode                   packed code → Ã₃                                                (for the weights' gradient)
     through_normalisation    Σ ∇A₂ and Σ Ã₁∘∇A₂ of each channel, from the code and ∇A₃; then ∇A₃ becomes the gradient
-                             of the layer's input where it lies                              (equations 6 to 8)
+                             of the layer's input in place                                (equations 6 to 8)
 
-The codes and their meaning are `FixedPoint`'s. What plain torch does in codes.py is the oracle of these kernels.
+Codes and their parameters are `FixedPoint`'s. The plain torch in layers/preact/codes.py is the oracle of these kernels.
 
-A layer of a deep network may be small, and then what is done once a call counts: a tensor made or an operation of torch
-takes a microsecond or more. So a kernel is given γ and β as they are, and each of its threads works out for itself what
-the codes of each channel mean.
+A layer of a deep network may be small, so the cost per call matters: allocating a tensor or an operation of torch takes
+a microsecond or more. So a kernel takes γ and β directly, and each of its threads computes the parameters of each
+channel's codes itself.
 """
 
 from functools import cache
@@ -26,12 +26,12 @@ from ..reference.fixed_point import LEAST_STEP, MOST_STEP
 from .numba_tools import BLOCK, GROUP, as_float, build, read, read_codes, take, vector, write, write_codes
 from .threads import JOB_WORDS, Kernel, run
 
-# Kernels do runs of a channel's elements. Where these are shorter, as in channels-last memory, they walk through rows
-# of parameters that have a column for each element, over and over.
+# Kernels process runs of a channel's elements. Where these are shorter, as in channels-last memory, they repeatedly
+# walk through rows of parameters with a column for each element.
 LEAST_RUN = 64
 LEAST_COLUMNS = 512
 
-# Each share of the blocks has sums of its own, which are added in one order: the same bits on any number of threads.
+# Each share of the blocks has sums of its own, added in a fixed order: the same bits on any number of threads.
 _SHARES, _BLOCKS_PER_SHARE = 32, 64
 
 
@@ -46,7 +46,7 @@ def encode(A: Tensor, γ: Tensor, β: Tensor, bits: int, slope: float) -> Tensor
 
 
 def decode(packed: Tensor, γ: Tensor, β: Tensor, bits: int, slope: float, out: Tensor) -> None:
-    """Write Ã₃, the (leaky) ReLU of what the codes mean, to the dense tensor `out`."""
+    """Write Ã₃, the (leaky) ReLU of the dequantized codes, to the dense tensor `out`."""
     γ, β = _single(γ), _single(β)
     limits = (_bits(smallest(out.dtype)), _bits(largest(out.dtype)))
     run(_decoder(), -(-out.numel() // BLOCK), *_arguments(packed, γ, β, bits, slope, out), *limits)
@@ -63,7 +63,7 @@ def through_normalisation(
     by_batch: bool,
     into_input: bool,
 ) -> Tensor:
-    """Return Σ ∇A₂ and Σ Ã₁∘∇A₂ of each channel, float32 (2, C); make ∇A₃ the gradient of the input, if asked to.
+    """Return Σ ∇A₂ and Σ Ã₁∘∇A₂ of each channel, float32 (2, C); if `into_input`, make ∇A₃ the gradient of the input.
 
     Args:
         packed, γ, β, bits, slope: the codes and their parameters.
@@ -97,15 +97,15 @@ def _bits(value: float) -> int:
     return int(np.float32(value).view(np.int32))
 
 
-# ---- what the codes of a channel mean: in float64, as quant_params and its kin do it in torch ---------------------
+# ---- parameters of a channel's codes: in float64, as `quant_params` and `preact_quant_params` compute them -----------
 
 _LIMIT = largest(torch.float32)
-_F = np.float32(0)  # for `vector`: what lies at an address
+_F = np.float32(0)  # for `vector`: the type at an address
 _I = np.int32(0)
 
 
 @njit(inline="always")
-def _meaning(γ: Any, β: Any, bits: Any) -> Any:
+def _channel_params(γ: Any, β: Any, bits: Any) -> Any:
     """Return Δ (0 in a constant channel), o, z, and the offset of Ã₁, float64, of one channel."""
     half = np.float64(1 << (bits - 1))
     g, b = np.float64(γ), np.float64(β)
@@ -130,7 +130,7 @@ def _meaning(γ: Any, β: Any, bits: Any) -> Any:
 
 @njit(inline="always")
 def _columns(C: Any, inner: Any) -> Any:
-    """Return how many columns rows of parameters have, a number of times those of C channels."""
+    """Return the number of columns of a row of parameters, a multiple of those of C channels."""
     if inner >= LEAST_RUN:
         return C
     once = C * inner
@@ -139,10 +139,10 @@ def _columns(C: Any, inner: Any) -> Any:
 
 @njit(inline="always")
 def _spread(row: Any, C: Any, inner: Any, columns: Any) -> None:
-    """Repeat each of the first C parameters for the `inner` elements that lie together, and all of them, in place."""
+    """Repeat each of the first C parameters for its `inner` contiguous elements, and then all of them, in place."""
     if inner >= LEAST_RUN:
         return
-    for c in range(C - 1, -1, -1):  # from the end: nothing is overwritten that is still to be read
+    for c in range(C - 1, -1, -1):  # from the end, so that nothing is overwritten before it is read
         value = row[c]
         for i in range(inner):
             row[c * inner + i] = value
@@ -154,10 +154,10 @@ def _spread(row: Any, C: Any, inner: Any, columns: Any) -> None:
 def _code_rows(
     γ: Any, β: Any, C: Any, inner: Any, bits: Any, inverted: Any, origins: Any, steps: Any, zeros: Any
 ) -> None:
-    """Write o, Δ or if `inverted` 1/Δ, and z of each column."""
+    """Write o, Δ (1/Δ if `inverted`) and z of each column."""
     scales, shifts = vector(γ, _F, C), vector(β, _F, C)
     for c in range(C):
-        step, origin, zero, _ = _meaning(scales[c], shifts[c], bits)
+        step, origin, zero, _ = _channel_params(scales[c], shifts[c], bits)
         inverse = 0.0 if step == 0 else 1.0 / step
         origins[c], steps[c], zeros[c] = np.float32(origin), np.float32(inverse if inverted else step), np.int32(zero)
     columns = len(zeros)
@@ -172,7 +172,7 @@ def _normal_rows(γ: Any, β: Any, C: Any, inner: Any, bits: Any, offsets: Any, 
     scales, shifts = vector(γ, _F, C), vector(β, _F, C)
     unit = np.float32(6.0 / np.float64(1 << bits))
     for c in range(C):
-        _, _, zero, offset = _meaning(scales[c], shifts[c], bits)
+        _, _, zero, offset = _channel_params(scales[c], shifts[c], bits)
         offsets[c], zeros[c] = np.float32(offset), np.int32(zero)
         slopes[c] = -unit if scales[c] < 0 else unit
     columns = len(zeros)
@@ -181,7 +181,7 @@ def _normal_rows(γ: Any, β: Any, C: Any, inner: Any, bits: Any, offsets: Any, 
     _spread(zeros, C, inner, columns)
 
 
-# ---- the kernels: those of arguments that all have come first --------------------------------------------------------
+# ---- kernels: the arguments that all share come first ----------------------------------------------------------------
 # Memory is viewed by its address: a slice of an array takes as long as a hundred elements.
 
 
@@ -323,12 +323,12 @@ def _decoder() -> Kernel:
 
 @njit(inline="always")
 def _through(gradient: Any, positive: Any, leak: Any) -> Any:
-    """Return the gradient behind the (leaky) ReLU: as in torch, 0 and not 0·∞ where there is none."""
+    """Return the gradient of the (leaky) ReLU's input; as in torch, 0 rather than 0·∞ where its slope is 0."""
     below = np.float32(gradient * leak) if leak != np.float32(0) else np.float32(0)
     return gradient if positive else below
 
 
-@njit(fastmath={"reassoc"}, error_model="numpy")  # so that many elements are added at once
+@njit(fastmath={"reassoc"}, error_model="numpy")  # so that sums vectorise
 def _two_sums(gradient: Any, codes: Any, zero: Any, leak: Any, middle: Any) -> Any:
     """Return Σ ∇A₂ and Σ (code + ½ − 2^{K−1})∘∇A₂ of a run of one channel."""
     a = b = np.float32(0)
@@ -424,7 +424,7 @@ def _normaliser() -> Kernel:
         offsets, slopes = np.empty(columns, np.float32), np.empty(columns, np.float32)
         zeros = np.empty(columns, np.int32)
         _normal_rows(γ, β, C, inner, bits, offsets, slopes, zeros)
-        # The sums of all shares, which every thread adds for itself; the input's gradient is s∘(∇A₂ − p − q∘Ã₁).
+        # The sums of all shares, which every thread adds itself; the input's gradient is s∘(∇A₂ − p − q∘Ã₁).
         s, p, q = np.empty(columns, np.float32), np.empty(columns, np.float32), np.empty(columns, np.float32)
         sums = vector(sums_at, _F, (shares + 1) * 2 * C)
         scales, deviations = vector(γ, _F, C), vector(deviations_at, _F, C)

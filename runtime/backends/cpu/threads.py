@@ -1,11 +1,11 @@
-"""Threads for the kernels: those that torch computes with.
+"""Run kernels on torch's own threads.
 
-After one of its operations torch's OpenMP threads spin for some milliseconds, ready for the next. Threads of our own
-would have to share the cores with them; so we call the OpenMP library that torch has loaded, as compiled code does.
-Where it is not found under its GNU name (macOS, Windows), or has died with a fork, a pool of threads does the same.
+After an operation torch's OpenMP threads spin for some milliseconds, ready for the next. Separate threads would have to
+share the cores with them; so kernels call the OpenMP library that torch has loaded, as compiled code does. If it is not
+found under its GNU name (macOS, Windows), or was lost in a fork, a thread pool is used instead.
 
-A kernel takes the address of a `Job` and does parts of it until none is left: a thread that is held up keeps no other
-waiting.
+A kernel takes the address of a `Job` and processes parts of it until none is left: a delayed thread does not keep the
+others waiting.
 """
 
 import ctypes
@@ -33,9 +33,9 @@ class Kernel:
     """Compiled code: void(int64 *job).
 
     Attributes:
-        address: where it lies.
-        call: calls it with the address of a job, and lets other Python threads run meanwhile.
-        compiled: what keeps it alive.
+        address: address of the machine code.
+        call: calls it with the address of a job, and releases the GIL meanwhile.
+        compiled: reference that keeps the code alive.
     """
 
     address: int
@@ -58,7 +58,7 @@ def run(kernel: Kernel, blocks: int, *arguments: int) -> None:
 
 
 def parts_of(blocks: int) -> int:
-    """Return into how many parts `run` divides a job of so many blocks."""
+    """Return the number of parts into which `run` divides a job of `blocks` blocks."""
     threads = _threads(blocks)
     return threads * _PARTS_PER_THREAD if threads > 1 else 1
 
@@ -69,7 +69,7 @@ def _threads(blocks: int) -> int:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch compute what this thread asks for in this thread alone; no other thread is concerned."""
+    """Run torch's operations of this thread on this thread alone; other threads are unaffected."""
     openmp = _openmp()
     if openmp is None:
         yield
@@ -86,7 +86,7 @@ def _run_in_pool(kernel: Kernel, job: Any, threads: int) -> None:
     pool = _pool(os.getpid(), threads - 1)
     others = [pool.submit(kernel.call, job) for _ in range(threads - 1)]
     kernel.call(job)
-    # One that has not begun has nothing left to do; one that has writes into the caller's memory: wait for it.
+    # A call that has not begun has nothing left to do; one that has begun writes into the caller's memory: wait for it.
     wait([other for other in others if not other.cancel()])
 
 
@@ -94,7 +94,7 @@ def _run_in_pool(kernel: Kernel, job: Any, threads: int) -> None:
 def _openmp() -> ctypes.CDLL | None:
     """Return the OpenMP library in this process, or None if it does not have GOMP_parallel(body, data, threads, flags).
 
-    LLVM's and Intel's have it too, on Linux. Names are looked up as the loader does for torch.
+    LLVM's and Intel's have it too, on Linux. Names are resolved as the loader does for torch.
     """
     try:
         library = ctypes.CDLL(None)
@@ -107,5 +107,5 @@ def _openmp() -> ctypes.CDLL | None:
 
 @cache
 def _pool(process: int, threads: int) -> ThreadPoolExecutor:
-    # One a process: threads do not survive a fork.
+    # One for each process: threads do not survive a fork.
     return ThreadPoolExecutor(threads, thread_name_prefix="fewbit")

@@ -1,7 +1,7 @@
-"""The CUDA backend: kernels generated from the table, compiled at first use, launched on torch's stream and device.
+"""Activations on CUDA: kernels generated from the table, compiled at first use, launched on torch's stream and device.
 
-Forward is one kernel that reads x once. A function without a CUDA formula (an expression, a callable) is torch's own,
-and a kernel encodes. Where `cuda-core` is not installed the reference does it all, and one warning says so.
+The forward pass is one kernel that reads x once. A function without a CUDA formula (an expression, a callable) is
+torch's own, followed by a kernel that encodes. If `cuda-core` is not installed the reference is used, with one warning.
 """
 
 import warnings
@@ -22,12 +22,12 @@ from ..reference import activation as reference
 from .codegen import FORMULAS, THREADS, Kernel, elements_per_block, kernel_source
 from .codegen.compiler import cubin, has_compiler
 
-# Blocks of 8 warps; so many fill a multiprocessor, and each then takes its share of what is more.
+# Blocks of 8 warps: this many fill a multiprocessor, and each then processes its share of larger tensors.
 BLOCKS_PER_MULTIPROCESSOR = 8
 
 
 def activation(x: Tensor, function: str, parameters: Sequence[float], table: str) -> tuple[Tensor, Tensor]:
-    """Return f(x), laid out as torch lays it out, and the packed codes in that order."""
+    """Return f(x), with the strides that torch gives it, and the packed codes in that memory order."""
     if not available():
         return reference.activation(x, function, parameters, table)
     if function not in FORMULAS:
@@ -55,7 +55,7 @@ def multiply(grad: Tensor, packed: Tensor, table: str) -> Tensor:
     """Return gradient × level for the dense tensor `grad`, in its dtype and layout.
 
     Raises:
-        RuntimeError: `packed` is not the packed code of as many elements on the same device.
+        RuntimeError: `packed` does not hold the codes of as many elements on the same device.
     """
     if not available():
         return reference.multiply(grad, packed, table)
@@ -75,7 +75,7 @@ def multiply(grad: Tensor, packed: Tensor, table: str) -> Tensor:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A kernel, ready to run on one device."""
+    """A kernel loaded on one device."""
 
     name: str
     bits: int
@@ -96,7 +96,7 @@ def start(kernel: Any, name: str, device: int, blocks: int, *arguments: int) -> 
     """Launch a compiled kernel of `THREADS` threads a block on torch's current stream of the device.
 
     Raises:
-        RuntimeError: it could not be launched.
+        RuntimeError: the launch failed.
     """
     config = _config(blocks)
     stream = _stream(torch._C._cuda_getCurrentRawStream(device))
@@ -111,14 +111,14 @@ def start(kernel: Any, name: str, device: int, blocks: int, *arguments: int) -> 
 
 
 def compiled(source: str, name: str, device: int) -> Any:
-    """Return the kernel `name` of a source, compiled for the device and loaded there."""
+    """Return the kernel `name` of a source, compiled for the device and loaded on it."""
     properties = torch.cuda.get_device_properties(device)
     with torch.cuda.device(device):
         made = cubin(source, f"sm_{properties.major}{properties.minor}")
         return core().ObjectCode.from_cubin(made).get_kernel(name)
 
 
-# One for each table in use. Where two threads come first at once, both make the same.
+# One for each table in use. Threads that first need it at the same time each make the same one.
 @cache
 def _kernel(
     name: Kernel,
@@ -135,12 +135,12 @@ def _kernel(
 
 @cache
 def core() -> Any:
-    """Return the module `cuda.core`, which is imported when a kernel is first wanted."""
+    """Return the module `cuda.core`, imported when a kernel is first needed."""
     return import_module("cuda.core")
 
 
 def _empty_result(x: Tensor) -> Tensor:
-    """Return memory for f(x), laid out as torch's own functions lay it out."""
+    """Return uninitialised memory for f(x), with the strides of torch's own functions."""
     if x.is_contiguous():
         return torch.empty(x.shape, dtype=x.dtype, device=x.device)
     return torch.empty_strided(x.shape, _result_stride(x.shape, x.stride()), dtype=x.dtype, device=x.device)
@@ -148,7 +148,7 @@ def _empty_result(x: Tensor) -> Tensor:
 
 @lru_cache(1024)
 def _result_stride(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...]:
-    # Not always that of x: a dimension of size 1 gets another.
+    # Not always that of x: torch changes the stride of a dimension of size 1.
     return torch.relu(torch.empty_strided(shape, stride, device="meta")).stride()
 
 
@@ -168,7 +168,7 @@ def _stream(handle: int) -> Any:
 
 @cache
 def available() -> bool:
-    """Tell whether kernels can be compiled; if not, warn once."""
+    """Return whether kernels can be compiled; if not, warn once."""
     if has_compiler():
         return True
     extra = "cuda12" if (torch.version.cuda or "").startswith("12") else "cuda13"

@@ -15,14 +15,14 @@ from .codegen.fixed_point import ELEMENTS_PER_BLOCK, ROWS, fixed_point_source
 
 
 def serves(x: Tensor) -> bool:
-    """Tell whether the kernels serve `x`: CUDA memory, and no stand-in for it."""
+    """Return whether the kernels support `x`: a plain tensor in CUDA memory."""
     if x.device.type != "cuda" or type(x) not in (Tensor, torch.nn.Parameter) or torch.compiler.is_compiling():
         return False
     return available()
 
 
 def table(scale: Tensor, shift: Tensor, bits: int) -> Tensor:
-    """Return what the codes of each channel mean under γ and β, (C,): (7, C), 32 bits each; see fixed_point.cuh."""
+    """Return the parameters of each channel's codes under γ and β, (C,): (7, C), 32 bits each; see fixed_point.cuh."""
     C = scale.numel()
     rows = torch.empty(ROWS, C, dtype=torch.float32, device=scale.device)
     γ, β = scale.double().contiguous(), shift.double().contiguous()
@@ -40,7 +40,7 @@ def quantize(x: Tensor, channels: QuantParams, inner: int, bits: int) -> Tensor:
 
 
 def dequantize(packed: Tensor, channels: QuantParams, inner: int, bits: int, out: Tensor) -> None:
-    """Write the values of the codes to the dense tensor `out`."""
+    """Write the dequantized codes to the dense tensor `out`."""
     n, c = out.numel(), channels
     if out.dtype not in KINDS:
         single = torch.empty(n, dtype=torch.float32, device=out.device)
@@ -54,7 +54,7 @@ def dequantize(packed: Tensor, channels: QuantParams, inner: int, bits: int, out
 def launch(
     name: str, like: Tensor, bits: int, elements: int, *arguments: int, per_block: int = ELEMENTS_PER_BLOCK
 ) -> None:
-    """Run a kernel for the dtype of `like` on torch's current stream of its device, a block for so many elements."""
+    """Run a kernel for the dtype of `like` on torch's current stream of its device, `per_block` elements a block."""
     if elements == 0:
         return
     device = like.get_device()
@@ -64,6 +64,6 @@ def launch(
 
 @cache
 def _kernel(name: str, dtype: str, bits: int, device: int) -> tuple[Any, int]:
-    """Return a kernel, and how many blocks fill the device."""
+    """Return a kernel, and the number of blocks that fill the device."""
     most = torch.cuda.get_device_properties(device).multi_processor_count * BLOCKS_PER_MULTIPROCESSOR
     return compiled(fixed_point_source(dtype, bits), name, device), most

@@ -1,7 +1,7 @@
 """The gated linear unit on the GPU: one kernel forward, which reads gate and up once, and one backward.
 
-They serve what is trained as a rule: the code and both copies kept, act with a CUDA formula, 16- or 32-bit numbers. All
-else is the reference, its copies made by the per-group quantizer's kernels.
+They cover the usual training configuration: the code and both copies saved, act with a CUDA formula, 16- or 32-bit
+numbers. All others use the reference, with copies made by the per-group quantizer's kernels.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ def backward(
     derived: bool,
     wanted: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return d_gate, d_up and h, those that are wanted: see `ops`."""
+    """Return d_gate, d_up and h, empty if not wanted: see `ops`."""
     plan = (function, tuple(parameters), table, up_bits, second_bits)
     if derived or not _serves(grad, *plan):
         return reference.backward(grad, parts, *plan, derived, wanted, values=values)
@@ -72,7 +72,7 @@ def backward(
 
 
 def copy(x: Tensor, bits: int, seed: int, group_size: int = GROUP_SIZE) -> tuple[Tensor, Tensor]:
-    """Return the packed codes of the elements of `x` and their groups; of 0 bits, nothing."""
+    """Return the packed codes of the elements of `x` and their groups; both empty for 0 bits."""
     rows = as_kind(x.reshape(1, -1), keep_positive=False)
     if bits == 0 or not per_group.serves(rows, group_size):
         return reference.copy(x, bits, seed, group_size)
@@ -107,7 +107,7 @@ def _launch(name: str, x: Tensor, plan: Constants, *arguments: int) -> None:
 
 @cache
 def _kernel(name: str, dtype: str, plan: Constants, device: int) -> tuple[Any, int]:
-    """Return a kernel, and how many blocks fill the device."""
+    """Return a kernel, and the number of blocks that fill the device."""
     function, parameters, table, up_bits, act_bits = plan
     source = glu_source(table_of(table), dtype, function, parameters, up_bits, act_bits)
     most = torch.cuda.get_device_properties(device).multi_processor_count * BLOCKS_PER_MULTIPROCESSOR

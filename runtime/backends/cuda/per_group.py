@@ -15,14 +15,14 @@ from .codegen.per_group import CODES_PER_BLOCK, GROUPS_PER_BLOCK, per_group_sour
 
 
 def serves(x: Tensor, group_size: int) -> bool:
-    """Tell whether the kernels serve `x` (N, D): CUDA memory, and groups that end where bytes of codes do."""
+    """Return whether the kernels support `x` (N, D): CUDA memory, and groups that end on a byte of codes."""
     if x.device.type != "cuda" or type(x) not in (Tensor, torch.nn.Parameter) or torch.compiler.is_compiling():
         return False
     return (group_size % GROUP == 0 or group_size >= x.shape[1]) and available()
 
 
 def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return packed codes, minima and ranges of `x` (N, D), as `PerGroupCompressed` keeps them."""
+    """Return packed codes, minima and ranges of `x` (N, D), as `PerGroupCompressed` saves them."""
     N, D = x.shape
     G = max(1, min(group_size, D))
     rows = Rows(N, D, bits)
@@ -38,7 +38,7 @@ def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: int) -> tuple
 def dequantize(
     packed: Tensor, minimum: Tensor, range_: Tensor, bits: int | Tensor, group_size: int, out: Tensor
 ) -> None:
-    """Write the values of the codes to `out` (N, D)."""
+    """Write the dequantized codes to `out` (N, D)."""
     if out.dtype not in KINDS:
         single = torch.empty(out.shape, dtype=torch.float32, device=out.device)
         dequantize(packed, minimum, range_, bits, group_size, single)
@@ -74,7 +74,7 @@ class _Places:
         return self.bits.data_ptr(), self.starts.data_ptr()
 
     def empty(self, rows: Rows, device: torch.device) -> Tensor:
-        """Return memory for the codes."""
+        """Return uninitialised memory for the codes."""
         if isinstance(rows.bits, int):
             return torch.empty(rows.N, rows.width * rows.bits, dtype=torch.uint8, device=device)
         return torch.zeros(self.size, dtype=torch.uint8, device=device)
@@ -93,6 +93,6 @@ def _launch(name: str, x: Tensor, rows: Rows, blocks: int, *arguments: int) -> N
 
 @cache
 def _kernel(name: str, dtype: str, bits: int | None, device: int) -> tuple[Any, int]:
-    """Return a kernel, and how many blocks fill the device."""
+    """Return a kernel, and the number of blocks that fill the device."""
     most = torch.cuda.get_device_properties(device).multi_processor_count * BLOCKS_PER_MULTIPROCESSOR
     return compiled(per_group_source(dtype, bits), name, device), most

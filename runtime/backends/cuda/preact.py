@@ -1,7 +1,7 @@
-"""The fused CUDA kernels of a pre-activation layer: what cpu.py does, on torch's stream and device.
+"""Fused CUDA kernels of a pre-activation layer: the operations of cpu/preact.py, on torch's stream and device.
 
-A step of a deep network is launched faster than it is computed only if it is few launches, and nothing waits for the
-GPU: six of fewbit's for a layer forward and backward, besides torch's own batch normalisation and linear part.
+A step of a deep network is launched faster than it is computed only with few launches and no synchronisation: a layer
+takes six of fewbit's, forward and backward, besides torch's own batch normalisation and linear part.
 """
 
 from functools import cache
@@ -16,7 +16,7 @@ from .fixed_point import launch, serves, table
 
 __all__ = ["decode", "encode", "serves", "through_normalisation"]
 
-# A channel's elements are shared out among so many warps, all channels together, but each has this many at least.
+# A channel's elements are divided among this many warps, all channels together, but each gets at least this many.
 _WARPS, _LEAST_SHARE = 8192, 1024
 
 
@@ -27,7 +27,7 @@ def encode(
 
     Args:
         A: A₂, overwritten.
-        x: the layer's input, laid out as `A`: where γ = 0, codes are of what was normalised.
+        x: the layer's input, laid out as `A`: where γ = 0, codes are of the normalised input.
         γ, β, mean, inverse_deviation: (C,).
         bits: K.
         slope: of the leaky ReLU.
@@ -41,7 +41,7 @@ def encode(
 
 
 def decode(packed: Tensor, γ: Tensor, β: Tensor, bits: int, slope: float, out: Tensor) -> None:
-    """Write Ã₃, the (leaky) ReLU of what the codes mean, to the dense tensor `out`."""
+    """Write Ã₃, the (leaky) ReLU of the dequantized codes, to the dense tensor `out`."""
     rows = table(γ, β, bits)
     memory = (packed.data_ptr(), out.data_ptr(), rows.data_ptr())
     launch("decode", out, bits, out.numel(), *memory, *_shape(out), _bits(slope))
@@ -58,7 +58,7 @@ def through_normalisation(
     by_batch: bool,
     into_input: bool,
 ) -> Tensor:
-    """Return Σ ∇A₂ and Σ Ã₁∘∇A₂ of each channel, float32 (2, C); make ∇A₃ the gradient of the input: see cpu.py."""
+    """Return Σ ∇A₂, Σ Ã₁∘∇A₂ of each channel, float32 (2, C); make ∇A₃ the input's gradient: see cpu/preact.py."""
     n, inner, C = _shape(gradient)
     elements = n // C
     shares = max(1, min(_WARPS // C, elements // _LEAST_SHARE))
@@ -89,7 +89,7 @@ def through_normalisation(
 
 
 def _shape(x: Tensor) -> tuple[int, int, int]:
-    """Return elements, elements of a channel that lie together, and channels."""
+    """Return the number of elements, of contiguous elements of a channel, and of channels."""
     return x.numel(), x.stride(1), x.shape[1]
 
 

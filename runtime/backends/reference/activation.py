@@ -1,4 +1,4 @@
-"""The reference backend: plain torch, any device. The oracle of every kernel's tests."""
+"""Activations in plain torch, for any device: the oracle of every kernel's tests."""
 
 from collections.abc import Sequence
 
@@ -13,21 +13,21 @@ from ..forwards import forward_of
 
 
 def activation(x: Tensor, function: str, parameters: Sequence[float], table: str) -> tuple[Tensor, Tensor]:
-    """Return f(x), by torch's own function in the layout that torch gives it, and its packed codes in that order."""
-    y = forward_of(function).call(x, *parameters)  # of x as it lies: torch rounds differently elsewhere
+    """Return f(x), by torch's own function with torch's strides, and its packed codes in that memory order."""
+    y = forward_of(function).call(x, *parameters)  # with the strides of x: torch rounds differently for others
     return y, encode(with_stride(x, y.stride()), table)
 
 
 def encode(x: Tensor, table: str) -> Tensor:
     """Return the packed codes of the dense tensor `x` in memory order: uint8 (⌈n/8⌉·bits,)."""
     t = prepare(table, x.dtype, x.device)
-    # searchsorted counts the boundaries below x, and puts NaN behind all of them: intervals are closed on the right.
+    # searchsorted counts the boundaries below x, and puts NaN after all of them: intervals are closed on the right.
     interval = torch.searchsorted(t.boundaries, flat(x), right=False)
     return pack(t.codes[interval], t.bits)
 
 
 def factors_of(table: Prepared, codes: Tensor) -> Tensor:
-    """Return the level of each code; 0 for codes that the table has no level for, as the kernels have it."""
+    """Return the level of each code; 0 for codes without a level, as in the kernels."""
     return F.pad(table.levels, (0, (1 << table.bits) - table.levels.numel()))[codes.int()]
 
 

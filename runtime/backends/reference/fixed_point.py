@@ -9,16 +9,16 @@ from ...tensors.dtypes import largest, smallest
 from ...tensors.layout import flat
 from ...tensors.packing import pack, unpack
 
-# Below the least a channel counts as constant; between them Δ, its inverse and 2^K of each are finite in float32.
+# Below the least, a channel counts as constant; between them Δ, its inverse and 2^K of each are finite in float32.
 LEAST_STEP, MOST_STEP = 2.0**-120, 2.0**118
 
 
 @dataclass(frozen=True, eq=False)
 class QuantParams:
-    """What the codes of each channel mean; all (C,).
+    """Parameters of each channel's codes; all (C,).
 
     Attributes:
-        origin: o, float32: where code 2^{K−1} begins.
+        origin: o, float32: start of the interval of code 2^{K−1}.
         step: Δ, float32; 0 in a channel that counts as constant.
         inverse: 1/Δ, float32, or 0.
         zero: z, int32, from 1 to 2^K − 1: the codes from here on are positive.
@@ -31,13 +31,13 @@ class QuantParams:
 
 
 def quant_params(scale: Tensor, shift: Tensor, bits: int) -> QuantParams:
-    """Return what the codes mean under γ and β, (C,)."""
+    """Return the parameters of the codes under γ and β, (C,)."""
     γ, β = scale.double().abs(), shift.double()
     half = 1 << (bits - 1)
     Δ = (6 * γ / (2 * half)).clamp(max=MOST_STEP)
-    varies = ~(Δ < LEAST_STEP)  # NaN varies: it makes NaN
+    varies = ~(Δ < LEAST_STEP)  # True for NaN, so that NaN propagates
     multiple = torch.where(varies, (β / Δ).floor(), torch.where(β == 0, 0, β.sign() * torch.inf))
-    multiple = multiple + (half - multiple > 2 * half - 1)  # a range of negative numbers moves up: see above
+    multiple = multiple + (half - multiple > 2 * half - 1)  # a negative range moves up: see quantizers/fixed_point.py
     limit = largest(torch.float32)
     origin = torch.where(varies, multiple * Δ, β).clamp(-limit, limit)
     zero = (half - multiple.nan_to_num()).clamp(1, 2 * half - 1)
@@ -57,7 +57,7 @@ def quantize(x: Tensor, channels: QuantParams, inner: int, bits: int) -> Tensor:
 
 
 def dequantize(packed: Tensor, channels: QuantParams, inner: int, bits: int, out: Tensor) -> None:
-    """Write the values of the codes to the dense tensor `out`."""
+    """Write the dequantized codes to the dense tensor `out`."""
     code = unpack(packed, bits, out.numel()).int()
     channel = _channel(code, channels, inner)
     middle = code.float() + (0.5 - (1 << (bits - 1)))

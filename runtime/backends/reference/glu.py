@@ -1,7 +1,7 @@
 """The mathematics of a gated linear unit in few bits, in plain torch: any device, and the oracle of the kernels.
 
-Elements are taken in row-major order, whatever the layout. Arithmetic is in A, float32 for the types of 16 bits and
-else the tensor's own type T; û and â are what `PerGroup` decompresses to float32, and each result is rounded once:
+Elements are in row-major order, whatever the layout. Arithmetic is in A, float32 for the 16-bit types and otherwise the
+tensor's own type T; û and â are what `PerGroup` decompresses to float32, and each result is rounded once:
 
     d_gate = T((grad · û) · level),  0 where the level is    d_up = T(grad · â)    h = T(â · û), within ± the largest T
 """
@@ -32,7 +32,7 @@ def product(gate: Tensor, up: Tensor, function: str, parameters: Sequence[float]
 
 
 def copy(x: Tensor, bits: int, seed: int, group_size: int = GROUP_SIZE) -> tuple[Tensor, Tensor]:
-    """Return the packed codes of the elements of `x` and their groups, bfloat16 (2, ⌈n/G⌉); of 0 bits, nothing."""
+    """Return packed codes of the elements of `x` and their groups, bfloat16 (2, ⌈n/G⌉); both empty for 0 bits."""
     if bits == 0:
         return nothing(x), x.new_empty(0, -(-x.numel() // group_size), dtype=torch.bfloat16)
     rows = as_kind(x.reshape(1, -1), keep_positive=False)
@@ -79,7 +79,7 @@ def backward(
     wanted: Sequence[bool],
     values: Values = values,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return d_gate, d_up and h, those that are wanted: see `ops`; `values` reads the copies."""
+    """Return d_gate, d_up and h, empty if not wanted: see `ops`; `values` reads the copies."""
     codes, up_packed, second_packed, groups = parts
     n, A = grad.numel(), arithmetic_dtype(grad.dtype)
     dy = grad.reshape(-1).to(A)
@@ -101,10 +101,10 @@ def backward(
 
 
 def nothing(like: Tensor) -> Tensor:
-    """Return what is kept of a part that no gradient needs."""
+    """Return an empty part, for one that no gradient needs."""
     return like.new_empty(0, dtype=torch.uint8)
 
 
 def shaped(x: Tensor, like: Tensor, wanted: bool) -> Tensor:
-    """Return the values of `x` in shape and dtype of `like`, or nothing if it is not wanted."""
+    """Return the values of `x` in shape and dtype of `like`, or an empty tensor if it is not wanted."""
     return x.to(like.dtype).view(like.shape) if wanted else like.new_empty(0)

@@ -1,4 +1,4 @@
-"""act' as torch computes it, for what recomputes act from the gate (`keep="inputs"` and `keep="exact"`)."""
+"""act' as torch computes it, for modes that recompute act from the gate (`keep="inputs"` and `keep="exact"`)."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ aten = torch.ops.aten
 
 
 def _relu(grad: Tensor, x: Tensor) -> Tensor:
-    return aten.threshold_backward(grad, x, 0)  # where x > 0, as f(x) > 0 is
+    return aten.threshold_backward(grad, x, 0)  # the same condition as f(x) > 0
 
 
 def _sigmoid(grad: Tensor, x: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def derivative_of(function: str) -> Callable[[Tensor, Tensor], Tensor]:
     """Return (gradient of f(x), x) -> gradient of x.
 
     Raises:
-        FewbitError: there is none of `function`.
+        FewbitError: no derivative of `function` is known.
     """
     if function not in DERIVATIVES:
         raise FewbitError(f"only keep='parts' takes {function}; the others take {', '.join(DERIVATIVES)}")

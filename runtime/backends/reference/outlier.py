@@ -13,21 +13,21 @@ _INFINITY = 0x7F800000
 
 
 def magnitudes(x: Tensor, relu: bool) -> Tensor:
-    """Return integers in the order of the magnitudes of `x`, with `relu` of max(0, x): int32, every NaN above all."""
+    """Return int32 in the order of the magnitudes of `x` (with `relu`, of max(0, x)), every NaN above all."""
     pattern = x.float().view(torch.int32)
     magnitude = (pattern & _MAGNITUDE).clamp(max=_INFINITY + 1)
     return torch.where((pattern < 0) & (magnitude <= _INFINITY), 0, magnitude) if relu else magnitude
 
 
 def count_of(n: int, ratio: float) -> int:
-    """Return k, the outliers of `n` elements, if the threshold is exact."""
+    """Return k, the number of outliers among `n` elements at an exact threshold."""
     return round(ratio * n)
 
 
 def quantize(
     x: Tensor, bits: int, ratio: float, relu: bool, value_dtype: torch.dtype | None, sample_every: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return packed, counts, offsets, values and levels of `x` (n,), as `OutlierCompressed` has them."""
+    """Return packed, counts, offsets, values and levels of `x` (n,), as `OutlierCompressed` saves them."""
     keys = magnitudes(x, relu)
     if sample_every > 1:
         keep = keys > sampled_threshold(keys[::sample_every], ratio)
@@ -48,7 +48,7 @@ def quantize(
 
 
 def levels_of(low: Tensor, high: Tensor, has_zeros: Tensor, bits: int, relu: bool) -> Tensor:
-    """Return the least level and the distance of two, float32 (2,), for a rest from `low` to `high`, float32 ().
+    """Return the lowest level and the step, float32 (2,), for a rest from `low` to `high`, float32 ().
 
     With `has_zeros`, bool (), one of the levels is 0.
     """
@@ -66,9 +66,10 @@ def levels_of(low: Tensor, high: Tensor, has_zeros: Tensor, bits: int, relu: boo
 
 
 def _zero_level(low: Tensor, high: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many levels are to lie below 0, and the least distance of two that then reaches `low` and `high`.
+    """Return the number of levels below 0, and the least step that then reaches `low` and `high`.
 
-    Of the numbers of levels next to the share of the range below 0, that with the smaller distance. All are float32 ().
+    Of the two numbers of levels next to the share of the range below 0, the one with the smaller step. All are float32
+    ().
     """
     most = steps - (high > 0).float()
     first = (-low / (high - low) * steps).floor().clamp(min=1).minimum(most)
@@ -81,20 +82,20 @@ def _zero_level(low: Tensor, high: Tensor, steps: Tensor) -> tuple[Tensor, Tenso
 
 
 def steps_of(bits: int, relu: bool) -> int:
-    """Return how many distances of levels the range of the rest spans."""
+    """Return the number of steps that the range of the rest spans."""
     return (1 << bits) - (2 if relu else 1)
 
 
 def kept_values(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the values of outliers, float32, as they are kept in `dtype`."""
+    """Return the values of outliers, float32, as saved in `dtype`."""
     limit = largest(dtype)
     values = torch.where(values.isfinite(), values.clamp(-limit, limit), values)
     kept = values.to(dtype)
-    return torch.where((values > 0) & (kept == 0), smallest(dtype), kept)  # positive numbers stay so, for ReLU
+    return torch.where((values > 0) & (kept == 0), smallest(dtype), kept)  # positive numbers stay positive, for ReLU
 
 
 def sampled_threshold(sample: Tensor, ratio: float) -> int:
-    """Return the magnitude above which outliers begin, from a `sample` of all; none is above 2^31 − 1."""
+    """Return the magnitude above which outliers begin, from a `sample` of all; 2^31 − 1 to have none."""
     if not ratio or not sample.numel():
         return _MAGNITUDE
     k = max(1, count_of(sample.numel(), ratio))
@@ -102,7 +103,7 @@ def sampled_threshold(sample: Tensor, ratio: float) -> int:
 
 
 def _largest_of(keys: Tensor, k: int) -> Tensor:
-    """Return which are the `k` largest, among equals the first: bool (n,)."""
+    """Return a mask of the `k` largest, among equals the first: bool (n,)."""
     if k == 0:
         return torch.zeros_like(keys, dtype=torch.bool)
     threshold = keys.kthvalue(keys.numel() - k + 1).values  # selection, not sorting
@@ -115,7 +116,7 @@ def codes_of(x: Tensor, levels: Tensor, bits: int, relu: bool) -> Tensor:
     least, step = levels
     top = (1 << bits) - 1
     y = (x.float() - least) * (1 / step) + (1.5 if relu else 0.5)
-    codes = y.nan_to_num(0).clamp(int(relu), top)  # with relu only what is not positive has code 0, NaN has not
+    codes = y.nan_to_num(0).clamp(int(relu), top)  # with relu code 0 is for x ≤ 0 only, not for NaN
     return pack((torch.where(x <= 0, 0, codes) if relu else codes).to(torch.uint8), bits)
 
 
@@ -129,14 +130,14 @@ def dequantize(
     relu: bool,
     out: Tensor,
 ) -> None:
-    """Write the values of the codes, and the outliers, to `out` (n,)."""
+    """Write the dequantized codes, and the outliers, to `out` (n,)."""
     n = out.numel()
     out.copy_(level_values(levels, bits, relu, out.dtype)[unpack(packed, bits, n).int()])
     out[positions_of(counts, offsets, n)] = values.to(out.dtype)
 
 
 def positions_of(counts: Tensor, offsets: Tensor, n: int) -> Tensor:
-    """Return where outliers lie in memory order: int64 (k,), increasing, all below `n` whatever is counted."""
+    """Return the positions of outliers in memory order: int64 (k,), increasing, all below `n` for any `counts`."""
     ends = counts.cumsum(0, dtype=torch.int64)
     order = torch.arange(offsets.numel(), device=offsets.device)
     block = torch.searchsorted(ends, order, right=True)

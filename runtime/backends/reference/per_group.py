@@ -8,13 +8,13 @@ from ...tensors.packing import GROUP
 from ...tensors.philox import random_halves
 from ...tensors.rows import Rows
 
-LEAST_RANGE = 2.0**-100  # 2^16·255 / R then is a finite float32
+LEAST_RANGE = 2.0**-100  # 2^16·255 / R is then a finite float32
 NOT_A_NUMBER = 0x7FC0
 INFINITY = 0x7F80
 
 
 def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return packed codes, minima and ranges of `x` (N, D), as `PerGroupCompressed` keeps them."""
+    """Return packed codes, minima and ranges of `x` (N, D), as `PerGroupCompressed` saves them."""
     N, D = x.shape
     rows = Rows(N, D, bits)
     G = max(1, min(group_size, D))
@@ -37,14 +37,14 @@ def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: int) -> tuple
 def _top(bits: int | Tensor, device: torch.device) -> Tensor:
     """Return B = 2^b − 1 as int32: (1, 1), or (N, 1) for the bits of N samples.
 
-    A tensor even for one number: `number / tensor` and `tensor / number` may round twice on some devices.
+    A tensor even for a single number: `number / tensor` and `tensor / number` may round twice on some devices.
     """
     b = torch.as_tensor(bits, dtype=torch.int32, device=device).view(-1, 1)
     return (1 << b) - 1
 
 
 def group_parameters(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return what is kept of groups from `low` to `high`, float32.
+    """Return the saved parameters of groups from `low` to `high`, float32.
 
     Returns:
         minimum, range: the 16 bits of each, int32.
@@ -56,7 +56,7 @@ def group_parameters(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor,
     minimum = (pattern >> 16) + ((pattern < 0) & (pattern & 0xFFFF != 0)) & 0xFFFF  # away from 0 if negative
     Z = _float_of(minimum)
     difference = high - Z
-    # What the subtraction lost (Knuth's two-sum); if something, the range is the next number.
+    # The error of the subtraction (Knuth's two-sum); if it is positive, the range is the next number up.
     back = difference - high
     lost = (high - (difference - back)) + (-Z - back)
     bits = difference.clamp(min=LEAST_RANGE).view(torch.int32) + (lost > 0)
@@ -72,7 +72,7 @@ def group_parameters(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor,
 def dequantize(
     packed: Tensor, minimum: Tensor, range_: Tensor, bits: int | Tensor, group_size: int, out: Tensor
 ) -> None:
-    """Write the values of the codes to `out` (N, D)."""
+    """Write the dequantized codes to `out` (N, D)."""
     N, D = out.shape
     G = max(1, min(group_size, D))
     codes = Rows(N, D, bits).unpack(packed).int()
@@ -81,12 +81,12 @@ def dequantize(
     constant = z << 16 | codes << 15 | r & 0x7FFF
     R = _float_of(r)
     values = _float_of(z) + codes.float() * (R / _top(bits, out.device).float())
-    limit = largest(out.dtype)  # levels outside the group may lie outside the dtype
+    limit = largest(out.dtype)  # levels outside the group may be outside the dtype's range
     out.copy_(torch.where(r >= 0x8000, constant.view(torch.float32), values.clamp(-limit, limit)))
 
 
 def _float_of(half: Tensor) -> Tensor:
-    """Return the bfloat16 numbers of 16 bits each, given as int32, in float32."""
+    """Return the bfloat16 numbers with the given 16 bits each, given as int32, in float32."""
     return (half << 16).view(torch.float32)
 
 

@@ -1,7 +1,7 @@
-"""Kernels from source to machine code: NVRTC through `cuda-core`, and a disk cache of what it made. Needs no GPU.
+"""Compile kernel sources with NVRTC through `cuda-core`, and cache the machine code on disk. Needs no GPU.
 
 An entry of the cache is named by a digest of the source, the architecture and the compiler's version, and begins with a
-digest of its own content: a damaged one is found when it is read, and made again.
+digest of its own content: a damaged entry is detected when it is read, and compiled again.
 """
 
 import contextlib
@@ -21,19 +21,19 @@ from .....tables.files import atomic_write
 FOLDER = "kernels"
 _DIGEST = 32  # bytes of SHA-256
 _STANDARD = "c++17"
-_RESIDENTS = (4, 3, 2, 1)  # blocks of a multiprocessor: the most for which nothing spills
+_RESIDENTS = (4, 3, 2, 1)  # blocks per multiprocessor, tried in order: the first without spills is used
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a kernel takes of the machine, as the assembler tells it.
+    """Resources of a kernel, as reported by the assembler.
 
     Attributes:
-        kernel: its name.
-        registers: of a thread.
-        spilled: bytes that did not fit into registers and go through memory, stores and loads together.
-        stack: bytes of memory of a thread.
-        shared: bytes of shared memory of a block.
+        kernel: name of the kernel.
+        registers: registers per thread.
+        spilled: bytes spilled from registers to memory, stores and loads together.
+        stack: bytes of stack per thread.
+        shared: bytes of shared memory per block.
     """
 
     kernel: str
@@ -44,7 +44,7 @@ class Usage:
 
 
 def has_compiler() -> bool:
-    """Tell whether `cuda-core` is installed; imports nothing but its parent package."""
+    """Return whether `cuda-core` is installed; imports only its parent package."""
     with contextlib.suppress(ModuleNotFoundError):
         return find_spec("cuda.core") is not None
     return False
@@ -55,7 +55,7 @@ def compiler_version() -> str:
     """Return the version of NVRTC, such as ``13.0``.
 
     Raises:
-        FewbitError: it is not installed.
+        FewbitError: NVRTC is not installed.
     """
     try:
         _, major, minor = import_module("cuda.bindings.nvrtc").nvrtcVersion()
@@ -65,10 +65,10 @@ def compiler_version() -> str:
 
 
 def compile_source(source: str, arch: str) -> tuple[bytes, list[Usage]]:
-    """Return the cubin of `source` for an architecture such as ``sm_90``, and what each kernel takes.
+    """Return the cubin of `source` for an architecture such as ``sm_90``, and the resources of each kernel.
 
     Raises:
-        FewbitError: NVRTC is not installed or does not know the architecture.
+        FewbitError: NVRTC is not installed or does not support the architecture.
     """
     compiler_version()
     core = import_module("cuda.core")
@@ -80,8 +80,8 @@ def compile_source(source: str, arch: str) -> tuple[bytes, list[Usage]]:
         try:
             compiled = core.Program(source, "c++", options).compile("cubin", logs=log)
         except Exception as error:  # each release has its own class
-            told = " ".join(str(error).split())
-            raise FewbitError(f"NVRTC {compiler_version()} cannot compile for {arch}: {told[:500]}") from error
+            message = " ".join(str(error).split())
+            raise FewbitError(f"NVRTC {compiler_version()} cannot compile for {arch}: {message[:500]}") from error
         code, usages = bytes(compiled.code), read_usage(log.getvalue())
         if not any(usage.spilled or usage.stack for usage in usages):
             break
@@ -89,7 +89,7 @@ def compile_source(source: str, arch: str) -> tuple[bytes, list[Usage]]:
 
 
 def read_usage(log: str) -> list[Usage]:
-    """Return what the log of `ptxas -v` tells of each kernel."""
+    """Return the resources of each kernel from the log of `ptxas -v`."""
     usages = []
     for part in log.split("Compiling entry function '")[1:]:
         usages.append(
@@ -110,9 +110,9 @@ def _number(pattern: str, text: str) -> int:
 
 
 def cubin(source: str, arch: str) -> bytes:
-    """Return the cubin of `source` for an architecture, from the disk cache if it is there; else it is put there.
+    """Return the cubin of `source` for an architecture from the disk cache; compile and cache it if it is not there.
 
-    A cache that cannot be written is done without.
+    A cache that cannot be written is skipped.
     """
     try:
         path = _path(source, arch)

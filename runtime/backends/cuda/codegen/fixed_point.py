@@ -1,4 +1,4 @@
-"""The whole source of the fixed-point quantizer's and the pre-activation layer's kernels in CUDA C++."""
+"""CUDA C++ source of the kernels of the fixed-point quantizer and of pre-activation layers."""
 
 from functools import cache
 from pathlib import Path
@@ -7,7 +7,7 @@ from .source import NUMBERS, THREADS
 
 ELEMENTS_PER_BLOCK = THREADS * 8
 WARPS_PER_BLOCK = THREADS // 32
-ROWS = 7  # of the table: o, Δ, 1/Δ, z, offset and slope of Ã₁, z where γ = 0 counts
+ROWS = 7  # of the table: o, Δ, 1/Δ, z, offset and slope of Ã₁, z adjusted where γ = 0
 _PIECES = ("numbers", "packing", "kernels", "eights", "fixed_point")
 
 
@@ -15,7 +15,7 @@ def fixed_point_source(dtype: str, bits: int) -> str:
     """Return the source of kernels with C names in the namespace `fixed_point`, `THREADS` threads a block.
 
     SHAPE is (i64 n, i64 inner, i64 C): element i in memory belongs to channel (i / inner) mod C. `leak` is the slope of
-    the leaky ReLU, the bits of a float. What they write is told beside each in fixed_point.cuh.
+    the leaky ReLU, the bits of a float. Outputs are documented at each kernel in fixed_point.cuh.
 
         tabulate(const double* scale, const double* shift, float* table, i64 C)
         quantize(const T* x, u8* packed, const float* origin, const float* inverse, const int* zero, SHAPE)

@@ -22,7 +22,7 @@ def function_of(activation: str) -> tuple[str | None, tuple[float, ...]]:
     ('softplus', (2.0, 20.0))
 
     Returns:
-        (None, ()) where the activation has no formula: an expression, a callable, another family.
+        (None, ()) if the activation has no formula: an expression, a callable, another family.
     """
     call = re.fullmatch(r"(\w+)(?:\((.*)\))?", activation)
     if not call or call[1] not in FORMULAS:
@@ -31,7 +31,7 @@ def function_of(activation: str) -> tuple[str | None, tuple[float, ...]]:
     try:
         given = dict(pair.split("=") for pair in (call[2] or "").split(",") if pair)
         values |= {name: float(value) for name, value in given.items()}
-    except ValueError:  # the name of an expression such as relu(x)
+    except ValueError:  # the activation's name is an expression such as relu(x)
         return None, ()
     parameters = tuple(value for value in values.values() if value is not None)
     return (call[1], parameters) if len(parameters) == len(PARAMETERS.get(call[1], ())) else (None, ())
@@ -45,7 +45,7 @@ def formula(function: str, parameters: Sequence[float] = ()) -> str:
         parameters: values of its parameters, in torch's order.
 
     Raises:
-        FewbitError: there is no formula of this name.
+        FewbitError: there is no formula for `function`.
     """
     if function not in FORMULAS:
         raise FewbitError(f"no CUDA formula of {function!r}; there are {', '.join(FORMULAS)}")

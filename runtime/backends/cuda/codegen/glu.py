@@ -1,4 +1,4 @@
-"""The whole source of the kernels of a gated linear unit in CUDA C++: of one activation, table, dtype and plan."""
+"""CUDA C++ source of the kernels of a gated linear unit, for one activation, table, dtype and plan."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -28,7 +28,7 @@ def glu_source(
         up_bits, act_bits: of the copies of up and act(gate).
 
     Raises:
-        FewbitError: there is no formula of the function.
+        FewbitError: there is no formula for `function`.
     """
     number, arithmetic = NUMBERS[dtype]
     T = f"fewbit::{number}" if number in ("half", "bfloat16") else number

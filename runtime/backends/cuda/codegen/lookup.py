@@ -1,15 +1,15 @@
-"""From x to its code and from a code to its level, in CUDA C++: the constants of a table and the way to look them up.
+"""From x to its code and from a code to its level, in CUDA C++: the constants of a table and how they are searched.
 
     sum     up to SUM_LIMIT boundaries: code = c_0 + Σ_i [x > b_i] (c_{i+1} − c_i), all of it immediates
-    cells   the line is cut into equal cells, each with one boundary at most: one multiplication finds the cell, one
+    cells   the line is cut into equal cells, each with at most one boundary: one multiplication finds the cell, one
             comparison with its boundary the code. A cell is 8 bytes of shared memory, filled once by each block
-    bisect  the rest, where boundaries lie too close: a branch-free binary search over an array
+    bisect  all other tables, whose boundaries are too close: a branch-free binary search over an array
 
-An activation moves bytes and does little else, so the search must be a few instructions. Comparisons run at half the
-rate of multiplications, and a sum takes two instructions a boundary: beyond a handful, cells are cheaper, and cost the
-same for 9 boundaries as for 500.
+An activation is limited by memory bandwidth, so the search must be a few instructions. Comparisons run at half the rate
+of multiplications, and a sum takes two instructions a boundary: beyond a handful, cells are cheaper, and cost the same
+for 9 boundaries as for 500.
 
-Every comparison is `!(x <= b)`, which holds of NaN too: it ends in the last interval.
+Every comparison is `!(x <= b)`, which is true for NaN too: it falls in the last interval.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +29,7 @@ Search = Literal["sum", "cells", "bisect"]
 SUM_LIMIT = 4
 # Shared memory of a block is 48 KiB, 8 of them for staging.
 CELL_BYTES = 40_000
-SELECT_LIMIT = 4  # levels; more are looked up in shared memory
+SELECT_LIMIT = 4  # number of levels; more are looked up in shared memory
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Cells:
     Cells are counted from the right, because saturate(NaN) is 0 and NaN belongs to the last interval.
 
     Attributes:
-        count: there is one more cell.
+        count: number of cells less one.
         scale, shift: floats.
         boundary: (count + 1,) the boundary in each cell; any number where there is none.
-        below, above: uint8 (count + 1,) the code at most at the boundary, and above it.
+        below, above: uint8 (count + 1,) the codes up to the boundary, and above it.
     """
 
     count: int
@@ -54,7 +54,7 @@ class Cells:
 
 
 def boundaries_in(table: Table, arithmetic: Arithmetic) -> tuple[NDArray, NDArray[np.uint8]]:
-    """Return the boundaries, rounded down to `arithmetic`, and the codes, without intervals that hold no number."""
+    """Return the boundaries, rounded down to `arithmetic`, and the codes, without intervals that contain no number."""
     boundaries = float_below(table.boundaries) if arithmetic == "float" else table.boundaries
     boundaries, first = np.unique(boundaries, return_index=True)
     return boundaries, np.append(table.codes[:-1][first], table.codes[-1])
@@ -69,7 +69,7 @@ def choose_search(table: Table, arithmetic: Arithmetic) -> Search:
 
 
 def find_cells(table: Table, arithmetic: Arithmetic) -> Cells | None:
-    """Return the fewest cells that hold one boundary each, or None where too many would be needed."""
+    """Return the fewest cells with one boundary each, or None if too many would be needed."""
     boundaries, codes = boundaries_in(table, arithmetic)
     if boundaries.size == 0 or not np.isfinite(boundaries).all():
         return None
@@ -90,18 +90,18 @@ def find_cells(table: Table, arithmetic: Arithmetic) -> Cells | None:
 
 
 _COUNTS = [2**i for i in range(4, 13)]
-# The same number of cells a little wider, where a boundary lies on an edge or two share a cell.
+# The same number of cells a little wider, if a boundary is on an edge or two share a cell.
 _STRETCHES = (1.0, 1.01, 1.05, 1.1, 1.2, 1.3, 1.4)
 
 
 def _cells_of(x: NDArray[np.float32], count: int, scale: np.float32, shift: np.float32) -> NDArray[np.int64] | None:
-    """Return the cells of boundaries, or None if rounding could put one of them into another cell.
+    """Return the cells of boundaries, or None if rounding could move one of them to another cell.
 
-    For other numbers it need not be known: the kernel's operations are monotone, so a number beyond a boundary is in
-    the boundary's cell or beyond it.
+    Other numbers need no check: the kernel's operations are monotone, so a number beyond a boundary is in the
+    boundary's cell or beyond it.
     """
     exact = float(shift) - x.astype(np.float64) * float(scale)
-    # Twice the error of one float operation at the largest number in it.
+    # Twice the error of one float operation on the largest number involved.
     error = 2.0**-22 * max(1.0, abs(float(shift)))
     least, most = (np.rint(np.clip(exact + e, 0, 1) * count * (1 + e)).astype(np.int64) for e in (-error, error))
     return least if (least == most).all() else None
@@ -115,7 +115,7 @@ def _filled(
     scale: np.float32,
     shift: np.float32,
 ) -> Cells:
-    # Numbers in cell i are above all boundaries in later cells: theirs is the first interval after those.
+    # Numbers in cell i are above all boundaries in later cells, so they belong to the first interval after those.
     after = np.searchsorted(-cell, -np.arange(count + 1), side="left")
     boundary = np.zeros(count + 1, boundaries.dtype)
     boundary[cell] = boundaries
@@ -130,10 +130,10 @@ def codes_struct(table: Table, arithmetic: Arithmetic, search: Search | None = N
     Args:
         table: the table.
         arithmetic: type of x and the boundaries.
-        search: how; the cheapest way if None.
+        search: search to use; the cheapest if None.
 
     Raises:
-        ValueError: `search` is cells and the boundaries lie too close for them.
+        ValueError: `search` is cells and the boundaries are too close for them.
     """
     search = search or choose_search(table, arithmetic)
     text = {"sum": _sum, "cells": _cells, "bisect": _bisect}[search](table, arithmetic)
@@ -236,7 +236,7 @@ def _bisect(table: Table, arithmetic: Arithmetic) -> str:
 
 
 def _selected(levels: NDArray, arithmetic: Arithmetic) -> str:
-    """Levels as immediates, chosen by the bits of the code."""
+    """Return the levels as immediates, selected by the bits of the code."""
     chosen = [literal(level) for level in levels]
     chosen += chosen[-1:] * (-len(chosen) % 2 if len(chosen) > 1 else 0)
     bit = 1

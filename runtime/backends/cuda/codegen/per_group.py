@@ -1,11 +1,11 @@
-"""The whole source of the per-group quantizer's kernels in CUDA C++, for one dtype and number of bits."""
+"""CUDA C++ source of the per-group quantizer's kernels, for one dtype and number of bits."""
 
 from functools import cache
 from pathlib import Path
 
 from .source import NUMBERS, THREADS
 
-# Elements that a block takes at once: of `quantize`, whose warps take a group each, it is groups.
+# Per block and step: groups for `quantize`, where each warp takes one, else elements.
 GROUPS_PER_BLOCK = THREADS // 32
 CODES_PER_BLOCK = THREADS * 8
 _PIECES = ("numbers", "packing", "kernels", "eights", "philox", "per_group")

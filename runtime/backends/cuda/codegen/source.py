@@ -1,4 +1,4 @@
-"""The whole source of a table's kernels in CUDA C++: what NVRTC compiles, and `fewbit emit --target cuda` writes."""
+"""CUDA C++ source of a table's kernels: compiled by NVRTC, and written by `fewbit emit --target cuda`."""
 
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -14,20 +14,20 @@ from .lookup import Arithmetic, Search, codes_struct, levels_struct
 
 Kernel = Literal["forward", "encode", "multiply"]
 
-# The C++ name of each dtype of torch, and the type of its arithmetic.
+# The C++ name of each torch dtype, and the type of its arithmetic.
 NUMBERS: dict[str, tuple[str, Arithmetic]] = {
     "float32": ("float", "float"),
     "float16": ("half", "float"),
     "bfloat16": ("bfloat16", "float"),
     "float64": ("double", "double"),
 }
-# How kernels are launched, as kernels.cuh has it.
+# Launch configuration, as in kernels.cuh.
 THREADS = 256
 _PIECES = ("numbers", "packing", "kernels")
 
 
 def elements_per_block(itemsize: int) -> int:
-    """Return how many elements of `itemsize` bytes a block takes at once."""
+    """Return the number of elements of `itemsize` bytes that a block processes at once."""
     return THREADS * (8 if itemsize == 8 else 16)
 
 
@@ -50,13 +50,13 @@ def kernel_source(
     Args:
         table: the table.
         dtype: ``float32``, ``float16``, ``bfloat16`` or ``float64``.
-        kernels: which of them.
+        kernels: which of them to include.
         function: a name in `FORMULAS`, for ``forward`` alone.
         parameters: of the function, as `formula` takes them.
         search: how codes are found; the cheapest way if None.
 
     Raises:
-        FewbitError: there is no formula of the function.
+        FewbitError: there is no formula for `function`.
     """
     number, arithmetic = NUMBERS[dtype]
     T = f"fewbit::{number}" if number in ("half", "bfloat16") else number
@@ -73,10 +73,9 @@ def kernel_source(
 
 
 def cuda_header(table: Table, function: str | None = None, parameters: Sequence[float] = ()) -> str:
-    """Return a CUDA C++17 header that stands alone, with the kernels of a table for all dtypes.
+    """Return a self-contained CUDA C++17 header with the kernels of a table for all dtypes.
 
-    Its names stand in the namespace `c_name(table)`; what all such headers share stands in the namespace `fewbit`,
-    once.
+    Its names are in the namespace `c_name(table)`; code shared by all such headers is in the namespace `fewbit`, once.
 
     Args:
         table: the table.
@@ -175,7 +174,7 @@ template <class T> struct Function {{
 
 @cache
 def _pieces() -> str:
-    """What all sources share: numbers, packing, kernels."""
+    """Return the code that all sources share: numbers, packing, kernels."""
     folder = Path(__file__).parent
     return "\n".join((folder / f"{name}.cuh").read_text() for name in _PIECES)
 
@@ -189,7 +188,7 @@ def table_text(
     encodes: bool = True,
     multiplies: bool = True,
 ) -> Iterable[str]:
-    """The table's own namespace, not closed yet."""
+    """Yield the table's own namespace, not yet closed."""
     yield f"// ---- {in_comment(table.activation)} {'-' * max(0, 108 - len(table.activation))}\n"
     yield f"namespace {c_name(table)} {{\n\nusing fewbit::rounded;\nusing fewbit::u8;\nusing fewbit::u32;\n"
     if function is not None:
