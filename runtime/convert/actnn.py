@@ -3,15 +3,15 @@
     L0  nothing
     L1  convolutions at 4 bits
     L2  every layer at 4 bits, activations too; ReLU 1 bit, dropout 1, max pooling 8, average pooling 0
-    L3  mixed precision: `bits` on average, 2 unless you say otherwise, shared out among layers and samples
-    L4  L3, and what is compressed waits in host memory
-    L5  L4, and CUDA's allocator takes memory in segments that can grow, so that it does not fragment
+    L3  mixed precision: `bits` on average, 2 by default, allocated among layers and samples
+    L4  L3, with compressed tensors in host memory until the backward pass
+    L5  L4, and CUDA's allocator uses expandable segments, so that memory does not fragment
 
-The derivative of an activation is rounded at random to one of its two neighbours, so that gradients are unbiased
-(layers/activation.py). A table gives the same derivative the same level always; it is taken where it is exact, as that
-of ReLU is, and where the user gives one.
+The derivative of an activation is rounded at random to one of its two neighbouring levels, so that gradients are
+unbiased (layers/activation.py). A table always maps a derivative to the same level; it is used where it is exact, as
+for ReLU, and where the user gives one.
 
-A layer is converted by changing its class to the subclass in `fewbit.layers` (recast.py), and stays the very object.
+A layer is converted by changing its class to the subclass in `fewbit.layers` (swap.py); it remains the same object.
 """
 
 import math
@@ -44,7 +44,7 @@ _COMPRESSED = (
     *("Linear", "MultiheadAttention", "SyncBatchNorm", "LayerNorm", "GroupNorm", "RMSNorm", "Softmax", "LogSoftmax"),
     *(f"{kind}Norm{d}d" for kind in ("Batch", "Instance") for d in (1, 2, 3)),
 )
-# Bits that an element of what they keep takes: of the input, but of the output for max pooling.
+# Bits that exact layers save for each element: of the output for max pooling, of the input for the others.
 _EXACT = {
     "Dropout": 1,
     "Upsample": 0,
@@ -56,13 +56,13 @@ _FORMS: dict[type, type] = {getattr(nn, name): getattr(layers, name) for name in
 
 @dataclass(frozen=True)
 class Level:
-    """What a level does.
+    """One optimization level.
 
     Attributes:
         names: of the layers that it converts.
         activations: whether it converts activations.
-        bits: unless the user gives others.
-        mixed, swaps, defragments: as above.
+        bits: the default.
+        mixed, swaps, defragments: whether it adds the techniques of L3, L4 and L5.
     """
 
     names: tuple[str, ...] = (*_COMPRESSED, *_EXACT)
@@ -84,7 +84,7 @@ LEVELS = {
 
 
 def check_level(level: object) -> Level:
-    """Return the level of that name; raises `FewbitError` if there is none."""
+    """Return the level of that name; raise `FewbitError` if it is not one of `LEVELS`."""
     found = LEVELS.get(level) if isinstance(level, str) else None
     if found is None:
         raise FewbitError(f"level is one of {', '.join(LEVELS)}, not {shown(level)}")
@@ -92,10 +92,10 @@ def check_level(level: object) -> Level:
 
 
 def check_average_bits(level: Level, bits: object) -> float:
-    """Return the bits of `level`, its own if None.
+    """Return `bits`, or the default of `level` if None.
 
     Raises:
-        FewbitError: they are not from 1 to 8, or not whole where nothing is mixed.
+        FewbitError: `bits` is not a number from 1 to 8, or not an integer at a level without mixed precision.
     """
     if bits is None:
         return level.bits
@@ -107,9 +107,9 @@ def check_average_bits(level: Level, bits: object) -> float:
 
 
 def compressible(model: nn.Module) -> list[Found]:
-    """Return the layers of `model` that have a compressed form, or are converted, in the order of `named_modules()`.
+    """Return the layers of `model` that have a compressed form or are converted, in the order of `named_modules()`.
 
-    The output projection of an attention belongs to it, and is not listed.
+    The output projection of an attention belongs to the attention and is not listed.
     """
     found = modules_of(model, _is_listed)
     return [layer for layer in found if not any(isinstance(m, nn.MultiheadAttention) for m in layer.around)]
@@ -124,10 +124,10 @@ def _is_listed(module: nn.Module) -> bool:
 def convert_layers(
     found: list[Found], level: Level, bits: float, skipped: Mapping[Found, str]
 ) -> tuple[list[tuple[nn.Module, Replaced]], list[Left]]:
-    """Convert, in place, what `level` converts of `found`, at `bits` bits.
+    """Convert, in place, the layers of `found` that `level` covers, at `bits` bits.
 
     Returns:
-        What was converted, with rows for the report that do not yet tell what it is `now`; rows of what was left.
+        The converted layers, with rows of the report whose `now` is still empty; the rows of layers left.
     """
     replaced: list[tuple[nn.Module, Replaced]] = []
     left: list[Left] = []
@@ -147,7 +147,7 @@ def convert_layers(
 
 
 def why_left(module: nn.Module, level: Level) -> str | None:
-    """Return why `level` does not convert `module`, or None if it does."""
+    """Return the reason that `level` does not convert `module`, or None if it does."""
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return "it keeps its indices alone, which are the batch itself"
     torchs = like(torch_class(module)) or torch_class(module)
@@ -157,12 +157,12 @@ def why_left(module: nn.Module, level: Level) -> str | None:
 
 
 def is_converted(module: nn.Module) -> bool:
-    """Tell whether a level has made a compressed layer of `module`."""
+    """Return whether `module` is a compressed layer made by a level."""
     return isinstance(module, CompressedLayer) and recast_by(module) == "level"
 
 
 def stop_sharing(model: nn.Module) -> None:
-    """Take the converted layers of `model` out of the `MixedPrecision` that they are in."""
+    """Remove the converted layers of `model` from their `MixedPrecision`."""
     for module in model.modules():
         precision = precision_of(module) if is_converted(module) else None
         if precision is not None:
@@ -170,16 +170,16 @@ def stop_sharing(model: nn.Module) -> None:
 
 
 def swap_layers(model: nn.Module, swapper: Swapper) -> None:
-    """Let what the converted layers of `model` compress wait in host memory, all by one `Swapper`."""
+    """Swap the compressed tensors of the converted layers of `model` to host memory, all by one `Swapper`."""
     for module in model.modules():
         if isinstance(module, CompressedLayer) and is_converted(module):
             module.saver = SwappingSaver(module.saver, swapper)
 
 
 def expandable_segments() -> str:
-    """Let CUDA's allocator take memory in segments that can grow; return a note of what was done.
+    """Set CUDA's allocator to expandable segments; return the note for the report.
 
-    Memory that the process has already taken stays as it is; `torch.cuda.empty_cache()` gives back what is free.
+    Memory that the process already holds is not affected; `torch.cuda.empty_cache()` releases the unused part.
     """
     setting = "expandable_segments:True"
     if not torch.cuda.is_available():
@@ -187,7 +187,7 @@ def expandable_segments() -> str:
     if any(setting in os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
         return f"L5: CUDA's allocator is set to {setting} by the environment"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # the same function has moved
+        warnings.simplefilter("ignore", FutureWarning)  # newer torch moved the function
         torch.cuda.memory._set_allocator_settings(setting)
     return f"L5: CUDA's allocator is set to {setting} for what it takes from now on"
 
@@ -198,10 +198,10 @@ class ActNN:
 
     Attributes:
         level: "L0" to "L5".
-        bits: 1 to 8, of the layers; 4 at L1 and L2 if None; from L3 on an average, 2 if None, which need not be whole.
+        bits: 1 to 8, of the layers; at L1 and L2 an integer, 4 if None; from L3 on an average, 2 if None.
 
     Raises:
-        FewbitError: there is no such level, or `bits` is none of these.
+        FewbitError: `level` is not "L0" to "L5", or `bits` is not a number from 1 to 8 (an integer below L3).
 
     Example:
         fewbit.convert(model, fewbit.ActNN("L3", bits=2))
@@ -216,11 +216,11 @@ class ActNN:
 
 @dataclass(frozen=True)
 class ByLevel:
-    """A level for a model.
+    """`ActNN` applied to a model.
 
     Attributes:
-        model: what is converted.
-        name, level: which one.
+        model: the model to convert.
+        name, level: of the config.
         bits: of the layers, on average.
     """
 
@@ -232,13 +232,13 @@ class ByLevel:
 
     @classmethod
     def of(cls, config: ActNN, model: nn.Module, fused: bool) -> "ByLevel":
-        """Return what `config` asks for."""
+        """Return the method for `config`."""
         level = check_level(config.level)
         return cls(model, config.level, level, check_average_bits(level, config.bits))
 
     @property
     def activations(self) -> Activations:
-        """Whole bits of a derivative, where the level converts activations."""
+        """Config of activations: `bits` rounded up, or None where the level does not convert them."""
         return Activations(math.ceil(self.bits) if self.level.activations else None)
 
     @property
@@ -248,7 +248,7 @@ class ByLevel:
 
     @property
     def wants(self) -> str:
-        """What a model needs to have for it."""
+        """The kinds of modules that it converts, for the report."""
         return "layer that this level compresses"
 
     def candidates(self) -> list[Found]:
@@ -256,7 +256,7 @@ class ByLevel:
         return compressible(self.model)
 
     def apply(self, found: list[Found], skipped: Mapping[Found, str], make: Make) -> Applied:
-        """Convert the layers, share out bits among them, and let what they save wait in host memory, by the level."""
+        """Convert the layers and, by the level, allocate their bits and swap their saved tensors to host memory."""
         stop_sharing(self.model)
         converted, left = convert_layers(found, self.level, self.bits, skipped)
         if self.level.mixed and any(isinstance(module, CompressedLayer) for module, _ in converted):
@@ -281,7 +281,7 @@ class ByLevel:
 
 
 def undo(model: nn.Module) -> nn.Module:
-    """Give layers back their class, and stop noting what the model is called with."""
+    """Restore the classes of layers, and stop recording the inputs of the model."""
     for module in model.modules():
         restore(module)
     forget_inputs(model)

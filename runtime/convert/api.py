@@ -1,11 +1,11 @@
-"""`fewbit.convert(model, bits=3)` makes few-bit activations of a model's activations; `fewbit.revert(model)` undoes it.
+"""`fewbit.convert(model, bits=3)` replaces a model's activations by few-bit ones; `fewbit.revert(model)` undoes it.
 
     report = fewbit.convert(model, bits=3, exclude="head.*")
     print(report)                      what was replaced, and what was left and why
     fewbit.revert(model)
 
 Outputs stay the same bit for bit, and so do the state_dict, the names of modules, hooks and the mode. A replacement
-keeps what it stands for, so copies and pickles of a converted model can be reverted too.
+holds the module it replaced, so copies and pickles of a converted model can be reverted too.
 """
 
 import math
@@ -50,55 +50,54 @@ def convert(
 ) -> Report:
     """Replace a model's activations, in place, by few-bit ones with the same outputs.
 
-    Found are the modules of torch.nn and those that `transformers` and `timm` define, and torch's functions where a
-    module holds one in an attribute, as `nn.TransformerEncoderLayer` holds F.relu. (Functions that code calls by name
-    are no modules: see `fewbit.few_bit`.) A module that stands in several places is replaced by one in all of them.
-    What has been converted before is converted anew, with these bits; few-bit modules of your own are left.
+    It finds the modules of torch.nn and those that `transformers` and `timm` define, and torch's functions that a
+    module holds in an attribute, as `nn.TransformerEncoderLayer` holds F.relu. (For functions that code calls by name
+    see `fewbit.few_bit`.) A module used in several places is replaced by one new module in all of them. Activations
+    converted before are converted anew, with these bits; few-bit modules of your own are left.
 
-    What few bits would only add to is left, unless `include` or `tables` names it: an activation whose input or output
-    is saved by another anyway, as that of a ReLU is by the Linear, convolution or normalisation after it. Without
-    `inputs` that is known where the structure or the source of the modules tells (neighbours.py).
+    An activation is left if few bits would only add memory, unless `include` or `tables` names it: another op saves its
+    input or output anyway, as the Linear, convolution or normalisation after a ReLU saves the ReLU's output. Without
+    `inputs` this is decided by the structure and the source of the modules (neighbours.py).
 
     Args:
-        model: any module, on any device. If it is itself an activation there is nothing to put the new one into: take
-            it from `report.model`.
-        *methods: configs, which run in this order, each on what those before it have left: `GatedMLPs`, `BLPA`, and
-            `ActNN` or `VQuant`; `Activations` says what becomes of the activations left. The keywords glu, fuse_preact,
+        model: any module, on any device. If it is itself an activation, it has no parent to hold the new module: take
+            that from `report.model`.
+        *methods: configs, which run in this order, each on the modules that the earlier ones left: `GatedMLPs`, `BLPA`,
+            and `ActNN` or `VQuant`; `Activations` applies to the remaining activations. The keywords glu, fuse_preact,
             level, outliers and bits are sugar for them. A number alone is `bits`.
-        bits: 1 to 8 for each element, 3 if None; fewer are used where fewer hold the derivative exactly. What it means
-            with a `level` is said there.
-        include: which activations; all if None. One or several of: a name as in `named_modules()`, of the activation or
-            of a module around it; a pattern such as ``encoder.*.act``; a class, of the activation or of a module around
-            it; a function (name, module) -> bool.
-        exclude: which of them not; the same.
+        bits: 1 to 8 for each element, 3 if None; fewer are used where fewer represent the derivative exactly. With a
+            `level` its meaning is that given there.
+        include: the activations to replace; all if None. One or several of: a name as in `named_modules()`, of the
+            activation or of a module around it; a pattern such as ``encoder.*.act``; a class, of the activation or of a
+            module around it; a function (name, module) -> bool.
+        exclude: the activations not to replace; same forms.
         tables: table, or its file, by name or pattern of a module, or else by activation (``gelu``,
             ``softplus(beta=2)``); used as they are, whatever `bits`. ``calibration.tables()`` is one such mapping.
-        fused: what a module computes by a formula of several torch calls, such as the `gelu_new` of GPT-2, becomes
-            torch's one function of the same mathematics. It is faster by far, and outputs change in their last bits.
-        outliers: a ratio such as 0.02: quantised back-propagation by V-Quant (vquant.py). Linear and
-            convolutions save their input in `bits` bits, that part of largest values exactly, and share one copy with
-            the ReLU before, whose gradient stays exact.
-        level: "L0" to "L5": layers as ActNN compresses them (actnn.py), with activations from "L2" on. `bits` is then
-            of the layers, 4 at L1 and L2; from L3 on an average, 2 if None, which need not be whole.
-        fuse_preact: 1 to 8, such as 4: chains of batch normalisation, (leaky) ReLU and Conv or Linear run as one layer
-            that keeps so many bits for each element, by BLPA (blpa.py). `bits` is of all other activations;
-            `include` and `exclude` choose the convolutions and matrices too.
-        glu: ``parts``, ``inputs`` or ``exact``: gated MLPs as those of Llama become `fewbit.nn.GatedMLP`, of which the
-            tensors inside are kept in few bits (tensors/glu_parts.py); or a mapping with its keep, copy_bits and
-            input_bits.
-        inputs: a batch, as a tensor, a tuple of arguments or a mapping of keywords: the model runs with it a few times,
-            in copies, and the report says what each row saves. Rows that save nothing are left, unless there is an
-            `include`.
+        fused: replace a formula of several torch calls, such as the `gelu_new` of GPT-2, by torch's single function of
+            the same mathematics. It is far faster, and outputs change in their last bits.
+        outliers: a ratio such as 0.02: quantized back-propagation by V-Quant (vquant.py). Linear and convolutions save
+            their input in `bits` bits, this ratio of largest values exactly, and share one copy with the ReLU before,
+            whose gradient stays exact.
+        level: "L0" to "L5": layers as ActNN compresses them (actnn.py), with activations from "L2" on. `bits` then
+            applies to the layers: 4 if None at L1 and L2; from L3 on an average, 2 if None, not necessarily an integer.
+        fuse_preact: 1 to 8, such as 4: run chains of batch normalisation, (leaky) ReLU and Conv or Linear as one layer
+            that saves this many bits for each element, by BLPA (blpa.py). `bits` applies to all other activations;
+            `include` and `exclude` also select the convolutions and Linears of the chains.
+        glu: ``parts``, ``inputs`` or ``exact``: replace gated MLPs such as Llama's by `fewbit.nn.GatedMLP`, which saves
+            its inner tensors in few bits (tensors/glu_parts.py); or a mapping with its keep, copy_bits and input_bits.
+        inputs: a batch, as a tensor, a tuple of arguments or a mapping of keywords: copies of the model run on it a few
+            times, and the report gives the bytes that each row saves. Rows that save nothing are left, unless `include`
+            is given.
 
-    `glu`, `fuse_preact` and one of `level` and `outliers` go together, in this order: each takes what those before it
-    have left. So ``glu="parts", level="L2"`` keeps gated MLPs as one, and every layer that is in none by the level.
+    `glu`, `fuse_preact` and one of `level` and `outliers` combine, in this order: each takes the modules that the
+    earlier ones left. So ``glu="parts", level="L2"`` replaces gated MLPs as a whole, and all other layers by the level.
 
     Returns:
         The report; `print` shows it as a table.
 
     Raises:
-        FewbitError: the model is compiled or scripted, a name, class or key of a table matches no activation, or
-            another argument is wrong. The model is then as it was.
+        FewbitError: the model is compiled or scripted; a name, class or key of a table matches no activation; or
+            another argument is wrong. The model is then unchanged.
     """
     _check_model(model)
     configs = configs_of(methods, bits, level, outliers, fuse_preact, glu)
@@ -111,18 +110,18 @@ def convert(
 
     found = measure(model, inputs, measured, revert, leave=include is None)
     report = _convert(model, options, leave=found.only_adds, by_structure=False)
-    rows = tuple(found.told(row) for row in report.replaced)
+    rows = tuple(found.with_saved(row) for row in report.replaced)
     return replace(report, replaced=rows, notes=(*report.notes, found.note))
 
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of `convert` that say what is replaced, and by what.
+    """The arguments of `convert` that select the modules and their replacements.
 
     Attributes:
-        configs: of the methods, in the order in which they run.
-        include, exclude, tables, fused: as of `convert`.
-        asked: whether the user asked for few-bit activations, and shall know if there are none.
+        configs: one for each method, in the order in which they run.
+        include, exclude, tables, fused: as for `convert`.
+        asked: whether the user requested few-bit activations, so that the report notes if there are none.
     """
 
     configs: tuple[Any, ...]
@@ -139,9 +138,9 @@ def _convert(
     """Convert `model` in place.
 
     Args:
-        model, options: of `convert`.
-        leave: by name what else is left, and why.
-        by_structure: leave what neighbours.py says only adds memory.
+        model, options: as for `convert`.
+        leave: reasons, by name, for further modules to leave.
+        by_structure: leave activations that only add memory according to neighbours.py.
     """
     include, fused = options.include, options.fused
     methods = choose_methods(model, options.configs, fused)
@@ -165,7 +164,7 @@ def _convert(
                 forms[activation] = new
             else:
                 made[activation] = new
-    applied = methods.apply(skipped, make)  # until here the model is as it was
+    applied = methods.apply(skipped, make)  # the model is unchanged up to here
     found = [activation for activation in found if methods.activation_bits and not applied.takes(activation)]
     made = {activation: new for activation, new in made.items() if activation in found}
     if by_structure and include is None:
@@ -194,13 +193,13 @@ def _convert(
 
 
 def _only_adding(model: nn.Module, forms: Mapping[Found, Any], unknown_too: bool) -> dict[Found, str]:
-    """Return the activations of which few bits would only add memory, with why.
+    """Return the activations whose few-bit form would only add memory, with reasons.
 
     Args:
-        model: with its layers as they will be.
-        forms: of the activations.
-        unknown_too: whether those are among them of which that cannot be said: where layers keep what torch's keep,
-            they mostly are.
+        model: with its layers already converted.
+        forms: few-bit forms by activation.
+        unknown_too: whether to include the undecided ones: where layers save what torch's save, most of them only add
+            memory.
     """
     neighbours = Neighbours(model, forms)
     outcomes = {activation: neighbours.outcome(activation, form.function) for activation, form in forms.items()}
@@ -210,17 +209,17 @@ def _only_adding(model: nn.Module, forms: Mapping[Found, Any], unknown_too: bool
 
 
 def revert(model: nn.Module) -> nn.Module:
-    """Put back, in place, what `convert` replaced: the very modules, with the hooks that their replacements have now.
+    """Put back, in place, the modules that `convert` replaced, with the hooks that their replacements have now.
 
     Args:
-        model: a converted model, a copy or a pickle of one; any other is left as it is.
+        model: a converted model, a copy or a pickle of one; any other is left unchanged.
 
     Returns:
         `model`, or the original if `model` is itself a converted activation.
 
     Raises:
         FewbitError: the model is compiled or scripted, or a converted layer has been parametrized or sharded since. The
-            model is then as it was.
+            model is then unchanged.
     """
     _check_model(model)
     model = undo_methods(model)
@@ -233,7 +232,7 @@ def revert(model: nn.Module) -> nn.Module:
 
 
 def _made(activation: Found, form: Form, bits: int, tables: Mapping[str, Table]) -> FewBitActivation | str:
-    """Return the few-bit form, or why there is none with the numbers that the activation has."""
+    """Return the few-bit module, or the reason there is none for the activation's parameters."""
     key = key_for_module(tables, activation.names) or key_for_activation(tables, form.activation)
     if key is not None:
         new = form.make(table=tables[key])
@@ -246,25 +245,25 @@ def _made(activation: Found, form: Form, bits: int, tables: Mapping[str, Table])
     return new
 
 
-# What the report says where `_rounded` was called.
+# The report's note where `_rounded` was called.
 _ROUNDED = "derivatives of activations whose table is not exact are rounded at random, without bias, and not by a table"
 
 
 def _is_biased(activation: Found, new: Any, tables: Mapping[str, Table]) -> bool:
-    """Tell whether `new` has a table that is not exact and that the user did not give."""
+    """Return whether `new` has an inexact table that the user did not give."""
     if not isinstance(new, FewBitActivation) or new.table.error == 0:
         return False
     return not (key_for_module(tables, activation.names) or key_for_activation(tables, new.activation))
 
 
 def _rounded(activation: Found, form: Any, inplace: bool, saver: Saver) -> RoundedActivation:
-    """Return the form of an activation that rounds its derivative without bias, through `saver`."""
+    """Return the activation layer that saves its derivative through `saver`, rounded without bias."""
     new = RoundedActivation(form.function, saver=saver, inplace=inplace)
     vars(new)[ORIGINAL] = activation.original
     return new
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- checks of arguments ---------------------------------------------------------------------------------------------
 
 
 def _check_keys(tables: Mapping[str, Table], forms: Mapping[Found, Form | str]) -> None:
@@ -280,7 +279,7 @@ def _check_model(model: object) -> None:
     if isinstance(model, torch.jit.ScriptModule):
         raise FewbitError("the model is TorchScript, which cannot be changed: convert it before torch.jit")
     for name, module in model.named_modules():
-        wrapped = type(module).__name__ == "OptimizedModule"  # what torch.compile makes; model.compile() sets the other
+        wrapped = type(module).__name__ == "OptimizedModule"  # by torch.compile; model.compile() sets the other
         if wrapped or getattr(module, "_compiled_call_impl", None) is not None:
             which = f"its module {name!r}" if name else "the model"
             raise FewbitError(f"{which} is compiled: convert and revert a model before torch.compile")
@@ -297,7 +296,7 @@ def _replaced(activation: Found, new: FewBitActivation | RoundedActivation) -> R
 
 
 def _bits_of(activation: FewBitActivation | RoundedActivation) -> int:
-    """Return the bits that are kept for each element."""
+    """Return the bits saved for each element."""
     if isinstance(activation, FewBitActivation):
         return activation.bits
     saver: Any = getattr(activation.saver, "saver", activation.saver)  # swapped or not
@@ -314,6 +313,6 @@ def _left(activation: Found, form: Form | str, skipped: Mapping[Found, str]) -> 
 
 
 def _text(activation: Activation) -> str:
-    """Return a module on one line, a function as its name."""
+    """Return the repr of a module on one line, or the name of a function."""
     name = None if isinstance(activation, nn.Module) else getattr(activation, "__name__", None)
     return name or one_line(activation)

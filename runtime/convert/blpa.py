@@ -1,4 +1,4 @@
-"""BLPA, `fewbit.convert(model, fewbit.BLPA(bits=4))` or `fuse_preact=4`: the chains that preact_chains.py finds."""
+"""BLPA, `fewbit.convert(model, fewbit.BLPA(bits=4))` or `fuse_preact=4`: fuses the chains of preact_chains.py."""
 
 import math
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ class BLPA:
     """Chains of batch normalisation, (leaky) ReLU and Conv or Linear, each run as one layer (BLPA, Section 3).
 
     Attributes:
-        bits: 1 to 8, that a chain keeps for each element.
+        bits: 1 to 8, saved for each element of a chain's input.
 
     Raises:
-        FewbitError: `bits` is none of these.
+        FewbitError: `bits` is not an integer from 1 to 8.
 
     Example:
         fewbit.convert(model, fewbit.BLPA(bits=4))
@@ -37,13 +37,13 @@ class BLPA:
 
 @dataclass(frozen=True)
 class ByChains:
-    """The chains of a model.
+    """`BLPA` applied to a model.
 
     Attributes:
-        model: whose they are.
-        bits: of the chains.
-        plan: which chains there are.
-        chains: each as `convert` selects it, by its linear part.
+        model: the model to convert.
+        bits: as in the config.
+        plan: the chains of the model.
+        chains: each chain by its linear part, which `convert` selects it by.
     """
 
     model: nn.Module
@@ -66,7 +66,7 @@ class ByChains:
 
     @property
     def wants(self) -> str:
-        """What a model needs to have for it."""
+        """The kinds of modules that it converts, for the report."""
         return "chain of batch normalisation, ReLU and Conv or Linear"
 
     def candidates(self) -> list[Found]:
@@ -74,7 +74,7 @@ class ByChains:
         return list(self.chains)
 
     def apply(self, found: list[Found], skipped: Mapping[Found, str], make: Make) -> Applied:
-        """Fuse the chains; their links are torch's layers again if they were converted before."""
+        """Fuse the chains; links that were converted before become torch's layers again."""
         wanted = {self.chains[each] for each in found if each not in skipped}
         for chain in wanted:
             for link in chain.chain.links(chain.owner):
@@ -90,14 +90,14 @@ class ByChains:
 
 
 def parts(model: nn.Module, again: bool) -> set[int]:
-    """Return the identities of modules that fused layers compute with."""
+    """Return the ids of the modules inside fused layers."""
     wholes = [module for module in model.modules() if isinstance(module, PreActLayer)]
     inside = {id(part) for whole in wholes for part in whole.modules() if part is not whole}
     return inside if again else inside | swallowed(model)
 
 
 def undo(model: nn.Module) -> nn.Module:
-    """Let the links of chains run one by one again."""
+    """Unfuse the chains, so that their links run one by one again."""
     unfuse(model)
     return model
 

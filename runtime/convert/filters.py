@@ -1,4 +1,4 @@
-"""Which parts of a model `convert` shall take: by name, pattern, class or function."""
+"""Selection of the modules that `convert` replaces: by name, pattern, class or function."""
 
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
@@ -15,7 +15,7 @@ Selectors = Selector | Iterable[Selector]
 
 
 def unwanted(found: list[Found], include: Selectors | None, exclude: Selectors) -> dict[Found, str]:
-    """Return the activations that the user does not want, with why."""
+    """Return the activations that `include` and `exclude` rule out, with reasons."""
     excluded = _selected("exclude", exclude, found)
     skipped = {activation: "it is excluded" for activation in found if activation in excluded}
     if include is not None:
@@ -56,7 +56,7 @@ def _matches(argument: str, selector: Any, activation: Found) -> bool:
 
 
 def inventory(found: list[Found]) -> str:
-    """Return, for an error message, what there is to choose from."""
+    """Return the names to choose from, for an error message."""
     if not found:
         return "the model has none that fewbit knows"
     names = [repr(activation.name) for activation in found]

@@ -1,4 +1,4 @@
-"""The activations of a model: which they are, where they stand, and what their few-bit form is."""
+"""Finds the activations of a model: their names, their places, and their few-bit forms."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,12 +20,12 @@ __all__ = ["Found", "activations", "modules_of", "original_of"]
 Function = Callable[..., Any]
 Activation = nn.Module | Function
 
-# Where a replacement keeps what it replaced: in no submodule, so that nothing else sees it.
+# Attribute in which a replacement holds the original: not a submodule, so that nothing else sees it.
 ORIGINAL = "_fewbit_original"
 
 
 def original_of(activation: Activation) -> Activation | None:
-    """Return what `activation` was put in place of, or None if it is no replacement."""
+    """Return the original that `activation` replaced, or None if it is not a replacement."""
     return vars(activation).get(ORIGINAL) if isinstance(activation, nn.Module) else None
 
 
@@ -34,11 +34,11 @@ class Found:
     """One activation of a model.
 
     Attributes:
-        current: what stands in the model: a module, or a function held in an attribute.
-        original: what stood there before any conversion.
+        current: the module in the model, or the function in an attribute.
+        original: the module or function before any conversion.
         names: its qualified names; "" is the model itself.
-        places: (parent, attribute) wherever it stands; none for the model itself.
-        around: the modules around it.
+        places: (parent, attribute) for each occurrence; empty for the model itself.
+        around: the modules that contain it.
     """
 
     current: Activation
@@ -53,15 +53,15 @@ class Found:
 
     @property
     def original(self) -> Activation:
-        """What stood here before any conversion."""
+        """The module or function before any conversion."""
         original = original_of(self.current)
         return self.current if original is None else original
 
 
 def activations(model: nn.Module) -> list[Found]:
-    """Return the activations of `model` in the order of `named_modules()`, also those without a few-bit form.
+    """Return the activations of `model` in the order of `named_modules()`, including those without a few-bit form.
 
-    What an activation is made of inside is not looked at, nor what is TorchScript.
+    Submodules of an activation and TorchScript modules are not searched.
     """
     found: dict[Any, Found] = {}
     for key, activation, name, around, attribute in _walk(model, "", ()):
@@ -74,7 +74,7 @@ def activations(model: nn.Module) -> list[Found]:
 
 
 def modules_of(model: nn.Module, wanted: Callable[[nn.Module], bool]) -> list[Found]:
-    """Return the modules of `model` that are `wanted`, in the order of `named_modules()`; not what is TorchScript."""
+    """Return the `wanted` modules of `model` in the order of `named_modules()`, except inside TorchScript modules."""
     found: dict[int, Found] = {}
     modules: dict[str, nn.Module] = {}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -119,12 +119,12 @@ def _is_activation(module: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class Form:
-    """How to make the few-bit form of an activation.
+    """The few-bit form of an activation.
 
     Attributes:
-        activation: what the compiler calls it.
+        activation: the compiler's name.
         make: (bits=, table=) -> the module.
-        function: computes the same bits, and can be differentiated.
+        function: a differentiable function with the same bits.
     """
 
     activation: str
@@ -134,24 +134,24 @@ class Form:
 
 @dataclass(frozen=True)
 class TorchFunction:
-    """One of torch's functions by its name in `FORWARDS`, with its parameters."""
+    """A function of torch by its name in `FORWARDS`, with its parameters."""
 
     name: str
     parameters: tuple[float, ...]
     inplace: bool
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return f(x), in x itself if it is in place and no gradient is asked for."""
+        """Return f(x), written to x if the function is in place and gradients are disabled."""
         y = forward_of(self.name).call(x, *self.parameters)
         return x.copy_(y) if self.inplace and not torch.is_grad_enabled() else y
 
 
 def form_of(original: Activation, fused: bool = False) -> Form | str:
-    """Return the few-bit form of an activation that is none yet, or why it has none.
+    """Return the few-bit form of an activation, or the reason it has none.
 
     Args:
-        original: what `Found.original` is.
-        fused: take torch's one function for a formula of several, though it rounds differently.
+        original: as `Found.original`.
+        fused: replace a formula of several torch calls by torch's single function, which rounds differently.
     """
     if not isinstance(original, nn.Module):
         held = read_function(original)
@@ -173,5 +173,5 @@ def form_of(original: Activation, fused: bool = False) -> Form | str:
 
 
 def _torchs(few: FewBitActivation) -> TorchFunction:
-    """Return the function of torch's that `few` computes."""
+    """Return the function of torch that `few` computes."""
     return TorchFunction(few._function, few._parameters_of_function, few.inplace)

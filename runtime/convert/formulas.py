@@ -1,6 +1,6 @@
-"""Activations that `transformers` and `timm` write in several torch calls: the same calls, so the same bits.
+"""Activations that `transformers` and `timm` compute by several torch calls: the same calls here give the same bits.
 
-Torch's own function of the same mathematics would round differently, and a converted model's outputs would change.
+Torch's single function of the same mathematics would round differently and change a converted model's outputs.
 """
 
 import math
@@ -18,8 +18,8 @@ from .recognize import Recognised
 __all__ = ["COMPOSITES", "Formula"]
 
 
-# Bits do not change where a result is written, nor when the two sides of + and · are exchanged. So intermediate results
-# are overwritten, which on a CPU saves most of the time.
+# Neither writing in place nor exchanging the operands of + and · changes the bits. So intermediate results are
+# overwritten, which saves most of the time on a CPU.
 
 # ---- transformers ----------------------------------------------------------------------------------------------------
 
@@ -105,7 +105,7 @@ def _scaled_hard_mish_(x: Tensor) -> Tensor:
     return x.mul_((x + 2).clamp_(min=0, max=2).mul_(0.5))
 
 
-# Name of a formula -> the torch calls that it is written in. (FORMULAS are those in CUDA C++.)
+# Name of a formula -> its torch calls.
 COMPOSITES: dict[str, Forward] = {
     "python_gelu": Forward(_python_gelu),
     "new_gelu": Forward(_new_gelu),
@@ -122,17 +122,17 @@ COMPOSITES: dict[str, Forward] = {
     "sigmoid_in_place": Forward(torch.sigmoid, None, torch.sigmoid_),
     "tanh_in_place": Forward(torch.tanh, None, torch.tanh_),
 }
-# An op names what it computes by a string: here one that nobody can write for an activation.
+# An op names its function by a string; this prefix cannot occur in the name of an activation.
 _PREFIX = "formula:"
 FORWARDS.update({_PREFIX + name: forward for name, forward in COMPOSITES.items()})
 
 
 class Formula(FewBitActivation):
-    """The few-bit form of a module that is written as a formula.
+    """The few-bit form of a module that computes by one of `COMPOSITES`.
 
     Args:
-        known: what the module is; its `formula` is not None.
-        bits, table: as everywhere.
+        known: the recognized activation; its `formula` is not None.
+        bits, table: as for every few-bit activation.
     """
 
     def __init__(self, known: Recognised, *, bits: int | None = None, table: Table | None = None) -> None:
@@ -144,7 +144,7 @@ class Formula(FewBitActivation):
 
     @property
     def activation(self) -> str:
-        """What the compiler calls the function."""
+        """The compiler's name of the function."""
         return self._known.activation
 
     def _get_name(self) -> str:
@@ -156,11 +156,11 @@ class Formula(FewBitActivation):
 
 
 def agrees(original: nn.Module, known: Recognised) -> bool:
-    """Return whether `original` computes the bits that its formula here does: another version might not."""
+    """Return whether `original` gives the same bits as its formula here: another version of its package might not."""
     assert known.formula is not None
     with torch.no_grad():
-        x = torch.linspace(-5.7, 6.1, 1001, device="cpu", dtype=torch.float32)  # no round numbers: all must round
-        if type(x) is not Tensor:  # a mode makes all tensors fake: there are no bits
+        x = torch.linspace(-5.7, 6.1, 1001, device="cpu", dtype=torch.float32)  # all steps round
+        if type(x) is not Tensor:  # a FakeTensorMode: there are no values to compare
             return True
         theirs = type(original).forward(original, x.clone())  # without its hooks
         return torch.equal(theirs, COMPOSITES[known.formula].call(x))

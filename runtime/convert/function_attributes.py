@@ -1,4 +1,4 @@
-"""Torch's functions that a module holds in an attribute, as `nn.TransformerEncoderLayer` holds F.relu."""
+"""Few-bit forms of torch's functions that a module holds in an attribute, as `nn.TransformerEncoderLayer` F.relu."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Held:
-    """A function of torch with all arguments but x.
+    """A function of torch with all its arguments except x.
 
     Attributes:
         function: its name in `FORWARDS`.
-        arguments: (name, value), as many as it has parameters.
+        arguments: (name, value) for each of its parameters.
         inplace: whether it overwrites x.
     """
 
@@ -35,12 +35,12 @@ class Held:
 
     @property
     def activation(self) -> str:
-        """What the compiler calls it."""
+        """The compiler's name."""
         return forward_of(self.function).activation_name(self.function, [value for _, value in self.arguments])
 
 
 def read_function(value: object) -> Held | None:
-    """Return what `value` is if it is a function that few bits can stand for, perhaps with `functools.partial`."""
+    """Return the function that `value` is, also in a `functools.partial`; None if it has no few-bit form."""
     if isinstance(value, partial) and not value.args:
         return _read(value.func, value.keywords)
     return _read(value, {})
@@ -55,15 +55,15 @@ def _read(function: object, keywords: dict[str, Any]) -> Held | None:
     if name == "gelu":
         name = gelu_function(given.pop("approximate", "none"))
     arguments = {key: given.pop(key, default) for key, default in forward_of(name).parameters}
-    if given or None in arguments.values():  # other arguments, or some that only the caller knows
+    if given or None in arguments.values():  # other arguments, or some that only the caller passes
         return None
     return Held(name, tuple((key, float(value)) for key, value in arguments.items()), inplace)
 
 
 class HeldFunction(FewBitActivation):
-    """The few-bit form of a function: takes its place in the attribute, and whatever arguments it is called with.
+    """The few-bit form of a function, which takes its place in the attribute and accepts the same arguments.
 
-    With more than x it calls the function itself, which keeps x: the table is for the arguments that it has alone.
+    Called with more than x it runs the function itself, which saves x: the table is for the held arguments only.
     """
 
     def __init__(self, function: Function, held: Held, *, bits: int | None = None, table: Table | None = None) -> None:

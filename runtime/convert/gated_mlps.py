@@ -1,11 +1,11 @@
-"""`fewbit.convert(model, glu="parts")`: the gated MLPs of a model become `GatedMLP`s, in place and with their weights.
+"""`fewbit.convert(model, glu="parts")`: replaces a model's gated MLPs by `GatedMLP`s, in place and with their weights.
 
     Llama, Mistral, Qwen2/3, Gemma, … (127 files of transformers)   down_proj(act_fn(gate_proj(x)) * up_proj(x))
     Phi3, GLM, …                                                    gate and up by one projection, gate_up_proj
 
-A block is known by what its `forward` says, read from its source, not by its class: whoever writes these operations
-with these names has such a block. The projections are the very modules, so the state_dict and whatever LoRA has put in
-their place stay; act_fn stays reachable, as an attribute that is no submodule, because nothing calls it any more.
+A block is recognized by the source of its `forward`, not by its class: any class with these operations on these names
+matches. The projections are the same modules, so the state_dict and any LoRA layers in their place stay; act_fn stays
+reachable as an attribute that is not a submodule, because nothing calls it any more.
 """
 
 import math
@@ -59,7 +59,7 @@ def forward(self, x):
     ),
 )
 _PARTS = ({"gate_proj", "up_proj", "down_proj"}, {"gate_up_proj", "down_proj"})
-# Children of other gated MLPs, and whose they are.
+# Names of the children of other gated MLPs, and the models that have them.
 _OTHERS = (
     ({"wi_0", "wi_1", "wo"}, "T5"),
     ({"Wi", "Wo", "act"}, "ModernBERT"),
@@ -76,15 +76,15 @@ _EXPERTS = ({"gate_up_proj", "down_proj"}, {"gate_proj", "up_proj", "down_proj"}
 
 @dataclass(frozen=True)
 class GatedMLPs:
-    """Gated MLPs, as those of Llama, in one: `fewbit.nn.GatedMLP` with these arguments.
+    """Replacement of gated MLPs, such as Llama's, by `fewbit.nn.GatedMLP` with these arguments.
 
     Attributes:
         keep: "parts", "inputs" or "exact" (tensors/glu_parts.py).
         copy_bits: of the copies of up and of act(gate), or of the gate; 0 to 8 each, or one number for both.
-        input_bits: of the block's input, which is then saved in few bits too; None saves it as it is.
+        input_bits: 1 to 8, of the saved copy of the block's input; None saves it as it is.
 
     Raises:
-        FewbitError: a field is none of these.
+        FewbitError: `keep` is not "parts", "inputs" or "exact", or a number of bits is out of range.
 
     Example:
         fewbit.convert(model, fewbit.GatedMLPs("parts"), fewbit.ActNN("L2"))
@@ -106,7 +106,7 @@ def read_glu(glu: object) -> GatedMLPs:
     """Return the config that `glu` stands for: a `keep`, or a mapping with keep, copy_bits and input_bits.
 
     Raises:
-        FewbitError: it is neither.
+        FewbitError: `glu` is neither.
     """
     given: dict[str, Any] = dict(glu) if isinstance(glu, Mapping) else {"keep": glu}
     unknown = given.keys() - {"keep", "copy_bits", "input_bits"}
@@ -117,12 +117,12 @@ def read_glu(glu: object) -> GatedMLPs:
 
 @dataclass(frozen=True)
 class ByGates:
-    """The gated MLPs of a model.
+    """`GatedMLPs` applied to a model.
 
     Attributes:
-        model: whose they are.
-        options: what the MLPs keep.
-        fused: as of `convert`.
+        model: the model to convert.
+        options: the config.
+        fused: as for `convert`.
     """
 
     model: nn.Module
@@ -133,7 +133,7 @@ class ByGates:
 
     @classmethod
     def of(cls, config: GatedMLPs, model: nn.Module, fused: bool) -> "ByGates":
-        """Return what `config` asks for."""
+        """Return the method for `config`."""
         return cls(model, config, fused)
 
     @property
@@ -143,7 +143,7 @@ class ByGates:
 
     @property
     def wants(self) -> str:
-        """What a model needs to have for it."""
+        """The kinds of modules that it converts, for the report."""
         return "gated MLP that fewbit knows"
 
     def candidates(self) -> list[Found]:
@@ -151,7 +151,7 @@ class ByGates:
         return candidates(self.model)
 
     def apply(self, found: list[Found], skipped: Mapping[Found, str], make: Make) -> Applied:
-        """Put a `GatedMLP` in place of each; what is in it is torch's again if it was converted before."""
+        """Replace each by a `GatedMLP`; layers inside that were converted before become torch's again."""
         outcomes = {block: skipped.get(block) or made(block, self.options, self.fused, make) for block in found}
         new = {block: outcome for block, outcome in outcomes.items() if isinstance(outcome, GatedMLP)}
         model = self.model
@@ -169,14 +169,14 @@ class ByGates:
 
 
 def ungate(model: nn.Module) -> nn.Module:
-    """Put back what stood in place of gated MLPs; return `model`, or the original if it was replaced itself."""
+    """Put back the original gated MLPs; return `model`, or the original if `model` is itself a replacement."""
     for block in candidates(model):
         model = put_back(block) or model
     return model
 
 
 def candidates(model: nn.Module) -> list[Found]:
-    """Return the gated MLPs of `model`, in the order of modules, also those whose forward is another."""
+    """Return the gated MLPs of `model`, in the order of modules, including those with an unsupported forward."""
     return modules_of(model, _has_projections)
 
 
@@ -188,7 +188,7 @@ def _has_projections(module: nn.Module) -> bool:
 
 
 def not_supported(module: nn.Module) -> str | None:
-    """Return why a gated MLP of a kind that is none of `_FORWARDS` is left; None for any other module."""
+    """Return the reason to leave a gated MLP whose kind is not in `_FORWARDS`; None for any other module."""
     weights = {name for name, weight in module._parameters.items() if weight is not None and weight.dim() == 3}
     if any(parts <= weights for parts in _EXPERTS):
         return "the weights of its experts are fused, and fused expert weights are not supported yet"
@@ -199,7 +199,7 @@ def not_supported(module: nn.Module) -> str | None:
 
 
 def _is_gated(module: nn.Module) -> bool:
-    """Tell whether the linear layers of `module` make one tensor less, or one of half the size, than they read."""
+    """Return whether the linear layers of `module` are gate, up and down, or gate and up in one, and down."""
     sizes = [(m.in_features, m.out_features) for m in module.children() if isinstance(m, nn.Linear)]
     if not sizes:  # of another class, as Granite's
         return True
@@ -208,13 +208,13 @@ def _is_gated(module: nn.Module) -> bool:
 
 
 def made(block: Found, options: GatedMLPs, fused: bool, make: Make) -> GatedMLP | str:
-    """Return what shall stand for a block, or why there is nothing.
+    """Return the replacement of a block, or the reason there is none.
 
     Args:
         block: one of `candidates`.
-        options: what to keep.
-        fused: as of `convert`.
-        make: makes the few-bit form of the block's activation, by which its table is chosen.
+        options: the config.
+        fused: as for `convert`.
+        make: makes the few-bit form of the block's activation, which determines its table.
     """
     original: Any = block.original
     if why := not_supported(original):
@@ -261,7 +261,7 @@ def _adopted(original: nn.Module, attribute: str, act: FewBitActivation, options
 
 
 def replaced(block: Found, new: GatedMLP) -> Replaced:
-    """Return the row of the report; the error is the table's, which `inputs` and `exact` do without."""
+    """Return the row of the report; the error is the table's, NaN for `inputs` and `exact`, which use no table."""
     element = next(new.parameters()).element_size() * 8
     bits = 2 * element if new.plan.keep == "exact" else new.plan.bits
     error = new.table.error if new.plan.keep == "parts" else math.nan
@@ -274,12 +274,12 @@ def left(block: Found, why: str) -> Left:
 
 
 def _activation_attribute(cls: type[nn.Module]) -> str | None:
-    """Return the attribute in which a block of this class holds its activation; None if its forward is another."""
+    """Return the attribute that holds the activation of such a block; None if its forward is not in `_FORWARDS`."""
     return next((name for name, known in _FORWARDS if is_written_as(cls, known)), None)
 
 
 def parts(model: nn.Module, again: bool) -> set[int]:
-    """Return the identities of modules within gated MLPs, which compute with them as one."""
+    """Return the ids of the modules inside gated MLPs, which compute with them as one unit."""
     wholes = [module for module in model.modules() if isinstance(module, GatedMLP)]
     return {id(part) for whole in wholes for part in whole.modules() if part is not whole}
 

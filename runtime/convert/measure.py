@@ -1,11 +1,11 @@
-"""What a conversion saves, measured: `fewbit.convert(model, ..., inputs=batch)`.
+"""Measures the memory that a conversion saves: `fewbit.convert(model, ..., inputs=batch)`.
 
-    exact        what the model keeps for the backward pass of these inputs as it was
-    kept         the same, converted
-    each row     how much more is kept where all is converted but this row
+    exact        bytes that the original model saves for the backward pass of these inputs
+    kept         bytes that the converted model saves
+    each row     additional bytes if everything except this row is converted
 
-Rows that differ in a number of their name, as the blocks of a transformer do, are measured together. All runs are of
-copies with the same parameters; buffers and torch's random numbers stay as they are.
+Rows that differ in a number of their name, as the blocks of a transformer do, are measured together. All runs use
+copies with the same parameters; buffers and torch's random state do not change.
 """
 
 import copy
@@ -23,18 +23,18 @@ from .report import Replaced, Report, grouped, size_text
 
 __all__ = ["Measured", "measure", "read_inputs"]
 
-# Converts a model, but for what is named.
+# Converts a model except the modules named.
 Convert = Callable[[nn.Module, Sequence[str]], Report]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Bytes that are kept for the backward pass.
+    """Bytes that autograd keeps for the backward pass.
 
     Attributes:
-        exact, kept: by the model as it was, and converted without the rows in `only_adds`.
-        saved: by the name of a replaced row what it and those measured with it save together.
-        only_adds: by name why a row is left: it would save nothing.
+        exact, kept: for the original model, and for the one converted without the rows in `only_adds`.
+        saved: bytes by the name of a replaced row, saved by it and the rows measured with it together.
+        only_adds: reasons, by name, for leaving rows that would save nothing.
     """
 
     exact: int
@@ -42,13 +42,13 @@ class Measured:
     saved: Mapping[str, int]
     only_adds: Mapping[str, str]
 
-    def told(self, row: Replaced) -> Replaced:
-        """Return a row of the report with what it saves."""
+    def with_saved(self, row: Replaced) -> Replaced:
+        """Return a row of the report with the bytes that it saves."""
         return replace(row, saved=self.saved.get(row.name))
 
     @property
     def note(self) -> str:
-        """What is kept in all."""
+        """The report's line on the total."""
         return (
             f"kept for the backward pass of these inputs: {size_text(self.exact)} exactly, {size_text(self.kept)} now"
         )
@@ -58,7 +58,7 @@ def read_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments that `inputs` stands for: a tensor, a tuple or list of arguments, or a mapping of keywords.
 
     Raises:
-        FewbitError: it is none of these.
+        FewbitError: `inputs` is not a tensor, tuple, list or mapping.
     """
     if isinstance(inputs, torch.Tensor):
         return (inputs,), {}
@@ -72,14 +72,14 @@ def read_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def measure(
     model: nn.Module, inputs: Any, convert: Convert, revert: Callable[[nn.Module], nn.Module], *, leave: bool
 ) -> Measured:
-    """Return what a conversion of `model` saves with these inputs.
+    """Return the bytes that a conversion of `model` saves with these inputs.
 
     Args:
-        model: is left as it is.
-        inputs: as of `read_inputs`.
-        convert: converts a copy of the model, but for what is named.
-        revert: puts back what was converted before.
-        leave: whether rows that save nothing are to be left.
+        model: not changed.
+        inputs: as for `read_inputs`.
+        convert: converts a copy of the model except the modules named.
+        revert: undoes earlier conversions.
+        leave: whether to leave rows that save nothing.
     """
     args, keywords = read_inputs(inputs)
     devices = {t.device.index for t in model.parameters() if t.device.type == "cuda"}
@@ -110,7 +110,7 @@ def measure(
 
 
 def _twin(model: nn.Module) -> nn.Module:
-    """Return a copy of `model` with the same parameters and buffers of its own."""
+    """Return a copy of `model` that shares its parameters and has its own buffers."""
     tensors: dict[int, Any] = {id(t): t for t in model.parameters()}
     try:
         return copy.deepcopy(model, tensors)

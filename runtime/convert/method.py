@@ -1,12 +1,12 @@
-"""A method of `convert`: its config, which says what the user wants, and its handler, which does it to a model.
+"""The interface of a method of `convert`: its config, which holds the options, and its handler, which applies it.
 
     ActNN("L3", bits=2)                     a config: a frozen dataclass that checks its fields
-    HANDLER.make(config, model, fused)      a `Method`: the config and what it finds in the model
-    method.candidates()                     parts of the model, for the user to choose from
-    method.apply(found, skipped, make)      replaces them, and returns what it did as `Applied`
-    HANDLER.undo(model)                     puts back whatever the method has replaced
+    HANDLER.make(config, model, fused)      a `Method`: the config applied to a model
+    method.candidates()                     the modules that it can replace, filtered by include and exclude
+    method.apply(found, skipped, make)      replaces them and returns an `Applied`
+    HANDLER.undo(model)                     puts back the modules that the method replaced
 
-To add a method, write its config and handler in a module of their own and list the handler in pipeline.py.
+To add a method, write its config and handler in a new module and list the handler in pipeline.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,22 +22,21 @@ from ..layers.saver import Saver
 from .find import Form, Found
 from .report import Left, Replaced
 
-# Makes the few-bit form of an activation, or says why there is none.
+# Returns the few-bit form of an activation, or the reason there is none.
 Make = Callable[[Found, Form], FewBitActivation | str]
 
 
 @dataclass(frozen=True)
 class Applied:
-    """What a method did, or several.
+    """The result of one or several methods.
 
     Attributes:
-        model: the very object given, or what stands for it now.
+        model: the given object, or its replacement.
         replaced, left: rows of the report.
-        taken: identities of modules that are the method's, with all in them.
-        notes: what else was done.
-        derivatives: what the derivatives of activations are saved through where a table would bias them; None: tables
-            are taken.
-        derivatives_by: the method that asked for that, as the report calls it.
+        taken: ids of the modules that the method claims, each with all its submodules.
+        notes: further lines of the report.
+        derivatives: the saver for derivatives of activations whose table is inexact, and so biased; None: use tables.
+        derivatives_by: the report's name of the method that set `derivatives`.
     """
 
     model: nn.Module
@@ -49,16 +48,16 @@ class Applied:
     derivatives_by: str = ""
 
     def takes(self, found: Found) -> bool:
-        """Tell whether a part of the model is the method's, or within what is."""
+        """Return whether `found` is claimed or inside a claimed module."""
         return any(id(module) in self.taken for module in (found.current, *found.around))
 
     def then(self, later: "Applied") -> "Applied":
-        """Return this and what was done to the same model after it; of what was left the later one tells."""
-        told = {row.name for row in (*later.replaced, *later.left)}
+        """Return this result combined with a later one on the same model, whose rows replace those left here."""
+        reported = {row.name for row in (*later.replaced, *later.left)}
         return Applied(
-            self.model if self.replaced else later.model,  # a model that is itself replaced has no other parts
+            self.model if self.replaced else later.model,  # a replaced model has no other parts to replace
             (*self.replaced, *later.replaced),
-            (*(row for row in self.left if row.name not in told), *later.left),
+            (*(row for row in self.left if row.name not in reported), *later.left),
             self.taken | later.taken,
             (*self.notes, *later.notes),
             later.derivatives or self.derivatives,
@@ -68,13 +67,13 @@ class Applied:
 
 @dataclass(frozen=True)
 class Activations:
-    """Activation functions that no other method takes, by a table of their derivative (Few-bit Backward).
+    """Activations that no other method replaces, by a table of their derivative (Few-bit Backward).
 
     Attributes:
-        bits: 1 to 8 for each element; None leaves them as they are.
+        bits: 1 to 8 for each element; None leaves the activations unchanged.
 
     Raises:
-        FewbitError: `bits` is none of these.
+        FewbitError: `bits` is not None or an integer from 1 to 8.
     """
 
     bits: int | None = DEFAULT_BITS
@@ -85,7 +84,7 @@ class Activations:
 
 
 class Method(Protocol):
-    """A config together with the model that it is for."""
+    """A config applied to a model."""
 
     @property
     def asked(self) -> str:
@@ -94,21 +93,21 @@ class Method(Protocol):
 
     @property
     def wants(self) -> str:
-        """What a model needs to have for it."""
+        """The kinds of modules that it converts, for the report."""
         ...
 
     @property
     def activations(self) -> Activations | None:
-        """What becomes of activations that no method takes; None: the method has no say."""
+        """The config of activations that no method replaces; None: the method does not set it."""
         ...
 
     @property
     def compresses_layers(self) -> bool:
-        """Whether layers save their inputs by it; a layer does so in one way, so a model takes one such method."""
+        """Whether it changes how layers save their inputs; only one such method can apply to a model."""
         ...
 
     def candidates(self) -> list[Found]:
-        """Return the parts that it may replace, for the user to choose from."""
+        """Return the modules that it can replace, from which include and exclude select."""
         ...
 
     def apply(self, found: list[Found], skipped: Mapping[Found, str], make: Make) -> Applied:
@@ -122,14 +121,15 @@ def _no_parts(model: nn.Module, again: bool) -> set[int]:
 
 @dataclass(frozen=True)
 class Handler:
-    """What `convert` and `revert` know of a method.
+    """The entry points of a method for `convert` and `revert`.
 
     Attributes:
         config: the class of its configs.
-        make: (config, model, fused) -> the method for a model; `fused` as of `convert`.
-        undo: puts back, in place, what the method replaced; returns the model, or what it itself was in place of.
-        parts: (model, again) -> identities of modules that converted ones compute with, which no other method may
-            take; `again` if the method itself is to be applied anew.
+        make: (config, model, fused) -> the `Method` for a model; `fused` as for `convert`.
+        undo: puts back, in place, the modules that the method replaced; returns the model, or its original if the model
+            itself is a replacement.
+        parts: (model, again) -> ids of the modules inside converted ones, which no other method may replace; `again` if
+            the method itself is applied anew.
     """
 
     config: type

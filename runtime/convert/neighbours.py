@@ -1,14 +1,15 @@
-"""Whether few bits of an activation free any memory, as far as the structure of a model tells.
+"""Predicts, from a model's structure, whether a few-bit activation frees memory.
 
-Torch's activation saves its input or its output. If another saves the same tensor, few bits only come on top:
+Torch's activation saves its input or its output. If another op saves the same tensor, a few-bit copy only adds memory:
 
-    ReLU, Sigmoid, Tanh       save their output, and so does a Linear, convolution, normalisation or pooling after them
-    GELU, SiLU, …             save their input; where gate and up are parts of one tensor, the product with up keeps all
+    ReLU, Sigmoid, Tanh       save their output; so does a Linear, convolution, normalisation or pooling after them
+    GELU, SiLU, …             save their input; where gate and up are parts of one tensor, the product with up saves all
                               of it
 
-What an activation saves is tried out on a small tensor. What follows it is read from `nn.Sequential`, and from the
-source of other modules where the result goes straight on: `x = self.act(x); x = self.fc2(x)`. Nothing is run. All else
-is unknown; `convert(..., inputs=batch)` measures it (measure.py).
+The tensor that an activation saves is found by running it on a small input. The ops that follow it are read from
+`nn.Sequential` and from the source of other modules, where the result is passed on directly:
+`x = self.act(x); x = self.fc2(x)`. The model is not run. Any other case is unknown; `convert(..., inputs=batch)`
+measures it (measure.py).
 """
 
 import ast
@@ -49,9 +50,9 @@ _DEEPEST = 20
 
 @dataclass(frozen=True)
 class Outcome:
-    """What few bits of an activation do to the memory: "saves", "adds" or "unknown", and why.
+    """Effect of a few-bit activation on memory: "saves", "adds" or "unknown", and the reason.
 
-    Of the place where a tensor goes, "passes" says that it goes on to the next.
+    For a consumer of a tensor, "passes" means that it hands the tensor on to the next consumer.
     """
 
     kind: Kind
@@ -70,11 +71,11 @@ _PARTS = Outcome("adds", "few bits would only add memory: its input is a part of
 
 
 class Neighbours:
-    """The modules of a model as they stand now, and what they save of an activation's input or output.
+    """The modules of a model and which of them save an activation's input or output.
 
     Args:
         model: the model.
-        replaced: the activations that few bits are to stand for, so that they save nothing of their input.
+        replaced: the activations that will become few-bit ones, which do not save their input.
     """
 
     def __init__(self, model: nn.Module, replaced: Iterable[Found]) -> None:
@@ -87,11 +88,11 @@ class Neighbours:
                     self._places.setdefault(id(child), []).append((module, attribute))
 
     def outcome(self, found: Found, function: Callable[[Tensor], Tensor]) -> Outcome:
-        """Return what few bits of an activation do.
+        """Return the effect of replacing an activation by its few-bit form.
 
         Args:
             found: the activation.
-            function: what torch computes in its place.
+            function: torch's function of the same values.
         """
         saved = saved_by(function)
         if saved == {"input"}:
@@ -101,7 +102,7 @@ class Neighbours:
         return _of_calls([self._after(parent, name, 0) for parent, name in found.places])
 
     def _after(self, parent: nn.Module, attribute: str, depth: int) -> Outcome:
-        """Return what becomes of the result of a module or function that `parent` holds in `attribute`."""
+        """Return the outcome for the result of the module or function `parent.attribute`."""
         if depth > _DEEPEST:
             return _UNKNOWN
         if type(parent).forward is nn.Sequential.forward:
@@ -111,26 +112,26 @@ class Neighbours:
                 if outcome is not _PASSES:
                     return outcome
             return self._out_of(parent, depth)
-        if type(parent).forward is nn.Module.forward:  # a list of modules: who runs them?
+        if type(parent).forward is nn.Module.forward:  # a ModuleList or ModuleDict: its caller is not visible here
             return _UNKNOWN if self._is_run(parent, depth) else _SAVES
         return _of_calls(
             [self._of_value(call, method, parent, depth) for method, call in _calls(type(parent), attribute)]
         )
 
     def _is_run(self, module: nn.Module, depth: int) -> bool:
-        """Tell whether a module that has no forward is part of one that has."""
+        """Return whether a module without a forward is part of one with a forward."""
         if depth > _DEEPEST or type(module).forward is not nn.Module.forward:
             return True
         return any(self._is_run(parent, depth + 1) for parent, _ in self._places.get(id(module), []))
 
     def _out_of(self, module: nn.Module, depth: int) -> Outcome:
-        """Return what becomes of what `module` returns; the result of the model itself no module saves."""
+        """Return the outcome for the result of `module`; no module saves the result of the model itself."""
         if module is self._root:
             return _SAVES
         return _of_calls([self._after(*place, depth + 1) for place in self._places.get(id(module), [])])
 
     def _into(self, module: Any) -> Outcome:
-        """Return what `module` does to a tensor that goes into it."""
+        """Return the outcome for a tensor that is passed to `module`."""
         name = type(module).__name__
         if isinstance(module, CompressedLayer | FewBitActivation) or (
             isinstance(module, nn.Module) and (recast_by(module) is not None or id(module) in self._replaced)
@@ -161,7 +162,7 @@ class Neighbours:
     # ---- by the source of a module -----------------------------------------------------------------------------------
 
     def _of_value(self, node: ast.AST, method: "_Method", owner: nn.Module, depth: int) -> Outcome:
-        """Return what becomes of the value of an expression in a method of `owner`."""
+        """Return the outcome for the value of an expression in a method of `owner`."""
         above = method.above[node]
         outcome = _UNKNOWN
         if isinstance(above, ast.Call) and above.args and above.args[0] is node:
@@ -180,7 +181,7 @@ class Neighbours:
         return outcome
 
     def _of_argument(self, call: ast.Call, owner: nn.Module) -> Outcome:
-        """Return what a call does to its first argument."""
+        """Return the outcome for the first argument of a call."""
         function = call.func
         if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name) and function.value.id == "self":
             return self._into(getattr(owner, function.attr, None))
@@ -191,7 +192,7 @@ class Neighbours:
         return _PASSES if name == "torch.flatten" else _UNKNOWN
 
     def _of_name(self, name: str, statement: ast.stmt, method: "_Method", owner: nn.Module, depth: int) -> Outcome:
-        """Return what becomes of what `statement` assigns to `name`, in the statements after it."""
+        """Return the outcome for the value that `statement` assigns to `name`, from the statements after it."""
         block = method.block_of(statement)
         uses: list[Outcome] = []
         for later in block[block.index(statement) + 1 :]:
@@ -209,7 +210,7 @@ class Neighbours:
 
 
 def _of_uses(uses: list[Outcome]) -> Outcome:
-    """Return what becomes of one value that is used in several places: who saves it saves it for all."""
+    """Return the outcome for one value with several uses: one use that saves it suffices."""
     for kind in ("adds", "unknown"):
         for outcome in uses:
             if outcome.kind == kind:
@@ -218,7 +219,7 @@ def _of_uses(uses: list[Outcome]) -> Outcome:
 
 
 def _of_calls(calls: list[Outcome]) -> Outcome:
-    """Return what becomes of several values of one module: few bits are good for all if they are for one."""
+    """Return the outcome for several calls of one module: if few bits free memory for one call, they do for all."""
     for kind in ("saves", "unknown", "adds"):
         for outcome in calls:
             if outcome.kind == kind:
@@ -227,7 +228,7 @@ def _of_calls(calls: list[Outcome]) -> Outcome:
 
 
 def _number(node: ast.expr | None, owner: nn.Module) -> float | None:
-    """Return the number that is written as such or as an attribute of `owner`."""
+    """Return the number that `node` spells out or reads from an attribute of `owner`; None for anything else."""
     value = node.value if isinstance(node, ast.Constant) else None
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
         value = getattr(owner, node.attr, None)
@@ -236,13 +237,13 @@ def _number(node: ast.expr | None, owner: nn.Module) -> float | None:
 
 @dataclass(frozen=True, eq=False)
 class _Method:
-    """A method in source, and what each node of it stands in."""
+    """The syntax tree of a method, and the parent of each node."""
 
     function: ast.FunctionDef
     above: dict[ast.AST, ast.AST]
 
     def block_of(self, statement: ast.stmt) -> list[ast.stmt]:
-        """Return the statements among which `statement` stands."""
+        """Return the block of statements that contains `statement`."""
         for _, value in ast.iter_fields(self.above[statement]):
             if isinstance(value, list) and statement in value:
                 return value
@@ -251,7 +252,7 @@ class _Method:
 
 @cache
 def _methods(cls: type) -> tuple[_Method, ...]:
-    """Return the methods of `cls` whose source can be read."""
+    """Return the methods of `cls` whose source is available."""
     functions: dict[str, ast.FunctionDef] = {}
     for parent in cls.__mro__:
         if parent in (nn.Module, object):
@@ -270,7 +271,7 @@ def _methods(cls: type) -> tuple[_Method, ...]:
 
 
 def _calls(cls: type, attribute: str) -> Iterator[tuple[_Method, ast.Call]]:
-    """Yield where methods of `cls` call ``self.attribute``."""
+    """Yield the calls of ``self.attribute`` in the methods of `cls`."""
     for method in _methods(cls):
         for node in ast.walk(method.function):
             if isinstance(node, ast.Call) and _is_own(node.func, attribute):
@@ -288,7 +289,7 @@ def _is_own(node: ast.expr, attribute: str) -> bool:
 
 @cache
 def _is_part(cls: type, attribute: str) -> bool:
-    """Tell whether ``self.attribute`` is only called on one part of a tensor, of which another part is multiplied."""
+    """Return whether ``self.attribute`` is only called on one part of a tensor, another part of which is multiplied."""
     calls = list(_calls(cls, attribute))
     return bool(calls) and all(_on_a_part(method, call) for method, call in calls)
 
@@ -318,7 +319,7 @@ def _multiplies(method: _Method, names: set[str]) -> bool:
 
 
 def saved_by(function: Callable[[Tensor], Tensor]) -> Saved:
-    """Return what torch saves of an elementwise function: its input, its output, or something else."""
+    """Return what torch saves for an elementwise function: its input, its output, or another tensor."""
     saved: list[int] = []
 
     def note(t: Tensor) -> Tensor:
@@ -332,5 +333,5 @@ def saved_by(function: Callable[[Tensor], Tensor]) -> Saved:
         before = x.untyped_storage()._cdata
         with saved_tensors_hooks(note, lambda t: t):
             y = function(x)
-    names = {before: "input", y.untyped_storage()._cdata: "output"}  # in place it is the output that is saved
+    names = {before: "input", y.untyped_storage()._cdata: "output"}  # in place, torch saves the output
     return frozenset(names.get(storage, "other") for storage in saved)  # pyright: ignore[reportReturnType]

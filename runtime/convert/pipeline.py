@@ -1,12 +1,12 @@
-"""The methods of `convert`, and how a model takes several: each takes what those before it have left.
+"""Runs the methods of `convert` on a model, each on the modules that the earlier ones left.
 
     glu            GatedMLPs    gated_mlps.py   gated MLPs in one
     fuse_preact    BLPA         blpa.py         normalisation, ReLU and layer in one
     level          ActNN        actnn.py        layers save their inputs by groups
     outliers       VQuant       vquant.py       layers and ReLUs share few bits and the largest values
 
-The keywords of `convert` stand for configs in this order, the larger pieces first; configs themselves run in the order
-in which they are given. The activations that are left `convert` replaces last, as `Activations` says.
+The keywords of `convert` stand for configs in this order, the larger units first; configs run in the order in which
+they are given. `convert` replaces the remaining activations last, by `Activations`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,13 +34,13 @@ HANDLERS: dict[type, Handler] = {h.config: h for h in (GATED_MLPS, PREACT_CHAINS
 
 @dataclass(frozen=True)
 class Methods:
-    """What the user asked for.
+    """The methods chosen for a model.
 
     Attributes:
-        model: what is converted.
-        chosen: each method with the parts that it may replace, in the order in which they run.
-        parts: identities of modules that are not free, for others compute with them as one.
-        activation_bits: of activations that no method takes; None if they stay as they are, and unreported.
+        model: the model to convert.
+        chosen: each method with its candidates, in the order in which they run.
+        parts: ids of modules that are claimed, because a converted module computes with them as one unit.
+        activation_bits: of activations that no method replaces; None if they stay unchanged and unreported.
     """
 
     model: nn.Module
@@ -50,16 +50,16 @@ class Methods:
 
     @property
     def candidates(self) -> list[Found]:
-        """What any of the methods may replace, for the user to choose from."""
+        """All candidates of the methods, from which include and exclude select."""
         return [found for _, candidates in self.chosen for found in candidates]
 
     @property
     def compresses_layers(self) -> bool:
-        """Whether layers save their inputs by one of the methods."""
+        """Whether one of the methods changes how layers save their inputs."""
         return any(method.compresses_layers for method, _ in self.chosen)
 
     def apply(self, skipped: Mapping[Found, str], make: Make) -> Applied:
-        """Run the methods, each on what those before it have left; return what they did together."""
+        """Run the methods, each on the modules that the earlier ones left; return their combined result."""
         done = Applied(self.model, taken=self.parts)
         for method, candidates in self.chosen:
             free = [found for found in candidates if not done.takes(found)]
@@ -72,7 +72,7 @@ class Methods:
 
 
 def nothing_to_do(asked: str, wants: str, any_left: bool) -> str:
-    """Return the note of the report that a method that was asked for has replaced nothing."""
+    """Return the report's note that a requested method replaced nothing."""
     why = "all that it could take is left, with the reasons above" if any_left else f"the model has no {wants}"
     return f"{asked}: nothing to do here: {why}"
 
@@ -128,7 +128,7 @@ def choose_methods(model: nn.Module, configs: Sequence[Any], fused: bool) -> Met
     """Return the methods of the configs for `model`.
 
     Raises:
-        FewbitError: two of them want the same layers.
+        FewbitError: two of them convert the same layers.
     """
     chosen = [HANDLERS[type(c)].make(c, model, fused) for c in configs if not isinstance(c, Activations)]
     layers = [method.asked for method in chosen if method.compresses_layers]
@@ -145,10 +145,10 @@ def choose_methods(model: nn.Module, configs: Sequence[Any], fused: bool) -> Met
 
 
 def undo_methods(model: nn.Module) -> nn.Module:
-    """Put back, in place, what methods replaced in `model`; return it, or what it itself was in place of.
+    """Undo all methods on `model`, in place; return it, or its original if it is itself a replacement.
 
     Raises:
-        FewbitError: a layer's class was changed since it was converted; the model is then as it was.
+        FewbitError: a layer's class was changed since it was converted; the model is then unchanged.
     """
     for name, module in model.named_modules():
         if was_changed(module):

@@ -1,6 +1,6 @@
-"""Putting one module in the place of another, and back: activations, which may be functions, and gated MLPs.
+"""Puts one module in the place of another, and back: activations, which may be functions, and gated MLPs.
 
-What has weights of its own stays where it is, and changes its class: recast.py.
+Layers with weights of their own stay in place and change their class: swap.py.
 """
 
 from typing import Any
@@ -9,12 +9,12 @@ from torch import nn
 
 from .find import Activation, Found, original_of
 
-# What others have registered on a module, and the flag that goes with it.
+# The dictionaries of hooks on a module, and their flags.
 _HOOKS = tuple(name for name in vars(nn.Module()) if "_hook" in name)
 
 
 def put(found: Found, new: nn.Module) -> None:
-    """Let `new` stand wherever `found` stands, with its mode and hooks."""
+    """Replace `found` by `new` in all its places, with its mode and hooks."""
     if isinstance(found.current, nn.Module):
         _hand_over(found.current, new)
     for parent, attribute in found.places:
@@ -22,7 +22,7 @@ def put(found: Found, new: nn.Module) -> None:
 
 
 def put_back(found: Found) -> nn.Module | None:
-    """Let what `found` is in place of stand there again; return it if it is itself the model."""
+    """Put the original of `found` back in all its places; return it if it is itself the model."""
     original = original_of(found.current)
     if original is None:
         return None
@@ -34,7 +34,7 @@ def put_back(found: Found) -> nn.Module | None:
 
 
 def _hand_over(old: Any, new: nn.Module) -> None:
-    """Give `new` the mode and the hooks of `old`: the same dictionaries, so that handles go on removing from them."""
+    """Give `new` the mode and the hooks of `old`: the same dictionaries, so that handles still remove hooks."""
     new.training = old.training
     for name in _HOOKS:
         vars(new)[name] = vars(old)[name]
@@ -44,5 +44,5 @@ def _set(parent: nn.Module, attribute: str, value: Activation) -> None:
     if attribute in parent._modules and isinstance(value, nn.Module):
         parent._modules[attribute] = value  # in its place: the order of a Sequential is that of its modules
     else:
-        # What was no submodule becomes none: a TransformerDecoderLayer takes F.relu when it is copied with one.
+        # Not as a submodule: a TransformerDecoderLayer whose activation is one gets F.relu when it is copied.
         vars(parent)[attribute] = value

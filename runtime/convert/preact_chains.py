@@ -1,14 +1,15 @@
-"""`fewbit.convert(model, fuse_preact=4)`: chains of BN, (leaky) ReLU and Conv or Linear, each run as one layer.
+"""`fewbit.convert(model, fuse_preact=4)`: runs each chain of BN, (leaky) ReLU and Conv or Linear as one layer.
 
     plan = plan_of(model)           finds the chains; changes nothing
-    plan.apply(bits=4)              from now on they run fused; `unfuse(model)` undoes it
+    plan.apply(bits=4)              fuses them; `unfuse(model)` undoes it
 
 A module's own forward is traced (torch.fx) with its children as black boxes, once in training and once in evaluation
-mode. A chain is fused if nothing else uses what flows between its links. Then the module's `forward` is replaced, on
-the instance, by the same graph with the chain as one call. Children, parameters, their names and hooks stay what and
-where they are; children are looked up by name in every call, so that they may be replaced.
+mode. A chain is fused if nothing else uses the values between its links. Then the module's `forward` is replaced, on
+the instance, by the same graph with the chain as one call. Children, parameters, names and hooks are unchanged;
+children are looked up by name in every call, so they may be replaced later.
 
-A trace cannot follow code that asks for the types or values of tensors: such modules are left, and why is told.
+A trace cannot follow code that branches on the types or values of tensors: such modules are left and reported with the
+reason.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,12 +29,12 @@ from .report import one_line
 from .swap import torch_class
 
 LINEAR = (*CONVOLUTIONS, nn.Linear)
-_CHAINS = "_fewbit_chains"  # where the chains stand on a module that runs some
+_CHAINS = "_fewbit_chains"  # attribute of a module that holds its fused chains
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 _RELU_FUNCTIONS = {F.relu, F.relu_, torch.relu, torch.relu_}
 _LEAKY_FUNCTIONS = {F.leaky_relu, F.leaky_relu_}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-# Functions with the arguments of modules that are folded into the linear part.
+# Functions that take the arguments of a module and, like it, are folded into the linear part.
 _FOLDED_FUNCTIONS: dict[Any, Callable[..., nn.Module]] = {
     F.avg_pool1d: nn.AvgPool1d,
     F.avg_pool2d: nn.AvgPool2d,
@@ -49,10 +50,10 @@ class Chain:
     """One chain, by the names of its links in the module that runs them.
 
     Attributes:
-        norm, linear: the batch normalisation, and the convolution or matrix.
-        activation: the ReLU; None if it is a function.
-        before: what is folded into the linear part: a name, or a module made of a function.
-        slope: of the leaky ReLU.
+        norm, linear: names of the batch normalisation and of the convolution or Linear.
+        activation: name of the ReLU; None if it is a function.
+        before: poolings and flattenings folded into the linear part: a name, or a module made from a function.
+        slope: negative slope of the leaky ReLU; 0 for ReLU.
     """
 
     norm: str
@@ -62,19 +63,19 @@ class Chain:
     slope: float
 
     def modules(self, owner: nn.Module) -> tuple[Any, tuple[nn.Module, ...], nn.Module]:
-        """Return the normalisation, what is folded in, and the linear part."""
+        """Return the normalisation, the folded modules, and the linear part."""
         before = (owner.get_submodule(link) if isinstance(link, str) else link for link in self.before)
         return owner.get_submodule(self.norm), tuple(before), owner.get_submodule(self.linear)
 
     def links(self, owner: nn.Module) -> list[nn.Module]:
-        """Return its modules but for the activation."""
+        """Return the chain's modules except the activation."""
         norm, before, linear = self.modules(owner)
         return [norm, *before, linear]
 
 
 @dataclass(frozen=True, eq=False)
 class RunChain:
-    """A chain of a module, to be called in its place."""
+    """A callable that runs one chain of a module as one layer."""
 
     owner: nn.Module
     chain: Chain
@@ -87,7 +88,7 @@ class RunChain:
 
 
 class FusedForward:
-    """The forward of a module in which chains run fused. Its code is made again where it is copied or unpickled."""
+    """The forward of a module with fused chains. Copies and unpickled objects generate its code again."""
 
     def __init__(self, owner: nn.Module, chains: Sequence[Chain], bits: int) -> None:
         self.owner, self.chains, self.bits = owner, tuple(chains), bits
@@ -110,7 +111,7 @@ class FusedForward:
 
 
 class _Chains:
-    """What the code of a fused forward finds the chains on: attributes c0, c1, …"""
+    """Holder of the chains that the generated forward calls: attributes c0, c1, …"""
 
     def __init__(self, runs: Sequence[RunChain]) -> None:
         for number, run in enumerate(runs):
@@ -122,10 +123,10 @@ class Planned:
     """A chain that can be fused.
 
     Attributes:
-        name: of its linear part in the model.
-        was: its links, for people.
-        owner: the module that runs it.
-        chain: its links.
+        name: qualified name of the linear part in the model.
+        was: text of the links, for the report.
+        owner: the module that runs the chain.
+        chain: the links.
     """
 
     name: str
@@ -134,7 +135,7 @@ class Planned:
     chain: Chain
 
     def as_found(self, model: nn.Module) -> Found:
-        """Return the linear part as `convert` selects it by names and classes."""
+        """Return the linear part, by which `convert` selects the chain (names and classes)."""
         _, _, linear = self.chain.modules(self.owner)
         around = [m for path, m in model.named_modules() if not path or self.name.startswith(f"{path}.")]
         return Found(linear, [self.name], [], around)
@@ -142,7 +143,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class FusionPlan:
-    """Chains of a model, and normalisations that are in none: (name, what it is, why)."""
+    """The chains of a model, and the normalisations outside any chain: (name, text of the module, reason)."""
 
     planned: tuple[Planned, ...]
     left: tuple[tuple[str, str, str], ...]
@@ -161,15 +162,16 @@ class FusionPlan:
 
 
 def unfuse(model: nn.Module) -> None:
-    """Let every module of `model` run its own forward again."""
+    """Restore the original forward of every module of `model`."""
     for module in model.modules():
         if isinstance(vars(module).get("forward"), FusedForward):
             del vars(module)["forward"], vars(module)[_CHAINS]
 
 
 def swallowed(model: nn.Module) -> set[int]:
-    """Return the identities of modules that are the links of fused chains of `model`; of ReLUs those that run nowhere
-    else, for few bits serve them there.
+    """Return the ids of the modules in fused chains of `model`.
+
+    A ReLU counts only if it runs nowhere else: outside the chain it can still be replaced by a few-bit one.
     """
     links, inside, outside = set[int](), set[int](), set[int]()
     for owner in model.modules():
@@ -186,13 +188,13 @@ def swallowed(model: nn.Module) -> set[int]:
 
 
 def plan_of(model: nn.Module) -> FusionPlan:
-    """Return which chains of `model` can run fused, and which batch normalisations are left and why."""
+    """Return the chains of `model` that can be fused, and the batch normalisations that are left, with reasons."""
     planned: list[Planned] = []
     left: list[tuple[str, str, str]] = []
     seen = set[nn.Module]()
     for path, owner in model.named_modules():
         norms = {name: norm for name, norm in _norms_of(owner) if norm not in seen}
-        if isinstance(owner, PreActLayer):  # is fused as it is
+        if isinstance(owner, PreActLayer):  # already fused
             seen |= set(norms.values())
             continue
         if not norms or type(owner).forward is nn.Module.forward:
@@ -215,7 +217,7 @@ def plan_of(model: nn.Module) -> FusionPlan:
 
 
 def _norms_of(owner: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the batch normalisations among the children of `owner`, and in lists of children."""
+    """Yield the batch normalisations among the children of `owner` and in its ModuleLists and ModuleDicts."""
     for name, child in owner.named_children():
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
             yield name, child
@@ -224,23 +226,26 @@ def _norms_of(owner: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _chains_of(owner: nn.Module) -> dict[str, Chain | str] | str:
-    """Return for each normalisation that `owner` calls its chain or why there is none; or why nothing can be said."""
+    """Return, for each normalisation that `owner` calls, its chain or the reason it has none.
+
+    A single string is returned, the reason, if `owner` cannot be traced.
+    """
     if "forward" in vars(owner) and not isinstance(vars(owner)["forward"], FusedForward):
         return "its module's forward was replaced on the instance"
-    if _asks_for_types(type(owner)):
+    if _checks_types(type(owner)):
         return "its module's code asks for types, which a trace cannot follow"
     modes = []
     for training in (True, False):
         try:
             modes.append(_match(_trace(owner, training), owner))
-        except Exception as error:  # whatever the code of a user does with a stand-in for a tensor
+        except Exception as error:  # user code may do anything with an fx.Proxy
             return f"its module cannot be traced: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
     training, evaluation = modes
     different = "it is followed by something else in evaluation mode"
     return {name: each if each == evaluation.get(name) else different for name, each in training.items()}
 
 
-def _asks_for_types(cls: type) -> bool:
+def _checks_types(cls: type) -> bool:
     own = [c for c in cls.__mro__ if c not in (nn.Module, nn.Sequential, object)]
     functions = [f for c in own for name, f in vars(c).items() if callable(f) and name != "__init__"]
     return any({"isinstance", "type"} & set(getattr(f, "__code__", _no_code).co_names) for f in functions)
@@ -255,9 +260,9 @@ class _Tracer(fx.Tracer):
 
 
 def _trace(owner: nn.Module, training: bool) -> fx.Graph:
-    """Return the graph of the forward that the class of `owner` defines, in training or evaluation mode."""
+    """Return the graph of `type(owner).forward` in training or evaluation mode."""
     mode = owner.training
-    owner.training = training  # of this module alone: children are not run
+    owner.training = training  # of this module only: children are not run
     try:
         return _Tracer().trace(owner)
     finally:
@@ -283,7 +288,7 @@ def _chain_from(node: fx.Node, owner: nn.Module) -> Chain | str:
 
 
 def _links(norm: fx.Node, owner: nn.Module) -> tuple[Chain, list[fx.Node]] | str:
-    """Return the chain that begins at `norm` with its nodes, or why there is none."""
+    """Return the chain that begins at `norm` and its nodes, or the reason there is none."""
     module = owner.get_submodule(str(norm.target))
     if torch_class(module) not in NORMS:
         return f"{type(module).__name__} is another normalisation than torch's BatchNorm1d, 2d or 3d"
@@ -315,7 +320,7 @@ def _links(norm: fx.Node, owner: nn.Module) -> tuple[Chain, list[fx.Node]] | str
 
 
 def _next(node: fx.Node, owner: nn.Module) -> fx.Node | str:
-    """Return the only node that uses `node`, or why there is none."""
+    """Return the only user of `node`, or the reason there is not exactly one."""
     users = list(node.users)
     if len(users) != 1:
         times = counted(len(users), "time") if users else "nowhere"
@@ -328,10 +333,10 @@ def _next(node: fx.Node, owner: nn.Module) -> fx.Node | str:
 
 
 def _slope(node: fx.Node, owner: nn.Module) -> float | None:
-    """Return the negative slope of a (leaky) ReLU, or None if `node` is none."""
+    """Return the negative slope of a (leaky) ReLU, or None if `node` is not one."""
     if node.op == "call_module":
         module = owner.get_submodule(str(node.target))
-        module = vars(module).get(ORIGINAL, module)  # what a few-bit activation stands for
+        module = vars(module).get(ORIGINAL, module)  # the original, if this is a few-bit replacement
         if type(module) is nn.ReLU:
             return 0.0
         return module.negative_slope if type(module) is nn.LeakyReLU and module.negative_slope >= 0 else None
@@ -361,7 +366,7 @@ def _folded(node: fx.Node, owner: nn.Module) -> str | nn.Module | None:
 
 
 class _Same(nn.Module):
-    """A module without parameters that equals others which print alike: of the same function."""
+    """A module without parameters that compares by `repr`: equal text, equal function."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -395,7 +400,7 @@ def _text(chain: Chain, owner: nn.Module) -> str:
 
 
 def _put_chains(graph: fx.Graph, owner: nn.Module, chains: Sequence[Chain]) -> None:
-    """Put one call in the place of each chain."""
+    """Replace each chain in `graph` by one call."""
     numbers = {chain: number for number, chain in enumerate(chains)}
     for norm in [node for node in graph.nodes if node.op == "call_module"]:
         if not isinstance(owner.get_submodule(str(norm.target)), nn.modules.batchnorm._BatchNorm):

@@ -1,7 +1,7 @@
-"""Which activation a module is: torch.nn's classes and those that `transformers` and `timm` define.
+"""Recognizes which activation a module is: torch.nn's classes and those that `transformers` and `timm` define.
 
-Neither package is imported: a class is known by the path of its module and its name. A subclass is what its parent
-is, unless it brings a `forward` of its own.
+Neither package is imported: a class is identified by the path of its module and its name. A subclass counts as its
+parent unless it defines its own `forward`.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,16 +21,16 @@ Arguments = tuple[tuple[str, float | str], ...]
 
 @dataclass(frozen=True)
 class Recognised:
-    """What a module computes.
+    """The function that a module computes.
 
     Attributes:
-        name: the class of torch.nn (and of fewbit) that stands for it, such as ``GELU``; for what torch has not, a
-            name of the same style: ``QuickGELU``.
-        arguments: those of the class `name`, without `inplace`; of torch's classes all of them.
-        activation: what the compiler calls it: ``gelu_tanh``, ``softplus(beta=2)``, or an expression in x.
+        name: the corresponding class of torch.nn (and of fewbit), such as ``GELU``; if torch has none, a name of the
+            same style: ``QuickGELU``.
+        arguments: those of the class `name`, without `inplace`; all of them for torch's classes.
+        activation: the compiler's name: ``gelu_tanh``, ``softplus(beta=2)``, or an expression in x.
         inplace: whether its input is overwritten.
         formula: None where fewbit's ``name(**arguments)`` gives the same bits; else the name in formulas.py of the
-            torch calls that it is written in, which round differently.
+            module's own sequence of torch calls, which rounds differently.
     """
 
     name: str
@@ -41,23 +41,23 @@ class Recognised:
 
     @property
     def has_fused(self) -> bool:
-        """Whether torch has one function for it, in place too where it works in place."""
+        """Whether torch has a single function for it, in place if the module works in place."""
         in_torch = self.name in _TORCH and self.formula is not None
         return in_torch and not (self.inplace and self.name in ("Sigmoid", "Tanh"))
 
 
 Rule = Callable[[Any], Recognised]
-_Verdict = Rule | str  # how to read a module of the class, or why it is left alone
+_Verdict = Rule | str  # how to read a module of the class, or the reason to leave it
 
 
 def recognise(module: nn.Module) -> Recognised | None:
-    """Return which activation `module` is, or None if it is none that few bits can stand for (see `why_left`)."""
+    """Return which activation `module` is, or None if it has no few-bit form (see `why_left`)."""
     verdict = _verdict(module)
     return None if verdict is None or isinstance(verdict, str) else verdict(module)
 
 
 def why_left(module: nn.Module) -> str | None:
-    """Return why `module`, an activation of some kind, has no few-bit form; None for any other module."""
+    """Return the reason that `module`, an activation, has no few-bit form; None for any other module."""
     verdict = _verdict(module)
     return verdict if isinstance(verdict, str) else None
 
@@ -82,7 +82,7 @@ def _verdict(module: nn.Module) -> _Verdict | None:
 
 
 def _call_text(family: str, arguments: Mapping[str, float], defaults: Mapping[str, float | None]) -> str:
-    """Return the compiler's name: ``softplus(beta=2)``, arguments that have their default left out."""
+    """Return the compiler's name without default arguments: ``softplus(beta=2)``."""
     given = [f"{k}={number_text(v)}" for k, v in arguments.items() if k not in defaults or v != defaults[k]]
     return f"{family}({','.join(given)})" if given else family
 
@@ -104,7 +104,7 @@ def _gelu(module: Any) -> Recognised:
 
 
 def _fixed(name: str, activation: str, arguments: Arguments = (), *, formula: str | None = None) -> Rule:
-    """Return the rule of a class whose function does not depend on the module, but for `inplace`."""
+    """Return the rule of a class whose function depends on nothing in the module except `inplace`."""
 
     def rule(module: Any) -> Recognised:
         inplace = bool(getattr(module, "inplace", False))
@@ -114,7 +114,7 @@ def _fixed(name: str, activation: str, arguments: Arguments = (), *, formula: st
 
 
 def _held(name: str, activation: str, formula: str, arguments: Arguments = ()) -> Rule:
-    """Return the rule of a class of `transformers` that keeps in `act` either torch's function or its own formula."""
+    """Return the rule of a class of `transformers` whose `act` is either torch's function or its own formula."""
 
     def rule(module: Any) -> Recognised:
         own = getattr(getattr(module, "act", None), "__self__", None) is module  # a bound method: the formula
@@ -124,7 +124,7 @@ def _held(name: str, activation: str, formula: str, arguments: Arguments = ()) -
 
 
 def _either(name: str, activation: str, formula: str | None, in_place: str) -> Rule:
-    """Return the rule of a class of `timm` that computes by another formula in place."""
+    """Return the rule of a class of `timm` that uses a different formula in place."""
 
     def rule(module: Any) -> Recognised:
         inplace = bool(getattr(module, "inplace", False))
@@ -136,7 +136,7 @@ def _either(name: str, activation: str, formula: str | None, in_place: str) -> R
 _AS_ERF: Arguments = (("approximate", "none"),)
 _AS_TANH: Arguments = (("approximate", "tanh"),)
 
-_VARIANTS = ("", "Jit", "Me")  # scripted, and with derivatives of their own that keep the input alone
+_VARIANTS = ("", "Jit", "Me")  # scripted, and with their own derivatives, which save only the input
 HARD_MISH = "0.5*x*clip(x+2,0,2)"
 SQRT_SOFTPLUS = "sqrt(softplus(x))"
 LAPLACE = "0.5*(1+erf((x-0.707107)/(0.282095*sqrt(2))))"
@@ -162,7 +162,7 @@ _TRANSFORMERS: dict[str, _Verdict] = {
     "MishActivation": _held("Mish", "mish", "mish"),
     "ReLUSquaredActivation": _fixed("SquaredReLU", "squared_relu"),
     "SqrtSoftplusActivation": _fixed("SqrtSoftplus", SQRT_SOFTPLUS, formula="sqrt_softplus"),
-    # With the μ and σ that its forward has for defaults; nothing in the package passes others.
+    # With the default μ and σ of its forward; nothing in the package passes others.
     "LaplaceActivation": _fixed("Laplace", LAPLACE, formula="laplace"),
     "LinearActivation": "it is the identity, which keeps nothing",
     "ClippedGELUActivation": "it is GELU cut to a range, whose derivative is another",
@@ -193,7 +193,7 @@ _CLASSES: dict[tuple[str, str], _Verdict] = {
     **{("torch.nn.modules.activation", name): verdict for name, verdict in _TORCH.items()},
     **{("transformers.activations", name): verdict for name, verdict in _TRANSFORMERS.items()},
     **{(module, name): verdict for module in _TIMM_MODULES for name, verdict in _TIMM.items()},
-    # Its formula in evaluation and in training, there with a derivative of its own, is that of the tanh form.
+    # The tanh form in evaluation and in training; in training with its own derivative.
     ("transformers.models.bloom.modeling_bloom", "BloomGelu"): _fixed(
         "GELU", "gelu_tanh", _AS_TANH, formula="bloom_gelu"
     ),

@@ -1,4 +1,4 @@
-"""What `fewbit.convert` did to a model, as a report that prints itself."""
+"""The report of `fewbit.convert`: rows of replaced and left modules, printed as tables."""
 
 import math
 import re
@@ -13,14 +13,14 @@ from ...tables.columns import columns
 
 @dataclass(frozen=True)
 class Replaced:
-    """One activation or layer that keeps few bits now.
+    """One activation or layer that was replaced.
 
     Attributes:
-        name: qualified name in the model; of a shared module its first; "" if it is the model itself.
-        was, now: the module before and after, as it prints itself.
-        bits: kept for each element; of a layer, from `level` L3 on, the average of all.
-        error: of its table, under the weight that the table is for; NaN of a layer, which has none.
-        saved: bytes that it and the rows printed with it save, below 0 if they add; None if that was not measured.
+        name: qualified name in the model; the first one of a shared module; "" for the model itself.
+        was, now: the repr of the module before and after.
+        bits: saved for each element; for a layer from `level` L3 on, the average over all layers.
+        error: of its table, under the weight that the table is for; NaN for a layer, which has no table.
+        saved: bytes freed by this row and the rows printed with it, negative if they add; None if not measured.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Replaced:
 
 @dataclass(frozen=True)
 class Left:
-    """One activation or layer that was left as it is, and why."""
+    """One activation or layer that was not replaced, and the reason."""
 
     name: str
     was: str
@@ -45,12 +45,12 @@ Row = TypeVar("Row", Replaced, Left)
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What was replaced and what was left; printed, activations that differ in a number of their name are one line.
+    """The replaced and the left modules. `str(report)` prints rows that differ in a number of their name as one line.
 
     Attributes:
-        model: the converted model: the very object given, or the new module if that was itself an activation.
+        model: the converted model: the given object, or the new module if that was itself an activation.
         replaced, left: in the order of `model.named_modules()`.
-        notes: what else was done.
+        notes: further lines.
     """
 
     model: nn.Module = field(compare=False)
@@ -80,12 +80,12 @@ class Report:
 
 
 def report_of(model: nn.Module, replaced: Sequence[Replaced], left: Sequence[Left], notes: Sequence[str]) -> Report:
-    """Return the report of what was done to `model`, its rows in the order of modules."""
+    """Return the report on `model`, its rows in the order of modules."""
     order = {name: i for i, (name, _) in enumerate(model.named_modules(remove_duplicate=False))}
 
     def place(row: Replaced | Left) -> float:
         name = row.name
-        while name not in order:  # what is no module stands where the module that holds it does
+        while name not in order:  # a function in an attribute takes the position of the module that holds it
             name = name.rpartition(".")[0]
         return order[name]
 
@@ -93,12 +93,12 @@ def report_of(model: nn.Module, replaced: Sequence[Replaced], left: Sequence[Lef
 
 
 def one_line(module: object) -> str:
-    """Return a module as it prints itself, on one line: the text of a row."""
+    """Return the repr of a module on one line: the text of a row."""
     return " ".join(repr(module).split())
 
 
 def grouped(rows: Sequence[Row]) -> list[list[Row]]:
-    """Return rows that differ in the numbers of their names alone together."""
+    """Return groups of rows that differ only in the numbers of their names."""
     groups: dict[Row, list[Row]] = {}
     for row in rows:
         groups.setdefault(replace(row, name=_pattern(row.name)), []).append(row)
@@ -106,7 +106,7 @@ def grouped(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def size_text(size: float) -> str:
-    """Return bytes as people read them: 1.5 MiB, -512 B."""
+    """Return bytes with a unit: 1.5 MiB, -512 B."""
     for unit in ("B", "KiB", "MiB"):
         if abs(size) < 1024:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"

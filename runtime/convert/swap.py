@@ -1,11 +1,11 @@
-"""Layers that change their class to a subclass of it, and back: how `level` and `outliers` convert what has weights.
+"""Swaps the class of a layer for a subclass, and back: how `level` and `outliers` convert layers with weights.
 
-    recast(layer, layers.Linear, "level", saver)        layer.__class__ is layers.Linear from now on
+    recast(layer, layers.Linear, "level", saver)        layer.__class__ becomes layers.Linear
     restore(layer)                                      and nn.Linear again
 
-The layer stays the very object, with its parameters, buffers, hooks, mode and places, and so does whoever holds it: an
-optimizer, a list that is no submodule, another module that it is shared with. What has no weights (activations) or is
-made of several modules (gated MLPs) is replaced instead: placement.py.
+The layer remains the same object, with its parameters, buffers, hooks, mode and places, so every reference to it stays
+valid: an optimizer, a plain list, another module that shares it. Modules without weights (activations) and those made
+of several modules (gated MLPs) are replaced instead: placement.py.
 """
 
 from collections.abc import Mapping
@@ -23,14 +23,14 @@ __all__ = ["By", "form_of", "precision_of", "recast", "recast_by", "restore", "t
 By = Literal["level", "outliers"]
 Forms = Mapping[type, type]
 
-# Where a layer keeps what it was, and what compressed layers have that torch's have not.
+# Attribute that holds a layer's former class, and the attributes that only compressed layers have.
 _FORMER = "_fewbit_former"
 _ATTRIBUTES = ("saver", "copies")
 
 
 @dataclass(frozen=True)
 class _Former:
-    """The class that a layer had, the name of the one it was given, and by whom."""
+    """The former class of a layer, the name of its new class, and the method that swapped it."""
 
     was: type[nn.Module]
     now: str
@@ -38,13 +38,13 @@ class _Former:
 
 
 def recast(layer: nn.Module, form: type[nn.Module], by: By, saver: Saver) -> None:
-    """Make `layer` a `form`, a subclass of torch's class of it, in place; what it has been made before counts no more.
+    """Change the class of `layer` to `form`, a subclass of its torch class; an earlier swap is undone first.
 
     Args:
         layer: of a class in torch.nn or one that is like it, or converted.
-        form: as `form_of` returns it; if it compresses, through `saver`.
+        form: as `form_of` returns it.
         by: the method of `convert`.
-        saver: what the layer saves through.
+        saver: for a `CompressedLayer`, what it saves its tensors through.
     """
     restore(layer)
     vars(layer)[_FORMER] = _Former(type(layer), _name(form), by)
@@ -54,7 +54,7 @@ def recast(layer: nn.Module, form: type[nn.Module], by: By, saver: Saver) -> Non
 
 
 def restore(layer: nn.Module) -> nn.Module:
-    """Make `layer` torch's own again if it was recast and nobody has changed its class since; return it."""
+    """Restore the class of `layer` if it was swapped and not changed again since; return `layer`."""
     if not was_changed(layer) and (former := vars(layer).pop(_FORMER, None)):
         precision = precision_of(layer)
         if precision is not None:
@@ -66,19 +66,19 @@ def restore(layer: nn.Module) -> nn.Module:
 
 
 def recast_by(layer: nn.Module) -> By | None:
-    """Return which method `layer` was recast by, or None if it was by none."""
+    """Return the method that swapped the class of `layer`, or None if it was not swapped."""
     former = vars(layer).get(_FORMER)
     return former and former.by
 
 
 def precision_of(layer: nn.Module) -> Any:
-    """Return the `MixedPrecision` that a compressed layer has its bits from, or None."""
+    """Return the `MixedPrecision` that sets the bits of a compressed layer, or None."""
     saver = vars(layer).get("saver")
     return getattr(getattr(saver, "saver", saver), "precision", None)  # swapped or not
 
 
 def was_changed(layer: nn.Module) -> bool:
-    """Tell whether a recast layer has been given another class since, as parametrizations and FSDP do."""
+    """Return whether a swapped layer has been given another class since, as by parametrizations and FSDP."""
     former = vars(layer).get(_FORMER)
     return former is not None and _name(type(layer)) != former.now
 
@@ -88,13 +88,13 @@ def _name(cls: type) -> str:
 
 
 def torch_class(layer: nn.Module) -> type[nn.Module]:
-    """Return the class of `layer`; of one that was recast, the class that it had."""
+    """Return the class of `layer`, or its former class if it was swapped."""
     former = vars(layer).get(_FORMER)
     return type(layer) if former is None or was_changed(layer) else former.was
 
 
 def form_of(layer: nn.Module, forms: Forms) -> type[nn.Module] | None:
-    """Return what `layer` is recast to, the form of its class or of a class of transformers like it, or None."""
+    """Return the compressed class for `layer`, for torch's class or one of transformers like it, or None."""
     cls = torch_class(layer)
     if cls in forms:
         return forms[cls]
@@ -102,7 +102,7 @@ def form_of(layer: nn.Module, forms: Forms) -> type[nn.Module] | None:
 
 
 def why_not(layer: nn.Module, forms: Forms) -> str | None:
-    """Return why `layer` cannot be recast to the form that `forms` has for its class, or None if it can."""
+    """Return the reason that `layer` cannot be swapped to its form in `forms`, or None if it can."""
     if form_of(layer, forms) is None:
         if isinstance(layer, CompressedLayer) or type(layer) in forms.values():
             return "it is a compressed layer already"

@@ -1,17 +1,17 @@
-"""`fewbit.convert(model, outliers=0.02, bits=3)`: quantised back-propagation for a whole model (V-Quant, Section 4.1).
+"""`fewbit.convert(model, outliers=0.02, bits=3)`: quantized back-propagation for a whole model (V-Quant, Section 4.1).
 
-    nn.ReLU                 keeps its output in RV-Quant codes; its gradient stays exact
-    Linear, Conv*           save the codes of the ReLU before, or V-Quant's of whatever else they take
-    MaxPool*, AvgPool*      keep a byte for each output, or nothing; their gradients stay exact
-    BatchNorm* and others   left: what they save decides on the error they propagate; `norms=True` takes them too
+    nn.ReLU                 saves its output in RV-Quant codes; its gradient stays exact
+    Linear, Conv*           save the codes of the ReLU before them, or V-Quant codes of any other input
+    MaxPool*, AvgPool*      save a byte for each output, or nothing; their gradients stay exact
+    BatchNorm* and others   left: the error they propagate depends on the tensors they save; `norms=True` replaces them
 
-The input of the network is kept exactly: its caller holds it anyway (layers/callers.py).
+The input of the network is saved exactly: its caller holds it anyway (layers/callers.py).
 
-So without `norms` the error that a network of these layers propagates is exact, and weight gradients alone carry noise
-(Section 4.2). With one bit, which has no room for two zeros, a ReLU keeps its mask in a bit of its own instead.
+So without `norms` the error that a network of these layers propagates is exact, and only weight gradients carry noise
+(Section 4.2). One bit cannot encode two zeros, so with `bits=1` a ReLU saves a separate 1-bit mask.
 
-Forward is torch's, bit for bit. Layers stay the very objects and change their class (recast.py); a ReLU is an
-activation, in the place of which another stands (placement.py).
+The forward pass is torch's, bit for bit. Layers remain the same objects and change their class (swap.py); a ReLU is
+replaced by another module (placement.py).
 """
 
 import math
@@ -48,10 +48,10 @@ _IS_NORM = {getattr(nn, name) for name in _NORMS}
 
 @dataclass(frozen=True)
 class ValueAware:
-    """What `value_aware` did.
+    """The result of `value_aware`.
 
     Attributes:
-        model: the very object given, or the new module if that was itself replaced.
+        model: the given object, or the new module if that was itself replaced.
         replaced, left: as in a `Report`, in the order of `named_modules()`.
     """
 
@@ -72,20 +72,20 @@ def value_aware(
 ) -> ValueAware:
     """Replace ReLUs and layers, in place, by ones that save their activations by V-Quant.
 
-    Replaced are torch's own classes, not subclasses of them. Other activations are left to `fewbit.convert`.
+    Only torch's own classes are replaced, not subclasses. Other activations are left to `fewbit.convert`.
 
     Args:
         model: any module, on any device.
         bits: K, 1 to 8.
         ratio: AR, from 0 to 1.
-        relu_codes: True: RV-Quant, a ReLU shares its codes with the next layer and needs 2 bits; False: it keeps a mask
-            of 1 bit, and the next layer V-Quant's codes with all 2^K levels. None: True from 2 bits on.
-        norms: take batch and instance normalisations too: far less memory, and an error that is no longer exact.
+        relu_codes: True: RV-Quant, a ReLU shares its codes with the next layer and needs 2 bits; False: it saves a
+            1-bit mask, and the next layer V-Quant codes with all 2^K levels. None: True from 2 bits on.
+        norms: replace batch and instance normalisations too: far less memory, but the propagated error is inexact.
         value_dtype: of large values.
-        wanted: (name, module) -> whether it is replaced.
+        wanted: (name, module) -> whether to replace it.
 
     Returns:
-        What was done; normalisations that were left are told with why.
+        The replaced modules and the ones left, with reasons.
 
     Raises:
         FewbitError: a number is out of range.
@@ -98,14 +98,14 @@ def value_aware(
 
 @dataclass(frozen=True)
 class VQuant:
-    """Layers and ReLUs that save few bits, and the largest values as they are (V-Quant, Section 4).
+    """Layers and ReLUs that save few bits, and the largest values exactly (V-Quant, Section 4).
 
     Attributes:
         bits: K, 1 to 8.
-        ratio: AR, the part of values that is kept as it is, from 0 to 1.
-        relu_codes: True: RV-Quant, a ReLU shares its codes with the next layer and needs 2 bits; False: it keeps a mask
-            of 1 bit, and the next layer V-Quant's codes with all 2^K levels. None: True from 2 bits on.
-        norms: take batch and instance normalisations too: far less memory, and an error that is no longer exact.
+        ratio: AR, the ratio of largest values that are saved exactly, from 0 to 1.
+        relu_codes: True: RV-Quant, a ReLU shares its codes with the next layer and needs 2 bits; False: it saves a
+            1-bit mask, and the next layer V-Quant codes with all 2^K levels. None: True from 2 bits on.
+        norms: replace batch and instance normalisations too: far less memory, but the propagated error is inexact.
         value_dtype: of large values.
 
     Raises:
@@ -126,7 +126,7 @@ class VQuant:
 
 
 def _quantizers(config: VQuant) -> tuple[Outlier, Outlier | None]:
-    """Return the quantizer of layers, and that of ReLUs; None: they keep a mask."""
+    """Return the quantizers of layers and of ReLUs; None for ReLUs that save a mask."""
     quantizer = Outlier(config.bits, config.ratio, value_dtype=config.value_dtype)
     codes = config.bits > 1 if config.relu_codes is None else config.relu_codes
     return quantizer, replace(quantizer, relu=True) if codes else None
@@ -134,13 +134,13 @@ def _quantizers(config: VQuant) -> tuple[Outlier, Outlier | None]:
 
 @dataclass(frozen=True)
 class ByValue:
-    """V-Quant for a model.
+    """V-Quant applied to a model.
 
     Attributes:
-        model: what is converted.
+        model: the model to convert.
         quantizer: of layers.
-        relu: of ReLUs; None: they keep a mask.
-        norms: whether normalisations are taken.
+        relu: quantizer of ReLUs; None if they save a mask.
+        norms: whether normalisations are replaced.
     """
 
     model: nn.Module
@@ -151,12 +151,12 @@ class ByValue:
 
     @classmethod
     def of(cls, config: VQuant, model: nn.Module, fused: bool) -> "ByValue":
-        """Return what `config` asks for."""
+        """Return the method for `config`."""
         return cls(model, *_quantizers(config), config.norms)
 
     @property
     def activations(self) -> Activations:
-        """Those that are no ReLU have as many bits."""
+        """Config of the activations other than ReLU: as many bits."""
         return Activations(self.quantizer.bits)
 
     @property
@@ -166,11 +166,11 @@ class ByValue:
 
     @property
     def wants(self) -> str:
-        """What a model needs to have for it."""
+        """The kinds of modules that it converts, for the report."""
         return "ReLU, Linear, convolution or pooling of torch.nn"
 
     def candidates(self) -> list[Found]:
-        """Return the modules of torch's own classes that may be replaced, also those that have been."""
+        """Return the modules of torch's own classes that can be replaced, including those already replaced."""
         return modules_of(self.model, lambda module: _is_relu(module) or form_of(module, _FORMS) is not None)
 
     def apply(self, found: list[Found], skipped: Mapping[Found, str], make: Make) -> Applied:
@@ -181,7 +181,7 @@ class ByValue:
         return Applied(done.model, done.replaced, (*left, *done.left), taken)
 
     def convert(self, found: list[Found]) -> ValueAware:
-        """Replace `found`, some of the candidates."""
+        """Replace `found`, a subset of the candidates."""
         model, saver = self.model, OutlierSaver(self.quantizer)
         replaced: list[Replaced] = []
         left: list[Left] = []
@@ -212,13 +212,13 @@ class ByValue:
         return why_not(module, {nn.ReLU: ReLU, **_FORMS})
 
     def _bits(self, new: nn.Module) -> int:
-        """Return what is kept of an element: poolings keep places, a byte of each output, or nothing."""
+        """Return the bits saved for each element: max pooling saves a byte for each output, average pooling nothing."""
         kind = type(new).__name__
         return self.quantizer.bits if "Pool" not in kind else 8 if kind.startswith("Max") else 0
 
 
 def torch_again(model: nn.Module) -> nn.Module:
-    """Put back, in place, what `value_aware` replaced; return `model`, or the original if it was replaced itself."""
+    """Undo `value_aware` in place; return `model`, or the original if `model` is itself a replacement."""
     if not any(recast_by(module) == "level" for module in model.modules()):
         forget_inputs(model)
     for module in model.modules():
@@ -228,14 +228,14 @@ def torch_again(model: nn.Module) -> nn.Module:
 
 
 def relus_again(model: nn.Module) -> nn.Module:
-    """Put back ReLUs, in place; return `model`, or the ReLU if it was in the place of one."""
+    """Put back torch's ReLUs in place; return `model`, or the original ReLU if `model` is itself a replacement."""
     for relu in modules_of(model, _is_relu):
         model = put_back(relu) or model
     return model
 
 
 def _is_relu(module: nn.Module) -> bool:
-    """Tell whether `module` is torch's ReLU, or stands in the place of one."""
+    """Return whether `module` is torch's ReLU or a replacement of one."""
     original = original_of(module) if type(module) in (ValueAwareReLU, ReLU) else module
     return type(original) is nn.ReLU
 
@@ -246,7 +246,7 @@ def _module(found: Found) -> nn.Module:
 
 
 def undo(model: nn.Module) -> nn.Module:
-    """Put back ReLUs; layers get their class back from actnn.py, which is the same for both."""
+    """Put back ReLUs; actnn.py restores the layers' classes, in the same way for both methods."""
     return relus_again(model)
 
 
