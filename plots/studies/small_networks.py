@@ -224,7 +224,7 @@ class OfTransformers(nn.Module):
 
 
 class GPT2(OfTransformers):
-    """GPT-2 of a given size. Its activation is `gelu_new`, GELU by tanh in several torch calls; autograd saves four tensors.
+    """GPT-2 of a given size. Its activation is `gelu_new`, GELU by tanh in several torch calls that save four tensors.
 
     Dropout is 0, so that a few-bit run differs from the exact one by the derivative only.
     """
