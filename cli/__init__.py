@@ -1,1 +1,1 @@
-"""The command line: click commands, one file a command group, without logic of their own."""
+"""The command line: click commands without logic of their own, one file per command group."""

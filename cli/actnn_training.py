@@ -1,4 +1,4 @@
-"""`fewbit plot training --method actnn`: do models train as well at ActNN's levels? Losses, memory, time, by seed."""
+"""`fewbit plot training --method actnn`: loss, memory and time of training at ActNN's levels, by seed."""
 
 from pathlib import Path
 from statistics import fmean
@@ -50,7 +50,7 @@ def command(steps: int | None, seeds: int, task: str, threads: int, source: Path
 
 
 def _train(names: list[str], steps: int | None, seeds: int, threads: int, save: Save) -> Numbers:
-    """Train seed by seed and save after each."""
+    """Train one seed after another and save the results after each."""
     import torch
 
     from ..plots.studies.actnn import TASKS, VARIANTS, block_ratio, train
@@ -68,7 +68,7 @@ def _train(names: list[str], steps: int | None, seeds: int, threads: int, save: 
     return Evidence(tuple(runs), ratios).to_dict()
 
 
-# ---- how it is shown -------------------------------------------------------------------------------------------------
+# ---- output ----------------------------------------------------------------------------------------------------------
 
 
 def _figure(evidence: Evidence) -> "Figure":
@@ -89,7 +89,7 @@ def _figure(evidence: Evidence) -> "Figure":
 
 
 def _lines(evidence: Evidence) -> list[str]:
-    """Return a table of the variants for each task and, below, what its columns mean."""
+    """Return a table of the variants for each task, followed by a legend of its columns."""
     head = (
         *("", "training loss", "validation loss", "less exact", "of each seed", "within", "accuracy"),
         *("model keeps", "times less", "time per step"),

@@ -1,4 +1,4 @@
-"""`fewbit cache`: what fewbit keeps on disk because it can make it again."""
+"""`fewbit cache`: files that fewbit keeps on disk and can recompute."""
 
 import time
 from importlib.util import find_spec

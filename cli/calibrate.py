@@ -1,4 +1,4 @@
-"""`fewbit calibrate`: what a model's activations see, the tables that are best for it, and how much better they are."""
+"""`fewbit calibrate`: the input distributions of a model's activations, the best tables for them, and their gain."""
 
 import os
 import sys
@@ -65,8 +65,8 @@ def command(
         raise click.UsageError("give a TARGET or --demo" + ("" if target is None else ", not both"))
     check_bits(bits)
     if demo:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # see demo.py; read when torch is loaded
-    from ..runtime.calibrate import calibrate  # before any code of the user's: it tells where torch is missing
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # see demo.py; must be set before torch is loaded
+    from ..runtime.calibrate import calibrate  # before any user code: reports that torch is missing
 
     source = None if target is None else load_target(target)
     make_folder(output)
@@ -93,7 +93,7 @@ def _trained_transformer() -> tuple[Any, ...]:
 
 
 def _returned(source: Callable[[], Any], target: str | None) -> tuple[Any, ...]:
-    """Return what the user's function returns, once it is known to be 2 to 4 things."""
+    """Return the result of the user's function, checked to be 2 to 4 items."""
     returned = source()
     if isinstance(returned, tuple) and 2 <= len(returned) <= 4:
         return returned
@@ -102,7 +102,7 @@ def _returned(source: Callable[[], Any], target: str | None) -> tuple[Any, ...]:
 
 
 def _first(most: int | None, batches: Any) -> Any:
-    """Return the first `most` of the batches, with a bar; what is no batches at all is left for others to refuse."""
+    """Return the first `most` batches, with a progress bar; `calibrate` checks values of other types."""
     from torch import Tensor
 
     if isinstance(batches, Tensor | Mapping | str) or not isinstance(batches, Iterable):
@@ -112,7 +112,7 @@ def _first(most: int | None, batches: Any) -> Any:
 
 
 def _write(calibration: "Calibration", gains: "Sequence[Gain]", folder: Path) -> str:
-    """Write all files and return the content of calibration.json, which names the others."""
+    """Write all files and return the content of calibration.json, which lists the others."""
     from ..fewbit_gen.calibration import file_stem
 
     weights = calibration.save(folder / "weights")
@@ -139,7 +139,7 @@ def _write(calibration: "Calibration", gains: "Sequence[Gain]", folder: Path) ->
 
 
 def _lines(calibration: "Calibration", gains: "Sequence[Gain]") -> list[str]:
-    """Return the report: a row a module, one for all together, and what the columns mean."""
+    """Return the report: a row for each module, one for all together, and a legend of the columns."""
     before = sum(gain.default_error * gain.squared_gradient for gain in gains)
     after = sum(gain.error * gain.squared_gradient for gain in gains)
     head = ("module", "activation", "inputs", "default error", "calibrated", "better by", "share of all")

@@ -1,4 +1,4 @@
-"""The first call of a compiled function takes seconds: say so on a terminal, once."""
+"""A notice, once and on a terminal only, that the first call of a compiled function takes seconds."""
 
 import sys
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ LINE = "compiling for the first time, which takes some seconds; `fewbit cache wa
 
 @contextmanager
 def compilation_told() -> Iterator[None]:
-    """Write one line to standard error, if that is a terminal, when Numba compiles what is not in its cache."""
+    """Write one line to standard error, if it is a terminal, when Numba compiles a function missing from its cache."""
     if not sys.stderr.isatty():
         yield
         return
-    from numba.core import event  # the solvers import numba too, so this costs nothing more
+    from numba.core import event  # the solvers import numba too, so this costs nothing extra
 
     class Teller(event.Listener):
         told = False

@@ -1,4 +1,4 @@
-"""`fewbit demo`: solve a table, draw it, train with it; a tour of what fewbit does."""
+"""`fewbit demo`: a tour of fewbit that solves a table, draws it and trains with it."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 STEPS = 400
-OTHER_WEIGHTS = 3  # exact runs from other weights: what the few-bit runs are held against
+OTHER_WEIGHTS = 3  # exact runs from other weights, the baseline for the few-bit runs
 
 
 @click.command("demo")
@@ -64,8 +64,8 @@ def command(context: click.Context, steps: int, seed: int, bits: tuple[int, ...]
 
 
 def _train(bits: tuple[int, ...], settings: Settings) -> "Training":
-    # GNU OpenMP, under torch, lets threads that wait keep their core for long. Where another program wants that core
-    # a step then takes a second instead of 20 ms; where none does, waiting shorter costs nothing that we can measure.
+    # GNU OpenMP, used by torch, keeps waiting threads spinning on their core. If another program wants that core, a
+    # step takes a second instead of 20 ms; if none does, waiting for a shorter time has no measurable cost.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     from rich.console import Console
     from rich.progress import Progress
@@ -97,7 +97,7 @@ def _write(training: "Training", folder: Path) -> None:
 
 
 def _lines(training: "Training") -> list[str]:
-    """Return the table of the runs and, below it, what its columns mean."""
+    """Return the table of the runs, followed by a legend of its columns."""
     from ..plots.studies.runs import averaging_window
 
     settings = training.settings

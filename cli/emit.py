@@ -1,4 +1,4 @@
-"""`fewbit emit`: a table as source code or data, to build into another program."""
+"""`fewbit emit`: a table as source code or data for another program."""
 
 from pathlib import Path
 

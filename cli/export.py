@@ -1,4 +1,4 @@
-"""Tables into files: the options that `fewbit solve` and `fewbit emit` share, and the checks before any work."""
+"""Export of tables: options and early checks shared by `fewbit solve` and `fewbit emit`."""
 
 from pathlib import Path
 
@@ -11,10 +11,10 @@ _CUDA_SUFFIXES = {".cuh": "cuda", ".cu": "cuda"}
 
 
 def choose_format(path: Path | None, file_format: str | None) -> str:
-    """Return the format to write: `file_format` if given, else the one that the name of `path` asks for.
+    """Return the format to write: `file_format` if given, else that of the suffix of `path`.
 
     Raises:
-        FewbitError: `path` tells no format or cannot be written, or neither is given.
+        FewbitError: the suffix of `path` is unknown, `path` cannot be written, or neither is given.
     """
     if path is None:
         if file_format is None:
@@ -26,7 +26,7 @@ def choose_format(path: Path | None, file_format: str | None) -> str:
 
 
 def table_bytes(table: Table, file_format: str) -> bytes:
-    """Return the content of a file that holds `table`, in one of `FORMATS`."""
+    """Return the content of a file with `table`, in one of `FORMATS`."""
     if file_format != "cuda":
         return export(table, file_format)
     from ..runtime.backends.cuda.codegen import cuda_header, function_of
@@ -35,7 +35,7 @@ def table_bytes(table: Table, file_format: str) -> bytes:
 
 
 def write_table(table: Table, path: Path, file_format: str) -> None:
-    """Write `table` to `path` in one of `FORMATS`, whole or not at all; raises `FewbitError` if it cannot be."""
+    """Write `table` to `path` atomically, in one of `FORMATS`; raises `FewbitError` if that fails."""
     content = table_bytes(table, file_format)
     with atomic_write(path) as stream:
         stream.write(content)

@@ -1,4 +1,4 @@
-"""`fewbit plot training --method hooks`: does GPT-2 train as well with saved-tensor hooks and at ActNN's levels?"""
+"""`fewbit plot training --method hooks`: losses of GPT-2 trained with saved-tensor hooks and at ActNN's levels."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -46,7 +46,7 @@ def command(steps: int, seeds: int, chosen: tuple[str, ...], threads: int, sourc
 
 
 def _train(steps: int, seeds: int, chosen: tuple[str, ...], threads: int, results: Path, save: Save) -> Numbers:
-    """Train what is not in the file `results` yet, and save after each run."""
+    """Train the runs that the file `results` lacks, and save after each run."""
     import torch
 
     from ..plots.studies import hooks
@@ -74,14 +74,14 @@ def _settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _runs_so_far(results: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the runs in the file `results`, none if there is no file or one of other settings."""
+    """Return the runs in the file `results`; an empty list if it is missing or has other settings."""
     if not results.exists() or not results.stat().st_size:
         return []
     numbers = read_json(results)
     return numbers["runs"] if numbers.get("study") == NAME and numbers.get("settings") == settings else []
 
 
-# ---- how it is shown -------------------------------------------------------------------------------------------------
+# ---- output ----------------------------------------------------------------------------------------------------------
 
 
 def _losses(numbers: Numbers) -> dict[str, dict[int, float]]:
@@ -93,13 +93,13 @@ def _losses(numbers: Numbers) -> dict[str, dict[int, float]]:
 
 
 def _differences(numbers: Numbers) -> dict[str, list[float]]:
-    """Return the validation loss less that of the exact run of the same seed, by variant."""
+    """Return the validation losses minus that of the exact run of the same seed, by variant."""
     exact, *others = _losses(numbers).items()
     return {name: [loss - exact[1][seed] for seed, loss in sorted(of.items())] for name, of in others}
 
 
 def figure_of(numbers: Numbers) -> "Figure":
-    """Return the differences of the validation losses, drawn."""
+    """Return a figure of the differences of the validation losses."""
     from ..plots.figures.hooks_training import plot_differences
 
     exact = list(_losses(numbers)["exact"].values())
@@ -107,7 +107,7 @@ def figure_of(numbers: Numbers) -> "Figure":
 
 
 def lines_of(numbers: Numbers) -> list[str]:
-    """Return a table of the variants and, below it, what its columns mean."""
+    """Return a table of the variants, followed by a legend of its columns."""
     losses, kept = _losses(numbers), {run["variant"]: run["saved_bytes"] for run in numbers["runs"]}
     exact = losses["exact"]
     body = [("exact", f"{fmean(exact.values()):.4f}", "", "", "", f"{kept['exact']:,} B")]

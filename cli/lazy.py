@@ -1,4 +1,4 @@
-"""A command group that imports a command only when it runs, so that `fewbit --help` answers at once."""
+"""A command group that imports a command only when it runs, which keeps `fewbit --help` fast."""
 
 import difflib
 import importlib
@@ -11,8 +11,8 @@ class LazyGroup(click.Group):
     """A group whose command `name` is the object `command` in the module `name` of a package.
 
     Args:
-        lazy: the commands in the order of the help page, each with its line there.
-        package: where the modules are; a hyphen in a name is an underscore in its module's.
+        lazy: each command's one-line help, in the order of the help page.
+        package: the package of the modules; a hyphen in a command name is an underscore in the module name.
     """
 
     def __init__(self, *args: Any, lazy: dict[str, str], package: str | None = __package__, **kwargs: Any) -> None:
@@ -20,11 +20,11 @@ class LazyGroup(click.Group):
         self.lazy, self.package = lazy, package
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the commands; imports none."""
+        """Return the names of the commands without importing any."""
         return list(self.lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return one command, or None if there is none of that name."""
+        """Import and return one command; None if the name is unknown."""
         if cmd_name not in self.lazy:
             return None
         return importlib.import_module(f".{cmd_name.replace('-', '_')}", self.package).command
@@ -32,7 +32,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that `args` begin with; a name that is none is told with those that are spelled alike."""
+        """Return the command that `args` begin with; the error for an unknown name lists similar names."""
         if args and args[0] not in self.lazy and not args[0].startswith("-") and not ctx.resilient_parsing:
             near = difflib.get_close_matches(args[0], self.lazy, n=3)
             hint = f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(self.lazy)}"
@@ -40,6 +40,6 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands from their lines; imports none."""
+        """Write the list of commands from their one-line helps, without importing any."""
         with formatter.section("Commands"):
             formatter.write_dl(list(self.lazy.items()))

@@ -1,17 +1,17 @@
-"""`fewbit` on the command line.
+"""The `fewbit` command line.
 
-    fewbit solve      solver  →  a table, as text, JSON or a picture
+        fewbit solve      solve for a table; print it, write it, draw it
     fewbit emit       a table as a C or CUDA header, a Python module or data
     fewbit tables     the tables that come with fewbit
     fewbit plot       figures
-    fewbit calibrate  what a model's activations see, and the tables best for that
-    fewbit memory     what training keeps, and the largest batch
-    fewbit bench      speed, measured here and now
-    fewbit cache      what is kept on disk to be faster next time
-    fewbit demo       all of it once: solve, draw, train
+        fewbit calibrate  input distributions of a model's activations, and the best tables for them
+        fewbit memory     what training keeps, and the largest batch
+        fewbit bench      speed on this machine
+        fewbit cache      kernels and tables kept on disk
+        fewbit demo       a tour: solve, draw, train
 
-`main` runs one command and turns whatever stops it into one line on standard error and an exit status:
-0 done, 1 failed, 2 wrong use, 130 interrupted.
+`main` runs one command and turns any error into one line on standard error and an exit status:
+0 done, 1 failed, 2 wrong usage, 130 interrupted.
 """
 
 import errno
@@ -26,9 +26,9 @@ from ..tables.errors import FewbitError
 from .lazy import LazyGroup
 
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
-EXTRA = ("torch", "rich")  # what a user of the compiler alone need not have
+EXTRA = ("torch", "rich")  # optional dependencies that the compiler alone does not need
 
-# A group without a command: the help page is the answer. Before 8.2 click printed it by itself.
+# A group without a command shows its help page; before click 8.2 that was the default.
 _HelpInstead: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
@@ -56,11 +56,11 @@ def fewbit() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line `arguments` (those of the process if None) and return the exit status."""
+    """Run the command line `arguments` (by default the process's own) and return the exit status."""
     try:
         status = fewbit.main(arguments, prog_name="fewbit", standalone_mode=False)
-        if sys.stdout:  # there is none under `>&-`
-            sys.stdout.flush()  # while a full disk or a closed pipe can still be told
+        if sys.stdout:  # None under `>&-`
+            sys.stdout.flush()  # while an error such as a full disk or a closed pipe can still be reported
         return status if isinstance(status, int) else 0
     except _HelpInstead as error:
         click.echo(error.format_message(), err=True)
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         click.echo("interrupted", err=True)
         return INTERRUPTED
     except OSError as error:
-        # A reader that has seen enough (`| head`) is no mistake of the user's.
+        # A reader that closes the pipe early (`| head`) is not an error.
         if error.errno != errno.EPIPE:
             _complain(f"cannot write the output: {error.strerror or error}")
         _abandon_output()
@@ -92,12 +92,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complain(message: str) -> None:
-    """Write `message`, whatever lines it came in, as one line on standard error."""
+    """Write `message` to standard error, joined into one line."""
     click.echo("fewbit: " + " ".join(message.split()), err=True)
 
 
 def _abandon_output() -> None:
-    # What is still buffered cannot be written: let the interpreter's own last flush go nowhere.
+    # Buffered output cannot be written: redirect the interpreter's final flush to nowhere.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

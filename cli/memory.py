@@ -1,4 +1,4 @@
-"""`fewbit memory`: what training a model keeps for the backward pass, and its peak, as it is and by any method."""
+"""`fewbit memory`: memory that training keeps for backward, and its peak, exact and with any method."""
 
 import inspect
 import re
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..runtime.memory.listing import Field, Sort
     from ..runtime.plan.memory import Comparison, Need, Peak, Profile
 
-# 16G is 16 GiB, as GPUs are sold.
+# 16G means 16 GiB, the convention for GPUs.
 _UNITS = {"": 1, "b": 1} | {
     unit: base**power
     for power, letter in enumerate("kmgt", 1)
@@ -37,12 +37,12 @@ _UNITS = {"": 1, "b": 1} | {
 
 
 class ByteSize(click.ParamType):
-    """A size such as ``16GiB`` or ``80GB``: a whole number of bytes."""
+    """A size such as ``16GiB`` or ``80GB``, converted to a whole number of bytes."""
 
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the bytes, or fail with a line that says what is accepted."""
+        """Return the bytes; on failure, report the accepted form in one line."""
         if isinstance(value, int):
             return value
         found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", value.strip().lower())
@@ -52,7 +52,7 @@ class ByteSize(click.ParamType):
 
 
 class _TargetGroup(click.Group):
-    """A group in which anything but the name of a command begins what belongs to the command `of`."""
+    """A group that passes arguments which do not begin with a command's name to the command `of`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in {*self.commands, *ctx.help_option_names}:
@@ -74,7 +74,7 @@ command.add_command(codes)
 
 
 def _method_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that choose a method: those of `fewbit.convert`, and the hooks."""
+    """Add the options that select a method: those of `fewbit.convert`, and the hooks."""
     options = (
         click.option(
             "--bits",
@@ -180,7 +180,7 @@ def of(
     Example: fewbit memory llama-7b --level L2 --glu parts --gpu-memory 80GiB
     """
     how = _method(**method)
-    from ..runtime.plan import memory as memory  # before any code of the user's: it tells where torch is missing
+    from ..runtime.plan import memory as memory  # before any user code: reports that torch is missing
 
     subject = _of_user(target, size, meta) if ":" in target else _built_in(target, size, dtype, attention)
     with told_in_one_line(target, subject.source), memory.as_on_gpu() if subject.on_meta else nullcontext():
@@ -245,7 +245,7 @@ def paper(output: Path | None, as_json: bool) -> None:
         click.echo(f"wrote {output}", err=True)
 
 
-# ---- what is measured ------------------------------------------------------------------------------------------------
+# ---- measurement -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -253,10 +253,10 @@ class _Subject:
     """A model to measure.
 
     Attributes:
-        make: from a batch size, or None for the usual one, to the model and its inputs.
-        grows: whether `make` heeds the batch size.
+        make: takes a batch size, or None for the default one; returns the model and its inputs.
+        grows: whether `make` uses the batch size.
         on_meta: whether the model is on the meta device.
-        source: the user's function, if it is one.
+        source: the user's function, or None.
     """
 
     make: Callable[[int | None], tuple["nn.Module", Any]]
@@ -300,10 +300,10 @@ def _what(made: Any) -> str:
 
 @dataclass(frozen=True)
 class _Method:
-    """A method as it was asked for.
+    """A method as specified by the options.
 
     Attributes:
-        options: of `fewbit.convert`.
+        options: keyword arguments of `fewbit.convert`.
         hooks: bits of saved tensors, or None.
         peak: whether to measure the peak.
     """
@@ -314,7 +314,7 @@ class _Method:
 
     @property
     def is_bits_alone(self) -> bool:
-        """Whether it is few-bit activations and nothing else."""
+        """Whether the method is few-bit activations only."""
         return not set(self.options) - {"bits"} and self.hooks is None
 
 
@@ -331,7 +331,7 @@ def _method(
     hooks: int | None,
     peak: bool,
 ) -> _Method:
-    """Return the method of the options of a command; what was not given is not among its options."""
+    """Return the method for a command's options; options that were not given are left out."""
     whole = int(bits) if bits is not None and bits == int(bits) else bits
     if level is None and whole is not None:
         check_bits(whole)
@@ -357,7 +357,7 @@ def _table_of(text: str) -> tuple[str, str]:
 def _compare(
     model: "nn.Module", inputs: Any, how: _Method, functions: bool, bits: tuple[int, ...] = ()
 ) -> "list[Comparison]":
-    """Return the comparison with a method, or those with each number of `bits`."""
+    """Return the comparison with a method, or one for each number of `bits`."""
     from ..runtime.plan.memory import compare, compare_each
     from ..runtime.quantizers import PerGroup
 
@@ -371,7 +371,7 @@ def _compare(
 
 
 def _need(subject: _Subject, model: "nn.Module", inputs: Any, how: _Method, functions: bool) -> "Need":
-    """Return what training takes: from two batch sizes where the subject has them, else from the one it has."""
+    """Return the memory that training needs: from two batch sizes where the subject allows it, else from its own."""
     from ..runtime.plan.memory import BITS, need_of
 
     batches = {n: subject.make(n)[1] for n in (8, 16)} if subject.grows else {_leading(inputs): inputs}
@@ -380,7 +380,7 @@ def _need(subject: _Subject, model: "nn.Module", inputs: Any, how: _Method, func
 
 
 def _leading(inputs: Any) -> int:
-    """Return the batch size of the inputs: the first dimension of their first tensor, 1 if there is none."""
+    """Return the batch size of the inputs: the first dimension of their first tensor, or 1 without a tensor."""
     from torch import Tensor
     from torch.utils._pytree import tree_leaves
 
@@ -388,7 +388,7 @@ def _leading(inputs: Any) -> int:
     return max(1, shapes[0][0]) if shapes else 1
 
 
-# ---- how it is shown -------------------------------------------------------------------------------------------------
+# ---- output ----------------------------------------------------------------------------------------------------------
 
 
 def _report(target: str, model: "nn.Module", comparison: "Comparison", how: "_Method") -> dict[str, Any]:
@@ -469,7 +469,7 @@ def _key_text(key: int | str | None) -> str:
 
 
 def _paper_lines(rows: "list[Reproduced]") -> list[str]:
-    """Return two lines a model: the paper's and the measured."""
+    """Return two lines for each model: the paper's numbers and the measured ones."""
     head = ("model", "", "model MiB", "kept MiB", "nonlinear MiB", "batch", "1 bit", "2 bits", "3 bits", "4 bits")
     body = [
         line

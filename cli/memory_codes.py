@@ -1,4 +1,4 @@
-"""`fewbit memory codes`: how much smaller a real compressor would make the codes that a model saves."""
+"""`fewbit memory codes`: how far a lossless compressor would shrink the codes that a model saves."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, so that they read and behave alike everywhere."""
+"""Arguments and options shared by several commands, so that they have the same names and behaviour everywhere."""
 
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,12 @@ from ..tables.table import check_bits
 
 
 class BitsList(click.ParamType):
-    """Numbers of bits such as ``1,2,3``: a sorted tuple of whole numbers from 1 to 8, each once."""
+    """Numbers of bits such as ``1,2,3``: a sorted tuple of distinct integers from 1 to 8."""
 
     name = "bits"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Return the tuple, or fail with a line that says what is accepted."""
+        """Return the tuple; on failure, report the accepted form in one line."""
         if isinstance(value, tuple):
             return value
         try:
@@ -27,12 +27,12 @@ class BitsList(click.ParamType):
 
 
 class Numbers(click.ParamType):
-    """Numbers such as ``0,3``: a tuple of floats, empty for an empty text."""
+    """Numbers such as ``0,3``: a tuple of floats, empty for empty text."""
 
     name = "numbers"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
-        """Return the tuple, or fail with a line that says what is accepted."""
+        """Return the tuple; on failure, report the accepted form in one line."""
         if isinstance(value, tuple):
             return value
         numbers = [read_number(part) for part in value.split(",")] if value.strip() else []
@@ -49,7 +49,7 @@ bits_option = click.option(
     "--bits", type=int, metavar="N", default=3, show_default=True, help="Bits per element, 1 to 8."
 )
 
-# Where there is --levels too, the default comes from the solver: it tells that both were given.
+# With --levels the default comes from the solver, which reports an error if both are given.
 bits_or_levels_option = click.option("--bits", type=int, metavar="N", help="Bits per element, 1 to 8.  [default: 3]")
 
 levels_option = click.option("--levels", type=int, metavar="K", help="Number of levels, 2 to 256, in place of --bits.")

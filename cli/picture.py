@@ -1,4 +1,4 @@
-"""From what the compiler knows to what the figures take."""
+"""Conversion of the compiler's results to the input of the figures."""
 
 from collections.abc import Sequence
 
@@ -8,5 +8,5 @@ from ..tables import Table
 
 
 def approximated(activation: Activation, weight: Weight, tables: Sequence[Table]) -> Approximated:
-    """Return `tables` with the derivative and the weight that they were solved for, ready to be drawn."""
+    """Return `tables` with their derivative and weight, ready to be drawn."""
     return Approximated(activation.name, activation.derivative, weight.domain, tables, activation.kinks, weight.density)

@@ -23,7 +23,7 @@ from .progress import with_progress
 from .study import write_figure
 
 PAPER = ("relu", "gelu", "silu", "sigmoid", "tanh", "selu", "softplus")  # Table 3 of the Few-bit Backward paper
-KINDS_DIFFER = ("gelu", "tanh", "selu")  # f' with a bump, even, with a jump
+KINDS_DIFFER = ("gelu", "tanh", "selu")  # f' with a bump, an even f', an f' with a jump
 
 activations_argument = click.argument("activations", metavar="[ACTIVATION]...", nargs=-1)
 
@@ -129,7 +129,7 @@ def error(activations: tuple[str, ...], bits: tuple[int, ...], kind: str, weight
 def _tables(
     names: Sequence[str], bits: Sequence[int], kinds: Sequence[str], weight: Weight
 ) -> dict[Activation, tuple[Table, ...]]:
-    """Return the tables of every activation, by kind and bits, each once: an exact one holds for more bits too."""
+    """Return the tables of every activation by kind and bits, each once: an exact table serves more bits too."""
     activations = list({a.name: a for a in map(parse_activation, names)}.values())
     problems = list(itertools.product(activations, kinds, bits))
     tables: dict[Activation, dict[Table, None]] = {activation: {} for activation in activations}

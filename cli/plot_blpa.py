@@ -170,7 +170,7 @@ def memory(gpu_memory: int, device: str, source: Path | None, output: Path) -> N
     _study("blpa-memory", "plot_memory", source, output, run, _memory_lines)
 
 
-COMMANDS = (noise, memory)  # besides `training`
+COMMANDS = (noise, memory)  # all but `training`
 
 
 def _study(
@@ -210,7 +210,7 @@ def _training_lines(numbers: dict[str, Any]) -> list[str]:
             )
         )
     s = trainings[0]["settings"]
-    warmup = s.get("warmup", DEFAULT_WARMUP)  # files of before it was a setting had the default
+    warmup = s.get("warmup", DEFAULT_WARMUP)  # files from before this was a setting used the default
     return [
         *columns([head, *body], left=1),
         "",
@@ -269,7 +269,7 @@ def _memory_lines(numbers: dict[str, Any]) -> list[str]:
 
 
 def _trial_lines(trials: list[dict[str, Any]]) -> list[str]:
-    """Return the table of the batches that were tried on a GPU; none if none were."""
+    """Return the table of the batches tried on a GPU; empty if there are none."""
     if not trials:
         return []
     tried = {(t["depth"], t["width"], t["bits"]): t for t in trials}

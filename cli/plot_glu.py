@@ -1,4 +1,4 @@
-"""`fewbit plot training --method glu`: does a Llama train as well with its gated MLPs in few bits?"""
+"""`fewbit plot training --method glu`: losses of a Llama trained with its gated MLPs in few bits."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,12 +30,12 @@ def glu_training(steps: int, seeds: int, threads: int, source: Path | None, outp
     def run(save: Save) -> Numbers:
         return _train(steps, seeds, threads, save)
 
-    # Its numbers are those of `fewbit plot training` for another model; either command draws both.
+    # The numbers have the format of `fewbit plot training` with another model; either command draws both.
     run_study("training", source, output, run, lines_of, figure_of, read=Study.from_dict, packages=("transformers",))
 
 
 def _train(steps: int, seeds: int, threads: int, save: Save) -> Numbers:
-    """Train seed by seed and save after each."""
+    """Train one seed after another and save the results after each."""
     import torch
 
     from ..plots.studies import glu

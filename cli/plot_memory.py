@@ -1,4 +1,4 @@
-"""`fewbit plot memory`: what Llama's gated MLP keeps for backward, by fewbit and by others."""
+"""`fewbit plot memory`: memory that Llama's gated MLP keeps for backward, with fewbit and with alternatives."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""`fewbit plot throughput`: the report of a GPU's benchmark as a figure."""
+"""`fewbit plot throughput`: a figure of the report of a GPU benchmark."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

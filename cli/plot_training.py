@@ -1,4 +1,4 @@
-"""`fewbit plot training`: does a network train as well with few bits? Each method has a file with its own options."""
+"""`fewbit plot training`: training losses with few bits. Each method has its own file and options."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +13,10 @@ from .training import command as fewbit
 
 
 class ByMethod(click.Command):
-    """A command that is another one for each value of --method, an option that all of them have.
+    """A command that dispatches on --method, an option that all its commands have.
 
     Args:
-        methods: the commands; the first is that without --method.
+        methods: the commands by method; the first is the default.
     """
 
     def __init__(self, name: str, methods: Mapping[str, click.Command], **attributes: Any) -> None:
@@ -26,7 +26,7 @@ class ByMethod(click.Command):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Return the context of the method's command, which then runs, or tells that there is no such method."""
+        """Return the context of the method's command, which then runs; an unknown method is a usage error."""
         given = [*args, ""]
         chosen = [given[i + 1] for i, argument in enumerate(args) if argument == "--method"]
         chosen += [argument.removeprefix("--method=") for argument in args if argument.startswith("--method=")]

@@ -1,4 +1,4 @@
-"""`fewbit plot variance`: how much noise few bits bring into gradients, and where it comes from."""
+"""`fewbit plot variance`: variance of gradients due to compression, and its causes."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""`fewbit plot vquant-…`: the tables and figures of V-Quant in small, run on data that ships with Python packages."""
+"""`fewbit plot vquant-…`: small versions of V-Quant's tables and figures, on data that ships with Python packages."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -193,7 +193,7 @@ def _accuracy_lines(numbers: dict[str, Any]) -> list[str]:
 
 
 def phases_text(phases: list[list[Any]]) -> str:
-    """Return a schedule as the paper writes it: (F)-(3,2)-(2,0)."""
+    """Return a schedule in the paper's notation: (F)-(3,2)-(2,0)."""
     return "-".join("(F)" if bits is None else f"({bits},{ratio:g})" for bits, ratio in phases)
 
 

@@ -1,4 +1,4 @@
-"""Progress bars: on a terminal, on standard error, so that what is piped or saved never holds one."""
+"""Progress bars on standard error, on a terminal only, so that piped or saved output never contains one."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,7 @@ Step = TypeVar("Step")
 
 
 def with_progress(steps: Iterable[Step], length: int | None, label: str) -> Iterator[Step]:
-    """Yield from `steps`, of which there are `length` (None: nobody knows), with a bar where a person is watching."""
+    """Yield from `steps`, with a progress bar on a terminal; `length` is their number, or None if unknown."""
     if not sys.stderr.isatty():
         yield from steps
         return

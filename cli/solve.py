@@ -1,4 +1,4 @@
-"""`fewbit solve`: one table, as text or JSON, into a file, as a picture."""
+"""`fewbit solve`: solve for one table and print, save or draw it."""
 
 import time
 from pathlib import Path
@@ -67,7 +67,7 @@ def command(
     if file_format and not output:
         raise FewbitError("--format says what a file holds: name the file with -o")
     if plot:
-        from ..plots import check_figure_path  # matplotlib is loaded only for a picture
+        from ..plots import check_figure_path  # load matplotlib only for a picture
 
         check_figure_path(plot)
     start = time.perf_counter()
@@ -75,7 +75,7 @@ def command(
     with compilation_told():
         table = solve(act, bits=bits, levels=levels, kind=kind, weight=w, effort=effort)
     seconds = time.perf_counter() - start
-    # Files first: a reader that closes the pipe early (`| head`) does not cost them.
+    # Write files before printing: a reader that closes the pipe early (`| head`) does not prevent them.
     if output and file_format:
         write_table(table, output, file_format)
     if plot:

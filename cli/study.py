@@ -1,4 +1,4 @@
-"""What the commands share that run a study, write its numbers as JSON, print a table of them and draw them."""
+"""Shared by the commands that run a study: write its numbers as JSON, print a table and draw a figure."""
 
 import json
 import os
@@ -37,12 +37,12 @@ threads_option = click.option(
     "--threads", type=click.IntRange(1, 1024), metavar="N", default=1, show_default=True, help="For torch."
 )
 
-# `fewbit plot training` is one command for all of them (plot_training.py).
+# `fewbit plot training` is one command for all of these (plot_training.py).
 METHODS = ("fewbit", "blpa", "actnn", "glu", "hooks")
 
 
 def method_option(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the option --method of a training's command, which is run for the method `default`."""
+    """Return the option --method of a training command, which runs for the method `default`."""
     return click.option(
         "--method",
         type=click.Choice(METHODS),
@@ -67,22 +67,22 @@ def run_study(
     packages: tuple[str, ...] = (),
     writers: str = "",
 ) -> None:
-    """Run a study or read its numbers, print its table, draw its figure; the numbers go beside the figure.
+    """Run a study or read its numbers, print its table and draw its figure; write the numbers beside the figure.
 
-    Table and figure are those of the numbers as they are written, so that the file gives the same again.
+    Table and figure use the numbers as written, so that the file reproduces them.
 
     Args:
-        name: of the command after `fewbit plot`; it stands in the file of numbers.
-        source: a file of numbers, to run nothing.
-        output: of the figure.
-        run: the study. It may call its argument with the numbers so far: they are on disk then, whatever happens.
-        lines, draw: table and figure of what `read` returns.
-        read: makes of the numbers, and the name of their file for messages, what is shown; the numbers themselves.
-        packages: whose versions are written besides those of Python, fewbit and torch.
-        writers: of files that can be the source, for messages; the command `name` alone, if empty.
+        name: of the command after `fewbit plot`; stored in the file of numbers.
+        source: a file of numbers to read instead of running the study.
+        output: path of the figure.
+        run: the study. It may call its argument with the numbers so far to save them before it finishes.
+        lines, draw: return the table and the figure of the result of `read`.
+        read: converts the numbers, given with their file name for messages; by default returns them unchanged.
+        packages: packages whose versions are stored besides those of Python, fewbit and torch.
+        writers: commands whose files are accepted as `source`, for messages; only `name` if empty.
 
     Raises:
-        FewbitError: a file cannot be read or written, or `source` is of another study.
+        FewbitError: a file cannot be read or written, or `source` belongs to another study.
     """
     from ..plots import check_figure_path, compact_json
 
@@ -92,7 +92,7 @@ def run_study(
         numbers = _read(source, name, writers)
     else:
         check_writable(results)
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # see demo.py; read when torch is loaded
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # see demo.py; must be set before torch is loaded
         head = {"study": name, "versions": _versions("torch", *packages)}
 
         def save(found: Numbers) -> None:
@@ -112,7 +112,7 @@ def run_study(
 def write_figure(
     figure: "Figure", output: Path, text: list[str] | None = None, written: list[Path] | None = None
 ) -> None:
-    """Save `figure`, print `text`, and tell which files have been written: those of `written`, and the figure."""
+    """Save `figure`, print `text`, and report the files written: `written` and the figure."""
     from ..plots import save_figure
 
     save_figure(figure, output)
@@ -123,7 +123,7 @@ def write_figure(
 
 
 def refuse_with_input(context: click.Context, done: str, *names: str) -> None:
-    """Raise `UsageError` if options that say how to run a study were given beside --input, which runs nothing."""
+    """Raise `UsageError` if options that control running a study were given with --input, which runs nothing."""
     given = [f"--{name}" for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     if context.params["source"] and given:
         raise click.UsageError(f"--input draws what was {done} before: leave out {', '.join(given)}")
@@ -131,7 +131,7 @@ def refuse_with_input(context: click.Context, done: str, *names: str) -> None:
 
 @contextmanager
 def steps_bar(length: int, label: str = "running") -> Iterator[Callable[[], object]]:
-    """Give what is to be called after each of `length` steps; a bar shows them where a person is watching."""
+    """Yield a function to call after each of `length` steps; on a terminal it advances a progress bar."""
     with click.progressbar(length=length, label=label, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
         yield lambda: bar.update(1)
 
@@ -143,7 +143,7 @@ def _read(source: Path, name: str, writers: str) -> Numbers:
         raise FewbitError(f"cannot read {source}: {reason(error)}") from None
     except (ValueError, RecursionError):
         numbers = None
-    # Some commands have not always written which study it is.
+    # Files of older versions do not name their study.
     if not isinstance(numbers, dict) or numbers.get("study", name) != name:
         raise FewbitError(f"{source}: not what {writers} writes")
     return numbers

@@ -1,4 +1,4 @@
-"""`fewbit tables`: the tables that come with fewbit."""
+"""`fewbit tables`: the shipped tables."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A TARGET on the command line, `package.module:function` or `file.py:function`: code of the user's for a command."""
+"""A TARGET on the command line, `package.module:function` or `file.py:function`: user code that a command calls."""
 
 import importlib
 import importlib.util
@@ -20,17 +20,17 @@ FORMS = "package.module:function or file.py:function"
 
 
 def load_target(text: str) -> Callable[..., Any]:
-    """Return the function that `text` names; importing its module or running its file is a part of that.
+    """Return the function that `text` names, importing its module or running its file.
 
-    Imports from there see what they would see under ``python file.py`` or ``python -m package.module``: the folder of
-    the file, or the current one, is put first on ``sys.path`` and stays there, since the function may import later.
+    Its imports resolve as under ``python file.py`` or ``python -m package.module``: the folder of the file, or the
+    current folder, is put first on ``sys.path`` and stays there, since the function may import later.
 
     Args:
         text: ``package.module:function`` or ``file.py:function``; the function may be dotted (``Class.method``).
 
     Raises:
-        FewbitError: the text has another form, there is no such file, module or function, the module fails while it
-            is imported, or the name is not that of something that can be called.
+        FewbitError: the text has another form; the file, module or function does not exist; importing the module fails;
+        or the name is not that of a callable.
     """
     place, colon, name = text.rpartition(":")
     if not (colon and place and all(part.isidentifier() for part in name.split("."))):
@@ -49,10 +49,10 @@ def load_target(text: str) -> Callable[..., Any]:
 
 @contextmanager
 def told_in_one_line(target: str, source: Callable[..., Any] | None) -> Iterator[None]:
-    """Tell an error of the user's code in one line, with the last of its own lines on the way there.
+    """Report an error of the user's code in one line, with the last line of user code in its traceback.
 
     Args:
-        target: how the user called it.
+        target: the target as the user wrote it.
         source: the function that `load_target` returned; None if the code is not the user's.
     """
     try:
@@ -68,7 +68,7 @@ def told_in_one_line(target: str, source: Callable[..., Any] | None) -> Iterator
 
 
 def _run_file(path: Path) -> ModuleType:
-    """Return the module that the file makes, under a name of its own that hides no installed module."""
+    """Run a file and return its module, under a unique name that hides no installed module."""
     if not path.is_file():
         raise FewbitError(f"there is no file {path}")
     name = f"fewbit_target_{path.stem}"
@@ -77,7 +77,7 @@ def _run_file(path: Path) -> ModuleType:
         raise FewbitError(f"{path} is no Python file: its name ends in .py")
     module = importlib.util.module_from_spec(spec)
     _search_first(path.resolve().parent)
-    sys.modules[name] = module  # dataclasses and pickle look a class up there
+    sys.modules[name] = module  # dataclasses and pickle look up classes there
     try:
         spec.loader.exec_module(module)
     except Exception as error:

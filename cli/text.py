@@ -1,4 +1,4 @@
-"""Tables as text for people. ASCII only, so that any terminal and any pipe can show it."""
+"""Tables as text. ASCII only, so that any terminal and pipe can show it."""
 
 from collections.abc import Sequence
 
@@ -11,17 +11,17 @@ from ..tables.names import counted
 
 
 def table_text(table: Table, seconds: float | None = None) -> str:
-    """Return a table as lines: what it is, how good it is, then one row an interval.
+    """Return a table as lines: a description, its error, then one row per interval.
 
     Args:
         table: the table.
-        seconds: the time that solving it took, if it was solved just now.
+        seconds: the solving time, if it was solved just now.
     """
     return "\n".join([*_heading(table, seconds), "", *_rows(table)])
 
 
 def list_text(tables: Sequence[Table]) -> str:
-    """Return one line for each activation, kind and weight: its error at every number of bits."""
+    """Return one line per activation, kind and weight, with the error at every number of bits."""
     bits = range(min(t.bits for t in tables), max(t.bits for t in tables) + 1)
     errors: dict[tuple[str, str, str], dict[int, str]] = {}
     for table in tables:
@@ -50,7 +50,7 @@ def _heading(table: Table, seconds: float | None) -> list[str]:
 
 
 def _rows(table: Table) -> list[str]:
-    # Intervals are open on the left and closed on the right, and the last has no end.
+    # Intervals are open on the left and closed on the right; the last one is unbounded.
     ends = ["-inf", *_numbers(table.boundaries), "inf"]
     levels = _numbers(table.levels)
     head = ("", "above", "up to", "code", "level")
@@ -62,7 +62,7 @@ def _rows(table: Table) -> list[str]:
 
 
 def _numbers(values: NDArray[np.float64]) -> list[str]:
-    """Return numbers that line up, with six decimals or as many more as it takes to tell them apart."""
+    """Return aligned numbers, with six decimals or as many more as needed to distinguish them."""
     largest = np.abs(values).max(initial=0.0)
     form = "f" if largest == 0 or 1e-3 <= largest < 1e7 else "e"
     texts: list[str] = []

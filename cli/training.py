@@ -1,4 +1,4 @@
-"""`fewbit plot training`: does a model train as well with few bits? Losses of several seeds, exact and few-bit."""
+"""`fewbit plot training`: losses of a model trained exactly and with few bits, over several seeds."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -88,7 +88,7 @@ def command(
 def _train(
     model: str, steps: int | None, seeds: int, bits: tuple[int, ...], control: bool, threads: int, save: Save
 ) -> Numbers:
-    """Train seed by seed and save after each."""
+    """Train one seed after another and save the results after each."""
     import torch
 
     from ..plots.studies.data import standard_library
@@ -105,11 +105,11 @@ def _train(
     return Study(model, tuple(trainings)).to_dict()
 
 
-# ---- how it is shown -------------------------------------------------------------------------------------------------
+# ---- output ----------------------------------------------------------------------------------------------------------
 
 
 def figure_of(study: Study) -> "Figure":
-    """Return the losses of all variants, drawn."""
+    """Return a figure of the losses of all variants."""
     from ..plots.figures.training import Seeds, plot_seeds
 
     seeds = [
@@ -119,7 +119,7 @@ def figure_of(study: Study) -> "Figure":
 
 
 def lines_of(study: Study) -> list[str]:
-    """Return a table of the variants and, below it, what its columns mean."""
+    """Return a table of the variants, followed by a legend of its columns."""
     settings, entropy = study.trainings[0].settings, study.trainings[0].unigram_entropy
     deviation = stdev(run.validation_loss for run in study.runs(study.variants[0]))
     compared = {comparison.variant: _compared(comparison) for comparison in study.comparisons()}
@@ -150,7 +150,7 @@ def _losses(study: Study, variant: str) -> tuple[str, str]:
     return f"{fmean(run.final_loss for run in runs):.4f}", f"{fmean(run.validation_loss for run in runs):.4f}"
 
 
-_EXACT = ("", "", "", "", "")  # is not compared
+_EXACT = ("", "", "", "", "")  # not compared
 
 
 def _compared(comparison: Comparison) -> tuple[str, ...]:

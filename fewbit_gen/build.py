@@ -3,8 +3,8 @@
     build(folder)    solve every table, write one JSON file an activation, yield each table as it is done
     verify(folder)   read the files, integrate every error again, yield each comparison as it is done
 
-Both work step by step, so that a caller can show progress, and read and write the files themselves: what
-`tables.shipped` has cached in this process plays no part.
+Both are generators, so that a caller can show progress, and read and write the files directly, without the cache of
+`tables.shipped`.
 """
 
 import itertools
@@ -29,16 +29,16 @@ from .lower_bound import certificate
 from .solver import problem_moments, solve
 from .weights import parse_weight
 
-# Every activation that has a name and needs no number. (threshold has no defaults; its tables are exact anyway.)
+# All named activations that need no number. (threshold has no defaults; its tables are exact anyway.)
 ACTIVATIONS = tuple(sorted(name for name in FAMILIES if name != "threshold"))
 BITS = tuple(range(1, 9))
-# Room for another machine's rounding in exp and in sums; a wrong digit in a file is far above it.
+# Tolerance for another machine's rounding in exp and in sums; a wrong digit in a file far exceeds it.
 TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What one shipped table is solved for."""
+    """The problem that one shipped table is solved for."""
 
     activation: str
     weight: str
@@ -48,13 +48,13 @@ class Problem:
 
 @dataclass(frozen=True)
 class Check:
-    """One table whose error was integrated again.
+    """The recomputed error of one table.
 
     Attributes:
         source: the file that holds the table.
         table: the table as stored.
-        error: its error as it comes out now.
-        bound: its lower bound, as stored or as it comes out now; None where it has none.
+        error: its recomputed error.
+        bound: its lower bound, stored or recomputed; None if it has none.
     """
 
     source: Path
@@ -64,7 +64,7 @@ class Check:
 
     @property
     def drift(self) -> float:
-        """|error − stored error| / stored error; where the stored error is 0, infinity unless both are."""
+        """|error − stored error| / stored error; if the stored error is 0, infinity unless both are 0."""
         difference = abs(self.error - self.table.error)
         if difference == 0:
             return 0.0
@@ -72,30 +72,30 @@ class Check:
 
     @property
     def gap(self) -> float:
-        """(error − bound) / error: by how much a better table there may be; infinity without a bound."""
+        """(error − bound) / error, the possible relative improvement; infinity without a bound."""
         if self.bound is None:
             return float("inf")
         return (self.table.error - self.bound) / self.table.error if self.table.error else 0.0
 
     @property
     def holds(self) -> bool:
-        """Whether the stored error is right to `TOLERANCE`, and the lower bound within `LARGEST_GAP` of it."""
+        """Whether the stored error is correct to `TOLERANCE`, and the lower bound within `LARGEST_GAP` of it."""
         return self.drift <= TOLERANCE and self.gap <= LARGEST_GAP
 
 
 def problems(activations: Sequence[str] = ACTIVATIONS, bits: Sequence[int] = BITS) -> tuple[Problem, ...]:
-    """Return what is solved for `activations`, in the order in which files hold the tables."""
+    """Return the problems for `activations`, in the order of the tables in the files."""
     return tuple(Problem(*values) for values in itertools.product(activations, WEIGHTS, KINDS, bits))
 
 
 def build(folder: Path, todo: Sequence[Problem]) -> Iterator[Table]:
-    """Solve `todo`, yield every table once it is there, and write every activation's file to `folder` once it is whole.
+    """Solve `todo`, yield every table once it is solved, and write each activation's file to `folder` when complete.
 
-    As many tables are solved at a time as there are cores. The same machine and libraries write the same bytes again.
-    A missing folder is made. A derivative that takes few values (ReLU) has one exact table a kind, whatever the bits.
+    Solves as many tables in parallel as there are cores. Output is byte-identical on the same machine and libraries.
+    Creates a missing folder. A piecewise-constant derivative (ReLU) has one exact table per kind, for any bits.
 
     Raises:
-        FewbitError: a file cannot be written; nothing has been solved then.
+        FewbitError: a file cannot be written; this is checked before solving.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -106,9 +106,9 @@ def build(folder: Path, todo: Sequence[Problem]) -> Iterator[Table]:
         check_writable(folder / f"{activation}.json")
     solved: dict[Problem, Table] = {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        # The longest first, so that no core is left alone with one at the end.
+        # Start with the longest, so that no core is left working alone at the end.
         hardest = sorted(todo, key=lambda problem: -problem.bits)
-        # Without a limit in seconds, so that it does not matter how fast the machine is.
+        # No time limit, so that the result does not depend on the machine's speed.
         tasks = {pool.submit(solve, p.activation, p.bits, p.kind, p.weight, effort=None): p for p in hardest}
         try:
             for task in as_completed(tasks):
@@ -141,11 +141,11 @@ def table_files(folder: Path = DATA) -> tuple[Path, ...]:
 
 
 def verify(paths: Sequence[Path], bounds: bool = False) -> Iterator[tuple[Path, tuple[Check, ...]]]:
-    """Integrate the error of every table in `paths` again, and yield every file with its checks.
+    """Recompute the error of every table in `paths`, and yield every file with its checks.
 
     Args:
         paths: table files.
-        bounds: find the lower bounds again too, which takes as long as solving.
+        bounds: whether to recompute the lower bounds too, which takes as long as solving.
 
     Raises:
         FewbitError: a file does not hold tables, or a table's activation or weight is unknown.

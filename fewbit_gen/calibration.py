@@ -1,7 +1,7 @@
-"""What `fewbit.calibrate` measured of a model, and the tables that are best for it. NumPy only.
+"""The measurements of `fewbit.calibrate`, and the best tables for them. NumPy only.
 
-A module's inputs x are counted with the square of the gradient g that arrives at their outputs. Under that weight the
-error of a table q is what it does to the gradient that goes on, as a share of the one that came:
+A module's inputs x are weighted by the square of the gradient g that arrives at their outputs. Under that weight the
+error of a table q is the relative squared error of the outgoing gradient with respect to the incoming one:
 
     error = Σ (f'(x) − q(x))² g² / Σ g²
 """
@@ -36,14 +36,14 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """The inputs of one activation module, or of several together.
+    """The inputs of one activation module, or of several combined.
 
     Attributes:
-        name: qualified name of the module, "" for the model itself; of several, their activation.
-        activation: what the compiler calls it: ``gelu``, ``softplus(beta=2)``.
+        name: qualified name of the module, "" for the model itself; for several modules, their activation.
+        activation: the compiler's name for it: ``gelu``, ``softplus(beta=2)``.
         counts: Σ g² of the inputs in each bin of `weights.ruler`, float64 (BINS,).
-        elements: how many inputs were counted.
-        skipped: how many were not: the input or its gradient was NaN or infinite.
+        elements: number of inputs counted.
+        skipped: number of inputs left out because they or their gradients were NaN or infinite.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Measured:
 
     @cached_property
     def squared_gradient(self) -> float:
-        """Σ g² over all inputs counted."""
+        """Σ g² over all counted inputs."""
         return float(self.counts.sum())
 
     @cached_property
@@ -63,14 +63,14 @@ class Measured:
 
     @cached_property
     def weight(self) -> Weight:
-        """The counts as a weight of mass 1; raises `FewbitError` where no gradient arrived."""
+        """The counts as a weight of mass 1; raises `FewbitError` if no gradient arrived."""
         if not self.squared_gradient > 0:
             raise FewbitError(f"no gradient reached {_called(self.name)}: there is nothing to weigh its inputs by")
         return histogram(*self._bins)
 
     def to_npz(self) -> bytes:
-        """Return the weight as an archive that `solve --weight FILE` reads: edges, counts, and where they are from."""
-        spec = self.weight.spec  # first: it checks that there is one
+        """Return the weight as an archive for `solve --weight FILE`: edges, counts, and their origin."""
+        spec = self.weight.spec  # first, as it checks that there is a weight
         edges, counts = self._bins
         stream = io.BytesIO()
         np.savez(
@@ -88,12 +88,12 @@ class Measured:
 
 @dataclass(frozen=True)
 class Gain:
-    """How much better the calibrated table of a module is, under what was measured there.
+    """The improvement of a module's calibrated table, under the measured weight.
 
     Attributes:
         name, activation, elements, squared_gradient: of the module, see `Measured`.
-        default_error: of the table that `bits` and `kind` stand for without calibration (uniform on [−10, 10]).
-        error: of the calibrated table.
+        default_error: error of the uncalibrated table for `bits` and `kind` (uniform on [−10, 10]).
+        error: error of the calibrated table.
     """
 
     name: str
@@ -105,13 +105,13 @@ class Gain:
 
     @property
     def ratio(self) -> float:
-        """How many times smaller the calibrated error is: ≥ 1; 1 where both are 0."""
+        """Default error / calibrated error: ≥ 1; 1 if both are 0."""
         if self.error == 0:
             return 1.0 if self.default_error == 0 else math.inf
         return self.default_error / self.error
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all numbers for JSON; an infinite ratio is None."""
+        """Return all numbers for JSON; an infinite ratio becomes None."""
         return {**vars(self), "ratio": self.ratio if math.isfinite(self.ratio) else None}
 
     def __str__(self) -> str:
@@ -121,13 +121,13 @@ class Gain:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """What `fewbit.calibrate` measured. Tables follow from it for any number of bits.
+    """The result of `fewbit.calibrate`, from which tables follow for any number of bits.
 
     Attributes:
-        modules: those that a gradient reached, in the model's order.
-        silent: names of the activations that none reached, or none but 0, NaN and infinities: frozen, unused, unheard.
-        batches: how many were run.
-        bits, kind: of the tables, where a method is given no other.
+        modules: the modules that received a gradient, in the model's order.
+        silent: names of the activations that received none, or only 0, NaN and infinities: frozen or unused ones.
+        batches: number of batches run.
+        bits, kind: defaults for the methods that return tables.
     """
 
     modules: tuple[Measured, ...]
@@ -139,16 +139,16 @@ class Calibration:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the modules that were measured, in the model's order."""
+        """Names of the measured modules, in the model's order."""
         return tuple(module.name for module in self.modules)
 
     @property
     def skipped(self) -> int:
-        """How many inputs were not counted, because they or their gradients were NaN or infinite."""
+        """Number of inputs left out because they or their gradients were NaN or infinite."""
         return sum(module.skipped for module in self.modules)
 
     def __getitem__(self, name: str) -> Measured:
-        """Return what was measured of the module `name`; raises `FewbitError` if nothing was."""
+        """Return the measurement of the module `name`; raises `FewbitError` if there is none."""
         for module in self.modules:
             if module.name == name:
                 return module
@@ -165,11 +165,11 @@ class Calibration:
         return self[name].weight
 
     def pooled(self, activation: str) -> Weight:
-        """Return the measured weight of all modules of one `activation` together, such as ``gelu``."""
+        """Return the measured weight of all modules of one `activation` combined, such as ``gelu``."""
         return self.by_activation().weight(activation)
 
     def by_activation(self) -> "Calibration":
-        """Return a calibration with one entry an activation, named as it: all its modules together."""
+        """Return a calibration with one entry per activation, named after it, which combines all its modules."""
         groups: dict[str, list[Measured]] = {}
         for module in self.modules:
             groups.setdefault(module.activation, []).append(module)
@@ -186,7 +186,7 @@ class Calibration:
         return replace(self, modules=pooled)
 
     def table(self, name: str, bits: int | None = None, kind: str | None = None) -> Table:
-        """Return the best table for the module `name`: under its weight never worse than the default one."""
+        """Return the best table for the module `name`: under its weight never worse than the default table."""
         bits, kind = self._choice(bits, kind)
         key = (name, bits, kind)
         if key not in self._solved:
@@ -194,18 +194,18 @@ class Calibration:
         return self._solved[key]
 
     def tables(self, bits: int | None = None, kind: str | None = None, *, pooled: bool = False) -> dict[str, Table]:
-        """Return the best tables, as ``fewbit.convert(model, tables=...)`` takes them.
+        """Return the best tables, for ``fewbit.convert(model, tables=...)``.
 
         Args:
             bits: 1 to 8; the calibration's own if None.
             kind: ``shared`` or ``interval``; the calibration's own if None.
-            pooled: one table an activation, by its name, and not one a module.
+            pooled: whether to return one table per activation, by its name, instead of one per module.
         """
         calibration = self.by_activation() if pooled else self
         return {name: calibration.table(name, bits, kind) for name in calibration.names}
 
     def gain(self, name: str, bits: int | None = None, kind: str | None = None) -> Gain:
-        """Return how much better the calibrated table of the module `name` is than the default one."""
+        """Return the improvement of the calibrated table of the module `name` over the default one."""
         bits, kind = self._choice(bits, kind)
         module = self[name]
         default = _under(_default_table(module.activation, bits, kind), module)
@@ -219,13 +219,13 @@ class Calibration:
         )
 
     def report(self, bits: int | None = None, kind: str | None = None) -> tuple[Gain, ...]:
-        """Return the gain of every module, in the model's order."""
+        """Return the `Gain` of every module, in the model's order."""
         return tuple(self.gain(name, bits, kind) for name in self.names)
 
     def save(self, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
-        """Write one weight file a module, NAME.npz, for ``solve --weight FILE``; return their paths.
+        """Write one weight file per module, NAME.npz, for ``solve --weight FILE``; return their paths.
 
-        Each file is written whole or not at all. The folder is made if need be.
+        Each file is written atomically. A missing folder is created.
 
         Raises:
             FewbitError: the folder or a file cannot be written.
@@ -245,9 +245,9 @@ class Calibration:
 
 
 def file_stem(name: str) -> str:
-    """Return the name of a module as the name of a file, another one for every module; ``model`` for the model itself.
+    """Return the name of a module as a file name, unique for every module; ``model`` for the model itself.
 
-    Whatever a file system might refuse is written as in a URL: ``a/b`` becomes ``a%2Fb``.
+    Characters that a file system might reject are percent-encoded: ``a/b`` becomes ``a%2Fb``.
     """
     return quote(name, safe=" ()=,+") if name else "model"
 
@@ -258,13 +258,13 @@ def _best_table(module: Measured, bits: int, kind: str) -> Table:
     except FewbitError as error:
         raise FewbitError(f"{_called(module.name)}: {error}") from None
     candidates = [_under(table, module) for table in (solved, _default_table(module.activation, bits, kind))]
-    # The solver is exact over a grid only: where that is too coarse for the weight, the default table may be better.
+    # The solver is exact only over a grid: if it is too coarse for the weight, the default table may be better.
     best = min(candidates, key=lambda table: table.error)
     return replace(best, lower_bound=min(solved.lower_bound or 0.0, best.error))
 
 
 def _under(table: Table, module: Measured) -> Table:
-    """Return `table` with its error under what was measured."""
+    """Return `table` with its error under the measured weight."""
     error = table_error(table, parse_activation(module.activation), module.weight)
     return replace(table, weight=module.weight.spec, error=error, lower_bound=None)
 

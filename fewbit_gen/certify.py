@@ -1,4 +1,4 @@
-"""The proof that comes with a table: its error by an independent quadrature."""
+"""The certified error of a table, by an independent quadrature."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from .weights import Weight
 Vector = NDArray[np.float64]
 
 _ORDER, _OTHER_ORDER = 32, 21
-# By how much the two may differ on a panel, in parts of the error, before it is halved.
+# Maximum difference of the two orders on a panel, relative to the error, before the panel is halved.
 _APART = 1e-9
 _ROUNDING = 8 * np.finfo(float).eps  # of f' near a level
 _MOST_ROUNDS, _MOST_PANELS = 60, 200_000
@@ -26,23 +26,23 @@ def table_error(table: Table, activation: Activation, weight: Weight) -> float:
 def integrated_error(
     table: Table, activation: Activation, weight: Weight, K: int, unseen: float = UNSEEN
 ) -> tuple[float, float]:
-    """Return the error of a table, and what the grid on which it was integrated left unseen: features.py.
+    """Return the error of a table, and how much of it the integration grid may have missed: features.py.
 
     Gauss–Legendre of order 32 on panels that end at every boundary, every kink and every edge of a grid of
-    512 cells, so that the integrand is smooth in each; a panel on which order 21 says otherwise is halved. Squares are
-    summed, never differences: no digits cancel, unlike in the solver's moments.
+    512 cells, so that the integrand is smooth in each; a panel on which order 21 disagrees is halved. Only squares
+    are summed, so that no digits cancel, unlike in the solver's moments.
 
     Args:
-        table: its error is not looked at.
-        activation, weight: what it is for.
-        K: levels that tables of its kind may have.
-        unseen: what the first grid may leave unseen in a cell: features.py.
+        table: the table; its stored error is ignored.
+        activation, weight: the problem.
+        K: number of levels that tables of its kind may have.
+        unseen: the error that the first grid may miss in a cell: features.py.
 
     Returns:
-        the error, and what the last grid left unseen: next to nothing beside it.
+        the error, and the amount that the last grid may miss, which is negligible beside it.
 
     Raises:
-        FewbitError: the two orders come to no agreement.
+        FewbitError: the two orders do not converge.
     """
     while True:
         error = _integral(table, activation, weight, unseen)
@@ -53,12 +53,12 @@ def integrated_error(
 
 
 def _integral(table: Table, activation: Activation, weight: Weight, unseen: float) -> float:
-    """Return the integral on panels in each of which no more than `unseen` can be that no node sees: features.py."""
+    """Return the integral on panels that each miss at most `unseen` between their nodes: features.py."""
     low, high = weight.domain
     inside = table.boundaries[(table.boundaries > low) & (table.boundaries < high)]
     edges = np.union1d(resolved_grid(activation, weight, 512, _ORDER, unseen), inside)
     left, right = edges[:-1], edges[1:]
-    within = np.nextafter(left, np.inf) < right  # else the panel is a rounding, and its nodes are its ends
+    within = np.nextafter(left, np.inf) < right  # otherwise the nodes would be the ends
     left, right = left[within], right[within]
     panels, room = _panels(table, activation, weight, left, right, _ORDER)
     total = float(panels.sum())
@@ -84,15 +84,15 @@ def _integral(table: Table, activation: Activation, weight: Weight, unseen: floa
 def _panels(
     table: Table, activation: Activation, weight: Weight, left: Vector, right: Vector, order: int
 ) -> tuple[Vector, Vector]:
-    """Return the integral over every panel, and by how much the rounding of f' may change it."""
+    """Return the integral over every panel, and the error in it due to the rounding of f'."""
     x, dx = quadrature(left, right, order)
-    # One level a panel: its middle decides, so that a node rounded onto a boundary cannot change sides.
+    # The middle of a panel determines its level, so that a node rounded onto a boundary cannot change sides.
     level = table(0.5 * (right + left))[:, None]
     density = weight.density(x)
     squares = (evaluate_derivative(activation, x) - level) ** 2 * density
     panels = (squares * dx).sum(axis=1)
     rounding = _ROUNDING * np.abs(level[:, 0]) * np.sqrt((density * dx).sum(axis=1))
-    # Nodes are doubles too: each is off by half a last digit, and the integrand there by as much of its range.
+    # Nodes are rounded by half a last digit each, which changes the integrand by as much of its range.
     moved = np.ptp(squares, axis=1) * np.spacing(np.maximum(np.abs(left), np.abs(right)))
-    with np.errstate(over="ignore"):  # then nothing is shown, and what rests on it is refused
+    with np.errstate(over="ignore"):  # overflow gives no certificate, and the result is rejected
         return panels, rounding * (rounding + 2 * np.sqrt(panels)) + moved

@@ -1,7 +1,7 @@
-"""From levels to boundaries: where f' passes from one level's neighbourhood into the next.
+"""Boundaries for given levels: the points where f' passes from one level's neighbourhood into the next.
 
-Given levels, the best q takes at every x the level nearest to f'(x). So boundaries lie where f' crosses the
-middle between two neighbouring levels, or at a kink where it jumps across one.
+For given levels, the best q takes at every x the level nearest to f'(x). So boundaries lie where f' crosses the
+midpoint of two neighbouring levels, or at a kink where it jumps across one.
 """
 
 import numpy as np
@@ -12,15 +12,15 @@ from .moments import Moments
 
 Vector = NDArray[np.float64]
 
-# Steps to the last double of a bracket: more than bisection needs from a cell that holds 2⁷⁰ of them.
+# Maximum steps to the last double of a bracket: more than bisection needs for a cell with 2⁷⁰ doubles.
 _STEPS = 75
-# ITP's κ₁, and how many steps behind bisection it may fall for the chance to be ahead.
+# ITP's κ₁, and the number of steps that it may take beyond bisection's.
 _TRUNCATION = 0.2
 _SLACK = 3
 
 
 def nearest_level_table(moments: Moments, levels: Vector) -> tuple[Vector, NDArray[np.int64]]:
-    """Return boundaries and codes of the table that takes the nearest of `levels` everywhere on the grid's domain.
+    """Return boundaries and codes of the table that takes the nearest of `levels` on the whole domain of the grid.
 
     Args:
         moments: the problem; its grid must be fine enough that f' crosses no threshold twice within a cell.
@@ -30,14 +30,14 @@ def nearest_level_table(moments: Moments, levels: Vector) -> tuple[Vector, NDArr
 
 
 def cut_by_values(moments: Moments, thresholds: Vector, tolerance: float = 0.0) -> tuple[Vector, NDArray[np.int64]]:
-    """Return where centred f' crosses `thresholds`, increasing, and between which of them it lies in each piece.
+    """Return where centred f' crosses increasing `thresholds`, and the thresholds that enclose it in each piece.
 
-    A crossing is the last double before it, or a point at most `tolerance` before it.
+    A crossing is the last double before it, or a point at most `tolerance` before that.
 
     Returns:
         points (m − 1,) and codes (m,): in piece i, thresholds[codes[i] − 1] < g ≤ thresholds[codes[i]].
     """
-    # Each cell's two ends, taken from inside the cell: at a kink they differ from the neighbour's.
+    # Both ends of each cell, evaluated inside the cell: at a kink they differ from the neighbour's.
     left = np.nextafter(moments.edges[:-1], np.inf)
     right = moments.edges[1:]
     codes = np.searchsorted(thresholds, moments.centred(np.stack([left, right])), side="left")
@@ -46,7 +46,7 @@ def cut_by_values(moments: Moments, thresholds: Vector, tolerance: float = 0.0) 
     at = _bisect(moments, left[crosses], right[crosses], thresholds[threshold], before < after, tolerance)
     points = np.concatenate([at, moments.edges[jump + 1]])
     follows = np.concatenate([after, codes[0, jump + 1]])
-    # At equal points (a jump right after a crossing) the later cell decides: stable sorting keeps the order.
+    # At equal points (a jump right after a crossing) the later cell takes precedence: stable sorting keeps the order.
     order = np.argsort(points, kind="stable")
     points, follows = points[order], follows[order]
     last_of_equal = np.append(points[1:] != points[:-1], True)[: points.size]
@@ -72,10 +72,10 @@ def _expand(
 def _bisect(
     moments: Moments, low: Vector, high: Vector, target: Vector, rising: NDArray[np.bool_], tolerance: float
 ) -> Vector:
-    """Return the last double of each bracket before g passes `target`, or a point at most `tolerance` before it.
+    """Return the last double of each bracket before g passes `target`, or a point at most `tolerance` before that.
 
-    The bracket shrinks by false position, moved a little towards the middle and kept near enough to it that the
-    number of steps is never more than bisection's and some (ITP, Oliveira and Takahashi 2020).
+    The bracket shrinks by false position, moved slightly towards the middle and kept near enough to it that the
+    number of steps exceeds bisection's by a constant at most (ITP, Oliveira and Takahashi 2020).
     """
     found = low.copy()
     sign = np.where(rising, 1.0, -1.0)
@@ -96,7 +96,7 @@ def _bisect(
             break
         x = _next_point(low, high, middle, g_low, g_high, width, step)
         g = sign * (moments.centred(x) - target)
-        # At a rising threshold its own value still belongs before it; at a falling one it lies beyond.
+        # At a rising threshold the threshold's own value belongs before the crossing; at a falling one, after it.
         beyond = np.where(sign > 0, g > 0, g >= 0)
         high, g_high = np.where(beyond, x, high), np.where(beyond, g, g_high)
         low, g_low = np.where(beyond, low, x), np.where(beyond, g_low, g)

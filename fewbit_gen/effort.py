@@ -1,14 +1,14 @@
-"""The seconds that one solve may take, seen by every loop below it.
+"""The time limit of a solve, checked by every loop below it.
 
-    with within(10.0):        loops that may run long call `check()`, which raises `OutOfTime` once they are over
-        with unhurried():     but not in here: what must be finished for the result to be true
-        uncharged(kernel)     the seconds in which a loop is compiled do not count
+        with within(10.0):        long loops call `check()`, which raises `OutOfTime` once the limit is reached
+            with unhurried():     disables the limit: for work that a correct result requires
+            uncharged(kernel)     excludes the time in which a kernel is compiled
 
-They are seconds of the processor, not of the clock on the wall: on a machine busy with other work a solve takes longer
-and finds the same table.
+The limit is in process time, not wall time: on a machine busy with other work a solve takes longer and finds the same
+table.
 
-Beside it the certificate counts its steps (lower_bound/certificate.py), so that without a limit in seconds the same
-bytes come out on every machine.
+Besides, the certificate counts its steps (lower_bound/certificate.py), so that without a time limit the output is
+byte-identical on every machine.
 """
 
 import math
@@ -28,11 +28,11 @@ _end: ContextVar[float] = ContextVar("fewbit_effort_end", default=math.inf)
 
 
 class OutOfTime(Exception):
-    """The seconds are over; never seen outside the compiler."""
+    """The time limit is reached; caught inside the compiler."""
 
 
 def check_effort(effort: Any) -> float:
-    """Return a number of seconds, infinity for None; raises `FewbitError` if it is no number above 0."""
+    """Return a number of seconds, infinity for None; raises `FewbitError` unless it is a number above 0."""
     if effort is None:
         return math.inf
     number = isinstance(effort, int | float | np.integer | np.floating) and not isinstance(effort, bool)
@@ -43,7 +43,7 @@ def check_effort(effort: Any) -> float:
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Let `check` raise once `seconds` are over, or earlier where a limit outside is earlier."""
+    """Let `check` raise after `seconds`, or earlier if an outer limit is earlier."""
     token = _end.set(min(_end.get(), time.thread_time() + seconds))
     try:
         yield
@@ -53,7 +53,7 @@ def within(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def unhurried() -> Iterator[None]:
-    """Let `check` raise nothing."""
+    """Disable the limit: `check` raises nothing."""
     token = _end.set(math.inf)
     try:
         yield
@@ -62,18 +62,18 @@ def unhurried() -> Iterator[None]:
 
 
 def over() -> bool:
-    """Tell whether the seconds are over."""
+    """Return whether the time limit is reached."""
     return time.thread_time() > _end.get()
 
 
 def check() -> None:
-    """Raise `OutOfTime` if the seconds are over."""
+    """Raise `OutOfTime` if the time limit is reached."""
     if over():
         raise OutOfTime
 
 
 def uncharged(kernel: Callable[..., Any], *arguments: Any) -> Any:
-    """Return kernel(*arguments), and give back the time that its first call takes: Numba compiles or loads it then."""
+    """Return kernel(*arguments); the time of its first call, in which Numba compiles or loads it, is not charged."""
     if getattr(kernel, "signatures", True):
         return kernel(*arguments)
     start = time.thread_time()

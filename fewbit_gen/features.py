@@ -1,11 +1,11 @@
-"""Where the grid of an activation's derivative must be finer than by rule: what is steep, narrow or off its nodes.
+"""Refinement of an activation's grid where f' is steep, narrow or varies between nodes.
 
-A cell is fine enough if f' varies too little within it, for the mass that it has, to matter, and if quadratures of two
-orders agree on it; else it is halved. How far f' varies is known from interval arithmetic (activations/enclosure.py),
-which sees what lies between all nodes: a spike, a step of gelu(1e7*x). Of a callable only values are known, so only
-the quadratures are compared; what is narrower than a cell of its dense grid and shows at no node stays unseen.
+A cell is fine enough if f' varies too little within it to matter for its mass, and if quadratures of two orders agree
+on it; otherwise it is halved. The variation of f' comes from interval arithmetic (activations/enclosure.py), which
+covers all points between nodes: a spike, a step of gelu(1e7*x). For a callable only values are available, so only the
+quadratures are compared; a feature narrower than a cell of its dense grid that shows at no node stays undetected.
 
-Families that are called by name need none of this: their `reach` says where they vary.
+Named families need none of this: their `reach` bounds the region where they vary.
 """
 
 import math
@@ -25,32 +25,32 @@ from .weights import Weight
 Vector = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-# Beyond the grid's own; the programmes that cut an axis of more take minutes.
+# Limit beyond the grid's own edges; with more, the programmes that cut an axis take minutes.
 MOST_ADDED = 100_000
-# Cells of the first grid: where bounds of f' are known, and where only its values are.
+# Cells of the first grid: with bounds of f', and with values only.
 _CELLS, _DENSE_CELLS = 2048, 16384
-# What may be unseen in a cell at first, and by how much two quadratures may differ, in parts of ∫ (f' − mean)² w.
+# Initial limits: the error missed in a cell, and the difference of two quadratures, relative to ∫ (f' − mean)² w.
 UNSEEN, _UNEVEN = 1e-8, 1e-11
-# What may be unseen in a cell in the end, in parts of a table's error; and how much less in one go. Below the last, in
-# parts of ∫ (f' − mean)² w, lies what is to f' no more than rounding.
+# Final limit of the error missed in a cell, relative to a table's error; and its reduction per step. Below the last
+# value, relative to ∫ (f' − mean)² w, differences are rounding of f'.
 _PART, _STEP, _LEAST = 1e-5, 1e-4, 1e-24
 _ROUNDING = 1e-14  # of a sum of squares
-_NEARLY_CONSTANT = 1e-12  # ∫ (f' − mean)² w in parts of ∫ f'² w
-# Edges of cells that were halved as often as this are finer than the solvers' own.
+_NEARLY_CONSTANT = 1e-12  # ∫ (f' − mean)² w relative to ∫ f'² w
+# After this many halvings, edges are finer than the solvers' own.
 _DEEP = 4
 _ORDERS = (4, 6)
-# Narrower than this part of the line, a cell in which nothing is known of f' holds a pole.
+# Narrower than this share of the line, a cell in which nothing is known about f' contains a pole.
 _POLE = 2.0**-80
 
 
 @dataclass(frozen=True)
 class Features:
-    """What was found.
+    """The result of refinement.
 
     Attributes:
-        edges: increasing; those that the grids must have beside their own.
-        unseen: what may be unseen in a cell, in parts of ∫ (f' − mean)² w; 0 where nothing can be.
-        noise: ∫ δ² w, δ how far the rounding of doubles may put f' off.
+        edges: increasing; edges that the grids need besides their own.
+        unseen: the error that a cell may miss, relative to ∫ (f' − mean)² w; 0 if it can miss nothing.
+        noise: ∫ δ² w, with δ the bound of the rounding error of f'.
         size: ∫ f'² w.
         variance: ∫ (f' − mean)² w.
     """
@@ -62,11 +62,11 @@ class Features:
     variance: float
 
     def less(self, error: float, levels: int) -> float | None:
-        """Return what may be unseen next if this is too much beside a table's error; else None."""
+        """Return the next, smaller limit if this one is too large beside a table's error; otherwise None."""
         part = _PART * min(max(1.0, levels / 8), 4.0) ** 2
         if not self.variance > 0 or self.unseen <= _LEAST or self.unseen * self.variance <= part * error:
             return None
-        # In powers of 100, so that what was found once is found again.
+        # In powers of 100, so that earlier results can be reused.
         wanted = 100.0 ** math.floor(math.log(max(part * error / self.variance, 1e-300), 100))
         return max(wanted, self.unseen * _STEP)
 
@@ -87,9 +87,9 @@ _NONE = Features(np.empty(0), 0.0, 0.0, 0.0, 0.0)
 
 
 def grid(activation: Activation, weight: Weight, cells: int) -> Vector:
-    """Return the edges of a grid over the weight's domain, with every kink of f' and breakpoint of w among them.
+    """Return the edges of a grid over the weight's domain, including every kink of f' and breakpoint of w.
 
-    About `cells` equal cells lie within the activation's reach; beyond it f' is constant and fewer will do.
+    About `cells` equal cells lie within the activation's reach; beyond it f' is constant and fewer suffice.
     """
     low, high = weight.domain
     reach = activation.reach
@@ -103,7 +103,7 @@ def grid(activation: Activation, weight: Weight, cells: int) -> Vector:
 
 
 def evaluate_derivative(activation: Activation, x: Vector) -> Vector:
-    """Return f'(x), or raise `FewbitError` where it is not finite."""
+    """Return f'(x), or raise `FewbitError` if it is not finite."""
     with np.errstate(all="ignore"):
         value = activation.derivative(x)
     if not np.isfinite(value).all():
@@ -114,14 +114,14 @@ def evaluate_derivative(activation: Activation, x: Vector) -> Vector:
 
 @lru_cache(maxsize=32)
 def features(activation: Activation, weight: Weight, unseen: float = UNSEEN) -> Features:
-    """Return the features of f' under `weight`: none of a family that is called by name.
+    """Return the features of f' under `weight`; a named family has none.
 
     Args:
-        activation, weight: what is to be integrated.
-        unseen: what may be unseen in a cell, in parts of ∫ (f' − mean)² w.
+        activation, weight: the problem.
+        unseen: the error that a cell may miss, relative to ∫ (f' − mean)² w.
 
     Raises:
-        FewbitError: f' varies so fast nearly everywhere that cells would become too many, or it has a pole.
+        FewbitError: f' varies so fast nearly everywhere that there would be too many cells, or it has a pole.
     """
     if activation.enclosure is None and activation.consistent:
         return _NONE
@@ -129,7 +129,7 @@ def features(activation: Activation, weight: Weight, unseen: float = UNSEEN) -> 
     edges = grid(activation, weight, _DENSE_CELLS if activation.enclosure is None else _CELLS)
     span = edges[-1] - edges[0]
     left, right = edges[:-1], edges[1:]
-    steep = np.zeros(left.size, bool)  # whether a cell is half of one that was uneven, not only unknown
+    steep = np.zeros(left.size, bool)  # whether a cell is half of an uneven one, not only of an unknown one
     depth, added, looked = 0, 0, 0
     found: list[Vector] = [np.empty(0)]
     done = _Sums()
@@ -175,7 +175,7 @@ def features(activation: Activation, weight: Weight, unseen: float = UNSEEN) -> 
 
 
 def too_fast(activation: Activation, weight: Weight, x: float) -> FewbitError:
-    """Return the error that says that f' varies too fast to be integrated, for instance near `x`."""
+    """Return the error for an f' that varies too fast to be integrated, for instance near `x`."""
     return FewbitError(
         f"the derivative of {activation.name} varies too fast to be integrated under {weight.spec}, "
         f"for instance near x = {x:g}; give a narrower weight"
@@ -184,13 +184,13 @@ def too_fast(activation: Activation, weight: Weight, x: float) -> FewbitError:
 
 @dataclass(frozen=True)
 class _Cells:
-    """What was measured of cells, f' divided by `scale`.
+    """Measurements of cells, with f' divided by `scale`.
 
     Attributes:
-        scale: a power of two near the largest |f'| of them.
+        scale: a power of two near the largest |f'| in them.
         mass, first, square: (n,) ∫ w, ∫ f' w and ∫ f'² w.
-        spread: (n,) how far f' varies in each.
-        uneven: (n,) by how much two quadratures of f'² w differ.
+        spread: (n,) variation of f' in each.
+        uneven: (n,) difference of two quadratures of f'² w.
     """
 
     scale: float
@@ -201,13 +201,13 @@ class _Cells:
     uneven: Vector
 
     def of(self, chosen: Mask) -> "_Cells":
-        """Return the measures of the chosen cells alone."""
+        """Return the measurements of the chosen cells."""
         rows = (self.mass, self.first, self.square, self.spread, self.uneven)
         return _Cells(self.scale, *(row[chosen] for row in rows))
 
     def coarse(self, seen: "_Sums", unseen: float) -> tuple[Mask, Mask]:
-        """Return which cells are uneven beside all that was `seen`, and which are that or may hide too much."""
-        ratio = self.scale / seen.scale  # at most 1: what was seen includes these cells
+        """Return which cells are uneven relative to the sums `seen`, and which are uneven or may miss too much."""
+        ratio = self.scale / seen.scale  # at most 1: `seen` includes these cells
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             spread = np.where(self.mass > 0, self.spread, 0.0) * np.sqrt(self.mass) * ratio
             room = _UNEVEN * min(1.0, unseen / UNSEEN) * seen.variance + _ROUNDING * self.square * ratio**2
@@ -217,7 +217,7 @@ class _Cells:
 
 @dataclass(frozen=True)
 class _Sums:
-    """Moments of cells together, f' divided by `scale`."""
+    """Moments of several cells combined, with f' divided by `scale`."""
 
     scale: float = 0.0
     mass: float = 0.0
@@ -225,7 +225,7 @@ class _Sums:
     square: float = 0.0
 
     def with_(self, cells: _Cells) -> "_Sums":
-        """Return the sums with those of `cells`."""
+        """Return the sums including those of `cells`."""
         scale = max(self.scale, cells.scale)
         old, new = self.scale / scale, cells.scale / scale
         return _Sums(
@@ -237,7 +237,7 @@ class _Sums:
 
     @property
     def variance(self) -> float:
-        """∫ (f' − mean)² w / scale²; 0 where that is no more than rounding."""
+        """∫ (f' − mean)² w / scale²; 0 where it is within rounding."""
         if not self.mass > 0:
             return 0.0
         variance = self.square - self.first**2 / self.mass
@@ -257,7 +257,7 @@ def _measured(activation: Activation, weight: Weight, left: Vector, right: Vecto
     first, square = (
         [(value**power * w).sum(axis=1) for value, w in zip(values, masses, strict=True)] for power in (1, 2)
     )
-    # Nodes are doubles too: each is off by half a last digit, and the integrand there by as much of its range.
+    # Nodes are rounded by half a last digit each, which changes the integrand by as much of its range.
     last_digit = np.spacing(np.maximum(np.abs(left), np.abs(right)))
     moved = np.ptp(values[1] ** 2 * masses[1], axis=1) / (right - left) * last_digit
     uneven = np.maximum(np.abs(square[0] - square[1]) - _ORDERS[1] * moved, 0.0)

@@ -2,8 +2,8 @@
 
     DP(i, k) = min over j < i of  DP(j, k − 1) + T(j, i)
 
-with T(j, i) the cost of one level over cells j … i − 1. Divide and conquer would be faster and wrong: it
-needs T to be monotone in a way that it is not where f' itself is not monotone (GELU, SiLU).
+with T(j, i) the cost of one level over cells j … i − 1. Divide and conquer would be faster but wrong: it requires
+a monotonicity of T that fails where f' itself is not monotone (GELU, SiLU).
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from .moments import Moments
 # The loop below is a minimum of finite numbers: without NaN and signed zeros it compiles to vector code.
 _FINITE = {"nnan", "nsz", "ninf"}
 _BLOCK = 32
-_GRAIN = 1_000_000  # blocks between two looks at the clock: some hundredths of a second
+_GRAIN = 1_000_000  # blocks between two checks of the clock: some hundredths of a second
 
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath=_FINITE)
@@ -29,7 +29,7 @@ def _layers(prefix: NDArray[np.float64], K: int) -> NDArray[np.float64]:
     """Return DP, (K, n + 1): row k − 1 holds the least cost of cells 0 … i − 1 with k levels.
 
     Raises:
-        OutOfTime: it takes longer than it may.
+        OutOfTime: the time limit is reached.
     """
     n = prefix.shape[1] - 1
     best = np.zeros((K, n + 1))
@@ -57,18 +57,18 @@ def _layer_from(
     guess: int,
     grain: int,
 ) -> tuple[int, int]:
-    """Fill in a layer from `start` on, until `grain` blocks are done.
+    """Fill in a layer from `start` on, for at most `grain` blocks.
 
     Args:
-        prefix: of the problem.
-        previous: the layer before.
-        current: the layer.
+        prefix: prefix sums of the problem.
+        previous: the previous layer.
+        current: the layer to fill in.
         start: the first prefix of cells to fill in.
-        guess: near where the prefix before was cut.
-        grain: blocks.
+        guess: near the best cut of the previous prefix.
+        grain: number of blocks.
 
     Returns:
-        the prefix to go on from, and its guess.
+        the prefix to continue from, and its guess.
     """
     w, fw, f2 = prefix[0], prefix[1], prefix[2]
     blocks = 0
@@ -76,11 +76,11 @@ def _layer_from(
         if blocks > grain:
             return i, guess
         wi, fwi, f2i = w[i], fw[i], f2[i]
-        # k levels do no worse than k − 1, nor than the best cut of the prefix before.
+        # k levels cost no more than k − 1, and no more than with the best cut of the previous prefix.
         least = min(previous[i], previous[guess] + _cost(wi - w[guess], fwi - fw[guess], f2i - f2[guess]))
-        # Backwards in blocks. The further left a cut lies the more the last level costs, and the less those before:
-        # so the ends of a block tell how little a cut in it may cost, and once the last level alone exceeds the
-        # least total no cut beyond can win. Exact, and nearer to O(nK) than to O(n²K) where levels are many.
+        # Backwards in blocks. Further left, a cut makes the last level cost more and the levels before it less: so the
+        # ends of a block bound the cost of any cut in it from below, and once the last level alone exceeds the least
+        # total no cut further left can win. Exact, and closer to O(nK) than to O(n²K) for many levels.
         high = i
         while high > 0:
             blocks += 1
@@ -105,7 +105,7 @@ def _layer_from(
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _backtrack(prefix: NDArray[np.float64], best: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the best path's boundaries as edge indices, increasing; fewer than K − 1 if fewer suffice."""
+    """Return the boundaries of the best path as increasing edge indices; fewer than K − 1 if fewer suffice."""
     K, n = best.shape[0], best.shape[1] - 1
     found = np.empty(K - 1, np.int64)
     count = 0
@@ -121,7 +121,7 @@ def _backtrack(prefix: NDArray[np.float64], best: NDArray[np.float64]) -> NDArra
                 least = total
                 at = j
         if at < 0 or best[k - 1, i] <= least:
-            continue  # this level buys nothing
+            continue  # this level reduces nothing
         found[count] = at
         count += 1
         i = at
@@ -134,7 +134,7 @@ def solve_interval(moments: Moments, K: int) -> NDArray[np.float64]:
     Exact over the grid. O(n²K) time, O(nK) memory.
 
     Raises:
-        OutOfTime: it takes longer than it may.
+        OutOfTime: the time limit is reached.
     """
     best = _layers(moments.prefix, K)
     return moments.edges[uncharged(_backtrack, moments.prefix, best)]

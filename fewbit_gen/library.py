@@ -1,8 +1,8 @@
-"""Tables without solving where that can be: shipped, a shipped one scaled, or one that was solved before.
+"""Tables obtained without solving where possible: shipped, scaled from a shipped one, or cached from an earlier solve.
 
     softplus(beta=5)  →  its table is softplus's for a weight five times as wide, with boundaries a fifth as far out
 
-What has to be solved is kept in the user's cache folder, a file a table, for the next process.
+Solved tables are kept in the user's cache folder, one file each, for later processes.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from .activations import Activation, parse_activation
 from .solver import level_count, solve
 from .weights import Weight, parse_weight
 
-# Part of every kept table's name. Raise it when the solver comes to find better tables.
+# Part of the name of every cached table. Increase it when the solver finds better tables.
 REVISION = 1
 FOLDER = "tables"
 
@@ -37,26 +37,26 @@ def find_or_solve(
     levels: int | None = None,
     certify: bool = True,
 ) -> Table:
-    """Return what `solve` would return, without solving where it is shipped, can be derived from what is, or was kept.
+    """Return the result of `solve`, from a shipped table, one derived from it, or the cache where possible.
 
-    However long it takes, so that what is kept is the same whatever else the machine had to do.
+    There is no time limit, so that cached tables do not depend on the load of the machine.
 
     Args:
-        activation: one that its name describes in full, so not a callable's.
+        activation: fully described by its name, so not from a callable.
         bits: 1 to 8, for 2^bits levels.
         kind: ``shared`` or ``interval``.
-        weight: what is believed of the inputs.
+        weight: the assumed distribution of the inputs.
         levels: the number of levels, 2 to 256, instead of `bits`.
         certify: whether the table must come with a lower bound.
 
     Raises:
-        FewbitError: an argument is wrong. A cache that cannot be read or written is no error.
+        FewbitError: an argument is invalid. An unreadable or unwritable cache is not an error.
     """
     K, kind = level_count(bits, levels), check_kind(kind)
     found = _shipped(activation.name, K, kind, weight.spec) or _derived(activation, K, kind, weight)
     if found is not None:
         return found
-    if activation.kinks != parse_activation(activation.name).kinks:  # the user knows of more than the name tells
+    if activation.kinks != parse_activation(activation.name).kinks:  # the user gave kinks beyond those of the name
         return solve(activation, kind=kind, weight=weight, levels=K, certify=certify, effort=None)
     return _kept(activation, K, kind, weight, certify)
 
@@ -67,7 +67,7 @@ def _shipped(activation: str, K: int, kind: Kind, weight: str) -> Table | None:
 
 
 def _derived(activation: Activation, K: int, kind: Kind, weight: Weight) -> Table | None:
-    """Return the table of f'(x) = g'(a·x), made of a shipped one of g' for the weight of a·x; None where none is."""
+    """Return the table of f'(x) = g'(a·x), derived from g's shipped table for the weight of a·x; None without one."""
     if activation.base is None:
         return None
     base, a = activation.base
@@ -75,7 +75,7 @@ def _derived(activation: Activation, K: int, kind: Kind, weight: Weight) -> Tabl
     if family not in ("uniform", "normal", "laplace"):
         return None
     try:
-        # To twelve digits: 10/3 · 3 is 10.
+        # Round to twelve digits: 10/3 · 3 is 10.
         scaled = [number_text(float(f"{a * float(number):.12g}")) for number in numbers.split(",")]
         stretched = parse_weight(f"{family}:{','.join(scaled)}")
     except FewbitError:  # out of range
@@ -86,7 +86,7 @@ def _derived(activation: Activation, K: int, kind: Kind, weight: Weight) -> Tabl
     boundaries = table.boundaries / a
     if np.any(np.diff(boundaries) <= 0):
         return None
-    # ∫ (f'(x) − q(x))² w(x) dx is as much of w's mass as it was.
+    # The ratio of ∫ (f'(x) − q(x))² w(x) dx to w's mass is unchanged.
     per_mass = weight.mass / stretched.mass
     bound = None if table.lower_bound is None else min(table.lower_bound * per_mass, table.error * per_mass)
     return replace(
@@ -102,7 +102,7 @@ def _derived(activation: Activation, K: int, kind: Kind, weight: Weight) -> Tabl
 def _kept(activation: Activation, K: int, kind: Kind, weight: Weight, certify: bool) -> Table:
     path = _path(activation.name, K, kind, weight.spec)
     if path is not None:
-        with suppress(FewbitError):  # not there yet, or damaged
+        with suppress(FewbitError):  # missing or damaged
             table = Table.from_json(path)
             same = (table.activation, table.kind, table.weight) == (activation.name, kind, weight.spec)
             if same and table.levels.size <= K and not (certify and table.lower_bound is None):
@@ -117,7 +117,7 @@ def _kept(activation: Activation, K: int, kind: Kind, weight: Weight, certify: b
 
 
 def _path(activation: str, K: int, kind: Kind, weight: str) -> Path | None:
-    """Return where the table is kept; None where there is no cache folder to be had."""
+    """Return the path of the cached table; None if no cache folder is available."""
     problem = "\n".join([str(REVISION), activation, str(K), kind, weight])
     try:
         return cache_folder(FOLDER) / f"{hashlib.sha256(problem.encode()).hexdigest()[:32]}.json"

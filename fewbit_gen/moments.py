@@ -2,9 +2,8 @@
 
     W = ∫ w dx      FW = ∫ g w dx      F² = ∫ g² w dx      with g = f' − centre
 
-over the cells of a grid. An interval then costs F² − FW²/W, whatever the solver. f' is centred at its
-weighted mean because the cost is a difference: what the mean contributes to F² and FW²/W would only cancel,
-and take digits with it.
+over the cells of a grid. An interval then costs F² − FW²/W, for every solver. f' is centred at its weighted mean
+because the cost is a difference: the contributions of the mean to F² and FW²/W would cancel and lose digits.
 """
 
 from __future__ import annotations
@@ -24,25 +23,25 @@ from .weights import Weight
 
 Vector = NDArray[np.float64]
 
-_PIECE = 1 << 19  # points at which f' is taken between two looks at the clock
-_MASS = 1e-6  # by how much the mass of a weight may come out wrong
+_PIECE = 1 << 19  # points at which f' is evaluated between two checks of the clock
+_MASS = 1e-6  # tolerance for the mass of a weight
 
 
 def resolved_grid(activation: Activation, weight: Weight, cells: int, order: int, unseen: float = UNSEEN) -> Vector:
-    """Return the edges of `grid`, with more where f' is too steep or too narrow for `order` nodes a cell.
+    """Return the edges of `grid`, refined where f' is too steep or too narrow for `order` nodes per cell.
 
-    Those are features (features.py, where `unseen` is described) and cells over which the integral of f' is not what f
-    rises by. Where f itself jumps that can be no better in any cell.
+    Refined are features (features.py documents `unseen`) and cells over which the integral of f' differs from the
+    increase of f. If f itself jumps, refinement cannot remove the difference.
 
     Raises:
-        FewbitError: f' varies so fast nearly everywhere that cells would become too many.
+        FewbitError: f' varies so fast nearly everywhere that there would be too many cells.
     """
     edges = _joined(grid(activation, weight, cells), features(activation, weight, unseen).edges)
     if not activation.consistent:
         return edges
     added = [edges]
     left, right = edges[:-1], edges[1:]
-    largest = None  # |f'|, beside which the rounding of a vanishing one is nothing
+    largest = None  # |f'|, relative to which the rounding of a vanishing f' is negligible
     while left.size:
         x, dx = quadrature(left, right, order)
         with np.errstate(all="ignore"):
@@ -52,11 +51,11 @@ def resolved_grid(activation: Activation, weight: Weight, cells: int, order: int
             size = np.abs(slope)
             if largest is None:
                 largest = size.max()
-                if not np.isfinite(largest):  # what integrates it refuses it
+                if not np.isfinite(largest):  # the integration reports the error
                     return edges
             room = ((1e-6 * size + 1e-9 * largest + 1e-290) * dx).sum(axis=1) + 1e-11 * np.abs(ends).sum(axis=0)
         middle = 0.5 * (left + right)
-        coarse = (off > room) & (middle > left) & (middle < right)  # not where a number is not finite
+        coarse = (off > room) & (middle > left) & (middle < right)  # not where a value is not finite
         added.append(middle[coarse])
         if sum(points.size for points in added[1:]) > MOST_ADDED:
             raise too_fast(activation, weight, float(middle[coarse][0]))
@@ -68,7 +67,7 @@ def resolved_grid(activation: Activation, weight: Weight, cells: int, order: int
 
 
 def _joined(edges: Vector, more: Vector) -> Vector:
-    """Return `edges` with those of `more` that are not one of them but for rounding."""
+    """Return `edges` with those of `more` added that differ from them by more than rounding."""
     if not more.size:
         return edges
     after = np.clip(np.searchsorted(edges, more), 1, edges.size - 1)
@@ -81,13 +80,13 @@ class Moments:
     """Moments of one activation's derivative under one weight, cell by cell.
 
     Attributes:
-        activation, weight: what was integrated.
+        activation, weight: the problem.
         edges: (n + 1,) the grid.
-        centre: what is subtracted from f'.
+        centre: the constant subtracted from f'.
         cells: (3, n) rows W, FW and F² of every cell.
         prefix: (3, n + 1) their integrals from edges[0] to every edge.
-        unseen: what the grid may leave unseen in a cell: features.py.
-        spread: the largest |f' − centre|, or |f'| where that is no double.
+        unseen: the error that the grid may miss in a cell: features.py.
+        spread: the largest |f' − centre|, or |f'| if that overflows.
     """
 
     activation: Activation
@@ -104,7 +103,7 @@ class Moments:
         """Integrate over `cells` cells with `order` nodes in each.
 
         Raises:
-            FewbitError: f' is not finite somewhere on the domain, or the weight does not hold the mass that it should.
+            FewbitError: f' is not finite somewhere on the domain, or the weight does not have its nominal mass.
         """
         edges = resolved_grid(activation, weight, cells, order, unseen)
         x, dx = quadrature(edges[:-1], edges[1:], order)
@@ -117,7 +116,7 @@ class Moments:
             centre = float((derivative * mass).sum() / total)
             moments = _cell_moments(derivative - centre, mass)
             spread = float(np.abs(derivative - centre).max())
-            # Extended precision where the machine has it: the solvers take differences of these sums.
+            # Extended precision where the machine supports it: the solvers take differences of these sums.
             sums = np.cumsum(moments, axis=1, dtype=np.longdouble).astype(np.float64)
         prefix = np.concatenate([np.zeros((3, 1)), sums], axis=1)
         spread = spread if np.isfinite(spread) else float(np.abs(derivative).max())
@@ -129,28 +128,28 @@ class Moments:
         return pieces.reshape(x.shape)
 
     def between(self, points: Vector) -> Vector:
-        """Return W, FW and F² between consecutive `points`, rows of (3, len(points) − 1).
+        """Return W, FW and F² between consecutive `points`, an array (3, len(points) − 1).
 
         Args:
-            points: increasing, within the domain; they need not lie on the grid.
+            points: increasing, within the domain; they need not be grid points.
         """
         return np.diff(_in_pieces(self._up_to, points, _PIECE // 8), axis=1)
 
     def step(self, points: Vector) -> Vector:
-        """Return by how much to move each point to see the slope of f' there: less where cells are narrow."""
+        """Return the step for estimating the slope of f' at each point: smaller where cells are narrow."""
         cell = np.clip(np.searchsorted(self.edges, points, side="right") - 1, 0, self.edges.size - 2)
         width = self.edges[cell + 1] - self.edges[cell]
         near = np.minimum(1e-6 * min(self.activation.reach, self.edges[-1] - self.edges[0]), 0.05 * width)
-        return np.maximum(near, 1e-300)  # a cell may be as narrow as the least double
+        return np.maximum(near, 1e-300)  # a cell may be as narrow as the smallest double
 
     def error(self, table: Table) -> tuple[float, float]:
-        """Return the error of a table of this problem, a difference of moments, and how far rounding may put it off."""
+        """Return the error of a table of this problem, a difference of moments, and a bound of its rounding error."""
         fence = np.clip(table.boundaries, *self.edges[[0, -1]])
         w, fw, f2 = self.between(np.concatenate([self.edges[:1], fence, self.edges[-1:]]))
         level = table.levels[table.codes] - self.centre
         error = float((f2 - 2 * level * fw + level * level * w).sum())
-        # Each moment is the difference of sums from the first edge on, which may be far greater: where nearly all mass
-        # is left of all that varies, their last digits are what is lost.
+        # Each moment is the difference of sums from the first edge on, which may be far larger: where nearly all mass
+        # is to the left of the region where f' varies, their last digits are lost.
         mass, _, square = self._up_to(np.append(fence, self.edges[-1]))
         lost = (np.abs(level) * np.sqrt(mass) + np.sqrt(np.maximum(square, 0.0))) ** 2
         return error, 4 * np.finfo(float).eps * float(lost.sum())
@@ -163,10 +162,10 @@ class Moments:
 
 
 def _in_pieces(function: Callable[[Vector], Vector], x: Vector, size: int) -> Vector:
-    """Return function(x), whose last axis is that of `x`, taken of `size` points at a time.
+    """Return function(x), whose last axis is that of `x`, evaluated on `size` points at a time.
 
     Raises:
-        OutOfTime: it takes longer than it may.
+        OutOfTime: the time limit is reached.
     """
     if x.size <= size:
         return function(x)

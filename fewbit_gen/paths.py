@@ -1,7 +1,7 @@
-"""The dynamic programmes over the edges where a boundary may lie, from one end of the line to the other.
+"""Dynamic programmes over the edges where a boundary may lie, from one end of the line to the other.
 
-Their input is one array, `places`, (9, P + 2): a column for each of those edges, and one for either end of the line.
-(One array, because each that a compiled function is given costs a count of its references.)
+Their input is one array, `places`, (9, P + 2): a column for each of those edges and for both ends of the line.
+(A single array, because a compiled function maintains a reference count for each array argument.)
 """
 
 import numpy as np
@@ -15,21 +15,21 @@ Indices = NDArray[np.int64]
 
 # Its rows.
 W, FW, F2 = 0, 1, 2  # integrals of w, gw, g²w from the first point
-LOW, HIGH = 3, 4  # between which g lies wherever a boundary may have been moved from
-GAP_LOW, GAP_HIGH = 5, 6  # between which g lies from the place before to this one
-LOSS = 7  # ∫ |g − g(s)| w at most, from a boundary s to this place
-MASS = 8  # ∫ w at most, from a boundary to this place
+LOW, HIGH = 3, 4  # bounds of g wherever a boundary may have been moved from
+GAP_LOW, GAP_HIGH = 5, 6  # bounds of g from the previous place to this one
+LOSS = 7  # upper bound of ∫ |g − g(s)| w from a boundary s to this place
+MASS = 8  # upper bound of ∫ w from a boundary to this place
 
 
 _BLOCK = 32
 # The loops below are minima of finite numbers: without NaN and signed zeros they compile to vector code.
 _FINITE = {"nnan", "nsz", "ninf"}
 _FAR = 1e300
-_GRAIN = 20_000_000  # steps between two looks at the clock: some hundredths of a second
+_GRAIN = 20_000_000  # steps between two checks of the clock: some hundredths of a second
 
 
 def reversed_places(places: Vector) -> Vector:
-    """Return the places of the line read from its other end."""
+    """Return the places of the line in reverse order."""
     sums = (places[:LOW, -1:] - places[:LOW])[:, ::-1]
     gaps = places[GAP_LOW : GAP_HIGH + 1]
     gaps = np.concatenate([gaps[:, :1], gaps[:, :0:-1]], axis=1)
@@ -38,10 +38,10 @@ def reversed_places(places: Vector) -> Vector:
 
 @njit(cache=True, nogil=True, error_model="numpy", fastmath=_FINITE, forceinline=True)
 def _sides(q: int, p: int, places: Vector) -> float:
-    """Return what moving its two ends may have lowered the cost of segment q … p by.
+    """Return an upper bound of the cost reduction of segment q … p due to moving its two ends.
 
-    Its level, before the ends were moved, differs from the segment's mean by what the mass that was moved can add; in a
-    short segment it lies between the least and the greatest g there.
+    Before the ends were moved, its level differed from the segment's mean by at most what the moved mass contributes;
+    in a short segment it lies between the least and the greatest g there.
     """
     dw = places[W, p] - places[W, q]
     moved = places[MASS, q] + places[MASS, p]
@@ -69,10 +69,10 @@ def _cost(w: Vector, fw: Vector, f2: Vector, q: int, p: int) -> float:
 
 
 def penalised(places: Vector, penalty: float) -> tuple[Vector, Indices, int]:
-    """Return the least sum of a path from the start to every place, its last place before, and pairs compared.
+    """Return the least sum of a path from the start to every place, its previous place, and the pairs compared.
 
     Raises:
-        OutOfTime: it takes longer than it may.
+        OutOfTime: the time limit is reached.
     """
     n = places.shape[1]
     least_to, origin = np.zeros(n), np.zeros(n, np.int64)
@@ -88,10 +88,10 @@ def penalised(places: Vector, penalty: float) -> tuple[Vector, Indices, int]:
 def _penalised_from(
     places: Vector, penalty: float, least_to: Vector, origin: Indices, first: int, grain: int
 ) -> tuple[int, int]:
-    """Fill in `least_to` and `origin` from place `first` on, until `grain` steps are done.
+    """Fill in `least_to` and `origin` from place `first` on, for at most `grain` steps.
 
     Returns:
-        the place to go on from, and pairs compared.
+        the place to continue from, and the pairs compared.
     """
     w, fw, f2 = places[W], places[FW], places[F2]
     n = w.size
@@ -103,14 +103,14 @@ def _penalised_from(
         if pairs + steps > grain:
             return p, pairs
         wp, fwp, f2p = w[p], fw[p], f2[p]
-        at = origin[p - 1]  # where the last path came from, or nearby, this one will
+        at = origin[p - 1]  # start where the previous path came from, as this one's origin is likely nearby
         least = least_to[at] + _cost(w, fw, f2, at, p) + penalty - _sides(at, p, places)
         steps += p - at
         end = p
         while end > 0:
             begin = max(0, end - _BLOCK)
             size = end - begin
-            # No sum in the block is less than that to its first place with the cost from its last.
+            # Lower bound of every sum in the block: the sum to its first place plus the cost from its last.
             if not skip or least_to[begin] + _cost(w, fw, f2, end - 1, p) + penalty - 2.0 * slack < least:
                 pairs += size
                 block = _FAR
@@ -122,7 +122,7 @@ def _penalised_from(
                     sums[i] = total
                     block = total if total < block else block
                 if block + penalty - slack < least:
-                    # The least first, so that hardly another comes into question.
+                    # Try the least first, so that few others remain candidates.
                     nearest = 0
                     while sums[nearest] > block:
                         nearest += 1
@@ -135,7 +135,7 @@ def _penalised_from(
                                 least = total
                                 at = begin + i
             pairs += 1
-            # Further left, a path saves the λ of one by way of `begin`, and no more than the ends of a segment.
+            # Further left, a path saves one λ compared with going through `begin`, plus at most the ends of a segment.
             if least_to[begin] + _cost(w, fw, f2, begin, p) - slack >= least:
                 break
             end = begin
@@ -146,8 +146,8 @@ def _penalised_from(
 
 @njit(cache=True, nogil=True, error_model="numpy", forceinline=True)
 def _slack(places: Vector) -> float:
-    """Return what the two ends of no segment lower its cost by more than."""
-    # Loops, as Numba takes a second to compile an array's max() and min().
+    """Return an upper bound of the cost reduction due to the two ends of any segment."""
+    # Loops, because Numba takes a second to compile an array's max() and min().
     loss, high, low = places[LOSS, 0], places[GAP_HIGH, 0], places[GAP_LOW, 0]
     for p in range(1, places.shape[1]):
         loss = max(loss, places[LOSS, p])
@@ -157,9 +157,9 @@ def _slack(places: Vector) -> float:
 
 
 def layered(places: Vector, members: Indices, start: Indices) -> tuple[Vector, float, Indices]:
-    """Return the least sum of a path to every member of every layer, that of one to the end, and this path.
+    """Return the least sum of a path to every member of every layer, that of a path to the end, and that path.
 
-    A sum is `_FAR` where there is no path.
+    A sum is `_FAR` if there is no path.
 
     Args:
         places: the problem.
@@ -167,13 +167,13 @@ def layered(places: Vector, members: Indices, start: Indices) -> tuple[Vector, f
         start: (layers + 1,) where each layer's members begin.
 
     Raises:
-        OutOfTime: it takes longer than it may.
+        OutOfTime: the time limit is reached.
     """
     layers = start.size - 1
     last = places.shape[1] - 1
-    targets = np.append(members, last)  # the end is the one member of a last layer
+    targets = np.append(members, last)  # the end is the only member of the last layer
     least_to = np.full(targets.size, _FAR)
-    origin = np.zeros(targets.size, np.int64)  # the member before
+    origin = np.zeros(targets.size, np.int64)  # the previous member
     for layer in range(layers + 1):
         begin, end = (int(start[layer]), int(start[layer + 1])) if layer < layers else (members.size, members.size + 1)
         first, size = (int(start[layer - 1]), begin - int(start[layer - 1])) if layer > 0 else (0, -1)
@@ -201,17 +201,17 @@ def _layered_from(
     size: int,
     grain: int,
 ) -> int:
-    """Fill in `least_to` and `origin` of the members begin … end − 1 until `grain` steps are done.
+    """Fill in `least_to` and `origin` of the members begin … end − 1, for at most `grain` steps.
 
     Args:
         places: the problem.
         members, least_to, origin: of all layers.
-        begin, end: the members of this layer, from the first that is to be filled in.
-        first, size: where the layer before begins, and how many members it has; −1 before the first layer.
-        grain: steps.
+        begin, end: the members of this layer, from the first one to fill in.
+        first, size: start and number of members of the previous layer; −1 before the first layer.
+        grain: number of steps.
 
     Returns:
-        the member to go on from.
+        the member to continue from.
     """
     w, fw, f2 = places[W], places[FW], places[F2]
     inner = size >= 0
@@ -249,7 +249,7 @@ def _layered_from(
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def path_to(origin: Indices, end: int) -> Indices:
-    """Return the path to `end`, from 0 on."""
+    """Return the path to `end`, starting at 0."""
     length, p = 1, end
     while p > 0:
         p = origin[p]
@@ -263,6 +263,6 @@ def path_to(origin: Indices, end: int) -> Indices:
 
 
 def least_penalty(places: Vector) -> float:
-    """Return the λ below which segments within one cell would gain without end: the programme leaves them out."""
+    """Return the λ below which segments within a cell would reduce the sum without limit; the programme omits them."""
     within = 4 * places[LOSS] * (places[HIGH] - places[LOW])
     return max(float(within.max()), 1e-18 * float(places[F2, -1]))

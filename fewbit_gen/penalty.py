@@ -1,8 +1,8 @@
-"""The λ that leads to K segments: least paths of K segments without a layer for each.
+"""The λ that yields K segments: least paths of K segments without a layer for each.
 
-Let a path pay λ for each of its segments, however many. The least sum, less λK, is at most the least sum of exactly K
-segments, whatever λ; it *is* that sum if the path that attains it has K. The fewer segments the greater λ, so the λ
-to take is soon found between one that leads to more and one that leads to fewer.
+Let each segment of a path cost an extra λ, for any number of segments. The least sum minus λK is at most the least sum
+of exactly K segments, for any λ; it *equals* that sum if the path that attains it has K. The number of segments
+decreases with λ, so a search between a λ that yields more and one that yields fewer finds it quickly.
 """
 
 from collections.abc import Callable
@@ -13,22 +13,22 @@ from numpy.typing import NDArray
 
 from .effort import OutOfTime
 
-_TRIALS, _MORE_TRIALS = 60, 15  # of λ without, and with one to begin with
-_NARROW = 0.1  # a bracket of λ, in parts of λ/K: where one leads to K segments, about 3 such parts do
+_TRIALS, _MORE_TRIALS = 60, 15  # values of λ without and with an initial one
+_NARROW = 0.1  # width of a bracket of λ, relative to λ/K: the λ that yield K segments span about 3 such units
 
-# From λ to the least penalised sum and, from 0 on, the places that its path goes by.
+# Maps λ to the least penalised sum and the places of its path, starting at 0.
 Programme = Callable[[float], tuple[float, NDArray[np.int64]]]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What one λ gives.
+    """The result for one λ.
 
     Attributes:
         penalty: λ.
-        bound: the least penalised sum less λK.
-        path: places that its path goes by, the two ends of the line included: segments + 1 of them.
-        missed: whether the search ended in a bracket too narrow for a λ that leads to K segments.
+        bound: the least penalised sum minus λK.
+        path: places of its path, including the two ends of the line: segments + 1 of them.
+        missed: whether the search ended in a bracket too narrow to contain a λ that yields K segments.
     """
 
     penalty: float
@@ -44,17 +44,17 @@ def best_penalty(
     penalty: float | None = None,
     enough: float = np.inf,
 ) -> Trial:
-    """Return the λ of some with the greatest bound: it is concave in λ, with slope segments − K.
+    """Return the tried λ with the greatest bound, which is concave in λ, with slope segments − K.
 
     Args:
-        programme: what finds the least path for a λ.
-        K: segments.
+        programme: finds the least path for a λ.
+        K: number of segments.
         between: the least and the greatest λ to try.
-        penalty: a λ to begin with; where None, all are searched.
+        penalty: the first λ to try; None searches the whole range.
         enough: a bound at which the search stops.
 
     Raises:
-        OutOfTime: before there is any trial; later, the best so far is returned.
+        OutOfTime: the time limit is reached before the first trial; later, the best trial so far is returned.
     """
     low, high = between
     guess, step = (max(low, penalty), 1 + 2 / K) if penalty else (float(np.sqrt(low * high)), 16.0)

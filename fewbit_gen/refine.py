@@ -1,13 +1,13 @@
-"""From the solver's grid to a stationary point of the continuous problem (paper, Section 3: "finetuned").
+"""Refinement of the grid solution to a stationary point of the continuous problem (paper, Section 3: "finetuned").
 
 With every level at the weighted mean of f' over its intervals, the error depends on the boundaries alone, and
 
     ∂L/∂s_i = 2 w(s_i) (y_right − y_left) (f'(s_i) − (y_left + y_right) / 2)
 
-so a boundary is stationary where f' equals the middle of its two levels, or at a jump of f' across that
-middle. Newton's method on these residuals, with the levels' dependence on the boundaries in the Jacobian,
-gets there in a few steps from a dynamic programme's start. A step that would overshoot is halved; where none
-goes down, each boundary is moved alone to its own optimum, which always does.
+so a boundary is stationary where f' equals the midpoint of its two levels, or at a jump of f' across that
+midpoint. Newton's method on these residuals, with the levels' dependence on the boundaries in the Jacobian,
+converges in a few steps from the dynamic programme's solution. A step that overshoots is halved; if no step
+decreases the error, each boundary moves alone to its own optimum, which always does.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ Codes = NDArray[np.int64]
 _STEPS = 50
 _HALVINGS = 8
 _ENOUGH = 1e-13  # residual, in units of f'
-_DENSE = 512  # boundaries up to which Newton's system is solved as a full matrix: in cubic time
+_DENSE = 512  # up to this many boundaries Newton's system is solved as a dense matrix, in cubic time
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Refined:
     Attributes:
         boundaries: (m − 1,).
         levels: (K,) weighted means, not centred.
-        residual: the largest |f'(s_i) − (y_left + y_right)/2| over the boundaries that do not rest on a kink.
+        residual: the largest |f'(s_i) − (y_left + y_right)/2| over the boundaries that are not at a kink.
     """
 
     boundaries: Vector
@@ -53,12 +53,12 @@ class _State:
 
 
 def refine(moments: Moments, boundaries: Vector, codes: Codes) -> Refined:
-    """Move `boundaries` to a stationary point; the result is never worse than the start.
+    """Move `boundaries` to a stationary point; the result is at least as good as the start.
 
     Args:
         moments: the problem.
         boundaries: (m − 1,) strictly increasing, inside the weight's domain.
-        codes: (m,) which intervals share a level: 0 … K − 1, each used.
+        codes: (m,) the level of each interval: 0 … K − 1, each used.
     """
     state = _evaluate(moments, boundaries, codes)
     for _ in range(_STEPS):
@@ -70,7 +70,7 @@ def refine(moments: Moments, boundaries: Vector, codes: Codes) -> Refined:
         step = _newton(moments, state, codes, residual, free)
         if step is None:
             alone = _each_alone(moments, state, codes, free)
-            if np.any(np.diff(alone) <= 0):  # an interval has shrunk to a rounding: the table has one too many
+            if np.any(np.diff(alone) <= 0):  # an interval has shrunk to nothing: the table has one too many
                 break
             step = _evaluate(moments, alone, codes)
             if not step.error < state.error:
@@ -87,7 +87,7 @@ def _evaluate(moments: Moments, boundaries: Vector, codes: Codes) -> _State:
     K = int(codes.max()) + 1
     w, fw, f2 = (np.bincount(codes, weights=row, minlength=K) for row in per_interval)
     means = np.where(w > 0, fw / np.where(w > 0, w, 1), 0.0)
-    # Of next to no mass, what is left of the moments is rounding, and so is their ratio: f' may never be near it.
+    # Where there is next to no mass, moments and their ratio are rounding: f' may never be near it.
     levels = np.clip(means, -2 * moments.spread, 2 * moments.spread)
     errors = np.where(levels == means, f2 - fw * means, f2 - 2 * fw * levels + w * levels**2)
     return _State(boundaries, levels, np.asarray(w, float), float(errors.sum()))
@@ -102,20 +102,20 @@ def _sides(moments: Moments, boundaries: Vector) -> tuple[Vector, Vector]:
 
 
 def _residual(moments: Moments, state: _State, codes: Codes) -> tuple[Vector, NDArray[np.bool_]]:
-    """Return f'(s_i) − (y_left + y_right)/2 and which boundaries are free: not held by a jump across it."""
+    """Return f'(s_i) − (y_left + y_right)/2 and which boundaries are free: not fixed by a jump across it."""
     y = state.levels[codes]
     middle = 0.5 * (y[1:] + y[:-1])
     before, after = _sides(moments, state.boundaries)
     held = (before != after) & ((before - middle) * (after - middle) <= 0)
-    # Beside a jump that does not hold it, a boundary sees the side towards which the error falls.
+    # Beside a jump that does not fix it, a boundary uses the side towards which the error decreases.
     side = np.where(np.abs(before - middle) < np.abs(after - middle), before, after)
     return side - middle, ~held
 
 
 def _newton(moments: Moments, state: _State, codes: Codes, residual: Vector, free: NDArray[np.bool_]) -> _State | None:
-    """Return the state after a Newton step of the free boundaries, halved until it goes down; None if it never does."""
+    """Return the state after a Newton step of the free boundaries, halved until it decreases; None if it never does."""
     s = state.boundaries
-    # The slope of f' steers the step and never enters a result, so a central difference will do.
+    # The slope of f' affects only the step, never a result, so a central difference suffices.
     h = moments.step(s)
     slope = (moments.centred(s + h) - moments.centred(s - h)) / (2 * h)
     left, right = codes[:-1], codes[1:]
@@ -140,10 +140,10 @@ def _newton(moments: Moments, state: _State, codes: Codes, residual: Vector, fre
 
 
 def _solved(slope: Vector, left: Codes, right: Codes, lifts: Vector, lowers: Vector, residual: Vector) -> Vector | None:
-    """Return the steps ds of the boundaries that make up for `residual`, None if there are none.
+    """Return the steps ds of the boundaries that cancel `residual`; None if there is no solution.
 
-    slope · ds − (dy_left + dy_right)/2 = residual, where the levels change by dy: by lifts · ds of the boundaries that
-    they end at, and by lowers · ds of those that they begin at.
+    slope · ds − (dy_left + dy_right)/2 = residual, where the levels change by dy: by lifts · ds of the boundaries
+    where they end, and by lowers · ds of those where they begin.
     """
     m, K = slope.size, int(max(left.max(), right.max())) + 1
     index = np.arange(m)
@@ -154,29 +154,29 @@ def _solved(slope: Vector, left: Codes, right: Codes, lifts: Vector, lowers: Vec
             np.add.at(moved, (right, index), lowers)
             steps = np.linalg.solve(np.diag(slope) - 0.5 * (moved[left] + moved[right]), residual)
             return np.asarray(steps, np.float64)
-        # With dy for unknowns too, the system has few entries a row.
+        # With dy as unknowns too, the system has few entries per row.
         half, level = np.full(m, -0.5), m + np.arange(K)
         rows = np.concatenate([index, index, index, m + left, m + right, level])
         columns = np.concatenate([index, m + left, m + right, index, index, level])
         entries = np.concatenate([slope, half, half, -lifts, -lowers, np.ones(K)])
         system = csc_array((entries, (rows, columns)), shape=(m + K, m + K))
         return np.asarray(splu(system).solve(np.append(residual, np.zeros(K)))[:m], np.float64)
-    except (np.linalg.LinAlgError, RuntimeError):  # it is singular: NumPy's word for it, and SciPy's
+    except (np.linalg.LinAlgError, RuntimeError):  # singular: NumPy's exception, and SciPy's
         return None
 
 
 def _allowed(moments: Moments, s: Vector, target: Vector) -> bool:
-    """Tell whether boundaries may go from `s` to `target`: in order, within the domain, across no kink."""
+    """Return whether boundaries may move from `s` to `target`: in order, within the domain, across no kink."""
     low, high = moments.edges[[0, -1]]
     fence = np.concatenate([[low], target, [high]])
-    ordered = bool((fence[1:] > fence[:-1]).all())  # not so if one is NaN
+    ordered = bool((fence[1:] > fence[:-1]).all())  # false if one is NaN
     return ordered and not any(((s - k) * (target - k) < 0).any() for k in moments.activation.kinks)
 
 
 def _improves(
     moments: Moments, step: _State, residual: Vector, free: NDArray[np.bool_], state: _State, codes: Codes
 ) -> bool:
-    """Tell whether a step went down: in error or, where that has met its rounding, in residual."""
+    """Return whether a step is an improvement: in error or, once that is within rounding, in residual."""
     rounding = 1e-15 * moments.prefix[2, -1]
     if step.error > state.error + rounding:
         return False
@@ -185,9 +185,9 @@ def _improves(
 
 
 def _each_alone(moments: Moments, state: _State, codes: Codes, free: NDArray[np.bool_]) -> Vector:
-    """Move each free boundary alone to its own optimum, levels fixed, or a third of the way to its neighbour.
+    """Move each free boundary alone to its own optimum with fixed levels, at most a third of the way to its neighbour.
 
-    No further: two neighbours that move towards each other must not meet.
+    The limit keeps two neighbours that move towards each other apart.
     """
     s = state.boundaries
     low, high = moments.edges[[0, -1]]
@@ -198,7 +198,7 @@ def _each_alone(moments: Moments, state: _State, codes: Codes, free: NDArray[np.
     residual, _ = _residual(moments, state, codes)
     uphill = sign * residual > 0  # dL/ds > 0: go left
     far = np.where(uphill, s - third[:-1], s + third[1:])
-    for kink in moments.activation.kinks:  # do not step over a kink: stop on it
+    for kink in moments.activation.kinks:  # do not step over a kink: stop at it
         between = (kink - s) * (kink - far) < 0
         far = np.where(between, kink, far)
     near = s.copy()
@@ -207,5 +207,5 @@ def _each_alone(moments: Moments, state: _State, codes: Codes, free: NDArray[np.
         still = sign * (moments.centred(half) - middle) * np.where(uphill, 1, -1) > 0
         near = np.where(still, half, near)
         far = np.where(still, far, half)
-    # `far` is the first point where the descent ends, or the fence.
+    # `far` is the first point where the descent ends, or the limit.
     return np.where(free & (sign != 0), far, s)

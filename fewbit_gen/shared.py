@@ -1,11 +1,11 @@
 """The exact solver for kind `shared`: weighted 1-D k-means of the values of f'.
 
-Where intervals may share levels only the values of f' matter, not where they are taken. Sorted, they make a cost that
+If intervals may share levels, only the values of f' matter, not their positions. Sorted, they give a cost that
 satisfies the quadrangle inequality (Wu 1991; Grønlund et al. 2017). Hence the least cost is convex in K, and some
-penalty λ for each cluster leads to K of them (see penalty.py): one programme over the values, O(n log n), for each λ
-that is tried.
+penalty λ per cluster yields K of them (see penalty.py): one O(n log n) programme over the values for each λ that is
+tried.
 
-Only where costs tie may no λ lead to K. Then, a layer for each cluster: the best cut before i moves right with i, and
+Only if costs tie may no λ yield K. Then one layer per cluster is used: the best cut before i increases with i, so
 divide and conquer over i is exact, O(nK log n).
 """
 
@@ -22,7 +22,7 @@ from .penalty import best_penalty
 
 
 def solve_shared(moments: Moments, K: int) -> NDArray[np.float64]:
-    """Return the levels, centred and increasing, at most K, that least-squares fit the mean of f' in every cell.
+    """Return at most K levels, centred and increasing, that least-squares fit the mean of f' in every cell.
 
     Exact over the grid. O(n log n) time and O(n) memory unless costs tie; then O(nK log n) and O(nK).
     """
@@ -39,14 +39,14 @@ def solve_shared(moments: Moments, K: int) -> NDArray[np.float64]:
     if cuts is None:
         cuts = _cuts_by_layers(sums, K)
     mass, integral = np.diff(sums[:2, cuts], axis=1)
-    holds = mass > 0  # it may be lost beside a mass 10¹⁶ times larger
+    holds = mass > 0  # a mass is lost beside one 10¹⁶ times larger
     return np.unique(integral[holds] / mass[holds])
 
 
 def _cuts_by_penalty(sums: NDArray[np.float64], K: int) -> NDArray[np.int64] | None:
-    """Return, (K + 1,), where the best K clusters begin, and the end of the last; None where no λ leads to K.
+    """Return, (K + 1,), where the best K clusters begin, and the end of the last; None if no λ yields K.
 
-    λ is sought on ever finer grids.
+    λ is searched on increasingly fine grids.
     """
     w, fw, f2 = sums[:, -1]
     most = max(float(f2 - fw * fw / w), 0.0)
@@ -70,11 +70,11 @@ def _checked_path(sums: NDArray[np.float64], penalty: float) -> tuple[float, NDA
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _least_path(sums: NDArray[np.float64], penalty: float) -> tuple[float, NDArray[np.int64]]:
-    """Return the least cost of any number of clusters, each λ dearer, and where they begin and the last ends.
+    """Return the least cost of any number of clusters, λ added for each, and where they begin and the last ends.
 
-    Of two beginnings of the last cluster the earlier is the better one for prefixes up to some length, the later for
-    all longer ones. So a queue of beginnings, each with the prefix from which it is the best, tells the best for the
-    next prefix: O(n log n) (Galil and Park 1992).
+    Of two beginnings of the last cluster the earlier is better for prefixes up to some length, the later for all longer
+    ones. So a queue of beginnings, each with the prefix from which it is the best, gives the best one for the next
+    prefix: O(n log n) (Galil and Park 1992).
     """
     w, fw, f2 = sums[0], sums[1], sums[2]
     n = w.size - 1
@@ -95,7 +95,7 @@ def _least_path(sums: NDArray[np.float64], penalty: float) -> tuple[float, NDArr
                 break
             tail -= 1
         j = queue[tail]
-        low, high = max(since[tail], i), n + 1  # the later is no better at `low`, or it is not yet known to be
+        low, high = max(since[tail], i), n + 1  # the later one is no better at `low`, or not yet known to be
         while high - low > 1:
             middle = (low + high) // 2
             if best[i] + _cost(w, fw, f2, i, middle) <= best[j] + _cost(w, fw, f2, j, middle):
@@ -126,7 +126,7 @@ def _cuts_by_layers(sums: NDArray[np.float64], K: int) -> NDArray[np.int64]:
 def _next_layer(
     sums: NDArray[np.float64], previous: NDArray[np.float64], start: NDArray[np.int32], first: bool
 ) -> NDArray[np.float64]:
-    """Return the least cost of every prefix with one cluster more than `previous`, and note in `start` its begin."""
+    """Return the least cost of every prefix with one cluster more than `previous`; store its beginnings in `start`."""
     w, fw, f2 = sums[0], sums[1], sums[2]
     n = w.size - 1
     current = np.empty(n + 1)

@@ -1,6 +1,6 @@
-"""`fewbit.solve`: from an activation and a weight to the best table, exact over a grid, then polished.
+"""`fewbit.solve`: the best table for an activation and a weight, exact over a grid, then refined.
 
-moments → exact solver (interval.py, shared.py) → refine → certificate (lower_bound.py) → Table
+moments → exact solver (interval.py, shared.py) → refine → certificate (lower_bound/) → Table
 """
 
 import math
@@ -27,18 +27,18 @@ from .shared import solve_shared
 from .stationary_levels import stationary_levels
 from .weights import ACCEPTED, Weight, parse_weight
 
-# Cells of the solvers' grids: enough to find the right valley; refinement finds the bottom.
+# Cells of the solvers' grids: enough to find the right basin; refinement finds the minimum.
 _INTERVAL_CELLS = 4096
 _CELLS_PER_LEVEL = 32
 _SHARED_CELLS = 16384
-# Where f' varies by less than 2^-16 or more than 2^16 it is scaled, if the factor is a double's.
+# If f' varies by less than 2^-16 or more than 2^16 it is scaled, if the factor is within the range of doubles.
 _ABOUT_ONE, _LARGEST_EXPONENT = 16, 1100
-# Of the error: what the rounding of f' may add to it, unless the rounding itself is next to nothing beside f'; and what
-# may be left out of the lower bound.
+# Relative to the error: the permitted contribution of the rounding of f', unless that is negligible beside f'; and the
+# permitted error of the lower bound.
 _ROUGH, _NOISY, _NEGLIGIBLE = 1e-3, 1e-12, 1e-9
-# How far two integrals of one error may be apart: in parts of it, and of ∫ (f' − mean)² w, from which the one is taken.
+# Permitted difference of two integrals of one error: relative to it, and to ∫ (f' − mean)² w, the source of one.
 _AGREED, _ROUNDING = 1e-5, 1e-12
-_MOST_LOST = 0.05  # of the error: what the rounding of sums of mass may add beside that
+_MOST_LOST = 0.05  # of the error: the permitted further contribution of rounding in sums of mass
 
 
 def solve(
@@ -60,22 +60,22 @@ def solve(
             `Activation`, or a callable: elementwise on float64 torch tensors and differentiable there or, with
             `derivative`, on NumPy arrays.
         bits: 1 to 8, for 2^bits levels; 3 if neither this nor `levels` is given.
-        kind: ``shared`` or ``interval`` (every interval has a level of its own, as in the paper).
+        kind: ``shared`` or ``interval`` (each interval has its own level, as in the paper).
         weight: ``uniform:A,B`` or ``normal:MEAN,DEVIATION``.
         levels: the number of levels K, 2 to 256, instead of `bits`.
-        kinks: points where f' jumps or bends, beside those that are known or found.
+        kinks: points where f' jumps or bends, in addition to those known or detected.
         derivative: f' of a callable, elementwise on NumPy arrays, in place of torch's.
-        certify: prove the table the best to a millionth, which takes a second or, of 256 levels, ten; else its
-            `lower_bound` is None.
-        effort: seconds that this may take; the `lower_bound` is then the greatest that was shown until they were over.
-            None for no limit: the same numbers on every machine.
+        certify: whether to prove the table optimal to a millionth, which takes a second, or ten for 256 levels;
+            otherwise its `lower_bound` is None.
+        effort: time limit in seconds; the `lower_bound` is then the best one found within it. None for no limit, which
+            gives the same numbers on every machine.
 
-    A derivative that takes no more values than the table has levels (ReLU) gets its exact table, as small as
-    it can be.
+    A derivative with no more values than the table has levels (ReLU) gets its exact table, with the fewest levels
+    possible.
 
     Raises:
-        FewbitError: an argument is wrong; the message says what is accepted. Or f' cannot be integrated in double
-            precision to what a table states, or `effort` is over before there is a table.
+        FewbitError: an argument is invalid; the message says what is accepted. Or f' cannot be integrated in double
+            precision to the accuracy that a table states, or `effort` is exceeded before there is a table.
     """
     K = level_count(bits, levels)
     kind = check_kind(kind)
@@ -95,7 +95,7 @@ def solve(
 
 
 def level_count(bits: int | None, levels: int | None) -> int:
-    """Return the number of levels that `bits` or `levels` asks for, 8 if neither; raises `FewbitError`."""
+    """Return the number of levels that `bits` or `levels` specifies, 8 if neither; raises `FewbitError`."""
     if levels is None:
         return 2 ** check_bits(3 if bits is None else bits)
     if bits is not None:
@@ -106,10 +106,10 @@ def level_count(bits: int | None, levels: int | None) -> int:
 
 
 def _solve(activation: Activation, K: int, kind: Kind, weight: Weight, certify: bool) -> Table:
-    """Return the best table over a grid that leaves nothing unseen that matters to its error, polished.
+    """Return the best table over a grid that misses nothing that matters to its error, refined.
 
-    f' is divided by a power of two where it does not vary by about 1: its squares would else leave the range of
-    doubles, and what is taken for a rounding would be one no more.
+    f' is divided by a power of two if its variation is far from 1: otherwise its squares could leave the range of
+    doubles, and thresholds for rounding would be wrong.
     """
     exponent, unseen = 0, UNSEEN
     while True:
@@ -135,7 +135,7 @@ def _solve(activation: Activation, K: int, kind: Kind, weight: Weight, certify: 
 
 
 def _solved(moments: Moments, K: int, kind: Kind) -> Table:
-    """Return the best table over the grid, polished."""
+    """Return the best table over the grid, refined."""
     if _is_constant(moments):
         level = np.array([moments.centre])
         spec = moments.weight.spec
@@ -148,7 +148,7 @@ def _solved(moments: Moments, K: int, kind: Kind) -> Table:
 
 
 def _certified(moments: Moments, table: Table, K: int, kind: Kind) -> Table:
-    """Return `table`, or a better one that was met, with its lower bound."""
+    """Return `table`, or a better one found by the certificate, with its lower bound."""
     while True:
         found = certificate(moments, table, K)
         try:
@@ -161,11 +161,10 @@ def _certified(moments: Moments, table: Table, K: int, kind: Kind) -> Table:
 
 
 def _shown(table: Table, moments: Moments) -> Table:
-    """Return `table` with no more said of it than was shown.
+    """Return `table` with its error and bound limited to what is proven.
 
     Raises:
-        FewbitError: the rounding of f' is more than the error, or the solver's integral is another than the
-            certificate's.
+        FewbitError: the rounding of f' exceeds the error, or the solver's integral differs from the certificate's.
     """
     found = features(moments.activation, moments.weight, moments.unseen)
     # By the triangle inequality: √error is off by at most √noise.
@@ -190,7 +189,7 @@ def _shown(table: Table, moments: Moments) -> Table:
 
 
 def _scaled_table(table: Table, exponent: int) -> Table:
-    """Return the table of 2^exponent · f'; raises `FewbitError` where its numbers are no doubles."""
+    """Return the table of 2^exponent · f'; raises `FewbitError` if its numbers overflow."""
     if exponent == 0:
         return table
     with np.errstate(over="ignore", under="ignore"):
@@ -210,7 +209,7 @@ def _table_error(table: Table, moments: Moments) -> float:
 
 
 def _is_constant(moments: Moments) -> bool:
-    """Tell whether f' varies by no more than its rounding where the weight is."""
+    """Return whether f' varies by no more than its rounding on the support of the weight."""
     mass, _, square = moments.prefix[:, -1]
     return bool(np.sqrt(max(square, 0.0)) <= np.sqrt(mass) * 4 * np.finfo(float).eps * abs(moments.centre))
 
@@ -223,24 +222,24 @@ def problem_moments(activation: Activation, weight: Weight, kind: Kind, K: int, 
 
 
 def _polished(moments: Moments, kind: Kind, cuts: NDArray[np.float64]) -> Table:
-    """Return the stationary table near a start, with its error.
+    """Return the stationary table near a starting point, with its error.
 
     Args:
         moments: the problem.
         kind: of table.
-        cuts: where x, for kind `interval`, or centred f', for kind `shared`, is cut at the start.
+        cuts: initial cuts of x for kind `interval`, of centred f' for kind `shared`.
     """
     activation, weight = moments.activation, moments.weight
     if kind == "interval":
         boundaries, codes = cuts, np.arange(cuts.size + 1)
     else:
         boundaries, codes = cut_by_values(moments, cuts)
-        if boundaries.size > _SHARED_CELLS // 2:  # it oscillates faster than the grid can follow
+        if boundaries.size > _SHARED_CELLS // 2:  # it oscillates too fast for the grid
             raise FewbitError(
                 f"the derivative of {activation.name} passes between its levels {boundaries.size} times "
                 f"under {weight.spec}, more than can be solved; give a narrower weight or fewer levels"
             )
-        codes = np.unique(codes, return_inverse=True)[1]  # 0, 1, … without those that no interval has
+        codes = np.unique(codes, return_inverse=True)[1]  # renumber to 0, 1, … without unused codes
         boundaries, codes = stationary_levels(moments, boundaries, codes)
     refined = refine(moments, boundaries, codes)
     table = Table(activation.name, kind, weight.spec, refined.boundaries, codes.astype(np.uint8), refined.levels, 0.0)
@@ -248,11 +247,11 @@ def _polished(moments: Moments, kind: Kind, cuts: NDArray[np.float64]) -> Table:
 
 
 def _exact_table(activation: Activation, K: int, kind: Kind, weight: Weight) -> Table | None:
-    """Return the table of a piecewise-constant derivative, or None where there is none with K levels."""
+    """Return the table of a piecewise-constant derivative, or None if there is none with K levels."""
     if not activation.step:
         return None
     kinks = np.asarray(activation.kinks)
-    # Within each piece: what f' has at a point itself, such as 1/x at 0, is no piece's.
+    # Inside each piece: the value of f' at a single point, such as 1/x at 0, belongs to no piece.
     ends = min(2 * np.abs(kinks).max(initial=0) + 1, np.finfo(float).max)
     edges = np.concatenate([[-ends], kinks, [ends]])
     values = evaluate_derivative(activation, 0.5 * edges[:-1] + 0.5 * edges[1:])

@@ -1,12 +1,12 @@
-"""The stationary levels of a `shared` table, near those that the solver found on its grid.
+"""Stationary levels of a `shared` table, near the solver's grid solution.
 
-The best table takes at every x the level nearest to f'(x), and each level is the weighted mean of f' where it is taken:
+The best table takes at every x the level nearest to f'(x), and each level is the weighted mean of f' where it applies:
 
     y_k = M_k(y),    M_k the mean of g between the thresholds (y_{k−1} + y_k)/2 and (y_k + y_{k+1})/2.
 
-Lloyd's method iterates y ← M(y), never up and ever slower. Newton's gets there in a few steps: only the two thresholds
-of a level move its mean, so its Jacobian is tridiagonal, with the density of g at a threshold summed over all x where
-f' passes it.
+Lloyd's method iterates y ← M(y), which never increases the error but slows down. Newton's method converges in a few
+steps: only the two thresholds of a level move its mean, so its Jacobian is tridiagonal, with the density of g at a
+threshold summed over all x where f' crosses it.
 """
 
 from contextlib import suppress
@@ -29,13 +29,13 @@ _ENOUGH = 1e-13  # |y − M(y)|, in units of f'
 
 @dataclass(frozen=True)
 class _State:
-    """Levels, where they are taken, and what they cost.
+    """Levels, their boundaries and their error.
 
     Attributes:
         levels: (K,) increasing.
         boundaries, codes: (m − 1,) and (m,) of the nearest-level table.
-        mass, means: (K,) of g where each level is taken.
-        error: with the means for levels.
+        mass, means: (K,) mass of each level's intervals, and mean of g over them.
+        error: with the means as levels.
     """
 
     levels: Vector
@@ -54,13 +54,12 @@ class _State:
 def stationary_levels(
     moments: Moments, boundaries: Vector, codes: NDArray[np.int64]
 ) -> tuple[Vector, NDArray[np.int64]]:
-    """Return boundaries and codes of a table that is stationary, or as near as rounding and time let it be.
+    """Return boundaries and codes of a table that is stationary, up to rounding and the time limit.
 
     Args:
         moments: the problem.
-        boundaries: (m − 1,) of a table to begin with; the result costs no more than it.
-        codes: (m,) 0 … K − 1, each used, the greater the greater f' is. One whose level comes to be nowhere the nearest
-            is left out of the result.
+        boundaries: (m − 1,) of the initial table; the result's error is no larger.
+        codes: (m,) 0 … K − 1, each used, increasing with f'. The result omits a code whose level is never nearest.
     """
     state = None
     with suppress(OutOfTime):
@@ -85,7 +84,7 @@ def _evaluate(moments: Moments, levels: Vector) -> _State:
 
 
 def _means(moments: Moments, boundaries: Vector, codes: NDArray[np.int64]) -> tuple[Vector, Vector, float]:
-    """Return the mass of every code, its mean of g (0 without mass), and the error with the means for levels."""
+    """Return the mass of every code, its mean of g (0 without mass), and the error with the means as levels."""
     low, high = moments.edges[[0, -1]]
     per_interval = moments.between(np.concatenate([[low], boundaries, [high]]))
     w, fw, f2 = (np.bincount(codes, weights=row).astype(np.float64) for row in per_interval)
@@ -94,16 +93,16 @@ def _means(moments: Moments, boundaries: Vector, codes: NDArray[np.int64]) -> tu
 
 
 def _newton(moments: Moments, state: _State) -> _State | None:
-    """Return the state after a Newton step, halved until it goes down; None if it never does."""
+    """Return the state after a Newton step, halved until it decreases; None if it never does."""
     y, K = state.levels, state.levels.size
     threshold = 0.5 * (y[1:] + y[:-1])
     s = state.boundaries
-    # The slope of f' steers the step and never enters a result, so a central difference will do.
+    # The slope of f' affects only the step, never a result, so a central difference suffices.
     h = moments.step(s)
     slope = np.abs(moments.centred(s + h) - moments.centred(s - h)) / (2 * h)
     smooth = np.abs(moments.centred(s) - threshold[np.minimum(state.codes[1:], state.codes[:-1])]) < 1e-6
     flow = np.where(smooth & (slope > 0), moments.weight.density(s) / np.where(slope > 0, slope, 1), 0.0)
-    passed = np.minimum(state.codes[1:], state.codes[:-1])  # which threshold; at a jump it may be several: none then
+    passed = np.minimum(state.codes[1:], state.codes[:-1])  # the threshold; none if a jump crosses several
     density = np.bincount(passed, weights=flow, minlength=K - 1)[: K - 1]
     per_mass = np.where(state.mass > 0, 1 / np.where(state.mass > 0, state.mass, 1), 0.0)
     up = np.append(0.5 * density * (threshold - state.means[:-1]) * per_mass[:-1], 0.0)  # ∂M_k/∂y_{k+1}, half of ∂M/∂t
@@ -124,7 +123,7 @@ def _newton(moments: Moments, state: _State) -> _State | None:
 
 
 def _improves(moments: Moments, after: _State, state: _State) -> bool:
-    """Tell whether a step went down: in error or, where that has met its rounding, in residual."""
+    """Return whether a step is an improvement: in error or, once that is within rounding, in residual."""
     rounding = 1e-15 * moments.prefix[2, -1]
     if abs(after.error - state.error) > rounding:
         return after.error < state.error

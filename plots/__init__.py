@@ -1,4 +1,4 @@
-"""Matplotlib figures: functions from data to a `Figure`. No pyplot, no global state, no display."""
+"""Matplotlib figures: functions from data to a `Figure`, without pyplot, global state or a display."""
 
 from .figures.approximation import plot_approximation
 from .figures.error import plot_error

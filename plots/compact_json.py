@@ -1,9 +1,9 @@
-"""Numbers of studies as JSON that is short to read: a list of numbers on one line, curves to six digits.
+"""Compact JSON for the numbers of studies: a list of numbers on one line, curves to six digits.
 
     compact_json.dumps({"losses": [4.123456789, …], …})
 
 A list, or a list of lists, of more than `CURVE` numbers is a curve: its floats are rounded to `DIGITS` significant
-digits. All other numbers are written so that they read back to the same bits.
+digits. All other numbers round-trip to the same bits.
 """
 
 import json
@@ -12,8 +12,8 @@ from typing import Any
 
 CURVE = 20
 DIGITS = 6
-_WIDTH = 200  # columns; what fits in them is one line, a row of a table above all
-_POINT = 3  # coordinates at most of a point; a list of points is one line, as a list of numbers is
+_WIDTH = 200  # columns; values that fit are written on one line, mainly rows of a table
+_POINT = 3  # maximum coordinates of a point; a list of points goes on one line, like a list of numbers
 
 
 def dumps(value: Any) -> str:
@@ -51,7 +51,7 @@ def _text(value: Any, indent: str) -> str:
 
 
 def _is_one_line(value: Any) -> bool:
-    """Tell whether `value` is a list of numbers or of points."""
+    """Return whether `value` is a list of numbers or of points."""
     if not isinstance(value, list):
         return False
     points = all(isinstance(part, list) and len(part) <= _POINT and all(map(_is_number, part)) for part in value)

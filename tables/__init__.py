@@ -1,4 +1,4 @@
-"""The ground floor: the `Table`, its files, and the tables that are shipped. NumPy only."""
+"""The `Table`, its files and the shipped tables: the lowest layer of the package. NumPy only."""
 
 from .errors import FewbitError
 from .shipped import DEFAULT_WEIGHT, load_table

@@ -1,4 +1,4 @@
-"""The folder where fewbit keeps what it can make again: compiled kernels and solved tables."""
+"""The folder for what fewbit can compute again: compiled kernels and solved tables."""
 
 import os
 from pathlib import Path
@@ -9,12 +9,12 @@ VARIABLE = "FEWBIT_CACHE"
 
 
 def cache_folder(*names: str) -> Path:
-    """Return the cache folder, or the one called `names` inside it, made if it was not there.
+    """Return the cache folder, or its subfolder `names`; create it if it does not exist.
 
-    It is what the environment variable FEWBIT_CACHE names, else the user's cache folder on this system.
+    The folder is that of the environment variable FEWBIT_CACHE, else the user's cache folder on this system.
 
     Raises:
-        FewbitError: the folder cannot be made.
+        FewbitError: the folder cannot be created.
     """
     chosen = os.environ.get(VARIABLE)
     root = Path(chosen).expanduser() if chosen else _user_folder()
@@ -24,13 +24,13 @@ def cache_folder(*names: str) -> Path:
 
 
 def _user_folder() -> Path:
-    import platformdirs  # not asked where the user says which folder
+    import platformdirs  # imported only if FEWBIT_CACHE does not name the folder
 
     return Path(platformdirs.user_cache_dir("fewbit", appauthor=False))
 
 
 def cached_files() -> list[Path]:
-    """Return the files in the cache that fewbit wrote, and none that someone else keeps in the same folder."""
+    """Return the cache files that fewbit wrote; other files in the same folder are left out."""
     folder = cache_folder()
     return sorted(path for part, pattern in _PARTS for path in (folder / part).glob(pattern) if path.is_file())
 

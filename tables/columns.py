@@ -1,10 +1,10 @@
-"""Rows of text set in columns."""
+"""Text in aligned columns."""
 
 from collections.abc import Iterable, Sequence
 
 
 def columns(rows: Sequence[Sequence[str]], left: int) -> Iterable[str]:
-    """Yield rows with their cells in columns: the first `left` flush left, the others flush right."""
+    """Yield rows as aligned columns: the first `left` cells flush left, the others flush right."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [

@@ -1,4 +1,4 @@
-"""Writing files so that a reader sees the old content or the new, never a half."""
+"""Atomic file writes: a reader sees the old content or the new, never a part of it."""
 
 import contextlib
 import os
@@ -25,14 +25,14 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     target = Path(path)
     try:
         obstacle = _obstacle(target.resolve())
-    except (OSError, RuntimeError, ValueError) as error:  # links in a circle; a name that no file can have
+    except (OSError, RuntimeError, ValueError) as error:  # circular links; a name that no file can have
         obstacle = reason(error)
     if obstacle:
         raise FewbitError(f"cannot write {target}: {obstacle}")
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
-    """Make the folder `path` and those above it where they are not there yet; raises `FewbitError` if it cannot be."""
+    """Create the folder `path` and missing parents; raises `FewbitError` if that fails."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:  # ValueError: no file can have that name
@@ -40,7 +40,7 @@ def make_folder(path: str | os.PathLike[str]) -> None:
 
 
 def reason(error: Exception) -> str:
-    """Return what went wrong with a file, without the number and the path that Python's own text repeats."""
+    """Return the cause of a file error, without the number and the path that Python's message repeats."""
     return getattr(error, "strerror", None) or str(error)
 
 
@@ -64,8 +64,8 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open `path` for binary writing; the new content replaces the old one only if the block succeeds.
 
     The bytes go to a temporary file in the same folder, which is renamed at the end. A pipe or a device
-    (`/dev/stdout`) cannot be renamed onto and is written directly. Temporary files that writers left there which were
-    killed are removed.
+    (`/dev/stdout`) cannot be a rename target and is written directly. Temporary files left by killed writers are
+    removed.
 
     Raises:
         FewbitError: the file cannot be written.
@@ -77,11 +77,11 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             with open(target, "wb") as stream:
                 yield stream
             return
-        target = target.resolve()  # through a link: replace the file it names, not the link
+        target = target.resolve()  # follow links: replace the file behind the link, not the link itself
         mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~_umask()
         remove_orphans(target.parent)
         handle, temporary = _locked_temporary(target.parent)
-        # Closing the stream gives up no lock that another handle of it holds: until the file has its name.
+        # Closing the stream releases no lock held by another handle, so the lock lasts until the rename.
         lock = os.dup(handle) if fcntl is not None else None
         try:
             with os.fdopen(handle, "wb") as stream:
@@ -102,14 +102,14 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 def remove_orphans(folder: Path) -> None:
     """Remove the temporary files in `folder` whose writers are dead.
 
-    A writer locks its file, and the system gives up the locks of a process that ends in whatever way. Where files
-    cannot be locked, one that has not been written for a day counts as left.
+    A writer locks its file, and the system releases the locks of a process however it ends. Where files cannot be
+    locked, a file that has not been written for a day counts as orphaned.
     """
     with contextlib.suppress(OSError):
         names = [entry.name for entry in os.scandir(folder) if entry.name.startswith(_PREFIX)]
         for name in names:
             if name.endswith(_SUFFIX):
-                with contextlib.suppress(OSError):  # of another user, or removed meanwhile
+                with contextlib.suppress(OSError):  # owned by another user, or removed meanwhile
                     _remove_if_orphan(folder / name)
 
 
@@ -130,17 +130,17 @@ def _remove_if_orphan(path: Path) -> None:
 
 
 def _locked_temporary(folder: Path) -> tuple[int, str]:
-    """Return the handle and path of a new temporary file, locked where files can be."""
+    """Create a temporary file, locked where the system supports it; return its handle and path."""
     while True:
         handle, path = tempfile.mkstemp(dir=folder, prefix=_PREFIX, suffix=_SUFFIX)
-        # Between its making and its locking another writer may have taken it for an orphan.
+        # Between creation and locking another writer may have removed it as an orphan.
         if _locks(handle) is not False and _is_at(Path(path), os.fstat(handle)):
             return handle, path
         os.close(handle)
 
 
 def _locks(handle: int) -> bool | None:
-    """Lock an open file and tell whether that went; None where files cannot be locked."""
+    """Lock an open file; return whether that succeeded, None where files cannot be locked."""
     if fcntl is None:
         return None
     try:
@@ -153,7 +153,7 @@ def _locks(handle: int) -> bool | None:
 
 
 def _is_at(path: Path, status: os.stat_result) -> bool:
-    """Tell whether the file of this status is still the one at `path`."""
+    """Return whether `path` still is the file with this status."""
     try:
         return os.path.samestat(os.lstat(path), status)
     except OSError:

@@ -1,4 +1,4 @@
-"""JSON as fewbit writes and reads it: a number reads back to the same bits, a broken file is one line of an error."""
+"""JSON reading and writing: numbers round-trip to the same bits, and a broken file raises a one-line error."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from typing import Any
 from .errors import FewbitError
 from .files import reason
 
-# A table of 256 shared levels takes about 30 kB: a file far larger is not one.
+# A table of 256 shared levels takes about 30 kB; a far larger file is not a table.
 _MAX_BYTES = 16_000_000
 
 
@@ -17,7 +17,7 @@ def dumps(value: dict[str, Any]) -> str:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Return the JSON value in the file `path`; raises `FewbitError` naming the file if there is none."""
+    """Return the JSON value in the file `path`; raises `FewbitError`, naming the file, if it holds no valid JSON."""
     try:
         with open(path, "rb") as stream:
             content = stream.read(_MAX_BYTES + 1)

@@ -1,7 +1,7 @@
-"""How activations, numbers and weights are spelled: one canonical text each, and what people write for it.
+"""Spelling of activations, numbers and weights: one canonical text each, and the variants that are accepted.
 
-Canonical names of activations are those of `torch.nn.functional`. Case, `_` and `-` do not matter, so that the class
-name (`SiLU`), the function (`silu`) and other fields' words (`swish`) all reach the same table.
+Canonical names of activations are those of `torch.nn.functional`. Case, `_` and `-` do not matter, so the class name
+(`SiLU`), the function (`silu`) and other names in use (`swish`) all find the same table.
 """
 
 import difflib
@@ -19,9 +19,9 @@ ALIASES = {
     "hsigmoid": "hardsigmoid",
     "atan": "arctan",
 }
-# A sign belongs to a number unless a number stands before it, as in 0.7*normal:0,1+0.3*laplace:1,2.
+# A sign is part of a number unless another number precedes it, as in 0.7*normal:0,1+0.3*laplace:1,2.
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?(?![\w.])", re.ASCII)
-# A number as people write it; `float` would also take other scripts' digits, 1_000 and nan.
+# Numbers in plain notation; `float` would also accept digits of other scripts, 1_000 and nan.
 _ALONE = re.compile(r"\s*[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?\s*", re.ASCII)
 
 
@@ -30,23 +30,23 @@ def _key(name: str) -> str:
 
 
 def number_text(value: float) -> str:
-    """Return the shortest text that reads back to `value`, as canonical names spell it: 2, 0.1, 1e-05."""
+    """Return the shortest text that reads back to `value`, in canonical spelling: 2, 0.1, 1e-05."""
     return repr(float(value) + 0.0).removesuffix(".0")  # −0 is 0
 
 
 def read_number(text: str) -> float | None:
-    """Return the number that `text` is, in ASCII, or None where it is none; one beyond the doubles is infinite."""
+    """Return the number that `text` spells in ASCII, or None if it is not a number; overflow gives infinity."""
     return float(text) if _ALONE.fullmatch(text) else None
 
 
 def weight_text(spec: str) -> str:
-    """Return the text of a weight with its numbers as canonical weights spell them; whether it is one is not asked.
+    """Return the text of a weight with its numbers in canonical spelling; does not check that it is a weight.
 
     >>> weight_text("Uniform: -10.0, 1e1")
     'uniform:-10,10'
     """
     text = "".join(spec.split()).lower()
-    # A measured weight is named by a digest of what it holds, in which digits are no number.
+    # A measured weight is named by a digest of its content, whose digits are not numbers.
     return spec if text.startswith("histogram:") else _NUMBER.sub(lambda number: number_text(float(number[0])), text)
 
 
@@ -56,7 +56,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def find_name(name: str, known: Iterable[str]) -> str | None:
-    """Return the member of `known` that `name` stands for, or None."""
+    """Return the member of `known` that `name` is a spelling of, or None."""
     known = list(known)
     by_key = {_key(k): k for k in known}
     by_key |= {_key(alias): target for alias, target in ALIASES.items() if target in known}
@@ -64,7 +64,7 @@ def find_name(name: str, known: Iterable[str]) -> str | None:
 
 
 def nearest_names(name: str, known: Iterable[str]) -> list[str]:
-    """Return up to three members of `known` that are spelled like `name`, the nearest first."""
+    """Return up to three members of `known` with a similar spelling, nearest first."""
     by_key = {_key(k): k for k in known}
     by_key |= {_key(alias): target for alias, target in ALIASES.items() if target in by_key.values()}
     close = difflib.get_close_matches(_key(name), by_key, n=3, cutoff=0.5)

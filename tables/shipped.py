@@ -20,21 +20,21 @@ WEIGHTS = (DEFAULT_WEIGHT, "normal:0,1")
 
 @cache
 def shipped_activations() -> tuple[str, ...]:
-    """Names of the activations that have shipped tables."""
+    """Return the names of the activations that have shipped tables."""
     return tuple(sorted(path.stem for path in DATA.glob("*.json")))
 
 
 @cache
 def shipped_tables(activation: str) -> tuple[Table, ...]:
-    """All shipped tables of one activation, by its canonical name."""
+    """Return all shipped tables of one activation, given by its canonical name."""
     path = DATA / f"{activation}.json"
     return tuple(table_from_dict(entry, source=str(path)) for entry in read_json(path)["tables"])
 
 
 def find_table(activation: str, bits: int, kind: str, weight: str) -> Table | None:
-    """Return the best shipped table within `bits` bits, or None where that activation or weight has none.
+    """Return the best shipped table of at most `bits` bits, or None if the activation or weight has no shipped tables.
 
-    An activation whose derivative takes few values (ReLU) has its exact table, which may need fewer bits.
+    An activation with a piecewise-constant derivative (ReLU) has an exact table, which may need fewer bits.
     """
     if activation not in shipped_activations():
         return None
@@ -48,12 +48,12 @@ def load_table(activation: str, bits: int = 3, kind: str = "shared", *, weight: 
 
     Args:
         activation: a name such as ``gelu``; case and underscores do not matter.
-        bits: 1 to 8. Where fewer bits hold the derivative exactly (ReLU), that table is returned.
+        bits: 1 to 8. If fewer bits represent the derivative exactly (ReLU), that table is returned.
         kind: ``shared`` or ``interval``.
-        weight: the weight it was solved for; ``uniform:-10.0,1e1`` is ``uniform:-10,10``.
+        weight: the weight that it was solved for; ``uniform:-10.0,1e1`` equals ``uniform:-10,10``.
 
     Raises:
-        FewbitError: there is no such table; the message says which there are.
+        FewbitError: there is no such table; the message lists those that exist.
     """
     check_bits(bits)
     kind = check_kind(kind)
@@ -75,7 +75,7 @@ def load_table(activation: str, bits: int = 3, kind: str = "shared", *, weight: 
 
 
 def _inventory(tables: Sequence[Table]) -> str:
-    """Return which bits there are of every kind and weight: ``shared uniform:-10,10 in 1, 2, 3 bits; …``."""
+    """Return the available bits of each kind and weight: ``shared uniform:-10,10 in 1, 2, 3 bits; …``."""
     bits: dict[tuple[str, str], list[int]] = {}
     for table in tables:
         bits.setdefault((table.kind, table.weight), []).append(table.bits)
@@ -90,7 +90,7 @@ def _suggest(name: str, near: list[str]) -> str:
 
 
 def dump_tables(tables: Sequence[Table], provenance: str) -> str:
-    """Return the JSON text of a file of tables, a line for each of their fields, with how they came about."""
+    """Return the JSON text of a file of tables, one field a line, with their provenance."""
     entries = []
     for table in tables:
         lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in table_to_dict(table).items()]

@@ -1,4 +1,4 @@
-"""The few-bit table: a piecewise-constant stand-in q for the derivative f' of an activation.
+"""The few-bit table: a piecewise-constant approximation q of the derivative f' of an activation.
 
     boundaries   b_1 < … < b_{m−1}         cut the real line into m intervals
     codes        c_1, …, c_m               one per interval, each < K
@@ -50,11 +50,11 @@ def check_bits(bits: object) -> int:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Table:
-    """A piecewise-constant approximation of an activation's derivative, with what it was solved for.
+    """A piecewise-constant approximation of an activation's derivative, with the problem it was solved for.
 
     Attributes:
-        activation: what f is: a name such as ``gelu`` or ``softplus(beta=2)``.
-        kind: ``interval`` (every interval has a level of its own) or ``shared``.
+        activation: name of f, such as ``gelu`` or ``softplus(beta=2)``.
+        kind: ``interval`` (each interval has its own level) or ``shared``.
         weight: w, for instance ``uniform:-10,10``.
         boundaries: float64 (m − 1,), finite and strictly increasing.
         codes: uint8 (m,), each below K.
@@ -63,7 +63,7 @@ class Table:
         lower_bound: no table of this kind with K levels has a smaller error; None where not computed.
 
     Raises:
-        FewbitError: the fields do not make a table.
+        FewbitError: the fields are not those of a valid table.
     """
 
     activation: str
@@ -118,7 +118,7 @@ class Table:
 
     @cached_property
     def key(self) -> str:
-        """Name of this table's content: equal for equal boundaries, codes and levels, in every process."""
+        """Hash of the table's content: equal in every process for equal boundaries, codes and levels."""
         content = b"".join(a.astype(a.dtype.newbyteorder("<")).tobytes() for a in self._arrays)
         digest = hashlib.sha256(content).hexdigest()[:16]
         return f"{self.activation}/{self.kind}/{self.levels.size}/{digest}"
@@ -133,7 +133,7 @@ class Table:
         return self.levels[self.encode(x)]
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
-        """Write the table to `path`, whole or not at all.
+        """Write the table to `path` atomically.
 
         Raises:
             FewbitError: the file cannot be written.
@@ -155,11 +155,11 @@ class Table:
         return self.boundaries, self.codes, self.levels
 
     def __reduce__(self) -> tuple[type[Table], tuple[object, ...]]:
-        # Copies and pickles are validated again, and their arrays are read-only again.
+        # Copies and pickles are validated again, and their arrays are made read-only again.
         return Table, tuple(getattr(self, field.name) for field in fields(self))
 
     def __setstate__(self, state: object) -> None:
-        # Not as this class is pickled, but as another pickle may have it: the constructor validates it.
+        # Pickles in the default form come here instead of through `__reduce__`: the constructor validates them.
         names = [field.name for field in fields(Table)]
         if not isinstance(state, dict) or not state.keys() >= set(names):
             raise FewbitError(f"a pickled table holds {', '.join(names)}, not {shown(state)}")
@@ -213,9 +213,9 @@ def _number(field: str, value: object) -> float:
 
 
 def _flat(value: object, dtype: type[np.float64] | None = None) -> NDArray | None:
-    """Return a flat list or array of real numbers as an array of its own, or None where `value` is not one.
+    """Return a flat list or array of real numbers as a new array, or None if `value` is not one.
 
-    NumPy alone would take True and "1" for numbers.
+    NumPy alone would accept True and "1" as numbers.
     """
     if isinstance(value, np.ndarray):
         real = value.ndim == 1 and value.dtype.kind in "iuf"
@@ -223,7 +223,7 @@ def _flat(value: object, dtype: type[np.float64] | None = None) -> NDArray | Non
         real = isinstance(value, list | tuple) and all(_is_real(v) for v in value)
     try:
         return np.array(value, dtype) if real else None
-    except OverflowError:  # an int beyond the doubles
+    except OverflowError:  # an int beyond the range of doubles
         return None
 
 
@@ -231,12 +231,12 @@ def _is_real(value: object) -> bool:
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
-FORMAT = 1  # of the JSON of a table
+FORMAT = 1  # version of the JSON format of a table
 _FIELDS = tuple(field.name for field in fields(Table))
 
 
 def table_to_dict(table: Table) -> dict[str, Any]:
-    """Return the fields of `table` as JSON values, with the number of bits and of the format."""
+    """Return the fields of `table`, its number of bits and the format number as JSON values."""
     return {
         "format": FORMAT,
         "activation": table.activation,
@@ -255,7 +255,7 @@ def table_from_dict(data: object, source: str = "table") -> Table:
     """Return the table that `data` describes.
 
     Raises:
-        FewbitError: `data` is not what `table_to_dict` returns; the message begins with `source`.
+        FewbitError: `data` does not have the form that `table_to_dict` returns; the message begins with `source`.
     """
     if not isinstance(data, dict):
         raise FewbitError(f"{source}: not a table: expected a JSON object with {', '.join(_FIELDS)}")

@@ -1,7 +1,7 @@
-"""`fewbit bench`: how fast fewbit is beside others, measured here and now.
+"""`fewbit bench`: speed and memory of fewbit beside alternatives, measured on this machine.
 
-A file a bench holds what it measures and its command, timing.py how all of them time, and report.py how all of them
-report. A bench is imported when it runs, so that this page needs neither torch nor matplotlib.
+Each bench file holds its measurement and its command; timing.py holds the shared timing loop, report.py the shared
+output. A bench is imported when it runs, so that this module needs neither torch nor matplotlib.
 """
 
 import click

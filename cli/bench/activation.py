@@ -1,7 +1,7 @@
-"""`fewbit bench activation`: speed of the few-bit activations beside torch's own modules, measured in one run.
+"""`fewbit bench activation`: speed of the few-bit activations beside torch's own modules in the same run.
 
-Medians over rounds are reported. GB/s count the bytes that must move: x, y and the code forward; gradient, code (or x)
-and result backward. On a GPU: activation_cuda.py.
+Reports medians over rounds. GB/s count the bytes that must move: x, y and the code in the forward pass; gradient, code
+(or x) and result in the backward pass. GPU version: activation_cuda.py.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,17 +22,17 @@ from .activation_cuda import cuda_report
 from .report import MET, Report, bench_command, rounds_option, this_machine
 from .timing import repeated, take_turns
 
-# Those that torch.nn has too, by arguments that all have defaults.
+# Activations that torch.nn has too and whose arguments all have defaults.
 ACTIVATIONS = [name for name in modules.MODULES if hasattr(nn, name) and name != "Threshold"]
 PASSES = ("forward", "backward", "both")
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.bfloat16, torch.float16, torch.float64)}
-# What a call costs shows on a tensor that takes no time; the issue's yardstick is 1,000 elements.
+# Call overhead shows on a tensor that takes no time; the target is set for 1,000 elements.
 SMALL = (1000,)
-# Rounds of a millisecond: one that another process interrupts is told from the others by the median.
+# Rounds of a millisecond: the median rejects those that another process interrupts.
 _CALLS_PER_ROUND = 20
 _ROUNDS_OF_CALLS = 10
 
-# What forward and backward together shall not exceed: times torch's, and microseconds more than torch's on `SMALL`.
+# Upper limits for forward and backward together: ratio to torch, and extra microseconds on `SMALL`.
 BARS = {"GELU": 0.75, "SiLU": 1.15, "Tanh": 1.5, "Sigmoid": 1.5}
 BAR_SHAPE = (4096, 4096)
 BAR_DTYPES = ("float32", "bfloat16")
@@ -45,14 +45,14 @@ class Timing:
     """Median times of one pass over one tensor.
 
     Attributes:
-        activation: class name in torch.nn.
+        activation: name of the class in torch.nn.
         dtype: of the tensor.
         shape: of the tensor.
-        bits: kept per element by fewbit.
+        bits: bits kept per element by fewbit.
         which: forward, backward, or both.
         fewbit_ms, torch_ms: milliseconds, medians over rounds.
         ratio: median over rounds of fewbit's time divided by torch's.
-        fewbit_gbs, torch_gbs: bytes that must move / time, 1e9 bytes a second.
+        fewbit_gbs, torch_gbs: bytes that must move / time, in 1e9 bytes per second.
     """
 
     activation: str
@@ -68,13 +68,13 @@ class Timing:
 
     @property
     def bar(self) -> float | None:
-        """What `ratio` shall not exceed, if there is such a bar."""
+        """Upper limit of `ratio`, or None if there is none."""
         told = self.which == "both" and self.shape == BAR_SHAPE and self.dtype in BAR_DTYPES and self.bits in BAR_BITS
         return BARS.get(self.activation) if told else None
 
     @property
     def met(self) -> bool | None:
-        """Whether `ratio` is within the bar; None where there is none."""
+        """Whether `ratio` is within the bar; None if there is no bar."""
         return None if self.bar is None else self.ratio <= self.bar
 
     def to_dict(self) -> dict[str, object]:
@@ -84,7 +84,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Overhead:
-    """What forward and backward cost in microseconds on 1,000 elements, where the calls are all there is."""
+    """Microseconds of forward and backward on 1,000 elements, where call overhead dominates."""
 
     activation: str
     dtype: str
@@ -94,12 +94,12 @@ class Overhead:
 
     @property
     def difference_us(self) -> float:
-        """Microseconds that fewbit costs more than torch."""
+        """Microseconds by which fewbit is slower than torch."""
         return self.fewbit_us - self.torch_us
 
     @property
     def met(self) -> bool:
-        """Whether that is within `OVERHEAD_BAR_US`."""
+        """Whether the difference is within `OVERHEAD_BAR_US`."""
         return self.difference_us <= OVERHEAD_BAR_US
 
     def to_dict(self) -> dict[str, object]:
@@ -113,7 +113,7 @@ class Shape(click.ParamType):
     name = "shape"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Return the tuple, or fail with a line that says what is accepted."""
+        """Return the tuple; on failure, report the accepted form in one line."""
         if isinstance(value, tuple):
             return value
         sizes = value.lower().replace(",", "x").split("x")
@@ -194,15 +194,15 @@ def bench_activation(
     """Yield the timings of forward, backward and both.
 
     Args:
-        activation: class name in torch.nn, such as ``GELU``.
+        activation: name of the class in torch.nn, such as ``GELU``.
         dtype: ``float32``, ``bfloat16``, ``float16`` or ``float64``.
         shape: of the tensor, row-major, standard normal values.
-        bits: kept per element; or give a `table`.
-        rounds: how often each is timed, after two rounds that are not counted.
-        passes: which of them.
+        bits: bits kept per element; alternatively give a `table`.
+        rounds: timings of each pass, after two warm-up rounds.
+        passes: the passes to time.
 
     Raises:
-        FewbitError: an argument is wrong.
+        FewbitError: an argument is invalid.
     """
     ours, theirs = _pair(activation, bits, table)
     x, grad = _tensors(shape, dtype)
@@ -231,7 +231,7 @@ def bench_activation(
 
 
 def bench_overhead(activation: str, dtype: str, bits: int = 3, rounds: int = 25) -> Overhead:
-    """Return what a call costs: forward and backward on `SMALL`, medians over ten times `rounds` of many calls."""
+    """Return the cost of a call: forward and backward on `SMALL`, medians over 10 × `rounds` rounds of many calls."""
     ours, theirs = _pair(activation, bits, None)
     x, grad = _tensors(SMALL, dtype)
     runs = {

@@ -1,10 +1,10 @@
-"""`fewbit bench activation --device cuda`: speed on a GPU, beside torch eager, torch compiled and a copy, in one run.
+"""`fewbit bench activation --device cuda`: speed on a GPU beside eager torch, compiled torch and a copy, in one run.
 
-An activation moves bytes and does little else, so the yardstick is a device-to-device copy: GB/s count the bytes that
-must move (x, y and the code forward; gradient, code and result backward; for torch the gradient, x and the result), and
-a row's share is its GB/s by the copy's.
+An activation is bound by memory bandwidth, so the yardstick is a device-to-device copy: GB/s count the bytes that must
+move (x, y and the code forward; gradient, code and result backward; for torch the gradient, x and the result), and a
+row's share is its GB/s divided by the copy's.
 
-Times are those of the GPU itself, medians over rounds.
+Times are GPU times, medians over rounds.
 """
 
 import math
@@ -35,17 +35,17 @@ _CALLS = 200
 
 @dataclass(frozen=True)
 class Row:
-    """How long one contestant took for one pass.
+    """Time of one contestant for one pass.
 
     Attributes:
         who: ``fewbit``, ``torch``, ``compiled`` or ``copy``.
-        which: ``forward``, ``backward`` or ``both``; of a copy ``copy``.
-        dtype, n: of the tensor, n elements.
-        bits: kept per element; for torch those of the dtype.
+        which: ``forward``, ``backward`` or ``both``; ``copy`` for the copy.
+        dtype, n: dtype and number of elements of the tensor.
+        bits: bits kept per element; for torch those of the dtype.
         ms: median milliseconds.
-        gbs: bytes that must move / time, 1e9 bytes a second.
+        gbs: bytes that must move / time, in 1e9 bytes per second.
         share: gbs / the copy's gbs.
-        kept: bytes that one call keeps for its backward pass, without the result; None where it was not measured.
+        kept: bytes that one call saves for backward, without the result; None if not measured.
     """
 
     who: str
@@ -65,7 +65,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Small:
-    """Microseconds of forward and backward on 1,000 elements: called from Python, and replayed in a CUDA graph."""
+    """Microseconds of forward and backward on 1,000 elements: called from Python, and replayed from a CUDA graph."""
 
     fewbit_us: float
     torch_us: float
@@ -79,7 +79,7 @@ class Small:
 
 @dataclass(frozen=True)
 class FirstUse:
-    """Milliseconds until a new table's forward and backward kernels are there: compiled, and from the disk cache."""
+    """Milliseconds until the kernels of a new table are ready: compiled, and loaded from the disk cache."""
 
     compiled_ms: float
     cached_ms: float
@@ -98,11 +98,11 @@ def cuda_report(
     """Measure GELU on the GPU.
 
     Args:
-        dtype, shape, bits: what to measure; everything there is if None.
+        dtype, shape, bits: restrict the measurement; None measures all.
         rounds: timings of each.
 
     Raises:
-        FewbitError: an argument is wrong.
+        FewbitError: an argument is invalid.
     """
     if dtype is not None and dtype not in DTYPES:
         raise FewbitError(f"dtype must be one of {', '.join(DTYPES)} on a GPU, not {dtype!r}")
@@ -137,7 +137,7 @@ def cuda_report(
 
 
 def bars(rows: Iterable[Row], small: Small) -> Iterable[tuple[str, str, bool]]:
-    """Yield what was to be reached on a GPU like the H200, what was measured, and whether that is enough."""
+    """Yield each target for a GPU like the H200, the measured value, and whether it meets the target."""
     at = {(row.who, row.which, row.bits): row for row in rows if (row.dtype, row.n) == ("bfloat16", 2**28)}
     for which in ("forward", "backward"):
         row = at.get(("fewbit", which, 3))
@@ -179,15 +179,15 @@ def _row_lines(rows: Iterable[Row]) -> Iterable[str]:
 def bench_gelu(
     dtype: str, n: int, bits: Sequence[int] = BITS, rounds: int = 30, compiled: bool = True, device: str = "cuda"
 ) -> Iterator[Row]:
-    """Yield the rows of GELU on `n` elements: a copy, torch, torch compiled, fewbit at each number of bits.
+    """Yield the rows of GELU on `n` elements: a copy, torch, compiled torch, and fewbit at each number of bits.
 
     Args:
         dtype: ``bfloat16``, ``float16`` or ``float32``.
-        n: elements; normal values.
-        bits: 1 to 8 each.
-        rounds: how often each is timed.
-        compiled: whether torch.compile takes part.
-        device: ``cuda``; on ``cpu`` the clock is the processor's.
+        n: number of elements, drawn from a normal distribution.
+        bits: numbers of bits, 1 to 8 each.
+        rounds: timings of each contestant.
+        compiled: whether to time torch.compile too.
+        device: ``cuda``, or ``cpu`` with the processor's clock.
     """
     generator = torch.Generator(device).manual_seed(0)
     x, grad = (torch.randn(n, generator=generator, device=device, dtype=DTYPES[dtype]) for _ in range(2))
@@ -218,7 +218,7 @@ def bench_gelu(
 
 
 def bench_small(dtype: str = "bfloat16", bits: int = 3, rounds: int = 15, device: str = "cuda") -> Small:
-    """Return what forward and backward cost on 1,000 elements, where calls and launches are all there is."""
+    """Return the time of forward and backward on 1,000 elements, where call and launch overhead dominate."""
     x = torch.randn(SMALL, device=device, dtype=DTYPES[dtype]).requires_grad_()
     grad = torch.randn_like(x.detach())
     ours, theirs = (_passes(function, x, grad)["both"] for function in (GELU(bits=bits), F.gelu))
@@ -234,10 +234,10 @@ def bench_small(dtype: str = "bfloat16", bits: int = 3, rounds: int = 15, device
 
 
 def bench_first_use(arch: str, dtype: str = "bfloat16") -> FirstUse:
-    """Return how long NVRTC takes for the two kernels that training with a new table needs, and how long the cache."""
+    """Return how long NVRTC, and how long the cache, takes to provide the two kernels for training with a new table."""
     table = load_table("gelu", bits=3)
     sources = [kernel_source(table, dtype, ["forward"], "gelu"), kernel_source(table, dtype, ["multiply"])]
-    compiler.compile_source(sources[1], arch)  # the compiler itself is loaded
+    compiler.compile_source(sources[1], arch)  # loads the compiler itself
     compiled = processor(lambda: [compiler.compile_source(source, arch) for source in sources])
     for source in sources:
         compiler.cubin(source, arch)

@@ -1,9 +1,10 @@
-"""`fewbit bench glu`: what one gated MLP keeps and takes in a training step, by fewbit and by what else there is.
+"""`fewbit bench glu`: memory and time of one gated MLP's training step, with fewbit and with alternatives.
 
     for row in measure(Case(tokens=2048)): row.units, row.ms, row.ratio
 
-Times are medians over rounds, and so is the ratio to eager in the same round. Kept are the storages that autograd
-saves, each once and without parameters; `units` leaves x out, and counts in tensors of tokens × intermediate.
+Times are medians over rounds; `ratio` is the median over rounds of the time divided by eager's in the same round. Kept
+bytes count each storage that autograd saves once, without parameters; `units` excludes x, in tensors of tokens ×
+intermediate.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,12 +30,12 @@ from .timing import Times, clock_of, take_turns
 Method = Callable[[Tensor], Tensor]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-# Kept besides x, in tokens × intermediate: of packages that need not be installed, and how that is known.
+# Units of packages that need not be installed, from what their kernels keep besides x.
 BY_FORMULA = {
     "Liger-Kernel (formula)": 3.0,  # gate and up for its kernel, h for the down projection
-    "Unsloth, NeMo (formula)": 2.0,  # gate and up; h is computed again
+    "Unsloth, NeMo (formula)": 2.0,  # gate and up; h is recomputed
 }
-# What units shall not exceed, and a step's time by eager's: on a CPU, on a GPU of tokens × intermediate ≥ 2^26.
+# Upper limits of units and of a step's time relative to eager: on a CPU, on a GPU with tokens × intermediate ≥ 2^26.
 UNITS_BARS = {"parts": 0.75, "inputs": 0.55}
 TIME_BARS = {"cpu": 1.15, "cuda": 1.0}
 LEAST_ON_GPU = 2**26
@@ -42,7 +43,7 @@ LEAST_ON_GPU = 2**26
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: Llama's block, on a device and in a dtype.
+    """A problem: Llama's block of given sizes, on a device and in a dtype.
 
     Attributes:
         tokens, hidden, intermediate: sizes.
@@ -56,22 +57,22 @@ class Case:
 
     @property
     def unit(self) -> int:
-        """Bytes of a tensor of tokens × intermediate."""
+        """Bytes of one tensor of tokens × intermediate."""
         return self.tokens * self.intermediate * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class Row:
-    """One method.
+    """Result for one method.
 
     Attributes:
         method: its name.
-        kept: bytes kept for backward, x and all.
-        bytes_per_token: the same for each token.
+        kept: bytes kept for backward, including x.
+        bytes_per_token: `kept` divided by the number of tokens.
         units: kept besides x, in tensors of tokens × intermediate.
-        ms: of forward and backward together, the median; None where it was not run.
+        ms: median time of forward and backward together; None if not run.
         ratio: median over rounds of its time divided by eager's.
-        bars: of units and ratio, where there are.
+        bars: upper limits of units and ratio, if any.
     """
 
     method: str
@@ -84,7 +85,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether units and ratio are within their bars; None where there is none."""
+        """Whether units and ratio are within their bars; None if there are no bars."""
         held = [
             value <= bar
             for value, bar in zip((self.units, self.ratio), self.bars, strict=True)
@@ -136,7 +137,7 @@ def report_of(case: Case, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def lines_of(case: Case, rows: Sequence[Row]) -> list[str]:
-    """Return a table of the methods and what its columns mean."""
+    """Return a table of the methods, followed by a legend of its columns."""
     head = ("method", "kept per token", "units", "bar", "ms", "ratio", "bar", "met")
     body = [
         (
@@ -162,12 +163,12 @@ def _numbers(row: Row) -> tuple[tuple[float | None, int], ...]:
 
 
 def measure(case: Case, rounds: int = 7, compiled: bool = False) -> list[Row]:
-    """Return a row for each method, eager first; `rounds` of 0 leave the times out.
+    """Return a row for each method, eager first; with `rounds` 0 nothing is timed.
 
     Args:
-        case: what is measured.
-        rounds: how often each is timed, after one that is not counted.
-        compiled: with torch.compile too, which needs a compiler and some time.
+        case: the problem.
+        rounds: timings of each method, after one warm-up.
+        compiled: whether to time torch.compile too, which needs a compiler and some time.
     """
     mlp = GatedMLP(case.hidden, case.intermediate, device=case.device, dtype=case.dtype)
     draw = torch.Generator().manual_seed(0)
@@ -220,7 +221,7 @@ def _row(case: Case, name: str, kept: float, times: Times[str] | None) -> Row:
     of_time = TIME_BARS.get(torch.device(case.device).type) if name.startswith("fewbit") else None
     if case.device != "cpu" and case.tokens * case.intermediate < LEAST_ON_GPU:
         of_time = None
-    in_halves = case.dtype.itemsize == 2  # the bars of units are told of bfloat16
+    in_halves = case.dtype.itemsize == 2  # the bars of units are defined for bfloat16
     return Row(
         name,
         kept,

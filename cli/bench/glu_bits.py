@@ -1,4 +1,4 @@
-"""`fewbit bench glu-bits`: how a gated MLP's bits are best shared out among its parts, by their effect on gradients."""
+"""`fewbit bench glu-bits`: the best split of bits among the parts of a gated MLP, by noise and bias of gradients."""
 
 import click
 

@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def kept_bytes(run: Callable[[Tensor], Tensor], x: Tensor, without: Collection[int] = ()) -> int:
-    """Return the bytes of the storages that autograd saves in `run(x)`, each counted once.
+    """Return the bytes of the storages that autograd saves in `run(x)`, counting each once.
 
     Args:
-        run: what is called.
+        run: the function.
         x: its input.
-        without: addresses of storages that are not counted, such as those of parameters.
+        without: addresses of storages to leave out, such as those of parameters.
     """
     storages: dict[int, int] = {}
 

@@ -1,4 +1,4 @@
-"""`fewbit bench kernels`: every CUDA kernel that fewbit generates, compiled: what each takes, and that none spills."""
+"""`fewbit bench kernels`: compile every CUDA kernel that fewbit generates, report its resources, check for spills."""
 
 import multiprocessing
 import os
@@ -25,13 +25,13 @@ from .timing import timed
 
 # The architectures that CI compiles for: A100, H100 and H200, B200.
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
-# All functions that have a kernel, as tables name them; `threshold` has no default arguments.
+# All activations that have a kernel, by their table names; `threshold` has no default arguments.
 ACTIVATIONS = tuple({"threshold": "threshold(threshold=1,value=0)"}.get(name, name) for name in FORMULAS)
 
 
 @dataclass(frozen=True)
 class Task:
-    """The kernels of a table for one dtype and architecture."""
+    """A table, dtype and architecture to compile kernels for."""
 
     table: Table
     dtype: str
@@ -40,14 +40,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the kernels of one task take.
+    """Resource usage of the kernels of one task.
 
     Attributes:
-        activation, kind, bits, dtype, arch: which they are.
-        search: how they find codes.
+        activation, kind, bits, dtype, arch: identify the task.
+        search: how the kernels find codes.
         ms: milliseconds that NVRTC took for all of them.
         size: bytes of machine code.
-        usages: a kernel each.
+        usages: one per kernel.
     """
 
     activation: str
@@ -62,7 +62,7 @@ class Compiled:
 
     @property
     def spilled(self) -> int:
-        """Bytes that spill to memory or lie there, all kernels together."""
+        """Bytes of spilled and local memory, all kernels together."""
         return sum(usage.spilled + usage.stack for usage in self.usages)
 
     def to_dict(self) -> dict[str, object]:
@@ -104,12 +104,12 @@ def command(
 def tasks(
     tables: Iterable[Table], dtypes: Sequence[str] = tuple(NUMBERS), archs: Sequence[str] = ARCHITECTURES
 ) -> list[Task]:
-    """Return all combinations."""
+    """Return all combinations of the arguments as tasks."""
     return [Task(*combination) for combination in product(tables, dtypes, archs)]
 
 
 def compile_task(task: Task) -> Compiled:
-    """Compile the kernels of one task, past the cache."""
+    """Compile the kernels of one task, bypassing the cache."""
     function, parameters = function_of(task.table.activation)
     kernels: list[Kernel] = ["encode", "multiply", *(["forward"] if function else [])]
     source = kernel_source(task.table, task.dtype, kernels, function, parameters)
@@ -123,17 +123,17 @@ def compile_task(task: Task) -> Compiled:
 
 
 def survey(todo: Sequence[Task], jobs: int = 1) -> Iterator[Compiled]:
-    """Compile all tasks, `jobs` at a time, and yield them as they are done, in their order."""
+    """Compile all tasks, `jobs` at a time, and yield the results in the tasks' order."""
     if jobs == 1:
         yield from map(compile_task, todo)
         return
-    # Spawned: a fork would copy the locks of other threads.
+    # Use spawn: a fork would copy the locks of other threads.
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         yield from pool.map(compile_task, todo, chunksize=8)
 
 
 def _tables(activations: Iterable[str], bits: Iterable[int]) -> list[Table]:
-    """Return tables of both kinds, each once: ReLU's of 1 bit serves for 8."""
+    """Return tables of both kinds without duplicates: ReLU's 1-bit table serves up to 8 bits."""
     weight = parse_weight(DEFAULT_WEIGHT)
     found = [
         find_or_solve(parse_activation(activation), b, kind, weight, certify=False)
@@ -145,7 +145,7 @@ def _tables(activations: Iterable[str], bits: Iterable[int]) -> list[Table]:
 
 
 def _lines(compiled: Sequence[Compiled]) -> Iterable[str]:
-    """Return a line for each architecture, dtype and kernel: the most that any table's takes."""
+    """Return a line for each architecture, dtype and kernel: the maximum over all tables."""
     groups: dict[tuple[str, str, str], list[tuple[Compiled, int]]] = {}
     for one in compiled:
         for i, usage in enumerate(one.usages):

@@ -1,11 +1,11 @@
-"""`fewbit bench levels`: what training a ResNet-50 takes at ActNN's levels, beside the same network as it is.
+"""`fewbit bench levels`: time and memory of training a ResNet-50 at ActNN's levels, beside exact training.
 
     for row in measure(Case(batch=64, size=224, device="cuda"), steps=20): row.level, row.ratio, row.largest_batch
 
-Memory first, with one network at a time on the device, "L5" last: it changes the allocator of the whole process. Then
-all networks take turns, a step each: a ratio is the median over rounds of a step's time divided by the exact network's
-in the same round. A step is forward, backward and SGD with momentum, on random images; the networks begin with the same
-weights.
+Memory is measured first, with one network at a time on the device and "L5" last, since it changes the allocator of the
+whole process. Then the networks take turns step by step: a ratio is the median over rounds of a step's time divided by
+the exact network's in the same round. A step is forward, backward and SGD with momentum on random images; all networks
+start from the same weights.
 """
 
 import gc
@@ -31,7 +31,7 @@ from .timing import clock_of, take_turns
 
 EXACT = "exact"
 CONTESTANTS = (EXACT, "L1", "L2", "L3", "L4", "L5")
-# On a GPU, from `LEAST_ON_GPU` elements of images on: a step at L2 by the exact network's, and the best largest batch.
+# GPU targets, from `LEAST_ON_GPU` elements of images on: time of an L2 step relative to exact, and batch increase.
 TIME_BAR = 1.15
 BATCH_BAR = 6.0
 LEAST_ON_GPU = 32 * 3 * 224 * 224
@@ -50,18 +50,18 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """One level.
+    """Result for one level.
 
     Attributes:
         level: its name, or `EXACT`.
-        kept: bytes that autograd keeps from forward to backward, where they are swapped those in host memory too.
-        peak: most bytes that a step holds at once on the device, beside what is there before it.
-        kept_times, peak_times: by how much less that is than the exact network's.
+        kept: bytes that autograd saves, including those swapped to host memory.
+        peak: peak memory of a step on the device, beyond what is allocated before it.
+        kept_times, peak_times: the exact network's bytes divided by these.
         ms: median time of a step.
         ratio: median over rounds of its time divided by the exact network's.
-        largest_batch: by trial, up to `TOLERANCE` too small; None where it was not tried.
-        batch_times: by the exact network's.
-        stopped_by: what the last batch that failed said.
+        largest_batch: found by trial, up to `TOLERANCE` too small; None if not tried.
+        batch_times: relative to the exact network's.
+        stopped_by: error message of the last batch that failed.
     """
 
     level: str
@@ -81,7 +81,7 @@ class Row:
 
 
 class Training:
-    """A ResNet-50 at a level, and the steps of its training."""
+    """A ResNet-50 at one level, with its optimizer."""
 
     def __init__(self, level: str, device: str) -> None:
         torch.manual_seed(0)
@@ -91,7 +91,7 @@ class Training:
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01, momentum=0.9)
 
     def step(self, images: torch.Tensor) -> None:
-        """Train on `images`."""
+        """Run one training step on `images`."""
         classes = torch.arange(len(images), device=self.device) % CLASSES
         F.cross_entropy(self.model(images), classes).backward()
         self.optimizer.step()
@@ -102,13 +102,13 @@ class Training:
         return torch.randn(batch, 3, size, size, device=self.device)
 
     def forget(self) -> None:
-        """Give back the memory of a step that failed on its way."""
+        """Free the memory of a step that failed midway."""
         self.optimizer.zero_grad()
         _free(self.device)
 
 
 _SIZE = click.IntRange(1, 2**16)
-_DEFAULTS = {"cpu": (4, 64), "cuda": (64, 224)}  # images, and pixels of a side
+_DEFAULTS = {"cpu": (4, 64), "cuda": (64, 224)}  # batch size, pixels per side
 
 
 @bench_command("levels", threads=True, device=True)
@@ -148,7 +148,7 @@ def report_of(case: Case, steps: int, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def lines_of(case: Case, rows: Sequence[Row]) -> list[str]:
-    """Return a table of the levels and what its columns mean."""
+    """Return a table of the levels, followed by a legend of its columns."""
     head = ("level", "ms", "of exact", "kept MiB", "less", "peak MiB", "less", "largest batch", "times")
     body = [
         (
@@ -173,9 +173,9 @@ def measure(case: Case, steps: int = 7, *, batches: bool = False, levels: Sequen
     """Return a row for each level, the exact network first.
 
     Args:
-        case: what is measured.
-        steps: of each that are timed, after one that is not.
-        batches: look for the largest batch too, on a GPU.
+        case: the problem.
+        steps: timed steps of each network, after one warm-up.
+        batches: whether to search for the largest batch too, on a GPU.
         levels: names of `CONTESTANTS`, `EXACT` first.
     """
     rows: list[Row] = []
@@ -195,7 +195,7 @@ def measure(case: Case, steps: int = 7, *, batches: bool = False, levels: Sequen
 
 
 def met(case: Case, rows: Sequence[Row]) -> dict[str, bool]:
-    """Return which bars there are, and whether they are met: on a GPU alone, for images enough to fill it."""
+    """Return the bars and whether each is met; there are bars only on a GPU, for enough images to fill it."""
     if case.device != "cuda" or 3 * case.batch * case.size**2 < LEAST_ON_GPU:
         return {}
     bars = {f"{row.level} time": row.ratio <= TIME_BAR for row in rows if row.level == "L2"}
@@ -204,11 +204,11 @@ def met(case: Case, rows: Sequence[Row]) -> dict[str, bool]:
 
 
 def _memory(level: str, case: Case, batches: bool) -> Row:
-    """Return a row without times; the network that it is of is gone by then."""
+    """Return a row without times; its network is freed before returning."""
     _free(case.device)
     training = Training(level, case.device)
     images = training.images(case.batch, case.size)
-    training.step(images)  # momentum is there from now on, kernels are compiled, mixed precision has seen a gradient
+    training.step(images)  # allocates momentum, compiles kernels, and lets mixed precision see a gradient
     kept = profile(training.model, images).total
     row = Row(level, kept, _peak(training, images), 1.0, 1.0, 0.0, 1.0)
     del images
@@ -235,7 +235,7 @@ def _with_largest_batch(row: Row, training: Training, case: Case) -> Row:
                 _check_host(batch * row.kept // case.batch)
             training.step(training.images(batch, case.size))
             _wait(case.device)
-        except RuntimeError as error:  # out of memory is one; others tell of a size that a library does not take
+        except RuntimeError as error:  # out of memory, or a size that a library does not accept
             failures.append(str(error).partition("\n")[0])
             raise
 
@@ -244,7 +244,7 @@ def _with_largest_batch(row: Row, training: Training, case: Case) -> Row:
 
 
 def _check_host(size: int) -> None:
-    """Raise RuntimeError unless half of the host's free memory holds `size` bytes: the system would end the process."""
+    """Raise RuntimeError unless half of the host's free memory holds `size` bytes, as the OS would kill the process."""
     if hasattr(os, "sysconf") and size > os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2:
         raise RuntimeError(f"no room in host memory for {size / 2**30:.1f} GiB of swapped tensors")
 

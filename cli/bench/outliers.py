@@ -1,10 +1,10 @@
-"""`fewbit bench outliers`: V-Quant's quantizer beside `PerGroup`, its training steps of networks beside torch's.
+"""`fewbit bench outliers`: V-Quant's quantizer beside `PerGroup`, and its training steps beside torch's.
 
-Of the quantizers the best of the rounds counts, as in quantizers.py; of steps, medians over rounds of the ratio within
-a round. In a step torch takes part twice, once as `again`: what two equal models differ by is noise. Beside the clock
-stands the time of the process, which other work on the machine disturbs less (with more than one thread it counts the
-time that threads wait for each other, too), and page faults: memory that the allocator gave back to the system and has
-to ask for again, which is torch's own time and chance.
+For quantizers the best round counts, as in quantizers.py; for steps, the median over rounds of the ratio within a
+round. Torch's model takes part twice in each step, the second time as `again`: the difference between two equal models
+is noise. Beside wall time stands process time, which other work on the machine disturbs less (with several threads it
+includes the time that threads wait for each other), and page faults: memory that the allocator returned to the system
+and has to request again, which is torch's own time and varies at random.
 """
 
 import copy
@@ -27,7 +27,7 @@ from ..progress import with_progress
 from .report import MET, Report, bench_command, rounds_option, this_machine
 from .timing import Run, Times, readings, take_turns
 
-PAIR_BAR = 2.5  # times PerGroup at 4 bits, compress and decompress in turn
+PAIR_BAR = 2.5  # times PerGroup at 4 bits, compress plus decompress
 STEP_BAR = 1.10  # times torch's step
 SIZES = (1 << 20, 1 << 22, 1 << 24)
 _SAMPLES = 64
@@ -35,13 +35,13 @@ _SAMPLES = 64
 
 @dataclass(frozen=True)
 class PairTime:
-    """Milliseconds of compress and decompress in turn, each the best of the rounds.
+    """Milliseconds of compress plus decompress, best of the rounds.
 
     Attributes:
-        n: elements, float32.
-        outlier_ms, relu_ms, per_group_ms: V-Quant, RV-Quant of ReLU's output, PerGroup at 4 bits.
-        ratio, relu_ratio: of the first two to the third.
-        median_ratio, relu_median_ratio: the same of medians.
+        n: number of elements, float32.
+        outlier_ms, relu_ms, per_group_ms: V-Quant, RV-Quant of a ReLU's output, PerGroup at 4 bits.
+        ratio, relu_ratio: the first two relative to the third.
+        median_ratio, relu_median_ratio: the same for medians.
     """
 
     n: int
@@ -68,8 +68,8 @@ class Case:
     """A network on a batch of square images.
 
     Attributes:
-        build: makes it, with weights of its own.
-        classes: that it tells apart.
+        build: returns the network with newly drawn weights.
+        classes: number of classes.
     """
 
     name: str
@@ -85,12 +85,12 @@ class StepTime:
 
     Attributes:
         case: name of the network.
-        batch, size: images, and their sides.
-        bits, outliers: of V-Quant.
-        fewbit_ms, torch_ms: by the clock.
-        ratio, again_ratio: of V-Quant, and of a second copy of torch's model, to torch.
-        cpu_ratio, again_cpu_ratio: the same of the process's time.
-        fewbit_faults, torch_faults: page faults of a step; None where the system does not tell.
+        batch, size: number of images, and pixels per side.
+        bits, outliers: settings of V-Quant.
+        fewbit_ms, torch_ms: wall time.
+        ratio, again_ratio: V-Quant, and a second copy of torch's model, relative to torch.
+        cpu_ratio, again_cpu_ratio: the same for process time.
+        fewbit_faults, torch_faults: page faults of a step; None if the system does not count them.
     """
 
     case: str
@@ -109,7 +109,7 @@ class StepTime:
 
     @property
     def met(self) -> bool:
-        """Whether the bar is met, by the clock."""
+        """Whether the wall-time ratio is within the bar."""
         return self.ratio <= STEP_BAR
 
     def to_dict(self) -> dict[str, object]:
@@ -118,14 +118,14 @@ class StepTime:
 
 
 def six_convolutions() -> nn.Module:
-    """Return convolutions of 64 to 256 channels with batch normalisation and ReLU, in the manner of VGG."""
+    """Return six convolutions of 64 to 256 channels with batch normalisation and ReLU, in the style of VGG."""
     first, second, third = ((*conv(a, b), *conv(b, b)) for a, b in ((3, 64), (64, 128), (128, 256)))
     head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10))
     return nn.Sequential(*first, nn.MaxPool2d(2), *second, nn.MaxPool2d(2), *third, *head)
 
 
 def small_resnet18() -> nn.Module:
-    """Return ResNet-18 as it is taken for images of 32×32: its first convolution keeps the size, and none is pooled."""
+    """Return ResNet-18 for images of 32×32: the first convolution keeps the size and no pooling follows it."""
     model = resnet(2, 2, 2, 2, bottleneck=False)
     assert isinstance(model, nn.Sequential)
     model[0], model[3] = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
@@ -175,7 +175,7 @@ def command(bits: int, ratio: float, rounds: int) -> Report:
 
 
 def bench_pair(n: int, bits: int = 3, outliers: float = 0.02, rounds: int = 60) -> PairTime:
-    """Time compress and decompress of `n` normal numbers, of 64 samples, and of their ReLU; two rounds warm up."""
+    """Time compress and decompress of `n` normal numbers in 64 samples, and of their ReLU, after two warm-up rounds."""
     x = torch.randn(_SAMPLES, n // _SAMPLES)
     plain, relu = Outlier(bits, outliers), Outlier(bits, outliers, relu=True, value_dtype=torch.bfloat16)
     runs = {"outlier": _pair(plain, x), "relu": _pair(relu, x.relu()), "per group": _pair(PerGroup(4), x)}
@@ -186,7 +186,7 @@ def bench_pair(n: int, bits: int = 3, outliers: float = 0.02, rounds: int = 60) 
 
 
 def bench_step(case: Case, bits: int = 3, outliers: float = 0.02, rounds: int = 15) -> StepTime:
-    """Time one case; two rounds first, to warm up, are not counted."""
+    """Time one case after two warm-up rounds."""
     exact = case.build()
     models = {"fewbit": value_aware(copy.deepcopy(exact), bits, outliers).model, "torch": exact}
     models["again"] = copy.deepcopy(exact)
@@ -217,7 +217,7 @@ def _step(model: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> None:
 
 
 def _meters(run: Run) -> tuple[float, float, int]:
-    """Return seconds, seconds of the process, and page faults of a call."""
+    """Return wall time, process time and page faults of a call."""
     before = time.perf_counter(), time.process_time(), _faults() or 0
     run()
     after = time.perf_counter(), time.process_time(), _faults() or 0
@@ -225,7 +225,7 @@ def _meters(run: Run) -> tuple[float, float, int]:
 
 
 def _faults() -> int | None:
-    """Return the page faults of this process so far that needed no disk; None where there is no such count."""
+    """Return the number of minor page faults of this process so far; None if the system does not count them."""
     if sys.platform == "win32":
         return None
     import resource

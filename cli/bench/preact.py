@@ -1,7 +1,6 @@
-"""`fewbit bench preact`: step time of pre-activation networks with few bits, beside torch's and exact fused layers.
+"""`fewbit bench preact`: step time of few-bit pre-activation networks, beside torch's modules and exact fused layers.
 
-Forward, backward and nothing else, of the same weights and batch. Ratios are medians over rounds of the ratio within a
-round.
+Forward and backward only, with the same weights and batch. Ratios are medians over rounds of the ratio within a round.
 """
 
 from dataclasses import asdict, dataclass
@@ -20,17 +19,17 @@ from ..progress import with_progress
 from .report import MET, Report, bench_command, rounds_option, this_machine
 from .timing import clock_of, take_turns
 
-BARS = {"cpu": 1.10, "cuda": 1.05}  # times the step time of torch's modules, at 4 bits
+BARS = {"cpu": 1.10, "cuda": 1.05}  # relative to the step time of torch's modules, at 4 bits
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is timed on images of size×size: a network of `depth`, or where that is None four convolutions in a row.
+    """A model on images of size×size: a network of `depth`, or four convolutions in a row if that is None.
 
     Attributes:
-        depth: of a network with the stem cifar.
-        width: of the network, or channels of the convolutions.
-        kernel: of the convolutions.
+        depth: of a network with the CIFAR stem.
+        width: of the network, or number of channels of the convolutions.
+        kernel: kernel size of the convolutions.
     """
 
     name: str
@@ -41,7 +40,7 @@ class Case:
     kernel: int = 3
 
     def model(self, bits: int | None, fused: bool, device: str = "cpu") -> nn.Module:
-        """Return the model with weights of its own."""
+        """Return the model with newly drawn weights."""
         return self._model(bits, fused).to(device)
 
     def _model(self, bits: int | None, fused: bool) -> nn.Module:
@@ -63,7 +62,7 @@ CPU_CASES = (
     Case("29 layers", 29, 16, 32, 32),
     Case("164 layers, width 8", 164, 8, 64, 8),
 )
-# As in the paper: images of CIFAR's size, and batches that fit for exact training too.
+# As in the paper: images of CIFAR's size, and batches that also fit for exact training.
 GPU_CASES = (
     Case("4 conv 3x3", None, 64, 1024, 32),
     Case("4 conv 1x1", None, 256, 1024, 32, kernel=1),
@@ -80,9 +79,9 @@ class StepTime:
     Attributes:
         case: its name.
         bits: of the activations.
-        fewbit_ms, exact_ms, torch_ms: fused with few bits, fused and exact, and torch's modules.
-        ratio, ratio_to_exact: of the first to the last and to the second.
-        bar: what `ratio` shall not exceed.
+        fewbit_ms, exact_ms, torch_ms: fused with few bits, fused and exact, torch's modules.
+        ratio, ratio_to_exact: the first relative to the last and to the second.
+        bar: upper limit of `ratio`.
     """
 
     case: str
@@ -138,7 +137,7 @@ def command(bits: int, device: str, rounds: int) -> Report:
 
 
 def bench_preact(case: Case, bits: int = 4, rounds: int = 15, device: str = "cpu") -> StepTime:
-    """Time one case on the CPU or on the current GPU; one round first, to warm up, is not counted."""
+    """Time one case on the CPU or on the current GPU, after one warm-up round."""
     few, *others = (case.model(b, fused, device) for b, fused in ((bits, True), (None, True), (bits, False)))
     for model in others:
         model.load_state_dict(few.state_dict())

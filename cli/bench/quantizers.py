@@ -1,11 +1,10 @@
-"""`fewbit bench quantizers`: speed of the per-group quantizer beside a copy of memory and the reference in plain torch.
+"""`fewbit bench quantizers`: speed of the per-group quantizer beside a memory copy and the plain torch reference.
 
-What counts is the best round of each: on a machine that does other work too, it is the one that was disturbed least.
-Medians stand beside.
+The best round of each counts, the one that other work on the machine disturbed least. Medians are listed beside it.
 
-    copy      into memory that is ready: what the bar is measured by, twice for compress and decompress together
-    clone     into fresh memory, as a user copies: on the CPU the system has to map and clear it first, if it is large
-              (decompress takes the memory of the last result that is gone: backends/host_memory.py)
+        copy      into allocated memory: the basis of the bar, run twice to compare with compress plus decompress
+        clone     into new memory, as user code copies: on the CPU the system has to map and clear it first, if large
+                  (decompress reuses the memory of the last freed result: tensors/host_memory.py)
 """
 
 from collections.abc import Sequence
@@ -28,27 +27,27 @@ from .timing import Run, gpu_events, processor, take_turns
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PAIR_BAR = 0.60  # of the speed of two copies, on the CPU
 REFERENCE_BAR = 10.0  # times the speed of the reference
-GPU_BAR = 0.80  # of the copy's bandwidth, compress and decompress each
+GPU_BAR = 0.80  # of the copy's bandwidth, for compress and for decompress
 _SAMPLES = 64
 _REFERENCE_ROUNDS = 2
 
 
 @dataclass(frozen=True)
 class QuantizerTiming:
-    """Milliseconds, each the best of the rounds and in `medians` their median.
+    """Milliseconds: best of the rounds, with their medians in `medians`.
 
     Attributes:
-        dtype, n, bits: of what was compressed; n elements in 64 samples.
-        device: where.
-        compress_ms, decompress_ms: each alone.
-        pair_ms: one after the other.
-        ready_ms: the same with the result in ready memory, as the copy's: what the kernels themselves take.
-        copy_ms, clone_ms: of one copy of the tensor, into ready and into fresh memory.
+        dtype, n, bits: problem; n elements in 64 samples.
+        device: device of the tensor.
+        compress_ms, decompress_ms: each separately.
+        pair_ms: compress followed by decompress.
+        ready_ms: the same with the result in allocated memory, as for the copy: the time of the kernels themselves.
+        copy_ms, clone_ms: one copy of the tensor, into allocated and into new memory.
         reference_ms: compress and decompress by the reference.
-        medians: of the same.
-        share, ready_share: two copies by a pair, and by one into ready memory.
-        compress_share, decompress_share: bandwidth by the copy's.
-        times_reference: reference by pair.
+        medians: the medians of all these.
+        share, ready_share: time of two copies divided by `pair_ms` and by `ready_ms`.
+        compress_share, decompress_share: bandwidth relative to the copy's.
+        times_reference: `reference_ms` divided by `pair_ms`.
     """
 
     dtype: str
@@ -70,7 +69,7 @@ class QuantizerTiming:
     times_reference: float
 
     def met(self) -> dict[str, bool]:
-        """Return which bars there are, and whether they are met."""
+        """Return the bars and whether each is met."""
         if self.device == "cuda":
             return {"compress": self.compress_share >= GPU_BAR, "decompress": self.decompress_share >= GPU_BAR}
         return {"copies": self.share >= PAIR_BAR, "reference": self.times_reference >= REFERENCE_BAR}
@@ -107,9 +106,9 @@ def bench_per_group(bits: int, dtype: str, n: int, device: str = "cpu", rounds: 
     Args:
         bits: 1 to 8.
         dtype: a name in `DTYPES`.
-        n: elements, rounded down to a multiple of 64, the samples.
+        n: number of elements, rounded down to a multiple of 64, the number of samples.
         device: ``cpu`` or ``cuda``.
-        rounds: of all but the reference, which takes two.
+        rounds: timings of all contestants but the reference, which takes two.
     """
     D = max(1, n // _SAMPLES)
     x = torch.randn(_SAMPLES, D, dtype=torch.float32).to(DTYPES[dtype]).to(device)
@@ -141,7 +140,7 @@ def bench_per_group(bits: int, dtype: str, n: int, device: str = "cpu", rounds: 
     }
     best = {name: 1e3 * found.best(name) for name, found in times.items()}
     bytes_of = x.numel() * x.element_size()
-    moved = (bytes_of + compressed.nbytes) / (2 * bytes_of)  # of what a copy moves
+    moved = (bytes_of + compressed.nbytes) / (2 * bytes_of)  # relative to a copy
     return QuantizerTiming(
         *(dtype, x.numel(), bits, device, best["compress"], best["decompress"], best["pair"]),
         best["ready"],

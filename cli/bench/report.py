@@ -1,4 +1,4 @@
-"""What all benches have in common on the command line: shared options, the machine, and the one writer of reports."""
+"""The command line shared by all benches: options, description of the machine, output of reports."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from ...tables.files import atomic_write, check_writable
 from ...tables.json_format import dumps
 from ..options import FILE, json_option
 
-MET = {None: "", True: "yes", False: "no"}  # of a bar; None: there is none
+MET = {None: "", True: "yes", False: "no"}  # by whether the bar is met; None: there is no bar
 
 _output_option = click.option(
     "-o", "--output", type=FILE, metavar="FILE", help="Write the measurements to FILE as JSON."
@@ -31,11 +31,11 @@ _device_option = click.option(
 
 @dataclass(frozen=True)
 class Report:
-    """What a bench measured.
+    """Result of a bench.
 
     Attributes:
-        values: for JSON.
-        lines: for people.
+        values: for JSON output.
+        lines: for text output.
         failed: whether the exit status is 1.
     """
 
@@ -46,11 +46,11 @@ class Report:
 
 @dataclass(frozen=True)
 class Machine:
-    """What torch runs on.
+    """The hardware and threads that torch uses.
 
     Attributes:
-        torch: its version.
-        threads: how many it uses.
+        torch: version of torch.
+        threads: number of CPU threads.
         gpu: name of the GPU; None on the CPU.
     """
 
@@ -65,12 +65,12 @@ class Machine:
 
     @property
     def where(self) -> str:
-        """The GPU's name, or how many threads of the CPU."""
+        """The GPU's name, or the number of CPU threads."""
         return self.gpu or f"{self.threads} threads"
 
 
 def this_machine(device: str = "cpu") -> Machine:
-    """Return what torch runs on, on "cpu" or "cuda"."""
+    """Return the hardware that torch uses for "cpu" or "cuda"."""
     import torch
 
     gpu = torch.cuda.get_device_name() if device == "cuda" else None
@@ -78,7 +78,7 @@ def this_machine(device: str = "cpu") -> Machine:
 
 
 def rounds_option(default: int = 15, help: str = "Timings of each.", name: str = "--rounds") -> Callable[..., Any]:
-    """Return the option for how often each contestant is timed."""
+    """Return the option for the number of timings of each contestant."""
     return click.option(
         name, type=click.IntRange(1, 10_000), metavar="N", default=default, show_default=True, help=help
     )
@@ -87,14 +87,14 @@ def rounds_option(default: int = 15, help: str = "Timings of each.", name: str =
 def bench_command(
     name: str, *, threads: bool = False, device: bool = False, json: bool = True
 ) -> Callable[[Callable[..., Report]], click.Command]:
-    """Return a decorator that makes a function that measures and returns a `Report` the command `name`.
+    """Return a decorator that turns a function returning a `Report` into the command `name`.
 
         @bench_command("preact", threads=True, device=True)
         @rounds_option()
         def command(rounds: int, device: str) -> Report: ...
 
-    The command has the option --output, and on request --threads, --device and --json; the function gets --device alone
-    of these. Where the report is to be written, and whether there is a GPU, is checked before anything is measured.
+    The command has the option --output and, if requested, --threads, --device and --json; the function receives only
+    --device of these. The output path and the presence of a GPU are checked before anything is measured.
     """
     shared = [_threads_option] * threads + [_device_option] * device + [_output_option] + [json_option] * json
 
@@ -115,7 +115,7 @@ def bench_command(
 
 
 def write_report(report: Report, output: Path | None, as_json: bool) -> None:
-    """Write `report` to `output`, if named, and print it as JSON or as text; exit with 1 if it failed."""
+    """Write `report` to `output`, if given, and print it as JSON or text; exit with status 1 if it failed."""
     content = dumps(report.values)
     if output:
         with atomic_write(output) as stream:

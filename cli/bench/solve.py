@@ -1,13 +1,13 @@
-"""`fewbit bench solve`: speed of the compiler beside others that solve the same problems. Needs no torch.
+"""`fewbit bench solve`: speed of the compiler beside other solvers of the same problems. Needs no torch.
 
     solve       GELU at 3 bits: moments, exact solver, refinement; no certificate
     interval    the exact solver alone: n cells of GELU's derivative, K levels
     shared      likewise
     build       all shipped tables, certificates included
 
-Every measurement is taken in a process of its own, after a warm-up on a small problem that compiles what is compiled:
-so its peak memory can be told, and none finds the caches of another. Times are medians over rounds. Errors of one
-problem are computed by one function, whoever solved it, so equal errors mean equally good answers.
+Each measurement runs in its own process, after a warm-up on a small problem that triggers compilation: so its peak
+memory can be measured, and no measurement benefits from another's caches. Times are medians over rounds. One function
+computes all errors of a problem, so equal errors mean equally good solutions.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ Vector = NDArray[np.float64]
 
 FEWBIT, PLAIN, KMEANS1D, RUPTURES = "fewbit", "plain O(n^2 K)", "kmeans1d", "ruptures"
 _ACTIVATION = "gelu"  # its f' has no kinks within the domain: all cells are equal, as kmeans1d and ruptures need them
-_BUDGET = 20.0  # seconds after which no further round is begun
+_BUDGET = 20.0  # seconds after which no further round starts
 _GIB = 2**30
 
 
 @dataclass(frozen=True)
 class Task:
-    """What to measure.
+    """A measurement to take.
 
     Attributes:
         what: ``solve``, ``solver`` or ``build``.
-        kind: of the tables; None for ``build``, which makes both.
-        solver: whose; one of those above.
-        n: cells of the grid; None where the compiler chooses.
-        K: levels.
-        bar_ms, bar_bytes: what the time and the memory shall not exceed, if anything.
+        kind: of the tables; None for ``build``, which solves both.
+        solver: one of the solvers above.
+        n: cells of the grid; None if the compiler chooses.
+        K: number of levels.
+        bar_ms, bar_bytes: upper limits of time and memory, or None.
     """
 
     what: str
@@ -76,15 +76,15 @@ class Task:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What came out.
+    """Result of a task.
 
     Attributes:
-        task: what was measured.
-        ms: milliseconds, the median over rounds; None where nothing could be measured.
-        rounds: how many there were.
-        error: of the solution that was found, as ∫ (f' − q)² w dx; None for ``build``.
-        peak_bytes: the most memory that the process held, all of it; None where the system does not tell.
-        note: why there is no time: ``not installed``, ``out of memory`` or ``its process died``.
+        task: the task.
+        ms: median milliseconds over rounds; None if nothing could be measured.
+        rounds: number of rounds.
+        error: of the solution, as ∫ (f' − q)² w dx; None for ``build``.
+        peak_bytes: peak memory of the whole process; None if the system does not report it.
+        note: reason for a missing time: ``not installed``, ``out of memory`` or ``its process died``.
     """
 
     task: Task
@@ -96,7 +96,7 @@ class Measurement:
 
     @property
     def met(self) -> bool | None:
-        """Whether all bars were met; None where there are none."""
+        """Whether all bars were met; None if there are none."""
         pairs = ((self.ms, self.task.bar_ms), (self.peak_bytes, self.task.bar_bytes))
         barred = [(value, bar) for value, bar in pairs if bar is not None]
         return all(value is not None and value <= bar for value, bar in barred) if barred else None
@@ -107,7 +107,7 @@ class Measurement:
         return {**fields.pop("task"), **fields, "met": self.met}
 
 
-# The others take part where it takes them seconds and megabytes: kmeans1d needs 16 nK bytes.
+# The others take part where they need seconds and megabytes only: kmeans1d needs 16 nK bytes.
 TASKS = (
     *(Task("solve", kind, K=8, bar_ms=50) for kind in KINDS),
     Task("solver", "interval", FEWBIT, 10_000, 16, bar_ms=500),
@@ -171,11 +171,11 @@ def _row(m: Measurement) -> tuple[str, ...]:
 
 
 def bench_solve(tasks: Sequence[Task] = TASKS, rounds: int = 5) -> Iterator[Measurement]:
-    """Yield the measurement of every task, one after the other.
+    """Yield the measurement of every task in turn.
 
     Args:
-        tasks: what to measure.
-        rounds: how often each is timed; fewer where that takes longer than 20 seconds. ``build`` is timed once.
+        tasks: the measurements to take.
+        rounds: timings of each; fewer where that takes longer than 20 seconds. ``build`` is timed once.
     """
     for task in tasks:
         if task.solver in (KMEANS1D, RUPTURES) and find_spec(task.solver) is None:
@@ -202,9 +202,9 @@ def measure(task: Task, rounds: int) -> Measurement:
 
 
 def peak_bytes() -> int | None:
-    """Return the most memory that this process has held so far; None where the system does not tell."""
+    """Return the peak memory of this process so far; None if the system does not report it."""
     try:
-        # Since the process began its program. What `getrusage` tells may be the peak of the process that started it.
+        # Since exec. `getrusage` may report the peak of the parent process instead.
         status = Path("/proc/self/status").read_text()
         return next(1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
     except (OSError, StopIteration):
@@ -218,12 +218,12 @@ def peak_bytes() -> int | None:
 
 
 def cores() -> int:
-    """Return how many processor cores this process may use."""
+    """Return the number of processor cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def plain_programme(sums: Vector, K: int) -> NDArray[np.int64]:
-    """Return the best boundaries, at most K − 1 indices, by the O(n²K) dynamic programme as a textbook has it.
+    """Return the best boundaries, at most K − 1 indices, by the textbook O(n²K) dynamic programme.
 
     Args:
         sums: (3, n + 1) prefix sums of W, FW and F².
@@ -231,7 +231,7 @@ def plain_programme(sums: Vector, K: int) -> NDArray[np.int64]:
     """
     w, fw, f2 = sums
     n = w.size - 1
-    least = np.zeros((K, n + 1))  # row k: of the first i cells with k + 1 levels
+    least = np.zeros((K, n + 1))  # row k: least cost of the first i cells with k + 1 levels
     start = np.zeros((K, n + 1), np.int64)
     for i in range(1, n + 1):
         cost = _costs(w[i] - w[:i], fw[i] - fw[:i], f2[i] - f2[:i])
@@ -246,7 +246,7 @@ def plain_programme(sums: Vector, K: int) -> NDArray[np.int64]:
 
 
 def interval_error(moments: Moments, boundaries: Vector) -> float:
-    """Return the error of the best levels between `boundaries`, increasing, on the grid's edges."""
+    """Return the error of the best levels for given increasing `boundaries`, on the grid's edges."""
     low, high = moments.edges[[0, -1]]
     return float(_costs(*moments.between(np.concatenate([[low], boundaries, [high]]))).sum())
 
@@ -259,22 +259,22 @@ def shared_error(moments: Moments, levels: Vector) -> float:
 
 
 def cell_means(moments: Moments) -> tuple[Vector, Vector]:
-    """Return centred f' and the weight in every cell, by the values of f'."""
+    """Return centred mean f' and weight of every cell, sorted by f'."""
     w, fw = moments.cells[0], moments.cells[1]
     order = np.argsort(fw / w, kind="stable")
     return (fw / w)[order], w[order]
 
 
 def _measure_elsewhere(task: Task, rounds: int) -> Measurement:
-    """Measure `task` in a process of its own, which ends with this call, however that ends."""
-    context = multiprocessing.get_context("spawn")  # a fork would begin with this process's memory
+    """Measure `task` in a process of its own, which ends with this call even if the call raises."""
+    context = multiprocessing.get_context("spawn")  # a fork would inherit this process's memory
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_measure_and_send, args=(sender, task, rounds), daemon=True)
     process.start()
-    sender.close()  # the child's end is now the only one: when it is gone, so is the child
+    sender.close()  # leaves the child's end as the only one, so that its death closes the pipe
     try:
         result = receiver.recv()
-    except EOFError:  # killed, most likely for want of memory
+    except EOFError:  # killed, most likely out of memory
         return Measurement(task, note="its process died")
     finally:
         process.terminate()
@@ -285,7 +285,7 @@ def _measure_elsewhere(task: Task, rounds: int) -> Measurement:
 
 
 def _measure_and_send(sender: Connection, task: Task, rounds: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts
     try:
         sender.send(measure(task, rounds))
     except MemoryError:

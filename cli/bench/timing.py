@@ -1,14 +1,14 @@
-"""The timing of all benches: contestants take turns, so that a machine whose speed drifts slows all alike.
+"""The timing loop of all benches: contestants take turns, so that drifting machine speed affects all equally.
 
     times = take_turns({"fewbit": ours, "torch": theirs}, rounds=15)
     times.median("fewbit"), times.best("torch"), times.ratio("fewbit", to="torch")
 
-A clock calls a contestant and returns the seconds that it took:
+A clock calls a contestant and returns the seconds it took:
 
-    processor       from call to return
-    synchronized    likewise, the GPU idle before and after
-    gpu_events      between two events of the GPU
-    gpu_alone       likewise, and the GPU never waits for Python: launches are not in it
+        processor       wall time from call to return
+        synchronized    likewise, with the GPU idle before and after
+        gpu_events      between two GPU events
+        gpu_alone       likewise, with the GPU kept busy, so that Python and launch overhead are excluded
 """
 
 import math
@@ -29,7 +29,7 @@ _GPU_CYCLES_AHEAD = 1_000_000
 
 @dataclass(frozen=True)
 class Times(Generic[Key]):
-    """Seconds of each contestant, a mapping a round."""
+    """Seconds of each contestant, one mapping per round."""
 
     rounds: Sequence[Mapping[Key, float]]
 
@@ -42,7 +42,7 @@ class Times(Generic[Key]):
         return statistics.median(self.of(who))
 
     def best(self, who: Key) -> float:
-        """Return the least of all rounds: the one that other work on the machine disturbed least."""
+        """Return the minimum over rounds, the one that other work on the machine disturbed least."""
         return min(self.of(who))
 
     def ratio(self, who: Key, to: Key) -> float:
@@ -58,12 +58,12 @@ def timed(run: Callable[[], Result]) -> tuple[float, Result]:
 
 
 def processor(run: Run) -> float:
-    """Return the seconds of one call; its result is freed after that."""
+    """Return the seconds of one call; its result is freed afterwards."""
     return timed(run)[0]
 
 
 def synchronized(run: Run) -> float:
-    """Return the seconds of one call until the GPU has done what it was given."""
+    """Return the seconds of one call until the GPU is idle again."""
     import torch
 
     torch.cuda.synchronize()
@@ -77,7 +77,7 @@ def synchronized(run: Run) -> float:
 
 
 def gpu_events(run: Run) -> float:
-    """Return the seconds between two events of the GPU, one before the call and one after."""
+    """Return the seconds between a GPU event before the call and one after it."""
     import torch
 
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -90,7 +90,7 @@ def gpu_events(run: Run) -> float:
 
 
 def gpu_alone(run: Run) -> float:
-    """Return the seconds that the GPU itself takes: it is kept busy while Python gets ahead of it."""
+    """Return the GPU's own seconds: the GPU is kept busy while Python queues the call."""
     import torch
 
     torch.cuda._sleep(_GPU_CYCLES_AHEAD)
@@ -98,12 +98,12 @@ def gpu_alone(run: Run) -> float:
 
 
 def clock_of(device: str) -> Clock:
-    """Return the clock for calls as a user makes them on "cpu" or "cuda"."""
+    """Return the clock that times calls as a user makes them, on "cpu" or "cuda"."""
     return synchronized if device == "cuda" else processor
 
 
 def repeated(run: Run, times: int) -> Run:
-    """Return a function that calls `run` so often: one short call is too little for a clock."""
+    """Return a function that calls `run` `times` times, as one short call is below a clock's resolution."""
 
     def many() -> None:
         for _ in range(times):
@@ -122,7 +122,7 @@ def take_turns(
     rotate: bool = False,
     budget: float = math.inf,
 ) -> Times[Key]:
-    """Time all contestants once a round; the arguments are those of `readings`."""
+    """Time all contestants once per round; takes the arguments of `readings`."""
     return Times(readings(contestants, rounds, clock, warm_up=warm_up, after=after, rotate=rotate, budget=budget))
 
 
@@ -136,16 +136,16 @@ def readings(
     rotate: bool = False,
     budget: float = math.inf,
 ) -> list[dict[Key, Reading]]:
-    """Return what `clock` read of each contestant in each round.
+    """Return the clock's readings of each contestant in each round.
 
     Args:
-        contestants: what to call.
-        rounds: how often each is measured.
-        clock: calls one and returns what it read.
-        warm_up: rounds before those, which are not counted.
-        after: called after each call, with the contestant's key; not measured.
-        rotate: begin every round with another contestant.
-        budget: seconds after which no further round is begun; one there is always.
+        contestants: functions to call.
+        rounds: measurements of each.
+        clock: calls a contestant and returns its reading.
+        warm_up: rounds before the counted ones.
+        after: called with the contestant's key after each call, outside the measurement.
+        rotate: start each round with another contestant.
+        budget: seconds after which no further round starts; at least one round runs.
     """
     keys = list(contestants)
     found: list[dict[Key, Reading]] = []

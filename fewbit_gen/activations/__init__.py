@@ -1,11 +1,11 @@
-"""Activations, and how they are read.
+"""Activations and their notations.
 
-smooth.py, piecewise.py   the families known by name, with their analytic derivatives
-registry.py               softplus(beta=2)                     a family called by name
+smooth.py, piecewise.py   the named families, with their analytic derivatives
+registry.py               softplus(beta=2)                     a call of a named family
 expression.py             x*sigmoid(1.702*x)                   an expression, differentiated by the chain rule
 callables.py              torch.nn.Mish(), or f with f'        a Python callable
-kinks.py                  where such a derivative is not smooth
-parse.py                  which of these it is
+kinks.py                  detection of points where such a derivative is not smooth
+parse.py                  selects among these notations
 """
 
 from .base import Activation, times_power_of_two

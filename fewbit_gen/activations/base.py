@@ -1,6 +1,6 @@
-"""What an activation is to the compiler: f, its derivative f', and where f' is not smooth.
+"""The compiler's model of an activation: f, its derivative f', and the points where f' is not smooth.
 
-Tables have intervals closed on the right, so a kink is always the last double of the piece on its left. Where torch
+Table intervals are closed on the right, so a kink is always the last double of the piece on its left. Where torch
 gives f'(k) the value from the right (relu6 at 6), the kink is therefore the double before k: `before(k)`.
 """
 
@@ -15,7 +15,7 @@ from ...tables.errors import FewbitError
 
 Vector = NDArray[np.float64]
 Function = Callable[[Vector], Vector]
-# From the ends of cells and the size of a last digit to bounds of f' on each cell: enclosure.py.
+# Type of a function from the ends of cells and the machine epsilon to bounds of f' on each cell: enclosure.py.
 Enclosure = Callable[[Vector, Vector, float], tuple[Vector, Vector]]
 
 
@@ -24,20 +24,20 @@ class Activation:
     """A pointwise activation f: R → R.
 
     Attributes:
-        name: canonical text that `parse_activation` reads back, such as ``softplus(beta=2)``; of a callable, what
-            it is called.
+        name: canonical text that `parse_activation` reads back, such as ``softplus(beta=2)``; for a callable, its
+            display name.
         function: f, float64 to float64, elementwise.
         derivative: f', float64 to float64, elementwise; at a kink its value from the left.
         kinks: points where f' jumps or bends, increasing.
-        step: whether f' is constant between kinks, so that a finite table holds it exactly.
-        reach: beyond ±reach f' needs no fine grid: it is constant to a double's last digit, but for a jump at a
-            kink, or flat as a power of x is far out. Infinity where f' never comes to rest.
+        step: whether f' is constant between kinks, so that a finite table represents it exactly.
+        reach: beyond ±reach f' needs no fine grid: it is constant to a double's last digit except for a jump at a
+            kink, or as flat as a power of x is far out. Infinity if f' never settles.
         base: the name of an activation g and a number a > 0 with f'(x) = g'(a·x), or None.
         consistent: whether `derivative` is the derivative of `function` wherever that does not jump, so that one can
-            check the other. A callable's may be what its author likes better.
-        turns: points such that f and f' are both monotone between neighbours among them and the kinks; None where
-            nobody has noted them.
-        enclosure: bounds of f' on cells (enclosure.py); None where f' is known by its values alone.
+            check the other. A callable may define its own derivative.
+        turns: points such that f and f' are both monotone between neighbours among them and the kinks; None if
+            unknown.
+        enclosure: bounds of f' on cells (enclosure.py); None if only values of f' are available.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Activation:
 
 
 def times_power_of_two(activation: Activation, exponent: int) -> Activation:
-    """Return the activation 2^exponent · f, exact but where that leaves the range of doubles."""
+    """Return the activation 2^exponent · f, exact except where it leaves the range of doubles."""
 
     def scaled(function: Function) -> Function:
         return lambda x: np.ldexp(function(x), exponent)
@@ -101,7 +101,7 @@ def bound(name: str, value: float) -> float:
 
 
 def bounded(x: Vector) -> Vector:
-    """Return `x` cut to ±10⁸, where f' has long come to rest: it keeps ∞·0 out of formulas."""
+    """Return `x` clipped to ±10⁸, where f' has long settled: this keeps ∞·0 out of formulas."""
     return np.clip(x, -1e8, 1e8)
 
 

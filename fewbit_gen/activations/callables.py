@@ -1,6 +1,6 @@
-"""An activation given as a Python callable: of NumPy arrays together with its derivative, or of torch tensors.
+"""An activation given as a Python callable: on NumPy arrays together with its derivative, or on torch tensors.
 
-torch differentiates the latter, in float64; it is imported only then.
+torch differentiates the latter, in float64; torch is imported only then.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from ...tables.errors import FewbitError, shown
 from .base import Activation, Function, Vector
 from .kinks import from_the_left, is_step, jumps, reach_of
 
-# Where a callable is tried: its values at some of these points must be those it has when given them alone.
+# Test points for a callable: at some of them its values alone must equal those within the whole array.
 _PROBE = np.linspace(-2, 2, 9)
 _ACCEPTED = "give a function of torch tensors, or with derivative= the function f' of NumPy arrays"
 
@@ -26,7 +26,7 @@ def callable_activation(function: Callable[..., Any], derivative: Callable[..., 
         derivative: f', elementwise, of float64 NumPy arrays.
 
     Raises:
-        FewbitError: it fails, is not elementwise, or gives no real numbers.
+        FewbitError: `function` fails, is not elementwise, or does not return real numbers.
     """
     name = _name(function)
     if derivative is None:
@@ -47,7 +47,7 @@ def _name(function: object) -> str:
 
 
 def _checked(function: Callable[..., Any], name: str) -> Function:
-    """Return `function` shielded, tried first on a few points."""
+    """Return `function` shielded, after testing it on a few points."""
     shielded = _shielded(function, name)
     whole, parts = shielded(_PROBE), np.concatenate([shielded(_PROBE[:4]), shielded(_PROBE[4:])])
     if not np.allclose(whole, parts, rtol=1e-9, atol=1e-12, equal_nan=True):
@@ -56,7 +56,7 @@ def _checked(function: Callable[..., Any], name: str) -> Function:
 
 
 def _shielded(function: Callable[..., Any], name: str) -> Function:
-    """Return `function` so that what it raises or wrongly returns is told in one line."""
+    """Wrap `function` so that its exceptions and invalid results become one-line errors."""
 
     def shielded(x: Vector) -> Vector:
         flat = np.array(x, np.float64).ravel()  # a copy: the callable may write into it
@@ -86,12 +86,12 @@ def _by_torch(function: Callable[..., Any], name: str) -> tuple[Function, Functi
         raise FewbitError(f"to differentiate {name} takes PyTorch, which is not installed; {_ACCEPTED}") from None
 
     if isinstance(function, torch.nn.Module):
-        function = deepcopy(function).double()  # its parameters may be of another type
+        function = deepcopy(function).double()  # its parameters may have another dtype
 
     def run(x: Vector, *, differentiate: bool) -> Vector:
         with torch.enable_grad():
             leaf = torch.from_numpy(x).requires_grad_()
-            # An identity that is no leaf, so that functions that work in place are taken too.
+            # An identity makes the input a non-leaf tensor, so that in-place functions work too.
             y = function(leaf * 1.0)
             if not isinstance(y, torch.Tensor):
                 raise FewbitError(f"{name} makes of a torch tensor {shown(type(y).__name__)}; {_ACCEPTED}")

@@ -1,4 +1,4 @@
-"""Functions that expressions know beside the families: each an `Activation`, so that one chain rule serves all."""
+"""Elementary functions for expressions beyond the families: each an `Activation`, so one chain rule covers all."""
 
 import math
 
@@ -19,7 +19,7 @@ _FUNCTIONS = (
     Activation("cosh", lambda x: np.cosh(x), lambda x: np.sinh(x), turns=(0.0,)),
     Activation("arcsinh", lambda x: np.arcsinh(x), lambda x: 1 / np.hypot(1, x), turns=(0.0,)),
     Activation("erfc", lambda x: erfc(x), lambda x: -2 / math.sqrt(math.pi) * np.exp(-x * x), turns=(0.0,)),
-    # At 0 both belong to the piece on the left, as everything does at a kink: sign(0) is −1.
+    # At 0 both take the value of the piece on the left, like every kink: sign(0) is −1.
     Activation("abs", lambda x: np.abs(x), lambda x: np.where(x > 0, 1.0, -1.0), kinks=(0.0,), turns=()),
     Activation("sign", lambda x: np.where(x > 0, 1.0, -1.0), lambda x: np.zeros_like(x), kinks=(0.0,), turns=()),
 )

@@ -1,13 +1,13 @@
-"""Between which numbers the derivative of an expression lies on an interval, by interval arithmetic.
+"""Bounds of an expression's derivative on intervals, by interval arithmetic.
 
-Samples of f' say nothing of what lies between them: exp(-1e12*(x-3.3333)**2) is 0 at every point of a grid, and
-gelu(1e7*x) has slope 0 or 1e7 at all of them. Evaluated on intervals instead of points, the same expression tells how
-far f' can reach in each cell; where that is far, the compiler cuts the cell.
+Samples of f' carry no information about the values between them: exp(-1e12*(x-3.3333)**2) is 0 at every point of a
+grid, and gelu(1e7*x) has slope 0 or 1e7 at all of them. Evaluated on intervals instead of points, the same expression
+bounds f' in each cell; where the bounds are wide, the compiler splits the cell.
 
-    enclosed("x*x")   cells [a, b]  →  [2a, 2b] or whatever wider interval holds 2x for all x of the cell
+        enclosed("x*x")   cells [a, b]  →  [2a, 2b] or a wider interval that contains 2x for all x of the cell
 
 The rules are those of expression.py, on pairs of bounds. A function g is monotone between its turning points
-(`Activation.turns`) and kinks, so its range is that of its values at the ends and at those inside.
+(`Activation.turns`) and kinks, so its range is spanned by its values at the ends and at those points inside.
 """
 
 import ast
@@ -22,45 +22,45 @@ from numpy.typing import NDArray
 from .base import Activation, Enclosure, Vector
 
 _LAST_DIGIT = 2.0**-52
-_LIBRARY = 8  # last digits by which exp and the like may be off, and what is made of a few of them
+_LIBRARY = 8  # maximum error of exp and the like, in last digits, with a margin for combining a few of them
 
 
 class Bounds(NamedTuple):
-    """Between which numbers something lies, cell by cell; −∞ and ∞ where nothing is known."""
+    """Lower and upper bounds, cell by cell; −∞ and ∞ where nothing is known."""
 
     low: Vector
     high: Vector
 
 
 class Enclosed(NamedTuple):
-    """Bounds of a value and of its derivative by x; None is the derivative of what does not depend on x."""
+    """Bounds of a value and of its derivative by x; the derivative is None if the value does not depend on x."""
 
     value: Bounds
     slope: Bounds | None
 
 
-# From bounds of x and the size of a last digit (0 to leave rounding aside) to bounds of the node.
+# Type of a node: from bounds of x and the machine epsilon (0 to ignore rounding) to bounds of the node.
 Node = Callable[[Bounds, float], Enclosed]
 
 
 class _Unknown(Exception):
-    """A function in the expression whose turning points nobody has noted."""
+    """The expression contains a function whose turning points are unknown."""
 
 
 def enclosed(
     tree: ast.expr, function_of: Callable[[ast.Call], Activation], number_of: Callable[[ast.expr], float]
 ) -> Enclosure | None:
-    """Return what encloses the derivative of an expression that `expression.py` has accepted.
+    """Return a function that encloses the derivative of an expression accepted by `expression.py`.
 
     Args:
         tree: its syntax tree.
-        function_of: from a call to the function that it calls.
-        number_of: from an expression without x to its value.
+        function_of: maps a call to the function that it calls.
+        number_of: maps an expression without x to its value.
 
     Returns:
-        From the ends of cells (low, high) and the size of a last digit to bounds of f' on each; with a last digit of
-        2⁻⁵² they allow for rounding, with 0 they are those of f' as doubles compute it. None where a function's turning
-        points are not known.
+        A function from the ends of cells (low, high) and the machine epsilon to bounds of f' on each; with 2⁻⁵² they
+        allow for rounding, with 0 they bound f' as computed in doubles. None if the turning points of a function are
+        unknown.
     """
     try:
         node = _Reader(function_of, number_of).read(tree)
@@ -78,14 +78,14 @@ def enclosed(
 
 
 def rounding_of(enclosure: Enclosure, x: Vector) -> Vector:
-    """Return by how much f' may be off at `x` for the rounding of doubles."""
+    """Return bounds of the rounding error of f' at `x` in double precision."""
     low, high = enclosure(x, x, _LAST_DIGIT)
     with np.errstate(invalid="ignore"):
         return 0.5 * (high - low)
 
 
 class _Reader:
-    """From the syntax tree to a `Node`."""
+    """Converts the syntax tree to a `Node`."""
 
     def __init__(self, function_of: Callable[[ast.Call], Activation], number_of: Callable[[ast.expr], float]) -> None:
         self._function_of, self._number_of = function_of, number_of
@@ -163,7 +163,7 @@ def _thin(number: float) -> Bounds:
 
 
 def _widened(bounds: Bounds, digit: float) -> Bounds:
-    """Return `bounds` with `digit`, a relative error, on either side; what is beyond the doubles may be any number."""
+    """Return `bounds` widened by the relative error `digit` on either side; overflow widens to infinity."""
     low, high = bounds
     if digit:
         low, high = low - digit * np.abs(low), high + digit * np.abs(high)
@@ -188,7 +188,7 @@ def _product(u: Bounds, v: Bounds, digit: float) -> Bounds:
 
 
 def _times(a: Vector, b: Vector) -> Vector:
-    """Return a·b; 0·∞ is 0, for what is unbounded is yet finite."""
+    """Return a·b with 0·∞ = 0, as an infinite bound stands for a finite value."""
     product = a * b
     return np.where((a == 0) | (b == 0), 0.0, product)
 
@@ -203,7 +203,7 @@ def _quotient(u: Bounds, v: Bounds, digit: float) -> Bounds:
 def _range(function: Callable[[Vector], Vector], points: tuple[float, ...], u: Bounds, digit: float) -> Bounds:
     """Return the range of a function that is monotone between neighbours of `points`."""
     at_low, at_high = function(u.low), function(u.high)
-    low, high = np.minimum(at_low, at_high), np.maximum(at_low, at_high)  # NaN if one is NaN
+    low, high = np.minimum(at_low, at_high), np.maximum(at_low, at_high)  # NaN if either is NaN
     if points:
         values = function(np.asarray(points))
         for point, value in zip(points, values.tolist(), strict=True):
@@ -248,7 +248,7 @@ def _chain(function: Activation, argument: Node) -> Node:
 
 
 def _ranges(function: Activation) -> Callable[[Bounds, float], tuple[Bounds, Bounds]]:
-    """Return what gives the ranges of a function and of its derivative."""
+    """Return a function that gives the ranges of a function and of its derivative."""
     half = 0.5 * math.pi
     if function.name == "sin":
         return lambda u, digit: (_sine(u, digit), _sine(u, digit, half))
@@ -261,7 +261,7 @@ def _ranges(function: Activation) -> Callable[[Bounds, float], tuple[Bounds, Bou
             return value, _sum(_square(value, digit), _thin(1.0), digit)
 
         return tangent
-    turns = () if function.step else function.turns  # f is linear between the kinks then
+    turns = () if function.step else function.turns  # with f' a step function, f is linear between the kinks
     if turns is None:
         raise _Unknown
     kinks = [side for kink in function.kinks for side in (kink, math.nextafter(kink, math.inf))]
@@ -269,7 +269,7 @@ def _ranges(function: Activation) -> Callable[[Bounds, float], tuple[Bounds, Bou
 
     def both(u: Bounds, digit: float) -> tuple[Bounds, Bounds]:
         value, outer = _range(function.function, points, u, digit), _range(function.derivative, points, u, digit)
-        unknown = (value.low == -np.inf) & (value.high == np.inf)  # as of log where u may be negative
+        unknown = (value.low == -np.inf) & (value.high == np.inf)  # such as log where u may be negative
         return value, Bounds(np.where(unknown, -np.inf, outer.low), np.where(unknown, np.inf, outer.high))
 
     return both
@@ -305,10 +305,10 @@ def _power(base: Node, c: float) -> Node:
 def _exponential(c: float, exponent: Node) -> Node:
     def node(x: Bounds, digit: float) -> Enclosed:
         u, slope = exponent(x, digit)
-        if not c > 0:  # it has a derivative hardly anywhere
+        if not c > 0:  # the derivative exists almost nowhere
             nothing = Bounds(np.full(x.low.shape, -np.inf), np.full(x.low.shape, np.inf))
             return Enclosed(nothing, nothing)
-        # The error of the exponent's last digit is in u; what the power adds is the library's.
+        # The rounding error of the exponent is in u; the power adds only the library's.
         value = _range(lambda v: np.power(c, v), (), u, digit)
         rate = _product(value, _widened(_thin(math.log(c)), digit), digit)
         return Enclosed(value, None if slope is None else _product(rate, slope, digit))
@@ -388,7 +388,7 @@ def _least(left: Node, right: Node) -> Node:
 
 
 def _chosen(surely: NDArray[np.bool_], never: NDArray[np.bool_], yes: Enclosed, no: Enclosed) -> Enclosed:
-    """Return `yes` where that is surely chosen, `no` where it never is, and elsewhere what holds both."""
+    """Return `yes` where it is always chosen, `no` where it never is, and elsewhere bounds that contain both."""
 
     def of(u: Bounds, v: Bounds) -> Bounds:
         low = np.where(surely, u.low, np.where(never, v.low, np.minimum(u.low, v.low)))

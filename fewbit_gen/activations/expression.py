@@ -1,13 +1,13 @@
 """An activation written as an expression in x: "x*sigmoid(1.702*x)".
 
-Python's parser makes a syntax tree; of it only what stands in this file is accepted, and nothing is ever evaluated
-by Python. Every node becomes a function from x to a value and its derivative by x (forward-mode differentiation), by
-the rules of calculus:
+Python's parser makes a syntax tree, of which only the node types handled in this file are accepted; Python never
+evaluates it. Every node becomes a function from x to a value and its derivative by x (forward-mode differentiation),
+by the rules of calculus:
 
     (u + v)' = u' + v'      (u v)' = u'v + u v'      (uᶜ)' = c uᶜ⁻¹ u'      g(u)' = g'(u) u'
 
-where g is an `Activation`, so that its g' keeps its digits in both tails. On the way nodes note the conditions, such
-as u > 0 of relu(u), that cut the line into smooth pieces: where these change are the kinks.
+where g is an `Activation`, so that g' stays accurate in both tails. Nodes record the conditions, such as u > 0 of
+relu(u), that split the line into smooth pieces: the kinks are the points where a condition changes.
 """
 
 import ast
@@ -28,7 +28,7 @@ from .enclosure import enclosed
 from .kinks import reach_of, steps, switched
 from .registry import FAMILIES, call_family, keyword_numbers
 
-LONGEST = 1000  # characters, as in a table
+LONGEST = 1000  # characters, the same limit as in a table
 _DEEPEST = 60
 _CONSTANTS = {"pi": math.pi, "e": math.e}
 _CHOICES = ("where", "max", "min", "clip")
@@ -36,25 +36,25 @@ _SPELLINGS = {"absolute": "abs", "maximum": "max", "minimum": "min", "clamp": "c
 
 
 class Dual(NamedTuple):
-    """A value and its derivative by x; None is the derivative of what does not depend on x."""
+    """A value and its derivative by x; the derivative is None if the value does not depend on x."""
 
     value: Vector
     slope: Vector | None
 
 
 Conditions = list[NDArray[np.bool_]]
-Node = Callable[[Vector, Conditions], Dual]  # notes its conditions in the list
+Node = Callable[[Vector, Conditions], Dual]  # appends its conditions to the list
 Condition = Callable[[Vector, Conditions], NDArray[np.bool_]]
 
 
 def expression_tree(text: str) -> ast.expr | None:
-    """Return the syntax tree of `text`, or None if it is none or does not have x in it."""
+    """Return the syntax tree of `text`, or None if it is not an expression in x."""
     tree = _parsed(text)
     return tree if tree is not None and _has_x(tree) else None
 
 
 def check_variable(text: str) -> None:
-    """Raise `FewbitError` if `text` is an expression in something else than x; the message writes it in x."""
+    """Raise `FewbitError` if `text` is an expression in another variable; the message rewrites it in x."""
     tree = _parsed(text)
     if not isinstance(tree, ast.BinOp | ast.UnaryOp | ast.Call) or (isinstance(tree, ast.Call) and not tree.args):
         return
@@ -79,7 +79,7 @@ def _parsed(text: str) -> ast.expr | None:
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python's own, of odd literals
+            warnings.simplefilter("ignore")  # Python's own warnings about odd literals
             return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
@@ -89,7 +89,7 @@ def expression_activation(tree: ast.expr) -> Activation:
     """Return the activation that an expression in x describes.
 
     Raises:
-        FewbitError: it contains something that is not accepted; the message says what.
+        FewbitError: it contains an unsupported construct, which the message names.
     """
     node = _Reader().read(tree, 0)
     enclosure = enclosed(tree, _called, expression_number)
@@ -105,7 +105,7 @@ def expression_activation(tree: ast.expr) -> Activation:
         with np.errstate(all="ignore"):
             value, slope = node(x, [])
             slope = np.zeros(np.shape(x)) if slope is None else slope
-            # Where f is not a number (log of a negative one), its derivative is none either.
+            # Where f is NaN (log of a negative number), its derivative is NaN too.
             return np.where(np.isnan(value), np.nan, np.broadcast_to(slope, np.shape(x)))
 
     def conditions(x: Vector) -> NDArray[np.bool_]:
@@ -127,7 +127,7 @@ def expression_number(tree: ast.expr) -> float:
 
 
 class _Reader:
-    """From the syntax tree to a `Node`; what it does not know it refuses."""
+    """Converts the syntax tree to a `Node`; rejects unsupported nodes."""
 
     def read(self, tree: ast.expr, depth: int) -> Node:
         if depth > _DEEPEST:
@@ -209,7 +209,7 @@ class _Reader:
 
 
 class _Canonical(ast.NodeTransformer):
-    """Writes numbers short and functions by their canonical names."""
+    """Rewrites numbers in their shortest form and functions by their canonical names."""
 
     def visit_Constant(self, node: ast.Constant) -> ast.expr:
         number = float(node.value) if isinstance(node.value, int | float) else 0.0
@@ -236,7 +236,7 @@ def _has_x(tree: ast.expr) -> bool:
 
 
 def _function(name: str, call: ast.Call) -> Activation:
-    """Return what `call` calls, its keyword numbers bound."""
+    """Return the function that `call` calls, its keyword numbers bound."""
     if name in ELEMENTARY and not call.keywords:
         return ELEMENTARY[name]
     numbers = keyword_numbers(call)
@@ -271,7 +271,7 @@ def _chain(function: Activation, argument: Node) -> Node:
         if slope is None:
             return Dual(function.function(u), None)
         noted.extend(u > kink for kink in function.kinks)
-        # Where u rests, so does g(u), even if g' is infinite there: sqrt(relu(x)) left of 0.
+        # Where u is constant, so is g(u), even if g' is infinite there: sqrt(relu(x)) left of 0.
         return Dual(function.function(u), np.where(slope == 0, 0.0, function.derivative(u) * slope))
 
     return node
@@ -360,7 +360,7 @@ def _least(left: Node, right: Node) -> Node:
 def _choose(condition: NDArray[np.bool_], yes: Dual, no: Dual) -> Dual:
     value = np.where(condition, yes.value, no.value)
     if yes.slope is None and no.slope is None:
-        return Dual(value, np.zeros(value.shape))  # constant in pieces, yet it depends on x
+        return Dual(value, np.zeros(value.shape))  # piecewise constant, yet dependent on x
     return Dual(
         value,
         np.where(condition, 0.0 if yes.slope is None else yes.slope, 0.0 if no.slope is None else no.slope),

@@ -1,14 +1,14 @@
-"""Where a derivative that nobody has analysed is not smooth, found by looking at it.
+"""Numerical detection of the points where a derivative without known kinks is not smooth.
 
-    switched   the points where conditions such as u(x) > 0 change: of an expression, which says what its conditions are
-    jumps      the points where f' itself jumps: of a callable, of which nothing else is known
-    is_step    whether f' is constant between its kinks
-    steps      that and, where bounds of f' are known, the jumps between two points of the grid that show at neither
-    reach_of   how far out f' has come to rest
+        switched   the points where conditions such as u(x) > 0 change: for an expression, which records its conditions
+        jumps      the points where f' itself jumps: for a callable, of which only values are available
+        is_step    whether f' is constant between its kinks
+        steps      is_step and, where bounds of f' are known, the jumps between grid points that do not show at either
+        reach_of   the distance from 0 beyond which f' has settled
 
-All look at the points of `grid` and then halve. What lies between two of its points and shows at neither stays
-unseen: that is what `--kinks` is for. Points are halved as the integers that order the doubles, so that 64 halvings
-part any two of them, those around 0 included.
+All evaluate the points of `grid` and then bisect. A feature between two grid points that shows at neither stays
+undetected: `--kinks` is for those. Bisection runs on the integers that order the doubles, so that 64 halvings separate
+any two doubles, including those around 0.
 """
 
 import math
@@ -20,17 +20,17 @@ from numpy.typing import NDArray
 
 from .base import Enclosure, Function, Vector, after, before
 
-# A function that bends for ever (abs(sin(x))) has its kinks nearest to 0.
+# A function with infinitely many kinks (abs(sin(x))) gets those nearest to 0.
 _MOST = 1000
-# Cells in which f' is not yet known to rest: where there are more, it does not.
+# Maximum number of cells in which f' may still vary; with more, f' is not a step function.
 _MOST_OPEN = 2000
-# A smaller jump, relative to f' nearby or to all of f', may be rounding.
+# A smaller jump, relative to f' nearby or to the largest f', may be rounding.
 _SMALLEST_NEARBY, _SMALLEST = 1e-8, 1e-10
 
 
 @cache
 def grid() -> Vector:
-    """Return the points that are looked at: 0.01 apart up to ±100, then further and further apart up to ±10⁹."""
+    """Return the sample points: 0.01 apart up to ±100, then increasingly far apart up to ±10⁹."""
     far = np.geomspace(100, 1e9, 1401)
     near = np.geomspace(1e-12, 0.01, 101)
     return np.unique(np.concatenate([-far, np.linspace(-100, 100, 20001), -near, near, far]))
@@ -40,7 +40,7 @@ def switched(conditions: Callable[[Vector], NDArray[np.bool_]]) -> Vector:
     """Return the last doubles before which a condition changes, increasing.
 
     Args:
-        conditions: x (n,) to (conditions, n).
+        conditions: maps x (n,) to (conditions, n).
     """
     x = grid()
     states = conditions(x)
@@ -57,7 +57,7 @@ def switched(conditions: Callable[[Vector], NDArray[np.bool_]]) -> Vector:
     return np.unique(_double(a))
 
 
-@np.errstate(invalid="ignore")  # ∞ − ∞ is no jump
+@np.errstate(invalid="ignore")  # ∞ − ∞ is not a jump
 def jumps(derivative: Function) -> Vector:
     """Return the points where f' jumps, each the last double of the piece on its left, increasing."""
     x = grid()
@@ -75,27 +75,27 @@ def jumps(derivative: Function) -> Vector:
         left = np.abs(at_middle - at_a) >= np.abs(at_b - at_middle)  # the half in which f' moves more
         a, at_a = np.where(left, a, middle), np.where(left, at_a, at_middle)
         b, at_b = np.where(left, middle, b), np.where(left, at_middle, at_b)
-        jumping = np.abs(at_b - at_a) > smallest  # no longer so where f' is smooth
+        jumping = np.abs(at_b - at_a) > smallest  # false where f' is smooth
         a, b, at_a, at_b, smallest = (row[jumping] for row in (a, b, at_a, at_b, smallest))
     low, high = _double(a), _double(b)
-    # Eight neighbouring doubles each, the jump in their middle. Far out they are far apart: there a smooth f' steps as
-    # much between any two of them.
+    # Eight neighbouring doubles each, the jump in the middle. Far out doubles are far apart: there a smooth f' changes
+    # as much between any two of them.
     around = np.stack([_double(a + i) for i in range(-3, 5)])
     steps = np.abs(np.diff(derivative(around), axis=0))
     smallest = np.maximum(smallest, 8 * np.median(np.delete(steps, 3, axis=0), axis=0))
-    # f' may have a value of its own at the kink (torch's derivative of |x| at 0): then it jumps on both its sides.
+    # f' may have a separate value at the kink (torch's derivative of |x| at 0): then it jumps on both sides.
     kinks = np.where(steps[4] > smallest, high, low)[steps[3] > smallest]
     return np.unique(kinks[np.argsort(np.abs(kinks), kind="stable")[:_MOST]])
 
 
 def settled(derivative: Function, kink: float) -> float:
-    """Return `kink`, or the double before it if f' has at `kink` the value from the right."""
+    """Return `kink`, or the double before it if f' takes the value from the right at `kink`."""
     left, at, right = derivative(np.array([before(kink), kink, after(kink)]))
     return before(kink) if abs(at - right) < abs(at - left) else kink
 
 
 def from_the_left(derivative: Function, kinks: tuple[float, ...]) -> Function:
-    """Return f' with its value from the left at `kinks`, whatever `derivative` gives there."""
+    """Return f' with its value from the left at `kinks`, regardless of the values of `derivative` there."""
     at = np.asarray(kinks)
     return lambda x: derivative(np.where(np.isin(x, at), np.nextafter(x, -np.inf), x))
 
@@ -105,12 +105,12 @@ def is_step(
     kinks: tuple[float, ...],
     function: Function | None = None,
 ) -> bool:
-    """Tell whether f' is constant between `kinks`, to the last bit.
+    """Return whether f' is constant between `kinks`, to the last bit.
 
     Args:
         derivative: f'.
         kinks: where it may jump.
-        function: f, if f' is its derivative: what it does between two points that f' does not show at is found by it.
+        function: f, if f' is its derivative: changes of f between two points reveal features that f' does not show.
     """
     x = np.union1d(grid(), kinks)
     value = derivative(x)
@@ -130,11 +130,11 @@ def is_step(
 def steps(
     derivative: Function, kinks: tuple[float, ...], function: Function | None, enclosure: Enclosure | None
 ) -> tuple[tuple[float, ...], bool]:
-    """Return all kinks of f', and whether it is constant between them; those given if it is not.
+    """Return all kinks of f', and whether it is constant between them; if it is not, the given kinks.
 
     Args:
         derivative, kinks, function: as for `is_step`.
-        enclosure: bounds of f' between two points, if there are any.
+        enclosure: bounds of f' between two points, if available.
     """
     if not is_step(derivative, kinks, function):
         return kinks, False
@@ -145,17 +145,17 @@ def steps(
 
 
 def _hidden(derivative: Function, kinks: tuple[float, ...], enclosure: Enclosure) -> Vector | None:
-    """Return the last doubles before f' jumps where the grid does not show it, increasing; None if f' is no step.
+    """Return the last doubles before jumps of f' that the grid misses, increasing; None if f' is not a step function.
 
     Args:
         derivative: f', for which `is_step` holds.
-        kinks: where it is known to jump.
+        kinks: its known jumps.
         enclosure: bounds of f' between two points.
     """
     x = np.union1d(grid(), kinks)
     low, high = np.nextafter(x[:-1], np.inf), x[1:]
     margin = 1e-12 * np.abs(derivative(x)).max()
-    ends = [high]  # of pieces throughout which f' rests, as nearly as doubles can tell
+    ends = [high]  # of pieces on which f' is constant, to double precision
     while low.size:
         least, most = enclosure(low, high, 0.0)
         restless = ~(most - least <= margin)
@@ -163,7 +163,7 @@ def _hidden(derivative: Function, kinks: tuple[float, ...], enclosure: Enclosure
             return None
         low, high = low[restless], high[restless]
         middle = low + 0.5 * (high - low)
-        middle = np.where(middle < high, middle, low)  # of two neighbouring doubles either is a piece
+        middle = np.where(middle < high, middle, low)  # of two neighbouring doubles, each is a piece
         divisible = low < high
         low, middle, high = low[divisible], middle[divisible], high[divisible]
         ends.append(middle)
@@ -175,7 +175,7 @@ def _hidden(derivative: Function, kinks: tuple[float, ...], enclosure: Enclosure
 
 
 def reach_of(derivative: Function) -> float:
-    """Return how far out f' has come to rest: to its last digit or, if that is beyond 1000, to four digits."""
+    """Return the distance at which f' has settled: to its last digit or, if that is beyond 1000, to four digits."""
     x = grid()
     value = derivative(x)
     if not np.isfinite(value).all():
@@ -190,7 +190,7 @@ def reach_of(derivative: Function) -> float:
 
 
 def _ordinal(x: Vector) -> NDArray[np.int64]:
-    """Return integers in the order of the doubles, neighbours one apart."""
+    """Return integers ordered like the doubles; neighbouring doubles differ by 1."""
     magnitude = np.abs(x).view(np.int64)
     return np.where(x < 0, -magnitude, magnitude)
 
@@ -200,5 +200,5 @@ def _double(ordinal: NDArray[np.int64]) -> Vector:
 
 
 def _between(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the middles of [a, b], rounded down; a + b may be no int64."""
+    """Return the midpoints of [a, b], rounded down; a + b may overflow int64."""
     return (a >> 1) + (b >> 1) + (a & b & 1)

@@ -1,4 +1,4 @@
-"""Canonical texts of families called with numbers: softplus(beta=2)."""
+"""Canonical texts of family calls: softplus(beta=2)."""
 
 import inspect
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from .base import Activation
 
 
 def call_text(family: Callable[..., Activation], **arguments: float) -> str:
-    """Return the canonical name of `family` called with `arguments`, defaults left out."""
+    """Return the canonical name of `family` called with `arguments`, omitting defaults."""
     defaults = {p.name: p.default for p in inspect.signature(family).parameters.values()}
     given = [f"{key}={number_text(value)}" for key, value in arguments.items() if value != defaults[key]]
     return f"{family.__name__}({','.join(given)})" if given else family.__name__

@@ -1,4 +1,4 @@
-"""From whatever a user calls an activation to an `Activation`: a name, a call, an expression or a callable."""
+"""Conversion of every accepted notation to an `Activation`: a name, a call, an expression or a callable."""
 
 import math
 import re
@@ -17,7 +17,7 @@ from .registry import named_activation
 
 
 def parse_activation(text: str, kinks: Iterable[float] = ()) -> Activation:
-    """Return the activation that `text` names: a family, alone or called with keyword numbers, or an expression in x.
+    """Return the activation that `text` denotes: a family, alone or called with keyword numbers, or an expression in x.
 
     >>> parse_activation("Softplus(beta=2.0)").name
     'softplus(beta=2)'
@@ -25,11 +25,11 @@ def parse_activation(text: str, kinks: Iterable[float] = ()) -> Activation:
     'x*sigmoid(1.702*x)'
 
     Args:
-        text: what to read.
-        kinks: points where f' jumps or bends, beside those that are known or found.
+        text: a name, a call or an expression.
+        kinks: points where f' jumps or bends, in addition to those known or detected.
 
     Raises:
-        FewbitError: `text` names nothing that is known; the message says what is accepted.
+        FewbitError: `text` is not a known notation; the message lists the accepted ones.
     """
     if len(text) > LONGEST and not re.fullmatch(r"[\w\s-]*", text):
         raise FewbitError(f"an activation is written in at most {LONGEST} characters, not {len(text)}")
@@ -45,7 +45,7 @@ def as_activation(
     kinks: Iterable[float] = (),
     derivative: Callable[..., Any] | None = None,
 ) -> Activation:
-    """Return what `fewbit.solve` was given as an `Activation`; its arguments are described there."""
+    """Return the `activation` argument of `fewbit.solve` as an `Activation`; `solve` documents the arguments."""
     if isinstance(activation, str | Activation):
         if derivative is not None:
             raise FewbitError("derivative= goes with a callable; a named activation and an expression have their own")
@@ -59,7 +59,7 @@ def as_activation(
 
 
 def with_kinks(activation: Activation, kinks: Iterable[float]) -> Activation:
-    """Return `activation` with `kinks` beside those it has."""
+    """Return `activation` with `kinks` added to its own."""
     given = [_point(kink) for kink in kinks]
     if not given:
         return activation

@@ -1,10 +1,10 @@
-"""Activations cut together from polynomials: most have a derivative that a small table holds exactly.
+"""Activations composed of polynomial pieces: most have a derivative that a small table represents exactly.
 
 Each family is a function with the keyword arguments of its `torch.nn.functional` namesake that returns an
-`Activation`. What f' is at the very point where two pieces meet follows torch.
+`Activation`. The value of f' at the point where two pieces meet follows torch.
 
-A parameter that bounds a piece may be infinite: there is no such piece then. (At an infinite x that equals its bound
-torch has f' = 0; here f' is what it is at all finite x beside it.)
+A parameter that bounds a piece may be infinite, which removes the piece. (At an infinite x equal to its bound torch
+has f' = 0; here f' has the value of the finite x beside it.)
 """
 
 import math
@@ -70,7 +70,7 @@ def hardtanh(min_val: float = -1.0, max_val: float = 1.0) -> Activation:
         call_text(hardtanh, min_val=low, max_val=high),
         lambda x: np.clip(x, low, high),
         _inside(low, high, 1.0, 0.0),
-        # Between two neighbouring doubles nothing lies: f' is 0 throughout.
+        # No double lies between two neighbouring ones: f' is 0 throughout.
         kinks=tuple(_finite(low) + [before(x) for x in _finite(high)]) if low < before(high) else (),
         step=True,
     )
@@ -116,7 +116,7 @@ def hardshrink(lambd: float = 0.5) -> Activation:
 
 
 def softshrink(lambd: float = 0.5) -> Activation:
-    """x drawn towards 0 by lambd, and 0 where |x| ≤ lambd."""
+    """x shrunk towards 0 by lambd, and 0 where |x| ≤ lambd."""
     lambd = finite("lambd", lambd)
     if lambd < 0:
         raise FewbitError(f"softshrink needs a lambd of at least 0, not {lambd:g}")
@@ -138,7 +138,7 @@ def _finite(x: float) -> list[float]:
 
 
 def threshold(threshold: float, value: float) -> Activation:
-    """x for x > threshold, value otherwise; f' takes no notice of the jump, as in torch."""
+    """x for x > threshold, value otherwise; f' ignores the jump, as in torch."""
     at, value = bound("threshold", threshold), bound("value", value)
     return Activation(
         call_text(_threshold, threshold=at, value=value),
@@ -149,7 +149,7 @@ def threshold(threshold: float, value: float) -> Activation:
     )
 
 
-_threshold = threshold  # its own first argument hides its name
+_threshold = threshold  # the parameter of the same name shadows it
 
 FAMILIES = (
     *(relu, relu6, squared_relu, leaky_relu, hardtanh, hardsigmoid, hardswish, hardshrink, softshrink, threshold),

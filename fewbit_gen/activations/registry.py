@@ -1,4 +1,4 @@
-"""The activations that the compiler knows by name, and how their calls are read: "softplus(beta=2)"."""
+"""The named activations and the parser of their calls: "softplus(beta=2)"."""
 
 import ast
 import inspect
@@ -15,17 +15,17 @@ from .names import call_text
 FAMILIES: dict[str, Callable[..., Activation]] = {
     family.__name__: family for family in (*piecewise.FAMILIES, *smooth.FAMILIES)
 }
-# One of every family, ready to be read: a name alone where all arguments have defaults.
+# One instance of each family: only those whose arguments all have defaults can be given by name alone.
 EXAMPLES = tuple({"threshold": "threshold(threshold=1,value=0)"}.get(name, name) for name in FAMILIES)
 ACCEPTED = (
     "write a name, or a name with keyword numbers such as softplus(beta=2), or an expression such as x*sigmoid(2*x)"
 )
-# Bounds that are none: the literals of Python have no word for them.
+# Infinite bounds: Python has no literal for them.
 _INFINITE = {"inf": math.inf, "-inf": -math.inf}
 
 
 def activation_name(family: str, **arguments: float) -> str:
-    """Return the canonical name of `family` called with `arguments`, defaults left out."""
+    """Return the canonical name of `family` called with `arguments`, omitting defaults."""
     return call_text(FAMILIES[family], **arguments)
 
 
@@ -33,14 +33,14 @@ def named_activation(text: str) -> Activation:
     """Return the family that `text` names or calls with keyword numbers.
 
     Raises:
-        FewbitError: `text` names no family (the nearest are told) or gives it wrong arguments.
+        FewbitError: `text` names no family (the message lists the nearest names) or has invalid arguments.
     """
     family, arguments = _parse_call(text)
     return call_family(family, arguments)
 
 
 def call_family(family: str, arguments: dict[str, Any]) -> Activation:
-    """Return the activation of `family`, however that is spelled, with `arguments`; raises `FewbitError`."""
+    """Return the activation of `family`, in any spelling, with `arguments`; raises `FewbitError`."""
     name = find_name(family, FAMILIES)
     if name is None:
         near = nearest_names(family, FAMILIES)
@@ -58,7 +58,7 @@ def call_family(family: str, arguments: dict[str, Any]) -> Activation:
 
 
 def keyword_numbers(call: ast.Call) -> dict[str, float] | None:
-    """Return the keyword arguments of `call`, or None where one is not a number, or is given twice."""
+    """Return the keyword arguments of `call`, or None if one is not a number or is repeated."""
     arguments: dict[str, float] = {}
     for keyword in call.keywords:
         try:
@@ -66,7 +66,7 @@ def keyword_numbers(call: ast.Call) -> dict[str, float] | None:
         except (ValueError, TypeError, RecursionError, MemoryError):
             return None
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or keyword.arg is None or keyword.arg in arguments:  # **more, or the same twice
+        if not number or keyword.arg is None or keyword.arg in arguments:  # **more, or a repeated keyword
             return None
         arguments[keyword.arg] = value
     return arguments

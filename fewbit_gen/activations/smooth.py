@@ -1,8 +1,8 @@
-"""Activations made of exponentials and their like.
+"""Activations composed of exponentials and related functions.
 
 Each family is a function with the keyword arguments of its `torch.nn.functional` namesake that returns an
-`Activation`. Derivatives are never differenced: each is written so that no tail cancels (σ(−x) for 1 − σ(x), and
-so on).
+`Activation`. Derivatives are analytic, written so that no tail suffers cancellation (σ(−x) for 1 − σ(x), and so
+on).
 """
 
 import math
@@ -24,7 +24,7 @@ def gelu() -> Activation:
     """x Φ(x), Φ the normal distribution function."""
 
     def derivative(x: Vector) -> Vector:
-        # Φ(x) + xφ(x). Far left they differ in sign, but |x|φ is x² times larger: nothing cancels.
+        # Φ(x) + xφ(x). Far left their signs differ, but |x|φ is x² times larger: no cancellation.
         x = bounded(x)
         return ndtr(x) + x * np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
 
@@ -49,7 +49,7 @@ def gelu_tanh() -> Activation:
 
 
 def silu(beta: float = 1.0) -> Activation:
-    """x σ(βx), also called Swish; torch has it with β = 1 alone."""
+    """x σ(βx), also called Swish; torch has only β = 1."""
     beta = finite("beta", beta)
     return _gated(call_text(silu, beta=beta), beta)
 
@@ -108,7 +108,7 @@ def tanhshrink() -> Activation:
     nodes, weights = np.polynomial.legendre.leggauss(12)
 
     def function(x: Vector) -> Vector:
-        # Near 0 the difference cancels. There it is ∫₀ˣ tanh², which twelve nodes give to the last digit.
+        # Near 0 the difference cancels. There it equals ∫₀ˣ tanh², which twelve nodes give to the last digit.
         near = np.clip(x, -0.5, 0.5)
         integral = 0.5 * near * (weights * np.tanh(0.5 * near[..., None] * (nodes + 1)) ** 2).sum(axis=-1)
         return np.where(np.abs(x) <= 0.5, integral, x - np.tanh(x))
@@ -153,7 +153,7 @@ def elu(alpha: float = 1.0) -> Activation:
 
 
 def celu(alpha: float = 1.0) -> Activation:
-    """x for x > 0, α (e^{x/α} − 1) otherwise; torch takes a negative α too."""
+    """x for x > 0, α (e^{x/α} − 1) otherwise; torch accepts a negative α too."""
     alpha = finite("alpha", alpha)
     if alpha == 0:
         raise FewbitError("celu needs an alpha other than 0")
@@ -186,7 +186,7 @@ def softplus(beta: float = 1.0, threshold: float = 20.0) -> Activation:
     for _ in range(3):
         near = [before(near[0]), *near, after(near[-1])]
     left = [x for x in near if (beta * x > threshold) == (beta < 0)]
-    kink = left[-1] if left else near[3]  # none where the numbers are too small to tell
+    kink = left[-1] if left else near[3]  # empty if the numbers are too small to resolve
     return Activation(
         call_text(softplus, beta=beta, threshold=threshold),
         function,

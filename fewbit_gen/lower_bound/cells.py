@@ -1,4 +1,4 @@
-"""The line that a table cuts: the axis of x for kind `interval`, that of the values g of f' for `shared`."""
+"""The line that a table cuts: the x axis for kind `interval`, the axis of the values g of f' for `shared`."""
 
 from dataclasses import dataclass
 
@@ -14,12 +14,12 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Cells:
-    """Moments and ranges between neighbouring points of the line that is cut.
+    """Moments and ranges between neighbouring points of the line.
 
     Attributes:
         prefix: (3, n + 1) integrals of w, gw and g²w from the first point to every point.
-        low, high: (n,) between which g lies in each cell.
-        monotone: (n,) whether g goes from one of these to the other without turning.
+        low, high: (n,) bounds of g in each cell.
+        monotone: (n,) whether g goes monotonically from one of these to the other.
     """
 
     prefix: Vector
@@ -37,14 +37,14 @@ def interval_cells(moments: Moments, points: Vector) -> Cells:
     steps = np.diff(g, axis=0)
     monotone = np.logical_or((steps >= 0).all(axis=0), (steps <= 0).all(axis=0))
     low, high = g.min(axis=0), g.max(axis=0)
-    beyond = np.where(monotone, 0.0, high - low)  # between the five a turn may reach further, but not as far as that
+    beyond = np.where(monotone, 0.0, high - low)  # a turn between samples goes no further
     return Cells(_prefix(moments.between(points)), low - beyond, high + beyond, monotone)
 
 
 def shared_cells(moments: Moments, points: Vector) -> Cells:
-    """Return cells of the axis of values g; x counts in the cell that holds g(x)."""
+    """Return cells of the axis of values g; x belongs to the cell that contains g(x)."""
     ends = moments.edges[[0, -1]]
-    # What is between there and the last digit is too little to move a mean by a rounding.
+    # The mass within this tolerance of a crossing is too small to change a mean by its rounding error.
     cuts, codes = cut_by_values(moments, points[1:-1], 1e-13 * (ends[1] - ends[0]))
     per_piece = moments.between(np.concatenate([ends[:1], cuts, ends[1:]]))
     per_cell = np.stack([np.bincount(codes, weights=row, minlength=points.size - 1) for row in per_piece], dtype=float)

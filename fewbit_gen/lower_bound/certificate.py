@@ -1,4 +1,4 @@
-"""From a table to the proof that it is the best: pass after pass over a mesh that is cut finer where it matters."""
+"""The optimality certificate of a table: repeated passes over a mesh that is refined where necessary."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,25 +14,25 @@ from ..penalty import best_penalty
 from .cells import Mask, Vector, interval_cells, shared_cells
 from .mesh import MAX_CELLS, Indices, Mesh, Problem, cut_to_loss, narrowed
 
-TOLERANCE = 1e-6  # (error − bound) / error to reach
+TOLERANCE = 1e-6  # target of (error − bound) / error
 _FIRST_CELLS = 512
-# What moving a boundary to an edge of the first mesh may cost, in parts of a level's share of the error; and by how
-# much each pass lowers that.
+# Permitted loss from moving a boundary to an edge of the first mesh, relative to a level's share of the error; and
+# its reduction per pass.
 _FIRST_LOSS, _FINER = 1.0, 4
-_LAYERS_FROM = 0.1  # the loss below which it is the table's doing, not the mesh's, that no λ leads to K segments
-_WORTH_WHILE = 1e-9  # by what part of its error a table must be better
-_PAIRS = 3e9  # pairs of edges to compare in all: ten seconds or so
-_CELL_PAIRS = 300  # pairs that take as long as the moments of a cell
+_LAYERS_FROM = 0.1  # the loss below which the table, not the mesh, is the reason that no λ yields K segments
+_WORTH_WHILE = 1e-9  # minimum relative improvement of a better table
+_PAIRS = 3e9  # limit of compared pairs of edges: about ten seconds
+_CELL_PAIRS = 300  # pairs that cost as much time as the moments of a cell
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What came of it.
+    """The result.
 
     Attributes:
         bound: no table of the kind with K levels has a smaller error.
-        better: boundaries, on the line, of a table that has a smaller error than the known one, if one was met: the
-            search ended there.
+        better: boundaries, on the line, of a table with a smaller error than the known one, if the search found one
+            and stopped.
     """
 
     bound: float
@@ -42,12 +42,12 @@ class Certificate:
 def certificate(moments: Moments, table: Table, K: int, tolerance: float = TOLERANCE) -> Certificate:
     """Return a bound on the error of every table of this kind with K levels, or a better table.
 
-    It stops where (error − bound) / error is at most `tolerance`, or where that would take too long.
+    It stops once (error − bound) / error is at most `tolerance`, or when continuing would take too long.
 
     Args:
-        moments: what the table was solved for.
-        table: a table with its error, the best one if the bound is to be close.
-        K: levels, at least as many as the table has.
+        moments: the problem of the table.
+        table: a table with its error; the bound is close only if it is the best one.
+        K: number of levels, at least that of the table.
         tolerance: the relative gap to reach.
     """
     if K == 1:
@@ -55,7 +55,7 @@ def certificate(moments: Moments, table: Table, K: int, tolerance: float = TOLER
     levels = np.sort(table.levels) - moments.centre
     lost = 2 * np.finfo(float).eps * float((levels**2).sum() * moments.prefix[0, -1])
     if table.error <= _rounding(moments.prefix[:, -1:], K, lost):
-        return Certificate(0.0, None)  # there is nothing to tell from rounding
+        return Certificate(0.0, None)  # nothing exceeds rounding
     ends = moments.centred(np.stack([np.nextafter(moments.edges[:-1], np.inf), moments.edges[1:]]))
     low, high = float(ends.min()), float(ends.max())
     if table.kind == "interval":
@@ -68,33 +68,33 @@ def certificate(moments: Moments, table: Table, K: int, tolerance: float = TOLER
         at, heights = 0.5 * (levels[1:] + levels[:-1]), np.diff(levels)
         cells_of = partial(shared_cells, moments)
     jump = partial(np.interp, xp=at, fp=heights) if at.size else np.ones_like
-    beyond = 0.01 * (high - low)  # between two points of the grid g may reach further
+    beyond = 0.01 * (high - low)  # between two points of the grid g may go further
     span = (low - beyond, high + beyond)
     return lower_bound(Problem(cells_of, edges, K, table.error, jump, span, lost), tolerance)
 
 
 @dataclass
 class _Budget:
-    """What may still be spent, in pairs of edges compared: counted, so that results repeat without a clock."""
+    """The remaining budget in compared pairs of edges: a count instead of a clock, so that results are reproducible."""
 
     left: float
 
     def penalised(self, places: Vector, penalty: float) -> tuple[Vector, Indices]:
-        """Run the penalised programme, and pay for it."""
+        """Run the penalised programme and charge its pairs."""
         least_to, origin, pairs = penalised(places, penalty)
         self.left -= pairs
         return least_to, origin
 
     def least_path(self, places: Vector, sums: dict[float, Vector], penalty: float) -> tuple[float, Indices]:
-        """Return the least penalised sum and its path, and note in `sums` those to every place."""
+        """Return the least penalised sum and its path, and store in `sums` the sums to every place."""
         sums[penalty], origin = self.penalised(places, penalty)
         return float(sums[penalty][-1]), path_to(origin, origin.size - 1)
 
 
 def lower_bound(problem: Problem, tolerance: float = TOLERANCE) -> Certificate:
-    """Return a number that no table's error falls below, at most `problem.error`; see `certificate`.
+    """Return a lower bound of the error of all tables, at most `problem.error`; see `certificate`.
 
-    Where the seconds of `effort.within` are over, it is the greatest that was shown until then.
+    If the time limit of `effort.within` is reached, it is the best bound found until then.
     """
     error, K = problem.error, problem.K
     budget = _Budget(_PAIRS)
@@ -129,7 +129,7 @@ def lower_bound(problem: Problem, tolerance: float = TOLERANCE) -> Certificate:
 
 
 def _better(problem: Problem, mesh: Mesh, places: Vector, path: Indices) -> Vector | None:
-    """Return the boundaries that `path` goes by if it is a table of smaller error than the known one."""
+    """Return the boundaries of `path` if they make a table with a smaller error than the known one."""
     if path.size > problem.K + 1:
         return None
     w, fw, f2 = np.diff(places[: F2 + 1, path], axis=1)
@@ -140,20 +140,20 @@ def _better(problem: Problem, mesh: Mesh, places: Vector, path: Indices) -> Vect
 
 
 def _next_loss(loss: float, tolerance: float) -> float:
-    """Return what the next mesh may lose: less by a factor, and last of all just less than the tolerance."""
+    """Return the permitted loss of the next mesh: reduced by a factor, and finally just below the tolerance."""
     least = 0.9 * tolerance
     return loss / _FINER if loss / _FINER > least * np.sqrt(_FINER) or loss <= least else least
 
 
 def _enough(error: float, tolerance: float, rounding: float) -> float:
-    """Return the sum from which on a bound is good enough, or no finer mesh would tell more than rounding."""
+    """Return the sum from which a bound is good enough, or from which a finer mesh would only resolve rounding."""
     return error - max(tolerance * error - rounding, rounding)
 
 
 def _rounding(places: Vector, K: int, lost: float) -> float:
-    """Return what rounding may have added to a sum of K costs, each the difference of prefix sums.
+    """Return a bound of the rounding error of a sum of K costs, each the difference of prefix sums.
 
-    `lost` is what that of the mass may have, which is more where nearly all mass is where f' does not vary.
+    `lost` is the error due to the mass, which is larger if nearly all mass lies where f' does not vary.
     """
     return max(lost, 1e-15 * K * float(places[F2, -1]))
 
@@ -161,15 +161,15 @@ def _rounding(places: Vector, K: int, lost: float) -> float:
 def _by_layers(
     problem: Problem, mesh: Mesh, windows: Mask, loss_allowed: float, tolerance: float, budget: _Budget
 ) -> Certificate:
-    """Go on where no λ leads to K segments, with a window for each boundary.
+    """Continue with the layered programme if no λ yields K segments, with a window for each boundary.
 
     Args:
-        problem: what is to be bounded.
-        mesh: where the penalised programme left it.
+        problem: the problem to bound.
+        mesh: the mesh after the penalised programme.
         windows: (K − 1, n + 1) which edges may be the k-th boundary.
-        loss_allowed: of that mesh.
+        loss_allowed: permitted loss of that mesh.
         tolerance: the relative gap to reach.
-        budget: what may be spent.
+        budget: the remaining budget.
     """
     error, K = problem.error, problem.K
     bound = 0.0
@@ -182,7 +182,7 @@ def _by_layers(
             mesh, places = cut_to_loss(problem, mesh, loss_allowed * error / K)
             windows = _carried(windows, np.where(np.isin(mesh.edges, edges), np.searchsorted(edges, mesh.edges), -1))
             windows &= mesh.places
-            among = np.cumsum(mesh.places, dtype=np.int64)  # an edge's number among the places: 0 is the start
+            among = np.cumsum(mesh.places, dtype=np.int64)  # index of each edge among the places; 0 is the start
             layer, edge = np.nonzero(windows)
             members, start = among[edge], np.searchsorted(layer, np.arange(K))
             sizes = np.diff(start).astype(np.float64)
@@ -225,7 +225,7 @@ def _windows(problem: Problem, mesh: Mesh, places: Vector, penalty: float, budge
 
 
 def _carried(windows: Mask, source: Indices) -> Mask:
-    """Return the windows on a mesh whose edges were `source` of the old one; a new edge has its neighbours'."""
+    """Return the windows on a mesh whose edges were `source` of the old one; a new edge inherits its neighbours'."""
     old = np.flatnonzero(source >= 0)
     n = np.arange(source.size)
     left = source[old[np.clip(np.searchsorted(old, n, side="right") - 1, 0, old.size - 1)]]

@@ -1,7 +1,7 @@
-"""Edges along the line, and which cells between them may still hold a boundary of the best table.
+"""Edges along the line, and the cells between them that may still contain a boundary of the best table.
 
-A boundary is taken to lie on the nearest edge. What that may cost, its loss, is known cell by cell; a mesh is cut until
-it is small enough, and closed where no boundary can be.
+A boundary is moved to the nearest edge. The maximum cost of that, its loss, is computed cell by cell; a mesh is refined
+until the loss is small enough, and closed where no boundary can be.
 """
 
 from collections.abc import Callable
@@ -20,16 +20,16 @@ MAX_CELLS = 2_000_000
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be bounded.
+    """The problem to bound.
 
     Attributes:
-        cells_of: from increasing points of the line to its cells.
-        edges: of a first mesh over all of the line; where g or w jumps among them.
-        K: levels.
+        cells_of: returns the cells between increasing points of the line.
+        edges: edges of the first mesh over the whole line, including the jumps of g and w.
+        K: number of levels.
         error: of a known table.
-        jump: from points to how far apart the known table's levels are about there. It steers the mesh alone.
-        span: between which g lies.
-        rounding: what the last digits of sums of mass may add to the error of a table.
+        jump: maps points to the distance of the known table's levels there. It affects the mesh only.
+        span: range of g.
+        rounding: bound of the error of a table due to rounding in sums of mass.
     """
 
     cells_of: Callable[[Vector], Cells]
@@ -43,11 +43,11 @@ class Problem:
 
 @dataclass(frozen=True)
 class Mesh:
-    """Edges, and which cells between them may hold a boundary of the best table.
+    """Edges, and the cells between them that may contain a boundary of the best table.
 
     Attributes:
         edges: (n + 1,) increasing.
-        open: (n,).
+        open: (n,) whether a cell may contain one.
     """
 
     edges: Vector
@@ -62,13 +62,13 @@ class Mesh:
 def places_of(problem: Problem, mesh: Mesh) -> tuple[Vector, Vector]:
     """Return the places of `mesh`, (9, P + 2), and the larger loss of each cell's two halves, 0 if it is closed."""
     middles = 0.5 * (mesh.edges[:-1] + mesh.edges[1:])
-    real = mesh.open & (middles > mesh.edges[:-1]) & (middles < mesh.edges[1:])  # else no double lies between
+    real = mesh.open & (middles > mesh.edges[:-1]) & (middles < mesh.edges[1:])  # no double between the edges otherwise
     points = np.concatenate([mesh.edges, middles[real]])
     order = np.argsort(points, kind="stable")
     points = points[order]
     at = np.empty(points.size, np.int64)
     at[order] = np.arange(points.size)
-    at = at[: mesh.edges.size]  # where each edge is among the points
+    at = at[: mesh.edges.size]  # index of each edge among the points
     cells = problem.cells_of(points)
     W, FW = np.maximum(np.diff(cells.prefix[0]), 0.0), np.diff(cells.prefix[1])
     turned = (cells.high - cells.low) * W
@@ -87,11 +87,11 @@ def places_of(problem: Problem, mesh: Mesh) -> tuple[Vector, Vector]:
     point = at[place]
     bounds = np.concatenate([[0], point, [points.size - 1]])
     low, high = halves[2, place].min(axis=1), halves[3, place].max(axis=1)
-    # A cell that has been closed may be too wide for its samples to tell how far g reaches in it.
+    # A closed cell may be too wide for its samples to bound g in it.
     shut = np.repeat(~mesh.open, np.diff(at))
     gap_low = _ranges(np.where(shut, problem.span[0], cells.low), bounds, np.minimum)
     gap_high = _ranges(np.where(shut, problem.span[1], cells.high), bounds, np.maximum)
-    gap_low, gap_high = np.append(gap_low[:1], gap_low), np.append(gap_high[:1], gap_high)  # none before the first
+    gap_low, gap_high = np.append(gap_low[:1], gap_low), np.append(gap_high[:1], gap_high)  # no gap before the first
     ends = np.zeros(1)
     rows = (
         np.concatenate([gap_low[1:2], low, gap_low[-1:]]),
@@ -105,30 +105,30 @@ def places_of(problem: Problem, mesh: Mesh) -> tuple[Vector, Vector]:
 
 
 def _ranges(values: Vector, bounds: Indices, reduce: np.ufunc) -> Vector:
-    """Return the least or greatest of `values` from each of `bounds` to the next; of none, its neighbour's."""
+    """Return the least or greatest of `values` from each of `bounds` to the next; if empty, the neighbour's."""
     start = np.minimum(bounds[:-1], values.size - 1)
     reduced = reduce.reduceat(values, start) if start.size else start
-    # reduceat runs the last to the end and gives values[start] for an empty stretch: both as they should be.
+    # reduceat extends the last range to the end and returns values[start] for an empty one: both as required.
     return np.asarray(reduced, dtype=np.float64)
 
 
 def _cut(mesh: Mesh, parts: Indices) -> Mesh:
-    """Cut every cell into `parts` equal ones."""
+    """Split every cell into `parts` equal ones."""
     cell = np.repeat(np.arange(parts.size), parts)
     nth = np.arange(cell.size) - np.repeat(np.cumsum(parts) - parts, parts)
     left, right = mesh.edges[cell], mesh.edges[cell + 1]
     edges = np.append(left + (right - left) * (nth / parts[cell]), mesh.edges[-1:])
-    keep = np.append(True, edges[1:] > edges[:-1])  # where there are too few doubles between
+    keep = np.append(True, edges[1:] > edges[:-1])  # drops duplicates where there are too few doubles between edges
     return Mesh(edges[keep], _merged(mesh.open[cell], keep))
 
 
 def _merged(opened: Mask, keep: Mask) -> Mask:
-    """Return the flags of the cells that remain if the edges that are not kept go: open if one of the merged is."""
+    """Return the open flags after removing the edges not in `keep`: a merged cell is open if one of its parts is."""
     return np.logical_or.reduceat(opened, np.flatnonzero(keep[:-1]))
 
 
 def cut_to_loss(problem: Problem, mesh: Mesh, allowed: float) -> tuple[Mesh, Vector]:
-    """Cut the open cells until moving a boundary within one costs at most `allowed`, by the known table's jumps."""
+    """Split the open cells until moving a boundary within one costs at most `allowed`, by the known table's jumps."""
     while True:
         check()
         places, loss = places_of(problem, mesh)
@@ -143,10 +143,10 @@ def cut_to_loss(problem: Problem, mesh: Mesh, allowed: float) -> tuple[Mesh, Vec
 
 
 def narrowed(mesh: Mesh, alive: Mask) -> tuple[Mesh, Indices]:
-    """Close the halves of open cells beside edges that are not alive, and drop edges between closed cells.
+    """Close the halves of open cells beside edges that are not alive, and remove edges between closed cells.
 
     Returns:
-        the mesh, and for each of its edges which edge of the old mesh it was; −1 for a middle.
+        the mesh, and for each of its edges its index in the old mesh; −1 for a midpoint.
     """
     half_alive = mesh.open & (alive[:-1] != alive[1:])
     parts = 1 + half_alive.astype(np.int64)

@@ -1,10 +1,10 @@
-"""Weights w(x) ≥ 0: what is believed of an activation's inputs (equation 4 of the Few-bit Backward paper).
+"""Weights w(x) ≥ 0: the assumed distribution of an activation's inputs (equation 4 of the Few-bit Backward paper).
 
     uniform(A, B)          normal(MEAN, DEVIATION)         laplace(MEAN, SCALE)
-    mixture((share, weight), …)                            several of them at once
-    samples(x)             histogram(edges, counts)        what was measured
+        mixture((share, weight), …)                            a weighted sum of these
+        samples(x)             histogram(edges, counts)        measured weights
 
-`parse_weight` reads the same from a text, and measured ones from a file.
+`parse_weight` reads the same from text, and measured weights from a file.
 """
 
 from .families import laplace, normal, uniform

@@ -1,4 +1,4 @@
-"""Weights that a formula gives, each by two numbers."""
+"""Weights given by a formula with two parameters."""
 
 import math
 
@@ -10,7 +10,7 @@ from .weight import FURTHEST, Weight
 
 # Beyond 12 deviations a normal density holds 4e-33 of its mass: below rounding in every integral here.
 _NORMAL_REACH = 12.0
-# Narrower than this part of its place, a domain holds too few doubles for the nodes of a quadrature.
+# Narrower than this relative to its position, a domain contains too few doubles for the nodes of a quadrature.
 _NARROWEST = 1e-12
 _LEAST_WIDTH = 1e-305
 # Beyond 40 scales a Laplace density holds e⁻⁴⁰ of its mass: less than half a last digit of 1.
@@ -58,7 +58,7 @@ def _checked(family: str, first: float, second: float) -> tuple[float, float]:
         first = second = math.inf
     except (TypeError, ValueError):
         raise FewbitError(f"a weight {family} takes two numbers, not {shown(first)} and {shown(second)}") from None
-    if not (abs(first) <= FURTHEST and abs(second) <= FURTHEST):  # not so if one is NaN
+    if not (abs(first) <= FURTHEST and abs(second) <= FURTHEST):  # false if one is NaN
         raise FewbitError(
             f"the weight {family}:{first:g},{second:g} is out of range; write {family}:A,B, numbers up to {FURTHEST:g}"
         )
@@ -70,7 +70,7 @@ def _around(family: str, mean: float, width: float, reach: float) -> tuple[float
     if not width > 0:
         raise FewbitError(f"the weight {family}:{mean:g},{width:g} has no width: its second number must be above 0")
     low, high = mean - reach * width, mean + reach * width
-    # Between them must lie doubles enough to integrate over.
+    # The domain must contain enough doubles to integrate over.
     if width < _NARROWEST * abs(mean) or width < _LEAST_WIDTH:
         raise FewbitError(f"the weight {family}:{mean:g},{width:g} is too narrow for its mean in double precision")
     return low, high

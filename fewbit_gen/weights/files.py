@@ -1,6 +1,6 @@
 """Measured weights in files: samples (.npy, .txt, .csv) or a histogram (.npz, .json).
 
-What is in a file is data only: no pickles, nothing executed, and nothing read that is too large.
+Files are treated as data only: no pickles, no code execution, and a size limit.
 """
 
 import json
@@ -18,11 +18,11 @@ from ...tables.files import reason
 from .measured import histogram, samples
 from .weight import Weight
 
-# A billion bytes of doubles are sorted in seconds and fit in memory twice.
+# A billion bytes of doubles can be sorted in seconds and fit in memory twice.
 _MOST_BYTES = 1_000_000_000
 _MOST_JSON_BYTES = 16_000_000
 
-# What zipfile and NumPy raise at an archive that is damaged, encrypted, packed in an unknown way or pickled.
+# Exceptions of zipfile and NumPy for an archive that is damaged, encrypted, compressed in an unknown way or pickled.
 _BROKEN_ARCHIVE = (
     *(ValueError, EOFError, SyntaxError, TypeError, KeyError, RuntimeError, NotImplementedError),
     *(zipfile.BadZipFile, zlib.error),
@@ -30,10 +30,10 @@ _BROKEN_ARCHIVE = (
 
 
 def read_weight(path: str | os.PathLike[str]) -> Weight:
-    """Return the weight in the file `path`, read as its suffix says; its `spec` names its content.
+    """Return the weight in the file `path`, in the format of its suffix; its `spec` identifies its content.
 
     Raises:
-        FewbitError: the file cannot be read or holds no weight; the message begins with its name.
+        FewbitError: the file cannot be read or contains no weight; the message begins with its name.
     """
     path = Path(path)
     reader = READERS.get(path.suffix.lower())
@@ -69,9 +69,9 @@ def _npy(path: Path) -> Weight:
 
 def _text(path: Path) -> Weight:
     try:
-        # Opened here: NumPy would take some names for addresses on the net, others for compressed files.
+        # Opened here: NumPy would treat some names as URLs and others as compressed files.
         with open(path, encoding="utf-8-sig") as stream, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that there is nothing in it is told below
+            warnings.simplefilter("ignore")  # empty content is reported below
             x = np.loadtxt(stream, dtype=np.float64, delimiter=",", ndmin=2)
     except ValueError as error:
         raise FewbitError(f"not one number a line: {_line(error)}") from None

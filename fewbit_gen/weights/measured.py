@@ -1,7 +1,7 @@
-"""Weights that were measured: a histogram, or samples that become one.
+"""Measured weights: a histogram, or samples converted to one.
 
-The density is constant between two edges and integrates to 1. Empty bins at the ends are cut off; empty bins
-inside stay, as stretches on which the weight is 0.
+The density is constant between two edges and integrates to 1. Empty bins at the ends are removed; empty bins
+inside remain, as intervals where the weight is 0.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ Vector = NDArray[np.float64]
 # Every edge is an edge of the solvers' grid, and the solver for `interval` takes quadratic time in its cells.
 MOST_BINS = 4096
 _MOST_SAMPLE_BINS = 1024
-# Bins narrower than this share of their place do not hold the nodes of a quadrature apart.
+# Bins narrower than this relative to their position cannot separate the nodes of a quadrature.
 _NARROWEST = 1e-12
 
 
@@ -28,10 +28,10 @@ def histogram(edges: ArrayLike, counts: ArrayLike) -> Weight:
 
     Args:
         edges: (n + 1,) increasing, finite, within ±1e9, n ≤ 4096.
-        counts: (n,) finite, ≥ 0, not all 0; whole or not.
+        counts: (n,) finite, ≥ 0, not all 0; need not be integers.
 
     Raises:
-        FewbitError: they are anything else.
+        FewbitError: `edges` or `counts` violate these conditions.
     """
     edges, counts = _numbers("edges", edges), _numbers("counts", counts)
     if counts.size == 0:
@@ -57,17 +57,17 @@ def histogram(edges: ArrayLike, counts: ArrayLike) -> Weight:
 
 
 def samples(x: ArrayLike) -> Weight:
-    """Return the density that the samples `x` suggest: a histogram with about 2 ∛n bins.
+    """Return the density of the samples `x`: a histogram with about 2 ∛n bins.
 
-    The bins in the middle hold equally many samples, so that they are narrow where samples are dense; towards
-    both ends each holds half as many as the one before, so that an outlier does not thin out the bins beside it.
-    Edges lie half way between two samples. A value that fills a bin alone (the zeros behind a ReLU) gets one.
+    The bins in the middle contain equally many samples, so that they are narrow where samples are dense; towards
+    both ends each contains half as many as the one before, so that an outlier does not dilute the bins beside it.
+    Edges lie half way between two samples. A value that fills a whole bin (the zeros behind a ReLU) gets its own.
 
     Args:
         x: any shape, real and finite, within ±1e9, not all equal.
 
     Raises:
-        FewbitError: `x` is anything else.
+        FewbitError: `x` violates these conditions.
     """
     x = np.sort(_numbers("samples", x, flat=False), axis=None)
     if x.size == 0:
@@ -83,14 +83,14 @@ def samples(x: ArrayLike) -> Weight:
 
 
 def _ranks(x: Vector) -> NDArray[np.int64]:
-    """Return how many of the sorted samples lie below each inner edge, increasing."""
+    """Return the number of sorted samples below each inner edge, increasing."""
     n = x.size
     bins = min(math.ceil(2 * n ** (1 / 3)), _MOST_SAMPLE_BINS)
     middle = n / bins * np.arange(1, bins)
     tail = 2.0 ** np.arange(math.ceil(math.log2(max(1.0, n / bins))))
     ranks = np.unique(np.rint(np.concatenate([tail, middle, n - tail])).astype(np.int64))
     ranks = ranks[(ranks > 0) & (ranks < n)]
-    # An edge among equal samples moves to both sides of them.
+    # An edge among equal samples becomes two edges, one on each side of them.
     tied = x[ranks][x[ranks - 1] == x[ranks]]
     sides = np.concatenate([np.searchsorted(x, tied, side) for side in ("left", "right")])
     ranks = np.unique(np.concatenate([ranks, sides]))
@@ -99,7 +99,7 @@ def _ranks(x: Vector) -> NDArray[np.int64]:
 
 
 def _apart(edges: Vector) -> list[int]:
-    """Return which of the increasing edges to keep so that no two are too close: the first and the last always."""
+    """Return which of the increasing edges to keep so that no two are too close; the first and last are always kept."""
     least = 4 * _NARROWEST * max(abs(edges[0]), abs(edges[-1]), 1e-200)
     kept = [0]
     for i, edge in enumerate(edges[1:-1], start=1):
@@ -129,17 +129,17 @@ def _piecewise(edges: Vector, counts: Vector) -> Weight:
 
 
 def _numbers(what: str, value: Any, flat: bool = True) -> Vector:
-    """Return real numbers as an array of doubles; `what` they are begins the message if they are not."""
+    """Return real numbers as an array of doubles; on failure the message begins with `what`."""
     try:
         array = np.asarray(value)
-        # NumPy takes texts and objects for numbers if asked; True and False are no measurements.
+        # NumPy would convert strings and objects to numbers; True and False are not measurements.
         if array.dtype.kind not in "iuf" and array.size:
             raise TypeError
     except (TypeError, ValueError, OverflowError):
         raise FewbitError(f"{what} must be an array of real numbers") from None
     if flat and array.ndim != 1:
         raise FewbitError(f"{what} must be a flat array, not one of {array.ndim} dimensions")
-    with np.errstate(over="ignore"):  # an extended-precision number beyond the doubles is infinite: refused as that
+    with np.errstate(over="ignore"):  # a longdouble that overflows is rejected as infinite
         return array.astype(np.float64)
 
 

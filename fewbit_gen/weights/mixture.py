@@ -1,4 +1,4 @@
-"""A mixture: several weights at once, each with its share."""
+"""A mixture: a weighted sum of several weights."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,23 +9,23 @@ from .weight import Weight
 
 MOST_PARTS = 10
 _SMALLEST_SHARE, _LARGEST_SHARE = 1e-100, 1e100
-_LEAST_PART = 1e-15  # of all shares: what sums of doubles still hold
-# Marks in each part's domain. A narrow part in the domain of a wide one would else fall between two cells of
-# the grid; for a normal part they lie 3/8 of its deviation apart.
+_LEAST_PART = 1e-15  # of the sum of shares: the limit of double precision in sums
+# Grid points in each part's domain. Otherwise a narrow part in the domain of a wide one could fall between two
+# cells of the grid; for a normal part they lie 3/8 of its deviation apart.
 _MARKS = 65
 
 
 def mixture(*parts: tuple[float, Weight]) -> Weight:
-    """Return the weighted sum of densities, each normalised to mass 1 and the shares to sum 1.
+    """Return the weighted sum of densities, each normalised to mass 1, with shares normalised to sum 1.
 
     >>> mixture((0.7, normal(0, 1)), (0.3, laplace(1, 2))).spec
     '0.7*normal:0,1+0.3*laplace:1,2'
 
     Args:
-        parts: 1 to 10 pairs of a share, above 1e-15 of their sum, and a weight, none of them a mixture.
+        parts: 1 to 10 pairs of a share, above 1e-15 of the sum of shares, and a weight that is not a mixture itself.
 
     Raises:
-        FewbitError: there are no parts or too many, or one is not such a pair.
+        FewbitError: there are no parts or too many, or a part is not such a pair.
     """
     if not 1 <= len(parts) <= MOST_PARTS:
         raise FewbitError(f"a mixture has 1 to {MOST_PARTS} parts, not {len(parts)}")

@@ -1,4 +1,4 @@
-"""Weights as text, as the command line and tables write them."""
+"""The text form of weights, as used on the command line and in tables."""
 
 import re
 from collections.abc import Callable
@@ -17,12 +17,12 @@ ACCEPTED = (
 )
 
 _FAMILIES: dict[str, Callable[[float, float], Weight]] = {"uniform": uniform, "normal": normal, "laplace": laplace}
-# The plus between two parts is followed by a share and a star; that of an exponent, 1e+5, follows an e.
+# The plus between two parts is followed by a share and a star; the plus of an exponent, 1e+5, follows an e.
 _BETWEEN_PARTS = re.compile(r"(?<![eE])\+(?=[\s\d.]+(?:[eE][+-]?\d+)?\s*\*)", re.ASCII)
 
 
 def parse_weight(spec: str) -> Weight:
-    """Return the weight that `spec` describes: a family with its numbers, a mixture, or the name of a file.
+    """Return the weight that `spec` describes: a family with its parameters, a mixture, or the name of a file.
 
     Raises:
         FewbitError: `spec` is not a weight; the message says what is accepted.

@@ -1,9 +1,9 @@
-"""The ruler on which inputs are counted before their range is known: 256 bins to each octave, both signs, and zero.
+"""Fixed bins for inputs of unknown range: 256 bins per octave, both signs, and zero.
 
-    −2²⁹ … −1 … −2⁻²⁴   0   2⁻²⁴ … 1 … 2²⁹        edges; bins are closed on the right, as a table's intervals are
+        −2²⁹ … −1 … −2⁻²⁴   0   2⁻²⁴ … 1 … 2²⁹        edges; bins are closed on the right, like a table's intervals
 
-A float's leading bits are its place on it. Counts on the same ruler can be added, over batches and over modules. For a
-weight it is cut down to where mass lies: `coarsened` joins neighbours that hold little.
+A float's leading bits are the index of its bin. Counts in the same bins can be added over batches and modules. For a
+weight they are reduced to the region that has mass: `coarsened` merges neighbours with little mass.
 """
 
 import numpy as np
@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 Vector = NDArray[np.float64]
 
 SMALLEST, LARGEST = 2.0**-24, 2.0**29
-# What is left of a float32 when this many low bits are dropped: sign, exponent and 8 bits of mantissa.
+# Number of low bits of a float32 to drop: sign, exponent and 8 bits of mantissa remain.
 DROPPED_BITS = 15
 PER_OCTAVE = 1 << (23 - DROPPED_BITS)
 _OCTAVES = 24 + 29
-# Of one sign: one bin up to SMALLEST, then those of the octaves.
+# For one sign: one bin up to SMALLEST, then those of the octaves.
 BINS_OF_SIGN = 1 + _OCTAVES * PER_OCTAVE
 BINS = 2 * BINS_OF_SIGN
 # The leading bits of SMALLEST.
 FIRST = int(np.float32(SMALLEST).view(np.int32)) >> DROPPED_BITS
 
-# The share of all mass up to which neighbours are joined, and how many bins are left at most.
+# The share of all mass up to which neighbours are merged, and the maximum number of remaining bins.
 _LITTLE = 1 / 1024
 _MOST = 2048
 
@@ -35,10 +35,10 @@ def edges() -> Vector:
 
 
 def coarsened(counts: Vector) -> tuple[Vector, Vector]:
-    """Return edges and counts of fewer bins, at most 2048, for counts ≥ 0 on the ruler, (BINS,), not all 0.
+    """Return edges and counts of at most 2048 merged bins, for counts ≥ 0 in the fixed bins, (BINS,), not all 0.
 
-    Bins are joined two and two within an octave as long as they hold at most a 1024th of all mass together, so that
-    none holding more is wider than need be and none is wider than an octave; then runs of empty ones.
+    Bins are merged pairwise within an octave while they contain at most a 1024th of all mass together, so that no bin
+    with more mass is wider than necessary and none is wider than an octave; then runs of empty bins are merged.
     """
     counts = counts / counts.max()  # a sum of huge counts would overflow
     little = _LITTLE * counts.sum()
@@ -50,7 +50,7 @@ def coarsened(counts: Vector) -> tuple[Vector, Vector]:
 
 
 def _kept_edges(counts: Vector, little: float) -> NDArray[np.int64]:
-    """Return which edges stay, increasing, where neighbours with a mass of `little` together are joined."""
+    """Return which edges to keep, increasing, if neighbours with a combined mass of at most `little` are merged."""
     negative = _inner_edges(counts[:BINS_OF_SIGN][::-1], little)
     positive = _inner_edges(counts[BINS_OF_SIGN:], little)
     kept = np.concatenate([[True], negative[::-1], [True], positive, [True]])
@@ -60,7 +60,7 @@ def _kept_edges(counts: Vector, little: float) -> NDArray[np.int64]:
 
 
 def _inner_edges(counts: Vector, little: float) -> NDArray[np.bool_]:
-    """Return which edges between the bins of one sign, from zero outwards, stay: (BINS_OF_SIGN − 1,)."""
+    """Return which edges between the bins of one sign to keep, from zero outwards: (BINS_OF_SIGN − 1,)."""
     octaves = counts[1:]
     kept = np.ones(octaves.size, bool)  # edge i is the inner end of bin i of the octaves
     size = 2

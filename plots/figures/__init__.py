@@ -1,1 +1,1 @@
-"""Figures: functions from data to a matplotlib `Figure`, a file a figure."""
+"""Figures: functions from data to a matplotlib `Figure`, one file per figure."""

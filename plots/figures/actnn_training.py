@@ -1,4 +1,4 @@
-"""Trainings at ActNN's levels: how the loss falls, where it ends for each seed, and what is kept for backward."""
+"""Trainings at ActNN's levels: loss curves, final loss of each seed, and memory kept for backward."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from .style import CYCLE, GREY, INK, SAND, SAND_EDGE, style_axes
 
 @dataclass(frozen=True)
 class Variant:
-    """The runs of one variant on one task, one a seed.
+    """The runs of one variant on one task, one per seed.
 
     Attributes:
-        name: for people.
-        losses: training losses of each seed after 1, 2, … steps, smoothed as is wished; as many in all.
+        name: display name.
+        losses: training losses of each seed after 1, 2, … steps, already smoothed if desired; all of the same length.
         validation_losses: of each seed, after the last step.
         kept: bytes kept for backward in one step.
     """
@@ -32,7 +32,7 @@ def plot_actnn_training(tasks: dict[str, Sequence[Variant]]) -> Figure:
     """Return a figure with a row of three panels for each task.
 
     Args:
-        tasks: name -> variants, first the one that others are compared with; the same variants in all.
+        tasks: name -> variants, the baseline first; the same variants for all tasks.
     """
     figure = Figure(figsize=(12.6, 0.6 + 3.7 * len(tasks)), layout="constrained", facecolor="white")
     rows = figure.subplots(len(tasks), 3, width_ratios=(1.2, 1, 1), squeeze=False)
@@ -92,7 +92,7 @@ def _draw_bytes(axes: Axes, variants: Sequence[Variant]) -> None:
 
 
 def _places(axes: Axes, variants: Sequence[Variant]) -> list[int]:
-    """Give each variant a row, the first on top; return the rows."""
+    """Assign a row to each variant, the first on top; return the rows."""
     places = list(range(len(variants)))
     axes.set_yticks(places, [variant.name for variant in variants], fontsize=8.5)
     axes.set_ylim(len(variants) - 0.4, -0.6)

@@ -1,4 +1,4 @@
-"""f' and its few-bit tables (Figure 1 of the Few-bit Backward paper): one row an activation, one panel a table."""
+"""f' and its few-bit tables (Figure 1 of the Few-bit Backward paper): one row per activation, one panel per table."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ _PANEL = (2.75, 2.3)  # inches
 
 
 def plot_approximation(rows: Sequence[Approximated]) -> Figure:
-    """Return a figure: a row of panels for each of `rows`, each panel titled with its table's numbers."""
+    """Return a figure with a row of panels for each of `rows`; a panel's title lists its table's numbers."""
     columns = max(len(row.tables) for row in rows)
     size = (_PANEL[0] * max(columns, 1.6) + 0.6, _PANEL[1] * len(rows) + 0.8)
     figure = Figure(figsize=size, layout="constrained", facecolor="white")
@@ -38,7 +38,7 @@ def plot_approximation(rows: Sequence[Approximated]) -> Figure:
 def panel_title(table: Table) -> str:
     """Return two lines: bits, levels and intervals; the error."""
     intervals = counted(table.codes.size, "interval")
-    # Where intervals do not share levels, the number of intervals is the number of levels.
+    # Without shared levels, the number of intervals is the number of levels.
     shared = table.codes.size != table.levels.size
     shape = f"{counted(table.levels.size, 'level')}, {intervals}" if shared else intervals
     return f"{counted(table.bits, 'bit')}: {shape}\n{error_text(table)}"

@@ -1,4 +1,4 @@
-"""Figures of BLPA's evidence: each takes the numbers that its command writes, and returns a Figure."""
+"""Figures for the evaluation of BLPA: each takes the numbers that its command writes and returns a `Figure`."""
 
 from typing import Any
 

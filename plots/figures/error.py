@@ -1,7 +1,7 @@
-"""Error against bits: what another bit buys, for every activation and both kinds of table, and how sure that is.
+"""Error against bits for every activation and both kinds of table, with the gap to the lower bound.
 
-Above, the errors, with a band from each down to its lower bound: no table lies below the band. Where that is too thin
-to see, the panel below tells how thin: (error − bound) / error.
+The upper panel shows the errors, each with a band down to its lower bound: no table lies below the band. Where the band
+is too thin to see, the lower panel shows its relative width: (error − bound) / error.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,9 +19,9 @@ from ...tables.names import counted
 from .style import CYCLE, GREY, INK, MARKERS, shortened, style_axes
 
 LINE_STYLES: dict[str, Literal["--", "-"]] = {"interval": "--", "shared": "-"}
-# Quadratures differ in their last digits: a gap below this says no more than that error and bound are equal.
+# Quadratures differ in their last digits: below this gap, error and bound are equal to rounding.
 LEAST_GAP = 1e-12
-GOAL = 1e-6  # of its error: that near every shipped table shall be to its lower bound
+GOAL = 1e-6  # relative gap to the lower bound that every shipped table must reach
 
 
 class _Line(NamedTuple):
@@ -32,9 +32,9 @@ class _Line(NamedTuple):
 
 
 def plot_error(tables: Sequence[Table]) -> Figure:
-    """Return a figure of error (log scale) against bits: a colour and marker an activation, a line style a kind.
+    """Return a figure of error (log scale) against bits: a colour and marker per activation, a line style per kind.
 
-    Exact tables have no place on a log scale: a line of text names them.
+    Exact tables cannot be drawn on a log scale: a line of text lists them.
     """
     inexact = [table for table in tables if table.error > 0]
     bounded = [table for table in inexact if table.lower_bound is not None]
@@ -58,7 +58,7 @@ def plot_error(tables: Sequence[Table]) -> Figure:
 
 
 def exact_note(tables: Sequence[Table]) -> str:
-    """Return a line that names the activations with exact tables and the fewest bits of each, or nothing."""
+    """Return a line that lists the activations with exact tables and the fewest bits of each, or an empty text."""
     fewest: dict[str, int] = {}
     for table in tables:
         if table.error == 0:
@@ -68,7 +68,7 @@ def exact_note(tables: Sequence[Table]) -> str:
 
 
 def gap(table: Table) -> float:
-    """Return (error − lower bound) / error, at least `LEAST_GAP`, so that a log scale has a place for it."""
+    """Return (error − lower bound) / error, at least `LEAST_GAP` to be finite on a log scale."""
     bound = table.error if table.lower_bound is None else table.lower_bound
     return max(1 - bound / table.error, LEAST_GAP)
 
@@ -98,7 +98,7 @@ def _draw_errors(axes: Axes, lines: Sequence[_Line]) -> None:
     for line in lines:
         bits, errors = [t.bits for t in line.tables], [t.error for t in line.tables]
         bounds = [t.error * (1 - gap(t)) for t in line.tables]
-        # A bound of 0 says nothing, and has no place on a log scale: the band then ends a decade below.
+        # A bound of 0 carries no information and cannot be drawn on a log scale: the band then ends a decade below.
         bounds = [max(b, e / 10) for b, e in zip(bounds, errors, strict=True)]
         axes.fill_between(bits, bounds, errors, color=line.look["color"], alpha=0.25, linewidth=0)
         axes.vlines(bits, bounds, errors, color=line.look["color"], alpha=0.5, linewidth=1.2)
@@ -106,7 +106,7 @@ def _draw_errors(axes: Axes, lines: Sequence[_Line]) -> None:
             *(bits, errors),
             **line.look,
             linestyle=LINE_STYLES[line.kind],
-            # Where both kinds are equal (a monotone f') the shared line lies within the open marker.
+            # Where both kinds are equal (a monotone f') the shared line is visible inside the open marker.
             markerfacecolor="white" if line.kind == "interval" else None,
             label=f"{line.label} {line.kind}",
         )
@@ -149,13 +149,13 @@ def _add_legends(axes: Axes, lines: Sequence[_Line]) -> None:
     if any(table.lower_bound is not None for line in lines for table in line.tables):
         kinds.append(Patch(color=INK, alpha=0.25, linewidth=0, label="down to the lower bound"))
     look = {"fontsize": 9.5, "labelcolor": INK, "handlelength": 2.6, "framealpha": 1.0, "edgecolor": "none"}
-    # Errors fall with the bits, so the upper right corner is free for the kinds.
+    # Errors decrease with the bits, so the upper right corner is free for the legend of kinds.
     axes.add_artist(axes.legend(handles=kinds, loc="upper right", **look))
     axes.legend(handles=names, loc="upper left", bbox_to_anchor=(1.0, 1.0), **look)
 
 
 def _worst_first(tables: Sequence[Table]) -> list[str]:
-    """Return the activations in the order in which their lines end, top to bottom."""
+    """Return the activations ordered by the right ends of their lines, top to bottom."""
     last: dict[str, tuple[int, float]] = {}
     for table in tables:
         last[table.activation] = max(last.get(table.activation, (0, 0.0)), (table.bits, table.error))
@@ -163,7 +163,7 @@ def _worst_first(tables: Sequence[Table]) -> list[str]:
 
 
 def _look(index: int) -> dict[str, Any]:
-    # Colours come round after eight; the markers are then one further, so that no two looks are alike before 64.
+    # Colours repeat after eight and markers shift by one then, so styles are distinct up to 64 activations.
     return {
         "color": CYCLE[index % len(CYCLE)],
         "marker": MARKERS[(index + index // len(CYCLE)) % len(MARKERS)],

@@ -1,4 +1,4 @@
-"""The gallery: many activations at once, a small panel each (Figure 11 of the Few-bit Backward paper)."""
+"""The gallery: many activations in one figure, a small panel each (Figure 11 of the Few-bit Backward paper)."""
 
 from collections.abc import Sequence
 
@@ -14,11 +14,11 @@ _PANEL = (2.2, 1.75)  # inches
 
 
 def plot_gallery(rows: Sequence[Approximated], columns: int = 4) -> Figure:
-    """Return a figure: a panel for the first table of each of `rows`, from left to right and down.
+    """Return a figure with a panel for the first table of each of `rows`, in row-major order.
 
     Args:
-        rows: at least one, all of one kind, weight and number of bits, which the figure's title tells.
-        columns: panels side by side.
+        rows: at least one, all of one kind, weight and number of bits, which the figure's title states.
+        columns: number of panels per row.
     """
     columns = min(columns, len(rows))
     lines = -(-len(rows) // columns)
@@ -34,7 +34,7 @@ def plot_gallery(rows: Sequence[Approximated], columns: int = 4) -> Figure:
             axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     for axes in panels[len(rows) :]:
         axes.remove()
-    bits = max(row.tables[0].bits for row in rows)  # exact tables may do with fewer
+    bits = max(row.tables[0].bits for row in rows)  # exact tables may need fewer
     title = f"{counted(bits, 'bit')}, kind {rows[0].tables[0].kind}, {weight_text(rows)}"
     figure.suptitle(title, fontsize=11, color=INK)
     handles, labels = legend_entries(figure.axes)

@@ -1,4 +1,4 @@
-"""Validation losses less those of exact training, a dot a seed, over the spread from seed to seed."""
+"""Validation losses minus those of exact training, a dot per seed, over the spread between seeds."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,10 +8,10 @@ from .style import CYCLE, INK, SAND, style_axes
 
 
 def plot_differences(differences: Mapping[str, Sequence[float]], deviation: float) -> Figure:
-    """Return a figure of a row a variant.
+    """Return a figure with a row for each variant.
 
     Args:
-        differences: of each variant, one a seed.
+        differences: of each variant, one per seed.
         deviation: standard deviation of the exact runs, drawn as a band.
     """
     figure = Figure(figsize=(7.6, 0.9 + 0.42 * len(differences)), layout="constrained", facecolor="white")

@@ -1,4 +1,4 @@
-"""`interval` beside `shared`: what it buys that intervals may share a level."""
+"""`interval` beside `shared`: the gain from letting intervals share a level."""
 
 from collections.abc import Sequence
 
@@ -13,9 +13,9 @@ _PANEL = (3.6, 2.3)  # inches
 
 
 def plot_kinds(rows: Sequence[Approximated]) -> Figure:
-    """Return a figure: a row of two panels for each of `rows`, whose tables are one of kind `interval`, one `shared`.
+    """Return a figure with a row of two panels for each of `rows`, whose tables are one `interval` and one `shared`.
 
-    Dotted lines are the levels of a panel's table, so that one sees which of its intervals share them.
+    Dotted lines mark the levels of a panel's table, to show which of its intervals share them.
     """
     size = (2 * _PANEL[0] + 0.6, _PANEL[1] * len(rows) + 0.8)
     figure = Figure(figsize=size, layout="constrained", facecolor="white")
@@ -36,7 +36,7 @@ def plot_kinds(rows: Sequence[Approximated]) -> Figure:
 
 
 def kind_titles(interval: Table, shared: Table) -> tuple[str, str]:
-    """Return the titles of both panels: kind and size; the error, and for `shared` how much smaller it is."""
+    """Return the titles of both panels: kind and size; the error, for `shared` by what factor it is smaller."""
     less = 1 - shared.error / interval.error if interval.error else 0.0
     gain = f", {100 * less:.0f} % less" if less >= 0.005 else ", no less" if interval.error else ""
     return f"{_size(interval)}\n{error_text(interval)}", f"{_size(shared)}\n{error_text(shared)}{gain}"

@@ -1,4 +1,4 @@
-"""What a gated MLP keeps for backward by one method and another: a bar each, in tensors of tokens × intermediate."""
+"""Memory that a gated MLP keeps for backward, a bar per method, in tensors of tokens × intermediate."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from .style import CYCLE, GREY, INK, style_axes
 
 @dataclass(frozen=True)
 class Kept:
-    """One method.
+    """Memory kept by one method.
 
     Attributes:
-        name: of the method.
-        units: kept besides the block's input, in tensors of tokens × intermediate.
-        of_input: kept of the block's input, in the same unit.
-        measured: whether it was measured, or follows from a formula.
+        name: name of the method.
+        units: memory kept besides the block's input, in tensors of tokens × intermediate.
+        of_input: memory kept of the block's input, in the same unit.
+        measured: whether the numbers were measured, not computed by a formula.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Kept:
 
 
 def plot_memory(methods: Sequence[Kept], title: str) -> Figure:
-    """Return horizontal bars, the first method on top; what is kept of the input stands at the end of each, grey."""
+    """Return horizontal bars, the first method on top; the grey end of each is the memory kept of the input."""
     figure = Figure(figsize=(8, 0.9 + 0.42 * len(methods)), layout="constrained")
     axes = figure.subplots()
     style_axes(axes)

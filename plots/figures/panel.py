@@ -1,4 +1,4 @@
-"""One panel: f' as a line, a table q as steps, between them, shaded, what is lost, and behind them the weight."""
+"""One panel: f' as a line, a table q as steps, the error between them shaded, and the weight behind."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -17,11 +17,11 @@ Vector = NDArray[np.float64]
 Span = tuple[float, float]
 
 _POINTS = 2001
-_LETTERS = 20  # of a name fit along a panel's side
-_LEAST = 0.35  # of where the weight lies is in view, however little happens there
-# Shares of the weight at either end: beyond the first, f' need not be in view; beyond the second, nor boundaries.
+_LETTERS = 20  # letters of a name that fit along a panel's side
+_LEAST = 0.35  # minimum share of the weight's domain to show, even if f' varies in a small part of it only
+# Tail shares of the weight at either end: f' may be cut off beyond the first, boundaries beyond the second.
 _TAIL, _FAR_TAIL = 5e-4, 1e-9
-_HEIGHT = 0.88  # of the panel is what the weight takes
+_HEIGHT = 0.88  # of the panel, for the weight
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Approximated:
     """A derivative with its tables.
 
     Attributes:
-        name: what f is called, such as ``gelu``.
+        name: name of f, such as ``gelu``.
         derivative: f', float64 to float64, elementwise; at a kink its value from the left.
-        domain: where the weight of the tables lies; of it that part is drawn in which something happens.
+        domain: domain of the tables' weight; only the part where f' varies is drawn.
         tables: the tables of f'; at least one.
-        kinks: where f' may jump, so that the line is broken there and not drawn across.
-        weight: w, float64 to float64, elementwise within the domain: an area behind f'. None draws none.
+        kinks: points where f' may jump, at which the line is broken.
+        weight: w, float64 to float64, elementwise within the domain, drawn as an area behind f'; None draws none.
     """
 
     name: str
@@ -53,7 +53,7 @@ def draw_panel(axes: Axes, row: Approximated, table: Table, span: Span) -> None:
     counts = (row.domain[0] <= x) & (x <= row.domain[1])
     lost = {"color": BLUE, "alpha": 0.22, "linewidth": 0}
     axes.fill_between(x, derivative, table(x), where=counts, label="the difference", **lost)
-    # A line that meets NaN stops, and starts again after it: f' has no value between the two sides of a jump.
+    # NaN interrupts a line: f' has no value between the two sides of a jump.
     gaps = np.searchsorted(x, np.intersect1d(x, row.kinks), side="right")
     broken = np.insert(x, gaps, np.nan), np.insert(derivative, gaps, np.nan)
     axes.plot(*broken, color=INK, linewidth=1.2, label="$f'$, the derivative")
@@ -65,7 +65,7 @@ def draw_panel(axes: Axes, row: Approximated, table: Table, span: Span) -> None:
 
 
 def visible_span(row: Approximated) -> Span:
-    """Return what of the domain to draw: where f' is on its way under the weight, and boundaries are, with a margin."""
+    """Return the part of the domain to draw: where f' varies under the weight and boundaries lie, with a margin."""
     low, high = row.domain
     x = np.linspace(low, high, _POINTS)
     derivative = row.derivative(x)
@@ -91,7 +91,7 @@ def steps(table: Table, span: Span) -> tuple[Vector, Vector]:
 
 
 def legend_entries(panels: Iterable[Axes]) -> tuple[list[Artist], list[str]]:
-    """Return the handles and labels of all `panels`, each label once."""
+    """Return the handles and labels of all `panels`, without duplicate labels."""
     entries: dict[str, Artist] = {}
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
@@ -100,7 +100,7 @@ def legend_entries(panels: Iterable[Axes]) -> tuple[list[Artist], list[str]]:
 
 
 def name_text(row: Approximated) -> str:
-    """Return ``f = gelu``, a long expression in two lines and no longer than a panel is high."""
+    """Return ``f = gelu``; a long expression takes two lines and is cut to the panel's height."""
     name = shortened(row.name, 2 * _LETTERS)
     return f"$f$ = {name[:_LETTERS]}" + (f"\n{name[_LETTERS:]}" if len(name) > _LETTERS else "")
 
@@ -111,23 +111,23 @@ def error_text(table: Table) -> str:
 
 
 def weight_text(rows: Iterable[Approximated]) -> str:
-    """Return the weights that the tables of `rows` are for, as a title."""
+    """Return a title with the weights of the tables of `rows`."""
     weights = dict.fromkeys(table.weight for row in rows for table in row.tables)
     return ", ".join(f"weight {shortened(weight, 60)}" for weight in weights)
 
 
 def _draw_weight(axes: Axes, row: Approximated, span: Span) -> None:
-    """Fill the area under w, as high as the panel whatever its unit; a w that is the same all over says nothing."""
+    """Fill the area under w, scaled to the panel's height; a constant w is not drawn."""
     x = np.linspace(*span, _POINTS)
     w = _density(row, x)
     if w.max() - w.min() <= 1e-9 * w.max():
         return
-    # Measured weights may have needles (the zeros behind a ReLU): they are cut, so that the others are seen.
+    # Measured weights may have narrow peaks (the zeros behind a ReLU): clip them, so that the rest is visible.
     scale = float(np.quantile(w, 0.995)) or float(w.max())
     heights = np.minimum(_HEIGHT * w / scale, 1.0)
     axes.fill_between(
         *(x, 0.0, heights),
-        transform=axes.get_xaxis_transform(),  # heights are shares of the panel's
+        transform=axes.get_xaxis_transform(),  # heights are relative to the panel
         facecolor=SAND,
         edgecolor=SAND_EDGE,
         linewidth=0.8,
@@ -137,7 +137,7 @@ def _draw_weight(axes: Axes, row: Approximated, span: Span) -> None:
 
 
 def _density(row: Approximated, x: Vector) -> Vector:
-    """Return w at `x`, 0 outside its domain, where it need not be defined."""
+    """Return w at `x`, and 0 outside its domain, where it need not be defined."""
     if row.weight is None:
         return np.zeros_like(x)
     within = (row.domain[0] <= x) & (x <= row.domain[1])
@@ -150,7 +150,7 @@ def _weighty(row: Approximated) -> tuple[Span, Span]:
         return row.domain, row.domain
     x = np.linspace(*row.domain, 20 * _POINTS)
     mass = np.cumsum(_density(row, x))
-    if not math.isfinite(mass[-1]) or mass[-1] <= 0:  # needles that fell between the points
+    if not math.isfinite(mass[-1]) or mass[-1] <= 0:  # peaks that fell between the points
         return row.domain, row.domain
     shares = np.array([_TAIL, 1 - _TAIL, _FAR_TAIL, 1 - _FAR_TAIL])
     a, b, c, d = x[np.searchsorted(mass, shares * mass[-1])].tolist()
@@ -158,7 +158,7 @@ def _weighty(row: Approximated) -> tuple[Span, Span]:
 
 
 def _abscissae(span: Span, breaks: Vector) -> Vector:
-    """Return points over `span` with both sides of every break, so that what jumps there is drawn upright."""
+    """Return points over `span` including both sides of every break, so that jumps are drawn vertically."""
     low, high = span
     inside = breaks[(breaks > low) & (breaks < high)]
     return np.unique(np.concatenate([np.linspace(low, high, _POINTS), inside, np.nextafter(inside, np.inf)]))

@@ -1,4 +1,4 @@
-"""Figures into files: whole or not at all, in the format that the file's name says."""
+"""Saving of figures: atomic, in the format given by the file's suffix."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ _DPI = 200
 
 
 def check_figure_path(path: str | os.PathLike[str]) -> str:
-    """Return the format in which a figure would be saved at `path`; writes nothing.
+    """Return the format for a figure saved at `path`; writes nothing.
 
     Raises:
         FewbitError: the suffix is not one of `FORMATS`, or the file could not be written.
@@ -28,13 +28,13 @@ def check_figure_path(path: str | os.PathLike[str]) -> str:
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
-    """Write `figure` to `path`, replacing what was there only once the new picture is complete.
+    """Write `figure` to `path` atomically.
 
     Raises:
-        FewbitError: as `check_figure_path`, or the disk is full.
+        FewbitError: as for `check_figure_path`, or the disk is full.
     """
     kind = check_figure_path(path)
-    # No date in the file: the same figure makes the same bytes, whenever it is made.
+    # No date in the file: the same figure always gives the same bytes.
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
     with atomic_write(path) as stream:
         figure.savefig(stream, format=kind, dpi=_DPI, metadata=undated)

@@ -1,11 +1,11 @@
-"""How every figure looks: colours that colour-blind readers tell apart, a light grid, no frame.
+"""The style of all figures: colours distinguishable by colour-blind readers, a light grid, no frame.
 
-Styles are set on the artists, never in matplotlib's global `rcParams`: making a figure changes nothing else.
+Styles are set on the artists, never in matplotlib's global `rcParams`: making a figure has no side effects.
 """
 
 from matplotlib.axes import Axes
 
-# Okabe & Ito (2008), "Color Universal Design"; a grey in place of the yellow, which is lost on white.
+# Okabe & Ito (2008), "Color Universal Design"; grey replaces yellow, which is hard to see on white.
 INK, BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, GREY = (
     "#1a1a1a",
     "#0072b2",
@@ -17,7 +17,7 @@ INK, BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, GREY = (
     "#7f7f7f",
 )
 CYCLE = (BLUE, VERMILION, GREEN, PURPLE, SKY, ORANGE, INK, GREY)
-SAND, SAND_EDGE = "#f5ecd0", "#dccb93"  # an area behind everything else
+SAND, SAND_EDGE = "#f5ecd0", "#dccb93"  # the area behind everything else
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
 
 _GRID = "#e4e4e4"
@@ -25,12 +25,12 @@ _FRAME = "#9a9a9a"
 
 
 def shortened(text: str, width: int) -> str:
-    """Return `text`, or as much of its beginning as fits in `width` characters and an ellipsis."""
+    """Return `text`, cut to `width` characters with an ellipsis if it is longer."""
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def style_axes(axes: Axes) -> None:
-    """Give `axes` a light grid behind the data, quiet ticks, and a frame on the left and below only."""
+    """Give `axes` a light grid behind the data, inconspicuous ticks, and only the left and bottom spines."""
     axes.set_axisbelow(True)
     axes.grid(True, color=_GRID, linewidth=0.7)
     for side in ("top", "right"):

@@ -1,4 +1,4 @@
-"""Throughput on a GPU: how near each pass of an activation comes to a copy's bandwidth, by size."""
+"""Throughput on a GPU: bandwidth of each pass of an activation relative to a copy's, by size."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from .style import BLUE, GREY, INK, SKY, VERMILION, style_axes
 
-# Contestant and pass -> colour and line.
+# (contestant, pass) -> colour and line style.
 _LOOKS: dict[tuple[str, str], tuple[str, str]] = {
     ("fewbit", "forward"): (VERMILION, "-"),
     ("fewbit", "backward"): (VERMILION, "--"),
@@ -20,12 +20,12 @@ _NAMES = {"fewbit": "fewbit", "torch": "torch", "compiled": "torch.compile"}
 
 
 def plot_throughput(rows: Sequence[Mapping[str, Any]], device: str, bits: int = 3) -> Figure:
-    """Return a figure: a panel a dtype, GB/s of the bytes that must move against elements, the copy's as a grey line.
+    """Return a figure with a panel per dtype: GB/s of the bytes that must move against elements; the copy's in grey.
 
     Args:
-        rows: those of the report of `fewbit bench activation --device cuda`.
+        rows: rows of the report of `fewbit bench activation --device cuda`.
         device: the GPU's name.
-        bits: of fewbit's rows.
+        bits: number of bits of fewbit's rows.
     """
     dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
     figure = Figure(figsize=(3.4 * len(dtypes) + 0.6, 3.6), layout="constrained", facecolor="white")

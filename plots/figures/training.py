@@ -1,7 +1,7 @@
-"""Loss curves of several runs: how they fall, and how far they are from exact training.
+"""Loss curves of several runs, and their differences from exact training.
 
-The curves of a good few-bit table lie on top of the exact one; so a second panel draws the differences alone, before
-the range of several exact runs: what stays in it, other initial weights do as well.
+The curves of a good few-bit table coincide with the exact one; so a second panel draws the differences alone, over the
+range of several exact runs: a difference within it is no larger than one due to other initial weights.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Curve:
 
     Attributes:
         name: its label.
-        losses: training loss after 1, 2, … steps, smoothed as is wished; as many in every curve.
+        losses: training loss after 1, 2, … steps, already smoothed if desired; the same length for all curves.
     """
 
     name: str
@@ -30,13 +30,13 @@ class Curve:
 
 
 def plot_training(exact: Sequence[Sequence[float]], curves: Sequence[Curve], unigram_entropy: float) -> Figure:
-    """Return a figure of two panels over the steps: the losses, and how far each curve is from the exact runs.
+    """Return a figure of two panels over the steps: the losses, and the difference of each curve from the exact runs.
 
     Args:
-        exact: losses of exact runs; their range is the band, their mean what the curves are compared with. The first is
-            drawn in the left panel. One at least; a band takes two.
+        exact: losses of exact runs; their range is the band, their mean the baseline of the comparison. The first is
+            drawn in the left panel. At least one; a band takes two.
         curves: the runs to compare, each with as many losses.
-        unigram_entropy: a yardstick, drawn as a horizontal line; in the unit of the losses, nats a character.
+        unigram_entropy: a reference, drawn as a horizontal line; in the unit of the losses, nats per character.
     """
     figure = Figure(figsize=(10.2, 4.2), layout="constrained", facecolor="white")
     falling, differing = figure.subplots(1, 2, width_ratios=(1, 1.15))
@@ -58,7 +58,7 @@ def within(exact: NDArray[np.float64], losses: Sequence[float]) -> float:
 
 
 def message(exact: NDArray[np.float64], curves: Sequence[Curve]) -> str:
-    """Return what the figure shows: which curves end, over the last tenth of the steps, in the range of exact runs."""
+    """Return the figure's message: which curves end, over the last tenth of the steps, in the range of exact runs."""
     if len(exact) < 2 or not curves:
         return "Training loss: no band to compare with few bits"
     last = max(1, exact.shape[1] // 10)
@@ -81,11 +81,11 @@ def _listed(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Seeds:
-    """The runs of one variant, one a seed.
+    """The runs of one variant, one per seed.
 
     Attributes:
-        name: for the legend.
-        losses: training losses of each seed after 1, 2, … steps, smoothed as is wished; as many in all.
+        name: name in the legend.
+        losses: training losses of each seed after 1, 2, … steps, already smoothed if desired; all of the same length.
         validation_losses: of each seed, after the last step.
     """
 
@@ -103,8 +103,8 @@ def plot_seeds(variants: Sequence[Seeds], unigram_entropy: float) -> Figure:
     """Return a figure of three panels: losses, differences from the first variant, validation losses.
 
     Args:
-        variants: the first is what the others are compared with, and makes the band; at least one, the seeds of all the
-            same, in the same order.
+        variants: the first is the baseline, and makes the band; at least one, all with the same seeds in the same
+            order.
         unigram_entropy: as in `plot_training`.
     """
     figure = Figure(figsize=(12.4, 4.1), layout="constrained", facecolor="white")
@@ -138,7 +138,7 @@ def _draw_means(axes: Axes, variants: Sequence[Seeds], unigram_entropy: float) -
 
 
 def _draw_band(axes: Axes, exact: Seeds, origin: NDArray[np.float64]) -> None:
-    """Fill what lies between the lowest and the highest run at every step, less `origin`."""
+    """Fill the range between the lowest and the highest run at every step, minus `origin`."""
     lowest, highest = np.min(exact.losses, axis=0) - origin, np.max(exact.losses, axis=0) - origin
     label = f"{exact.name}, lowest to highest of {len(exact.losses)} seeds"
     steps = np.arange(1, len(lowest) + 1)
@@ -151,7 +151,7 @@ def _draw_mean(axes: Axes, variant: Seeds, values: NDArray[np.float64], index: i
 
 
 def _draw_validation(axes: Axes, variants: Sequence[Seeds]) -> None:
-    """Draw a point a seed and a bar at the mean; a line joins the runs of a seed, behind is exact ± one deviation."""
+    """Draw a point per seed and a bar at the mean; a line joins the runs of a seed; the band is exact ± 1 deviation."""
     style_axes(axes)
     axes.grid(False, axis="x")
     axes.set_title("validation loss; area: exact ± 1 s.d.", fontsize=9.5, color=INK)
@@ -214,7 +214,7 @@ def _draw_differences(axes: Axes, exact: NDArray[np.float64], curves: Sequence[C
 
 
 def _label_ends(axes: Axes, ends: Sequence[tuple[str, float, str]]) -> None:
-    """Write each name right of the end of its line, at least a text's height apart."""
+    """Write each name to the right of its line's end, at least a text height apart."""
     low, high = axes.get_ylim()
     least = 0.055 * (high - low)
     at = -np.inf

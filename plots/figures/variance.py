@@ -1,4 +1,4 @@
-"""The variance of compressed gradients: split by layer, its causes, and against bits (ActNN, Figures 8, 3 and 5a)."""
+"""Variance of compressed gradients: split by layer, its causes, and against bits (ActNN, Figures 8, 3 and 5a)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ from .style import BLUE, CYCLE, GREY, INK, MARKERS, VERMILION, style_axes
 
 @dataclass(frozen=True)
 class Variances:
-    """What is drawn; variances are summed over the elements of a gradient.
+    """The numbers to draw; variances are summed over the elements of a gradient.
 
     Attributes:
         layers: names, in forward order.
-        bits: at which the variance is split.
+        bits: bits at which the variance is split.
         terms: (L, L), of the weight of layer l and the context of layer m.
         empirical: of each weight, over repeated draws.
         sampling: of each weight, over minibatches.
-        formula: of each context, what the sensitivities say of the sum over the weights.
-        shown: the layer of the two histograms.
-        ranges: of its groups.
-        sensitivities: of its samples.
+        formula: of each context, the sum over the weights predicted by the sensitivities.
+        shown: name of the layer of the two histograms.
+        ranges: ranges of its groups.
+        sensitivities: sensitivities of its samples.
         per_dimension: sensitivity by element, of each layer.
         curves: method → rows of bits and the variance of all parameters.
-        squared_norm: of the gradient of all parameters, by which the curves are divided.
+        squared_norm: squared norm of the gradient of all parameters, by which the curves are divided.
     """
 
     layers: Sequence[str]
@@ -57,7 +57,7 @@ def plot_variance(data: Variances) -> Figure:
 
 
 def _draw_split(axes: Axes, data: Variances) -> None:
-    """Draw Theorem 3: bars of the terms, one above the other, and what was measured at once."""
+    """Draw Theorem 3: the terms as stacked bars, beside the variance measured with all contexts at once."""
     _style(axes, f"variance of each weight's gradient, {data.bits} bits", "", "variance")
     terms, L = np.asarray(data.terms), len(data.layers)
     at, own = np.arange(L), np.diag(terms)
@@ -73,7 +73,7 @@ def _draw_split(axes: Axes, data: Variances) -> None:
 
 
 def _draw_contexts(axes: Axes, data: Variances) -> None:
-    """Draw what the sensitivities say against what was measured, a point a context."""
+    """Draw the variance predicted by the sensitivities against the measured one, a point per context."""
     _style(axes, "variance that each context causes", "by its sensitivities", "measured")
     measured, formula = np.asarray(data.terms).sum(0), np.asarray(data.formula)
     axes.plot(formula, measured, "o", color=BLUE, markersize=5)
@@ -84,7 +84,7 @@ def _draw_contexts(axes: Axes, data: Variances) -> None:
 
 
 def _draw_curves(axes: Axes, data: Variances) -> None:
-    """Draw variance against bits, one line a method."""
+    """Draw variance against bits, one line per method."""
     _style(axes, "all parameters", "bits for each element, on average", "variance / squared norm of the gradient")
     for (method, rows), colour, marker in zip(data.curves.items(), CYCLE, MARKERS, strict=False):
         bits, variance = np.asarray(rows).T

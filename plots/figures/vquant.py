@@ -1,4 +1,4 @@
-"""Figures of V-Quant's studies: each takes the numbers that its command writes, and returns a Figure."""
+"""Figures of V-Quant's studies: each takes the numbers that its command writes and returns a `Figure`."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def plot_accuracy(numbers: dict[str, Any]) -> Figure:
 
 
 def plot_annealing(numbers: dict[str, Any]) -> Figure:
-    """Draw training losses by epoch, a panel for each pair of schedules that mirror each other."""
+    """Draw training losses by epoch, a panel for each pair of mirrored schedules."""
     rows = numbers["rows"]
     pairs = [rows[i : i + 2] for i in range(0, len(rows), 2)]
     figure, axes = _figure(len(pairs), sharey=True)

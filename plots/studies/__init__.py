@@ -1,1 +1,1 @@
-"""Studies: the trainings and measurements whose data the figures show. They need torch."""
+"""Studies: the trainings and measurements that produce the data of the figures. They need torch."""

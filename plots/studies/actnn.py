@@ -1,12 +1,12 @@
-"""Does a model train as well at ActNN's levels? A small ResNet and a small transformer, several seeds.
+"""Training at ActNN's levels beside exact training: a small ResNet and a small transformer, several seeds.
 
     for seed in range(3): runs += train(TASKS["resnet"](), VARIANTS, seed)
 
-All variants of a seed start from the same weights and see the same batches; forward they are exact, so their first
-losses are equal. They take turns step by step, so that whatever else the machine does slows all of them alike.
+All variants of a seed start from the same weights and see the same batches. The forward pass is exact, so their first
+losses are equal. They take turns step by step, so that other load on the machine slows all of them equally.
 
-The last two variants are those of Appendix E of the Few-bit Backward paper: layers at 4 bits, GELU at 2 bits by one
-method or the other.
+The last two variants are those of Appendix E of the Few-bit Backward paper: layers at 4 bits, and GELU at 2 bits by
+either method.
 """
 
 from collections.abc import Callable
@@ -35,13 +35,13 @@ SHAPE = Size(width=64, depth=2, heads=4, context=64)  # of the transformer
 
 @dataclass(frozen=True)
 class Variant:
-    """What the runs differ in.
+    """The settings in which runs differ.
 
     Attributes:
-        name: for people.
-        level, bits: of `fewbit.convert`; without a level nothing is converted.
-        table_bits: of the activations' tables, where not those of the level.
-        derivative_bits: in which activations save their derivative as ActNN does, instead of a table.
+        name: display name.
+        level, bits: arguments of `fewbit.convert`; without a level nothing is converted.
+        table_bits: bits of the activations' tables, where they differ from the level's.
+        derivative_bits: bits in which activations save their derivative as ActNN does, instead of a table.
         mixed: whether to train under autocast, in bfloat16.
     """
 
@@ -53,7 +53,7 @@ class Variant:
     mixed: bool = False
 
     def convert(self, model: nn.Module) -> None:
-        """Make this variant of `model`."""
+        """Convert `model` to this variant."""
         if self.derivative_bits:
             for parent in list(model.modules()):
                 for name, child in list(parent.named_children()):
@@ -79,21 +79,21 @@ VARIANTS = (
 
 
 class Task(Protocol):
-    """What is learned."""
+    """A data set, a model for it and its training settings."""
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Display name."""
         ...
 
     @property
     def steps(self) -> int:
-        """How many updates it takes."""
+        """Number of updates."""
         ...
 
     @property
     def learning_rate(self) -> float:
-        """The largest."""
+        """The largest learning rate."""
         ...
 
     def model(self) -> nn.Module:
@@ -101,17 +101,17 @@ class Task(Protocol):
         ...
 
     def batch(self, draw: torch.Generator) -> Batch:
-        """Return inputs and what is to be told of them."""
+        """Return inputs and targets."""
         ...
 
     def held_out(self) -> Batch:
-        """Return the same, of what is not trained on."""
+        """Return inputs and targets that are not trained on."""
         ...
 
 
 @dataclass(frozen=True)
 class DigitsTask:
-    """scikit-learn's digits by a ResNet with GELU."""
+    """Classification of scikit-learn's digits by a ResNet with GELU."""
 
     data: Images
     steps: int = 120
@@ -135,7 +135,7 @@ class DigitsTask:
 
 @dataclass(frozen=True)
 class TextTask:
-    """The standard library's source by a transformer, a character at a time."""
+    """Prediction of the next character of the standard library's source by a transformer."""
 
     corpus: Corpus
     steps: int = 100
@@ -175,10 +175,10 @@ def train(
 
 
 def block_ratio(bits: float, level: str = "L3") -> float:
-    """Return how many times less one more Conv–BN–ReLU keeps at `bits` bits than exactly: 64/5.25 = 12.2 at 2 bits.
+    """Return the factor by which one more Conv–BN–ReLU keeps less than exactly: 64/5.25 = 12.2 at 2 bits.
 
-    One more of 32 channels on 16 images of 32 by 32 in a chain of eight, as `fewbit.memory.profile` measures chains.
-    Exactly a ReLU keeps its output, which is the input that the next convolution keeps.
+    Measured for one block of 32 channels, added to a chain of eight, on 16 images of 32×32, by
+    `fewbit.memory.profile`. In exact training a ReLU saves its output, the same tensor that the next convolution saves.
     """
     exact, compressed = [], []
     for blocks in (8, 9):
@@ -187,13 +187,13 @@ def block_ratio(bits: float, level: str = "L3") -> float:
         model, x = nn.Sequential(*layers), torch.randn(16, 32, 32, 32)
         exact.append(profile(model, x).total)
         convert(model, bits, level=level)
-        model(x).sum().backward()  # mixed precision has seen a gradient
+        model(x).sum().backward()  # mixed precision needs to see a gradient
         compressed.append(profile(model, x).total)
     return (exact[1] - exact[0]) / (compressed[1] - compressed[0])
 
 
 class _Made:
-    """The model of a variant, and what its training leaves behind."""
+    """The model of a variant, and the records of its training."""
 
     def __init__(self, task: Task, variant: Variant, seed: int) -> None:
         self.task, self.variant, self.seed, self.curve = task, variant, seed, Curve()
@@ -208,7 +208,7 @@ class _Made:
         return Trainee(self.model, self.loss, optimizer, schedule, 1.0, self.draw_alike, self.curve)
 
     def draw_alike(self, step: int) -> None:
-        """Seed dropout: the same in all variants, as far as they draw alike; codes are of the same generator."""
+        """Seed dropout equally in all variants, as far as they draw alike; rounding uses the same generator."""
         torch.manual_seed(1_000_003 * self.seed + step)
 
     def loss(self, _: nn.Module, batch: Batch) -> Tensor:
@@ -224,7 +224,7 @@ class _Made:
 
     def finish(self, example: Batch, held_out: Batch) -> Trained:
         saved = profile_call(self.model, lambda: self.loss(self.model, example))
-        inside = sum(one.bytes for one in saved.saved if one.module)  # the loss is the model's own, ""
+        inside = sum(one.bytes for one in saved.saved if one.module)  # the loss belongs to the root module, ""
         self.model.eval()
         with torch.no_grad():
             scores, classes = self.scores(held_out)

@@ -1,4 +1,4 @@
-"""What the trainings of actnn.py leave behind: numbers only, for tables, figures and files made without torch."""
+"""Results of the trainings of actnn.py: plain numbers, from which tables, figures and files are made without torch."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -11,16 +11,16 @@ from .runs import averaging_window, smoothed
 
 @dataclass(frozen=True)
 class Trained:
-    """One model, trained.
+    """Results of one training run.
 
     Attributes:
         task, variant: names.
         seed: of weights and batches.
         losses: training loss at each step, before the step was taken.
         seconds: time of each step: forward, backward and update.
-        validation_loss: after the last step, on what was not trained on.
-        accuracy: part of that which is told rightly.
-        saved_bytes: what the model keeps for backward in one step, the loss aside.
+        validation_loss: after the last step, on data that was not trained on.
+        accuracy: share of that data that is classified correctly.
+        saved_bytes: bytes that the model keeps for backward in one step, without the loss.
     """
 
     task: str
@@ -35,11 +35,11 @@ class Trained:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All runs: of each task the same variants, the exact one first, and the same seeds.
+    """All runs: the same variants for each task, the exact one first, and the same seeds.
 
     Attributes:
         runs: in any order.
-        block_ratios: how many times less a chain of Conv–BN–ReLU keeps, by bits.
+        block_ratios: factor by which a chain of Conv–BN–ReLU keeps less, by bits.
     """
 
     runs: tuple[Trained, ...]
@@ -47,28 +47,28 @@ class Evidence:
 
     @property
     def tasks(self) -> list[str]:
-        """Names, in order."""
+        """Names of the tasks, in order."""
         return list(dict.fromkeys(run.task for run in self.runs))
 
     def variants(self, task: str) -> list[str]:
-        """Return the names of what was trained, in order."""
+        """Return the names of the variants, in order."""
         return list(dict.fromkeys(run.variant for run in self.runs if run.task == task))
 
     def of(self, task: str, variant: str) -> list[Trained]:
-        """Return the runs, one a seed."""
+        """Return the runs, one per seed."""
         return sorted((r for r in self.runs if (r.task, r.variant) == (task, variant)), key=lambda run: run.seed)
 
     def curves(self, task: str, variant: str) -> list[list[float]]:
-        """Return the training losses, each averaged over a tenth of the steps up to it, one list a seed."""
+        """Return the training losses, each averaged over a tenth of the steps up to it, one list per seed."""
         return [smoothed(run.losses, averaging_window(len(run.losses))) for run in self.of(task, variant)]
 
     def differences(self, task: str, variant: str) -> list[float]:
-        """Return validation losses less those of the first variant with the same seed."""
+        """Return validation losses minus those of the first variant with the same seed."""
         exact = {run.seed: run.validation_loss for run in self.of(task, self.variants(task)[0])}
         return [run.validation_loss - exact[run.seed] for run in self.of(task, variant)]
 
     def deviation(self, task: str) -> float:
-        """Return the standard deviation of the first variant's validation losses, over the seeds."""
+        """Return the standard deviation over the seeds of the first variant's validation losses."""
         return statistics.stdev(run.validation_loss for run in self.of(task, self.variants(task)[0]))
 
     def step_seconds(self, task: str, variant: str) -> float:
@@ -76,7 +76,7 @@ class Evidence:
         return statistics.median(second for run in self.of(task, variant) for second in run.seconds)
 
     def ratio(self, task: str, variant: str) -> float:
-        """Return how many times less than the first variant this one keeps for backward."""
+        """Return the factor by which this variant keeps less for backward than the first."""
         exact, other = self.of(task, self.variants(task)[0])[0], self.of(task, variant)[0]
         return exact.saved_bytes / other.saved_bytes
 
@@ -89,10 +89,10 @@ class Evidence:
 
     @classmethod
     def from_dict(cls, data: Any, source: str = "evidence") -> "Evidence":
-        """Return what `to_dict` told.
+        """Return the evidence that `to_dict` serialised.
 
         Raises:
-            FewbitError: it told nothing of the kind; the message begins with `source`.
+            FewbitError: `data` does not have that form; the message begins with `source`.
         """
         try:
             runs = tuple(_trained(run) for run in data["runs"])

@@ -2,15 +2,15 @@
 
     python -m fewbit.plots.studies.bias > actnn-bias.json
 
-Stochastic rounding is unbiased, so a gradient that is linear in what was saved is unbiased too. Where a saved tensor
-enters twice (the input gradient of a normalisation or a softmax from one copy) or through a softmax (attention) it is
-not. With ḡ the mean of N draws of a gradient whose exact value is g:
+Stochastic rounding is unbiased, so a gradient that is linear in the saved tensor is unbiased too. Where a saved tensor
+enters twice (the input gradient of a normalisation or a softmax from one copy) or through a softmax (attention), the
+gradient is biased. With ḡ the mean of N draws of a gradient whose exact value is g:
 
     noise² = Σ ‖gᵢ − ḡ‖² / (N − 1) / ‖g‖²        bias² = ‖ḡ − g‖² / ‖g‖² − noise² / N
 
-The second term is what ḡ would be off by without any bias, so bias² comes out around 0 where there is none.
-`resolution` is three standard deviations of that estimate were the errors of all elements independent. Those of a group
-are not: two copies, which have no bias, come out at up to twice the resolution.
+The second term is the expected error of ḡ without any bias, so the estimate of bias² is around 0 if there is none.
+`resolution` is three standard deviations of that estimate if the errors of all elements were independent. Those of a
+group are not: two copies, which have no bias, reach up to twice the resolution.
 """
 
 import math
@@ -33,11 +33,11 @@ class Bias:
 
     Attributes:
         layer: its name and size.
-        bits: of what it saves.
-        copies: of the saved tensor; None where there is no choice.
-        noise: of one draw, as a share of the gradient's norm.
-        bias: of the mean of all draws, likewise; 0 where the estimate of its square is negative.
-        resolution: what could be told from no bias if the errors of elements were independent.
+        bits: bits of the saved tensor.
+        copies: copies of the saved tensor; None if the layer has no such option.
+        noise: of one draw, relative to the gradient's norm.
+        bias: of the mean of all draws, likewise; 0 if the estimate of its square is negative.
+        resolution: smallest detectable bias if the errors of elements were independent.
     """
 
     layer: str
@@ -101,7 +101,7 @@ def measure(
     off /= draws
     noise = float((squares - draws * off.square().sum()) / (draws - 1) / norm)
     bias = float(off.square().sum() / norm) - noise / draws
-    # Of the estimate of bias² without a bias: noise / draws times √(2 / size), three standard deviations of it.
+    # Estimate of bias² without a bias: noise / draws times √(2 / size), three standard deviations of it.
     resolution = math.sqrt(3 * noise / draws * math.sqrt(2 / true.numel()))
     return Bias(name, bits, copies, math.sqrt(noise), math.sqrt(max(0.0, bias)), resolution)
 

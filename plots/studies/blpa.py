@@ -1,10 +1,10 @@
-"""The evidence for BLPA (Section 4): training losses and gradient errors of a deep residual network on real images.
+"""Evaluation of BLPA (Section 4): training losses and gradient errors of a deep residual network on real images.
 
     training = train(VARIANTS, digits(), Settings(seed=0))      Figure 3: exact, 8 and 4 bits, naive, fewer features
     noise = gradient_noise(model, images, …)                    Figure 4: error of each layer's gradient, and SGD's
 
-Variants start from the same weights and see the same batches, and take turns step by step. Forward passes of exact and
-few-bit training are the same, so their first losses are equal; the naive ones' are not.
+Variants start from the same weights, see the same batches, and take turns step by step. Exact and few-bit training have
+the same forward pass, so their first losses are equal; those of naive training are not.
 """
 
 import copy
@@ -29,18 +29,18 @@ from .trainer import Curve, Trainee, cross_entropy
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train.
+    """Training settings.
 
     Attributes:
         depth, width: of the network; see `preact_resnet`.
         steps: updates.
         batch: images in a step.
-        learning_rate: the largest. A tenth of it while warming up, a tenth again after a half of the steps, and a
-            hundredth after three quarters, as in the paper.
+        learning_rate: the largest. A tenth of it during warm-up, a tenth after half of the steps, and a hundredth after
+            three quarters, as in the paper.
         momentum, weight_decay: of SGD; the paper's.
         seed: of weights, batches and flips.
-        warmup: share of the steps that warm up. The paper warms up for `PAPER_WARMUP`, 400 of 64,000 steps; of 200
-            steps that is one or two, and the default of 5 % is ours.
+        warmup: share of the steps used for warm-up. The paper's is `PAPER_WARMUP`, 400 of 64,000 steps; of 200 steps
+            that is one or two, so our default is 5 %.
     """
 
     depth: int = 164
@@ -66,13 +66,13 @@ PAPER_WARMUP = 400 / 64_000
 
 @dataclass(frozen=True)
 class Variant:
-    """What is compared.
+    """A way to train.
 
     Attributes:
-        name: for people.
-        bits: for each activation; None keeps them exact.
-        naive: whether the forward pass computes with what the codes stand for.
-        features: part of the width.
+        name: display name.
+        bits: bits of each activation; None keeps them exact.
+        naive: whether the forward pass uses the dequantized values.
+        features: share of the width.
     """
 
     name: str
@@ -93,14 +93,14 @@ VARIANTS = (
 
 @dataclass(frozen=True)
 class Run:
-    """One network, trained.
+    """Results of one network's training.
 
     Attributes:
         variant: its name.
-        losses: training loss at each step, nats an image.
+        losses: training loss at each step, in nats per image.
         seconds: of each step.
-        test_loss, test_error: after the last step, computed exactly: nats an image, and the part told wrong.
-        saved_bytes: what a forward pass of one batch keeps for backward.
+        test_loss, test_error: after the last step, computed exactly: nats per image, and share of misclassified images.
+        saved_bytes: bytes that a forward pass of one batch saves for backward.
     """
 
     variant: str
@@ -113,7 +113,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Training:
-    """Runs of one seed on one collection of images, in the order of their variants."""
+    """Runs of one seed on one data set of images, in the order of their variants."""
 
     images: str
     settings: Settings
@@ -129,7 +129,7 @@ class Training:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Training":
-        """Return the training that `to_dict` told; raises KeyError or TypeError if it told none."""
+        """Return the training that `to_dict` serialised; raises KeyError or TypeError if `data` is of another form."""
         runs = (Run(**{**r, "losses": tuple(r["losses"]), "seconds": tuple(r["seconds"])}) for r in data["runs"])
         return cls(str(data["images"]), Settings(**data["settings"]), tuple(runs))
 
@@ -153,8 +153,8 @@ def learning_rate(step: int, settings: Settings) -> float:
 
 
 def network(images: Images, settings: Settings, variant: Variant = VARIANTS[0]) -> PreActResNet:
-    """Return the network with the weights of the seed; those of all variants of one width are the same."""
-    with torch.random.fork_rng(devices=[]):  # the caller's generator stays as it is
+    """Return the network with the weights of the seed, equal for all variants of one width."""
+    with torch.random.fork_rng(devices=[]):  # leaves the caller's generator unchanged
         torch.manual_seed(settings.seed)
         return preact_resnet(
             settings.depth,
@@ -194,12 +194,12 @@ def _run(variant: Variant, model: PreActResNet, curve: Curve, images: Images) ->
 
 @dataclass(frozen=True)
 class LayerNoise:
-    """How far gradients of one convolution's weights are off, per weight.
+    """Errors of the gradients of one convolution's weights, per weight.
 
     Attributes:
-        layer: its number, 1 is the first.
-        name: in the model.
-        sgd: variance between the exact gradients of different batches.
+        layer: its number, counted from 1.
+        name: name in the model.
+        sgd: variance of exact gradients between batches.
         errors: bits → mean squared difference from the exact gradient of the same batch.
     """
 
@@ -209,12 +209,12 @@ class LayerNoise:
     errors: Mapping[int, float]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all numbers for JSON, where keys are text."""
+        """Return all numbers for JSON, whose keys are strings."""
         return {**vars(self), "errors": {str(bits): error for bits, error in self.errors.items()}}
 
 
 def trained(images: Images, settings: Settings, after_step: Callable[[], object] = lambda: None) -> PreActResNet:
-    """Return the exact network, trained."""
+    """Return the exact network after training."""
     model = network(images, settings)
     trainer.train([_trainee(model, settings, Curve())], _batches(images, settings), after_step)
     return model
@@ -230,16 +230,16 @@ def gradient_noise(
     seed: int = 0,
     after_batch: Callable[[], object] = lambda: None,
 ) -> list[LayerNoise]:
-    """Return the errors of each fused convolution's gradient beside the noise of SGD, over random batches.
+    """Return the errors of each fused convolution's gradient and the noise of SGD, over random batches.
 
     Args:
-        model: with fused layers; neither its parameters, its running statistics nor its bits are changed.
-        images: the training part is taken.
-        bits: of the approximations.
-        batches: how many, at least 2.
-        batch: images in each.
-        seed: of the batches.
-        after_batch: called after each, for a progress bar.
+        model: with fused layers; its parameters, running statistics and bits are left unchanged.
+        images: batches come from the training part.
+        bits: numbers of bits to compare.
+        batches: number of batches, at least 2.
+        batch: images per batch.
+        seed: seed of the batches.
+        after_batch: called after each batch, for a progress bar.
     """
     if batches < 2:
         raise FewbitError(f"a variance takes 2 batches or more, not {batches}")
@@ -297,7 +297,7 @@ def _batch(images: Images, count: int, draw: torch.Generator) -> tuple[Tensor, T
     x = images.training[chosen]
     down, right = torch.randint(-1, 2, (2,), generator=draw).tolist()
     x = torch.roll(x, (down, right), (2, 3))
-    if images.name != "digits":  # a mirrored digit is none
+    if images.name != "digits":  # mirrored digits are not digits
         mirrored = torch.rand(count, generator=draw) < 0.5
         x = torch.where(mirrored.view(-1, 1, 1, 1), x.flip(3), x)
     return x, images.training_classes[chosen]

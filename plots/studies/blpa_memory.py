@@ -1,11 +1,11 @@
-"""What BLPA keeps: the law O(W + 1 + αL) measured, and the largest batches of Table 2.
+"""Memory that BLPA keeps: the law O(W + 1 + αL) measured, and the largest batches of Table 2.
 
     law = memory_law([4, 8, 12])         saved and peak bytes of networks of one stage, by depth and by bits
     law.slope(4) / law.slope(None)       α: 1/8
     largest_batches(11 * 2**30)          Table 2 by formula
     largest_batch_by_trial(step)         and by trial, on a GPU
 
-The law is of layers of one size, so the networks that it is measured on have one stage. W is 2 in residual networks.
+The law assumes layers of one size, so it is measured on networks with one stage. W is 2 in residual networks.
 """
 
 import statistics
@@ -40,13 +40,13 @@ WIDTH_OF_GRAPH = 2  # W: full activations that wait to be used
 
 @dataclass(frozen=True)
 class Kept:
-    """Bytes of one network of one stage, for one batch.
+    """Memory of one network of one stage, in bytes for one batch.
 
     Attributes:
-        layers: pre-activation layers, the head not counted.
-        bits: of each activation; None is exact.
-        saved: kept from forward to backward.
-        peak: most held at once in forward and backward.
+        layers: number of pre-activation layers, without the head.
+        bits: bits of each activation; None is exact.
+        saved: bytes kept from forward to backward.
+        peak: peak memory of forward and backward.
     """
 
     layers: int
@@ -60,19 +60,19 @@ class Law:
     """Saved and peak bytes against depth.
 
     Attributes:
-        rows: of every depth and number of bits.
-        activation: bytes of the largest activation, exact.
+        rows: one for each depth and number of bits.
+        activation: bytes of the largest activation in full precision.
     """
 
     rows: tuple[Kept, ...]
     activation: int
 
     def slope(self, bits: int | None, what: str = "saved") -> float:
-        """Return bytes a layer, by least squares; `what` is saved or peak."""
+        """Return bytes per layer, by least squares; `what` is saved or peak."""
         return self._line(bits, what)[0]
 
     def fixed(self, bits: int | None, what: str = "saved") -> float:
-        """Return the bytes that do not grow with depth, in largest activations: about W + 1 of the peak."""
+        """Return the bytes that are constant in depth, in units of the largest activation: about W + 1 for the peak."""
         return self._line(bits, what)[1] / self.activation
 
     def _line(self, bits: int | None, what: str) -> tuple[float, float]:
@@ -108,11 +108,11 @@ class LargestBatch:
     """One network of Table 2.
 
     Attributes:
-        depth, width: of the network.
-        exact, few: the largest batches that the formula gives.
-        paper_exact, paper_few: those of the paper, with 4 bits.
-        buffers_exact, buffers_few: the largest activations in full for each image that the paper's batch leaves room
-            for beside what all layers keep; the formula counts W + 1 = 3.
+        depth, width: size of the network.
+        exact, few: largest batches by the formula, exact and with few bits.
+        paper_exact, paper_few: largest batches of the paper, with 4 bits.
+        buffers_exact, buffers_few: number of full largest activations per image for which the paper's batch leaves
+            room beside the memory kept by all layers; the formula counts W + 1 = 3.
     """
 
     depth: int
@@ -127,11 +127,11 @@ class LargestBatch:
 
 @dataclass(frozen=True)
 class Need:
-    """What one image of a network takes: αL + W + 1 of the law.
+    """Memory for one image of a network: αL + W + 1 of the law.
 
     Attributes:
-        kept: bytes that all layers keep, αL.
-        activation: bytes of the largest activation in full.
+        kept: bytes kept by all layers, αL.
+        activation: bytes of the largest activation in full precision.
     """
 
     kept: float
@@ -144,7 +144,7 @@ class Need:
 
 
 def inputs_of_image(model: nn.Module, size: int = 32) -> list[int]:
-    """Return the elements of the input of each pre-activation layer, for one image of size×size; meta device."""
+    """Return the elements of the input of each pre-activation layer, for one image of size×size; on the meta device."""
     inputs: list[int] = []
     for module in model.modules():
         if isinstance(module, PreActLayer):
@@ -171,7 +171,7 @@ def largest_batches(memory: int, bits: int = 4) -> list[LargestBatch]:
 
 @dataclass(frozen=True)
 class Trial:
-    """A largest batch that ran, and the median time of a step divided by it."""
+    """The largest batch that ran, and the median time of a step divided by it."""
 
     batch: int
     seconds_per_sample: float
@@ -181,7 +181,7 @@ def trial_on_gpu(depth: int, width: int, bits: int | None, rounds: int = 5) -> T
     """Find the largest batch that trains on the current GPU, to 1 %, and time it.
 
     Raises:
-        FewbitError: there is no GPU.
+        FewbitError: no GPU is available.
     """
     if not torch.cuda.is_available():
         raise FewbitError("there is no GPU to try batches on")
@@ -211,16 +211,16 @@ def largest_batch_by_trial(
     recover: Callable[[], Any] = lambda: None,
     tolerance: float = 0.0,
 ) -> int:
-    """Return the largest batch for which `step` does not raise `failure`: doubled until it does, then halved in.
+    """Return the largest batch for which `step` does not raise `failure`, by doubling and then bisection.
 
-    With a `tolerance` such as 0.02 the search ends when no more than that share of it is missing.
+    With a `tolerance` such as 0.02 the search ends once the result is within that share of the largest batch.
     """
 
     def fits(batch: int) -> bool:
         with suppress(failure):
             step(batch)
             return True
-        recover()  # not while the error is handled: its frames hold the tensors of the step
+        recover()  # only after the handler: the exception's frames hold the tensors of the step
         return False
 
     if not fits(1):

@@ -1,6 +1,6 @@
-"""A model to calibrate at once: the experiments' transformer after some steps on its text.
+"""A model ready to calibrate: the studies' transformer after some steps on its text.
 
-`fewbit calibrate --demo` takes it, and it is an example of what `fewbit calibrate TARGET` takes.
+`fewbit calibrate --demo` uses it, and it is an example of a TARGET of `fewbit calibrate`.
 """
 
 from collections.abc import Callable
@@ -22,15 +22,15 @@ BATCHES = 8
 def target(
     after_step: Callable[[], object] = lambda: None, settings: Settings = SETTINGS
 ) -> tuple[nn.Module, list[Tensor], Callable[[Tensor, Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """Train a transformer with torch's own GELU on the CPU and return what `fewbit.calibrate` takes.
+    """Train a transformer with torch's own GELU on the CPU and return the arguments of `fewbit.calibrate`.
 
     Args:
         after_step: called after every step, for a progress bar.
-        settings: how to train.
+        settings: training settings.
 
     Returns:
-        The model; batches of windows of text, int64 (16, 65), on which it was not trained; the loss of telling each
-        character from those before it; what of a batch the model is called with.
+        The model; batches of windows of text, int64 (16, 65), that it was not trained on; the loss of predicting each
+        character from those before it; a function from a batch to the model's input.
     """
     text = standard_library()
     with torch.random.fork_rng(devices=[]):

@@ -1,10 +1,10 @@
-"""The data that all studies train on. It comes with Python and scikit-learn; nothing is downloaded.
+"""The data sets of all studies. They ship with Python and scikit-learn; nothing is downloaded.
 
 digits      1,797 handwritten digits of 8×8 pixels, ten classes
-patches     squares of 16×16 pixels of scikit-learn's two photographs, each cut into five columns: which of the ten
-            is it from?
+patches     squares of 16×16 pixels of scikit-learn's two photographs, each cut into five columns; the class is the
+            column, one of ten
 text        the source of Python's own standard library, a character its ASCII code
-words       those of the same text, by frequency
+words       the words of the same text, numbered by frequency
 """
 
 import os
@@ -24,16 +24,16 @@ from ...tables import FewbitError
 # ---- images ----------------------------------------------------------------------------------------------------------
 
 _PATCH = 16
-_COLUMNS = 5  # of a photograph
+_COLUMNS = 5  # per photograph
 _HELD_OUT_EVERY = 5  # images
 
 
 @dataclass(frozen=True)
 class Images:
-    """Images with their classes, 0 to 9, in two parts.
+    """Images with their classes, 0 to 9, split into training and test.
 
     Attributes:
-        name: of the collection.
+        name: name of the data set.
         training, test: float32 (n, channels, height, width).
         training_classes, test_classes: int64 (n,).
     """
@@ -46,16 +46,16 @@ class Images:
 
 
 def pixels_of_digits() -> tuple[Tensor, Tensor]:
-    """Return all digits as scikit-learn orders them, float32 (1797, 1, 8, 8) from 0 to 1, and their classes."""
+    """Return all digits in scikit-learn's order, float32 (1797, 1, 8, 8) from 0 to 1, and their classes."""
     data: Any = _sklearn().load_digits()
     return torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(data.target).long()
 
 
 def digits(*, normalized: bool = True) -> Images:
-    """Return scikit-learn's digits in their own order, the last of every five for the test.
+    """Return scikit-learn's digits in their original order, the last of every five in the test part.
 
     Args:
-        normalized: whether training pixels have mean 0 and deviation 1; otherwise pixels are from 0 to 1.
+        normalized: whether training pixels have mean 0 and deviation 1; otherwise pixels range from 0 to 1.
     """
     images, classes = pixels_of_digits()
     whole = _split("digits", images, classes, _HELD_OUT_EVERY - 1)
@@ -63,12 +63,12 @@ def digits(*, normalized: bool = True) -> Images:
 
 
 def shuffled_digits() -> Images:
-    """Return scikit-learn's digits in random order, the first of every five for the test; normalized."""
+    """Return scikit-learn's digits in random order, the first of every five in the test part; normalized."""
     return _normalized(_split("digits", *_shuffled(*pixels_of_digits())))
 
 
 def patches() -> Images:
-    """Return squares of scikit-learn's two photographs, shuffled, normalized by channel; no two of them overlap."""
+    """Return non-overlapping squares of scikit-learn's two photographs, shuffled, normalized by channel."""
     squares: list[np.ndarray] = []
     classes: list[int] = []
     for number, photograph in enumerate(_sklearn().load_sample_images().images):
@@ -95,19 +95,19 @@ def _sklearn() -> Any:
 
 
 def _shuffled(images: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both in an order that has nothing to do with the classes, and is the same everywhere."""
+    """Return both in an order independent of the classes and equal on every machine."""
     order = torch.from_numpy(np.random.default_rng(0).permutation(len(images)))
     return images[order], classes[order]
 
 
 def _split(name: str, images: Tensor, classes: Tensor, first: int = 0) -> Images:
-    """Return every fifth image, from that at `first` on, for the test, the others to train on."""
+    """Split off every fifth image, beginning with `first`, as the test part; the others are the training part."""
     test = torch.arange(len(images)) % _HELD_OUT_EVERY == first
     return Images(name, images[~test], classes[~test], images[test], classes[test])
 
 
 def _normalized(images: Images) -> Images:
-    """Return the images with mean 0 and deviation 1 of each channel over what is trained on."""
+    """Return the images normalized so that each channel of the training part has mean 0 and deviation 1."""
     dims = (0, 2, 3)
     mean, deviation = images.training.mean(dims, keepdim=True), images.training.std(dims, keepdim=True)
     training, test = ((part - mean) / deviation for part in (images.training, images.test))
@@ -117,17 +117,17 @@ def _normalized(images: Images) -> Images:
 # ---- text ------------------------------------------------------------------------------------------------------------
 
 VOCABULARY = 128
-CHARACTERS = 2_500_000  # of all files together; every current Python has more, so that this is the size everywhere
+CHARACTERS = 2_500_000  # of all files together; every current Python has more, so the size is the same everywhere
 _VALIDATION_EVERY = 10  # files
 _WORD = re.compile(r"[A-Za-z_]+|\d+|\n|[^\sA-Za-z_\d]")
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Text in two parts.
+    """Text split into training and validation.
 
     Attributes:
-        training: ASCII codes, uint8 (n,), of the files to train on, one after the other.
+        training: ASCII codes, uint8 (n,), of the training files, concatenated.
         validation: ASCII codes, uint8 (m,), of other files.
     """
 
@@ -136,16 +136,16 @@ class Corpus:
 
 
 def standard_library(characters: int = CHARACTERS) -> Corpus:
-    """Return the first `characters` (or fewer, if there are not as many) of the standard library's modules.
+    """Return the first `characters` (or all, if there are fewer) of the standard library's modules.
 
-    They come in alphabetical order, every tenth for validation. The few characters beyond ASCII become "?": so the
-    vocabulary is 128 on every machine, while the text itself is that of the Python at hand.
+    Modules are in alphabetical order, every tenth for validation. The few characters beyond ASCII become "?", so the
+    vocabulary is 128 on every machine, while the text itself is that of the running Python.
 
     Raises:
-        FewbitError: this Python comes without the source of its library.
+        FewbitError: this Python is installed without the source of its library.
     """
     folder = Path(os.__file__).parent
-    # What begins with an underscore may be of the build and not of the library, such as _sysconfigdata.
+    # Files with a leading underscore, such as _sysconfigdata, may belong to the build and not to the library.
     files = sorted(path for path in folder.glob("*.py") if not path.name.startswith("_"))
     held_out = files[_VALIDATION_EVERY - 1 :: _VALIDATION_EVERY]
     if not held_out:
@@ -156,9 +156,9 @@ def standard_library(characters: int = CHARACTERS) -> Corpus:
 
 
 def library_words(characters: int, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Return the words of the standard library to train on and to validate on, int64 (n,).
+    """Return the words of the standard library for training and for validation, int64 (n,).
 
-    Words are identifiers, numbers and signs; a number is a word's place by frequency, 0 whatever is not among the
+    Words are identifiers, numbers and signs, each encoded as its rank by frequency; 0 stands for all words beyond the
     `vocabulary` − 1 most frequent.
     """
     corpus = standard_library(characters)
@@ -170,7 +170,7 @@ def library_words(characters: int, vocabulary: int) -> tuple[Tensor, Tensor]:
 
 
 def unigram_entropy(text: Tensor) -> float:
-    """Return the entropy of a character of `text` in nats: the loss of who knows how often each occurs, and no more."""
+    """Return the entropy of a character of `text` in nats: the loss of a model of character frequencies alone."""
     counts = torch.bincount(text, minlength=VOCABULARY).double()
     return float(torch.special.entr(counts / counts.sum()).sum())
 

@@ -1,9 +1,9 @@
-"""A small residual network learns scikit-learn's handwritten digits.
+"""Training of a small residual network on scikit-learn's handwritten digits.
 
     data = digits()
     result = train(network(seed=0), data, Schedule(epochs=12))
 
-Real data that any machine has, small enough to train dozens of networks in minutes.
+Real data available on any machine, small enough to train dozens of networks in minutes.
 """
 
 import math
@@ -22,13 +22,13 @@ from .trainer import Curve, Trainee, cross_entropy
 
 @dataclass(frozen=True)
 class Schedule:
-    """How to train: SGD with momentum, the learning rate a tenth after each third of the epochs, as the paper does.
+    """Training settings: SGD with momentum; as in the paper, each third of the epochs divides the learning rate by 10.
 
     Attributes:
         epochs: passes over the training images.
         batch: images in a step.
-        learning_rate: the first.
-        seed: of the order of images.
+        learning_rate: the initial one.
+        seed: seed of the order of images.
     """
 
     epochs: int = 12
@@ -39,7 +39,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training came to.
+    """Results of a training.
 
     Attributes:
         accuracy: on the test images, after the last epoch.
@@ -51,7 +51,7 @@ class Trained:
 
 
 def network(seed: int = 0, width: int = 12) -> nn.Sequential:
-    """Return a residual network for the digits, in training mode; the same for the same seed."""
+    """Return a residual network for the digits, in training mode; equal for equal seeds."""
     torch.manual_seed(seed)
     blocks = ((width, 1), (2 * width, 2), (2 * width, 2))
     return resnet(partial(nn.ReLU, inplace=True), blocks, normed=False, shortcut_first=False)
@@ -68,9 +68,9 @@ def train(
 
     Args:
         model: images -> 10 logits.
-        data: to train on and to validate with.
-        schedule: how.
-        after_epoch: is called after each epoch.
+        data: training and test images.
+        schedule: training settings.
+        after_epoch: called after each epoch.
     """
     optimizer = torch.optim.SGD(model.parameters(), schedule.learning_rate, momentum=0.9, weight_decay=1e-4)
     third = math.ceil(schedule.epochs / 3)
@@ -89,7 +89,7 @@ def train(
 
 
 def batches(data: Images, schedule: Schedule, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the training images and classes of an epoch, in an order that seed and epoch alone decide."""
+    """Yield the training images and classes of an epoch, in an order determined by seed and epoch alone."""
     generator = torch.Generator().manual_seed(1000 * schedule.seed + epoch)
     order = torch.randperm(len(data.training), generator=generator)
     for part in order.split(schedule.batch):
@@ -98,6 +98,6 @@ def batches(data: Images, schedule: Schedule, epoch: int) -> Iterator[tuple[Tens
 
 @torch.no_grad()
 def accuracy(model: nn.Module, data: Images) -> float:
-    """Return the share of test images that `model` reads right, in evaluation mode."""
+    """Return the share of test images that `model` classifies correctly, in evaluation mode."""
     model.eval()
     return float((model(data.test).argmax(1) == data.test_classes).float().mean())

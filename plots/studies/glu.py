@@ -1,9 +1,9 @@
-"""Does a Llama train as well with its gated MLPs in few bits? The same weights and batches, exactly and not.
+"""Training of a Llama with its gated MLPs in few bits beside exact training, with the same weights and batches.
 
     train([EXACT, *VARIANTS], standard_library(), SETTINGS, Llama)
 
-What is compared is what `fewbit.convert(model, glu=...)` does to the model of `transformers`: at the default bits, in
-the leanest way, and with the input of each block in four bits besides.
+The variants are `fewbit.convert(model, glu=...)` of the model of `transformers`: at the default bits, with the fewest
+bits, and with the input of each block in four bits besides.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ SETTINGS = Settings(
 
 
 def gated(name: str, **glu: Any) -> Variant:
-    """Return the variant whose gated MLPs keep what `glu` says."""
+    """Return the variant whose gated MLPs are converted with the options `glu`."""
     return Variant(name, prepare=partial(convert, glu=glu, include="model.model.layers.*.mlp"))
 
 

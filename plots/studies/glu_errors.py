@@ -1,13 +1,13 @@
-"""What few bits do to the gradients of a model with gated MLPs: noise and bias, for each way to share out the bits.
+"""Errors of a model's gradients with few-bit gated MLPs: noise and bias for each split of the bits.
 
     for e in gradient_errors(model, loss, splits(11)): e.noise, e.bias
 
-All is relative to the exact gradient g of all parameters together: with gradients g₁ … g_N of N draws of the rounding,
+Both are relative to the exact gradient g of all parameters. With gradients g₁ … g_N of N draws of the rounding,
 
     noise = Σ ‖g_i − ḡ‖² / (N − 1) / ‖g‖²        bias = ‖ḡ − g‖² / ‖g‖² − noise / N
 
-so that noise + bias is the mean squared error of one draw. Bias is what the table of act' errs by, and with
-`keep="inputs"` what comes of rounded numbers in functions that are not linear. It does not average out over steps.
+so that noise + bias is the mean squared error of one draw. The bias is due to the error of the table of act' and, with
+`keep="inputs"`, to rounded numbers in nonlinear functions. It does not average out over steps.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -23,11 +23,11 @@ from ...runtime.tensors.glu_parts import Keep
 
 @dataclass(frozen=True)
 class Split:
-    """A way to share out bits.
+    """A split of the bits.
 
     Attributes:
-        code: of act'(gate); 0 where `keep` has none.
-        up, second: of the copies.
+        code: bits of act'(gate); 0 if `keep` has none.
+        up, second: bits of the copies.
     """
 
     keep: Keep
@@ -37,13 +37,13 @@ class Split:
 
     @property
     def bits(self) -> float:
-        """Kept for each element."""
+        """Bits kept per element."""
         return self.code + self.up + self.second + 0.25
 
 
 @dataclass(frozen=True)
 class GradientError:
-    """Noise and bias of a split: see above."""
+    """Noise and bias of a split, as defined above."""
 
     split: Split
     noise: float
@@ -56,11 +56,11 @@ class GradientError:
 
 
 def splits(bits: int, least: int = 2, most: int = 6) -> list[Split]:
-    """Return the ways to share `bits` bits: among code, up and act(gate), and among up and gate.
+    """Return the splits of `bits` bits: among code, up and act(gate), and between up and gate.
 
     Args:
-        bits: together, but for the groups' own.
-        least, most: of a copy; of the code, 1 to `most`.
+        bits: total, without the overhead of the groups.
+        least, most: limits for a copy; the code takes 1 to `most`.
     """
     copies = range(least, most + 1)
     parts = [Split("parts", bits - a - b, a, b) for a in copies for b in copies if 1 <= bits - a - b <= most]
@@ -70,13 +70,13 @@ def splits(bits: int, least: int = 2, most: int = 6) -> list[Split]:
 def gradient_errors(
     model: nn.Module, loss: Callable[[nn.Module], Tensor], given: Iterable[Split], draws: int = 8
 ) -> Iterator[GradientError]:
-    """Yield the error of each split; the blocks' plans are afterwards what they were.
+    """Yield the error of each split; the blocks' plans are restored afterwards.
 
     Args:
-        model: with one `GatedMLP` or more, of which each gets the plan.
-        loss: of the model, with nothing random in it but the rounding.
-        given: what to measure.
-        draws: N, 2 or more.
+        model: with at least one `GatedMLP`; all of them get the plan.
+        loss: of the model, with no randomness but the rounding.
+        given: the splits.
+        draws: N, at least 2.
     """
     blocks = [module for module in model.modules() if isinstance(module, GatedMLP)]
     before = [(block.plan, block.input_bits) for block in blocks]

@@ -1,9 +1,9 @@
-"""Does GPT-2 train as well with saved-tensor hooks, with ActNN's levels, with both? Paired seeds, one run at a time.
+"""Training of GPT-2 with saved-tensor hooks, with ActNN's levels, and with both. Paired seeds, one run at a time.
 
     run = train_one("L2 and hooks", seed=0, settings=SETTINGS, corpus=standard_library())
 
-The runs of a seed have the same weights and batches; forward all are exact, so their first losses are equal. What
-chance does is seen beside them: the exact run from weights that differ by a millionth.
+The runs of a seed have the same weights and batches; all forward passes are exact, so their first losses are equal. The
+exact run from weights that differ by a millionth shows the effect of chance.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,21 +25,21 @@ from .training import EXACT, NUDGED, Variant, train
 SETTINGS = Settings(
     steps=250, learning_rate=3e-3, size=Size(width=96, depth=4, heads=4, context=128), validation_windows=256
 )
-POINTS = 10  # of a run's training loss that are kept
+POINTS = 10  # of a run's training loss that are stored
 
 
 def hooks(bits: int) -> Callable[[], AbstractContextManager[object]]:
-    """Return what makes a context of saved-tensor hooks at `bits` bits."""
+    """Return a function that makes a context of saved-tensor hooks at `bits` bits."""
     return lambda: compress_saved_tensors(PerGroup(bits=bits))
 
 
 def level(name: str, bits: float | None = None) -> Callable[[nn.Module], object]:
-    """Return what converts a model to ActNN's level `name`."""
+    """Return a function that converts a model to ActNN's level `name`."""
     return lambda model: convert(model, bits, level=name)
 
 
 def eager_attention(model: nn.Module) -> None:
-    """Let attention keep its probabilities."""
+    """Switch to eager attention, which keeps its probabilities."""
     model.model.set_attn_implementation("eager")  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
 
 
@@ -60,7 +60,7 @@ VARIANTS: Mapping[str, Variant] = {
 def train_one(
     variant: str, seed: int, settings: Settings, corpus: Corpus, after_step: Callable[[], object] = lambda: None
 ) -> dict[str, Any]:
-    """Train one variant with one seed; return what is kept of it, for JSON."""
+    """Train one variant with one seed; return its results for JSON."""
     (run,) = train([VARIANTS[variant]], corpus, replace(settings, seed=seed), GPT2, after_step).runs
     every = max(1, settings.steps // POINTS)
     losses = smoothed(run.losses, averaging_window(settings.steps))

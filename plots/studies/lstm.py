@@ -1,8 +1,8 @@
-"""An LSTM that predicts words, its weights in few bits (V-Quant, Section 5.3 and Table 6).
+"""LSTM language models of words with few-bit weights (V-Quant, Section 5.3 and Table 6).
 
     rows = table(progress)       word-level perplexity of a small and a large model, 2 to 4 bits, 1 and 3 %
 
-The words are those of Python's standard library: identifiers, numbers and signs. Weights alone are quantised, after
+The words are those of Python's standard library: identifiers, numbers and signs. Only weights are quantized, after
 training and without fine-tuning, as in the paper: embedding, LSTM and output layer.
 """
 
@@ -27,13 +27,13 @@ VOCABULARY = 2000
 
 @dataclass(frozen=True)
 class Settings:
-    """How the models are trained.
+    """Training settings of the models.
 
     Attributes:
         sizes: hidden units of each model, by name; each has two layers.
         steps: of Adam, each on `batch` windows of `context` words.
         characters: of the corpus.
-        validation_words: that the perplexity is taken of.
+        validation_words: words on which the perplexity is measured.
     """
 
     sizes: tuple[tuple[str, int], ...] = (("small", 96), ("large", 256))
@@ -61,7 +61,7 @@ def train(model: nn.Module, text: Tensor, settings: Settings, progress: Callable
 
 @torch.no_grad()
 def perplexity(model: nn.Module, text: Tensor, length: int = 128) -> float:
-    """Return the perplexity of `text`, read in windows of `length` words that each begin anew."""
+    """Return the perplexity of `text`, read in windows of `length` words with a fresh state each."""
     model.eval()
     usable = (len(text) - 1) // length * length
     before, after = text[:usable].view(-1, length), text[1 : usable + 1].view(-1, length)

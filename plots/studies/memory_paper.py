@@ -1,9 +1,9 @@
-"""Appendix B of *Few-bit Backward*, all seventeen models, and the same rows measured.
+"""Appendix B of *Few-bit Backward*: its seventeen models, and the same rows measured.
 
-`transformers` builds ten of them; DenseNet and VGG, which it lacks, are those of `experiments/networks.py`.
+`transformers` builds ten of them; DenseNet and VGG, which it lacks, are those of networks.py.
 
-The paper does not say all of how it measured. These settings give its numbers: 256 tokens or 256×256 pixels, float32,
-no dropout, scores of attention in memory, GELU in the place of ReLU (its Section 4.3), each storage once.
+The paper does not fully describe its measurement. These settings reproduce its numbers: 256 tokens or 256×256 pixels,
+float32, no dropout, attention scores in memory, GELU in place of ReLU (its Section 4.3), each storage counted once.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ SIZE = 256  # tokens, or pixels of a side
 
 @dataclass(frozen=True)
 class Row:
-    """One model: sizes in MiB, activations for each sample; largest batches with exact and with 1- to 4-bit ones."""
+    """One model: sizes in MiB, activations per sample; largest batches with exact and with 1- to 4-bit activations."""
 
     model: float
     activations: float
@@ -34,7 +34,7 @@ class Row:
     batches: tuple[int, ...]
 
     def by_formula(self) -> tuple[int, ...]:
-        """Return the largest batches that the paper's formula gives for the sizes as they are printed."""
+        """Return the largest batches that the paper's formula gives for the printed sizes."""
         need = need_by_formula(self.model * MIB, self.activations * MIB, self.nonlinear * MIB)
         return batches_of(need)
 
@@ -64,19 +64,19 @@ PAPER: Mapping[str, Row] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Reproduced:
-    """One model of Appendix B, the paper's row beside the measured one."""
+    """One model of Appendix B: the paper's row and the measured one."""
 
     name: str
     paper: Row
     measured: Row
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the rows as JSON values."""
         return {**asdict(self), "unit": "MiB"}
 
 
 def reproduce(name: str) -> Reproduced:
-    """Measure one model of `PAPER`; the few-bit batches are of the converted model, not of the formula."""
+    """Measure one model of `PAPER`; the few-bit batches are measured on the converted model, not by the formula."""
     model = _build(name)
     _put_gelu_for_relu(model)
     need = need_of(model, {batch: compare_each(model, bits=BITS, **_inputs(name, batch)) for batch in (8, 16)})

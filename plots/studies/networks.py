@@ -1,8 +1,8 @@
-"""The image networks of V-Quant's Table 4, as far as their activations go: torch modules to run on the meta device.
+"""The image networks of V-Quant's Table 4, as torch modules whose activations are measured on the meta device.
 
 Written from the papers that define them, with the sizes of torchvision, whose models the paper trains. Inception-v3 is
-not among them. ReLU6 of MobileNet-v2 is ReLU, as in the paper. Dropout keeps no activation that counts here and is left
-out. Those VGGs and DenseNets of the Few-bit paper's Appendix B that `transformers` lacks are here too.
+missing. MobileNet-v2 uses ReLU in place of ReLU6, as in the paper. Dropout keeps no activation counted here and is left
+out. The VGGs and DenseNets of the Few-bit paper's Appendix B that `transformers` lacks are here too.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 def conv(
     before: int, after: int, kernel: int = 3, stride: int = 1, groups: int = 1, norm: bool = True
 ) -> list[nn.Module]:
-    """Return a convolution that keeps the size but for its stride, perhaps batch normalisation, and ReLU."""
+    """Return a convolution that keeps the size except for its stride, optional batch normalisation, and ReLU."""
     layers: list[nn.Module] = [nn.Conv2d(before, after, kernel, stride, kernel // 2, groups=groups, bias=not norm)]
     return [*layers, *([nn.BatchNorm2d(after)] if norm else []), nn.ReLU(inplace=True)]
 
@@ -29,7 +29,7 @@ def alexnet() -> nn.Module:
     )
 
 
-# Convolutions of each stage, by layers with weights.
+# Convolutions of each stage, by the network's number of layers with weights.
 _VGG = {11: (1, 1, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 
 
@@ -37,8 +37,8 @@ def vgg(depth: int, *, pooled: bool = False) -> nn.Module:
     """Return VGG-11, 16 or 19 (Simonyan and Zisserman, 2015).
 
     Args:
-        depth: layers with weights.
-        pooled: average the last feature map to 7×7, as torchvision does today, so that images need not be 224×224.
+        depth: number of layers with weights.
+        pooled: average-pool the last feature map to 7×7, as current torchvision does, so images need not be 224×224.
     """
     layers: list[nn.Module] = []
     before = 3
@@ -53,19 +53,19 @@ def vgg(depth: int, *, pooled: bool = False) -> nn.Module:
 
 
 class Join(nn.Module):
-    """Branches of one input, side by side or summed."""
+    """Branches of one input, concatenated or summed."""
 
     def __init__(self, *branches: nn.Module, join: Callable[[list[Tensor]], Tensor]) -> None:
         super().__init__()
         self.branches, self.join = nn.ModuleList(branches), join
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the branches make of `x`, joined."""
+        """Return the joined outputs of the branches."""
         return self.join([branch(x) for branch in self.branches])
 
 
 def beside(*branches: nn.Module) -> Join:
-    """Return branches whose channels stand side by side."""
+    """Return branches whose outputs are concatenated along channels."""
     return Join(*branches, join=lambda parts: torch.cat(parts, 1))
 
 
@@ -129,7 +129,7 @@ def densenet(*counts: int, growth: int = 32, start: int = 64) -> nn.Module:
     """Return a DenseNet (Huang et al., 2017).
 
     Args:
-        counts: layers of each block.
+        counts: number of layers in each block.
         growth: channels that each layer adds.
         start: channels after the first convolution.
     """
@@ -162,7 +162,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "DenseNet-201": lambda: densenet(6, 12, 48, 32),
 }
 
-# Of Appendix B of *Few-bit Backward*.
+# Models of Appendix B of *Few-bit Backward*.
 APPENDIX_B: dict[str, Callable[[], nn.Module]] = {
     "densenet121": lambda: densenet(6, 12, 24, 16),
     "densenet161": lambda: densenet(6, 12, 36, 24, growth=48, start=96),

@@ -1,4 +1,4 @@
-"""What a training leaves behind: numbers only, so that tables, figures and files are made without torch."""
+"""Results of trainings: plain numbers, from which tables, figures and files are made without torch."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -10,15 +10,15 @@ from .settings import Settings, Size
 
 @dataclass(frozen=True)
 class Run:
-    """One model, trained.
+    """Results of one training run.
 
     Attributes:
-        variant: name of what was trained, such as ``3 bits``.
-        losses: training loss at each step, before the step was taken; nats a character.
+        variant: name of the variant, such as ``3 bits``.
+        losses: training loss at each step, before the update, in nats per character.
         seconds: time of each step: forward, backward and update.
-        validation_loss: after the last step, on text that was not trained on; nats a character.
-        activation_bytes: what the activations keep for backward in one step.
-        saved_bytes: what the whole model and its loss keep for backward in one step.
+        validation_loss: after the last step, on text that was not trained on, in nats per character.
+        activation_bytes: bytes that the activations save for backward in one step.
+        saved_bytes: bytes that the whole model and its loss save for backward in one step.
     """
 
     variant: str
@@ -30,7 +30,7 @@ class Run:
 
     @property
     def final_loss(self) -> float:
-        """Training loss at the end: the mean over the last tenth of the steps."""
+        """Final training loss: the mean over the last tenth of the steps."""
         return statistics.fmean(self.losses[-averaging_window(len(self.losses)) :])
 
     @property
@@ -39,12 +39,12 @@ class Run:
         return statistics.median(self.seconds)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all numbers, those of the properties too, for JSON."""
+        """Return all numbers for JSON, including those of the properties."""
         return {**asdict(self), "final_loss": self.final_loss, "step_seconds": self.step_seconds}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Run":
-        """Return the run that `to_dict` told; raises KeyError, TypeError or ValueError if it told none."""
+        """Return the run that `to_dict` serialised; raises KeyError, TypeError or ValueError for another form."""
         return cls(
             str(data["variant"]),
             tuple(map(float, data["losses"])),
@@ -57,13 +57,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Training:
-    """Runs that differ in one thing only.
+    """Runs that differ in one setting only.
 
     Attributes:
         settings: shared by the runs.
-        unigram_entropy: of the validation text, nats a character: the loss of who knows how often each occurs, and no
-            more. A yardstick: what a model does better than that, it has learnt from context.
-        runs: one a variant.
+        unigram_entropy: of the validation text, in nats per character: the loss of a model of character frequencies
+            alone. A reference: a lower loss means that the model uses context.
+        runs: one per variant.
     """
 
     settings: Settings
@@ -76,13 +76,13 @@ class Training:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Training":
-        """Return the training that `to_dict` told; raises KeyError, TypeError or ValueError if it told none."""
+        """Return the training that `to_dict` serialised; raises KeyError, TypeError or ValueError for another form."""
         settings = Settings(**{**data["settings"], "size": Size(**data["settings"]["size"])})
         return cls(settings, float(data["unigram_entropy"]), tuple(map(Run.from_dict, data["runs"])))
 
 
 def averaging_window(steps: int) -> int:
-    """Return over how many steps the final loss is averaged: a tenth of them, at least one."""
+    """Return the number of steps over which the final loss is averaged: a tenth of them, at least one."""
     return max(1, steps // 10)
 
 

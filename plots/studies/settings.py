@@ -1,4 +1,4 @@
-"""How to train: one frozen object that says it all, so that a run can be told and repeated."""
+"""Training settings: one frozen object with all of them, so that a run can be described and repeated."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,10 @@ class Size:
     """Size of a transformer.
 
     Attributes:
-        width: features of a character; a multiple of `heads`. The MLP has four times as many.
-        depth: blocks.
+        width: features per character; a multiple of `heads`. The MLP has four times as many.
+        depth: number of blocks.
         heads: of each attention.
-        context: characters that it sees at most.
+        context: maximum number of characters that attention sees.
     """
 
     width: int = 96
@@ -24,16 +24,16 @@ class Size:
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train.
+    """Training settings.
 
     Attributes:
         steps: updates, at least 1.
-        seed: of the weights and the batches, 0 to 2^63 − 1.
-        batch: windows of text in a step.
+        seed: seed of the weights and the batches, 0 to 2^63 − 1.
+        batch: windows of text per step.
         learning_rate: the largest; it rises over the first twentieth of the steps and then falls along a cosine.
-        largest_gradient: norm to which a longer gradient, of all weights together, is cut.
-        size: of the model; `size.context` is the length of a window.
-        validation_windows: windows on which the validation loss is taken.
+        largest_gradient: maximum norm of the gradient of all weights together; longer gradients are clipped to it.
+        size: size of the model; `size.context` is the length of a window.
+        validation_windows: number of windows on which the validation loss is measured.
 
     Raises:
         FewbitError: steps or seed is out of range.
@@ -54,7 +54,7 @@ class Settings:
             raise FewbitError(f"seed must be from 0 to 2^63 - 1, not {self.seed}")
 
 
-# By the name of the model. GPT-2's learning rate is the best of 0.0015, 0.003 and 0.006, on a seed not used otherwise.
+# By model name. GPT-2's learning rate is the best of 0.0015, 0.003 and 0.006, on a seed not used otherwise.
 SETTINGS = {
     "gpt2": Settings(
         steps=300,

@@ -1,10 +1,10 @@
-"""The small networks that the studies train; those of other papers, too large to train here, are in networks.py.
+"""The small networks that the studies train; the large networks of other papers, not trained here, are in networks.py.
 
-    resnet               digits of 8×8 pixels -> ten classes
-    Transformer          characters -> the next one, in plain torch.nn
-    EncoderTransformer   the same of torch's own encoder layers, with dropout
-    GPT2, Llama          the same of `transformers`, from a configuration and so without a download
-    WordLSTM             words -> the next one
+        resnet               digits of 8×8 pixels -> ten classes
+        Transformer          characters -> the next one, in plain torch.nn
+        EncoderTransformer   the same, with torch's own encoder layers and dropout
+        GPT2, Llama          the same, models of `transformers` built from a configuration without a download
+        WordLSTM             words -> the next one
 
 BLPA's network is `fewbit.runtime.models.preact_resnet`.
 """
@@ -32,19 +32,19 @@ def resnet(
     layers: Any = nn,
     **options: Any,
 ) -> nn.Sequential:
-    """Return a network that gives scores of the ten classes, (n, 10), for grey images (n, 1, height, width).
+    """Return a network from grey images (n, 1, height, width) to scores of the ten classes, (n, 10).
 
         stem    convolution 3×3, norm, activation
         block   shortcut(x) + norm(conv(activation(norm(conv(x))))), activation
         head    average over the image, Linear
 
-    As He et al. (2016) have it for CIFAR, with fewer blocks; ReLU may be any activation.
+    As in He et al. (2016) for CIFAR, with fewer blocks; any activation may replace ReLU.
 
     Args:
-        activation: makes one, such as ``torch.nn.ReLU``.
+        activation: constructs an activation, such as ``torch.nn.ReLU``.
         blocks: channels and stride of each; the stem has the channels of the first.
-        layers: where Conv2d, BatchNorm2d and Linear are from, such as ``fewbit.layers``.
-        options: of each `Block`.
+        layers: module that provides Conv2d, BatchNorm2d and Linear, such as ``fewbit.layers``.
+        options: further arguments of each `Block`.
     """
     before = blocks[0][0]
     body = [layers.Conv2d(1, before, 3, padding=1, bias=False), layers.BatchNorm2d(before), activation()]
@@ -58,12 +58,12 @@ class Block(nn.Module):
     """Two convolutions beside a shortcut.
 
     Args:
-        before, after: channels.
+        before, after: channels of input and output.
         stride: of the first convolution and the shortcut.
         activation, layers: see `resnet`.
-        normed: whether a shortcut that is a convolution is normalised.
-        shortcut_first: whether the shortcut is computed before what it goes around. It changes no value, but which
-            random numbers the compressed layers of each draw.
+        normed: whether a convolution in the shortcut is followed by normalisation.
+        shortcut_first: whether the shortcut is computed before the convolutions. It changes no value, only which random
+            numbers the compressed layers draw.
     """
 
     def __init__(
@@ -105,11 +105,11 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Scores for the next character after each one, by a decoder in plain torch.nn.
+    """A decoder in plain torch.nn that gives scores for the next character after each one.
 
     Args:
         size: of the model.
-        activation: makes the activation of one MLP, such as ``torch.nn.GELU``.
+        activation: constructs the activation of one MLP, such as ``torch.nn.GELU``.
     """
 
     def __init__(self, size: Size, activation: Callable[[], nn.Module]) -> None:
@@ -128,7 +128,7 @@ class Transformer(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention and MLP, each on a normed copy of what it is added to; (batch, length, width) to the same."""
+    """Attention and MLP with pre-normalisation and residual connections; (batch, length, width) to the same."""
 
     def __init__(self, size: Size, activation: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class TransformerBlock(nn.Module):
 
 
 class CausalAttention(nn.Module):
-    """Each character looks at itself and those before it; (batch, length, width) to the same."""
+    """Causal self-attention; (batch, length, width) to the same."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class CausalAttention(nn.Module):
         self.merge = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what was looked up."""
+        """Return the output of attention."""
         # (batch, length, 3·width) -> three of (batch, heads, length, width/heads)
         queries, keys, values = self.queries_keys_values(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         found = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
@@ -165,7 +165,7 @@ class CausalAttention(nn.Module):
 
 
 class EncoderTransformer(nn.Module):
-    """Scores for the next character, of torch's own encoder layers with a causal mask."""
+    """Scores for the next character, by torch's own encoder layers with a causal mask."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -192,12 +192,12 @@ class EncoderTransformer(nn.Module):
 
 
 class OfTransformers(nn.Module):
-    """Scores for the next character after each one, by a causal model of `transformers`.
+    """A causal model of `transformers` that gives scores for the next character after each one.
 
     Args:
-        name: of the model, for a message.
-        model, configuration: names of classes.
-        options: of the configuration.
+        name: display name of the model, for a message.
+        model, configuration: class names.
+        options: arguments of the configuration.
 
     Raises:
         FewbitError: `transformers` is not installed.
@@ -211,7 +211,7 @@ class OfTransformers(nn.Module):
             raise FewbitError(f"training {name} needs transformers: pip install transformers") from error
         made = getattr(transformers, configuration)(
             vocab_size=VOCABULARY,
-            bos_token_id=None,  # those of the trained models are beyond this vocabulary
+            bos_token_id=None,  # those of the trained models are outside this vocabulary
             eos_token_id=None,
             use_cache=False,
             **options,
@@ -224,9 +224,9 @@ class OfTransformers(nn.Module):
 
 
 class GPT2(OfTransformers):
-    """GPT-2 of a size. Its activation is `gelu_new`, GELU by tanh in several torch calls; autograd keeps four tensors.
+    """GPT-2 of a given size. Its activation is `gelu_new`, GELU by tanh in several torch calls that save four tensors.
 
-    Dropout is 0: then nothing but the derivative tells a few-bit run from the exact one.
+    Dropout is 0, so that a few-bit run differs from the exact one by the derivative only.
     """
 
     def __init__(self, size: Size) -> None:
@@ -236,7 +236,7 @@ class GPT2(OfTransformers):
 
 
 class Llama(OfTransformers):
-    """Llama of a size; its MLP has 8/3 of the width."""
+    """Llama of a given size; its MLP has 8/3 of the width."""
 
     def __init__(self, size: Size) -> None:
         super().__init__(
@@ -250,10 +250,10 @@ class Llama(OfTransformers):
 
 
 class WordLSTM(nn.Module):
-    """Embedding, two layers of LSTM, output.
+    """A word language model: embedding, two LSTM layers, output.
 
     Args:
-        vocabulary: how many words there are.
+        vocabulary: number of words.
         hidden: units of each layer.
     """
 

@@ -1,18 +1,18 @@
-"""The same training with several seeds: do few bits change its losses by less than another seed does?
+"""Repeated training with several seeds: is the effect of few bits on the losses smaller than that of the seed?
 
-    study = Study("gpt2", trainings)          one training a seed, the exact run first in each
+        study = Study("gpt2", trainings)          one training per seed, the exact run first in each
     for comparison in study.comparisons(): comparison.within
 
-A seed draws the weights and the batches. So exact runs of different seeds differ, and their losses make a band, at
-every step from the lowest to the highest. A few-bit variant is *within the spread* if both hold:
+The seed determines the weights and the batches. So exact runs of different seeds differ, and their losses form a band,
+at every step from the lowest to the highest. A few-bit variant is *within the spread* if both hold:
 
     at every step        its loss, averaged over the seeds, lies in the band of the exact runs
     after the last step  its validation loss, averaged over the seeds, differs from the exact average by no more than
                          the standard deviation of the exact runs
 
-A loss at a step is the mean over as many steps up to it as the final loss is averaged over, a tenth. Nothing widens the
-band. It is a band of few runs, though, and a shift that is smaller than it can be real: of that, the differences from
-the exact run of the same seed tell, which has the same weights and batches.
+The loss at a step is a mean over the preceding tenth of the steps, the same window as for the final loss. Nothing
+widens the band. With few runs it is narrow, though, and a shift smaller than the band can be real: the differences from
+the exact run of the same seed, which has the same weights and batches, show such shifts.
 """
 
 import statistics
@@ -25,12 +25,12 @@ from .runs import Run, Training, averaging_window, smoothed
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a variant's runs are beside the exact ones.
+    """Comparison of a variant's runs with the exact ones.
 
     Attributes:
         variant: its name.
-        outside: by how much the mean loss lies outside the band of the exact runs, at each step; 0 inside.
-        validation_differences: validation loss less that of the exact run of the same seed, one a seed.
+        outside: distance of the mean loss from the band of the exact runs, at each step; 0 inside.
+        validation_differences: validation loss minus that of the exact run of the same seed, one per seed.
         validation_deviation: standard deviation of the exact runs' validation losses.
     """
 
@@ -46,12 +46,12 @@ class Comparison:
 
     @property
     def farthest_outside(self) -> float:
-        """The most by which the mean loss lies outside the band at any step."""
+        """The largest distance of the mean loss from the band at any step."""
         return max(self.outside)
 
     @property
     def validation_difference(self) -> float:
-        """Mean over the seeds."""
+        """Mean difference over the seeds."""
         return statistics.fmean(self.validation_differences)
 
     @property
@@ -60,7 +60,7 @@ class Comparison:
         return not self.steps_outside and abs(self.validation_difference) <= self.validation_deviation
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the numbers for JSON, of those at each step the largest and how many there are."""
+        """Return the numbers for JSON; of per-step numbers only the largest and their count."""
         return {
             "variant": self.variant,
             "steps_outside": self.steps_outside,
@@ -77,11 +77,11 @@ class Study:
     """Trainings that differ in their seed only.
 
     Attributes:
-        model: name of what was trained, a key of `settings.SETTINGS`.
-        trainings: one a seed; in each the same variants, first the one that others are compared with.
+        model: name of the model, a key of `settings.SETTINGS`.
+        trainings: one per seed; the same variants in each, the baseline first.
 
     Raises:
-        FewbitError: there is no training, or they are not of the same variants and steps.
+        FewbitError: there is no training, or the trainings have different variants or steps.
     """
 
     model: str
@@ -94,23 +94,23 @@ class Study:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """Their names."""
+        """Names of the variants."""
         return tuple(run.variant for run in self.trainings[0].runs)
 
     def runs(self, variant: str) -> list[Run]:
-        """Return the runs of `variant`, one a seed."""
+        """Return the runs of `variant`, one per seed."""
         return [run for training in self.trainings for run in training.runs if run.variant == variant]
 
     def curves(self, variant: str) -> list[list[float]]:
-        """Return the training losses of `variant` at each step, averaged over the last tenth, one list a seed."""
+        """Return the losses of `variant`, each a mean over a tenth of the steps up to it, one list per seed."""
         window = averaging_window(self.trainings[0].settings.steps)
         return [smoothed(run.losses, window) for run in self.runs(variant)]
 
     def comparisons(self) -> tuple[Comparison, ...]:
-        """Return how each variant but the first compares with the first.
+        """Return a comparison of each other variant with the first.
 
         Raises:
-            FewbitError: there is one seed only, which has no spread.
+            FewbitError: there is only one seed, so no spread.
         """
         if len(self.trainings) < 2:
             raise FewbitError("one seed has no spread: train with two or more")
@@ -126,7 +126,7 @@ class Study:
         return Comparison(other, tuple(outside), tuple(differences), statistics.stdev(losses))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all numbers for JSON; the comparisons too, where there are seeds enough."""
+        """Return all numbers for JSON, with the comparisons if there are enough seeds."""
         comparisons = self.comparisons() if len(self.trainings) > 1 else ()
         return {
             "model": self.model,
@@ -136,10 +136,10 @@ class Study:
 
     @classmethod
     def from_dict(cls, data: Any, source: str = "study") -> "Study":
-        """Return the study that `to_dict` told.
+        """Return the study that `to_dict` serialised.
 
         Raises:
-            FewbitError: it told none; the message begins with `source`.
+            FewbitError: `data` does not have that form; the message begins with `source`.
         """
         try:
             return cls(str(data["model"]), tuple(map(Training.from_dict, data["trainings"])))

@@ -1,9 +1,9 @@
-"""The training loop of all studies: models side by side, on the same batches.
+"""The training loop of all studies: several models in turn on the same batches.
 
     curve = Curve()
     train([Trainee(model, cross_entropy, torch.optim.SGD(model.parameters(), 0.1), record=curve)], batches)
 
-Models take turns batch by batch, so that whatever else the machine does meanwhile slows all of them alike.
+Models take turns batch by batch, so that other load on the machine slows all of them equally.
 """
 
 import math
@@ -24,13 +24,13 @@ class Trainee:
     """A model in training.
 
     Attributes:
-        model: what is trained.
+        model: the model to train.
         loss: of the model on a batch.
         optimizer: of its parameters.
-        schedule: of the learning rate, moved on after each update; None leaves it as it is.
-        largest_gradient: norm to which a longer gradient, of all parameters together, is cut; None cuts none.
-        before_step: called with the number of each step before it, for what the step draws at random.
-        record: called after each step with its loss, before the update, and the seconds that it took.
+        schedule: learning rate schedule, advanced after each update; None keeps the rate constant.
+        largest_gradient: maximum norm of the gradient of all parameters together, for clipping; None disables clipping.
+        before_step: called with the step number before each step, for example to seed a generator.
+        record: called after each step with its loss, before the update, and its duration in seconds.
     """
 
     model: nn.Module
@@ -44,21 +44,21 @@ class Trainee:
 
 @dataclass(frozen=True)
 class Curve:
-    """Loss and time of each step, as a trainee's `record` is told them."""
+    """Loss and time of each step; a trainee's `record`."""
 
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
     def __call__(self, loss: float, seconds: float) -> None:
-        """Note one more step."""
+        """Record one more step."""
         self.losses.append(loss)
         self.seconds.append(seconds)
 
 
 def train(trainees: Sequence[Trainee], batches: Iterable[Any], after_step: Callable[[], object] = lambda: None) -> None:
-    """Train models in place, a step of each on every batch; `after_step` is called when all have taken it."""
+    """Train models in place, each on every batch; `after_step` is called when all have taken the step."""
     for step, batch in enumerate(batches):
-        turn = step % len(trainees)  # who goes first changes, too
+        turn = step % len(trainees)  # rotates who goes first
         for trainee in (*trainees[turn:], *trainees[:turn]):
             _step(trainee, step, batch)
         after_step()
@@ -80,17 +80,17 @@ def _step(trainee: Trainee, step: int, batch: Any) -> None:
 
 
 def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the mean loss, in nats, of telling the classes of a batch (inputs, classes)."""
+    """Return the mean loss, in nats, of predicting the classes of a batch (inputs, classes)."""
     inputs, classes = batch
     return F.cross_entropy(model(inputs), classes)
 
 
 def next_character(model: nn.Module, windows: Tensor) -> Tensor:
-    """Return the mean loss, in nats, of telling each character of `windows` from those before it."""
+    """Return the mean loss, in nats, of predicting each character of `windows` from those before it."""
     return F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
 
 
 def learning_rate_factor(step: int, steps: int) -> float:
-    """Return the part of the largest learning rate that `step` (0 to steps − 1) takes: a warm-up, then a cosine."""
+    """Return the learning rate at `step` (0 to steps − 1) relative to the largest: a warm-up, then a cosine."""
     warm_up = max(1, steps // 20)
     return min(1.0, (step + 1) / warm_up) * (1 + math.cos(math.pi * step / steps)) / 2

@@ -1,11 +1,11 @@
-"""Train the same model with several activations, side by side.
+"""Training of one model with several activations, in turn on the same batches.
 
     training = train([EXACT, few_bit(1), few_bit(3)], standard_library(), Settings(steps=500))
     training = train([EXACT, few_bit(3)], standard_library(), SETTINGS["gpt2"], GPT2)
 
-All variants start from the same weights and see the same batches; since a few-bit activation is exact forward, their
-first losses are equal, and later differences come from the derivative alone. They take turns step by step, so that
-whatever else the machine does meanwhile slows all of them alike.
+All variants start from the same weights and see the same batches. A few-bit activation is exact forward, so their first
+losses are equal, and later differences come from the derivative alone. They take turns step by step, so that other load
+on the machine slows all of them equally.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,14 +31,14 @@ from .trainer import Curve, Loss, Trainee, learning_rate_factor, next_character
 
 @dataclass(frozen=True)
 class Variant:
-    """What the runs differ in.
+    """The settings in which runs differ.
 
     Attributes:
-        name: for people.
-        bits: to which `fewbit.convert` takes the model's activations; None leaves them as they are.
-        nudge: by what part each weight is made larger or smaller, at random, before the first step.
-        prepare: what else is done to the model before the first step.
-        weights_seed: of the weights alone, where not that of the settings; the batches stay the same.
+        name: display name.
+        bits: bits for the activations, passed to `fewbit.convert`; None leaves the model unconverted.
+        nudge: relative size of a random change of each weight before the first step.
+        prepare: a further change to the model before the first step.
+        weights_seed: seed of the weights alone, if it differs from the settings'; the batches stay the same.
         context: surrounds each forward pass and its loss.
     """
 
@@ -52,7 +52,7 @@ class Variant:
 
 EXACT = Variant("exact")
 
-# What a difference is that means nothing: as large as float32's rounding at the start, and trained on from there.
+# Shows how large a meaningless difference grows: weights changed by no more than float32's rounding, then trained.
 NUDGED = Variant("exact, nudged", nudge=1e-6)
 
 
@@ -62,12 +62,12 @@ def few_bit(bits: int) -> Variant:
 
 
 def other_weights(seed: int) -> Variant:
-    """Return exact training from the weights of another seed, on the same batches: how far chance alone leads."""
+    """Return exact training from the weights of another seed, on the same batches: the effect of chance alone."""
     return Variant(f"exact, weights {seed}", weights_seed=seed)
 
 
 def small(size: Size) -> nn.Module:
-    """Return the experiments' own transformer, with torch's GELU."""
+    """Return the studies' own transformer, with torch's GELU."""
     return Transformer(size, nn.GELU)
 
 
@@ -86,10 +86,10 @@ def train(
 
     Args:
         variants: what to compare.
-        corpus: each part longer than a window.
+        corpus: each part is longer than a window.
         settings: shared by all.
-        model: makes a model of a size, which scores the next character; one of `MODELS`.
-        after_step: called after every step that all variants have taken, for a progress bar.
+        model: constructs a model of a given size that scores the next character; one of `MODELS`.
+        after_step: called after each step that all variants have taken, for a progress bar.
     """
     made = [_Made(variant, _model(variant, settings, model)) for variant in variants]
     draw = torch.Generator().manual_seed(settings.seed)
@@ -105,14 +105,14 @@ def train(
 
 
 def adamw(model: nn.Module, settings: Settings, loss: Loss = next_character, curve: Curve | None = None) -> Trainee:
-    """Return a model of characters that is trained as `settings` say; its losses go into `curve`."""
+    """Return a trainee for a character model, as `settings` specify; its losses go into `curve`."""
     optimizer = torch.optim.AdamW(model.parameters(), settings.learning_rate, fused=True)
     schedule = LambdaLR(optimizer, lambda step: learning_rate_factor(step, settings.steps))
     return Trainee(model, loss, optimizer, schedule, settings.largest_gradient, record=curve or Curve())
 
 
 def _model(variant: Variant, settings: Settings, make: Callable[[Size], nn.Module]) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):  # the caller's generator stays as it is
+    with torch.random.fork_rng(devices=[]):  # leaves the caller's generator unchanged
         torch.manual_seed(settings.seed if variant.weights_seed is None else variant.weights_seed)
         model = make(settings.size)
         if variant.nudge:
@@ -126,7 +126,7 @@ def _model(variant: Variant, settings: Settings, make: Callable[[Size], nn.Modul
 
 @dataclass(frozen=True)
 class _Made:
-    """The model of a variant, and what its training leaves behind."""
+    """The model of a variant, and the records of its training."""
 
     variant: Variant
     model: nn.Module
@@ -140,7 +140,7 @@ class _Made:
         return adamw(self.model, settings, self.loss, self.curve)
 
     def run(self, example: Tensor, held_out: Sequence[Tensor]) -> Run:
-        """Return the run: what one more forward pass, of the batch `example`, would keep, and the validation loss."""
+        """Return the run, with the bytes saved in one more forward pass, of `example`, and the validation loss."""
         with self.variant.context():
             saved = profile_call(self.model, lambda: next_character(self.model, example))
         by_module = saved.by_module()

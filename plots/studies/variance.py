@@ -1,12 +1,12 @@
-"""What compression does to the variance of gradients (ActNN, Section 3.4): the theory beside repeated draws.
+"""The effect of compression on the variance of gradients (ActNN, Section 3.4): theory beside repeated draws.
 
-A small ResNet of compressed layers learns scikit-learn's digits exactly for a while; then its gradients are looked at.
+A small ResNet of compressed layers is trained exactly on scikit-learn's digits; then its gradients are analysed.
 
     Theorem 3     Var[∇̂_Θ(l)] = Var[∇_Θ(l)] + Σ_{m ≥ l} E[Var[G^(l~m)(∇̂_H(m), Ĉ(m)) | ∇̂_H(m)]]
 
-The first term is that of drawing another minibatch. The term of layer m is measured with two draws of its compression
-and one of those of all layers after it, those before it exact: half the squared distance of the two gradients of layer
-l has it for its mean (Figure 8). Their sum must be the variance over draws of everything at once.
+The first term is the variance between minibatches. The term of layer m is measured with two draws of its compression
+and one draw for all layers after it, with those before it exact: its estimator is half the squared distance of the two
+gradients of layer l (Figure 8). The sum of the terms must equal the variance over draws of all contexts at once.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,14 +36,14 @@ FRACTIONS = (1.25, 1.5, 1.75, 2.5)
 
 @dataclass(frozen=True)
 class VarianceSettings:
-    """What is trained, and how often is drawn.
+    """Settings of the training and the measurement.
 
     Attributes:
-        width: channels of the first stage of three.
-        steps: of exact training before.
+        width: channels of the first of three stages.
+        steps: steps of exact training before the measurement.
         batch: samples in a minibatch.
-        bits: at which the variance is split by layer.
-        curve_bits: at which the methods are compared; those that are no integers for mixed precision alone.
+        bits: bits at which the variance is split by layer.
+        curve_bits: bits at which the methods are compared; non-integers for mixed precision only.
         draws: repetitions of everything random.
         seed: of weights, minibatches and draws.
     """
@@ -59,7 +59,7 @@ class VarianceSettings:
 
 @dataclass(frozen=True)
 class VarianceStudy:
-    """What was measured. Variances are sums over the elements of a gradient.
+    """Results of the measurement. Variances are sums over the elements of a gradient.
 
     Attributes:
         settings: of the run.
@@ -67,8 +67,8 @@ class VarianceStudy:
         terms: terms[l][m] of Theorem 3, of the weight of layer l and the context of layer m; 0 for m before l.
         empirical: variance of the gradient of each layer's weight over draws of all contexts at once.
         sampling: the same over minibatches, with exact contexts.
-        formula: Σ_n w_n / B², what the sensitivities say of Σ_l terms[l][m] for each m.
-        ranges: of each group at one layer (Figure 3a), `shown` its name.
+        formula: Σ_n w_n / B², the prediction of Σ_l terms[l][m] by the sensitivities, for each m.
+        ranges: range of each group at one layer (Figure 3a); `shown` is its name.
         sensitivities: of each sample there (3b).
         per_dimension: sensitivity of each layer, by element (3c).
         squared_norm: of the gradient of all parameters.
@@ -106,7 +106,7 @@ def network(width: int) -> nn.Sequential:
 
 
 def measure(settings: VarianceSettings, after_pass: Callable[[], object] = lambda: None) -> VarianceStudy:
-    """Train, and measure all there is.
+    """Train, and measure all quantities of a `VarianceStudy`.
 
     Args:
         settings: of the run.
@@ -132,22 +132,22 @@ def measure(settings: VarianceSettings, after_pass: Callable[[], object] = lambd
 
 
 def passes(settings: VarianceSettings) -> int:
-    """Return how many forward and backward passes `measure` makes."""
+    """Return the number of forward and backward passes of `measure`."""
     layers = sum(isinstance(m, CompressedLayer) for m in network(1).modules())
     integers = sum(float(b).is_integer() for b in settings.curve_bits)
     curves = 2 * integers * settings.draws + 3 * len(settings.curve_bits) * (settings.draws + _WARM_UP)
     return settings.steps + 2 * layers * settings.draws + 2 * settings.draws + 2 + curves
 
 
-_WARM_UP = 4  # passes in which mixed precision finds its bits
+_WARM_UP = 4  # passes in which mixed precision chooses its bits
 
 
 @dataclass
 class _Drawn:
-    """A saver that rounds as it is told: with `seed`, or anew."""
+    """A saver that rounds with `seed`, or with new random numbers."""
 
     quantizer: PerGroup
-    whole: bool = False  # all samples of a tensor as one
+    whole: bool = False  # treat all samples of a tensor as one
     seed: int | None = None
 
     def compress(self, x: Tensor) -> Compressed:
@@ -162,7 +162,7 @@ class _Drawn:
 
 @dataclass(frozen=True)
 class _Flat:
-    """A compressed tensor of another shape."""
+    """A compressed tensor with another shape."""
 
     compressed: Compressed
     shape: torch.Size
@@ -177,7 +177,7 @@ class _Flat:
 
 @dataclass
 class _Bench:
-    """The model, its data, and gradients of it."""
+    """The model, its data, and its gradients."""
 
     settings: VarianceSettings
     after_pass: Callable[[], object]
@@ -209,7 +209,7 @@ class _Bench:
         return self.x[chosen], self.y[chosen]
 
     def gradients(self, index: int = 0) -> list[Tensor]:
-        """Return the gradients of all parameters on a minibatch, by the savers that the layers have."""
+        """Return the gradients of all parameters on a minibatch, with the layers' current savers."""
         x, y = self.batch(index)
         found = torch.autograd.grad(F.cross_entropy(self.model(x), y), self.parameters)
         self.after_pass()
@@ -224,7 +224,7 @@ class _Bench:
             layer.saver = ExactSaver()
 
     def compressed(self, places: range, seeds: list[int] | None = None) -> Callable[[], list[Tensor]]:
-        """Return what draws gradients with the contexts at `places` compressed, the others exact."""
+        """Return a function that draws gradients with the contexts at `places` compressed and the others exact."""
         self.save_exactly()
         for i, layer in enumerate(self.layers.values()):
             if i in places:
@@ -293,7 +293,7 @@ def _heterogeneity(bench: _Bench) -> tuple[list[float], list[float], str, list[f
     w = {name: quantization_variance(x, GROUP_SIZE) * factors[name] for name, x in inputs.items()}
     shown = next(name for name, layer in list(bench.layers.items())[2:] if isinstance(layer, Conv2d))
     kept = PerGroup(bench.settings.bits, GROUP_SIZE).compress(inputs[shown])
-    ranges = kept.range.float().flatten().clamp(min=0).tolist()  # constant groups have a sign there
+    ranges = kept.range.float().flatten().clamp(min=0).tolist()  # constant groups store a sign there
     per_dimension = [float(w[name].sum()) / inputs[name].numel() for name in bench.layers]
     B = 2**bench.settings.bits - 1
     return ranges, w[shown].tolist(), shown, per_dimension, [float(w[name].sum()) / B**2 for name in bench.layers]

@@ -1,11 +1,11 @@
-"""V-Quant's tables in small: what value-aware quantization costs a network in accuracy (V-Quant, Section 5).
+"""Small versions of V-Quant's tables: the cost in accuracy of value-aware quantization (V-Quant, Section 5).
 
     accuracy_grid(seeds=3)       Tables 1 and 2: bits × AR, V-Quant and RV-Quant
-    annealing(seeds=3)           Table 5: many large values early and few late, and the other way round
-    inference()                  Figures 4 and 5: quantised weights and activations, and what PCA shows of them
+        annealing(seeds=3)           Table 5: many large values early and few late, and the reverse
+        inference()                  Figures 4 and 5: quantized weights and activations, and a PCA of their effect
 
-Each returns plain numbers for JSON. All runs of a seed start from the same weights and see the same batches; forward is
-exact in training, so their first losses are equal.
+Each returns plain numbers for JSON. All runs of a seed start from the same weights and see the same batches; the
+forward pass is exact in training, so their first losses are equal.
 """
 
 import copy
@@ -25,10 +25,10 @@ Row = dict[str, Any]
 Progress = Callable[[], object]
 
 RATIOS = (0.0, 0.01, 0.02, 0.05)
-SCHEDULE = Schedule(epochs=6, learning_rate=0.02)  # short: where coarse activations cost most
+SCHEDULE = Schedule(epochs=6, learning_rate=0.02)  # short, where coarse activations cost most
 WIDTH = 12
 
-# (bits, AR in percent) by phase; None is full precision. The first of each pair anneals, the second does the contrary.
+# (bits, AR in percent) by phase; None is full precision. The first of each pair anneals, the second is its reverse.
 PAIRS: tuple[tuple[tuple[tuple[int | None, float], ...], ...], ...] = (
     (((3, 2), (2, 1), (2, 0)), ((2, 0), (2, 1), (3, 2))),
     (((None, 0), (3, 2), (2, 0)), ((2, 0), (3, 2), (None, 0))),
@@ -45,7 +45,7 @@ def configurations() -> list[tuple[str, int | None, float]]:
 
 
 def accuracy_grid(seeds: int, schedule: Schedule = SCHEDULE, progress: Progress = lambda: None) -> list[Row]:
-    """Train with every configuration and seed; V-Quant with a mask of its own for ReLU, RV-Quant with two zeros."""
+    """Train with every configuration and seed; V-Quant with a separate mask for ReLU, RV-Quant with two zeros."""
     data = digits()
     rows = []
     for method, bits, ratio in configurations():
@@ -62,9 +62,9 @@ def accuracy_grid(seeds: int, schedule: Schedule = SCHEDULE, progress: Progress 
 
 
 def annealing(seeds: int, schedule: Schedule = SCHEDULE, progress: Progress = lambda: None) -> list[Row]:
-    """Train with schedules of three equal phases, which change when the learning rate does.
+    """Train with schedules of three equal phases, which switch together with the learning rate.
 
-    They are of RV-Quant, as the paper's; those with a phase of 1 bit, which the paper has not, of V-Quant.
+    They use RV-Quant, as in the paper; those with a phase of 1 bit, which the paper lacks, use V-Quant.
     """
     data = digits()
     rows = []
@@ -90,12 +90,12 @@ def inference(
     tolerance: float = 0.01,
     progress: Progress = lambda: None,
 ) -> dict[str, Any]:
-    """Quantise a trained network, with and without an epoch of fine-tuning, and search the smallest that is enough.
+    """Quantize a trained network, with and without an epoch of fine-tuning, and find the smallest sufficient one.
 
     Args:
-        schedule: of the full-precision training.
-        bits, ratios: of weights and activations alike.
-        tolerance: of accuracy lost, absolute: the paper's 1 %.
+        schedule: settings of the full-precision training.
+        bits, ratios: values to try, for weights and activations alike.
+        tolerance: acceptable loss of accuracy, absolute: the paper's 1 %.
         progress: called after each candidate.
     """
     data = digits()
@@ -126,7 +126,7 @@ def inference(
 
 
 def _pca(model: nn.Module, data: Images) -> list[Row]:
-    """Return the last layer's input of four classes in two principal components, those of full precision for all."""
+    """Return the last layer's input of four classes in two principal components, taken from full precision."""
     chosen = data.test_classes < 4
     images, classes = data.test[chosen], data.test_classes[chosen]
     exact = _features(model, images)
@@ -151,7 +151,7 @@ def _pca(model: nn.Module, data: Images) -> list[Row]:
 
 
 def _separation(points: torch.Tensor, classes: torch.Tensor) -> float:
-    """Return the variance between the classes' means over that within the classes."""
+    """Return the variance between the classes' means divided by that within the classes."""
     groups = [points[classes == c] for c in classes.unique()]
     means = torch.stack([group.mean(0) for group in groups])
     within = statistics.fmean(float((group - group.mean(0)).square().sum(1).mean()) for group in groups)
@@ -185,7 +185,7 @@ def _summary(runs: Iterable[Any]) -> Row:
 
 
 def _kept_by_layers(model: nn.Module, data: Images) -> int:
-    """Return what ReLUs and convolutions keep of one batch, in bytes: what V-Quant compresses."""
+    """Return the bytes that ReLUs and convolutions save of one batch: the tensors that V-Quant compresses."""
     images, _ = next(batches(data, SCHEDULE, 0))
     saved = profile(copy.deepcopy(model), images).saved
     return sum(s.bytes for s in saved if "Norm" not in s.kind)

@@ -1,14 +1,14 @@
-"""V-Quant's Table 4: memory of activations in training, by formula beside the paper, and measured.
+"""V-Quant's Table 4: memory of activations in training, by formula beside the paper's values, and measured.
 
-The paper does not say what it counts. These rules give its table, in 10^9 bytes, for 256 images of 224×224:
+The paper does not define what it counts. These rules reproduce its table, in 10^9 bytes, for 256 images of 224×224:
 
 * Full: the inputs of convolutions and linear layers, each tensor once.
-* Quantized: the peak over the layers. While layer l works, memory holds the network's own input in full precision,
-  every input stored so far (that of l too) in b/32 + 2·AR of its size, as CSR doubles an outlier's 32 bits, and the
-  input of l in full, unless that is the network's input.
+* Quantized: the peak over the layers. While layer l runs, memory holds the network's own input in full precision,
+  every input stored so far (including that of l) in b/32 + 2·AR of its size, as CSR doubles an outlier's 32 bits, and
+  the input of l in full, unless it is the network's input.
 
-They give the three quantized columns of six networks to within 1 %. MobileNet-v2 (about twice the paper's) and
-DenseNet-201 (10 % less) follow another rule that we do not know.
+They reproduce the three quantized columns of six networks to within 1 %. MobileNet-v2 (about twice the paper's) and
+DenseNet-201 (10 % less) follow another, unknown rule.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ PAPER = {
 
 @dataclass(frozen=True)
 class Elements:
-    """Sizes of what layers take of one image, in elements.
+    """Sizes of the layers' inputs for one image, in elements.
 
     Attributes:
         image: the network's own input.
@@ -56,7 +56,7 @@ class Elements:
         return _gigabytes(self.image + sum(self.inputs))
 
     def quantized(self, bits: int, ratio: float, cost: float = 64.0) -> float:
-        """Return GB of a batch under V-Quant, at its peak; `cost` is the bits of a large value with its position."""
+        """Return GB of a batch under V-Quant, at its peak; `cost` is the bits of a large value and its position."""
         share = (bits + cost * ratio) / 32
         stored = accumulate(share * size for size in self.inputs)
         working = (kept + size for kept, size in zip(stored, self.inputs, strict=True))
@@ -68,7 +68,7 @@ def _gigabytes(elements_of_an_image: float) -> float:
 
 
 def elements(model: nn.Module) -> Elements:
-    """Return what the layers of `model` take of one image, on the meta device."""
+    """Return the sizes of the inputs of `model`'s layers for one image, on the meta device."""
     taken: dict[int, Tensor] = {}
 
     def take(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -85,9 +85,9 @@ def elements(model: nn.Module) -> Elements:
 
 
 def by_formula(name: str) -> dict[str, Any]:
-    """Return a row of Table 4: the paper's GB, the formula's, and the formula's with our cost of an outlier.
+    """Return a row of Table 4: the paper's GB, the formula's, and the formula's with our cost per outlier.
 
-    An outlier of ours takes 16 bits and about 10 for its place, where CSR takes 64.
+    Our outlier takes 16 bits and about 10 for its position, where CSR takes 64.
     """
     with torch.device("meta"):
         found = elements(NETWORKS[name]())
@@ -98,10 +98,10 @@ def by_formula(name: str) -> dict[str, Any]:
 
 
 def measured(name: str, batch: int = 1) -> dict[str, Any]:
-    """Return what one forward pass of a real network keeps for backward, exact and with V-Quant: bytes of an image.
+    """Return the bytes per image that one forward pass of a real network saves for backward, exact and with V-Quant.
 
-    Everything that autograd keeps is counted, normalisations and pooling too. "layers" compresses what the paper does,
-    "norms" the inputs of normalisations as well.
+    All tensors that autograd saves are counted, including those of normalisation and pooling. "layers" compresses the
+    tensors that the paper does, "norms" the inputs of normalisations as well.
     """
     images = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     row: dict[str, Any] = {"network": name}

@@ -33,11 +33,11 @@ SUFFIXES = {".json": "json", ".npz": "npz", ".csv": "csv", ".py": "python", ".h"
 
 
 def format_of(path: str | os.PathLike[str], others: dict[str, str] | None = None) -> str:
-    """Return the format that the name of `path` asks for; raises `FewbitError` if it asks for none.
+    """Return the format that the suffix of `path` stands for; raises `FewbitError` if the suffix is not a known one.
 
     Args:
-        path: of a file.
-        others: formats by suffix, beside those here.
+        path: a file.
+        others: further formats by suffix.
     """
     known = SUFFIXES | (others or {})
     suffix = Path(path).suffix.lower()
@@ -54,7 +54,7 @@ def export(table: Table, file_format: str) -> bytes:
         file_format: one of `EXPORTERS`.
 
     Raises:
-        FewbitError: there is no such format.
+        FewbitError: `file_format` is not a key of `EXPORTERS`.
     """
     if file_format not in EXPORTERS:
         raise FewbitError(f"unknown format {shown(file_format)}; accepted: {', '.join(EXPORTERS)}")
@@ -62,15 +62,15 @@ def export(table: Table, file_format: str) -> bytes:
 
 
 def write_export(table: Table, path: str | os.PathLike[str], file_format: str | None = None) -> None:
-    """Write `table` to `path`, whole or not at all.
+    """Write `table` to `path` atomically.
 
     Args:
         table: the table.
         path: the file.
-        file_format: one of `EXPORTERS`; by the name of `path` if None.
+        file_format: one of `EXPORTERS`; None takes the format from the suffix of `path`.
 
     Raises:
-        FewbitError: there is no such format, or the file cannot be written.
+        FewbitError: `file_format` is not a key of `EXPORTERS`, or the file cannot be written.
     """
     content = export(table, format_of(path) if file_format is None else file_format)
     with atomic_write(path) as stream:

@@ -1,9 +1,9 @@
 """Tables as a C99 header (C++ reads it too): arrays, and lookup functions for double and float.
 
-The search is a bisection without branches: its length is fixed and every step is a conditional move. It asks
-`x <= boundary` and goes right where that is false, so NaN, of which everything is false, ends in the last
-interval as it must. In float the boundaries are rounded down: then x <= b holds for a float x exactly where it
-holds in double, and both give the same code.
+The lookup is a branchless bisection: its length is fixed and every step is a conditional move. Each step tests
+`x <= boundary` and goes right if that is false, so NaN, which fails every comparison, ends in the last interval as
+required. In float the boundaries are rounded down: then x <= b holds for a float x exactly where it holds in double,
+and both give the same code.
 """
 
 import math
@@ -53,7 +53,7 @@ static inline unsigned char {name}_encode{suffix}({real} x)
     return {name}_codes[(at - {name}_boundaries{suffix}) + (x <= *at ? 0 : 1)];
 }}"""
 
-# No boundaries: C has no array of no elements, and there is nothing to search.
+# No boundaries: C has no empty arrays, and there is nothing to search.
 _NO_SEARCH = """\
 static inline unsigned char {name}_encode{suffix}({real} x)
 {{
@@ -67,12 +67,12 @@ static inline {real} {name}_q{suffix}({real} x)
     return {name}_levels{suffix}[{name}_encode{suffix}(x)];
 }}"""
 
-_REALS = {"double": "", "float": "f"}  # with the suffix that C's own library uses
+_REALS = {"double": "", "float": "f"}  # the suffix of C's own math functions
 
 
 def c_header(table: Table) -> str:
-    """Return the text of the header. Its names begin with `c_name(table)`; two tables of the same name, included
-    together, do not compile rather than pass for each other.
+    """Return the text of the header. Its names begin with `c_name(table)`; including two tables of the same name is a
+    compile error, so that neither can shadow the other.
     """
     name = c_name(table)
     return _TEMPLATE.format(
@@ -85,14 +85,14 @@ def c_header(table: Table) -> str:
 
 
 def c_name(table: Table) -> str:
-    """Return the identifier that `table` goes by in C: fewbit_gelu_shared_8 for 8 shared levels of GELU."""
+    """Return the C identifier of `table`: fewbit_gelu_shared_8 for 8 shared levels of GELU."""
     activation = re.sub("[^a-z0-9]+", "_", table.activation.lower())[:40].strip("_")
     return "_".join(filter(None, ["fewbit", activation, table.kind, str(table.levels.size)]))
 
 
 def in_comment(line: str) -> str:
-    """Return `line` such that it neither ends the comment it stands in nor makes a compiler warn."""
-    for special in ("*/", "/*", "??/"):  # ??/ is a backslash to C99
+    """Return `line` escaped so that it neither ends the surrounding comment nor causes a compiler warning."""
+    for special in ("*/", "/*", "??/"):  # ??/ is the C99 trigraph for a backslash
         line = line.replace(special, f"{special[:-1]} {special[-1]}")
     return line
 

@@ -4,9 +4,9 @@ from ..table import Table
 
 
 def csv_rows(table: Table) -> str:
-    """Return the rows `above,up_to,code,level` of every interval, from −∞ to +∞, below a line of their names.
+    """Return a header line and the rows `above,up_to,code,level` of every interval, from −∞ to +∞.
 
-    A level that no interval has is not among them.
+    Levels that no interval uses are left out.
     """
     ends = ["-inf", *map(repr, table.boundaries.tolist()), "inf"]
     codes, levels = table.codes.tolist(), table.levels.tolist()

@@ -10,9 +10,9 @@ from ..table import FORMAT, Table
 
 
 def npz_archive(table: Table) -> bytes:
-    """Return an archive with an array for each field of `table` and for the numbers of its bits and its format.
+    """Return an archive with an array for each field of `table`, its number of bits and the format number.
 
-    Texts and numbers are arrays of no dimension. `lower_bound` is left out where it was not computed.
+    Strings and numbers are 0-d arrays. `lower_bound` is left out if it was not computed.
     """
     content: dict[str, Any] = {field.name: getattr(table, field.name) for field in fields(table)}
     content |= {"format": FORMAT, "bits": table.bits}

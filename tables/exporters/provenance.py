@@ -1,4 +1,4 @@
-"""Where a table comes from, as lines for the head of a generated file."""
+"""The origin of a table, as header lines of a generated file."""
 
 from ... import __version__
 from ..names import counted
@@ -6,9 +6,9 @@ from ..table import Table
 
 
 def provenance(table: Table) -> list[str]:
-    """Return what a reader must know of `table` to trust it, in lines of printable ASCII.
+    """Return the origin and quality of `table` as lines of printable ASCII.
 
-    What the user wrote (the activation may be an expression) is escaped where it is not ASCII, and stays one line.
+    User input (the activation may be an expression) is escaped to ASCII and stays on one line.
     """
     bound = "not computed" if table.lower_bound is None else repr(table.lower_bound)
     sizes = {"bit": table.bits, "level": table.levels.size, "interval": table.codes.size}

@@ -43,6 +43,6 @@ def python_module(table: Table) -> str:
 
 
 def _rows(values: list[float] | list[int]) -> str:
-    """Return numbers with a comma after each, in indented lines; nothing where there are none."""
+    """Return numbers in indented lines, a comma after each; empty text for an empty list."""
     numbers = " ".join(f"{value!r}," for value in values)
     return fill(numbers, 88, initial_indent="    ", subsequent_indent="    ") + "\n" if values else ""
