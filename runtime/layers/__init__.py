@@ -2,7 +2,7 @@
 
     fewbit.layers.Conv2d(3, 64, 3, bits=2)          in place of      torch.nn.Conv2d(3, 64, 3)
 
-A file for each kind of layer; base.py is what they share, saver.py what they save through.
+A file for each kind of layer; base.py is their base, saver.py compresses the tensors that they save.
 """
 
 from .activation import Activation

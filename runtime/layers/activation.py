@@ -1,9 +1,9 @@
-"""ActNN's own way with an activation (Appendix B.3): its derivative f'(x) is saved in few bits, drawn without bias.
+"""ActNN's activation layer (Appendix B.3): the derivative f'(x) is saved in few bits, rounded at random without bias.
 
-A table of this package (`fewbit.GELU`) keeps the code of an interval instead, which needs no group parameters and makes
-the least error for its bits, with no noise but with a bias: f'(x) always becomes the same level. `fewbit.convert` takes
-tables; at the levels L2 to L5 of ActNN, whose gradients are to be unbiased, it takes this layer wherever the table is
-not exact.
+A table of this package (`fewbit.GELU`) saves the code of an interval instead, which needs no group parameters and has
+the least error for its bits, without noise but with a bias: f'(x) always becomes the same level. `fewbit.convert` uses
+tables; at ActNN's levels L2 to L5, whose gradients must be unbiased, it uses this layer wherever the table is not
+exact.
 """
 
 from collections.abc import Callable
@@ -21,12 +21,12 @@ __all__ = ["Activation"]
 
 
 class Activation(CompressedLayer):
-    """An elementwise activation that keeps its derivative in few bits.
+    """An elementwise activation that saves its derivative in few bits.
 
     Args:
-        function: a module without parameters, or another callable, each element of whose output depends on that element
-            of its input alone. Called with more than one tensor, the layer is this function.
-        bits, saver: as of every compressed layer.
+        function: an elementwise module without parameters, or another elementwise callable. Calls with further
+            arguments run this function itself.
+        bits, saver: as for every compressed layer.
         inplace: whether the input is overwritten; the function itself may do either.
     """
 
@@ -37,13 +37,13 @@ class Activation(CompressedLayer):
         self.function, self.inplace = function, inplace
 
     def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Return what the function returns."""
+        """Return the function's output."""
         if args or kwargs or not compresses(input):
             return self.function(input, *args, **kwargs)
         return apply(CompressedPointwise, input, self.function, self.saver, self.inplace)
 
     def extra_repr(self) -> str:
-        """Return the function, where it is no module in this one, and what compresses."""
+        """Return the function, unless it is a submodule, and the saver."""
         if isinstance(self.function, nn.Module):
             return super().extra_repr()
         module = getattr(self.function, "__self__", None)  # whose forward it is
@@ -56,9 +56,9 @@ class CompressedPointwise(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Callable[..., Tensor], saver: Saver, inplace: bool) -> Tensor:
-        """Return f(x), keep f'(x) compressed."""
-        # What this small graph saves is gone at the end of this function: checkpoints and quantizers of saved tensors
-        # are not to see it.
+        """Return f(x); save f'(x) compressed."""
+        # The tensors of this small graph are freed when this function returns, so they bypass the saved-tensor hooks of
+        # checkpoints and quantizers.
         with torch.enable_grad(), saved_tensors_hooks(_same, _same):
             leaf = x.detach().requires_grad_()
             y = function(leaf.clone() if inplace else leaf)

@@ -1,12 +1,12 @@
-"""Attention: queries, keys and values are saved in few bits, and the weights of attention not at all.
+"""Attention: queries, keys and values are saved in few bits; the attention weights are not saved.
 
-The backward pass computes attention again from the decompressed q̂, k̂, v̂ (torch's fused kernels compute its weights
-again too), and takes torch's gradient of that. It is not linear in q̂ and k̂, so it is unbiased only to first order in
-their errors. Measured (`experiments/bias.py`; 4 heads of 32, 64 tokens of normal numbers) its bias is 0.7 % of the
-gradient's norm at 4 bits and 19 % at 2; 4 bits or more are advised. Dropout draws the same weights again.
+The backward pass recomputes attention from the decompressed q̂, k̂, v̂ (torch's fused kernels recompute its weights too)
+and takes torch's gradient of that. It is not linear in q̂ and k̂, so it is unbiased only to first order in their errors.
+Measured (`plots/studies/bias.py`; 4 heads of 32, 64 tokens of normal numbers) its bias is 0.7 % of the gradient's norm
+at 4 bits and 19 % at 2; use 4 bits or more. Dropout draws the same mask again.
 
-With `need_weights=True` torch computes softmax(q kᵀ) step by step, and so is it done here: every step saves its
-own inputs in few bits, and all but the softmax from one copy is unbiased.
+With `need_weights=True` softmax(q kᵀ) is computed step by step, as in torch: every step saves its own inputs in few
+bits, and all gradients but that of the softmax, from one copy, are unbiased.
 """
 
 import math
@@ -42,9 +42,9 @@ def scaled_dot_product_attention(
     """`torch.nn.functional.scaled_dot_product_attention`, which saves query, key and value through `saver`.
 
     Args:
-        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa: torch's own; a mask that wants a gradient
-            makes it torch's function entirely.
-        saver: what compresses.
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa: torch's own; with a mask that requires a
+            gradient, torch's function runs unchanged.
+        saver: compresses query, key and value.
     """
     options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     masked = attn_mask is not None and attn_mask.requires_grad
@@ -60,7 +60,7 @@ class CompressedAttention(Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any], saver: Saver
     ) -> Tensor:
-        """Return torch's output, keep q, k and v compressed."""
+        """Return torch's output; save q, k and v compressed."""
         state = _random_state(q.device) if options["dropout_p"] else None
         y = F.scaled_dot_product_attention(q, k, v, mask, **options)
         keep(ctx, tuple(compress_rows(saver, x) for x in (q, k, v)), mask, state)
@@ -100,7 +100,7 @@ def _random_state(device: torch.device) -> Tensor:
 
 
 class _replayed:
-    """Inside, random numbers are drawn from `state` on; afterwards from where they were. Without a state, nothing."""
+    """Sets the random state to `state` inside the block and restores it afterwards; None changes nothing."""
 
     def __init__(self, state: Tensor | None, device: torch.device) -> None:
         self._state, self._device = state, device
@@ -125,9 +125,9 @@ class _replayed:
 
 
 class MultiheadAttention(CompressedLayer, nn.MultiheadAttention):
-    """`torch.nn.MultiheadAttention`, which keeps in few bits what its projections and its attention save.
+    """`torch.nn.MultiheadAttention`, whose projections and attention save their inputs in few bits.
 
-    It is torch's layer entirely for unbatched or nested inputs, with `add_bias_kv` and with `add_zero_attn`.
+    Unbatched or nested inputs, `add_bias_kv` and `add_zero_attn` run torch's layer unchanged.
     """
 
     def forward(
@@ -156,7 +156,7 @@ class MultiheadAttention(CompressedLayer, nn.MultiheadAttention):
         )
         mask = F._canonical_mask(attn_mask, "attn_mask", None, "", kind, False)  # pyright: ignore[reportAttributeAccessIssue]
         if is_causal and padding is None and not need_weights:
-            mask = None  # the hint says it all
+            mask = None  # is_causal alone describes it
         else:
             is_causal = False
         q, k, v = self._projected(query, key, value)
@@ -182,7 +182,7 @@ class MultiheadAttention(CompressedLayer, nn.MultiheadAttention):
         """Return queries, keys and values, (N, heads, length, features) each."""
         E, biases = self.embed_dim, (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         together = self._qkv_same_embed_dim and query is key and key is value
-        # As torch does it, row by row in (L, N, E): the rounding of a product can depend on the row.
+        # In (L, N, E), as torch does: the rounding of a product can depend on the row.
         inputs = [x.transpose(1, 0) if self.batch_first else x for x in (query, key, value)]
         if together:
             projected = linear(inputs[0], self.in_proj_weight, self.in_proj_bias, self.saver, sample_dim=1)
@@ -207,7 +207,7 @@ class MultiheadAttention(CompressedLayer, nn.MultiheadAttention):
         return q, k, v
 
     def _merged(self, mask: Tensor | None, padding: Tensor | None, shape: torch.Size, sources: int) -> Tensor | None:
-        """Return one mask, to be added, for (N, heads, L, S)."""
+        """Return one additive mask for (N, heads, L, S)."""
         n, heads, length, _ = shape
         if mask is not None:
             each = mask.shape if mask.dim() == 3 else (1, *mask.shape)
@@ -223,7 +223,7 @@ class MultiheadAttention(CompressedLayer, nn.MultiheadAttention):
         return padding.expand(-1, heads, length, -1) if mask is None else mask + padding
 
     def _step_by_step(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return what was looked up, (N, heads, L, features), and the weights, (N, heads, L, S)."""
+        """Return the attention output, (N, heads, L, features), and the weights, (N, heads, L, S)."""
         scaled = q * math.sqrt(1.0 / float(self.head_dim))
         scores = multiply(scaled, k.transpose(-2, -1), self.saver, mask)
         weights = softmax(scores, -1, self.saver)
@@ -233,7 +233,7 @@ class MultiheadAttention(CompressedLayer, nn.MultiheadAttention):
 
 
 def multiply(a: Tensor, b: Tensor, saver: Saver, added: Tensor | None = None) -> Tensor:
-    """Return a @ b + added, saving a and b through `saver`; (N, heads, rows, columns) each, `added` is no leaf."""
+    """Return a @ b + added, saving a and b through `saver`; (N, heads, rows, columns) each; no gradient of `added`."""
     return apply(CompressedProduct, a, b, saver, added)
 
 
@@ -242,8 +242,8 @@ class CompressedProduct(Function):
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, saver: Saver, added: Tensor | None) -> Tensor:
-        """Return torch's product, keep a and b compressed."""
-        rows = b if b.stride(-1) == 1 else b.mT  # keys come transposed: a row is a key
+        """Return torch's product; save a and b compressed."""
+        rows = b if b.stride(-1) == 1 else b.mT  # keys are transposed: a row is a key
         wanted = ctx.needs_input_grad[1::-1]
         keep(ctx, tuple(compress_rows(saver, x) if w else None for x, w in zip((a, rows), wanted, strict=True)))
         ctx.is_transposed = rows is not b

@@ -1,13 +1,13 @@
-"""What all compressed layers share.
+"""The base of all compressed layers.
 
-A compressed layer *is* torch's layer: a subclass with torch's arguments, parameters, buffers and state_dict. Only what
-its backward pass needs of the input goes through `saver`. Forward it calls torch's own ops, so the outputs are torch's
-bit for bit; backward it calls torch's own ops on the decompressed input. As E[decompress(compress(x))] = x, a gradient
-that is linear in x is unbiased (ActNN, Theorem 1). Not linear are the input gradients of normalisations and softmax,
-which are unbiased from two copies alone, and those of attention: normalization.py, softmax.py and attention.py state
-the bias.
+A compressed layer *is* torch's layer: a subclass with torch's arguments, parameters, buffers and state_dict. Only the
+tensors that its backward pass needs go through `saver`. The forward pass calls torch's own ops, so the outputs are
+torch's bit for bit; the backward pass calls torch's own ops on the decompressed input. As E[decompress(compress(x))] =
+x, a gradient that is linear in x is unbiased (ActNN, Theorem 1). The input gradients of normalisations and softmax are
+not linear, and unbiased only from two copies, nor are those of attention: normalization.py, softmax.py and attention.py
+state the bias.
 
-Where nothing can or need be compressed (no gradient asked for, frozen weights, integers), it is torch's layer entirely.
+If there is nothing to compress (gradients disabled, frozen weights, integers), the layer runs torch's code unchanged.
 """
 
 from typing import Any, NoReturn
@@ -27,19 +27,19 @@ DEFAULT_LAYER_BITS = 4  # as ActNN's L1 and L2
 
 
 class CompressedLayer(nn.Module):
-    """Mixin, before a class of torch.nn: what it saves goes through `saver`.
+    """Mixin, before a class of torch.nn, that saves tensors through `saver`.
 
     Args:
         args, kwargs: torch's own.
         bits: of `PerGroup`, 1 to 8 for each element; 0.125 more for the groups of 256 elements, and up
             to 0.5 where those do not fit into a token's features (`PerGroup.within`).
-        saver: what compresses, in place of bits.
+        saver: a `Saver` to use instead of `PerGroup(bits)`.
 
     Attributes:
         saver: may be changed at any time.
 
     Raises:
-        FewbitError: `bits` or `saver` is none.
+        FewbitError: `bits` is not an integer from 1 to 8, or `saver` lacks `compress` or `observe`.
     """
 
     saver: Saver
@@ -49,19 +49,19 @@ class CompressedLayer(nn.Module):
         self.saver = check_saver(saver) if saver is not None else QuantizerSaver(PerGroup(bits=bits))
 
     def extra_repr(self) -> str:
-        """Return torch's own arguments and what compresses."""
+        """Return torch's own arguments and the saver."""
         return ", ".join(filter(None, (super().extra_repr(), saver_text(self.saver))))
 
 
 def saver_text(saver: Saver) -> str:
-    """Return how `saver` reads in a layer's repr."""
+    """Return the text of `saver` in a layer's repr."""
     if isinstance(saver, QuantizerSaver) and isinstance(saver.quantizer, PerGroup):
         return f"bits={saver.quantizer.bits}"
     return f"saver={saver}" if type(saver).__repr__ is not object.__repr__ else f"saver={type(saver).__name__}"
 
 
 def check_saver(saver: Any) -> Saver:
-    """Return `saver`; raises `FewbitError` if it is none."""
+    """Return `saver`; raise `FewbitError` if it lacks `compress` or `observe`."""
     if isinstance(saver, type) or not callable(getattr(saver, "compress", None)) or not hasattr(saver, "observe"):
         raise FewbitError(
             f"saver has compress(x) and observe(gradient, rstd), as QuantizerSaver(PerGroup()); {shown(saver)}"
@@ -70,7 +70,7 @@ def check_saver(saver: Any) -> Saver:
 
 
 def compresses(x: object, *parameters: Tensor | None) -> bool:
-    """Tell whether a layer with these inputs records a gradient and saves floating-point numbers that fit a saver."""
+    """Return whether a layer with these inputs records a gradient and saves floating-point numbers that fit a saver."""
     if not torch.is_grad_enabled() or not isinstance(x, Tensor):
         return False
     if x.dtype not in DTYPES or x.layout != torch.strided or x.numel() == 0:
@@ -79,7 +79,7 @@ def compresses(x: object, *parameters: Tensor | None) -> bool:
 
 
 def batched(x: Tensor, dimensions: int) -> Tensor:
-    """Return `x`, or if it has fewer dimensions than `dimensions`, the same as the only sample of a batch."""
+    """Return `x`, with a batch dimension of 1 added if it has fewer than `dimensions` dimensions."""
     return x if x.dim() >= dimensions else x.unsqueeze(0)
 
 
@@ -87,7 +87,7 @@ def batched(x: Tensor, dimensions: int) -> Tensor:
 
 
 def _apply(function: type[Function], *arguments: Any) -> Any:
-    """Return ``function.apply(*arguments)``. A compiler ends its graph there, and traces nothing of what compresses."""
+    """Return ``function.apply(*arguments)``. The graph of a compiler breaks here: it does not trace compression."""
     return function.apply(*arguments)
 
 
@@ -95,7 +95,7 @@ apply: Any = disable(_apply)
 
 
 def keep(ctx: Any, compressed: Any, *others: Tensor | None) -> None:
-    """Let autograd hold the tensors of `compressed` (one `Compressed`, several in a tuple, or None) and `others`."""
+    """Save the tensors of `compressed` (one `Compressed`, several in a tuple, or None) and `others` for backward."""
     tensors: list[Tensor] = []
     ctx.skeleton = take_apart(compressed, tensors)
     ctx.save_for_backward(*others, *tensors)
@@ -103,21 +103,21 @@ def keep(ctx: Any, compressed: Any, *others: Tensor | None) -> None:
 
 
 def kept(ctx: Any) -> tuple[Any, ...]:
-    """Return what `keep` was given; to be called once in a backward pass, for checkpoints recompute it."""
+    """Return the arguments of `keep`; call it once in a backward pass, because checkpoints recompute them."""
     saved = ctx.saved_tensors
     return put_together(ctx.skeleton, saved[ctx.others :]), *saved[: ctx.others]
 
 
 def decompressed(compressed: Compressed | None, dtype: torch.dtype) -> Tensor | None:
-    """Return the tensor in the dtype in which the gradient is computed (autocast's), or None for None."""
+    """Return the tensor in `dtype`, in which the gradient is computed (autocast's); None for None."""
     return None if compressed is None else compressed.decompress().to(dtype)
 
 
 def check_first_derivative() -> None:
     """Raise RuntimeError in a backward pass with create_graph=True.
 
-    It would be wrong to wait until the result is differentiated: a result without a graph counts as a constant, and the
-    Hessian would come out as 0.
+    Raising only when the result is differentiated would be too late: a result without a graph counts as a constant, and
+    the Hessian would come out as 0.
     """
     if torch.is_grad_enabled():
         refuse()

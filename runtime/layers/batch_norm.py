@@ -1,13 +1,13 @@
-"""Batch normalisation, over processes too, and instance normalisation: the normalised input is saved in few bits.
+"""Batch normalisation, also over processes, and instance normalisation: the normalised input is saved in few bits.
 
-Mean and deviation of each channel are kept as torch keeps them, exactly. In training the gradient of the input is
-that of normalization.py, from one copy or two. With running statistics (evaluation) it does not depend on the input:
-then the input is saved for the gradient of the weight alone.
+Mean and deviation of each channel are saved exactly, as by torch. In training the gradient of the input is that of
+normalization.py, from one copy or two. With running statistics (evaluation) it does not depend on the input, which is
+then saved only for the gradient of the weight.
 
 Rounding x̄ changes the gradient of x by √(2 Var[x̄]/n) of its norm, n being the elements of a channel: by 3 % from 4 bits
-at n = 32, by 10 % at n = 4. Layers follow each other in depth and each adds its part, so small batches of small images
-drowned: at 2 bits and n of 4 to 16 the gradient of a MobileNetV2 was off by 700 times its norm. Below 32 elements the
-input is kept as it is; such layers are the smallest of a network.
+at n = 32, by 10 % at n = 4. The errors of successive layers add up, so small batches of small images failed: at 2 bits
+and n of 4 to 16 the gradient of a MobileNetV2 was off by 700 times its norm. Below 32 elements the input is saved as it
+is; such layers are the smallest of a network.
 """
 
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from .base import apply, check_first_derivative, compresses, keep, kept, refuse
 from .normalization import CompressedNorm, copies_of, input_gradient, restored, standardised
 from .saver import Saver, Whole, saves_whole
 
-FEWEST = 32  # elements of a channel that are compressed
+FEWEST = 32  # elements of a channel; with fewer the input is saved as it is
 
 __all__ = [
     "BatchNorm1d",
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class _BatchNorm(CompressedNorm, nn.modules.batchnorm._BatchNorm):
-    """What the batch normalisations share."""
+    """Base of the batch normalisations."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output, and update torch's statistics."""
@@ -50,7 +50,7 @@ class _BatchNorm(CompressedNorm, nn.modules.batchnorm._BatchNorm):
         )
 
     def _statistics(self) -> tuple[Tensor | None, Tensor | None, bool, float]:
-        """Return running mean and variance, whether to use those of the batch, and the part that it takes of them."""
+        """Return running mean and variance, whether to use the batch's statistics instead, and the momentum."""
         momentum = 0.0 if self.momentum is None else self.momentum
         if self.training and self.track_running_stats and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
@@ -63,15 +63,15 @@ class _BatchNorm(CompressedNorm, nn.modules.batchnorm._BatchNorm):
 
 
 class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
-    """`torch.nn.BatchNorm1d`, which keeps its normalised input in few bits."""
+    """`torch.nn.BatchNorm1d`, which saves its normalised input in few bits."""
 
 
 class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
-    """`torch.nn.BatchNorm2d`, which keeps its normalised input in few bits."""
+    """`torch.nn.BatchNorm2d`, which saves its normalised input in few bits."""
 
 
 class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
-    """`torch.nn.BatchNorm3d`, which keeps its normalised input in few bits."""
+    """`torch.nn.BatchNorm3d`, which saves its normalised input in few bits."""
 
 
 def batch_norm(
@@ -113,7 +113,7 @@ class CompressedBatchNorm(Function):
         copies: int,
         sampled: torch.Size,
     ) -> Tensor:
-        """Return torch's output; keep x̄, seen in the shape `sampled`, compressed, or x where it is in memory anyway."""
+        """Return torch's output; save x̄, viewed as `sampled`, compressed, or x itself if it is in memory anyway."""
         y, mean, rstd, reserve, implementation = torch.ops.aten._batch_norm_impl_index(
             *(x, weight, bias, running_mean, running_var, training, momentum, eps, torch.backends.cudnn.enabled)
         )
@@ -129,7 +129,7 @@ class CompressedBatchNorm(Function):
         elif weight_wanted or (x_wanted and training):
             normed = standardised(x, *_by_channel(x, mean, rstd))
             compressed = copies_of(normed.view(sampled), saver, copies if x_wanted and training else 1)
-        # With running statistics 1/deviation follows from them.
+        # 1/deviation is recomputed from running statistics.
         keep(ctx, compressed, weight, *running, mean, rstd if training else None, reserve)
         ctx.implementation, ctx.training, ctx.eps, ctx.saver = implementation, training, eps, saver
         ctx.shape, ctx.sampled, ctx.dtype = x.shape, sampled, x.dtype
@@ -145,7 +145,7 @@ class CompressedBatchNorm(Function):
             rstd = (running_var + ctx.eps).rsqrt()
         exact = compressed.decompress() if isinstance(compressed, Whole) else None
         normed = [c.decompress().view(ctx.shape) for c in compressed] if isinstance(compressed, tuple) else []
-        x = grad.new_empty(1, dtype=ctx.dtype).expand(ctx.shape)  # its shape alone is asked for where nothing was kept
+        x = grad.new_empty(1, dtype=ctx.dtype).expand(ctx.shape)  # only its shape is used if nothing was saved
         if exact is not None:
             x = exact
         elif normed:
@@ -169,7 +169,7 @@ class CompressedBatchNorm(Function):
 
 
 def _by_channel(x: Tensor, *statistics: Tensor) -> list[Tensor]:
-    """Return what there is one of for each channel so that it broadcasts against `x`."""
+    """Return per-channel statistics, viewed so that they broadcast against `x`."""
     return [t.view(1, -1, *(1 for _ in x.shape[2:])) for t in statistics]
 
 
@@ -183,10 +183,10 @@ def _from_two_copies(grad: Tensor, normed: list[Tensor], weight: Tensor | None, 
 
 
 class SyncBatchNorm(_BatchNorm, nn.SyncBatchNorm):
-    """`torch.nn.SyncBatchNorm`, which keeps its normalised input in few bits.
+    """`torch.nn.SyncBatchNorm`, which saves its normalised input in few bits.
 
-    As torch's, it takes CUDA tensors in a process group; elsewhere it is batch normalisation. `copies` counts there
-    alone: over processes there is one copy.
+    Like torch's, it takes CUDA tensors in a process group; elsewhere it is batch normalisation. `copies` applies only
+    there: over processes one copy is saved.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ class SyncBatchNorm(_BatchNorm, nn.SyncBatchNorm):
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         group = (self.process_group or torch.distributed.group.WORLD) if distributed else None
         world = torch.distributed.get_world_size(group) if distributed else 1
-        on_cpu = distributed and input.device.type == "cpu"  # torch refuses it in its words
+        on_cpu = distributed and input.device.type == "cpu"  # torch raises its own error
         if not compresses(input, self.weight, self.bias) or (self.training and on_cpu):
             return nn.SyncBatchNorm.forward(self, input)
         if not self.training or world == 1:
@@ -210,11 +210,11 @@ class SyncBatchNorm(_BatchNorm, nn.SyncBatchNorm):
 
 
 class CompressedSyncBatchNorm(Function):
-    """Torch's own function, in which x is replaced, between forward and backward, by x̄ in few bits."""
+    """Torch's own function, with x replaced between forward and backward by x̄ in few bits."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        """Return torch's output, keep x̄ compressed."""
+        """Return torch's output; save x̄ compressed."""
         *torchs, saver = arguments
         held = _Held(ctx.needs_input_grad)
         y = TorchSync.forward(held, *torchs)  # pyright: ignore[reportArgumentType]
@@ -236,7 +236,7 @@ class CompressedSyncBatchNorm(Function):
 
 
 class _Held(SimpleNamespace):
-    """What torch's function takes for its context."""
+    """A stand-in for the context of torch's function."""
 
     def __init__(self, needs_input_grad: tuple[bool, ...], saved: tuple = (), process_group: Any = None) -> None:
         super().__init__(needs_input_grad=needs_input_grad, saved_tensors=saved, process_group=process_group)
@@ -249,7 +249,7 @@ class _Held(SimpleNamespace):
 
 
 class _InstanceNorm(CompressedNorm, nn.modules.instancenorm._InstanceNorm):
-    """What the instance normalisations share; `_apply_instance_norm` is where torch's classes call the op."""
+    """Base of the instance normalisations; torch's classes call the op in `_apply_instance_norm`."""
 
     def _apply_instance_norm(self, input: Tensor) -> Tensor:
         if not compresses(input, self.weight, self.bias):
@@ -269,15 +269,15 @@ class _InstanceNorm(CompressedNorm, nn.modules.instancenorm._InstanceNorm):
 
 
 class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
-    """`torch.nn.InstanceNorm1d`, which keeps its normalised input in few bits."""
+    """`torch.nn.InstanceNorm1d`, which saves its normalised input in few bits."""
 
 
 class InstanceNorm2d(_InstanceNorm, nn.InstanceNorm2d):
-    """`torch.nn.InstanceNorm2d`, which keeps its normalised input in few bits."""
+    """`torch.nn.InstanceNorm2d`, which saves its normalised input in few bits."""
 
 
 class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
-    """`torch.nn.InstanceNorm3d`, which keeps its normalised input in few bits."""
+    """`torch.nn.InstanceNorm3d`, which saves its normalised input in few bits."""
 
 
 def instance_norm(
@@ -294,7 +294,7 @@ def instance_norm(
 ) -> Tensor:
     """`torch.nn.functional.instance_norm`, which saves its normalised input through `saver`.
 
-    As torch does it: the batch normalisation of one sample whose channels are those of all samples.
+    As in torch, it is the batch normalisation of one sample with the channels of all samples.
     """
     if use_input_stats:
         F._verify_spatial_size(x.size())  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,17 +1,17 @@
-"""What the caller of a model holds: a batch stays in memory until the backward pass, whatever the layers save of it.
+"""Records the tensors passed to a model: its caller holds the batch until the backward pass, whatever the layers save.
 
-    note_inputs(model)          from now on the tensors that `model` is called with are known
+    note_inputs(model)          starts to record the tensors that `model` is called with
     is_callers(x)               whether `x` is one of these, or a view of one
-    forget_inputs(model)        and no longer
+    forget_inputs(model)        stops recording
 
-V-Quant keeps the input of the network exactly for that reason; a compressed copy would only add to it. Known are the
-storages of tensors that no gradient function has made: batches, and leaves that ask for a gradient themselves. What a
-frozen layer computes inside the model is none of these, and is compressed. A storage is known as long as it lives, not
-only while the model runs, because a checkpoint runs parts of the model again in the backward pass and must save the
-same there. No memory is kept alive by that.
+V-Quant saves the input of the network exactly for that reason; a compressed copy would only add memory. The storages
+of tensors without a gradient function are recorded: batches, and leaves that require a gradient. Tensors that a frozen
+layer computes inside the model are not recorded, and are compressed. A record lasts as long as its storage, not only
+while the model runs, because a checkpoint runs parts of the model again in the backward pass and must save the same
+tensors there. Records keep no memory alive.
 
-A caller that drops its batch while the graph is alive loses: autograd then holds the batch alone, as it does in exact
-training. In a compiled model nothing is noted, and the input is compressed as everything else is.
+If the caller drops its batch while the graph is alive, memory is lost: autograd then holds the batch itself, as in
+exact training. In a compiled model nothing is recorded, and the input is compressed like any other tensor.
 """
 
 import threading
@@ -25,19 +25,19 @@ from torch.utils._pytree import tree_leaves
 
 __all__ = ["forget_inputs", "is_callers", "note_inputs"]
 
-_MOST_DEAD = 64  # entries of storages that are gone, at which they are cleared
+_MOST_DEAD = 64  # entries of freed storages at which they are cleared
 
 
 class _Storages:
-    """The storages that callers have passed, by identity, as long as they live."""
+    """The living storages that callers have passed, by identity."""
 
     def __init__(self) -> None:
-        self._known: dict[int, StorageWeakRef] = {}  # a weak reference keeps the identity from being used again
+        self._known: dict[int, StorageWeakRef] = {}  # a weak reference prevents reuse of the identity
         self._next = _MOST_DEAD
         self._lock = threading.Lock()
 
     def add(self, x: Tensor) -> None:
-        """Remember the storage of `x`."""
+        """Record the storage of `x`."""
         storage = x.untyped_storage()
         with self._lock:
             if storage._cdata not in self._known:
@@ -54,14 +54,14 @@ _callers = _Storages()
 
 
 def is_callers(x: Tensor) -> bool:
-    """Tell whether `x` is a tensor that a caller passed to a converted model, or a view of one."""
+    """Return whether `x` is a tensor that a caller passed to a converted model, or a view of one."""
     return _has_storage(x) and x in _callers
 
 
 def note_inputs(model: nn.Module) -> None:
-    """Note, from now on, the tensors that `model` is called with, at any depth of its arguments."""
+    """Start to record the tensors that `model` is called with, at any depth of its arguments."""
     if isinstance(model, nn.TransformerEncoderLayer):
-        return  # with a hook on it torch computes it another way in evaluation, with other bits
+        return  # a hook would make torch take another path in evaluation, with other bits
     if not _hooks_of(model):
         model.register_forward_pre_hook(_note, with_kwargs=True)
 
@@ -79,7 +79,7 @@ def _hooks_of(module: nn.Module) -> list[int]:
 
 
 def _note(module: nn.Module, args: Any, kwargs: Any) -> None:
-    """Remember the arguments of a forward pass that may save something."""
+    """Record the arguments of a forward pass that may save tensors."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return
     for x in tree_leaves((args, kwargs)):

@@ -1,9 +1,9 @@
-"""Convolutions of one to three dimensions, and transposed ones: the input is saved in few bits (ActNN, Appendix B.1).
+"""Convolutions and transposed convolutions of 1 to 3 dimensions: the input is saved in few bits (ActNN, Appendix B.1).
 
     ∇W_Δ = Σ_{n,i} ∇y_{n,i} x̂ᵀ_{n,si+dΔ}
 
-Linear in x̂, so unbiased. With a frozen weight nothing of the input is saved. Padding that is not by zeros is a
-linear map of its own before the convolution, for which nothing is saved; the convolution then keeps the padded input.
+It is linear in x̂, so unbiased. With a frozen weight nothing of the input is saved. Padding other than zeros is a
+separate linear map before the convolution, which saves nothing; the convolution then saves the padded input.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _CONVOLVE_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_
 
 @dataclass(frozen=True)
 class Arguments:
-    """Of a convolution of `dimensions` dimensions; the padding may be "same" or "valid"."""
+    """The arguments of a convolution of `dimensions` dimensions; the padding may be "same" or "valid"."""
 
     dimensions: int
     stride: Sequence[int]
@@ -51,10 +51,10 @@ class Arguments:
     def backward(
         self, grad: Tensor, x: Tensor, weight: Tensor, bias_size: int, wanted: Sequence[bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return torch's gradients of x, weight and bias, those that are wanted."""
+        """Return torch's gradients of x, weight and bias; None for those not wanted."""
         before, after = self._padding(weight)
         uneven = any(a != b for a, b in zip(before, after, strict=True))
-        # "same" with an even kernel pads one side more: torch then pads the input itself, and so is it done here.
+        # "same" with an even kernel pads one side more: torch then pads the input itself, as is done here.
         more = [max(0, b - a) for a, b in zip(before, after, strict=True)]
         if uneven:
             x = F.pad(x, [pad for one in reversed(more) for pad in (0, one)])
@@ -77,7 +77,7 @@ class Arguments:
 
 
 class _Convolution(CompressedLayer, nn.modules.conv._ConvNd):
-    """What the convolutions share; `_conv_forward` is where torch's classes leave the choice of the op."""
+    """Base of the convolutions; torch's classes call the op in `_conv_forward`."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding: Sequence[int] | str = self.padding
@@ -91,19 +91,19 @@ class _Convolution(CompressedLayer, nn.modules.conv._ConvNd):
 
 
 class Conv1d(_Convolution, nn.Conv1d):
-    """`torch.nn.Conv1d`, which keeps its input in few bits."""
+    """`torch.nn.Conv1d`, which saves its input in few bits."""
 
 
 class Conv2d(_Convolution, nn.Conv2d):
-    """`torch.nn.Conv2d`, which keeps its input in few bits."""
+    """`torch.nn.Conv2d`, which saves its input in few bits."""
 
 
 class Conv3d(_Convolution, nn.Conv3d):
-    """`torch.nn.Conv3d`, which keeps its input in few bits."""
+    """`torch.nn.Conv3d`, which saves its input in few bits."""
 
 
 class _TransposedConvolution(CompressedLayer, nn.modules.conv._ConvTransposeNd):
-    """What the transposed convolutions share."""
+    """Base of the transposed convolutions."""
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         """Return torch's output."""
@@ -122,15 +122,15 @@ class _TransposedConvolution(CompressedLayer, nn.modules.conv._ConvTransposeNd):
 
 
 class ConvTranspose1d(_TransposedConvolution, nn.ConvTranspose1d):
-    """`torch.nn.ConvTranspose1d`, which keeps its input in few bits."""
+    """`torch.nn.ConvTranspose1d`, which saves its input in few bits."""
 
 
 class ConvTranspose2d(_TransposedConvolution, nn.ConvTranspose2d):
-    """`torch.nn.ConvTranspose2d`, which keeps its input in few bits."""
+    """`torch.nn.ConvTranspose2d`, which saves its input in few bits."""
 
 
 class ConvTranspose3d(_TransposedConvolution, nn.ConvTranspose3d):
-    """`torch.nn.ConvTranspose3d`, which keeps its input in few bits."""
+    """`torch.nn.ConvTranspose3d`, which saves its input in few bits."""
 
 
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, arguments: Arguments, saver: Saver) -> Tensor:
@@ -144,10 +144,10 @@ class CompressedConvolution(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, arguments: Arguments, saver: Saver) -> Tensor:
-        """Return torch's output, keep x compressed."""
+        """Return torch's output; save x compressed."""
         _, weight_wanted = ctx.needs_input_grad[:2]
         sample = batched(x, arguments.dimensions + 2)
-        # The weight stays in memory anyway; torch's op wants its shape even for the gradient of the bias.
+        # The weight is in memory anyway; torch's op needs its shape even for the gradient of the bias.
         keep(ctx, compress_input(saver, sample) if weight_wanted else None, weight)
         ctx.arguments, ctx.saver, ctx.shape, ctx.single = arguments, saver, sample.shape, x.dim() < sample.dim()
         ctx.dtypes = [t if t is None else t.dtype for t in (x, weight, bias)]
@@ -161,7 +161,7 @@ class CompressedConvolution(Function):
         grad = grads[0].unsqueeze(0) if ctx.single else grads[0]
         x = decompressed(compressed, grad.dtype)
         if x is None:
-            x = grad.new_empty(1).expand(ctx.shape)  # its shape alone is asked for
+            x = grad.new_empty(1).expand(ctx.shape)  # only its shape is used
         else:
             ctx.saver.observe(grad)
         wanted = list(ctx.needs_input_grad[:3])

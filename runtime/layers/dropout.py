@@ -2,8 +2,8 @@
 
     y = x · noise,   noise = 0 with probability p, else 1/(1 − p),      ∇x = ∇y · noise
 
-Torch keeps the noise in the dtype of x (on a GPU as a byte). A code of one bit holds it: what `fewbit.ReLU` does with
-the step of its derivative, with a table whose levels are 0 and 1/(1 − p).
+Torch saves the noise in the dtype of x (on a GPU as a byte). Here one bit encodes it, as `fewbit.ReLU` encodes the step
+of its derivative, with a table whose levels are 0 and 1/(1 − p).
 """
 
 from functools import cache
@@ -24,7 +24,7 @@ __all__ = ["Dropout", "dropout"]
 
 
 class Dropout(nn.Dropout):
-    """`torch.nn.Dropout`, which keeps one bit for each element; the same elements are dropped as by torch."""
+    """`torch.nn.Dropout`, which saves one bit for each element; it drops the same elements as torch."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
@@ -32,7 +32,7 @@ class Dropout(nn.Dropout):
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """`torch.nn.functional.dropout`, which keeps one bit for each element."""
+    """`torch.nn.functional.dropout`, which saves one bit for each element."""
     if not training or not 0 < p < 1 or not compresses(input):
         return F.dropout(input, p, training, inplace)
     return apply(PackedDropout, input, p, inplace)
@@ -49,9 +49,9 @@ class PackedDropout(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float, inplace: bool) -> Tensor:
-        """Return torch's output, keep a bit for each element."""
+        """Return torch's output; save a bit for each element."""
         if x.device.type == "cpu":
-            noise = F.dropout(torch.ones_like(x), p)  # torch's own: it multiplies by this, of the same draws
+            noise = F.dropout(torch.ones_like(x), p)  # the noise that torch multiplies by, from the same draws
             y = x.mul_(noise) if inplace else x * noise
         else:
             y, mask = torch.native_dropout(x, p, True)

@@ -1,15 +1,15 @@
-"""The gated MLP of Llama and its kind, down(act(gate(x)) · up(x)), of which each tensor is kept once and in few bits.
+"""The gated MLP of Llama and similar models, down(act(gate(x)) · up(x)), with each saved tensor kept once in few bits.
 
-Eager PyTorch keeps x once, four tensors of tokens × intermediate, and nothing else that grows with the tokens. Here the
-parts of glu_parts.py stand for those four: h, the input of the down projection, is rebuilt from them in the backward
-pass. x is kept as it is, or in `input_bits` bits as one more per-group copy.
+Eager PyTorch saves x once, four tensors of tokens × intermediate, and nothing else that grows with the tokens. Here the
+parts of tensors/glu_parts.py replace those four: h, the input of the down projection, is rebuilt from them in the
+backward pass. x is saved as it is, or in `input_bits` bits as one more per-group copy.
 
     plain projections    torch.nn.Linear without hooks: the block is one node of the graph, `fewbit_gated_mlp`
-    other projections    LoRA, quantised or sharded layers, layers with hooks: each is called as a module, and what it
-                         saves of x or h is replaced by what makes it again (`_replacing`)
+    other projections    LoRA, quantized or sharded layers, layers with hooks: each is called as a module, and the x or
+                         h that it saves is replaced by the tensors that rebuild it (`_replacing`)
 
-Kept is what a gradient needs and no more: with frozen projections nothing of x, with a frozen down projection nothing
-for h alone.
+Only the tensors that a gradient needs are saved: with frozen gate and up projections nothing of x, with a frozen down
+projection nothing that only h needs.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +40,7 @@ from ..tensors.table_registry import register_unpickled, table_of
 
 __all__ = ["ACTIVATIONS", "GatedMLP"]
 
-# What `activation` may be: a name, and that of the function in `FORWARDS`.
+# Accepted values of `activation`, and their names in `FORWARDS`.
 ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -56,29 +56,30 @@ ACTIVATIONS = {
 
 
 class GatedMLP(nn.Module):
-    """down_proj(act(gate_proj(x)) · up_proj(x)) with the bits of `functional.swiglu` kept.
+    """down_proj(act(gate_proj(x)) · up_proj(x)), which saves what `functional.swiglu` saves.
 
-    The projections are modules and may be replaced, by LoRA layers for one. Forward the block gives the bits that the
-    same modules give in eager torch. Second derivatives and forward mode are refused; under torch.func the block is
-    torch's own, and keeps what that keeps.
+    The projections are modules and may be replaced, for example by LoRA layers. The forward pass is bit for bit that of
+    the same modules in eager torch. Second derivatives and forward mode raise; under torch.func the block runs torch's
+    own ops, and saves what they save.
 
     Attributes:
         gate_proj, up_proj: (…, hidden) → (…, intermediate); or, if `fused`, gate_up_proj: both in one, gate first.
         down_proj: (…, intermediate) → (…, hidden).
-        plan: what is kept of each element of (…, intermediate).
-        input_bits: of the copy of x; None keeps x itself.
+        plan: the data saved for each element of (…, intermediate).
+        input_bits: of the saved copy of x; None saves x itself.
 
     Args:
         hidden_size, intermediate_size: features of x, and of gate and up.
         activation: one of `ACTIVATIONS`.
         bias: whether the projections have one.
-        fused: whether one projection makes gate and up.
-        bits, copy_bits, keep, table: as of `functional.swiglu`.
+        fused: whether one projection computes gate and up.
+        bits, copy_bits, keep, table: as for `functional.swiglu`.
         input_bits: 1 to 8, or None.
         device, dtype: of the projections.
 
     Raises:
-        FewbitError: an argument is none of these.
+        FewbitError: a size is not a positive integer, `activation` is not in `ACTIVATIONS`, or an argument is refused
+            by `functional.swiglu`.
     """
 
     plan: GLUPlan
@@ -115,7 +116,7 @@ class GatedMLP(nn.Module):
         self.set_plan(plan_of(ACTIVATIONS[activation], (), bits, copy_bits, keep, table), input_bits)
 
     def set_plan(self, plan: GLUPlan, input_bits: int | None = None) -> None:
-        """Choose anew what is kept; the projections stay."""
+        """Set the plan and `input_bits`; the projections do not change."""
         if input_bits is not None:
             check_integer("input_bits", input_bits, 1, 8)
         self.plan, self.input_bits = plan, input_bits
@@ -128,7 +129,7 @@ class GatedMLP(nn.Module):
 
     @property
     def fused(self) -> bool:
-        """Whether one projection makes gate and up."""
+        """Whether one projection computes gate and up."""
         return "gate_up_proj" in self._modules
 
     def forward(self, x: Tensor) -> Tensor:
@@ -138,7 +139,7 @@ class GatedMLP(nn.Module):
             x: (…, hidden), of a dtype that the projections take.
 
         Raises:
-            FewbitError: `input_bits` is asked for of other projections than plain ones, in torch.compile.
+            FewbitError: `input_bits` is set, in torch.compile, and a projection is not a plain nn.Linear.
         """
         projections = self._projections()
         if transforms.are_active() or not torch.is_grad_enabled():
@@ -198,13 +199,13 @@ class GatedMLP(nn.Module):
             check_integer("input_bits", self.input_bits, 1, 8)
 
     def extra_repr(self) -> str:
-        """Return the function and what is kept."""
+        """Return the activation and the plan."""
         more = "" if self.input_bits is None else f", input_bits={self.input_bits}"
         return f"{self.table.activation}, {plan_text(self.plan)}{more}"
 
 
 def _is_plain(projection: nn.Module) -> bool:
-    """Tell whether calling `projection` is F.linear and nothing else."""
+    """Return whether calling `projection` is F.linear and nothing else."""
     return (
         type(projection) is nn.Linear
         and type(projection.weight) in (nn.Parameter, Tensor)
@@ -217,7 +218,7 @@ def _is_plain(projection: nn.Module) -> bool:
 
 
 class fewbit_gated_mlp(torch.autograd.Function):
-    """x, weights -> y; a graph shows the name. Without `up_weight` the gate's holds both, gate first."""
+    """x, weights -> y; graphs show this name. If `up_weight` is None, `gate_weight` holds both, gate first."""
 
     @staticmethod
     def forward(
@@ -232,7 +233,7 @@ class fewbit_gated_mlp(torch.autograd.Function):
         plan: GLUPlan,
         input_bits: int | None,
     ) -> Tensor:
-        """Return y, and keep what the gradients that are asked for need."""
+        """Return y; save the tensors that the required gradients need."""
         need_x, need_gate, need_gate_bias, need_up, need_up_bias, need_down = ctx.needs_input_grad[:6]
         if up_weight is None:
             need_up, need_up_bias = need_gate, need_gate_bias
@@ -258,8 +259,8 @@ class fewbit_gated_mlp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients that are needed."""
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # there the compiler refuses
+        """Return the required gradients."""
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # in compiled code the compiler refuses
             refuse()
         gate_weight, up_weight, down_weight, *saved = ctx.saved_tensors
         kept_x, parts = saved[: ctx.count_of_x], tuple(saved[ctx.count_of_x :])
@@ -267,7 +268,7 @@ class fewbit_gated_mlp(torch.autograd.Function):
         dy = grads[0].reshape(-1, grads[0].shape[-1])
         wanted: Wanted = ctx.wanted
         tall = (-1, ctx.h_shape[-1])
-        # Where h alone is rebuilt, the shape of its gradient is all that is read.
+        # If only h is rebuilt, nothing but the shape of its gradient is read.
         d_h = (dy @ down_weight).view(ctx.h_shape) if down_weight is not None else dy.new_empty(ctx.h_shape)
         d_gate, d_up, h = gradients(d_h, parts, ctx.plan, wanted, wanted)
         d_down = dy.t() @ h.view(tall) if need_down else None
@@ -297,19 +298,19 @@ def _of_projection(grad: Tensor, x: Tensor, weight: bool, bias: bool) -> tuple[T
     return grad.t() @ x if weight else None, grad.sum(0) if bias else None
 
 
-# ---- other projections: what they save is replaced -------------------------------------------------------------------
+# ---- other projections: replacing their saved tensors ----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Hooks:
-    """The saved-tensor hooks that held before ours: of a checkpoint, of a profile. What we keep goes through them."""
+    """The saved-tensor hooks set outside ours, by a checkpoint or a profile; our saved tensors pass through them."""
 
     pack: Callable[[Tensor], Any]
     unpack: Callable[[Any], Tensor]
 
     @classmethod
     def outer(cls) -> "_Hooks":
-        """Return those that hold here; torch itself calls the innermost alone. (Before torch 2.7 it does not tell.)"""
+        """Return the hooks in force; torch itself calls only the innermost. (Not exposed before torch 2.7.)"""
         top = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
         hooks = top(False) if top else None
         return cls(_same, _same) if hooks is None else cls(*hooks)
@@ -317,12 +318,12 @@ class _Hooks:
 
 @dataclass(frozen=True, eq=False)
 class _Replaced:
-    """What autograd holds in place of a tensor.
+    """The object that autograd holds in place of a saved tensor.
 
     Attributes:
-        make: from the tensors that are kept to a dense tensor of the same memory.
-        kept: as the outer hooks have packed them.
-        view: shape, strides and offset in that memory.
+        make: rebuilds a dense tensor of the same memory from the tensors kept.
+        kept: those tensors, packed by the outer hooks.
+        view: shape, strides and offset of the saved tensor in that memory.
     """
 
     make: Callable[..., Tensor]
@@ -337,11 +338,11 @@ class _Replaced:
 
 @contextmanager
 def _replacing(x: Tensor, make: Callable[..., Tensor], keep: Callable[[], Sequence[Tensor]]) -> Iterator[None]:
-    """Within this block, what is saved of the memory of `x` is replaced by `keep()`, of which `make` makes it again."""
+    """Within this block, save `keep()` instead of any tensor in the memory of `x`; `make` rebuilds it from those."""
     memory = x.untyped_storage()._cdata
     whole = x.is_contiguous() and x.storage_offset() == 0 and x.untyped_storage().nbytes() == x.nbytes
     outer = _Hooks.outer()
-    kept: list[Sequence[Tensor]] = []  # one for all
+    kept: list[Sequence[Tensor]] = []  # made once, shared by all
 
     def pack(t: Tensor) -> Any:
         if not whole or t.untyped_storage()._cdata != memory or t.dtype != x.dtype:
@@ -363,18 +364,18 @@ def _same(x: Any) -> Any:
 
 
 def _rebuilding(h: Tensor, parts: tuple[Tensor, ...], plan: GLUPlan, wanted: Wanted) -> AbstractContextManager[None]:
-    """Return a block in which the parts are saved instead of h."""
+    """Return a context in which the parts are saved instead of h."""
     shape, dtype, device = h.shape, h.dtype, h.device
 
     def make(*kept: Tensor) -> Tensor:
-        like = torch.empty(shape, dtype=dtype, device=device)  # of which the shape alone is read
+        like = torch.empty(shape, dtype=dtype, device=device)  # only its shape is read
         return gradients(like, kept, plan, wanted, Wanted(False, False, True))[2]
 
     return _replacing(h, make, lambda: parts)
 
 
 def _copying(x: Tensor, bits: int) -> AbstractContextManager[None]:
-    """Return a block in which one copy in few bits is saved instead of x."""
+    """Return a context in which one copy in few bits is saved instead of x."""
     shape, dtype = x.shape, x.dtype
 
     def make(packed: Tensor, groups: Tensor) -> Tensor:
@@ -384,12 +385,12 @@ def _copying(x: Tensor, bits: int) -> AbstractContextManager[None]:
 
 
 def _copy_of(x: Tensor, bits: int) -> tuple[Tensor, ...]:
-    """Return a copy of the block's input in few bits, no group of which reaches over its features."""
+    """Return a copy of the block's input in few bits; no group spans two rows of features."""
     return ops.copy_in_groups(x, ops.draw_seeds(x, 1), bits, _group_size(x.shape[-1]))
 
 
 def _read(packed: Tensor, groups: Tensor, bits: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return the values of a copy that `_copy_of` made."""
+    """Return the values of a copy made by `_copy_of`."""
     return ops.read_copy(packed, groups, bits, shape, dtype, _group_size(shape[-1]))
 
 

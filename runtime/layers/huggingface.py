@@ -1,10 +1,10 @@
-"""Layers that `transformers` defines for itself: GPT-2's Conv1D, which is a linear layer, and RMS normalisations.
+"""Layers that `transformers` defines itself: GPT-2's Conv1D, which is a linear layer, and RMS normalisations.
 
     Conv1D                                          torch.addmm(bias, x, weight): the weight is a Linear's transposed
     LlamaRMSNorm, T5LayerNorm, Gemma2RMSNorm, …     x / √(mean x² + ε) · w, or · (1 + w): 175 classes, written five ways
 
-The package is not imported: a class is known by what its methods say (written.py), so it may be of any package. Its
-compressed form is a subclass of it, made when it is first asked for, so that `isinstance` stays what it was.
+The package is not imported: a class is recognized by the source of its methods (source_match.py), so it may be of any
+package. Its compressed form is a subclass of it, made on first use, so that `isinstance` still holds.
 """
 
 from collections.abc import Callable
@@ -24,23 +24,23 @@ __all__ = ["Conv1D", "RMSNorm", "form_of_class", "like"]
 
 
 class _Form(CompressedLayer):
-    """What the forms share.
+    """Base of the compressed forms.
 
     Attributes:
-        former: the class that this is the form of, which comes after `_Form` in the order of methods.
-        way: how it is written.
+        former: the original class, which follows `_Form` in the method resolution order.
+        way: the source that it matches.
     """
 
     former: ClassVar[type[nn.Module]]
     way: ClassVar["_Way"]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles name the former class, for this one has no place from which it could be imported."""
+        """Refer to the former class in copies and pickles, because this class cannot be imported by name."""
         return _empty, (self.former,), vars(self)
 
 
 class Conv1D(_Form):
-    """`Conv1D` of transformers, which keeps its input in few bits."""
+    """`Conv1D` of transformers, which saves its input in few bits."""
 
     nf: int
     nx: int
@@ -48,7 +48,7 @@ class Conv1D(_Form):
     bias: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return its output: torch's `linear` is the same `addmm`."""
+        """Return the layer's output: torch's `linear` is the same `addmm`."""
         return linear(x, self.weight.t(), self.bias, self.saver)
 
     def __repr__(self) -> str:
@@ -56,17 +56,17 @@ class Conv1D(_Form):
 
 
 class RMSNorm(_Form, CompressedNorm):
-    """An RMS normalisation of transformers, which keeps its normalised input in few bits."""
+    """An RMS normalisation of transformers, which saves its normalised input in few bits."""
 
     weight: Tensor
 
     @property
     def epsilon(self) -> float:
-        """What is added to the mean square."""
+        """ε, which is added to the mean square."""
         return getattr(self, self.way.epsilon)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return its output."""
+        """Return the layer's output."""
         if not compresses(x, self.weight):
             return super().forward(x)
         norm = _AsWritten(tuple(self.weight.shape), self.epsilon, super().forward, self.way.offset)
@@ -75,11 +75,11 @@ class RMSNorm(_Form, CompressedNorm):
 
 @dataclass(frozen=True)
 class _AsWritten(RootMeanSquare):
-    """The output by the module's own forward, the gradient by our formula.
+    """RMS normalisation with the module's own forward and our gradient.
 
     Attributes:
         original: the module's own forward.
-        offset: what is added to the weight.
+        offset: added to the weight.
     """
 
     original: Callable[[Tensor], Tensor]
@@ -104,13 +104,13 @@ class _AsWritten(RootMeanSquare):
 
 @dataclass(frozen=True)
 class _Way:
-    """How a class is written.
+    """The source of a supported class.
 
     Attributes:
-        like: the class of torch.nn that saves what it saves.
+        like: the class of torch.nn that saves the same tensors.
         source: its methods.
-        epsilon: where a normalisation holds ε.
-        offset: what it adds to its weight.
+        epsilon: the attribute of a normalisation that holds ε.
+        offset: added to its weight.
     """
 
     like: type[nn.Module]
@@ -175,7 +175,7 @@ _FORMS: dict[type[nn.Module], type[_Form]] = {nn.Linear: Conv1D, nn.RMSNorm: RMS
 
 
 def like(cls: type[nn.Module]) -> type[nn.Module] | None:
-    """Return the class of torch.nn that saves what `cls` saves for its backward pass; None if it is none of these."""
+    """Return the class of torch.nn that saves the same tensors as `cls`; None if `cls` matches no supported source."""
     way = _way(cls)
     return way and way.like
 

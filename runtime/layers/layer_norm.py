@@ -1,7 +1,7 @@
 """Layer, group and RMS normalisation: the normalised input is saved in few bits (ActNN, Appendix B.2).
 
-Mean and 1/deviation of each group of elements are kept exactly, as torch keeps them. The gradient of the input is that
-of normalization.py, from one copy or two.
+Mean and 1/deviation of each group of elements are saved exactly, as by torch. The gradient of the input is that of
+normalization.py, from one copy or two.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 class LayerNorm(CompressedNorm, nn.LayerNorm):
-    """`torch.nn.LayerNorm`, which keeps its normalised input in few bits; samples are dimension 0."""
+    """`torch.nn.LayerNorm`, which saves its normalised input in few bits; samples are dimension 0."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
@@ -35,7 +35,7 @@ class LayerNorm(CompressedNorm, nn.LayerNorm):
 
 
 class GroupNorm(CompressedNorm, nn.GroupNorm):
-    """`torch.nn.GroupNorm`, which keeps its normalised input in few bits."""
+    """`torch.nn.GroupNorm`, which saves its normalised input in few bits."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
@@ -49,7 +49,7 @@ class GroupNorm(CompressedNorm, nn.GroupNorm):
 
 
 class RMSNorm(CompressedNorm, nn.RMSNorm):
-    """`torch.nn.RMSNorm`, which keeps its normalised input in few bits; samples are dimension 0."""
+    """`torch.nn.RMSNorm`, which saves its normalised input in few bits; samples are dimension 0."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return torch's output."""
@@ -60,10 +60,10 @@ class RMSNorm(CompressedNorm, nn.RMSNorm):
 
 
 class Normalisation(Protocol):
-    """What sets the three apart.
+    """The part in which the three normalisations differ.
 
     Attributes:
-        by_rows: whether the last dimension is that of features.
+        by_rows: whether the last dimension holds features.
     """
 
     by_rows: ClassVar[bool]
@@ -73,7 +73,7 @@ class Normalisation(Protocol):
         ...
 
     def grouped(self, x: Tensor) -> Tensor:
-        """Return `x` so that m and r broadcast against it."""
+        """Return a view of `x` to which m and r broadcast."""
         ...
 
     def backward(
@@ -86,7 +86,7 @@ class Normalisation(Protocol):
         bias: Tensor | None,
         wanted: list[bool],
     ) -> Gradients:
-        """Return the gradients that are wanted, of x, weight and bias, from one copy of x̄ or two."""
+        """Return the wanted gradients of x, weight and bias, from one copy of x̄ or two."""
         ...
 
 
@@ -182,13 +182,13 @@ class RootMeanSquare:
         return F.rms_norm(x, self.shape, weight, self.eps), None, self.rstd(x)
 
     def rstd(self, x: Tensor) -> Tensor:
-        """Return r, with 1 for each of the last dimensions."""
+        """Return r, of size 1 in each of the last dimensions."""
         eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
         single = x.to(arithmetic_dtype(x.dtype))
         return (single.square().mean(_last(len(self.shape)), keepdim=True) + eps).rsqrt()
 
     def grouped(self, x: Tensor) -> Tensor:
-        """Return `x`, against which r broadcasts."""
+        """Return `x`, to which r broadcasts."""
         return x
 
     def backward(
@@ -201,7 +201,7 @@ class RootMeanSquare:
         bias: Tensor | None,
         wanted: list[bool],
     ) -> Gradients:
-        """Return the gradients that are wanted."""
+        """Return the wanted gradients."""
         grad, dims = grad.to(rstd.dtype), _last(len(self.shape))
         grad_x = grad_weight = None
         if wanted[0]:
@@ -218,7 +218,7 @@ def _last(count: int) -> list[int]:
 
 
 def _regular(x: Tensor) -> Tensor:
-    """Return `x` as torch's group normalisation takes it."""
+    """Return `x` in a memory format that torch's group normalisation accepts."""
     return x if _is_channels_last(x) and x.device.type == "cpu" else x.contiguous()
 
 
@@ -239,7 +239,7 @@ class CompressedNormalisation(Function):
         saver: Saver,
         copies: int,
     ) -> Tensor:
-        """Return torch's output, keep x̄ compressed, or x as it is where it is in memory anyway."""
+        """Return torch's output; save x̄ compressed, or x itself if it is in memory anyway."""
         y, mean, rstd = norm.forward(x, weight, bias)
         x_wanted, weight_wanted = ctx.needs_input_grad[:2]
         compressed = None
@@ -249,7 +249,7 @@ class CompressedNormalisation(Function):
         elif x_wanted or weight_wanted:
             normed = standardised(norm.grouped(x), mean, rstd).reshape(x.shape)
             compressed = copies_of(batched(normed, 2), saver, copies if x_wanted else 1, rows=norm.by_rows)
-        # Of x itself 1/deviation can be computed again; the mean and it are what torch keeps, too.
+        # From x itself 1/deviation can be recomputed; torch saves it, and the mean, too.
         keep(ctx, compressed, weight, bias, mean, None if ctx.exact and mean is None else rstd)
         ctx.norm, ctx.saver, ctx.shape = norm, saver, x.shape
         ctx.dtypes = [t if t is None else t.dtype for t in (x, weight, bias)]

@@ -1,8 +1,8 @@
-"""Linear: the input is saved in few bits, where the weight wants a gradient (ActNN, Equations 3 and 9).
+"""Linear: the input is saved in few bits, if the weight requires a gradient (ActNN, Equations 3 and 9).
 
     ∇W = ∇Yᵀ X̂,   ∇X = ∇Y W,   ∇b = Σ ∇Y
 
-Linear in X̂, so unbiased. With a frozen weight nothing of the input is saved.
+∇W is linear in X̂, so unbiased. With a frozen weight nothing of the input is saved.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ __all__ = ["Linear", "linear"]
 
 
 class Linear(CompressedLayer, nn.Linear):
-    """`torch.nn.Linear`, which keeps its input in few bits; samples are dimension 0."""
+    """`torch.nn.Linear`, which saves its input in few bits; samples are dimension 0."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
@@ -37,7 +37,7 @@ class CompressedLinear(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, saver: Saver, sample_dim: int) -> Tensor:
-        """Return torch's output, keep x compressed."""
+        """Return torch's output; save x compressed."""
         x_wanted, weight_wanted = ctx.needs_input_grad[:2]
         samples = batched(x, 2).transpose(0, sample_dim)
         keep(ctx, compress_input(saver, samples, rows=True) if weight_wanted else None, weight if x_wanted else None)

@@ -1,18 +1,18 @@
-"""What the normalisations share (ActNN, Appendix B.2): the gradient through x̄ = (x − m)·r from one copy of x̄ or two.
+"""The gradient of normalisations (ActNN, Appendix B.2), through x̄ = (x − m)·r, from one copy of x̄ or two.
 
     h = ∇y·w,      ∇x = r (h − mean(h) − x̄ · mean(x̄ h))
 
-Compressed is x̄, not x as in the paper; m and r are kept exactly, so either gives the other. A group of 256 elements
-may reach over channels, or short rows, of very different deviations, and is rounded by steps of its whole range: in x,
-those of small deviation are lost, and their r is large. In x̄ all deviations are 1. At 2 bits the gradient of a vision
-transformer from its initial weights, whose class token is small, was off by 170 times its norm with x, and by half of
-it with x̄.
+x̄ is compressed, not x as in the paper; m and r are saved exactly, so either gives the other. A group of 256 elements
+may span channels, or short rows, of very different deviations, and is rounded by steps of its whole range: in x, those
+of small deviation are lost, and their r is large. In x̄ all deviations are 1. At 2 bits the gradient of a vision
+transformer with initial weights, whose class token is small, was off by 170 times its norm with x, and by half of its
+norm with x̄.
 
-x̄ stands there twice. From one compressed copy the product of the two is biased by Var[x̄] h/n: little where n, over
-how many elements the mean goes, is large, and what ActNN does in practice. Two copies, compressed independently, make
-the gradient of x unbiased at twice the memory. Measured (`experiments/bias.py`), the bias from one copy at 2 bits is
+x̄ occurs twice in ∇x. From one compressed copy the product is biased by Var[x̄] h/n, which is small if n, the number of
+elements in the mean, is large; this is what ActNN does in practice. Two copies, compressed independently, make the
+gradient of x unbiased at twice the memory. Measured (`plots/studies/bias.py`), the bias from one copy at 2 bits is
 0.8 % of the gradient's norm over 64 features, 0.3 % over 256 and 0.1 % for 8 channels of 16 images of 8×8, the last not
-told from none; at 4 bits at most 0.04 %. ∇w = Σ x̄ ∇y and ∇b = Σ ∇y are unbiased with either.
+distinguishable from 0; at 4 bits at most 0.04 %. ∇w = Σ x̄ ∇y and ∇b = Σ ∇y are unbiased with either.
 """
 
 from typing import Any
@@ -31,11 +31,11 @@ class CompressedNorm(CompressedLayer):
 
     Args:
         args, kwargs: torch's own.
-        bits, saver: as of every compressed layer.
+        bits, saver: as for every compressed layer.
         copies: 1, or 2 for an unbiased gradient of the input, at twice the memory.
 
     Raises:
-        FewbitError: `bits`, `saver` or `copies` is none.
+        FewbitError: `bits` or `saver` is refused by `CompressedLayer`, or `copies` is not 1 or 2.
     """
 
     copies: int = 1
@@ -47,19 +47,19 @@ class CompressedNorm(CompressedLayer):
         self.copies = check_copies(copies)
 
     def extra_repr(self) -> str:
-        """Return torch's own arguments, what compresses, and the copies if there are two."""
+        """Return torch's own arguments, the saver, and the copies if there are two."""
         return super().extra_repr() + (", copies=2" if self.copies == 2 else "")
 
 
 def check_copies(copies: object) -> int:
-    """Return `copies`; raises `FewbitError` unless it is 1 or 2."""
+    """Return `copies`; raise `FewbitError` unless it is 1 or 2."""
     if isinstance(copies, bool) or copies not in (1, 2):
         raise FewbitError(f"copies is 1 or 2, not {shown(copies)}")
     return copies
 
 
 def copies_of(x: Tensor, saver: Saver, copies: int, *, rows: bool = False) -> tuple[Compressed, ...]:
-    """Return independent compressed copies of `x`, with `rows` each row of its last dimension by itself."""
+    """Return independent compressed copies of `x`; with `rows`, each row of its last dimension by itself."""
     return tuple(compress_rows(saver, x) if rows else saver.compress(x) for _ in range(copies))
 
 
@@ -69,7 +69,7 @@ def standardised(x: Tensor, mean: Tensor | None, rstd: Tensor) -> Tensor:
 
 
 def restored(x̄: Tensor, mean: Tensor | None, rstd: Tensor) -> Tensor:
-    """Return x of x̄, in the dtype of `x̄`."""
+    """Return x from x̄, in the dtype of `x̄`."""
     return (x̄ / rstd if mean is None else (x̄ / rstd).add_(mean)).to(x̄.dtype)
 
 
@@ -78,10 +78,10 @@ def input_gradient(h: Tensor, normed: list[Tensor], rstd: Tensor, dims: list[int
 
     Args:
         h: ∇y·w, float32 or float64.
-        normed: the copies of x̄, shaped as `h`.
-        rstd: r, which `h` can be multiplied by.
-        dims: over which the means go.
-        centred: whether m was subtracted; else its term falls away (RMSNorm).
+        normed: the copies of x̄, of the shape of `h`.
+        rstd: r, broadcastable to `h`.
+        dims: dimensions of the means.
+        centred: whether m was subtracted; else its term is absent (RMSNorm).
     """
     first, *second = (n.to(h.dtype) for n in normed)
     inner = h - first * ((second[0] if second else first) * h).mean(dims, keepdim=True)

@@ -1,15 +1,15 @@
-"""Swapping (ActNN, Section 5.2, L4): what a layer has compressed waits in host memory for its backward pass.
+"""Swapping (ActNN, Section 5.2, L4): compressed tensors are stored in host memory until the backward pass.
 
-    forward     each tensor is copied to pinned host memory on a stream of its own, while the next layers compute
-    backward    before a layer asks, the ones before it in the forward pass, needed next, are on their way back
+    forward     each tensor is copied to pinned host memory on a separate stream, while the next layers compute
+    backward    the tensors of the layers needed next are prefetched
 
-A `Swapper` is shared by the layers of a model. Copies never block the stream that computes: it waits for the event of
-the one copy that it needs. Tensors of the CPU, which are in host memory already, are copied there at once, so that all
-but streams and pinned memory works, and is tested, without a GPU.
+A `Swapper` is shared by the layers of a model. Copies never block the compute stream: it waits only for the event of
+the copy that it needs. CPU tensors are copied synchronously within host memory, so that everything except streams and
+pinned memory works, and is tested, without a GPU.
 
-Codes that several layers share (query, key and value) are moved once and fetched once: on the device they stay from the
-first of these layers that asks for them until the last has. What is saved without being compressed stays where it is:
-somebody else holds it as well, so that a copy would free nothing.
+Codes that several layers share (query, key and value) are moved once and fetched once: they stay on the device from the
+first use in the backward pass to the last. Uncompressed saved tensors are not moved: they are also held elsewhere, so
+moving them would free nothing.
 """
 
 import weakref
@@ -27,19 +27,19 @@ from ..tensors.abstract import is_abstract
 from ..tensors.dtypes import total_bytes
 from .saver import Saver, Whole, compress_input, compress_rows, put_together, take_apart
 
-SMALLEST = 4096  # bytes: smaller tensors stay where they are, for a copy costs more than it frees
+SMALLEST = 4096  # bytes: smaller tensors are not moved, because a copy costs more than it frees
 
 
 class Progress:
-    """How far the moves of one tensor are; the graph alone holds it.
+    """The state of the moves of one tensor; only the graph holds a strong reference.
 
     Attributes:
-        written: event after which host memory holds the tensor; None: it does.
-        host: of the tensor in host memory, which the graph holds.
-        fetched: the tensor on its device, and the event after which it is whole.
-        layers: how many save it.
-        asked: how many of them have asked for it since it was fetched.
-        queued: whether it waits to be fetched ahead.
+        written: event of the copy to host memory; None if the copy is complete.
+        host: weak reference to the tensor in host memory, which the graph holds.
+        fetched: the tensor on its device, and the event of its copy.
+        layers: number of layers that save it.
+        asked: number of them that have used it since it was fetched.
+        queued: whether it is in the queue for prefetching.
     """
 
     def __init__(self, host: Tensor, written: Any) -> None:
@@ -61,18 +61,18 @@ class Swapper:
     """Moves tensors to host memory and back, ahead of need.
 
     Args:
-        ahead: how many saved tensors are fetched before they are asked for.
-        smallest: bytes from which on a tensor is moved.
+        ahead: number of saved tensors to prefetch.
+        smallest: least bytes of a tensor that is moved.
     """
 
     def __init__(self, ahead: int = 2, smallest: int = SMALLEST) -> None:
         self.ahead, self.smallest = ahead, smallest
         self._streams: dict[torch.device, Any] = {}
         self._moved: deque[weakref.ref[Progress]] = deque()  # in the order of the forward pass
-        self._last: tuple[Compressed, Swapped] | None = None  # what was moved last for a layer's input
+        self._last: tuple[Compressed, Swapped] | None = None  # the last input moved
 
     def found(self, compressed: Compressed) -> "Swapped | None":
-        """Return what keeps `compressed` in host memory, for one more layer, if these codes were moved last."""
+        """Return the swapped form of `compressed`, counting one more layer, if these codes were moved last."""
         if self._last is None or self._last[0] is not compressed:
             return None
         swapped = self._last[1]
@@ -82,15 +82,15 @@ class Swapper:
         return swapped
 
     def note(self, compressed: Compressed, swapped: "Swapped") -> None:
-        """Remember that `swapped` keeps `compressed` in host memory, until the next codes come or a backward pass."""
+        """Record `swapped` as the swapped form of `compressed`, until the next codes or a backward pass."""
         self._last = compressed, swapped
 
     def forget(self) -> None:
-        """Remember no codes."""
+        """Drop the record."""
         self._last = None
 
     def out(self, x: Tensor) -> Tensor | Moved:
-        """Return what keeps `x` in host memory, or `x` itself if it is small."""
+        """Return `x` moved to host memory, or `x` itself if it is small."""
         if total_bytes([x]) < self.smallest:
             return x
         while self._moved and self._moved[0]() is None:  # its graph is gone
@@ -101,7 +101,7 @@ class Swapper:
         return Moved(host, x.device, progress)
 
     def back(self, moved: Moved) -> Tensor:
-        """Return the tensor on its device, and fetch what will be asked for next."""
+        """Return the tensor on its device, and prefetch the ones needed next."""
         progress = moved.progress
         if progress.fetched is None:
             self._fetch(progress, moved.host, moved.device)
@@ -113,12 +113,12 @@ class Swapper:
         if event is not None:
             stream = torch.cuda.current_stream(x.device)
             stream.wait_event(event)
-            x.record_stream(stream)  # its memory was taken on the other stream
+            x.record_stream(stream)  # its memory was allocated on the other stream
         self._fetch_before(progress, moved.device)
         return x
 
     def _fetch_before(self, progress: Progress, device: torch.device) -> None:
-        """Start fetching what was moved before `progress`; forget it and what came after, or is gone."""
+        """Start fetching the tensors moved before `progress`; drop it and later or freed ones from the queue."""
         if not progress.queued:  # by another layer that shares it, or in an earlier backward pass
             return
         while self._moved:
@@ -139,9 +139,9 @@ class Swapper:
         progress.fetched = self._copied(host, device)
 
     def _copied(self, x: Tensor, device: torch.device) -> tuple[Tensor, Any]:
-        """Return a copy of `x` on `device`, and the event after which it is whole (None: it is)."""
+        """Return a copy of `x` on `device`, and the event of the copy (None if it is complete)."""
         if is_abstract(x):
-            return torch.empty_like(x), None  # host memory without a device is as abstract
+            return torch.empty_like(x), None  # the host copy is abstract too
         cuda = x.device if x.device.type == "cuda" else device
         if cuda.type != "cuda":
             return x.to(device, copy=True), None
@@ -152,7 +152,7 @@ class Swapper:
             copy = torch.empty(x.shape, dtype=x.dtype, device=device, pin_memory=device.type == "cpu")
             copy.copy_(x, non_blocking=True)
             if x.device.type == "cuda":
-                x.record_stream(stream)  # its memory is not given away before it is copied
+                x.record_stream(stream)  # its memory is not reused before it is copied
             event = torch.cuda.Event()
             event.record(stream)
         return copy, event
@@ -172,7 +172,7 @@ class Swapper:
 
 @dataclass(frozen=True, repr=False)
 class SwappingSaver:
-    """Compresses as `saver` does, and moves the tensors of that to host memory."""
+    """Compresses through `saver` and moves the compressed tensors to host memory."""
 
     saver: Saver
     swapper: Swapper
@@ -189,7 +189,7 @@ class SwappingSaver:
         return self._swapped(compress_rows(self.saver, x))
 
     def compress_once(self, x: Tensor, rows: bool = False) -> Compressed:
-        """Return `x` in few bits, in host memory: the same ones wherever `saver` gives the same codes to two layers."""
+        """Return `x` in few bits, in host memory; shared wherever `saver` gives the same codes to two layers."""
         compressed = compress_input(self.saver, x, rows=rows)
         swapped = self.swapper.found(compressed)
         if swapped is None:
@@ -206,14 +206,14 @@ class SwappingSaver:
         return Swapped(partial(put_together, skeleton), tuple(self.swapper.out(t) for t in tensors), self.swapper)
 
     def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
-        """Let `saver` observe."""
+        """Pass the gradient on to `saver`."""
         self.swapper.forget()
         self.saver.observe(gradient, rstd)
 
 
 @dataclass(frozen=True, eq=False)
 class Swapped:
-    """A compressed tensor whose tensors wait in host memory."""
+    """A compressed tensor whose parts are in host memory."""
 
     put_together: Callable[[list[Tensor]], Compressed]
     tensors: tuple[Tensor | Moved, ...]
@@ -226,6 +226,6 @@ class Swapped:
 
     def decompress(self) -> Tensor:
         """Return the tensor on its device."""
-        # The last that was moved comes first: in that order they are fetched ahead.
+        # In reverse order of moving, as in prefetching.
         back = [self.swapper.back(t) if isinstance(t, Moved) else t for t in reversed(self.tensors)]
         return self.put_together(back[::-1]).decompress()

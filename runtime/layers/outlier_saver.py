@@ -1,4 +1,4 @@
-"""What a layer without ReLU, or after one, saves its input through (V-Quant, Section 4.1)."""
+"""The saver of layers converted to V-Quant, after a ReLU or not (V-Quant, Section 4.1)."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,10 @@ from .shared_codes import found
 
 @dataclass(frozen=True)
 class OutlierSaver(QuantizerSaver):
-    """Saves the codes that the ReLU before has left, or else those of `quantizer`.
+    """Saves the codes attached by the ReLU before, or else those of `quantizer`.
 
     Attributes:
-        quantizer: of inputs that come from elsewhere; not for ReLU's output alone, so ``relu=False``.
+        quantizer: for inputs from other modules, so with ``relu=False``.
     """
 
     quantizer: Outlier

@@ -1,8 +1,8 @@
 """Pooling and resampling, all exact (ActNN, Appendix B.4).
 
-max pooling       the place of the maximum within its window: 8 bits an output, where torch keeps the input and 64
-average pooling   nothing, where torch keeps the input: the gradient takes its shape alone
-resampling        nothing; of torch's modes only "area", an average pooling, keeps the input
+max pooling       saves the place of the maximum within its window: 8 bits an output; torch the input and 64 bits
+average pooling   saves nothing, torch the input: the gradient needs only its shape
+resampling        saves nothing; of torch's modes only "area", an average pooling, saves the input
 """
 
 import math
@@ -39,7 +39,7 @@ _MAX_POOL = {1: F.max_pool1d_with_indices, 2: F.max_pool2d_with_indices, 3: F.ma
 
 
 class _MaxPool(nn.modules.pooling._MaxPoolNd):
-    """What the max poolings share: a window of more than 256 places, or one whose indices are asked for, is torch's."""
+    """Base of the max poolings; windows of more than 256 places and `return_indices` run torch's own pooling."""
 
     dimensions: int
 
@@ -55,19 +55,19 @@ class _MaxPool(nn.modules.pooling._MaxPoolNd):
 
 
 class MaxPool1d(_MaxPool, nn.MaxPool1d):
-    """`torch.nn.MaxPool1d`, which keeps a byte for each output."""
+    """`torch.nn.MaxPool1d`, which saves a byte for each output."""
 
     dimensions = 1
 
 
 class MaxPool2d(_MaxPool, nn.MaxPool2d):
-    """`torch.nn.MaxPool2d`, which keeps a byte for each output."""
+    """`torch.nn.MaxPool2d`, which saves a byte for each output."""
 
     dimensions = 2
 
 
 class MaxPool3d(_MaxPool, nn.MaxPool3d):
-    """`torch.nn.MaxPool3d`, which keeps a byte for each output."""
+    """`torch.nn.MaxPool3d`, which saves a byte for each output."""
 
     dimensions = 3
 
@@ -91,7 +91,7 @@ class PackedMaxPool(Function):
         dilation: tuple[int, ...],
         ceil_mode: bool,
     ) -> Tensor:
-        """Return torch's output, keep where in its window each maximum was."""
+        """Return torch's output; save the place of each maximum in its window."""
         y, indices = _MAX_POOL[len(kernel)](x, kernel, stride, padding, dilation, ceil_mode)
         offsets, corners = _offsets(x.shape, y.shape, kernel, stride, padding, dilation, x.device)
         places = torch.zeros(_reach(x.shape, kernel, dilation) + 1, dtype=torch.uint8, device=x.device)
@@ -127,7 +127,7 @@ class PackedMaxPool(Function):
 
 
 def _reach(inputs: Sequence[int], kernel: Sequence[int], dilation: Sequence[int]) -> int:
-    """Return how far the last place of a window lies from its corner in memory."""
+    """Return the distance in memory from the corner of a window to its last place."""
     dims = range(-len(kernel), 0)
     return sum((kernel[d] - 1) * dilation[d] * math.prod(inputs[d + 1 :] if d < -1 else ()) for d in dims)
 
@@ -141,11 +141,11 @@ def _offsets(
     dilation: Sequence[int],
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """Return where places lie in a window and windows in an image, as distances in an image's memory: int64.
+    """Return the offsets of places in a window and of windows in an image, in elements of an image's memory: int64.
 
     Returns:
         offsets: of each place from the corner of its window, (places,).
-        corners: of each window, below 0 in the padding, as many dimensions as `kernel`.
+        corners: of each window, negative in the padding, with as many dimensions as `kernel`.
     """
     offsets, corners = torch.zeros(1, dtype=torch.long, device=device), torch.zeros((), dtype=torch.long, device=device)
     width = 1
@@ -162,7 +162,7 @@ def _offsets(
 
 
 class AvgPool1d(nn.AvgPool1d):
-    """`torch.nn.AvgPool1d`, which keeps nothing."""
+    """`torch.nn.AvgPool1d`, which saves nothing."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
@@ -170,7 +170,7 @@ class AvgPool1d(nn.AvgPool1d):
 
 
 class AvgPool2d(nn.AvgPool2d):
-    """`torch.nn.AvgPool2d`, which keeps nothing."""
+    """`torch.nn.AvgPool2d`, which saves nothing."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
@@ -178,7 +178,7 @@ class AvgPool2d(nn.AvgPool2d):
 
 
 class AvgPool3d(nn.AvgPool3d):
-    """`torch.nn.AvgPool3d`, which keeps nothing."""
+    """`torch.nn.AvgPool3d`, which saves nothing."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
@@ -186,7 +186,7 @@ class AvgPool3d(nn.AvgPool3d):
 
 
 class AdaptiveAvgPool1d(nn.AdaptiveAvgPool1d):
-    """`torch.nn.AdaptiveAvgPool1d`, which keeps nothing."""
+    """`torch.nn.AdaptiveAvgPool1d`, which saves nothing."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
@@ -194,7 +194,7 @@ class AdaptiveAvgPool1d(nn.AdaptiveAvgPool1d):
 
 
 class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
-    """`torch.nn.AdaptiveAvgPool2d`, which keeps nothing."""
+    """`torch.nn.AdaptiveAvgPool2d`, which saves nothing."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
@@ -202,7 +202,7 @@ class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
 
 
 class AdaptiveAvgPool3d(nn.AdaptiveAvgPool3d):
-    """`torch.nn.AdaptiveAvgPool3d`, which keeps nothing."""
+    """`torch.nn.AdaptiveAvgPool3d`, which saves nothing."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
@@ -210,7 +210,7 @@ class AdaptiveAvgPool3d(nn.AdaptiveAvgPool3d):
 
 
 class Upsample(nn.Upsample):
-    """`torch.nn.Upsample`, which keeps nothing in any mode."""
+    """`torch.nn.Upsample`, which saves nothing in any mode."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
@@ -218,7 +218,7 @@ class Upsample(nn.Upsample):
 
 
 def linear_map(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Return `function(x)`, a linear map of `x` whose gradient takes nothing but the shape of `x`."""
+    """Return `function(x)`, a linear map of `x` whose gradient needs only the shape of `x`."""
     return apply(LinearMap, x, function) if compresses(x) else function(x)
 
 
@@ -227,7 +227,7 @@ class LinearMap(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return A x, keep the shape of x."""
+        """Return A x; record the shape of x."""
         ctx.function, ctx.shape, ctx.dtype = function, x.shape, x.dtype
         return function(x)
 

@@ -1,18 +1,18 @@
-"""What a compressed layer does with the tensors that its backward pass needs: a saver compresses them.
+"""Savers: they compress the tensors that a layer saves for its backward pass.
 
     class Saver(Protocol):
-        compress(x) -> Compressed      in the forward pass: what the layer saves, dimension 0 = samples
+        compress(x) -> Compressed      in the forward pass: the tensor to save, dimension 0 = samples
         observe(gradient, rstd)        in the backward pass: the gradient of the layer's output
 
 A saver may also have
 
-    compress_rows(x)       x of whole rows, its last dimension, that are not to be rounded together (PerGroup.within)
+    compress_rows(x)       x whose last dimension is a row; no group spans two rows (PerGroup.within)
     compress_once(x, rows)     the input of several layers, which then share its codes
 
-`QuantizerSaver(PerGroup(bits=4))` gives every layer and sample the same bits; `MixedPrecision` (runtime/plan)
-gives each layer a saver that shares out a budget of bits, for which it learns from the gradients it observes.
+`QuantizerSaver(PerGroup(bits=4))` gives every layer and sample the same bits; `MixedPrecision` (runtime/allocation)
+gives each layer a saver that allocates bits from a budget, by the gradients it observes.
 
-Autograd shall hold the tensors of a compressed tensor themselves, not an object that it does not look into: only so do
+Autograd has to hold the tensors of a compressed tensor directly, not inside an opaque object: only then do
 checkpointing, swapping and `fewbit.memory.profile` see them. `take_apart` and `put_together` do that for any dataclass.
 """
 
@@ -30,44 +30,44 @@ from .callers import is_callers
 
 
 class Saver(Protocol):
-    """What a `CompressedLayer` saves its tensors through."""
+    """Compresses the tensors that a `CompressedLayer` saves."""
 
     def compress(self, x: Tensor) -> Compressed:
         """Return `x` in few bits, as a dataclass of its tensors.
 
         Args:
-            x: floating-point, at least two dimensions, of which the first is that of the samples; it requires no
-                gradient. It is not to be kept.
+            x: floating-point, at least two dimensions, the first of samples; it requires no gradient. Do not hold a
+                reference to it.
         """
         ...
 
     def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
-        """Take note of the gradient of the layer's output; called in every backward pass that needs what was saved.
+        """Observe the gradient of the layer's output; called in every backward pass that uses the saved tensors.
 
         Args:
-            gradient: dimension 0 = samples. It is not to be changed or kept.
+            gradient: dimension 0 = samples. Do not change it or hold a reference to it.
             rstd: 1/deviation that a normalisation has multiplied by: (C,) by channel, or dimension 0 = samples.
         """
         ...
 
 
 class Last:
-    """The codes of the tensor that was compressed last, and which it was; none of its memory."""
+    """The codes of the tensor compressed last, and the identity of that tensor, without keeping its memory alive."""
 
     def __init__(self) -> None:
         self._entry: tuple[Any, StorageWeakRef, Compressed] | None = None
 
     def found(self, x: Tensor) -> Compressed | None:
-        """Return the codes of `x` if it was `x`, with the numbers that it has now."""
+        """Return the codes of `x` if `x` was compressed last and has not changed since; else None."""
         entry = self._entry
         return entry[2] if entry is not None and entry[0] == _identity(x) and not entry[1].expired() else None
 
     def note(self, x: Tensor, compressed: Compressed) -> None:
-        """Remember the codes of `x`."""
+        """Record the codes of `x`."""
         self._entry = _identity(x), StorageWeakRef(x.untyped_storage()), compressed
 
     def forget(self) -> None:
-        """Remember none."""
+        """Drop the record."""
         self._entry = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -82,7 +82,7 @@ def _identity(x: Tensor) -> tuple[Any, ...]:
 class QuantizerSaver:
     """Saves through one quantizer, whatever the layer and sample.
 
-    What would not get smaller (samples of very few elements) is kept whole.
+    A tensor that would not get smaller (samples of very few elements) is saved as it is.
     """
 
     quantizer: Quantizer
@@ -102,9 +102,9 @@ class QuantizerSaver:
         return compressed if compressed.nbytes < total_bytes([x]) else Whole(x)
 
     def compress_once(self, x: Tensor, rows: bool = False) -> Compressed:
-        """Return `x` in few bits: the same ones if it was the last that came, for another layer.
+        """Return `x` in few bits, with the same codes if another layer compressed the same `x` last.
 
-        What autograd holds anyway is kept whole: a copy would be no less, but more.
+        A tensor that autograd already holds is saved as it is: a compressed copy would add memory.
         """
         compressed = self._last.found(x)
         if compressed is None:
@@ -120,7 +120,7 @@ class QuantizerSaver:
 
 @dataclass(frozen=True)
 class ExactSaver:
-    """Saves tensors as they are: what torch's own layers do."""
+    """Saves tensors as they are, like torch's own layers."""
 
     def compress(self, x: Tensor) -> Compressed:
         """Return `x` itself."""
@@ -132,7 +132,7 @@ class ExactSaver:
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """A tensor that is not compressed."""
+    """An uncompressed tensor."""
 
     tensor: Tensor
 
@@ -148,21 +148,21 @@ class Whole:
 
 @dataclass(frozen=True)
 class _Place:
-    """Stands for a tensor that was taken out."""
+    """Placeholder for a tensor that was taken out."""
 
     index: int
 
 
 def compress_input(saver: Saver, x: Tensor, *, rows: bool = False) -> Compressed:
-    """Return the input of a layer in few bits, once for all layers of one saver that get it one after another.
+    """Return the input of a layer in few bits, shared by all layers of one saver that get it one after another.
 
-    Query, key and value, gate and up, a convolution and the one beside it: each gradient stays unbiased, and what they
-    share is their rounding.
+    Examples are query, key and value; gate and up; parallel convolutions. Each gradient stays unbiased; only the
+    rounding is common to them.
 
     Args:
         saver: of the layer.
         x: the input.
-        rows: whether its last dimension is that of features, so that each row is a token.
+        rows: whether its last dimension holds features, so that each row is a token.
     """
     once = getattr(saver, "compress_once", None)
     if once is not None:
@@ -171,33 +171,33 @@ def compress_input(saver: Saver, x: Tensor, *, rows: bool = False) -> Compressed
 
 
 def compress_rows(saver: Saver, x: Tensor) -> Compressed:
-    """Return `x`, whose last dimension is that of features, in few bits, each row by itself if `saver` can do that."""
+    """Return `x`, whose last dimension holds features, in few bits, each row by itself if `saver` supports it."""
     method = getattr(saver, "compress_rows", None)
     return saver.compress(x) if method is None else method(x)
 
 
 def last_innermost(x: Tensor) -> Tensor:
-    """Return `x`, copied unless the elements of its last dimension lie one after another."""
+    """Return `x`, copied unless its last dimension is contiguous."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 def saves_whole(saver: Saver, x: Tensor) -> bool:
-    """Tell whether a layer that would compress something else than its input `x` is to save `x` as it is.
+    """Return whether a layer that would compress a tensor other than its input `x` should save `x` as it is instead.
 
-    A saver of the user's that does not know of tensors that are in memory anyway is asked in any case.
+    False for a user's saver without `compress_once`, which cannot share tensors that are already in memory.
     """
     return hasattr(saver, "compress_once") and is_held(x)
 
 
-# Functions of torch that keep their output for their own backward pass, by their nodes in the graph.
+# Functions of torch that save their output for their own backward pass, by the names of their nodes.
 _KEEP_THEIR_OUTPUT = {f"{name}Backward0" for name in ("Relu", "Sigmoid", "Tanh", "Exp", "Softmax", "LogSoftmax")}
 
 
 def is_held(x: Tensor) -> bool:
-    """Tell whether `x` is in memory whatever a layer saves of it.
+    """Return whether `x` stays in memory whatever a layer saves.
 
-    It may be, or be a view of, the output of a function of torch that keeps it for its own gradient: so does a ReLU
-    that code calls by name, or that was left as it is. Or it is what the caller of the model passed to it (callers.py).
+    It does if it is, or is a view of, the output of a torch function that saves it for its own gradient, such as a ReLU
+    that code calls by name or that was left; or if the caller of the model passed it in (callers.py).
     """
     return is_callers(x) or any(
         t is not None and t.grad_fn is not None and t.grad_fn.name() in _KEEP_THEIR_OUTPUT for t in (x, x._base)
@@ -205,9 +205,9 @@ def is_held(x: Tensor) -> bool:
 
 
 def take_apart(value: Any, tensors: list[Tensor]) -> Any:
-    """Append the tensors in `value` to `tensors`; return `value` with places in their stead.
+    """Append the tensors in `value` to `tensors`; return `value` with placeholders in their stead.
 
-    Looked into are dataclasses, tuples, lists and dictionaries, to any depth.
+    Dataclasses, tuples, lists and dictionaries are searched to any depth.
     """
     if isinstance(value, Tensor):
         tensors.append(value)
@@ -216,14 +216,14 @@ def take_apart(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def put_together(value: Any, tensors: Sequence[Tensor]) -> Any:
-    """Return what `take_apart` was given, with `tensors` in their places."""
+    """Return the argument of `take_apart`, with `tensors` in place of the placeholders."""
     if isinstance(value, _Place):
         return tensors[value.index]
     return _mapped(value, lambda part: put_together(part, tensors))
 
 
 def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return `value` with `function` of each of its parts; the same object if it has none or they stay."""
+    """Return `value` with `function` applied to each of its parts; the same object if no part changes."""
     kind = type(value)
     names = _names(kind)
     if names is not None:
@@ -241,5 +241,5 @@ def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
 
 @cache
 def _names(kind: type) -> tuple[str, ...] | None:
-    """Return the fields that a dataclass is made of, or None for another class: asked for in every layer and pass."""
+    """Return the init fields of a dataclass, None for another class; cached, as every layer and pass needs them."""
     return tuple(field.name for field in fields(kind) if field.init) if is_dataclass(kind) else None

@@ -1,9 +1,9 @@
-"""One compressed copy for all who need a tensor: a ReLU leaves its codes with its output, the next layer takes them.
+"""Shares one compressed copy of a tensor: a ReLU attaches its codes to its output, and the next layer saves them too.
 
     y = relu(x); leave(y, codes)          ...          found(y) is codes, and found(y.flatten(1)) their view
 
-The codes hang on the output tensor itself. They are gone when it is, but for what the backward pass keeps of them, and
-count no longer once it has been changed in place.
+The codes are an attribute of the output tensor. They are freed with it, unless a backward pass saved them, and are
+invalid once it has been changed in place.
 """
 
 from dataclasses import replace
@@ -18,14 +18,14 @@ _CODES = "_fewbit_codes"
 
 
 def leave(y: Tensor, codes: OutlierCompressed) -> None:
-    """Leave `codes`, of all elements of the dense tensor `y`, for whoever compresses `y` or a view of it next."""
+    """Attach `codes`, of all elements of the dense tensor `y`, for the next layer that saves `y` or a view of it."""
     setattr(y, _CODES, (codes, y._version))
 
 
 def found(x: Tensor) -> OutlierCompressed | None:
-    """Return the codes of `x` if they, or those of what `x` is a view of, were left; None if they were not.
+    """Return the codes attached to `x` or to the base of the view `x`; None if there are none.
 
-    A view shares them if it shows every element once: codes are in memory order, whatever the shape.
+    A view shares them if it contains every element once: codes are in memory order, whatever the shape.
     """
     for tensor in (x, x._base):
         codes, version = getattr(tensor, _CODES, (None, None))

@@ -2,10 +2,10 @@
 
     ∇x = y (∇y − Σ y ∇y)
 
-y stands there twice, as x̄ does in a normalisation: one compressed copy biases the gradient by Var[ŷ] ∇y, two do not.
-Measured (`experiments/bias.py`), the bias from one copy over 64 elements is 2.6 % of the gradient's norm at 2 bits;
-over 256 elements, and at 4 bits, it is not told from none, at a resolution of 1.1 and 0.3 %.
-The gradient of the log-softmax, ∇y − softmax(x) Σ ∇y, takes it once and is unbiased.
+y occurs twice, as x̄ does in a normalisation: one compressed copy biases the gradient by Var[ŷ] ∇y, two do not.
+Measured (`plots/studies/bias.py`), the bias from one copy over 64 elements is 2.6 % of the gradient's norm at 2 bits;
+over 256 elements, and at 4 bits, it is not distinguishable from 0, at a resolution of 1.1 and 0.3 %.
+The gradient of the log-softmax, ∇y − softmax(x) Σ ∇y, uses it once and is unbiased.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ __all__ = ["LogSoftmax", "Softmax", "softmax"]
 
 
 class Softmax(CompressedNorm, nn.Softmax):
-    """`torch.nn.Softmax`, which keeps its output in few bits; samples are dimension 0."""
+    """`torch.nn.Softmax`, which saves its output in few bits; samples are dimension 0."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
@@ -31,7 +31,7 @@ class Softmax(CompressedNorm, nn.Softmax):
 
 
 class LogSoftmax(CompressedLayer, nn.LogSoftmax):
-    """`torch.nn.LogSoftmax`, which keeps the softmax in few bits; samples are dimension 0."""
+    """`torch.nn.LogSoftmax`, which saves the softmax in few bits; samples are dimension 0."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
@@ -41,7 +41,7 @@ class LogSoftmax(CompressedLayer, nn.LogSoftmax):
 
 
 def _dimension(dim: int | None, x: Tensor) -> int:
-    """Return the dimension that torch takes where none is named."""
+    """Return `dim`, or torch's default dimension if None."""
     return dim if dim is not None else 0 if x.dim() in (0, 1, 3) else 1
 
 
@@ -61,7 +61,7 @@ class CompressedSoftmax(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, saver: Saver, copies: int) -> Tensor:
-        """Return torch's output, keep it compressed."""
+        """Return torch's output; save it compressed."""
         y = F.softmax(x, dim)
         keep(ctx, copies_of(batched(y, 2), saver, copies, rows=_is_last(dim, y)))
         ctx.dim, ctx.saver, ctx.dtype = dim, saver, x.dtype
@@ -88,7 +88,7 @@ class CompressedLogSoftmax(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, saver: Saver) -> Tensor:
-        """Return torch's output, keep its exponential compressed."""
+        """Return torch's output; save its exponential compressed."""
         y = F.log_softmax(x, dim)
         keep(ctx, copies_of(batched(y.exp(), 2), saver, 1, rows=_is_last(dim, y))[0])
         ctx.dim, ctx.saver, ctx.dtype = dim, saver, x.dtype

@@ -1,11 +1,11 @@
-"""What a class's methods say, read from their source: how modules of other packages are known without importing them.
+"""Matches the source of a class's methods, to recognize modules of other packages without importing them.
 
     is_written_as(type(module), '''
     def forward(self, x):
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
     ''')
 
-Whoever writes these operations on these attributes computes the same, whatever the class and its variables are called.
+The same operations on the same attributes compute the same function, whatever the names of the class and variables.
 """
 
 import ast
@@ -18,15 +18,15 @@ __all__ = ["is_written_as"]
 
 @cache
 def is_written_as(cls: type, source: str) -> bool:
-    """Tell whether the methods of `cls` that `source` defines have the statements that stand there.
+    """Return whether the methods of `cls` that `source` defines consist of the same statements.
 
-    Names of variables, docstrings and annotations do not count; decorated methods are none that can be known.
+    Names of variables, docstrings and annotations are ignored; decorated methods never match.
     """
     functions = [part for part in ast.parse(textwrap.dedent(source)).body if isinstance(part, ast.FunctionDef)]
-    return all(_says(cls, function.name) == _statements(function) for function in functions)
+    return all(_source_of(cls, function.name) == _statements(function) for function in functions)
 
 
-def _says(cls: type, name: str) -> str | None:
+def _source_of(cls: type, name: str) -> str | None:
     """Return the statements of a method, or None if it cannot be read."""
     try:
         (function,) = ast.parse(textwrap.dedent(inspect.getsource(getattr(cls, name)))).body
@@ -36,7 +36,7 @@ def _says(cls: type, name: str) -> str | None:
 
 
 def _statements(function: ast.FunctionDef) -> str | None:
-    """Return the statements of a function, its variables numbered, or None if it has more than these."""
+    """Return the statements of a function with its variables numbered; None if it has decorators, defaults or *args."""
     given = function.args
     if function.decorator_list or given.vararg or given.kwarg or given.kwonlyargs or given.defaults:
         return None

@@ -1,8 +1,8 @@
-"""ReLU that keeps its output in RV-Quant codes and not its mask (V-Quant, Section 4.5).
+"""ReLU that saves its output in RV-Quant codes instead of its mask (V-Quant, Section 4.5).
 
-The codes tell true zeros from numbers that were rounded to zero, so the gradient is torch's own, bit for bit, read from
-the codes alone. The layer that follows takes the same codes, with their outliers, for its saved input (shared.py): one
-copy serves both.
+The codes distinguish true zeros from numbers rounded to zero, so the gradient is torch's own, bit for bit, from the
+codes alone. The next layer saves the same codes, with their outliers, as its input (shared_codes.py): one copy serves
+both.
 """
 
 from typing import Any
@@ -25,16 +25,16 @@ DEFAULT = Outlier(3, 0.02, relu=True, value_dtype=torch.bfloat16)
 
 
 class ValueAwareReLU(nn.ReLU):
-    """`torch.nn.ReLU` with an exact gradient, whose output is kept in few bits for itself and for the next layer.
+    """`torch.nn.ReLU` with an exact gradient, which saves its output in few bits for itself and for the next layer.
 
-    What quantizers do not take (integers, tensors of torch.func, subclasses) goes through torch's ReLU.
+    Tensors that quantizers do not accept (integers, tensors of torch.func, subclasses) go through torch's ReLU.
 
     Args:
         inplace: whether the input is overwritten.
         quantizer: an `Outlier` with ``relu=True``, or None for torch's own ReLU; may be changed at any time.
 
     Raises:
-        FewbitError: the quantizer is another.
+        FewbitError: the quantizer is not an `Outlier` with ``relu=True`` or None.
     """
 
     def __init__(self, inplace: bool = False, quantizer: Outlier | None = DEFAULT) -> None:
@@ -47,7 +47,7 @@ class ValueAwareReLU(nn.ReLU):
         """Return max(0, input)."""
         if self.quantizer is None or not (torch.is_grad_enabled() and input.requires_grad):
             return super().forward(input)
-        # Compilers would not see the codes that hang on the tensor.
+        # A compiler would not see the codes attached to the tensor.
         eager: Any = disable(_relu) if torch.compiler.is_compiling() else _relu
         return eager(input, self.quantizer, self.inplace)
 
@@ -69,7 +69,7 @@ def _relu(x: Tensor, quantizer: Outlier, inplace: bool) -> Tensor:
 
 
 class _ReLU(torch.autograd.Function):
-    """x -> max(0, x); the codes are put into `made`."""
+    """x -> max(0, x); the codes are appended to `made`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, quantizer: Outlier, inplace: bool, made: list[OutlierCompressed]) -> Tensor:

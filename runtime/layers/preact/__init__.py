@@ -2,10 +2,11 @@
 
 layers.py     PreActConv1d, 2d, 3d and PreActLinear: BN → (leaky) ReLU → [average pooling] → linear
 function.py   the mathematics: one function of autograd, equations (1) to (8)
-codes.py      the packed code that is kept, and all that is computed from it; meaning.py says what codes mean
+codes.py      the packed codes that are saved, and everything computed from them
 linear.py     the linear part and its gradients
-cpu.py        fused CPU kernels of codes.py
-fuse.py       finds such chains in existing models, for `fewbit.convert(model, fuse_preact=4)`
+
+The codes' scales and zero points are in backends/reference/preact.py, fused kernels in backends/cpu/preact.py and
+backends/cuda/preact.py; convert/preact_chains.py finds such chains for `fewbit.convert(model, fuse_preact=4)`.
 """
 
 from .layers import PreActConv1d, PreActConv2d, PreActConv3d, PreActLayer, PreActLinear, preactivate

@@ -1,10 +1,10 @@
-"""What a pre-activation layer keeps: one packed code of A₂, which serves all that the backward pass asks.
+"""The packed code of A₂ that a pre-activation layer saves, and the backward pass computed from it.
 
-    packed = compress(A₂, …)                   A₂ becomes A₃ where it lies; only the packed code stays
+    packed = compress(A₂, …)                   A₂ becomes A₃ in place; only the packed code is saved
     codes.activated()                          Ã₃, for the gradient of the linear part's weights (equation 5)
     codes.through_normalisation(∇A₃, …)        the gradients of x, γ and β (equations 6 to 8)
 
-Equations (6) to (8) use two things of A₂: its sign, which is exact, and Ã₁.
+Equations (6) to (8) need only the sign of A₂, which is exact, and Ã₁.
 """
 
 from contextlib import nullcontext
@@ -37,14 +37,14 @@ def compress(
 
     Args:
         A: A₂ = γ∘A₁ + β, dense, channels in dimension 1; overwritten.
-        x: the layer's input: A₁ = (x − μ)(σ² + ε)^{−1/2} is coded where γ is 0, so that A₂ does not tell.
+        x: the layer's input: where γ is 0, A₂ does not determine A₁, so A₁ = (x − μ)(σ² + ε)^{−1/2} is coded instead.
         γ, β, mean, inverse_deviation: (C,).
         bits: K.
         slope: of the leaky ReLU; 0 is ReLU.
     """
     if A.dtype in KINDS and cuda.serves(A):
         return cuda.encode(A, with_stride(x, A.stride()), γ, β, mean, inverse_deviation, bits, slope)
-    # Without kernels nothing waits to see whether there is a γ of 0.
+    # Only the CPU kernels need to know whether a γ is 0; other devices do not wait for the answer.
     if has_kernels(A) and A.dtype in KINDS and int(γ.count_nonzero()) == γ.numel():
         return cpu.encode(A, γ, β, bits, slope)
     with scratch() if is_abstract(A) else nullcontext():
@@ -70,12 +70,12 @@ def activate_(A: Tensor, slope: float) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class PreActCodes:
-    """The packed code of A₂ with all that it takes to read it.
+    """The packed code of A₂ with the parameters to decode it.
 
     Attributes:
         packed: codes in memory order, uint8 (⌈n/8⌉·K,).
         form: of A₂.
-        γ, β: (C,), under which they were made.
+        γ, β: (C,), with which it was encoded.
         bits: K.
         slope: of the leaky ReLU.
     """
@@ -88,7 +88,7 @@ class PreActCodes:
     slope: float
 
     def check(self) -> None:
-        """Raise FewbitError if the code is not one of a tensor of the form, for the hooks of others may change it."""
+        """Raise FewbitError if the code does not fit the form: foreign saved-tensor hooks may have changed it."""
         n = check_form("PreActivation", self.form)
         check_packed("PreActivation", self.packed, n, self.bits, self.form.device)
         check_channels("PreActivation", self.form, self.γ, self.β, CHANNEL_DIM)
@@ -114,7 +114,7 @@ class PreActCodes:
         Args:
             gradient: ∇A₃, of the shape and dtype of A₂; its memory may be used for the result.
             inverse_deviation: (σ² + ε)^{−1/2}, (C,).
-            by_batch: whether mean and variance are those of the batch. If not, all is exact.
+            by_batch: whether mean and variance are those of the batch. If not, all gradients are exact.
             into_input: whether the input needs a gradient.
         """
         self.check()
@@ -154,7 +154,7 @@ class PreActCodes:
         p, q = (totals / (g.numel() // meaning.count) if by_batch else torch.zeros_like(totals)).to(wide)
         values = (g - p[channel] - q[channel] * normal) * s[channel]
         if is_abstract(gradient):
-            return gradient, dγ, dβ  # whose memory kernels write to
+            return gradient, dγ, dβ  # kernels write to its memory
         return self.form.filled(values), dγ, dβ
 
     def _meaning(self) -> PreActQuantParams:

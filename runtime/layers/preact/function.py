@@ -1,14 +1,14 @@
-"""One pre-activation layer as one function of autograd (BLPA, equations 1 to 8).
+"""One pre-activation layer as one autograd function (BLPA, equations 1 to 8).
 
     A₁ = (σ² + ε)^{−1/2} ∘ (x − μ)      batch normalisation
     A₂ = γ ∘ A₁ + β                      scale and shift
     A₃ = max(A₂, slope·A₂)               (leaky) ReLU
-    out = A₃ × W + b                     convolution or matrix, after average pooling if there is any
+    out = A₃ × W + b                     convolution or matrix product, after average pooling if any
 
-Forward runs torch's own operations, so that outputs are theirs bit for bit. Kept for backward are the packed code of
-A₂ and vectors of a number a channel; A₁, A₂ and A₃ share one piece of memory and are gone when forward returns.
-Backward takes Ã₂ for A₂. Since its sign is exact, so is all that flows back to the input but one of the three terms of
-batch normalisation, γ(σ² + ε)^{−1/2} ∘ Ã₁ ∘ Mean(Ã₁ ∘ ∇A₂); with running statistics there is no such term.
+The forward pass runs torch's own operations, so outputs are torch's bit for bit. Saved for backward are the packed code
+of A₂ and vectors of one number per channel; A₁, A₂ and A₃ share memory that is freed when the forward pass returns.
+The backward pass uses Ã₂ for A₂. Its sign is exact, so the gradient of the input is exact except for one of the three
+terms of batch normalisation, γ(σ² + ε)^{−1/2} ∘ Ã₁ ∘ Mean(Ã₁ ∘ ∇A₂), which running statistics do not have.
 """
 
 from collections.abc import Sequence
@@ -29,10 +29,10 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 @dataclass(frozen=True, eq=False)
 class Normalisation:
-    """What batch normalisation does in one call.
+    """The parameters of one call of batch normalisation.
 
     Attributes:
-        mean, variance: the running statistics: updated if `by_batch`, else used; None if there are none.
+        mean, variance: the running statistics: updated if `by_batch`, else used; None if not tracked.
         by_batch: whether to normalise by the statistics of the batch.
         momentum: of the update.
         eps: ε.
@@ -45,7 +45,7 @@ class Normalisation:
     eps: float
 
     def __call__(self, x: Tensor, γ: Tensor | None, β: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return A₂, by the very function behind ``torch.nn.functional.batch_norm``, and μ and (σ² + ε)^{−1/2}."""
+        """Return A₂, by the function behind ``torch.nn.functional.batch_norm``, and μ and (σ² + ε)^{−1/2}."""
         arguments = (self.mean, self.variance, self.by_batch, self.momentum, self.eps, torch.backends.cudnn.enabled)
         A, mean, inverse_deviation, *_ = torch._batch_norm_impl_index(x, γ, β, *arguments)  # pyright: ignore[reportPrivateImportUsage]
         if self.by_batch:
@@ -55,8 +55,8 @@ class Normalisation:
 
 
 def normalisation_of(norm: nn.modules.batchnorm._BatchNorm) -> Normalisation:
-    """Return what `norm` does in this call, and count the call as torch's module does."""
-    # Attributes of a module are looked up in vain first, for half a microsecond each: every one once.
+    """Return the parameters of this call of `norm`, and count the call as torch's module does."""
+    # Looking up an attribute of a module takes half a microsecond, so each is read once.
     training, mean, variance = norm.training, norm.running_mean, norm.running_var
     momentum = 0.0 if norm.momentum is None else norm.momentum
     if training and norm.track_running_stats and (count := norm.num_batches_tracked) is not None:
@@ -71,13 +71,13 @@ def normalisation_of(norm: nn.modules.batchnorm._BatchNorm) -> Normalisation:
 
 @dataclass(frozen=True, eq=False)
 class Settings:
-    """What a layer is, besides its parameters.
+    """The settings of a layer besides its parameters.
 
     Attributes:
         normalisation, linear: its parts.
         slope: of the leaky ReLU; 0 is ReLU.
-        bits: of the code; 0 for none. None keeps the layer's input whole and computes the rest again: exact.
-        naive: the baseline of Section 4: the linear part is given Ã₃ in the forward pass too.
+        bits: of the code; 0 saves no code. None saves the layer's input as it is and recomputes the rest: exact.
+        naive: the baseline of Section 4: the linear part gets Ã₃ in the forward pass too.
     """
 
     normalisation: Normalisation
@@ -87,10 +87,10 @@ class Settings:
     naive: bool
 
     def keeping_for(self, needs: Sequence[bool]) -> "Settings":
-        """Return the same with no more bits than the gradients of x, γ, β, weight and bias that are needed take.
+        """Return the settings with no more bits than the required gradients (x, γ, β, weight, bias) need.
 
-        The sign, one bit, is all that ReLU passes on; what has frozen parameters and running statistics takes no more.
-        A bias alone takes none: 0 bits.
+        The gradient of ReLU needs only the sign, one bit: enough with frozen parameters and running statistics. The
+        gradient of the bias alone needs 0 bits.
         """
         need_x, need_γ, need_β, need_weight, *_ = needs
         if self.naive or self.bits is None or need_weight or need_γ or (need_x and self.normalisation.by_batch):
@@ -99,7 +99,7 @@ class Settings:
 
 
 class PreActivation(torch.autograd.Function):
-    """out = linear(relu(γ ∘ normalised(x) + β)), which keeps the packed code of what goes into the ReLU."""
+    """out = linear(relu(γ ∘ normalised(x) + β)), which saves the packed code of the ReLU's input."""
 
     @staticmethod
     def forward(
@@ -170,7 +170,7 @@ def _exact(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     dA, dw, db = backward(s.linear, gradient, A, weight, (into_norm, need_weight, need_bias))
     dx = dγ = dβ = None
     if dA is not None:
-        # A₃ has the sign of A₂, on which alone this depends.
+        # This depends only on the sign of A₂, which A₃ shares.
         dA = (
             torch.ops.aten.leaky_relu_backward(dA, A, s.slope, False)
             if s.slope
@@ -192,7 +192,7 @@ def _as(gradient: Tensor | None, parameter: Tensor) -> Tensor | None:
 
 
 def plain(x: Tensor, γ: Tensor | None, β: Tensor | None, weight: Tensor, bias: Tensor | None, s: Settings) -> Tensor:
-    """Return the same without a graph, or of a tensor without elements: torch's operations one by one."""
+    """Return the output by torch's operations one by one: without a graph, or for an empty tensor."""
     n = s.normalisation
     A = F.batch_norm(x, n.mean, n.variance, γ, β, n.by_batch, n.momentum, n.eps)
     return s.linear(F.leaky_relu(A, s.slope) if s.slope else F.relu(A), weight, bias)

@@ -1,11 +1,11 @@
-"""Pre-activation layers: batch normalisation, (leaky) ReLU and a convolution or matrix as one module.
+"""Pre-activation layers: batch normalisation, (leaky) ReLU and a convolution or Linear as one module.
 
     layer = PreActConv2d(64, 64, 3, padding=1, bits=4)
-    layer.norm, layer.linear            plain torch.nn modules: they hold the parameters
-    PreActConv2d.of(norm, conv)         the same of modules that there are already
+    layer.norm, layer.linear                     plain torch.nn modules: they hold the parameters
+    preactivate(x, norm, conv, bits=4)           the same for existing modules
 
-Forward is exact: bit for bit ``linear(relu(norm(x)))``, running statistics too. Kept for backward are K bits for each
-element of the input, once, and a few vectors of a number a channel (see function.py).
+The forward pass is exact: bit for bit ``linear(relu(norm(x)))``, running statistics too. Saved for backward are K bits
+for each element of the input, once, and a few vectors of one number per channel (see function.py).
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def preactivate(
     bits: int | None = 4,
     naive: bool = False,
 ) -> Tensor:
-    """Return ``linear(before(leaky_relu(norm(x), negative_slope)))``, keeping few bits of it for backward.
+    """Return ``linear(before(leaky_relu(norm(x), negative_slope)))``, saving few bits for backward.
 
     Args:
         x: (N, C, …), floating point.
@@ -44,9 +44,9 @@ def preactivate(
         linear: nn.Conv1d, 2d, 3d or nn.Linear.
         before: average poolings and nn.Flatten in front of it, which are folded into it.
         negative_slope: of the leaky ReLU, 0 or above; 0 is ReLU.
-        bits: kept for each element of `x`, 1 to 8. None keeps `x` itself and computes the rest again in backward:
-            exact gradients for one activation a layer.
-        naive: in training mode, give `linear` what the codes stand for and not the exact activations: a baseline
+        bits: saved for each element of `x`, 1 to 8. None saves `x` itself and recomputes the rest in backward: exact
+            gradients for one activation a layer.
+        naive: in training mode, feed `linear` the dequantized activations instead of the exact ones: a baseline
             (Section 4) that shows why the forward pass is exact.
     """
     return _preactivate(x, norm, linear, tuple(before), negative_slope, bits, naive)
@@ -74,15 +74,15 @@ def _run(
     return PreActivation.apply(*arguments)  # pyright: ignore[reportReturnType]
 
 
-_preactivate: Any = torch.compiler.disable(_run)  # between compiled pieces: kernels and codes are no graph
+_preactivate: Any = torch.compiler.disable(_run)  # kernels and codes are not traced
 
 
 class PreActLayer(nn.Module):
-    """What the pre-activation layers share.
+    """Base of the pre-activation layers.
 
     Attributes:
         norm: the batch normalisation.
-        linear: the convolution or matrix.
+        linear: the convolution or Linear.
         before: average poolings and nn.Flatten between ReLU and `linear`.
         negative_slope, bits, naive: as in `preactivate`; may be set at any time.
     """
@@ -159,7 +159,7 @@ class _PreActConv(PreActLayer):
 
 
 class PreActConv1d(_PreActConv):
-    """BatchNorm1d, (leaky) ReLU, average pooling if asked for, and Conv1d, in `bits` bits for each element.
+    """BatchNorm1d, (leaky) ReLU, optional average pooling and Conv1d, saving `bits` bits for each element.
 
     Arguments are those of nn.Conv1d and, by name, nn.BatchNorm1d; besides
 
@@ -168,26 +168,26 @@ class PreActConv1d(_PreActConv):
         negative_slope, bits, naive: as in `preactivate`.
 
     Raises:
-        FewbitError: one of these is out of range.
+        FewbitError: `pool`, `negative_slope`, `bits` or `naive` is out of range.
     """
 
     _norm, _linear = nn.BatchNorm1d, nn.Conv1d
 
 
 class PreActConv2d(_PreActConv):
-    """BatchNorm2d, (leaky) ReLU, average pooling if asked for, and Conv2d: as `PreActConv1d`."""
+    """BatchNorm2d, (leaky) ReLU, optional average pooling and Conv2d: as `PreActConv1d`."""
 
     _norm, _linear = nn.BatchNorm2d, nn.Conv2d
 
 
 class PreActConv3d(_PreActConv):
-    """BatchNorm3d, (leaky) ReLU, average pooling if asked for, and Conv3d: as `PreActConv1d`."""
+    """BatchNorm3d, (leaky) ReLU, optional average pooling and Conv3d: as `PreActConv1d`."""
 
     _norm, _linear = nn.BatchNorm3d, nn.Conv3d
 
 
 class PreActLinear(PreActLayer):
-    """Batch normalisation, (leaky) ReLU and Linear, in `bits` bits for each element.
+    """Batch normalisation, (leaky) ReLU and Linear, saving `bits` bits for each element.
 
     Without `pool` the input is (N, in_features). With nn.AvgPool2d, nn.AdaptiveAvgPool2d or their like it is (N, C, …):
     normalised by channel, pooled, flattened to (N, in_features).
@@ -196,12 +196,12 @@ class PreActLinear(PreActLayer):
         in_features, out_features, bias: of nn.Linear.
         channels: of the input; in_features if None.
         eps, momentum, affine, track_running_stats: of the batch normalisation.
-        pool: an average pooling before the matrix.
+        pool: an average pooling before the Linear.
         negative_slope, bits, naive: as in `preactivate`.
         device, dtype: of the parameters.
 
     Raises:
-        FewbitError: one of these is out of range.
+        FewbitError: `pool`, `negative_slope`, `bits` or `naive` is out of range.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""The linear part of a pre-activation layer: a convolution or a matrix, and what linear maps are folded into it.
+"""The linear part of a pre-activation layer: a convolution or a Linear, and the linear maps folded into it.
 
-Average pooling, flattening and padding stand before the weights and need no activations of their own backward: their
-gradient depends on shapes alone. So they act on Ã₃ again in the backward pass, and nothing is kept for them.
+Average pooling, flattening and padding come before the weights and need no saved activations: their gradient depends
+only on shapes. So the backward pass applies them again to Ã₃, and nothing is saved for them.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ class Convolution:
     """A convolution of 1, 2 or 3 dimensions.
 
     Attributes:
-        before: linear maps without parameters, from first to last.
+        before: linear maps without parameters, in order.
         stride, padding, dilation: one number a dimension.
         groups: as in torch.nn.
     """
@@ -59,7 +59,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Affine:
-    """A matrix that acts on the last dimension."""
+    """A matrix product on the last dimension."""
 
     before: tuple[Map, ...]
 
@@ -106,9 +106,9 @@ def backward(linear: Linear, gradient: Tensor, x: Tensor, weight: Tensor, needs:
     Args:
         linear: the linear part.
         gradient: of its output; its dtype is that of the arithmetic (autocast computes in 16 bits).
-        x: what went in. If no gradient of the weight is needed only its form counts.
+        x: its input. If no gradient of the weight is needed, only its shape and strides are used.
         weight: of the convolution or the matrix.
-        needs: which of the three.
+        needs: which of the three gradients to compute.
     """
     if not linear.before:
         dx, dw, db = linear.backward(gradient, _as(x, gradient.dtype), _as(weight, gradient.dtype), needs)
@@ -124,7 +124,7 @@ def backward(linear: Linear, gradient: Tensor, x: Tensor, weight: Tensor, needs:
 
 
 def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x if x.dtype is dtype else x.to(dtype)  # `to` takes a microsecond to find out that there is nothing to do
+    return x if x.dtype is dtype else x.to(dtype)  # a no-op `to` takes a microsecond
 
 
 def _chain(maps: Sequence[Map], x: Tensor) -> Tensor:
