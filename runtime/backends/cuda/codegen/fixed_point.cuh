@@ -4,12 +4,12 @@
 namespace fewbit {
 
 // What the codes of each channel mean: rows of a table (7, C) of 32 bits.
-struct Meaning {
+struct PreActQuantParams {
     const float *origin, *step, *inverse;
     const int* zero;  // codes from here on are positive
     const float *offset, *slope;  // of what was normalised: offset + (code + 1/2 - 2^(K-1)) slope
     const int* sign;  // as zero, but where gamma is 0 all codes have the sign of beta: 0, or 2^K
-    __device__ Meaning(const float* table, i64 C)
+    __device__ PreActQuantParams(const float* table, i64 C)
         : origin(table), step(table + C), inverse(table + 2 * C), zero(reinterpret_cast<const int*>(table + 3 * C)),
           offset(table + 4 * C), slope(table + 5 * C), sign(reinterpret_cast<const int*>(table + 6 * C))
     {
@@ -148,7 +148,7 @@ __device__ inline void encode_channels(T* A, const T* x, u8* packed, const float
     const float* r, i64 n, i64 inner, i64 C, float leak)
 {
     constexpr float half = 1 << (bits - 1), inverse = float((2 * half) / 6.0);
-    const Meaning meaning(table, C);
+    const PreActQuantParams meaning(table, C);
     const i64 stride = i64(gridDim.x) * threads;
     for (i64 group = i64(blockIdx.x) * threads + threadIdx.x; group * 8 < n; group += stride) {
         const i64 begin = group * 8;
@@ -203,7 +203,7 @@ template <class T, int bits>
 __device__ inline void sum_channels(const u8* packed, const T* gradient, const float* table, float* sums, i64 shares,
     i64 n, i64 inner, i64 C, float leak)
 {
-    const Meaning meaning(table, C);
+    const PreActQuantParams meaning(table, C);
     const int lane = threadIdx.x % lanes;
     const bool together = inner >= lanes;
     const i64 of_channel = n / C, tiles = together ? C : (C + lanes - 1) / lanes;
@@ -262,7 +262,7 @@ template <class T, int bits>
 __device__ inline void normalise_channels(
     const u8* packed, T* gradient, const float* table, const float* results, i64 n, i64 inner, i64 C, float leak)
 {
-    const Meaning meaning(table, C);
+    const PreActQuantParams meaning(table, C);
     const float *s = results + 2 * C, *p = results + 3 * C, *q = results + 4 * C;
     const i64 stride = i64(gridDim.x) * threads;
     for (i64 group = i64(blockIdx.x) * threads + threadIdx.x; group * 8 < n; group += stride) {
