@@ -99,7 +99,7 @@ class GatedMLPs:
         if bits is not None and (isinstance(bits, bool) or bits not in range(1, 9)):
             raise FewbitError(f"input_bits is an integer from 1 to 8 or None, not {shown(bits)}")
         check_keep(self.keep)
-        object.__setattr__(self, "copy_bits", check_copy_bits(self.copy_bits))
+        check_copy_bits(self.copy_bits)
 
 
 def read_glu(glu: object) -> GatedMLPs:
@@ -252,7 +252,7 @@ def _adopted(original: nn.Module, attribute: str, act: FewBitActivation, options
         act._parameters_of_function,
         register_table(act.table),
         act.table.bits,
-        *options.copy_bits,
+        *check_copy_bits(options.copy_bits),
         options.keep,
     )
     new.set_plan(plan, options.input_bits)
