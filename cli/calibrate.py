@@ -17,7 +17,7 @@ from ..tables.names import counted
 from ..tables.table import check_bits
 from .options import bits_option, json_option, kind_option
 from .progress import with_progress
-from .target import load_target, told_in_one_line
+from .target import load_target, errors_in_one_line
 
 if TYPE_CHECKING:
     from ..fewbit_gen.calibration import Calibration, Gain
@@ -70,7 +70,7 @@ def command(
 
     source = None if target is None else load_target(target)
     make_folder(output)
-    with told_in_one_line(target or "--demo", source):
+    with errors_in_one_line(target or "--demo", source):
         model, data, *rest = _trained_transformer() if source is None else _returned(source, target)
         loss, inputs = [*rest, None, None][:2]
         calibration = calibrate(model, _first(batches, data), loss, inputs=inputs, bits=bits, kind=kind)

@@ -11,7 +11,7 @@ LINE = "compiling for the first time, which takes some seconds; `fewbit cache wa
 
 
 @contextmanager
-def compilation_told() -> Iterator[None]:
+def compilation_shown() -> Iterator[None]:
     """Write one line to standard error, if it is a terminal, when Numba compiles a function missing from its cache."""
     if not sys.stderr.isatty():
         yield

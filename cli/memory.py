@@ -19,7 +19,7 @@ from ..tables.table import check_bits
 from .memory_codes import codes
 from .options import FILE, json_option
 from .progress import with_progress
-from .target import FORMS, load_target, told_in_one_line
+from .target import FORMS, load_target, errors_in_one_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -183,7 +183,7 @@ def of(
     from ..runtime.plan import memory as memory  # before any user code: reports that torch is missing
 
     subject = _of_user(target, size, meta) if ":" in target else _built_in(target, size, dtype, attention)
-    with told_in_one_line(target, subject.source), memory.as_on_gpu() if subject.on_meta else nullcontext():
+    with errors_in_one_line(target, subject.source), memory.as_on_gpu() if subject.on_meta else nullcontext():
         model, inputs = subject.make(batch)
         comparison = _compare(model, inputs, how, functions)[0]
         need = _need(subject, model, inputs, how, functions) if gpu_memory else None

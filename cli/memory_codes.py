@@ -8,7 +8,7 @@ from ..tables import FewbitError
 from ..tables.columns import columns
 from ..tables.json_format import dumps
 from .options import bits_option, json_option
-from .target import FORMS, load_target, told_in_one_line
+from .target import FORMS, load_target, errors_in_one_line
 
 if TYPE_CHECKING:
     from ..runtime.quantizers.entropy import CodeSizes
@@ -42,7 +42,7 @@ def codes(target: str, bits: int, ratio: float, compressor: str | None, as_json:
         model, inputs = _digits()
     elif ":" in target:
         function = load_target(target)
-        with told_in_one_line(target, function):
+        with errors_in_one_line(target, function):
             model, inputs = function()
     else:
         raise FewbitError(f"{target!r} names no function; a TARGET is {FORMS}, or digits")

@@ -9,7 +9,7 @@ from ..fewbit_gen import Activation, Weight, parse_activation, parse_weight, sol
 from ..tables import FewbitError, Table
 from ..tables.json_format import dumps
 from ..tables.table import table_to_dict
-from .compiling import compilation_told
+from .compiling import compilation_shown
 from .export import FORMATS, choose_format, write_table
 from .options import (
     FILE,
@@ -72,7 +72,7 @@ def command(
         check_figure_path(plot)
     start = time.perf_counter()
     act, w = parse_activation(activation, kinks), parse_weight(weight)
-    with compilation_told():
+    with compilation_shown():
         table = solve(act, bits=bits, levels=levels, kind=kind, weight=w, effort=effort)
     seconds = time.perf_counter() - start
     # Write files before printing: a reader that closes the pipe early (`| head`) does not prevent them.

@@ -48,7 +48,7 @@ def load_target(text: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def told_in_one_line(target: str, source: Callable[..., Any] | None) -> Iterator[None]:
+def errors_in_one_line(target: str, source: Callable[..., Any] | None) -> Iterator[None]:
     """Report an error of the user's code in one line, with the last line of user code in its traceback.
 
     Args:
