@@ -1,8 +1,8 @@
-"""How many bits each sample of each layer gets (ActNN, Sections 4.2 and 4.3).
+"""Allocation of bits to each sample of each layer (ActNN, Sections 4.2 and 4.3).
 
-allocate             Prob. (10) by the greedy rule, with a bound that tells how good it is
+allocate             solves Prob. (10) by the greedy rule, with a bound on the error
 allocate_exactly     the same by dynamic programming
-MixedPrecision       what a training does with it: sensitivities, gradients, iterations
+MixedPrecision       applies it in training: sensitivities, gradients, iterations
 """
 
 from .exact import allocate_exactly

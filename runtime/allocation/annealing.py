@@ -4,9 +4,9 @@
     annealing = ActivationAnnealing(model, [(0, 3, 0.02), (30, 3, 0.01), (60, 2, 0.0)])
     for epoch in range(90):
         train(model)
-        annealing.step()               as a scheduler of torch.optim: once an epoch, after it
+        annealing.step()               as a scheduler of torch.optim: once, after each epoch
 
-The opposite direction loses accuracy (the paper: 75.45 % down, 50.36 % up): a schedule is taken as it is given.
+The opposite direction loses accuracy (the paper: 75.45 % down, 50.36 % up); schedules are not checked for direction.
 """
 
 import itertools
@@ -30,20 +30,21 @@ Phase = tuple[int, int | None, float]
 class ActivationAnnealing:
     """Sets bits and ratio of a converted model's saved activations by the epoch.
 
-    The first phase is set at once. What `fewbit.convert(model, outliers=…)` has replaced is scheduled; other few-bit
-    activations and layers are left.
+    The first phase is set at construction. The modules replaced by `fewbit.convert(model, outliers=…)` are scheduled;
+    other few-bit activations and layers are not changed.
 
     Args:
         model: converted.
-        schedule: (epoch, bits, ratio), by increasing epoch, the first at 0; bits None saves activations whole from
-            then on, the paper's (F).
+        schedule: (epoch, bits, ratio), by increasing epoch, the first at 0; bits None saves activations as they are
+            from then on, the paper's (F).
 
     Attributes:
         schedule: as given.
-        last_epoch: as torch's schedulers count, 0 before the first `step`.
+        last_epoch: as counted by torch's schedulers, 0 before the first `step`.
 
     Raises:
-        FewbitError: the schedule is none, the bits are too few for a ReLU (2), or the model has nothing to set.
+        FewbitError: the schedule is not of that form, it has 1 bit for a ReLU, which needs 2, or the model saves
+            nothing by V-Quant.
     """
 
     def __init__(self, model: nn.Module, schedule: Iterable[Sequence[Any]]) -> None:
@@ -56,11 +57,11 @@ class ActivationAnnealing:
 
     @property
     def phase(self) -> tuple[int | None, float]:
-        """Bits (None: activations are kept whole) and ratio at the present epoch."""
+        """Bits (None: activations are saved as they are) and ratio at the present epoch."""
         return next((bits, ratio) for epoch, bits, ratio in reversed(self.schedule) if epoch <= self.last_epoch)
 
     def step(self) -> None:
-        """Go on to the next epoch."""
+        """Advance to the next epoch."""
         self.last_epoch += 1
         self._set()
 
@@ -69,10 +70,10 @@ class ActivationAnnealing:
         return {"schedule": [list(phase) for phase in self.schedule], "last_epoch": self.last_epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take schedule and epoch from a checkpoint, and set the model accordingly.
+        """Load schedule and epoch from a checkpoint, and set the model accordingly.
 
         Raises:
-            FewbitError: the state is of something else.
+            FewbitError: the state is not one of an `ActivationAnnealing` for this model.
         """
         try:
             schedule, epoch = state["schedule"], int(state["last_epoch"])
@@ -82,7 +83,7 @@ class ActivationAnnealing:
         self._set()
 
     def _checked(self, schedule: Any) -> tuple[Phase, ...]:
-        """Return the phases; raises `FewbitError` if they are none, or none for this model."""
+        """Return the phases; raise `FewbitError` if they are malformed or do not fit this model."""
         phases = _phases(schedule)
         for _, bits, ratio in phases:
             if bits == 1 and any(isinstance(module, ValueAwareReLU) for module in self._modules):
@@ -104,7 +105,7 @@ class ActivationAnnealing:
 
 
 class ScheduledExact(ExactSaver):
-    """Keeps what is saved whole until the schedule says otherwise."""
+    """Saves tensors as they are until the schedule sets bits."""
 
 
 def _is_scheduled(module: nn.Module) -> bool:
@@ -113,7 +114,7 @@ def _is_scheduled(module: nn.Module) -> bool:
 
 
 def _phases(schedule: Any) -> tuple[Phase, ...]:
-    """Return the phases; raises `FewbitError` unless they are in order and begin at 0."""
+    """Return the phases; raise `FewbitError` unless they are in order and begin at 0."""
     accepted = "a schedule is [(epoch, bits, ratio), ...] by increasing epoch, the first at 0"
     try:
         phases = tuple(

@@ -1,4 +1,4 @@
-"""The exact answer to Prob. (10), by dynamic programming over the budget: the greedy rule's judge."""
+"""The exact solution of Prob. (10), by dynamic programming over the budget: the reference for the greedy rule."""
 
 from math import gcd
 from typing import Any
@@ -12,13 +12,13 @@ MOST_CELLS = 10**8
 
 
 def allocate_exactly(sensitivity: Any, elements: Any, budget: float) -> np.ndarray:
-    """Return the numbers of bits of least variance, int64 in the shape of the arguments, as `allocate` takes them.
+    """Return the numbers of bits of least variance, int64 in the shape of the arguments, which are those of `allocate`.
 
-    With u the greatest common divisor of all D, best[i, c] is the least variance of the first i items when c·u bits
-    above 1 bit each may be spent: O(items · budget / u · 8) steps, and a byte of memory for items · budget / u.
+    With u the greatest common divisor of all D, best[i, c] is the least variance of the first i items with c·u bits to
+    spend above 1 bit each: O(items · budget / u · 8) steps and items · budget / u bytes of memory.
 
     Raises:
-        FewbitError: as `Problem.of`, or that is more than 10^8 bytes.
+        FewbitError: as `Problem.of`, or if it would take more than 10^8 bytes.
     """
     problem = Problem.of(sensitivity, elements, budget)
     items = len(problem.w)

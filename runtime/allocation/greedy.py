@@ -1,21 +1,21 @@
-"""The greedy answer to Prob. (10), and the search that closes its gap where the gap matters.
+"""The greedy solution of Prob. (10), and a search that improves it where its gap to the bound matters.
 
-Greedy. One bit more for item i, from b bits, takes w_i · g(b) of variance away, g(b) = 1/(2^b − 1)² − 1/(2^(b+1) − 1)²,
-and costs D_i bits. From 1 bit each, steps are taken in the order of gain *per bit spent*, those that no longer fit are
-passed over, until no step fits. (To order by gain alone, as the published code does, ends up to 2.07 times above the
-optimum.) As g falls, the steps of an item come in order by themselves, and as the order of the items is that of
-w_i / D_i at every b, it is sorted once: seven readers walk down the same list, and the best of the seven is next. This
-takes the steps of a binary heap in its order, in O(NL log NL) for the sorting and O(NL) for the rest.
+Greedy. Adding a bit to item i at b bits lowers the variance by w_i · g(b), g(b) = 1/(2^b − 1)² − 1/(2^(b+1) − 1)², and
+costs D_i bits. From 1 bit each, steps are taken in the order of gain *per bit spent*, skipping those that no longer
+fit, until no step fits. (Ordering by gain alone, as the published code does, ends up to 2.07 times above the optimum.)
+As g decreases, the steps of an item are in order by themselves, and as the items are ordered by w_i / D_i at every b,
+they are sorted once: seven cursors advance through the same list, and the best of the seven is next. This takes the
+steps in the order of a binary heap, in O(NL log NL) for the sorting and O(NL) for the rest.
 
 Bound. Let λ be the gain per bit of the first step that does not fit. Allowed to take a fraction of it, the greedy rule
-is optimal, so what that leaves is a lower bound. Any allocation lies above the bound by
+is optimal, so the variance left then is a lower bound. Any allocation lies above the bound by
 
     Σ_i loss_i(b_i) + λ · (bits not spent),     loss_i(b) = w_i/(2^b − 1)² + λ D_i b − min over b of the same ≥ 0
 
-Search. With many samples the greedy answer lies within 1 % of the bound, and is returned. Else (a few items, of very
-different sizes) an item can have b bits in a better answer only if loss_i(b) is below the gap; for most that leaves one
-choice. The others are combined one after another, keeping of all partial answers those that are neither worse and
-dearer than another nor provably above the best, and the most promising `WIDTH` of them: exact where no more remain.
+Search. With many samples the greedy solution lies within 1 % of the bound, and is returned. Else (a few items, of very
+different sizes) an item can have b bits in a better solution only if loss_i(b) is below the gap; for most that leaves
+one choice. The others are combined one after another, keeping the partial solutions that are neither dominated by
+another nor provably above the best, and of those the `WIDTH` most promising: the result is exact if no more remain.
 """
 
 from typing import Any
@@ -25,16 +25,16 @@ from numba import njit
 
 from .problem import GAINS, LEAST, LEFT, MOST, Problem
 
-GAP = 0.01  # above the bound, that is not worth a search
-WIDTH = 1024  # partial answers kept
-CORE = 48  # items that the search looks at
+GAP = 0.01  # relative gap to the bound up to which there is no search
+WIDTH = 1024  # partial solutions kept
+CORE = 48  # items that the search considers
 
 
 def allocate_at_least(least: Any, sensitivity: Any, elements: Any, budget: float) -> np.ndarray:
-    """Return what `allocate` does, with at least `least` bits each: integers of a shape that broadcasts.
+    """Return the solution of `allocate` with at least `least` bits each: integers of a shape that broadcasts.
 
-    Items that would get fewer get so many, and the others share the rest. Where the budget does not allow that, `least`
-    does not count.
+    Items that would get fewer bits get `least`, and the others share the rest. If the budget does not allow that,
+    `least` is ignored.
 
     Raises:
         FewbitError: as `allocate`.
@@ -54,24 +54,25 @@ def allocate_at_least(least: Any, sensitivity: Any, elements: Any, budget: float
 
 
 def allocate(sensitivity: Any, elements: Any, budget: float) -> np.ndarray:
-    """Return numbers of bits, 1 to 8, that make the variance small: int64 in the shape of the arguments.
+    """Return numbers of bits, 1 to 8, with a small variance: int64 in the shape of the arguments.
 
-    The bits that are not spent would not do for one step of any item that has fewer than 8. Items without sensitivity
-    share what the others cannot use evenly.
+    The unspent bits do not suffice for one more step of any item below 8 bits. Items without sensitivity share evenly
+    what the others cannot use.
 
     Args:
         sensitivity: w, each finite and not negative; any shape, such as (L, N).
         elements: D, integers, of a shape that broadcasts with it, such as (L, 1).
-        budget: Σ D·b may be no more.
+        budget: upper bound of Σ D·b.
 
     Raises:
-        FewbitError: an argument is none of these, or the budget is below Σ D.
+        FewbitError: a sensitivity is negative or not finite, an element count is not a positive integer, or the budget
+            is below Σ D.
     """
     problem = Problem.of(sensitivity, elements, budget)
     if not problem.w.size:
         return np.empty(problem.shape, np.int64)
     scale = problem.w.max() or 1.0
-    w = problem.w / scale  # tiny and huge sensitivities alike
+    w = problem.w / scale  # against underflow and overflow
     D = problem.D
     order = np.argsort(-(w / D), kind="stable")
     bits, λ, bound = _take_steps(w, D, order, problem.budget - int(D.sum()), GAINS)
@@ -85,7 +86,7 @@ def allocate(sensitivity: Any, elements: Any, budget: float) -> np.ndarray:
 def _take_steps(
     w: np.ndarray, D: np.ndarray, order: np.ndarray, spare: int, gains: np.ndarray
 ) -> tuple[np.ndarray, float, float]:
-    """Return the greedy bits, λ and the lower bound; λ is 0 where all steps of any gain fit."""
+    """Return the greedy bits, λ and the lower bound; λ is 0 if all steps with a gain fit."""
     bits = np.full(len(w), LEAST, np.int64)
     λ, before, missing = _fill(w, D, order, spare, bits, gains)
     return bits, λ, before - λ * missing
@@ -93,13 +94,13 @@ def _take_steps(
 
 @njit(cache=True)
 def _fill(w: Any, D: Any, order: Any, spare: Any, bits: Any, gains: Any) -> Any:
-    """Take all steps that fit, in the order of gain per bit, and change `bits`.
+    """Take all steps that fit, in the order of gain per bit, in place in `bits`.
 
     Returns:
-        λ; the variance before the first step that did not fit; the bits that were left at that moment. 0 if all fit.
+        λ; the variance before the first step that did not fit; the bits left at that moment. 0 each if all fit.
     """
     n = len(order)
-    at = np.zeros(len(gains), np.int64)  # where each reader stands in the list
+    at = np.zeros(len(gains), np.int64)  # position of each cursor in the list
     smallest = D.min()
     λ, before, left_then = 0.0, 0.0, 0
     while λ == 0.0 or spare >= smallest:
@@ -110,7 +111,7 @@ def _fill(w: Any, D: Any, order: Any, spare: Any, bits: Any, gains: Any) -> Any:
             if at[b] < n:
                 i = order[at[b]]
                 ratio = w[i] * gains[b] / D[i]
-                if ratio > best:  # of equal ones the fewest bits
+                if ratio > best:  # ties go to the fewest bits
                     best, reader = ratio, b
         if reader < 0:
             break
@@ -136,7 +137,7 @@ def _search(w: np.ndarray, D: np.ndarray, budget: int, bits: np.ndarray, λ: flo
     best = float((w * LEFT[bits - LEAST]).sum()) - bound
     base = loss.argmin(1) + LEAST
     open_ = np.flatnonzero((loss < best).sum(1) > 1)
-    # Those whose second choice costs least, the largest first: the small ones then settle what is left.
+    # The items whose second choice costs least, largest first: the small ones then use up the rest.
     open_ = open_[np.argsort(np.partition(loss[open_], 1, axis=1)[:, 1], kind="stable")][:CORE]
     open_ = open_[np.argsort(-D[open_], kind="stable")]
     spare, lost = np.array([budget - int((D * base).sum())]), np.zeros(1)
@@ -151,7 +152,7 @@ def _search(w: np.ndarray, D: np.ndarray, budget: int, bits: np.ndarray, λ: flo
         new_lost = lost[parent] + loss[i, chosen - LEAST]
         least = new_lost + λ * np.maximum(new_spare - up[k + 1], 0)
         kept = np.flatnonzero((least < best) & (new_spare >= -down[k + 1]))
-        value = new_lost + λ * new_spare  # the variance, but for a constant
+        value = new_lost + λ * new_spare  # the variance up to a constant
         kept = kept[np.lexsort((value[kept], -new_spare[kept]))]  # the cheapest first
         kept = kept[value[kept] < np.concatenate([[np.inf], np.minimum.accumulate(value[kept])[:-1]])]
         if len(kept) > WIDTH:

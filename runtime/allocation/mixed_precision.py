@@ -1,20 +1,20 @@
-"""Mixed precision: bits for each sample of each compressed layer, found anew while a model trains (ActNN, Section 4.3).
+"""Mixed precision: bits for each sample of each compressed layer, updated while a model trains (ActNN, Section 4.3).
 
     precision = MixedPrecision(model, bits=2.0)
 
-Each iteration has two stages. In the forward pass a layer shares out its own bits to the samples of the batch, by
-their sensitivities. Before the next forward pass the bits of all layers are shared out anew, by the sensitivities of
-the last batch and the gradients that its backward pass showed; what a layer's samples got makes the layer's bits. The
-sensitivity of a sample depends on a gradient that is not known yet (sensitivity.py), so it is estimated:
+Each iteration has two stages. In the forward pass a layer allocates its own bits to the samples of the batch, by their
+sensitivities. Before the next forward pass the bits of all layers are reallocated, by the sensitivities of the last
+batch and the gradients of its backward pass; the bits of a layer's samples add up to the layer's bits. The sensitivity
+of a sample depends on a gradient that is not known yet (sensitivity.py), so it is estimated:
 
     average     by a moving average over the iterations of the mean over the samples: one number a layer
-    stale       by the gradient of the same sample in the last epoch, and until there is one by that average
+    stale       by the gradient of the same sample in the last epoch, and by that average until there is one
 
-A layer whose gradient has not been seen (all, before the first backward pass) has the average of `bits`, so that the
-first iteration is ActNN with per-sample bits alone, and a layer that is not used takes nothing from the others. So has
-a layer of a kind whose sensitivities say nothing beside another kind's (sensitivity.py, `is_comparable`).
+A layer whose gradient has not been observed (every layer, before the first backward pass) has the average of `bits`, so
+that the first iteration is ActNN with per-sample bits only, and an unused layer takes nothing from the others. The same
+holds for a layer whose sensitivities are not comparable with those of other kinds (sensitivity.py, `is_comparable`).
 
-Layers whose rounding changes the gradient that they pass on, normalisations for one, have at least 2 bits where `bits`
+Layers whose rounding changes the gradient that they pass on, such as normalisations, have at least 2 bits where `bits`
 allows it. The paper has no such bound; with 1 bit there, the errors of a deep network multiply from layer to layer.
 """
 
@@ -43,25 +43,26 @@ Gradients = Literal["average", "stale"]
 
 
 class MixedPrecision:
-    """Gives each compressed layer of a model a saver that shares out a budget of bits.
+    """Gives each compressed layer of a model a saver that allocates bits from a common budget.
 
-    The budget is `bits` for each element that the layers save, on average over all of them; to it come 0.125 bits
+    The budget is `bits` for each element that the layers save, on average over all layers; added to it are 0.125 bits
     for each element at G = 256 (0.5 at most: `PerGroup.within`), a byte for each sample and layer, and up to 7 bytes of
-    padding. Each process of a distributed training shares out its own; nothing is communicated.
+    padding. Each process of a distributed training allocates its own budget; nothing is communicated.
 
     Args:
-        model: with compressed layers (fewbit.layers), which are found when this is made.
-        bits: on average, from 1 to 8; need not be an integer.
+        model: with compressed layers (fewbit.layers), which are found at construction.
+        bits: average, from 1 to 8, not necessarily an integer.
         group_size: of `PerGroup`.
-        gradients: how the magnitude of the coming gradient is estimated; see above. For ``stale`` each forward pass is
-            preceded by `samples`.
+        gradients: the estimate of the coming gradient's magnitude; see above. With ``stale`` call `samples` before each
+            forward pass.
         momentum: of the moving average, at least 0 and below 1.
-        every: iterations from one sharing out between layers to the next.
-        across_layers: whether bits go from one layer to another at all.
-        wanted: which of the compressed layers; all of them if it is left out.
+        every: iterations between reallocations across layers.
+        across_layers: whether to reallocate bits across layers at all.
+        wanted: predicate that selects the compressed layers; all by default.
 
     Raises:
-        FewbitError: an argument is none of these, or the model has no compressed layer.
+        FewbitError: `bits`, `group_size`, `gradients`, `momentum` or `every` is not one of the values above, or the
+            model has no compressed layer.
     """
 
     def __init__(
@@ -97,30 +98,30 @@ class MixedPrecision:
             self.savers[name] = layer.saver = SampleSaver(self, layer, self.target)
         self._current: Tensor | None = None
         self._weights = 0  # layers with weights since the iteration began
-        self._last = Last()  # what was compressed last,
-        self._owner: SampleSaver | None = None  # and by which of the savers
+        self._last = Last()  # the tensor compressed last,
+        self._owner: SampleSaver | None = None  # and the saver that compressed it
         self._hook = model.register_forward_pre_hook(self._begin)  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def bits(self) -> dict[str, float]:
-        """Bits for each element of each layer, on average over its samples."""
+        """Bits for each element, by layer, averaged over its samples."""
         return {name: (saver.host or saver).average for name, saver in self.savers.items()}
 
     def samples(self, indices: Tensor | Sequence[int]) -> None:
-        """Tell which samples of the data set the next batch holds: N integers, not negative."""
+        """Set the indices in the data set of the next batch's samples: N integers, not negative."""
         found = torch.as_tensor(indices)
         if found.dim() != 1 or found.is_floating_point() or found.dtype == torch.bool or bool((found < 0).any()):
             raise FewbitError(f"samples are integers not below 0, one for each of the batch, not {shown(indices)}")
         self._current = found.long().cpu()
 
     def remove(self) -> None:
-        """Give the layers the savers that they had before."""
+        """Restore the savers that the layers had before."""
         self._hook.remove()
         for layer, saver in self._before.values():
             layer.saver = saver
 
     def release(self, layer: nn.Module) -> None:
-        """Let `layer`, which saves through something else from now on, have no part in the sharing."""
+        """Exclude `layer`, which now saves through another saver, from the allocation."""
         for name, (held, _) in [*self._before.items()]:
             if held is layer:
                 del self._before[name]
@@ -129,7 +130,7 @@ class MixedPrecision:
             self._hook.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was learned, for a checkpoint."""
+        """Return bits and gradient magnitudes, for a checkpoint."""
         return {
             "iterations": self.iterations,
             "layers": {
@@ -138,10 +139,10 @@ class MixedPrecision:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned of the same layers.
+        """Load what `state_dict` returned for the same layers.
 
         Raises:
-            FewbitError: the layers are others.
+            FewbitError: the state is of other layers.
         """
         given = state.get("layers", {})
         if set(given) != set(self.savers):
@@ -155,7 +156,7 @@ class MixedPrecision:
 
     @disable
     def _begin(self, model: nn.Module, inputs: Any) -> None:
-        """Before a forward pass that may save something: share out between the layers by what the last one saved."""
+        """Reallocate across layers by the last iteration, before a forward pass that may save tensors."""
         if not torch.is_grad_enabled() or _in_backward():
             return
         if any(saver.batches for saver in self.savers.values()):
@@ -188,18 +189,18 @@ class MixedPrecision:
 
 
 def _in_backward() -> bool:
-    """Tell whether a backward pass is running: a forward pass in it is a checkpoint's, which has to save the same."""
-    return torch._C._current_graph_task_id() != -1  # as torch's own checkpoint asks
+    """Return whether a backward pass is running: a forward pass in it is a checkpoint's, which has to save the same."""
+    return torch._C._current_graph_task_id() != -1  # the test of torch's own checkpoint
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """What a layer knows of a tensor that it has compressed.
+    """Statistics of a tensor that a layer has compressed.
 
     Attributes:
         variance: V of each sample, float64 (N,).
-        magnitude: t, of each sample or of all: 0 or 1 dimensions; None before it is known.
-        elements: of a sample, those that fill its last group of codes too.
+        magnitude: t, of each sample or of all: 1 or 0 dimensions; None before it is known.
+        elements: of a sample, including the padding of its last group of codes.
     """
 
     saver: "SampleSaver"
@@ -208,7 +209,7 @@ class Batch:
     elements: int
 
     def sensitivity(self) -> np.ndarray:
-        """Return w of each sample, with the gradients known by now."""
+        """Return w of each sample, from the gradients observed so far."""
         known = self.magnitude
         if known is None:
             of_all = self.saver.magnitudes()
@@ -218,17 +219,17 @@ class Batch:
 
 @dataclass(eq=False)
 class SampleSaver:
-    """A layer's saver (runtime/layers/saver.py): each sample gets bits by its sensitivity.
+    """A layer's saver (layers/saver.py) that gives each sample bits by its sensitivity.
 
     Attributes:
-        precision: whose layer it is of.
+        precision: the `MixedPrecision` that it belongs to.
         layer: the layer.
-        average: bits for each element, on average over the samples.
+        average: bits for each element, averaged over the samples.
         magnitude: moving average of the mean of t (sensitivity.py); None before the first gradient.
-        stale: t of each sample of the data set when it was last seen, NaN of others; None under ``average``.
-        batches: what has been compressed since the iteration began.
-        guests: of layers that got the same input after this one, and share its codes.
-        host: whose guest this is.
+        stale: last t of each sample of the data set, NaN for samples not seen; None under ``average``.
+        batches: tensors compressed since the iteration began.
+        guests: savers of layers that got the same input after this one and share its codes.
+        host: the saver whose codes this one shares.
     """
 
     precision: MixedPrecision
@@ -246,18 +247,18 @@ class SampleSaver:
         return f"MixedPrecision({self.average:.3g} bits)"
 
     def compress(self, x: Tensor) -> Compressed:
-        """Return `x` with the bits of this layer shared out to its samples."""
+        """Return `x` compressed, with this layer's bits allocated to its samples."""
         return self._shared_out(x, self.precision.quantizer)
 
     def compress_rows(self, x: Tensor) -> Compressed:
-        """Return `x` as `compress` does, each row of its last dimension by itself."""
+        """Return `x` compressed as by `compress`, each row of its last dimension by itself."""
         return self._shared_out(last_innermost(x), self.precision.quantizer.within(x.shape[-1]))
 
     def _shared_out(self, x: Tensor, quantizer: PerGroup) -> Compressed:
         if x.numel() == 0:
             return Whole(x)
         self._enter(x)
-        # Without values all samples are alike, and every layer has its average.
+        # Without values all samples count the same, and every layer has its average.
         alike = is_abstract(x)
         variance = np.ones(len(x)) if alike else quantization_variance(x, quantizer.group_size).cpu().numpy()
         elements = -(-x.shape[1:].numel() // GROUP) * GROUP
@@ -271,9 +272,10 @@ class SampleSaver:
         return compressed
 
     def compress_once(self, x: Tensor, rows: bool = False) -> Compressed:
-        """Return `x` with the bits of this layer, or if it was the last that came, as the layer before has it.
+        """Return `x` compressed, with the codes of the previous layer if that compressed the same `x`.
 
-        That layer's bits then answer for the gradients of both. What is in memory anyway is saved as it is.
+        The bits of those codes then depend on the gradients of both layers. A tensor that is in memory anyway is saved
+        as it is.
         """
         precision = self.precision
         if is_held(x):
@@ -297,12 +299,12 @@ class SampleSaver:
         return compressed
 
     def _enter(self, x: Tensor) -> None:
-        """Note the input of the layer, and how many layers with weights there were before it."""
+        """Record the shape of the layer's input, and the number of layers with weights before it."""
         self._shape, self._before = x.shape, self.precision._weights
         self.precision._weights += has_weights(self.layer)
 
     def leave(self) -> None:
-        """Be nobody's guest, and nobody's host."""
+        """Stop sharing codes with other layers."""
         if self.host is not None:
             self.host.guests.remove(self)
             self.host = None
@@ -312,15 +314,15 @@ class SampleSaver:
 
     @property
     def least(self) -> int:
-        """Bits that each sample has at least, if the budget allows it."""
+        """Least bits of each sample, if the budget allows it."""
         return 2 if passes_rounding_on(self.layer) else 1
 
     def magnitudes(self) -> list[float]:
-        """Return the magnitudes that are known of this layer and its guests."""
+        """Return the known magnitudes of this layer and its guests."""
         return [float(saver.magnitude) for saver in (self, *self.guests) if saver.magnitude is not None]
 
     def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
-        """Learn how large the gradients are; those that are not finite teach nothing."""
+        """Update the magnitude of the gradients; non-finite ones are ignored."""
         self.precision._last.forget()
         if is_abstract(gradient):
             return
@@ -337,7 +339,7 @@ class SampleSaver:
         self._remember(t)
 
     def _stale_magnitude(self, N: int) -> np.ndarray | None:
-        """Return t of the samples of the batch as it was in the last epoch, or None."""
+        """Return t of the batch's samples in the last epoch, or None."""
         places = self.precision._current
         if self.precision.gradients == "average" or places is None or len(places) != N or self.stale is None:
             return None
@@ -345,7 +347,7 @@ class SampleSaver:
         return None if bool(found.isnan().any()) else found.double().numpy()
 
     def _last_seen(self, places: Tensor) -> Tensor:
-        """Return t of the samples as they were last seen; of others the average, or NaN if there is none."""
+        """Return the last t of each sample; for samples not seen the average, or NaN if there is none."""
         assert self.stale is not None
         inside = places < len(self.stale)
         found = torch.where(inside, self.stale[places.clamp(max=len(self.stale) - 1)], torch.nan)

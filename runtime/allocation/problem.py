@@ -1,4 +1,4 @@
-"""Prob. (10) of ActNN: which numbers of bits make the gradient's variance smallest under a budget.
+"""Prob. (10) of ActNN: the numbers of bits that minimize the gradient's variance under a budget.
 
     min Σ_i w_i / (2^b_i − 1)²     subject to     Σ_i D_i b_i ≤ budget,  b_i from 1 to 8
 
@@ -14,7 +14,7 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 
 LEAST, MOST = 1, 8
-# Variance left at b bits, of what 1 bit leaves; what one bit more takes away of it, at b = 1 to 7.
+# Variance at b bits relative to 1 bit, and its decrease by one more bit, at b = 1 to 7.
 LEFT = 1 / (2.0 ** np.arange(LEAST, MOST + 1) - 1) ** 2
 GAINS = LEFT[:-1] - LEFT[1:]
 
@@ -26,8 +26,8 @@ class Problem:
     Attributes:
         w: sensitivities, float64 (items,).
         D: elements, int64 (items,).
-        budget: bits to be spent at most; from Σ D to 8·Σ D.
-        shape: that the answer shall have.
+        budget: most bits to spend; from Σ D to 8·Σ D.
+        shape: of the solution.
     """
 
     w: np.ndarray

@@ -3,33 +3,34 @@
     w_n = V_n · t_n,      V_n = Σ_i |h_ni| R_ni² / 6
 
 V_n is the variance of the compressed sample at 1 bit, summed over its elements: its groups i have |h_ni| elements (G,
-or fewer) of range R_ni. t_n is by how much the backward pass of the layer multiplies it; it depends on the gradient ∇_n
-of the layer's output for the sample, and is approximated as in the paper, Σ_i a_i b_i ≈ Σ_i a_i · mean_i b_i:
+or fewer) of range R_ni. t_n is the factor by which the layer's backward pass multiplies it; it depends on the gradient
+∇_n of the layer's output for the sample, and is approximated as in the paper, Σ_i a_i b_i ≈ Σ_i a_i · mean_i b_i:
 
     linear              ‖∇_n‖² / T            of T positions (tokens); Equation 9 has T = 1
     convolution         ‖∇_n‖² K / (I A)      I input positions, A groups, K kernel positions that meet no padding
-    transposed          ‖∇_n‖² K / (I A)      with I output positions: a convolution of the inverse stride
+    transposed          ‖∇_n‖² K / (I A)      I output positions: a convolution of the inverse stride
     batch norm          mean_c [∇²_nc (1 + P w_c² r_c²) + w_c⁴ r_c² / M · (∇²_nc + mean_n ∇²_nc)]
     other norms         ∇²_n (1 + P mean_c w_c² · r_n²) + mean_c w_c⁴ · r_n² / M · 2 ∇²_n
     anything else       mean of ∇_n²          as for a product with the saved tensor
 
-∇²_nc is the mean over the positions of a channel, r what the layer multiplies by, 1/deviation, M the elements that is
-taken over. A normalisation compresses x̄, not x as in the paper, so r² stands here once less. Of it ∇² is the variance
-of ∇w, which Equation 8 asks for, and the last term that of ∇X, from B.2, where d_c² is taken for what it is on average
-if y and ∇y do not correlate, w_c² Σ_n ∇²_nc.
+∇²_nc is the mean over the positions of a channel, r = 1/deviation the factor of the layer, M the number of elements
+that the deviation is taken over. A normalisation compresses x̄, not x as in the paper, so there is one factor r² less.
+The term ∇² is the variance of ∇w, required by Equation 8, and the last term that of ∇X, from B.2, where d_c² is
+replaced by its average if y and ∇y do not correlate, w_c² Σ_n ∇²_nc.
 
-A row or channel of zeros has the largest r of all, 1/√ε, and x̄ = 0 there, which costs nothing to keep. So r² stands
-for r² (1 − ε r²): the second factor is the mean of x̄², 1 as a rule and 0 there.
+A row or channel of zeros has the largest possible r, 1/√ε, but x̄ = 0, which has no rounding error. So r² denotes
+r² (1 − ε r²): the second factor is the mean of x̄², normally 1 and 0 in that case.
 
-The factor 1 + P w_c² r_c² is not the paper's. Equation 8 leaves out what a context does to the gradients of weights
-before it. That is nothing for linear layers, whose ∇X does not depend on it. But the noise of Σ_n x̄_nc ∇_nc, the same
-for all samples, moves all of ∇X along x̄, and a weight before adds that up: to w_c² r_c² of the variance of ∇w_c, if its
-inputs are white and of variance 1. P is the number of such weights. Without the factor normalisations get 1 bit each,
-and the variance of all gradients at 2 bits on average is three times that of the same bits everywhere.
+The factor 1 + P w_c² r_c² is not in the paper. Equation 8 omits the effect of a layer's compression on the gradients of
+earlier weights. There is none for linear layers, whose ∇X does not depend on their saved input. But the noise of
+Σ_n x̄_nc ∇_nc, the same for all samples, moves all of ∇X along x̄, and an earlier weight accumulates it: to w_c² r_c² of
+the variance of ∇w_c, if its inputs are white and of variance 1. P is the number of such weights. Without the factor
+normalisations get 1 bit each, and the variance of all gradients at 2 bits on average is three times that of uniform
+bits.
 
-Linear layers, convolutions and batch normalisation are held against measured variances. What the last two rows say is
-good enough to compare samples of one layer, not layers: a small transformer at 2 bits on average trained worse than
-with the same bits everywhere when they took part, and better than that when they did not (`is_comparable`).
+Tests compare linear layers, convolutions and batch normalisation with measured variances. The last two rows are
+accurate enough to compare samples of one layer, not layers: a small transformer at 2 bits on average trained worse than
+with uniform bits when they were included, and better when they were not (`is_comparable`).
 """
 
 from functools import cache
@@ -48,9 +49,9 @@ _LINEAR = nn.Linear | Conv1D
 
 
 def quantization_variance(x: Tensor, group_size: int) -> Tensor:
-    """Return V, float64 (N,): the variance that `PerGroup(1, group_size)` adds to each sample, over its elements.
+    """Return V, float64 (N,): the variance that `PerGroup(1, group_size)` adds to each sample, summed over elements.
 
-    Groups that are not finite count as 0: no number of bits saves them.
+    Non-finite groups count as 0: no number of bits represents them.
 
     Args:
         x: (N, ...), floating-point.
@@ -70,25 +71,25 @@ def quantization_variance(x: Tensor, group_size: int) -> Tensor:
 
 
 def _squared_ranges(groups: Tensor) -> Tensor:
-    # On the CPU torch's aminmax along a dimension takes nine times as long as the two by themselves.
+    # On the CPU torch's aminmax along a dimension takes nine times as long as amin and amax.
     low, high = (groups.amin(2), groups.amax(2)) if groups.device.type == "cpu" else groups.aminmax(dim=2)
     return (high.double() - low.double()).square().nan_to_num(0, 0, 0)
 
 
 def has_weights(layer: nn.Module) -> bool:
-    """Tell whether a layer multiplies its input by a matrix that is learned."""
+    """Return whether a layer multiplies its input by a learned matrix."""
     return isinstance(layer, _LINEAR | _ConvNd)
 
 
 def is_comparable(layer: nn.Module) -> bool:
-    """Tell whether a layer's sensitivities can be compared with those of other layers."""
+    """Return whether a layer's sensitivities can be compared with those of other layers."""
     return has_weights(layer) or _by_channel(layer)
 
 
 def passes_rounding_on(layer: nn.Module) -> bool:
-    """Tell whether the rounding of what a layer saves changes the gradient that it passes on, not only its weights'.
+    """Return whether rounding a layer's saved tensor changes the gradient that it passes on, not only its weights'.
 
-    Such errors multiply from layer to layer, which sensitivities do not count.
+    Such errors multiply from layer to layer, which sensitivities do not account for.
     """
     return not has_weights(layer)
 
@@ -103,10 +104,10 @@ def gradient_factor(
     """Return t, float32 (N,).
 
     Args:
-        layer: whose input is compressed.
+        layer: the layer whose input is compressed.
         gradient: ∇, of the layer's output, (N, ...).
         shape: of the input.
-        rstd: r, of a normalisation: (C,) by channel, or the samples' one after another.
+        rstd: r, of a normalisation: (C,) by channel, or by sample.
         before: P, layers with weights (`has_weights`) between the model's input and this one.
     """
     N = gradient.shape[0]
@@ -147,13 +148,13 @@ def _padding(layer: _ConvNd) -> tuple[int, ...]:
 
 @cache
 def _taps(size: int, outputs: int, kernel: int, stride: int, padding: int, dilation: int) -> float:
-    """Return how many kernel positions of an output, on average, meet one of `size` elements and no padding."""
+    """Return the average number of kernel positions of an output that meet one of `size` elements, not padding."""
     inside = sum(0 <= o * stride + k * dilation - padding < size for o in range(outputs) for k in range(kernel))
     return inside / max(1, outputs)
 
 
 def _epsilon(layer: nn.Module, dtype: torch.dtype) -> float:
-    """Return what a normalisation adds to the variance."""
+    """Return ε, which a normalisation adds to the variance."""
     if isinstance(layer, RMSNormOfTransformers):
         return layer.epsilon
     epsilon = getattr(layer, "eps", None)
@@ -161,7 +162,7 @@ def _epsilon(layer: nn.Module, dtype: torch.dtype) -> float:
 
 
 def _normalised(layer: nn.Module, shape: torch.Size) -> int:
-    """Return over how many elements a normalisation takes its mean."""
+    """Return the number of elements over which a normalisation takes its mean."""
     if isinstance(layer, RMSNormOfTransformers):
         return layer.weight.numel()
     if isinstance(layer, nn.LayerNorm | nn.RMSNorm):

@@ -1,7 +1,7 @@
-"""Activations in few bits at inference: a range and a threshold for each layer, found once on sample data.
+"""Quantizes activations at inference, with a range and a threshold for each layer, found once on sample data.
 
-During inference no element is sorted. What lies above the threshold in magnitude is kept in 16 bits, the rest is
-rounded to 2^b levels over the calibrated range (V-Quant, Section 4.7: the low-cost sorting that it leaves open).
+No elements are sorted during inference. Values above the threshold in magnitude are kept in 16 bits, the rest is
+rounded to 2^b levels over the calibrated range (V-Quant, Section 4.7, leaves low-cost sorting open).
 """
 
 from typing import Any
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from ...tables import FewbitError
 from ..quantizers import Outlier
 
-_SAMPLES = 1 << 14  # magnitudes of a batch that are looked at for the threshold
+_SAMPLES = 1 << 14  # magnitudes of a batch sampled for the threshold
 
 
 class StraightThrough(torch.autograd.Function):
-    """x, q -> q; the gradient goes to x as if nothing had been rounded."""
+    """x, q -> q; the gradient passes to x unchanged (straight-through estimator)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, quantized: Tensor) -> Tensor:
@@ -25,25 +25,25 @@ class StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """Return the gradient as it is."""
+        """Return the gradient unchanged."""
         return grads[0], None
 
 
 class InputQuantizer(nn.Module):
     """The input of a layer in b bits, with the ratio AR of largest magnitudes in 16 bits.
 
-    Until it is calibrated it lets everything through. Beyond the calibrated range, values are clamped at AR = 0 and
-    kept in 16 bits otherwise, so that AR is a mean over the data it was calibrated on. NaN stays NaN.
+    Before calibration it returns its input. Beyond the calibrated range, values are clamped at AR = 0 and kept in
+    16 bits otherwise, so that AR is a mean over the calibration data. NaN stays NaN.
 
     Attributes:
         bits: b, 1 to 8.
         ratio: AR, from 0 to 1.
         value_dtype: of the large values.
-        range: least and greatest of the rest, and the magnitude above which values are large: float32 (3,); NaN before
+        range: minimum and maximum of the rest, and the magnitude above which values are large: float32 (3,); NaN before
             calibration.
 
     Raises:
-        FewbitError: an attribute is none of these.
+        FewbitError: an attribute is not one of the values above.
     """
 
     range: Tensor
@@ -72,14 +72,14 @@ class InputQuantizer(nn.Module):
             raise FewbitError("a pickled InputQuantizer holds bits, ratio, value_dtype and a range of three numbers")
 
     def begin(self) -> None:
-        """Look at what comes in from now on, and let it through."""
+        """Start calibration: observe inputs and return them unchanged."""
         self._seen, self._ends = [], (torch.inf, -torch.inf)
 
     def finish(self) -> None:
-        """Take threshold and range from what was seen since `begin`.
+        """Set threshold and range from the inputs observed since `begin`.
 
         Raises:
-            FewbitError: nothing finite was.
+            FewbitError: there was no finite input.
         """
         seen, self._seen = torch.cat(self._seen or [torch.empty(0)]), None
         low, high = self._ends
@@ -93,11 +93,11 @@ class InputQuantizer(nn.Module):
         self.range.copy_(torch.tensor([min(low, high), max(low, high), threshold]))
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop calibration."""
         self._seen = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `x` as b bits and 16 bits hold it; its gradient passes unchanged."""
+        """Return `x` quantized to b bits and 16 bits; its gradient passes unchanged."""
         if self._seen is not None:
             self._look(x.detach())
             return x
@@ -106,7 +106,7 @@ class InputQuantizer(nn.Module):
         return StraightThrough.apply(x, self.quantized(x.detach()))  # pyright: ignore[reportReturnType]
 
     def quantized(self, x: Tensor) -> Tensor:
-        """Return the values that stand for `x`."""
+        """Return the quantized values of `x`."""
         low, high, threshold = self.range.to(x.dtype)
         step = ((high - low) / ((1 << self.bits) - 1)).clamp(min=torch.finfo(torch.float16).tiny)
         rest = ((x.clamp(low, high) - low) / step).round() * step + low
@@ -126,5 +126,5 @@ class InputQuantizer(nn.Module):
         if finite.numel():
             low, high = self._ends
             self._ends = min(low, float(finite.amin())), max(high, float(finite.amax()))
-            stride = max(1, finite.numel() // _SAMPLES) | 1  # odd, so that it keeps no step with rows
+            stride = max(1, finite.numel() // _SAMPLES) | 1  # odd, so that it does not align with rows
             self._seen.append(finite[::stride].abs().cpu())

@@ -1,4 +1,4 @@
-"""A layer's own forward with other weights than it holds: what quantised inference needs of each kind of layer."""
+"""Runs a layer's own forward with other weights than it holds, for the kinds of layers in quantized inference."""
 
 import copy
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-# Which parameters of each kind are quantised; biases stay as they are.
+# Parameters of each kind that are quantized; biases are not.
 _KINDS: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Linear: ("weight",),
     nn.Conv1d: ("weight",),
@@ -18,9 +18,9 @@ _KINDS: dict[type[nn.Module], tuple[str, ...]] = {
 
 
 def weights_of(layer: nn.Module) -> tuple[str, ...]:
-    """Return the names of the parameters of `layer` that are quantised; none if its kind is not known here.
+    """Return the names of the parameters of `layer` that are quantized; empty if its class is not supported.
 
-    A subclass is another kind: its forward may use its weights in other ways.
+    Subclasses are not supported: their forward may use the weights in other ways.
     """
     if type(layer) is nn.LSTM:
         return tuple(name for name in layer._flat_weights_names if not name.startswith("bias"))
@@ -30,7 +30,7 @@ def weights_of(layer: nn.Module) -> tuple[str, ...]:
 
 
 def call(layer: nn.Module, weights: dict[str, Tensor], x: Tensor, *args: Any) -> Any:
-    """Return `layer(x, *args)` computed with `weights` in place of its own, by name."""
+    """Return `layer(x, *args)`, computed with `weights`, by name, instead of its own."""
     if isinstance(layer, nn.LSTM):
         own = layer._flat_weights
         names: Any = layer._flat_weights_names
@@ -49,7 +49,7 @@ def call(layer: nn.Module, weights: dict[str, Tensor], x: Tensor, *args: Any) ->
 
 
 def without_weights(layer: nn.Module) -> nn.Module:
-    """Return a copy of `layer` that holds none of the memory of its quantised weights, for `call`."""
+    """Return a copy of `layer` without its quantized weights, for `call`."""
     bare: Any = copy.copy(layer)
     gone = weights_of(layer)
     bare._parameters = {name: None if name in gone else value for name, value in layer._parameters.items()}

@@ -1,7 +1,7 @@
-"""The two forms of a layer in quantised inference: one to fine-tune, one that holds nothing but codes.
+"""The two forms of a layer in quantized inference: one to fine-tune, one that holds only codes.
 
-TunedLayer     full-precision weights, quantised anew in every forward pass; gradients go straight through
-PackedLayer    the codes alone; a forward pass decompresses the weight, uses it and drops it
+TunedLayer     full-precision weights, quantized in every forward pass; straight-through gradients
+PackedLayer    only the codes; a forward pass decompresses the weight, uses it and frees it
 """
 
 from collections.abc import Iterator
@@ -21,12 +21,12 @@ PARTS = ("packed", "counts", "offsets", "values", "levels")
 
 
 class TunedLayer(nn.Module):
-    """A layer whose forward pass sees quantised weights and, if asked for, a quantised input.
+    """A layer whose forward pass uses quantized weights and, optionally, a quantized input.
 
     Attributes:
         layer: the original, with its full-precision parameters, which are trained.
         weights: V-Quant's quantizer of its weights.
-        input: of its input; None leaves it as it is.
+        input: quantizer of its input; None does not quantize it.
     """
 
     def __init__(self, layer: nn.Module, weights: Outlier, input: InputQuantizer | None) -> None:
@@ -34,17 +34,17 @@ class TunedLayer(nn.Module):
         self.layer, self.weights, self.input = layer, weights, input
 
     def forward(self, x: Tensor, *args: Any) -> Any:
-        """Return what the layer does with quantised weights and input."""
+        """Return the layer's output with quantized weights and input."""
         x = x if self.input is None else self.input(x)
         return call(self.layer, {name: self._quantized(name) for name in self.names}, x, *args)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the weights in `layer` that are quantised."""
+        """Names of the weights in `layer` that are quantized."""
         return weights_of(self.layer)
 
     def codes(self, name: str) -> OutlierCompressed:
-        """Return a weight in few bits, as it is now; codes are in row-major order."""
+        """Return the codes of a weight's present value, in row-major order."""
         return self.weights.compress(getattr(self.layer, name).detach().contiguous())
 
     def _quantized(self, name: str) -> Any:
@@ -59,9 +59,9 @@ class PackedTensor(nn.Module):
     """A compressed tensor as buffers, so that it moves and is stored with the model.
 
     Attributes:
-        quantizer: what compressed it.
+        quantizer: the quantizer that compressed it.
         shape: of the tensor.
-        dtype: that it is decompressed to.
+        dtype: of the decompressed tensor.
     """
 
     packed: Tensor
@@ -108,7 +108,7 @@ class PackedTensor(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "PackedTensor":
-        # Only devices concern codes: model.half() and the like would spoil levels and values.
+        # Only the device is changed: model.half() and the like would corrupt levels and values.
         return super()._apply(lambda t: t.to(fn(t).device), recurse)
 
     def extra_repr(self) -> str:
@@ -117,7 +117,7 @@ class PackedTensor(nn.Module):
 
 
 class PackedLayer(nn.Module):
-    """A layer that holds its weights in few bits only; for inference, or as a frozen part of a model.
+    """A layer that holds its weights only in few bits; for inference, or as a frozen part of a model.
 
     Attributes:
         layer: the original without its weights.
@@ -142,7 +142,7 @@ class PackedLayer(nn.Module):
         return sum(packed.codes.nbytes for _, packed in self.tensors())
 
     def forward(self, x: Tensor, *args: Any) -> Any:
-        """Return what the layer does with its decompressed weights."""
+        """Return the layer's output with its decompressed weights."""
         x = x if self.input is None else self.input(x)
         weights = {name: packed.decompress() for name, packed in self.tensors()}
         if x.is_floating_point():  # after model.half() and the like

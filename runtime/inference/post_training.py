@@ -1,11 +1,11 @@
-"""Quantised inference: V-Quant after training (V-Quant, Sections 4.7 and 5.2).
+"""Quantized inference: V-Quant after training (V-Quant, Sections 4.7 and 5.2).
 
     model = quantize(model, bits=4, weight_ratio=0.01, activation_ratio=0.01)
-    calibrate(model, batches)          ranges of activations, a few batches
-    ...                                train on for an epoch or so: gradients go to the full-precision weights
-    pack(model)                        codes alone remain
+    calibrate(model, batches)          ranges of activations, from a few batches
+    ...                                fine-tune for an epoch or so: gradients go to the full-precision weights
+    pack(model)                        only codes remain
 
-All layers are quantised, the first and the last too; only the input of the network itself stays as it is.
+All layers are quantized, including the first and the last; only the input of the network itself is not.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,7 +27,7 @@ _FLOATING_INPUT = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True)
 class Configuration:
-    """Bits and ratios of a quantised model.
+    """Bits and ratios of a quantized model.
 
     Attributes:
         bits: of weights and activations, 1 to 8.
@@ -36,7 +36,7 @@ class Configuration:
         value_dtype: of large values: float16, bfloat16 or float32.
 
     Raises:
-        FewbitError: an attribute is none of these.
+        FewbitError: an attribute is not one of the values above.
     """
 
     bits: int = 4
@@ -62,23 +62,23 @@ def quantize(
     *,
     exclude: Callable[[str, nn.Module], bool] | None = None,
 ) -> nn.Module:
-    """Replace the layers of a trained model, in place, by ones that compute with quantised weights and inputs.
+    """Replace the layers of a trained model, in place, by ones that compute with quantized weights and inputs.
 
-    Replaced are Linear, convolutions, Embedding (weights) and LSTM (weights), not subclasses of them. The first layer
-    that a calibration reaches takes the network's own input, which stays as it is.
+    Linear, convolutions, Embedding (weights) and LSTM (weights) are replaced, not subclasses of them. The first layer
+    that a calibration reaches takes the network's own input, which is not quantized.
 
     Args:
         model: trained, on any device.
         bits: of weights and activations, 1 to 8.
         weight_ratio: AR of the weights.
         activation_ratio: AR of the activations; None leaves them in full precision, as Table 6 does.
-        exclude: (name, layer) -> whether it is left.
+        exclude: (name, layer) -> whether to leave it.
 
     Returns:
         `model`, or the new layer if `model` is itself one.
 
     Raises:
-        FewbitError: a number is out of range, or the model has nothing to quantise.
+        FewbitError: a number is out of range, or the model has no such layer.
     """
     configuration = Configuration(bits, weight_ratio, activation_ratio)
     made: dict[int, nn.Module] = {}
@@ -112,17 +112,17 @@ def _moved(tuned: TunedLayer, device: torch.device) -> TunedLayer:
 
 @torch.no_grad()
 def calibrate(model: nn.Module, batches: Iterable[Any], *, keep_input: bool = True) -> None:
-    """Find the range and the threshold of each layer's input on sample data, a few batches of it.
+    """Find the range and the threshold of each layer's input on a few batches of sample data.
 
-    The pass is in evaluation mode, with quantised weights and full-precision activations.
+    The pass is in evaluation mode, with quantized weights and full-precision activations.
 
     Args:
-        model: quantised.
+        model: quantized.
         batches: inputs of the model, each a tensor or a tuple of arguments.
-        keep_input: leave the input of the layer that comes first in full precision: it is the network's own.
+        keep_input: leave the input of the first layer, which is the network's own, in full precision.
 
     Raises:
-        FewbitError: there is no batch, or a layer saw no finite input.
+        FewbitError: there is no batch, or a layer had no finite input.
     """
     quantizers = [layer.input for layer in model.modules() if isinstance(layer, TunedLayer) and layer.input is not None]
     order: list[InputQuantizer] = []
@@ -163,7 +163,7 @@ def _append_to(order: list[Any]) -> Callable[[nn.Module, Any], None]:
 
 
 def pack(model: nn.Module) -> nn.Module:
-    """Replace, in place, quantised layers by ones that hold codes alone; they cannot be trained any more.
+    """Replace, in place, quantized layers by ones that hold only codes; they cannot be trained any more.
 
     Outputs stay the same, bit for bit. A weight that two layers share is packed for each of them.
 
@@ -171,7 +171,7 @@ def pack(model: nn.Module) -> nn.Module:
         `model`, or the new layer if `model` is itself one.
 
     Raises:
-        FewbitError: there is none.
+        FewbitError: the model has no quantized layer.
     """
     made: dict[int, nn.Module] = {}
 
@@ -187,14 +187,14 @@ def pack(model: nn.Module) -> nn.Module:
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Return the bytes that parameters and buffers of a model take in memory, each once."""
+    """Return the bytes of a model's parameters and buffers, each counted once."""
     return sum(
         t.numel() * t.element_size() for t in {id(t): t for t in (*model.parameters(), *model.buffers())}.values()
     )
 
 
 def replaced(model: nn.Module, new: Callable[[str, nn.Module], nn.Module], name: str = "") -> nn.Module:
-    """Return what stands for `model` when `new` has been asked for it and for all modules in it."""
+    """Replace every module of `model` by `new(name, module)`, in place; return the replacement of `model` itself."""
     if not isinstance(model, nn.Module):
         raise FewbitError(f"the model must be a torch.nn.Module, not {shown(model)}")
     found = new(name, model)

@@ -1,9 +1,9 @@
-"""Which bits and ratios are enough: a search over quantised models (V-Quant, Section 4.7).
+"""Search for the smallest bits and ratios that keep a model accurate enough (V-Quant, Section 4.7).
 
     result = search(model, accuracy_of, batches, accuracy=0.97)
     print(result); result.best.configuration
 
-Candidates are few, so each is made and measured; the best is the smallest that is accurate enough.
+There are few candidates, so each is made and measured; the best is the smallest that is accurate enough.
 """
 
 import copy
@@ -22,13 +22,13 @@ from .post_training import Configuration, calibrate, quantize
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration and what it comes to.
+    """A configuration with its size and accuracy.
 
     Attributes:
         configuration: bits and ratios.
         weight_bytes: of the packed weights.
-        weights: their number.
-        accuracy: what `evaluate` returned; None if it was not asked, a smaller one being accurate enough.
+        weights: number of weights.
+        accuracy: result of `evaluate`; None if not evaluated, because a smaller candidate is accurate enough.
     """
 
     configuration: Configuration
@@ -43,23 +43,23 @@ class Candidate:
 
     @property
     def bits_per_activation(self) -> float:
-        """Bits of an activation: b + 16·AR, as positions are nowhere stored; 32 in full precision."""
+        """Bits of an activation: b + 16·AR, as positions are not stored; 32 in full precision."""
         ratio = self.configuration.activation_ratio
         return 32.0 if ratio is None else self.configuration.bits + 16 * ratio
 
     @property
     def size(self) -> tuple[int, float]:
-        """What candidates are ordered by: the bitwidth, then bits of a weight and an activation together."""
+        """Sort key of candidates: the bitwidth, then bits of a weight and an activation together."""
         return self.configuration.bits, self.bits_per_weight + self.bits_per_activation
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found. `str(result)` is the table.
+    """The result of a search. `str(result)` is a table.
 
     Attributes:
         rows: all candidates, the smallest first.
-        required: the accuracy that was asked for.
+        required: the required accuracy.
     """
 
     rows: tuple[Candidate, ...]
@@ -67,7 +67,7 @@ class SearchResult:
 
     @property
     def best(self) -> Candidate | None:
-        """The smallest that is accurate enough, or None if none is."""
+        """The smallest candidate that is accurate enough, or None."""
         return next((row for row in self.rows if row.accuracy is not None and row.accuracy >= self.required), None)
 
     def __str__(self) -> str:
@@ -95,16 +95,16 @@ def search(
     fine_tune: Callable[[nn.Module], object] | None = None,
     exhaustive: bool = True,
 ) -> SearchResult:
-    """Return which bits and ratios keep a trained model accurate enough, and what every candidate comes to.
+    """Return the bits and ratios that keep a trained model accurate enough, with size and accuracy of every candidate.
 
     Args:
-        model: trained; it is copied for each candidate and left as it is.
+        model: trained; it is copied for each candidate and not changed.
         evaluate: model -> accuracy, the larger the better.
         batches: for `calibrate`.
-        accuracy: that is asked for.
+        accuracy: the required accuracy.
         bits, weight_ratios, activation_ratios: all their combinations are tried.
-        fine_tune: trains a quantised model for a while, in place, before it is evaluated.
-        exhaustive: False stops at the smallest that is accurate enough; the others have no accuracy then.
+        fine_tune: trains a quantized model for a while, in place, before it is evaluated.
+        exhaustive: False stops at the smallest that is accurate enough; larger ones then have no accuracy.
 
     Raises:
         FewbitError: a number is out of range, or there is nothing to try.

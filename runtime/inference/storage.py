@@ -1,7 +1,7 @@
-"""Packed models in files: the codes as they lie in memory, in the safetensors format, with what they mean beside.
+"""Packed models in files: the codes as in memory, in the safetensors format, with the quantizers as metadata.
 
     save(model, "model.safetensors")
-    load(Net(), "model.safetensors")      an architecture, its own weights whatever they are
+    load(Net(), "model.safetensors")      an architecture; its own weights do not matter
 
 Needs `safetensors`: pip install 'fewbit[safetensors]'.
 """
@@ -35,7 +35,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         FewbitError: the model has no packed layer, the file cannot be written, or safetensors is not installed.
     """
     files = _safetensors()
-    layers = {name: _told(layer) for name, layer in model.named_modules() if isinstance(layer, PackedLayer)}
+    layers = {name: _metadata(layer) for name, layer in model.named_modules() if isinstance(layer, PackedLayer)}
     if not layers:
         raise FewbitError("the model has no packed layer: call pack(model) first")
     tensors: dict[str, Tensor] = {}
@@ -48,10 +48,10 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         else:
             first[key] = name
             tensors[name] = tensor.contiguous()
-    told = json.dumps({"format": _FORMAT, "layers": layers, "aliases": aliases})
+    metadata = json.dumps({"format": _FORMAT, "layers": layers, "aliases": aliases})
     check_writable(path)
     with atomic_write(path) as stream:
-        stream.write(files.save(tensors, metadata={"fewbit": told}))
+        stream.write(files.save(tensors, metadata={"fewbit": metadata}))
 
 
 def load(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
@@ -65,7 +65,7 @@ def load(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
         `model`, or the new layer if `model` is itself one; in evaluation mode.
 
     Raises:
-        FewbitError: the file cannot be read, is of something else, or does not fit the model.
+        FewbitError: the file cannot be read, was not written by `save`, or does not fit the model.
     """
     shown_path, file = _name(path), _read(path)
     if not isinstance(model, nn.Module):
@@ -77,10 +77,10 @@ def load(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
     made: dict[int, nn.Module] = {}
     originals: dict[int, nn.Module] = {}
     try:
-        for name, told in file.layers.items():
+        for name, metadata in file.layers.items():
             layer = modules[name]
             if id(layer) not in made:
-                made[id(layer)] = _built(layer, told, file.tensors, f"{name}." if name else "")
+                made[id(layer)] = _built(layer, metadata, file.tensors, f"{name}." if name else "")
                 originals[id(made[id(layer)])] = layer
         root = replaced(model, lambda _, layer: made.get(id(layer), layer))
         try:
@@ -96,24 +96,24 @@ def load(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
 
 @dataclass(frozen=True, eq=False)
 class _File:
-    """What `save` wrote: what is told of each packed layer, and the tensors by all their names."""
+    """The contents of a file of `save`: metadata of each packed layer, and the tensors by all their names."""
 
     layers: dict[str, Any]
     tensors: dict[str, Tensor]
 
 
 def _read(path: str | os.PathLike[str]) -> _File:
-    """Return what is in the file `path`; raises `FewbitError` if `save` did not write it."""
+    """Return the contents of the file `path`; raise `FewbitError` if `save` did not write it."""
     _safetensors()
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(os.fspath(path), "pt") as file:
-            told = json.loads((file.metadata() or {})["fewbit"])
+            metadata = json.loads((file.metadata() or {})["fewbit"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dictionary)
-        layers, aliases = told["layers"], told["aliases"]
+        layers, aliases = metadata["layers"], metadata["aliases"]
         strings = all(isinstance(other, str) for other in aliases.values())
-        if told["format"] != _FORMAT or not strings or aliases.keys() & tensors.keys():
+        if metadata["format"] != _FORMAT or not strings or aliases.keys() & tensors.keys():
             raise ValueError
         return _File(dict(layers), tensors | {name: tensors[other] for name, other in aliases.items()})
     except OSError as error:
@@ -127,24 +127,24 @@ def _name(path: object) -> str:
 
 
 def _check_fit(own: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Raise FewbitError unless `tensors` are as those in the state_dict `own`, but for the precision of numbers."""
+    """Raise FewbitError unless `tensors` match the state_dict `own` in names, shapes and kinds of dtype."""
     if own.keys() != tensors.keys():
         lacking, unknown = own.keys() - tensors.keys(), tensors.keys() - own.keys()
         raise FewbitError(f"it lacks {shown(min(lacking))}" if lacking else f"it has an unknown {shown(min(unknown))}")
     for name, tensor in tensors.items():
-        there, here = _as_told(tensor), _as_told(own[name])
+        there, here = _kind_text(tensor), _kind_text(own[name])
         if there != here:
             raise FewbitError(f"{shown(name)} is {here} in the model, {there} in the file")
 
 
-def _as_told(tensor: Tensor) -> str:
-    """Return the kind of number and the shape."""
+def _kind_text(tensor: Tensor) -> str:
+    """Return the text of a tensor's kind of dtype and shape."""
     kind = "floating-point" if tensor.is_floating_point() else name_of(tensor.dtype)
     return f"{kind} {tuple(tensor.shape)}"
 
 
-def _told(layer: PackedLayer) -> dict[str, Any]:
-    """Return what a packed layer is, but for its tensors."""
+def _metadata(layer: PackedLayer) -> dict[str, Any]:
+    """Return the metadata of a packed layer."""
     q = layer.input
     return {
         "weights": {name: _weight(packed) for name, packed in layer.tensors()},
@@ -162,9 +162,9 @@ def _weight(packed: PackedTensor) -> dict[str, Any]:
     }
 
 
-def _built(layer: nn.Module, told: Any, tensors: dict[str, Tensor], prefix: str) -> PackedLayer:
-    """Return the packed form of `layer` that `_told` told of; raises `FewbitError` if there is none."""
-    weights, input = _fields(prefix, told, "weights", "input")
+def _built(layer: nn.Module, metadata: Any, tensors: dict[str, Tensor], prefix: str) -> PackedLayer:
+    """Return the packed form of `layer` from its metadata; raise `FewbitError` if they do not match."""
+    weights, input = _fields(prefix, metadata, "weights", "input")
     names = weights_of(layer)
     if not isinstance(weights, dict) or not names or weights.keys() != set(names):
         accepted = ", ".join(names) or "none"
@@ -176,9 +176,9 @@ def _built(layer: nn.Module, told: Any, tensors: dict[str, Tensor], prefix: str)
     return PackedLayer(layer, packed, InputQuantizer(bits, ratio, _dtype(dtype)))
 
 
-def _codes(weight: Tensor, told: Any, tensors: dict[str, Tensor], prefix: str) -> OutlierCompressed:
-    """Return the codes of a layer's `weight` that `_weight` told of."""
-    shape, dtype, quantizer = _fields(prefix, told, "shape", "dtype", "quantizer")
+def _codes(weight: Tensor, metadata: Any, tensors: dict[str, Tensor], prefix: str) -> OutlierCompressed:
+    """Return the codes of a layer's `weight` from the metadata that `_weight` returned."""
+    shape, dtype, quantizer = _fields(prefix, metadata, "shape", "dtype", "quantizer")
     bits, ratio, values = _fields(f"{prefix}quantizer", quantizer, "bits", "ratio", "value_dtype")
     if not isinstance(shape, list) or not all(type(size) is int for size in shape) or tuple(shape) != weight.shape:
         raise FewbitError(f"{prefix[:-1]} is {tuple(weight.shape)}, in the file {shown(shape)}")
@@ -200,15 +200,15 @@ def _codes(weight: Tensor, told: Any, tensors: dict[str, Tensor], prefix: str) -
     return codes
 
 
-def _fields(name: str, told: Any, *names: str) -> list[Any]:
-    """Return the values of a dictionary of just these names; raises `FewbitError` if `told` is none."""
-    if not isinstance(told, dict) or told.keys() != set(names):
-        raise FewbitError(f"what is told of {shown(name)} is {', '.join(names)}, in the file {shown(told)}")
-    return [told[name] for name in names]
+def _fields(name: str, metadata: Any, *names: str) -> list[Any]:
+    """Return the values of the metadata; raise `FewbitError` unless it is a dictionary of exactly these names."""
+    if not isinstance(metadata, dict) or metadata.keys() != set(names):
+        raise FewbitError(f"what is told of {shown(name)} is {', '.join(names)}, in the file {shown(metadata)}")
+    return [metadata[name] for name in names]
 
 
 def _dtype(name: Any) -> torch.dtype:
-    """Return the floating-point dtype of a name; raises `FewbitError` if there is none."""
+    """Return the floating-point dtype of that name; raise `FewbitError` if the name is not in `DTYPES`."""
     known = {name_of(dtype): dtype for dtype in DTYPES}
     if not isinstance(name, str) or name not in known:
         raise FewbitError(f"a dtype is one of {', '.join(known)}, not {shown(name)}")

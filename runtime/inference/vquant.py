@@ -1,9 +1,9 @@
-"""Value-aware quantization (V-Quant): few large values exactly, the many small ones in few bits.
+"""Value-aware quantization (V-Quant): few large values are kept exactly, the many small ones in few bits.
 
 Training       `fewbit.convert(model, outliers=0.02, bits=3)` or `value_aware`: layers that save by V-Quant, forward
                exact; `ActivationAnnealing` changes bits and ratio by the epoch.
-Inference      `quantize`, `calibrate`, `pack`: weights and activations in 3 to 5 bits; `search` finds how few do;
-               `save` and `load` a packed model.
+Inference      `quantize`, `calibrate`, `pack`: weights and activations in 3 to 5 bits; `search` finds the smallest
+               configuration; `save` and `load` a packed model.
 
 The quantizer itself is `fewbit.quantizers.Outlier`.
 """

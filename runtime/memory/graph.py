@@ -1,8 +1,8 @@
-"""Which op of an autograd graph saved a tensor.
+"""Finds the op of an autograd graph that saved a tensor.
 
-A saved-tensor hook is not told who saves. But autograd numbers the nodes of a graph as it makes them, and a node saves
-just after it was made: the last number given out at that moment says who. Reading the tensors back from the nodes
-(`node._saved_self`) would tell too, but it runs whatever other hooks packed them: checkpointing would recompute.
+A saved-tensor hook does not get the saving node. But autograd numbers the nodes of a graph as it makes them, and a node
+saves just after it was made: the last number at that moment identifies it. Reading the tensors back from the nodes
+(`node._saved_self`) would also work, but it runs the unpack hooks of others: checkpointing would recompute.
 """
 
 import re
@@ -29,8 +29,8 @@ class Ops:
     """The nodes of a graph that can save a tensor, by their numbers.
 
     Args:
-        roots: the graph is walked to its leaves from the tensors among these.
-        since: nodes with a smaller number are older than what is looked at, and left out.
+        roots: the graph is traversed to its leaves from the tensors among these.
+        since: nodes with a smaller number are older than the call and left out.
     """
 
     def __init__(self, roots: Iterable[object], since: int) -> None:
@@ -41,11 +41,11 @@ class Ops:
         self._saving = sorted(self._names)
 
     def name_at(self, number: int) -> str | None:
-        """Return the op that saved a tensor when `number` was the last that had been given out, or None.
+        """Return the op that saved a tensor when `number` was the last one assigned, or None.
 
-        The node of that number it is not always. The graph of an input that was changed through another view is made
-        anew in between, and a custom function may build a graph of its own before it saves: then it is the last node
-        that can save. The node of an in-place op on a view lies hidden in the CopySlices made next.
+        It is not always the node of that number. The graph of an input that was changed through another view is rebuilt
+        in between, and a custom function may build its own graph before it saves: then it is the last node that can
+        save. The node of an in-place op on a view is hidden in the CopySlices made next.
         """
         if number in self._names:
             return self._names[number]
@@ -57,7 +57,7 @@ class Ops:
 
 
 def op_name(node: Node) -> str:
-    """Return the op whose gradient `node` computes, as its function is called: GeluBackward0 is gelu's."""
+    """Return the name of the function whose gradient `node` computes: gelu for GeluBackward0."""
     name = node.name()
     if isinstance(node, BackwardCFunction):  # a user's torch.autograd.Function, or an op of torch.library
         return name.removesuffix("Backward").removeprefix(_GENERATED).removesuffix("_default")
@@ -67,7 +67,7 @@ def op_name(node: Node) -> str:
 
 
 def _nodes(roots: Iterable[object], since: int) -> dict[int, Node]:
-    # By type(): isinstance would ask objects that answer by loading what they stand for.
+    # By type(): isinstance would make lazy objects load.
     todo: list[Node | None] = [cast(Tensor, root).grad_fn for root in roots if issubclass(type(root), Tensor)]
     found: dict[int, Node] = {}
     while todo:
@@ -83,6 +83,6 @@ def _nodes(roots: Iterable[object], since: int) -> dict[int, Node]:
 
 @cache
 def _saves(kind: type) -> bool:
-    """Return whether nodes of a class can save a tensor, as far as can be told."""
-    hidden = kind.__name__ in (_ON_VIEW, "CppFunction")  # the latter: an extension's node that shows nothing of itself
+    """Return whether nodes of a class can save a tensor, as far as the class shows it."""
+    hidden = kind.__name__ in (_ON_VIEW, "CppFunction")  # the latter: an extension's opaque node
     return hidden or any(name.startswith("_raw_saved_") for name in dir(kind))

@@ -27,14 +27,14 @@ def listing(
 
     Args:
         rows: in the order of saving.
-        fields: what the parts of the keys are.
-        heads: what the sizes are called; one name more than there are sizes is that of the last column.
-        last: the text of the last column, from the sizes of a row and the totals.
-        sort: "order" as given, "bytes" (largest first size first) or "name" (by the keys).
-        limit: show so many rows, and sum up the rest in one.
+        fields: names of the parts of the keys.
+        heads: names of the sizes, and of the last column.
+        last: text of the last column, from the sizes of a row and the totals.
+        sort: "order" as given, "bytes" (by the first size, largest first) or "name" (by the keys).
+        limit: most rows to show; the rest is summed up in one row.
 
     Raises:
-        FewbitError: `sort` is none of these, or `limit` is below 1.
+        FewbitError: `sort` is not "order", "bytes" or "name", or `limit` is below 1.
     """
     if sort not in SORTS:
         raise FewbitError(f"no sort {sort!r}; there are {', '.join(SORTS)}")
@@ -55,19 +55,19 @@ def listing(
 
 
 def check_fields(fields: Sequence[str]) -> None:
-    """Raise FewbitError if one of `fields` is none."""
+    """Raise FewbitError if one of `fields` is not in `FIELDS`."""
     for field in fields:
         if field not in FIELDS:
             raise FewbitError(f"no field {field!r}; there are {', '.join(FIELDS)}")
 
 
 def share(part: float, whole: float) -> str:
-    """Return `part` of `whole` as a percentage; of nothing, as nothing."""
+    """Return `part` of `whole` as a percentage; "" if `whole` is 0."""
     return f"{part / whole:.1%}" if whole else ""
 
 
 def size_text(size: float) -> str:
-    """Return bytes as people read them: 1.5 GiB, 12.0 MiB, 512 B."""
+    """Return bytes with a unit: 1.5 GiB, 12.0 MiB, 512 B."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"

@@ -1,8 +1,8 @@
-"""What a GPU would keep, where other devices keep something else; for models measured without a GPU.
+"""Dropout and attention that save what they save on a GPU, for models measured without a GPU.
 
-On the CPU and on the meta device dropout is a product with a mask of the input's dtype, and attention may come apart
-into its pieces. On CUDA dropout keeps one byte an element, and `scaled_dot_product_attention` its inputs, its output
-and one float32 for each row of scores.
+On the CPU and on the meta device dropout is a product with a mask of the input's dtype, and attention may be decomposed
+into its steps. On CUDA dropout saves one byte an element, and `scaled_dot_product_attention` its inputs, its output and
+one float32 for each row of scores.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,9 +15,9 @@ from torch.overrides import TorchFunctionMode
 
 
 class as_on_gpu(TorchFunctionMode):
-    """Within this block dropout and attention keep for backward what their CUDA kernels keep.
+    """Within this block dropout and attention save for backward what their CUDA kernels save.
 
-    For counting on the meta device and on fake tensors: the values that come out have no meaning.
+    For measuring on the meta device and on fake tensors: the output values are meaningless.
     """
 
     def __torch_function__(
@@ -27,7 +27,7 @@ class as_on_gpu(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call `func`, or what stands for it on a GPU."""
+        """Call `func`, or its replacement with the saved tensors of a GPU."""
         return _ON_GPU.get(func, func)(*args, **(kwargs or {}))
 
 
@@ -47,8 +47,8 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    # The one fused kernel that counts on every device keeps what those for CUDA keep. It makes no dropout mask, nor do
-    # they; and they take fewer heads of keys than of queries as they are, so `enable_gqa` changes nothing.
+    # This fused kernel runs on every device and saves what those for CUDA save. Neither it nor they make a dropout
+    # mask, and they accept fewer heads of keys than of queries, so `enable_gqa` changes nothing.
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     return fused(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
 

@@ -1,13 +1,13 @@
-"""The most memory that a call holds at once: every tensor storage that torch's operations make, as long as it lives.
+"""Peak memory of a call: the largest total of the living tensor storages that torch's operations made in it.
 
-    peak_of(lambda: loss(model, x).backward())      bytes, of what the call makes, on any device
+    peak_of(lambda: loss(model, x).backward())      bytes of storages that the call makes, on any device
     peak_of_step(model, *inputs)                    of a forward and a backward pass; gradients of parameters apart
 
-Counted are storages that operations return, from the operation on and until nobody holds them: activations, what is
-kept for backward, results that are needed for a moment, gradients. Not counted is what was there before the call
-(parameters, buffers, the inputs), what an operation takes for itself and gives back (a kernel's scratch memory), what
-a compiled graph takes, and how an allocator rounds and caches. On tensors without values (the meta device, fake
-tensors) a quantizer counts as its kernels do, without the temporary tensors of its reference.
+Storages that operations return are counted from the operation until they are freed: activations, saved tensors,
+temporary results, gradients. Not counted are storages from before the call (parameters, buffers, the inputs), memory
+that an operation allocates and frees internally (a kernel's scratch memory), memory of a compiled graph, and an
+allocator's rounding and caching. On tensors without values (the meta device, fake tensors) a quantizer counts as its
+kernels do, without the temporary tensors of its reference.
 """
 
 import gc
@@ -27,18 +27,18 @@ from ..tensors.abstract import in_scratch
 from .storages import identity_of, parts_of
 from .values import values_for
 
-# What a model of transformers returns for its next call: no loss depends on it.
+# Outputs of a model of transformers that are for its next call: no loss depends on them.
 _CACHES = frozenset({"past_key_values", "cache_params", "mems", "state"})
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The most bytes that a training step holds at once, of what it makes itself.
+    """The peak of a training step, in bytes, of the storages that it makes.
 
     Attributes:
-        bytes: activations, what is kept for backward, results that pass, and their gradients; not the gradients of
-            parameters, which are as large as the parameters and stay for the optimizer.
-        with_gradients: the gradients of parameters too, if there were none before the step.
+        bytes: activations, saved tensors, temporary results, and their gradients; not the gradients of parameters,
+            which are as large as the parameters and stay for the optimizer.
+        with_gradients: the same with the gradients of parameters, if there were none before the step.
     """
 
     bytes: int
@@ -46,19 +46,18 @@ class Peak:
 
 
 def peak_of(call: Callable[[], object]) -> int:
-    """Return the most bytes that `call` holds at once in storages that it makes itself."""
+    """Return the peak bytes of the storages that `call` makes."""
     with _Tracker() as tracker:
         call()
     return tracker.peak()
 
 
 def peak_of_step(model: nn.Module, *inputs: object, **keywords: object) -> Peak:
-    """Run `model(*inputs, **keywords)` and its backward pass once; return the most memory that they hold at once.
+    """Run `model(*inputs, **keywords)` and its backward pass once; return their peak memory.
 
-    The backward pass begins at the `loss` among the outputs if the model returns one by that name, as those of
-    `transformers` do; else each output that has a gradient is given ones. Outputs are held until the end, as by a
-    training loop that goes on to log them. The gradients that parameters and inputs had are put back afterwards; hooks
-    of parameters run.
+    The backward pass begins at the output named `loss` if there is one, as in models of `transformers`; else each
+    output that requires a gradient gets a gradient of ones. Outputs are held until the end, as by a training loop that
+    logs them. The former gradients of parameters and inputs are put back afterwards; hooks of parameters run.
     """
     with ExitStack() as stack:
         for mode in values_for(model, (inputs, keywords)):
@@ -88,7 +87,7 @@ def _roots(outputs: object) -> list[Tensor]:
 
 @contextmanager
 def _gradients_aside(parameters: list[nn.Parameter], inputs: object) -> Iterator[None]:
-    """Let no leaf have a gradient in this block; afterwards each has the one that it had."""
+    """Remove the gradients of all leaves in this block, and restore them afterwards."""
     leaves = [*parameters, *(t for t in tree_leaves(inputs) if isinstance(t, Tensor) and t.is_leaf and t.requires_grad)]
     before = [leaf.grad for leaf in leaves]
     try:
@@ -102,7 +101,7 @@ def _gradients_aside(parameters: list[nn.Parameter], inputs: object) -> Iterator
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Let no garbage collection run in this block, so that the same step has the same peak."""
+    """Disable garbage collection in this block, so that the same step has the same peak."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()
@@ -115,12 +114,12 @@ def _no_collection() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Event:
-    """A storage came, grew or went.
+    """A storage was made, resized or freed.
 
     Attributes:
-        number: of the storage; the address of one that is gone may be another's later.
-        delta: bytes.
-        counts: whether the sum may be a peak now; in the midst of what one kernel does it may not.
+        number: of the storage, because the address of a freed one may be reused.
+        delta: change in bytes.
+        counts: whether the sum may be a peak now; not inside one kernel.
     """
 
     number: int
@@ -129,7 +128,7 @@ class _Event:
 
 
 class _Tracker(TorchDispatchMode):
-    """Notes when storages are first seen, and when they are gone."""
+    """Records when storages are first seen and when they are freed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +137,7 @@ class _Tracker(TorchDispatchMode):
         self._made = 0
 
     def peak(self, but: list[Tensor] | None = None) -> int:
-        """Return the largest sum of bytes so far, without the storages of `but`, which are alive."""
+        """Return the largest sum of bytes so far, without the storages of the living tensors `but`."""
         out = {self._seen[identity_of(t)][0] for t in but or () if identity_of(t) in self._seen}
         now = most = 0
         for event in self._events:
@@ -177,6 +176,6 @@ class _Tracker(TorchDispatchMode):
     def _note(self, number: int, delta: int) -> None:
         counts = not in_scratch()
         if counts and self._events and not self._events[-1].counts:
-            self._events.append(_Event(0, 0, True))  # what came out of a kernel lives together
+            self._events.append(_Event(0, 0, True))  # all results of a kernel live at once
         if delta:
             self._events.append(_Event(number, delta, counts))

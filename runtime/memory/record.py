@@ -1,13 +1,13 @@
-"""Measuring what autograd keeps between forward and backward, to the byte.
+"""Measures the tensors that autograd saves between forward and backward, to the byte.
 
-Every tensor that an op saves passes through a saved-tensor hook, which hands autograd a token in its place. Kept are
-the tensors whose token is alive when the forward pass is over: what was saved for a result that nobody holds any more
-is gone with its graph. Each storage is counted once, and parameters and buffers not at all: they stay, saved or not.
+Every tensor that an op saves passes through a saved-tensor hook, which hands autograd a token in its place. The tensors
+whose token is alive after the forward pass are counted: tensors saved for a result that has been freed are gone with
+its graph. Each storage is counted once; parameters and buffers are not counted, as they stay in memory anyway.
 
-Hooks that are set already, as by `fewbit.compress_saved_tensors` around the call, do their work, and what they return
-is what is counted (torch 2.6 does not tell of them: there they are not seen).
+Outer saved-tensor hooks, such as those of `fewbit.compress_saved_tensors` around the call, still run, and the tensors
+that they return are counted (torch 2.6 does not expose outer hooks, so there they are ignored).
 
-A tensor that a custom function puts on its `ctx` by itself, without `save_for_backward`, is not seen.
+A tensor that a custom function stores as an attribute of `ctx`, without `save_for_backward`, is not seen.
 """
 
 import gc
@@ -29,26 +29,26 @@ from .values import values_for
 
 
 class _Token:
-    """What autograd holds in place of a tensor that it saved; nobody else holds it."""
+    """The object that autograd holds in place of a saved tensor, as its only owner."""
 
     __slots__ = ("__weakref__", "by_checkpoint", "held", "module", "number", "tensors")
 
     def __init__(self, tensor: Tensor, held: object, module: nn.Module) -> None:
         if isinstance(held, Tensor):
-            held = held.detach()  # an output would hold its node, and the node this token, for ever
+            held = held.detach()  # an output would form a reference cycle with its node and this token
         self.held = held
         self.tensors: list[Tensor] = []
         take_apart(held, self.tensors)
-        self.tensors = self.tensors or [tensor.detach()]  # in an object that cannot be looked into
+        self.tensors = self.tensors or [tensor.detach()]  # the hooks returned an opaque object
         self.module = module
         self.number = next_number() - 1  # of the node that saves; see graph.py
         self.by_checkpoint = _called_from() == "torch.utils.checkpoint"
 
 
 def _called_from() -> str:
-    """Return the Python module that called the op that saves.
+    """Return the name of the Python module that called the saving op.
 
-    The inputs of a checkpointed function are held by no node of the graph, but by one of its own or by none.
+    It identifies checkpoints, whose inputs are not held by an op's node of the graph.
     """
     frame = sys._getframe(3)  # below: _Token and pack
     while frame and frame.f_globals.get("__name__") == "torch.autograd.function":  # apply
@@ -57,21 +57,21 @@ def _called_from() -> str:
 
 
 def profile(model: nn.Module, *inputs: object, **keywords: object) -> Profile:
-    """Run `model(*inputs, **keywords)` once and return what autograd keeps for its backward pass.
+    """Run `model(*inputs, **keywords)` once and return the storages that autograd saves for its backward pass.
 
-    The outputs are dropped; nothing but what the model's own forward changes is changed. A model built under
-    ``torch.device("meta")`` (with inputs there) or under a FakeTensorMode is measured without its memory being taken:
-    the bytes are the same, as far as the same kernels are chosen there.
+    The outputs are dropped; there are no side effects but those of the model's own forward. A model built under
+    ``torch.device("meta")`` (with inputs there) or under a FakeTensorMode is measured without allocating memory: the
+    bytes are the same as far as the same kernels are chosen there.
     """
     return profile_call(model, lambda: model(*inputs, **keywords), inputs=(inputs, keywords))
 
 
 def profile_call(model: nn.Module, call: Callable[[], object], *, inputs: object = ()) -> Profile:
-    """Run `call`, which runs `model` and may go on to a loss, and return what autograd keeps for backward.
+    """Run `call`, which runs `model` and may also compute a loss; return the storages that autograd saves for backward.
 
     Args:
-        model: its modules are the names under which storages are listed.
-        call: runs without arguments; what it returns is held until all is counted.
+        model: storages are listed under the names of its modules.
+        call: takes no arguments; its result is held until all storages are counted.
         inputs: any nest of tensors; if these or the parameters are fake, `call` runs in their FakeTensorMode.
     """
     running: list[nn.Module] = [model]
@@ -105,7 +105,7 @@ def profile_call(model: nn.Module, call: Callable[[], object], *, inputs: object
 
 
 def _hooks_in_force() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
-    """Return the innermost saved-tensor hooks that are set, or two that do nothing; these too if torch is too old."""
+    """Return the innermost saved-tensor hooks in force, or identities if there are none or torch is too old."""
     autograd: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
     top = getattr(autograd, "_top_saved_tensors_default_hooks", lambda _: None)
     return top(False) or (_same, _same)
@@ -116,7 +116,7 @@ def _same(tensor: Tensor) -> Tensor:
 
 
 def _ops_of(kept: list[_Token], result: object, start: int) -> list[str]:
-    """Return the op that saved each token, from the graph of `result`, or else of whatever there is."""
+    """Return the op that saved each token, from the graph of `result`, or else from all living tensors."""
     for roots in (lambda: tree_leaves(result), gc.get_objects):
         ops = Ops(roots(), start)
         names = ["checkpoint" if token.by_checkpoint else ops.name_at(token.number) for token in kept]
@@ -130,7 +130,7 @@ def _count(model: nn.Module, kept: list[_Token], ops: list[str]) -> Profile:
     own = {identity_of(part) for t in (*model.parameters(), *model.buffers()) for part in parts_of(t)}
     saved: dict[int, Saved] = {}
     again: list[Saved] = []
-    counted: set[tuple[int, int]] = set()  # an op that saves three views of one storage keeps it once
+    counted: set[tuple[int, int]] = set()  # an op that saves three views of one storage counts once
     for token, op in zip(kept, ops, strict=True):
         for part in (part for tensor in token.tensors for part in parts_of(tensor)):
             size, identity = part.untyped_storage().nbytes(), identity_of(part)

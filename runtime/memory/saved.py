@@ -1,4 +1,4 @@
-"""What was measured, and how it reads: a row for each storage, sums by whatever the reader asks for."""
+"""The result of a measurement: a row for each saved storage, sums by any of its fields, and a table."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from .listing import FIELDS, Field, Sort, check_fields, listing, share
 
 @dataclass(frozen=True)
 class Saved:
-    """One storage that an op keeps for the backward pass.
+    """One storage that an op saves for the backward pass.
 
     Attributes:
         module: qualified name of the innermost module whose forward saved it; "" for the model itself.
         kind: class name of that module.
-        op: the op that saved it, named as its function is (gelu, addmm, native_layer_norm); for a
-            `torch.autograd.Function` its class, for the inputs of a checkpoint "checkpoint"; "?" if nothing tells.
+        op: the op that saved it, by the name of its function (gelu, addmm, native_layer_norm); the class of a
+            `torch.autograd.Function`; "checkpoint" for the inputs of a checkpoint; "?" if unknown.
         bytes: size of the storage, which may be larger than the tensor that was saved.
         dtype: of the tensor that was saved.
     """
@@ -30,12 +30,12 @@ class Saved:
 
 @dataclass(frozen=True)
 class Profile:
-    """All that one forward pass keeps for backward. `str(profile)` is a table of it.
+    """All storages that one forward pass saves for backward. `str(profile)` is a table of them.
 
     Attributes:
         saved: each storage once, under the module and op that saved it first, in that order.
         again: the same storages under the other ops that saved them too; these take no memory of their own, but
-            compressing what one op keeps frees nothing as long as another keeps it.
+            compressing the storage for one op frees nothing while another op saves it.
     """
 
     saved: tuple[Saved, ...]
@@ -43,19 +43,19 @@ class Profile:
 
     @property
     def total(self) -> int:
-        """Bytes in all."""
+        """Total bytes."""
         return _sum(self.saved)
 
     @property
     def total_by_each(self) -> int:
-        """Bytes that would be kept if every op had a copy of its own."""
+        """Bytes that would be saved if every op had its own copy."""
         return _sum(self.saved) + _sum(self.again)
 
     def by(self, *fields: Field) -> dict[tuple[str, ...], int]:
         """Return bytes for each combination of `fields` ("module", "kind", "op", "dtype"), in the order of saving.
 
         Raises:
-            FewbitError: a field is none of these.
+            FewbitError: a field is not "module", "kind", "op" or "dtype".
         """
         check_fields(fields)
         result: dict[tuple[str, ...], int] = {}
@@ -82,10 +82,10 @@ class Profile:
         Args:
             fields: the columns; storages that agree in all of them make one row.
             sort: "order" of saving, "bytes" (largest first) or "name" (by the fields).
-            limit: show so many rows, and sum up the rest in one.
+            limit: most rows to show; the rest is summed up in one row.
 
         Raises:
-            FewbitError: `sort` or a field is none of these, or `limit` is below 1.
+            FewbitError: `sort` or a field is not one of the values above, or `limit` is below 1.
         """
         rows = {key: (size,) for key, size in self.by(*(fields or FIELDS)).items()}
         return listing(rows, fields or FIELDS, ("bytes", "share"), lambda row, all: share(*row, *all), sort, limit)

@@ -1,4 +1,4 @@
-"""Which memory a tensor is of."""
+"""The storages of a tensor."""
 
 from collections.abc import Iterable, Iterator
 
@@ -24,7 +24,7 @@ def parts_of(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def identity_of(tensor: Tensor) -> int:
-    """Return what two tensors have in common that share a storage; its address is 0 on the meta device."""
+    """Return an id of the tensor's storage, equal for tensors sharing it; data addresses are 0 on the meta device."""
     return tensor.untyped_storage()._cdata
 
 

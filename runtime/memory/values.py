@@ -1,10 +1,10 @@
-"""Values of small whole-number tensors on devices that have none, for models that look at what they compute.
+"""Values of small integer tensors on the meta device and fake tensors, for models with data-dependent control flow.
 
-A model of `transformers` asks whether its positions are consecutive (`(mask == 0).all()`) before it makes a mask. On
-the meta device and on fake tensors nobody can answer: `Tensor.item()` raises. But positions and masks are made in the
-forward pass itself, by `torch.arange` and its like. So what is made there of nothing, and what follows from that
-alone, is computed beside on the CPU, and the answer is the true one. What follows from the values of an input, such as
-where a mixture of experts sends a token, has no answer: that is an error in one line.
+A model of `transformers` checks whether its positions are consecutive (`(mask == 0).all()`) before it makes a mask. On
+the meta device and on fake tensors `Tensor.item()` raises. But positions and masks are made in the forward pass itself,
+by `torch.arange` and the like. So tensors made there without inputs, and tensors that depend only on those, are also
+computed on the CPU, which gives the true values. Values that depend on an input, such as the routing of a mixture of
+experts, are unknown: they raise an error of one line.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ _UNANSWERED = (NotImplementedError, RuntimeError, DataDependentOutputException, 
 
 
 def values_for(model: nn.Module, inputs: object) -> Iterator[AbstractContextManager[Any]]:
-    """Yield the modes in which `model` runs on `inputs`: for tensors without values that of fake ones, and answers."""
+    """Yield the modes in which `model` runs on `inputs`; tensors without values need their fake mode and `_Answers`."""
     tensors = [
         leaf for leaf in chain(model.parameters(), model.buffers(), tree_leaves(inputs)) if isinstance(leaf, Tensor)
     ]
@@ -39,7 +39,7 @@ def values_for(model: nn.Module, inputs: object) -> Iterator[AbstractContextMana
 
 
 class _Answers(TorchDispatchMode):
-    """Keeps the values of tensors without values that are computed from nothing, and answers with them."""
+    """Tracks on the CPU the values of abstract tensors that depend on no input, and returns them when needed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class _Answers(TorchDispatchMode):
         return tree_map(lambda leaf: like.new_empty(leaf.shape, dtype=leaf.dtype) if _is_tensor(leaf) else leaf, found)
 
     def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return what `func` returns of the values of its arguments, or None if one of them has none."""
+        """Return the result of `func` on the values of its arguments, or None if one of them is unknown."""
         if _RANDOM & set(func.tags):
             return None
         known = True
@@ -95,17 +95,17 @@ class _Answers(TorchDispatchMode):
                 return None
 
     def _forget(self, written: Any) -> None:
-        """Drop the values of what has been written to with others, and of all that shares its memory."""
+        """Drop the values of tensors that were overwritten with unknown ones, and of all that share their memory."""
         gone = {identity_of(leaf) for leaf in tree_leaves(written) if _is_tensor(leaf) and is_abstract(leaf)}
         for known in [known for known in self._values if identity_of(known) in gone]:
             del self._values[known]
 
 
 def _run(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return what `func` returns; an op that no device without memory has is an error in one line.
+    """Return the result of `func`; raise an error of one line if the op does not exist for abstract tensors.
 
-    Of public ops RuntimeError is the user's, such as shapes that do not fit; of private ones it is that of a kernel
-    that only some devices have.
+    A RuntimeError of a public op is the user's, such as shapes that do not match; that of a private op comes from a
+    kernel that only some devices have.
     """
     try:
         return func(*args, **kwargs)
@@ -118,7 +118,7 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _is_countable(result: Any) -> bool:
-    """Tell whether `result` is a tensor without values whose values may be asked for."""
+    """Return whether `result` is an abstract tensor whose values may be needed: integer or bool, not too large."""
     if not (_is_tensor(result) and is_abstract(result)):
         return False
     return not result.is_floating_point() and not result.is_complex() and result.numel() <= LARGEST

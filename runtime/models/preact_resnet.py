@@ -1,14 +1,14 @@
 """Pre-activation residual networks of up to a thousand layers and more (He et al. 2016b; BLPA, Section 4).
 
     model = preact_resnet(164, classes=100)              4 bits for each activation, exact forward
-    model = preact_resnet(164, bits=None)                exact; one activation a layer is kept
-    model = preact_resnet(164, fused=False)              exact; torch's own modules, which keep two
+    model = preact_resnet(164, bits=None)                exact; saves one activation a layer
+    model = preact_resnet(164, fused=False)              exact; torch's own modules, which save two
     model = preact_resnet(164, width=4)                  a quarter of the features
     model = preact_resnet(164, bits=8, naive=True)       the forward pass is approximate too: it fails
 
 All of them have the same parameters under the same names. Units are bottlenecks of three layers, 1×1, 3×3 and 1×1.
-Shortcuts have no parameters: where the shape changes they leave out every other pixel, and the new channels get
-nothing. The sum is made where the unit's output lies, so that no unit keeps its input.
+Shortcuts have no parameters: where the shape changes they drop every other pixel, and add nothing to the new channels.
+The sum is computed in place in the unit's output, so that no unit saves its input.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ from torch.nn import functional as F
 from ...tables import FewbitError
 from ..layers.preact import PreActConv2d, PreActLayer, PreActLinear
 
-EXPANSION = 4  # channels that a unit puts out, in widths
+EXPANSION = 4  # output channels of a unit, in widths
 # Units of each stage for images of ImageNet's size, by depth.
 IMAGENET = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 
 
 class Unfused(nn.Module):
-    """A pre-activation layer in torch's own operations, which keep the input and the output of the normalisation."""
+    """A pre-activation layer in torch's own operations, which save the input and the output of the normalisation."""
 
     def __init__(self, layer: PreActLayer) -> None:
         super().__init__()
@@ -123,12 +123,12 @@ def preact_resnet(
         width: channels inside the units of the first stage, doubled by each later stage; None is 16 or 64, by stem.
         stem: "cifar": one 3×3 convolution and three stages; "imagenet": 7×7, pooled, and four.
         in_channels: of the images.
-        bits: kept for each activation, 1 to 8; None keeps one exact activation a layer.
-        naive: compute the forward pass with what the codes stand for, as the paper's baseline does.
-        fused: False takes torch's own modules in place of the fused layers; `bits` and `naive` then do not count.
+        bits: saved for each activation, 1 to 8; None saves one exact activation a layer.
+        naive: compute the forward pass with the dequantized activations, as the paper's baseline does.
+        fused: False uses torch's own modules instead of the fused layers; `bits` and `naive` are then ignored.
 
     Raises:
-        FewbitError: there is no such depth, stem or number of bits.
+        FewbitError: `depth`, `stem` or `bits` is not one of the values above.
     """
     if stem not in ("cifar", "imagenet"):
         raise FewbitError(f"stem is cifar or imagenet, not {stem!r}")

@@ -1,1 +1,1 @@
-"""What a method saves of a model's memory, and how large a batch that allows; memory.py has the public names."""
+"""Memory that a method frees in a model, and the largest batch that this allows; memory.py has the public names."""

@@ -1,8 +1,8 @@
-"""The largest batch that a memory holds, by the formula of *Few-bit Backward* (Section 2 and Appendix B).
+"""The largest batch that fits into a memory, by the formula of *Few-bit Backward* (Section 2 and Appendix B).
 
 Training holds a few copies of the model (weights, gradients, the two moments of Adam: four in the paper) and, for
-every sample of the batch, what the ops keep for backward. The part of that which pointwise activations keep has
-elements of 32 bits (or fewer in half precision); in the place of each a few-bit activation keeps a code.
+every sample of the batch, the tensors saved for backward. Those of pointwise activations have elements of 32 bits (or
+fewer in half precision); a few-bit activation saves a code in place of each.
 """
 
 import math
@@ -22,7 +22,7 @@ BITS = (1, 2, 3, 4)
 
 @dataclass(frozen=True)
 class Kept:
-    """What is kept for backward, as it grows with the batch, in bytes: fixed + batch · per_sample."""
+    """Bytes saved for backward as a function of the batch size: fixed + batch · per_sample."""
 
     per_sample: float
     fixed: float = 0.0
@@ -40,14 +40,13 @@ class Kept:
 
 @dataclass(frozen=True)
 class Need:
-    """What training a model takes.
+    """The memory that training a model takes.
 
     Attributes:
         model: bytes of one copy of its parameters.
-        kept: for each number of bits, or name of another method, what is kept for backward; under None with exact
-            activations.
-        nonlinear: the part of ``kept[None].per_sample`` that the replaced activations keep.
-        peak: the same of the peaks; empty where they were not measured.
+        kept: bytes saved for backward by number of bits, or name of another method; None for exact activations.
+        nonlinear: the part of ``kept[None].per_sample`` that the replaced activations save.
+        peak: the peaks in the same form; empty if not measured.
     """
 
     model: float
@@ -56,14 +55,14 @@ class Need:
     peak: Mapping[int | str | None, Kept] = field(default_factory=lambda: MappingProxyType({}))
 
     def largest_batch(self, memory: float, bits: int | str | None = None, copies: int = COPIES) -> int:
-        """Return the largest batch of which `memory` bytes hold what is kept for backward; see `largest_batch`."""
+        """Return the largest batch whose saved tensors fit into `memory` bytes; see `largest_batch`."""
         kept = self.kept[bits]
         return largest_batch(memory, self.model, kept.per_sample, copies=copies, fixed=kept.fixed)
 
     def largest_batch_by_peak(self, memory: float, bits: int | str | None = None, copies: int = COPIES) -> int:
-        """Return the largest batch of which `memory` bytes hold the peak of a step too.
+        """Return the largest batch for which the peak of a step fits into `memory` bytes.
 
-        The gradients of parameters are among the `copies`, and so not in the peak.
+        The gradients of parameters are among the `copies`, so not in the peak.
         """
         peak = self.peak[bits]
         return largest_batch(memory, self.model, peak.per_sample, copies=copies, fixed=peak.fixed)
@@ -72,12 +71,12 @@ class Need:
 def need_by_formula(
     model: float, activations: float, nonlinear: float, *, bits: Iterable[int] = BITS, element_bits: int = 32
 ) -> Need:
-    """Return what training takes as the paper reckons it: b-bit codes are b / `element_bits` of `nonlinear`.
+    """Return the memory of training by the paper's formula: b-bit codes take b / `element_bits` of `nonlinear`.
 
     Args:
         model: one copy of the parameters, in bytes (or any unit, if all have the same).
-        activations: all that is kept for backward, for each sample.
-        nonlinear: the part of it that pointwise activations keep.
+        activations: all bytes saved for backward, for each sample.
+        nonlinear: the part that pointwise activations save.
         bits: of the codes.
         element_bits: size of an element of `nonlinear`.
     """
@@ -87,12 +86,12 @@ def need_by_formula(
 
 
 def need_of(model: nn.Module, runs: Mapping[int, Sequence[Comparison]]) -> Need:
-    """Return what training `model` takes, as measured with exact activations and with few-bit ones.
+    """Return the memory of training `model`, measured with exact and with few-bit activations.
 
     Args:
         model: its parameters are counted.
-        runs: by batch size the comparisons of it, of the same methods, for one or two batch sizes. With one of them
-            all that is kept is taken to grow with the batch. Multiples of 8 make whole bytes of codes.
+        runs: comparisons of the same methods, by batch size, for one or two batch sizes. With one size everything is
+            assumed to grow with the batch. Use multiples of 8, which fill bytes of codes exactly.
     """
     batches, pairs = [*runs], [*zip(*runs.values(), strict=True)]
     kept: dict[int | str | None, Kept] = {None: _line(batches, (run.before.total for run in pairs[0]))}
@@ -116,12 +115,12 @@ def largest_batch(memory: float, model: float, per_sample: float, *, copies: int
     Args:
         memory: of the device, in bytes.
         model: bytes of the parameters.
-        per_sample: bytes kept for backward for each sample of the batch.
-        copies: how many times the parameters are held: weights, gradients and the optimizer's states.
-        fixed: bytes kept for backward whatever the batch is.
+        per_sample: bytes saved for backward for each sample of the batch.
+        copies: copies of the parameters: weights, gradients and the optimizer's states.
+        fixed: bytes saved for backward whatever the batch size.
 
     Raises:
-        FewbitError: a sample keeps nothing, so that any batch would do.
+        FewbitError: `per_sample` is not positive, so any batch would fit.
     """
     if not per_sample > 0:
         raise FewbitError("a sample keeps nothing for backward: there is no largest batch")

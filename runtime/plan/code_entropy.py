@@ -1,4 +1,4 @@
-"""What a real compressor would make of the codes that a model saves (V-Quant, Section 5.1: 24.4 % off 3-bit codes)."""
+"""Sizes of a model's saved codes under a real compressor (V-Quant, Section 5.1: 24.4 % off 3-bit codes)."""
 
 import copy
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from ..quantizers.entropy import CodeSizes, measure
 
 @dataclass(frozen=True)
 class _Recorder:
-    """A saver that writes down the codes that it makes itself, not those that a ReLU has left."""
+    """A saver that records the codes that it makes itself, not those shared by a ReLU."""
 
     saver: OutlierSaver
     name: str
@@ -47,16 +47,16 @@ def codes_by_module(
     ratio: float = 0.02,
     compressor: str | None = None,
 ) -> dict[str, CodeSizes]:
-    """Return what the codes of each ReLU and layer could be reduced to, in one forward pass on `inputs`.
+    """Return the compressed sizes of the codes of each ReLU and layer, from one forward pass on `inputs`.
 
     Args:
         model: of torch's modules; a copy of it is converted.
-        inputs: real ones: how often a code occurs depends on them.
+        inputs: real data, because the frequencies of codes depend on it.
         bits, ratio: of V-Quant; a ReLU's codes are RV-Quant's from 2 bits on.
         compressor: "zstd", "lz4" or "zlib"; None takes the first that is installed.
 
     Raises:
-        FewbitError: a number is out of range, there is no such compressor, or nothing of the model is compressed.
+        FewbitError: a number is out of range, the compressor is unknown, or the model saves no codes.
     """
     converted = value_aware(copy.deepcopy(model), bits, ratio).model
     seen: list[tuple[str, OutlierCompressed]] = []

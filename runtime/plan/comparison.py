@@ -1,4 +1,4 @@
-"""The same training step as it is and by a method of `fewbit.convert`, side by side: what is kept, and the peak.
+"""Compares a training step of a model, unchanged and by a method of `fewbit.convert`: saved storages and the peak.
 
 compare(model, x)                                     activations of 3 bits
 compare(model, x, level="L2", glu="parts")            any options of `fewbit.convert`
@@ -38,7 +38,7 @@ from ..quantizers import PerGroup, Quantizer
 from ..saved_tensors import compress_saved_tensors
 from ..tensors.abstract import is_abstract
 
-# What `convert` is told about the conversion; `inputs` are those of the comparison.
+# The options of `convert`; its `inputs` are those of the comparison.
 OPTIONS = tuple(name for name in inspect.signature(convert).parameters if name not in ("model", "inputs"))
 _OWN = ("functions", "saved", "peak", "model_kwargs")
 _AS_GIVEN = ("include", "exclude", "tables")  # of the options, those that do not belong to the name of a method
@@ -46,17 +46,17 @@ _AS_GIVEN = ("include", "exclude", "tables")  # of the options, those that do no
 
 @dataclass(frozen=True)
 class Comparison:
-    """What one training step takes as the model is (`before`) and by a method (`after`).
+    """The memory of one training step with the model unchanged (`before`) and by a method (`after`).
 
-    `str(comparison)` is a table of what is kept by module, and lines that sum it and the peaks up.
+    `str(comparison)` is a table of saved bytes by module, and lines that sum up these and the peaks.
 
     Attributes:
-        bits: as given to `convert`; None where the method has its own.
+        bits: as given to `convert`; None if the method has its own default.
         method: the method in a few words, such as "3 bits" or "level L2, glu parts".
-        before, after: what the forward pass keeps for the backward pass.
-        report: what was replaced, and what was not and why.
-        peak_before, peak_after: the most memory of forward and backward pass; None if it was not asked for.
-        notes: what was estimated.
+        before, after: the storages that the forward pass saves for the backward pass.
+        report: the replaced modules, and the ones left, with reasons.
+        peak_before, peak_after: peak memory of forward and backward pass; None if not measured.
+        notes: on estimated numbers.
     """
 
     bits: float | None
@@ -70,28 +70,28 @@ class Comparison:
 
     @property
     def key(self) -> int | str:
-        """The number of bits where few-bit activations are all of the method, and its name of any other."""
+        """The number of bits if the method is few-bit activations only; else the name of the method."""
         return int(self.bits) if self.bits is not None and self.method == _bits_text(self.bits) else self.method
 
     @property
     def saved(self) -> int:
-        """Bytes that the method saves of what is kept; below 0 if it costs memory.
+        """Bytes by which the method reduces the saved storages; negative if it adds memory.
 
-        Few-bit activations can: where another op keeps the output of an activation anyway, as a convolution keeps its
-        input, torch's ReLU costs nothing, and the code of a few-bit one comes on top.
+        Few-bit activations can add memory: if another op saves the output of an activation anyway, as a convolution
+        saves its input, torch's ReLU costs nothing, and the code of a few-bit one is extra.
         """
         return self.before.total - self.after.total
 
     @property
     def peak_saved(self) -> int | None:
-        """Bytes that the method saves of the peak; None without peaks."""
+        """Bytes by which the method reduces the peak; None without peaks."""
         if self.peak_before is None or self.peak_after is None:
             return None
         return self.peak_before.bytes - self.peak_after.bytes
 
     @property
     def nonlinear(self) -> int:
-        """Bytes that the replaced modules themselves keep while they are exact."""
+        """Bytes that the replaced modules themselves save while they are exact."""
         return sum(s.bytes for s in self.before.saved if s.module in {r.name for r in self.report.replaced})
 
     def by(self, *fields: Field) -> dict[tuple[str, ...], tuple[int, int]]:
@@ -104,8 +104,8 @@ class Comparison:
 
         Args:
             fields: the columns, "module" if none is named; storages that agree in all of them make one row.
-            sort: "order" of saving, "bytes" (largest before first) or "name".
-            limit: show so many rows, and sum up the rest in one.
+            sort: "order" of saving, "bytes" (by those before, largest first) or "name".
+            limit: most rows to show; the rest is summed up in one row.
         """
         fields = fields or ("module",)
         heads = ("exact", self.method, "saved")
@@ -113,7 +113,7 @@ class Comparison:
         return "\n".join([rows, "", self.summary(), *self.notes])
 
     def summary(self) -> str:
-        """Return a line of what is kept before and after, and what that saves; below it a line of the peaks."""
+        """Return a line of the saved bytes before and after, and their difference; below it a line of the peaks."""
         few = f"{self.bits:g}-bit ones" if isinstance(self.key, int) else self.method
         lines = [_summed_up("kept for backward: ", self.before.total, self.after.total, few)]
         if self.peak_before is not None and self.peak_after is not None:
@@ -134,23 +134,21 @@ def compare(
     model_kwargs: Mapping[str, Any] | None = None,
     **keywords: Any,
 ) -> Comparison:
-    """Run a training step of `model` as it is, and again by a method; return what each keeps, and its peak.
+    """Run a training step of `model` unchanged, and again by a method; return the saved storages and peaks of both.
 
-    The model stays as it is: measured are two copies of its modules, on the same parameters and copies of its buffers;
-    random numbers are drawn as if nothing had been. What `profile` says of the meta device and of fake tensors holds
-    here too, and `peak_of_step` says what a peak is.
+    The model does not change: copies of its modules are measured, on the same parameters and copies of its buffers; the
+    random state is preserved. The meta device and fake tensors work as for `profile`; `peak_of_step` defines the peak.
 
     Args:
-        model: any module that `fewbit.convert` takes; if it was converted before, `before` is that of the original.
+        model: any module that `fewbit.convert` accepts; if it was converted before, `before` is that of the original.
         inputs: of the model.
-        functions: catch activations that are called as functions too, as `fewbit.few_bit` does.
+        functions: also catch activations that are called as functions, as `fewbit.few_bit` does.
         saved: a quantizer, as PerGroup(bits=4): the converted model runs within `compress_saved_tensors(saved)`.
             Without options of `convert` the model is then not converted.
-        peak: whether to measure the peaks, for which a backward pass runs.
-        model_kwargs: keywords of the model's forward, where they are not its named parameters or are named as options.
-        **keywords: the options of `fewbit.convert` (bits, level, glu, include, …), which are never handed to the model;
-            and keywords of the model's forward, each of which it has to name. Few-bit activations of 3 bits if there
-            are no options, and no `saved`.
+        peak: whether to measure the peaks, which runs a backward pass.
+        model_kwargs: keywords of the model's forward that are not its named parameters or have the name of an option.
+        **keywords: the options of `fewbit.convert` (bits, level, glu, include, …), which are never passed to the model;
+            and named parameters of the model's forward. Without options and `saved`: few-bit activations of 3 bits.
 
     Raises:
         FewbitError: a keyword is neither an option nor a parameter of the model's forward, an option is wrong, or the
@@ -169,7 +167,7 @@ def compare_each(
     model_kwargs: Mapping[str, Any] | None = None,
     **keywords: Any,
 ) -> list[Comparison]:
-    """Return what `compare` returns for each number of `bits`; the model as it is runs once for all."""
+    """Return the result of `compare` for each number of `bits`; the unchanged model runs only once."""
     numbers = [check_bits(b) for b in bits]
     options, call = _sorted_out(model, inputs, model_kwargs, keywords)
     return _compared(model, call, [{**options, "bits": b} for b in numbers], functions, None, peak)
@@ -180,7 +178,7 @@ def method_text(options: Mapping[str, Any], saved: Quantizer | None = None) -> s
 
     Args:
         options: of `convert`, as given.
-        saved: what the saved tensors are compressed with.
+        saved: quantizer of the saved tensors.
     """
     given = {name: value for name, value in options.items() if value is not None and name not in _AS_GIVEN}
     bits = given.pop("bits", None)
@@ -199,12 +197,12 @@ def method_text(options: Mapping[str, Any], saved: Quantizer | None = None) -> s
     return ", ".join(words)
 
 
-# ---- what is an option, and what is an input -------------------------------------------------------------------------
+# ---- options and inputs ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Call:
-    """How a model is called."""
+    """The arguments of a call of a model."""
 
     inputs: tuple[object, ...]
     keywords: Mapping[str, Any]
@@ -213,7 +211,7 @@ class _Call:
         return run(model, *self.inputs, **self.keywords)
 
     def is_abstract(self, model: nn.Module) -> bool:
-        """Tell whether a tensor of the call, or of `model`, has no values."""
+        """Return whether a tensor of the call, or of `model`, has no values."""
         leaves = [*model.parameters(), *model.buffers(), *tree_leaves((self.inputs, self.keywords))]
         return any(isinstance(leaf, torch.Tensor) and is_abstract(leaf) for leaf in leaves)
 
@@ -221,7 +219,7 @@ class _Call:
 def _sorted_out(
     model: nn.Module, inputs: tuple[object, ...], explicit: Mapping[str, Any] | None, keywords: Mapping[str, Any]
 ) -> tuple[dict[str, Any], _Call]:
-    """Return the options of `convert` among `keywords`, and the call with the rest of them."""
+    """Return the options of `convert` among `keywords`, and the call with the remaining ones."""
     options = {name: value for name, value in keywords.items() if name in OPTIONS}
     others = {name: value for name, value in keywords.items() if name not in OPTIONS}
     parameters = _parameters_of(model)
@@ -239,7 +237,7 @@ def _sorted_out(
 
 
 def _parameters_of(model: object) -> list[str]:
-    """Return the parameters of the model's forward that may be given by name."""
+    """Return the parameters of the model's forward that can be given by name."""
     if not isinstance(model, nn.Module):
         raise FewbitError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -287,7 +285,7 @@ def _compared(
 def _measured(
     model: nn.Module, call: _Call, peak: bool, around: Sequence[Callable[[], AbstractContextManager[Any]]]
 ) -> tuple[Profile, Peak | None]:
-    """Return what a step keeps and its peak, within contexts made by `around`; random numbers stay as they were."""
+    """Return the profile and the peak of a step, within contexts made by `around`; the random state is preserved."""
 
     def run(what: Callable[..., Any]) -> Any:
         with ExitStack() as stack:
@@ -304,7 +302,7 @@ def _same_random_numbers(abstract: bool) -> AbstractContextManager[Any]:
 
 
 def _convert(model: nn.Module, options: Mapping[str, Any]) -> Report:
-    """Convert `model`, and nothing beside it: L5 would set CUDA's allocator, and is L4 but for that."""
+    """Convert `model` without side effects: L5 becomes L4, which differs only in the setting of CUDA's allocator."""
     rest = {name: value for name, value in options.items() if name != "methods"}
     if rest.get("level") == "L5":
         rest["level"] = "L4"
@@ -316,7 +314,7 @@ def _convert(model: nn.Module, options: Mapping[str, Any]) -> Report:
 
 
 def _configs(options: Mapping[str, Any]) -> list[Any]:
-    """Return the configs that options of `convert` stand for; raises `FewbitError` as it does."""
+    """Return the configs of the options of `convert`; raise `FewbitError` as `convert` does."""
     keywords = ("bits", "level", "outliers", "fuse_preact", "glu")
     return configs_of(options.get("methods") or (), *map(options.get, keywords))
 
@@ -334,7 +332,7 @@ def _activation_bits(configs: Sequence[Any]) -> int:
 
 
 def _notes(configs: Sequence[Any], saved: object, abstract: bool) -> tuple[str, ...]:
-    """Return what is estimated where tensors have no values."""
+    """Return notes on the numbers that are estimated because tensors have no values, and on swapping."""
     notes = []
     actnn = _level(configs)
     level = None if actnn is None else check_level(actnn.level)

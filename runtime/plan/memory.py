@@ -1,11 +1,11 @@
-"""What training keeps in memory, by module and by op, exact and few-bit, and how large a batch that leaves room for.
+"""The memory of training, by module and by op, exact and few-bit, and the largest batch that fits.
 
-    profile(model, *inputs)          what one forward pass keeps for backward
-    profile_call(model, call)        the same for a call that goes on to a loss
-    compare(model, *inputs, bits=3)  the same as the model is and by a method of `convert`; the peaks beside
-    peak_of_step(model, *inputs)     the most memory that a forward and a backward pass hold at once
-    as_on_gpu()                      a block in which dropout and attention keep what they keep on a GPU
-    need_of(model, runs)             what training takes, exact and few-bit; .largest_batch(memory, bits)
+    profile(model, *inputs)          the storages that one forward pass saves for backward
+    profile_call(model, call)        the same for a call that also computes a loss
+    compare(model, *inputs, bits=3)  the model unchanged against a method of `convert`: saved storages and peaks
+    peak_of_step(model, *inputs)     the peak memory of a forward and a backward pass
+    as_on_gpu()                      a context in which dropout and attention save what they save on a GPU
+    need_of(model, runs)             the memory of training, exact and few-bit; .largest_batch(memory, bits)
     largest_batch(...)               the paper's formula
 
 All of them run on real tensors, on the meta device and on fake tensors, with the same bytes.

@@ -25,11 +25,11 @@ class Entry:
     Attributes:
         config, model: names of the two classes.
         options: of the configuration.
-        takes: "tokens" or "images", what the model is fed with.
-        size: tokens of a sequence, or pixels of an image's side, if the user names none.
+        takes: kind of input, "tokens" or "images".
+        size: default number of tokens of a sequence, or pixels of an image's side.
         dropouts: the options of the configuration that are dropout probabilities.
-        limit: the option that bounds the size, or is the size of images; "" if any size goes.
-        spare: how much larger `limit` must be than the size.
+        limit: the option that bounds the size, or is the size of images; "" if any size is accepted.
+        spare: excess of `limit` over the size.
     """
 
     config: str
@@ -135,7 +135,7 @@ ENTRIES: Mapping[str, Entry] = MappingProxyType(
 
 
 def find(name: str) -> str | None:
-    """Return the name in `ENTRIES` that `name` stands for (case, ``-`` and ``_`` do not matter), or None."""
+    """Return the name in `ENTRIES` that matches `name` (ignoring case, ``-`` and ``_``), or None."""
     return find_name(name, ENTRIES)
 
 
@@ -151,7 +151,7 @@ def build(
 
     Args:
         name: of `ENTRIES`.
-        size: tokens of a sequence or pixels of an image's side that it must take; the model's own if None.
+        size: tokens of a sequence or pixels of an image's side that it must accept; the model's own if None.
         dropout: False sets all its dropout probabilities to 0.
         attention: "sdpa", one fused kernel, or "eager", with the scores in memory.
         dtype: of the parameters.
