@@ -24,8 +24,9 @@ lint: .venv/ready
 types: .venv/ready
 	$(BIN)/basedpyright --pythonpath $(BIN)/python __init__.py $(PACKAGES)
 
+# A process a core, and in each one thread: more only wait for one another.
 unit: .venv/ready
-	$(BIN)/python -m pytest -c tests/pytest.ini -n auto --dist loadfile tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -c tests/pytest.ini -n auto --dist loadfile tests
 
 # Hostile inputs of every kind, many more of them than `make test` draws.
 fuzz: .venv/ready

@@ -17,7 +17,7 @@ from ..tables.names import counted
 from ..tables.table import check_bits
 from .options import bits_option, json_option, kind_option
 from .progress import with_progress
-from .target import load_target, errors_in_one_line
+from .target import errors_in_one_line, load_target
 
 if TYPE_CHECKING:
     from ..fewbit_gen.calibration import Calibration, Gain

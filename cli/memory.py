@@ -19,7 +19,7 @@ from ..tables.table import check_bits
 from .memory_codes import codes
 from .options import FILE, json_option
 from .progress import with_progress
-from .target import FORMS, load_target, errors_in_one_line
+from .target import FORMS, errors_in_one_line, load_target
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,7 +8,7 @@ from ..tables import FewbitError
 from ..tables.columns import columns
 from ..tables.json_format import dumps
 from .options import bits_option, json_option
-from .target import FORMS, load_target, errors_in_one_line
+from .target import FORMS, errors_in_one_line, load_target
 
 if TYPE_CHECKING:
     from ..runtime.quantizers.entropy import CodeSizes
