@@ -4,6 +4,7 @@ import os
 import pytest
 
 
+@pytest.mark.slow
 def test_the_demo_solves_draws_trains_and_leaves_its_files(run_process, tmp_path):
     folder = tmp_path / "deep" / "output"
     outcome = run_process("demo", "--steps", 2, "--bits", "2,1", "--seed", 3, "--output", folder)

@@ -80,6 +80,7 @@ def integrated(table, activation, weight, order=13):
     text=EXPRESSIONS, spec=WEIGHTS, K=st.sampled_from([2, 3, 8]), kind=st.sampled_from(["shared", "interval"]),
     looks=st.sampled_from([20, 60, 200]),
 )  # fmt: skip
+@pytest.mark.slow
 def test_a_table_states_what_holds_or_there_is_none(text, spec, K, kind, looks):
     ticks = itertools.count()
     with pytest.MonkeyPatch.context() as patch:

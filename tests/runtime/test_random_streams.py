@@ -179,6 +179,7 @@ def test_a_fork_of_torchs_state_does_not_repeat_what_was_rounded_before():
     assert not torch.equal(first.packed, second.packed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["activations", "gated MLPs"])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_models_draw_what_compiled_exact_ones_draw(name, backend):

@@ -82,6 +82,7 @@ def test_164_layers_learn(deep):
     assert fmean(deep.losses[-10:]) < fmean(deep.losses[:3]) - 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [0, 20])
 def test_gradient_errors_are_one_to_two_orders_below_the_noise_of_sgd_in_every_layer(digits, steps):
     """Figure 4, of the paper's 164 layers of width 16, before and after some training."""

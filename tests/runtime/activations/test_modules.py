@@ -391,6 +391,7 @@ class TestCompiled:
             assert torch.equal(*(torch.autograd.grad(z.sum(), x)[0] for z in (y, expected)))
         assert counter.frame_count == 1
 
+    @pytest.mark.slow
     @pytest.mark.skipif(shutil.which("g++") is None, reason="the default backend needs a C++ compiler")
     def test_the_default_backend_keeps_the_layouts_that_the_codes_lie_in(self):
         """It may lay out what it computes itself as it likes, and codes of another order are wrong gradients."""
