@@ -41,7 +41,7 @@ TOLERANCE = 0.02  # of the largest batch
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: `batch` images of size×size, on "cpu" or "cuda"."""
+    """A problem: `batch` images of size×size, on "cpu" or "cuda"."""
 
     batch: int = 4
     size: int = 64

@@ -96,7 +96,7 @@ def _by_torch(function: Callable[..., Any], name: str) -> tuple[Function, Functi
             if not isinstance(y, torch.Tensor):
                 raise FewbitError(f"{name} makes of a torch tensor {shown(type(y).__name__)}; {_ACCEPTED}")
             if y.is_complex() or y.shape != leaf.shape:
-                return y.detach().numpy()  # refused by who asked
+                return y.detach().numpy()  # an invalid result is rejected by the caller
             if not y.requires_grad:
                 raise FewbitError(f"{name} cannot be differentiated by torch: its result does not know x; {_ACCEPTED}")
             (slope,) = torch.autograd.grad(y.sum(), leaf)
