@@ -13,16 +13,7 @@ from ..plots.studies.study import Comparison, Study
 from ..tables.columns import columns
 from ..tables.names import counted
 from .options import bits_list_option, figure_option
-from .study import (
-    Numbers,
-    Save,
-    method_option,
-    refuse_with_input,
-    run_study,
-    seeds_option,
-    steps_bar,
-    trained_option,
-)
+from .study import Numbers, Save, method_option, refuse_with_input, run_study, seeds_option, steps_bar, trained_option
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

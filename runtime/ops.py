@@ -22,6 +22,17 @@ are not differentiable: activations/gated_autograd.py is. The seeds are a tensor
 are functions of their inputs and torch.compile sees the randomness. `draw_seeds` takes the tensor to be rounded:
 compilers merge equal calls, and two tensors must not be rounded alike.
 
+    per_group_quantize(x, bits, group_size, seed) -> packed, minimum, range           x (N, D); ActNN
+    per_group_dequantize(packed, minimum, range, bits, group_size, features, dtype) -> x
+    per_group_quantize_samples, per_group_dequantize_samples                 the same; bits uint8 (N,) on the CPU
+    fixed_point_quantize(x, scale, shift, inner, bits) -> packed                      x dense, in memory order; BLPA
+    fixed_point_dequantize(packed, scale, shift, inner, bits, count, dtype) -> x (count,)
+    outlier_quantize(x, bits, ratio, relu, value_dtype, sample_every) -> packed, counts, offsets, values, levels
+    outlier_dequantize(packed, counts, offsets, values, levels, bits, relu, count, dtype) -> x (count,)    V-Quant
+
+What the parts of a quantizer are is said in quantizers/. The sizes of the codes of samples with bits of their own, and
+of outliers, depend on values: under a compiler they are dynamic. These ops are not differentiable.
+
 A backend is a folder in `backends`; each op runs on the backend of its tensors' device, or on `reference` if that
 backend does not implement it.
 """
@@ -35,16 +46,23 @@ from torch import Tensor
 
 from .backends import implementations
 from .backends.arguments import (
+    check_channel_codes,
+    check_channels_of,
     check_codes,
     check_copied,
     check_copy,
     check_dtype,
+    check_outlier_arguments,
+    check_outlier_codes,
     check_pair,
     check_parameters,
     check_parts,
+    check_row_codes,
+    check_rows,
     refuse,
 )
 from .backends.forwards import forward_of
+from .backends.reference.outlier import POSITION_BLOCK, count_of
 from .tensors.glu_parts import GROUP_SIZE
 from .tensors.layout import as_dense, with_stride
 from .tensors.packing import packed_size
@@ -268,3 +286,202 @@ def _(
 
 def _fake_groups(x: Tensor, copies: int, group_size: int = GROUP_SIZE) -> Tensor:
     return x.new_empty(2 * copies, (x.numel() + group_size - 1) // group_size, dtype=torch.bfloat16)
+
+
+# ---- quantizers ------------------------------------------------------------------------------------------------------
+
+_ROWS = "Tensor packed, Tensor minimum, Tensor range"
+_OUTLIERS = "Tensor packed, Tensor counts, Tensor offsets, Tensor values, Tensor levels"
+for _suffix, _bits in (("", "int bits"), ("_samples", "Tensor bits")):
+    _library.define(
+        f"per_group_quantize{_suffix}(Tensor x, {_bits}, int group_size, Tensor seed) -> (Tensor, Tensor, Tensor)",
+        tags=_PURE,
+    )
+    _library.define(
+        f"per_group_dequantize{_suffix}({_ROWS}, {_bits}, int group_size, SymInt features, ScalarType dtype) -> Tensor",
+        tags=_PURE,
+    )
+_library.define(
+    "fixed_point_quantize(Tensor x, Tensor scale, Tensor shift, SymInt inner, int bits) -> Tensor", tags=_TAGS
+)
+_library.define(
+    "fixed_point_dequantize(Tensor packed, Tensor scale, Tensor shift, SymInt inner, int bits, SymInt count,"
+    " ScalarType dtype) -> Tensor",
+    tags=_PURE,
+)
+_library.define(
+    "outlier_quantize(Tensor x, int bits, float ratio, bool relu, ScalarType? value_dtype, int sample_every)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    tags=_PURE,
+)
+_library.define(
+    f"outlier_dequantize({_OUTLIERS}, int bits, bool relu, SymInt count, ScalarType dtype) -> Tensor", tags=_PURE
+)
+
+per_group_quantize = torch.ops.fewbit.per_group_quantize.default
+per_group_quantize_samples = torch.ops.fewbit.per_group_quantize_samples.default
+per_group_dequantize = torch.ops.fewbit.per_group_dequantize.default
+per_group_dequantize_samples = torch.ops.fewbit.per_group_dequantize_samples.default
+fixed_point_quantize = torch.ops.fewbit.fixed_point_quantize.default
+fixed_point_dequantize = torch.ops.fewbit.fixed_point_dequantize.default
+outlier_quantize = torch.ops.fewbit.outlier_quantize.default
+outlier_dequantize = torch.ops.fewbit.outlier_dequantize.default
+
+Parts = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def _register_per_group(backend: Any, key: str) -> None:
+    def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        check_rows("per_group_quantize", x, bits, group_size, seed)
+        return backend.quantize(x.contiguous(), bits, group_size, seed.tolist()[0])
+
+    def dequantize(
+        packed: Tensor,
+        minimum: Tensor,
+        range: Tensor,
+        bits: int | Tensor,
+        group_size: int,
+        features: int,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        check_row_codes("per_group_dequantize", packed, minimum, range, bits, group_size, features, dtype)
+        out = torch.empty(minimum.shape[0], features, dtype=dtype, device=minimum.device)
+        backend.dequantize(packed, minimum, range, bits, group_size, out)
+        return out
+
+    for suffix in ("", "_samples"):
+        _library.impl("per_group_quantize" + suffix, quantize, key)
+        _library.impl("per_group_dequantize" + suffix, dequantize, key)
+
+
+def _register_fixed_point(backend: Any, key: str) -> None:
+    def quantize(x: Tensor, scale: Tensor, shift: Tensor, inner: int, bits: int) -> Tensor:
+        check_channels_of("fixed_point_quantize", x, scale, shift, inner, bits)
+        return backend.quantize(as_dense(x), scale, shift, inner, bits)
+
+    def dequantize(
+        packed: Tensor, scale: Tensor, shift: Tensor, inner: int, bits: int, count: int, dtype: torch.dtype
+    ) -> Tensor:
+        check_channel_codes("fixed_point_dequantize", packed, scale, shift, inner, bits, count, dtype)
+        out = torch.empty(count, dtype=dtype, device=packed.device)
+        backend.dequantize(packed, scale, shift, inner, bits, out)
+        return out
+
+    _library.impl("fixed_point_quantize", quantize, key)
+    _library.impl("fixed_point_dequantize", dequantize, key)
+
+
+def _register_outlier(backend: Any, key: str) -> None:
+    def quantize(
+        x: Tensor, bits: int, ratio: float, relu: bool, value_dtype: torch.dtype | None, sample_every: int
+    ) -> Parts:
+        check_outlier_arguments("outlier_quantize", x, bits, ratio, relu, value_dtype, sample_every)
+        return backend.quantize(x.contiguous(), bits, ratio, relu, value_dtype, sample_every)
+
+    def dequantize(
+        packed: Tensor,
+        counts: Tensor,
+        offsets: Tensor,
+        values: Tensor,
+        levels: Tensor,
+        bits: int,
+        relu: bool,
+        count: int,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        parts = (packed, counts, offsets, values, levels)
+        check_outlier_codes("outlier_dequantize", parts, bits, relu, count, dtype)
+        out = torch.empty(count, dtype=dtype, device=packed.device)
+        backend.dequantize(*parts, bits, relu, out)
+        return out
+
+    _library.impl("outlier_quantize", quantize, key)
+    _library.impl("outlier_dequantize", dequantize, key)
+
+
+for _family, _register in (
+    ("per_group", _register_per_group),
+    ("fixed_point", _register_fixed_point),
+    ("outlier", _register_outlier),
+):
+    for _key, _backend in implementations(_family):
+        _register(_backend, _key)
+
+
+@torch.library.register_fake(per_group_quantize, lib=_library)
+def _(x: Tensor, bits: int, group_size: int, seed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    check_rows("per_group_quantize", x, bits, group_size, seed)
+    N, D = x.shape
+    packed = x.new_empty(N, packed_size(D, bits), dtype=torch.uint8)
+    return packed, *_fake_rows(x, group_size)
+
+
+@torch.library.register_fake(per_group_quantize_samples, lib=_library)
+def _(x: Tensor, bits: Tensor, group_size: int, seed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    check_rows("per_group_quantize", x, bits, group_size, seed)
+    size = torch.library.get_ctx().new_dynamic_size()  # by the values of `bits`
+    return x.new_empty(size, dtype=torch.uint8), *_fake_rows(x, group_size)
+
+
+def _fake_rows(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    N, D = x.shape
+    G = torch.sym_max(1, torch.sym_min(group_size, D))
+    low, high = (x.new_empty(N, (D + G - 1) // G, dtype=torch.bfloat16) for _ in range(2))
+    return low, high
+
+
+def _fake_row_values(
+    packed: Tensor,
+    minimum: Tensor,
+    range: Tensor,
+    bits: int | Tensor,
+    group_size: int,
+    features: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    check_row_codes("per_group_dequantize", packed, minimum, range, bits, group_size, features, dtype)
+    return minimum.new_empty(minimum.shape[0], features, dtype=dtype)
+
+
+torch.library.register_fake(per_group_dequantize, _fake_row_values, lib=_library)
+torch.library.register_fake(per_group_dequantize_samples, _fake_row_values, lib=_library)
+
+
+@torch.library.register_fake(fixed_point_quantize, lib=_library)
+def _(x: Tensor, scale: Tensor, shift: Tensor, inner: int, bits: int) -> Tensor:
+    check_channels_of("fixed_point_quantize", x, scale, shift, inner, bits)
+    return x.new_empty(packed_size(x.numel(), bits), dtype=torch.uint8)
+
+
+@torch.library.register_fake(fixed_point_dequantize, lib=_library)
+def _(packed: Tensor, scale: Tensor, shift: Tensor, inner: int, bits: int, count: int, dtype: torch.dtype) -> Tensor:
+    check_channel_codes("fixed_point_dequantize", packed, scale, shift, inner, bits, count, dtype)
+    return packed.new_empty(count, dtype=dtype)
+
+
+@torch.library.register_fake(outlier_quantize, lib=_library)
+def _(x: Tensor, bits: int, ratio: float, relu: bool, value_dtype: torch.dtype | None, sample_every: int) -> Parts:
+    check_outlier_arguments("outlier_quantize", x, bits, ratio, relu, value_dtype, sample_every)
+    n = x.numel()
+    exact = sample_every == 1 and type(n) is int
+    k = count_of(n, ratio) if exact else torch.library.get_ctx().new_dynamic_size()
+    packed = x.new_empty(packed_size(n, bits), dtype=torch.uint8)
+    counts = x.new_empty((n + POSITION_BLOCK - 1) // POSITION_BLOCK, dtype=torch.uint8)
+    values = x.new_empty(k, dtype=value_dtype or x.dtype)
+    return packed, counts, x.new_empty(k, dtype=torch.uint8), values, x.new_empty(2, dtype=torch.float32)
+
+
+@torch.library.register_fake(outlier_dequantize, lib=_library)
+def _(
+    packed: Tensor,
+    counts: Tensor,
+    offsets: Tensor,
+    values: Tensor,
+    levels: Tensor,
+    bits: int,
+    relu: bool,
+    count: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    check_outlier_codes("outlier_dequantize", (packed, counts, offsets, values, levels), bits, relu, count, dtype)
+    return packed.new_empty(count, dtype=dtype)

@@ -10,13 +10,15 @@ from torch import Tensor
 from ...tables import FewbitError
 from ...tables.errors import shown
 from ..tensors.checks import check_integer
-from ..tensors.dtypes import DTYPES
+from ..tensors.dtypes import DTYPES, KINDS
 from ..tensors.glu_parts import GROUP_SIZE
 from ..tensors.layout import is_dense
 from ..tensors.packing import packed_size
 from ..tensors.table_registry import table_of
+from ..tensors.validation import check_groups, check_part, has_values
 from .forwards import forward_of
 from .reference.glu_derivatives import derivative_of
+from .reference.outlier import POSITION_BLOCK
 
 
 def refuse(*_: Any) -> NoReturn:
@@ -191,3 +193,134 @@ def _check_groups(like: Tensor, groups: Tensor, copies: int, n: Any, group_size:
 
 def _shown(x: Tensor) -> str:
     return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)} on {x.device}"
+
+
+# ---- quantizers ------------------------------------------------------------------------------------------------------
+
+
+def check_rows(op: str, x: Tensor, bits: int | Tensor, group_size: int, seed: Tensor) -> None:
+    """Raise FewbitError unless `per_group_quantize` (or its form with bits of each sample) can take these arguments."""
+    _check_kind(op, x)
+    if x.dim() != 2:
+        raise FewbitError(f"{op}: x has two dimensions, samples and elements, not {x.dim()}")
+    check_integer("group_size", group_size, 1, 2**31)
+    _check_seeds(x, seed, 1)
+    if isinstance(bits, Tensor):
+        _check_sample_bits(op, bits, x.shape[0])
+    else:
+        check_integer("bits", bits, 1, 8)
+
+
+def check_row_codes(
+    op: str,
+    packed: Tensor,
+    minimum: Tensor,
+    range_: Tensor,
+    bits: int | Tensor,
+    group_size: int,
+    features: int,
+    dtype: torch.dtype,
+) -> None:
+    """Raise FewbitError unless `per_group_dequantize` (or its form for samples) can take these arguments."""
+    _check_result(op, dtype, features)
+    if _are_concrete(packed, minimum, range_, features):
+        N = minimum.shape[0] if minimum.dim() else 0
+        if isinstance(bits, Tensor):
+            _check_sample_bits(op, bits, N)
+        check_groups(op, (N, features), bits, (packed, minimum, range_), group_size, minimum.device)
+
+
+def check_channel_codes(
+    op: str, packed: Tensor, scale: Tensor, shift: Tensor, inner: int, bits: int, count: int, dtype: torch.dtype
+) -> None:
+    """Raise FewbitError unless `fixed_point_dequantize` can take these arguments."""
+    _check_result(op, dtype, count)
+    check_vectors(op, packed, scale, shift, inner, bits)
+    if _are_concrete(packed, count):
+        check_part(op, "packed", packed, torch.uint8, (packed_size(count, bits),), packed.device)
+
+
+def check_vectors(op: str, x: Tensor, scale: Tensor, shift: Tensor, inner: int, bits: int) -> None:
+    """Raise FewbitError unless `scale` and `shift` are one number a channel, on the device of `x`."""
+    check_integer("bits", bits, 1, 8)
+    right = all(v.is_floating_point() and v.dim() == 1 and v.layout == torch.strided for v in (scale, shift))
+    if not right or scale.shape != shift.shape or not (scale.device == shift.device == x.device):
+        raise FewbitError(f"{op}: scale and shift are floating-point (C,) on {x.device}")
+    if type(inner) is int and inner < 0:
+        raise FewbitError(f"{op}: inner, the elements from one channel to the next, is not below 0")
+    if _are_concrete(x, scale) and x.numel() and not scale.numel():
+        raise FewbitError(f"{op}: there are elements and no channels")
+
+
+def check_channels_of(op: str, x: Tensor, scale: Tensor, shift: Tensor, inner: int, bits: int) -> None:
+    """Raise FewbitError unless `fixed_point_quantize` can take these arguments."""
+    _check_kind(op, x)
+    check_vectors(op, x, scale, shift, inner, bits)
+
+
+def check_outlier_arguments(
+    op: str, x: Tensor, bits: int, ratio: float, relu: bool, value_dtype: torch.dtype | None, sample_every: int
+) -> None:
+    """Raise FewbitError unless `outlier_quantize` can take these arguments."""
+    _check_kind(op, x)
+    if x.dim() != 1:
+        raise FewbitError(f"{op}: x has one dimension, not {x.dim()}")
+    check_integer("bits", bits, 2 if relu else 1, 8)
+    check_integer("sample_every", sample_every, 1)
+    if not 0 <= ratio <= 1:
+        raise FewbitError(f"{op}: ratio is a number from 0 to 1, not {ratio}")
+    if value_dtype not in (None, *KINDS):
+        raise FewbitError(f"{op}: value_dtype is float16, bfloat16 or float32, not {value_dtype}")
+
+
+def check_outlier_codes(
+    op: str,
+    parts: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    bits: int,
+    relu: bool,
+    count: int,
+    dtype: torch.dtype,
+) -> None:
+    """Raise FewbitError unless `outlier_dequantize` can take these arguments."""
+    packed, counts, offsets, values, levels = parts
+    check_integer("bits", bits, 2 if relu else 1, 8)
+    _check_result(op, dtype, count)
+    if not _are_concrete(*parts, count):
+        return
+    device, k = packed.device, offsets.numel()
+    if k > count:
+        raise FewbitError(f"{op}: of {count} elements no {k} are outliers")
+    check_part(op, "packed", packed, torch.uint8, (packed_size(count, bits),), device)
+    check_part(op, "counts", counts, torch.uint8, (-(-count // POSITION_BLOCK),), device)
+    check_part(op, "offsets", offsets, torch.uint8, (k,), device)
+    if values.dtype not in KINDS:
+        raise FewbitError(f"{op}: values are float16, bfloat16 or float32, not {values.dtype}")
+    check_part(op, "values", values, values.dtype, (k,), device)
+    check_part(op, "levels", levels, torch.float32, (2,), device)
+
+
+def _check_kind(op: str, x: Tensor) -> None:
+    if x.dtype not in KINDS:
+        raise TypeError(f"fewbit.{op} takes float32, float16, bfloat16, not {str(x.dtype).removeprefix('torch.')}")
+
+
+def _check_result(op: str, dtype: torch.dtype, count: int) -> None:
+    if dtype not in DTYPES:
+        raise TypeError(f"fewbit.{op} takes float32, bfloat16, float16, float64, not {dtype}")
+    if type(count) is int and count < 0:
+        raise FewbitError(f"{op}: a number of elements is not below 0")
+
+
+def _check_sample_bits(op: str, bits: Tensor, N: int) -> None:
+    if bits.dtype != torch.uint8 or bits.dim() != 1 or bits.device.type not in ("cpu", "meta"):
+        raise FewbitError(f"{op}: the bits of samples are uint8 (N,) on cpu, not {_shown(bits)}")
+    if _are_concrete(bits, N) and bits.shape[0] != N:
+        raise FewbitError(f"{op}: there are {N} samples, and bits of {bits.shape[0]}")
+    if has_values(bits) and bits.numel() and not bool(((bits - 1) < 8).all()):  # 0 − 1 is 255
+        raise FewbitError(f"{op}: the bits of a sample are from 1 to 8")
+
+
+def _are_concrete(*values: Tensor | int) -> bool:
+    """Return whether all sizes are known numbers; a compiler may not know them."""
+    sizes = (size for v in values for size in (v.shape if isinstance(v, Tensor) else (v,)))
+    return all(type(size) is int for size in sizes)

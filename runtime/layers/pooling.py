@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from ...tables import FewbitError
 from ..backends.cpu import pooling
-from ..quantizers.validation import shown_part
+from ..tensors.validation import shown_part
 from .base import apply, check_first_derivative, compresses, refuse
 
 __all__ = [

@@ -27,17 +27,15 @@ from torch import Tensor
 
 from ...tables import FewbitError
 from ...tables.errors import shown
+from .. import ops
 from ..backends.cpu import fixed_point as cpu
-from ..backends.cuda import fixed_point as cuda
-from ..backends.reference import fixed_point as reference
-from ..backends.reference.fixed_point import QuantParams, quant_params
 from ..tensors.checks import check_integer
 from ..tensors.dtypes import as_kind
 from ..tensors.layout import as_dense
 from ..tensors.plain import has_kernels
 from ..tensors.spec import TensorSpec
+from ..tensors.validation import Unpickled, check_channels, check_form, check_packed
 from .base import check_tensor
-from .validation import Unpickled, check_channels, check_form, check_packed
 
 
 @dataclass(frozen=True)
@@ -76,14 +74,8 @@ class FixedPoint(Unpickled):
         _check_vectors(x, scale, shift, channel_dim)
         x = as_dense(x.detach())
         γ, β = scale.detach(), shift.detach()
-        if has_kernels(x):
-            quantize, meaning = cpu.quantize, quant_params
-        elif cuda.serves(x):
-            quantize, meaning = cuda.quantize, _quant_params_on_gpu
-        else:
-            quantize, meaning = reference.quantize, quant_params
-        channels = meaning(γ, β, self.bits)
-        packed = quantize(as_kind(x, keep_positive=True), channels, x.stride(channel_dim), self.bits)
+        quantize = cpu.quantize if has_kernels(x) else ops.fixed_point_quantize
+        packed = quantize(as_kind(x, keep_positive=True), γ, β, x.stride(channel_dim), self.bits)
         return FixedPointCompressed(self, TensorSpec.of(x), packed, γ, β, channel_dim, _versions(γ, β))
 
 
@@ -130,26 +122,19 @@ class FixedPointCompressed(Unpickled):
         self.check_contents()
         if _versions(self.scale, self.shift) != self.versions:
             raise RuntimeError("FixedPoint: scale or shift was modified in place between compress and decompress")
-        out = self.form.empty()
-        if has_kernels(out):
-            dequantize, meaning = cpu.dequantize, quant_params
-        elif cuda.serves(out):
-            dequantize, meaning = cuda.dequantize, _quant_params_on_gpu
-        else:
-            dequantize, meaning = reference.dequantize, quant_params
-        channels = meaning(self.scale, self.shift, self.quantizer.bits)
-        dequantize(self.packed, channels, out.stride(self.channel_dim), self.quantizer.bits, out)
-        return out
-
-
-def _quant_params_on_gpu(scale: Tensor, shift: Tensor, bits: int) -> QuantParams:
-    """Return `quant_params(scale, shift, bits)`, computed by one CUDA kernel."""
-    origin, step, inverse, zero, *_ = cuda.table(scale, shift, bits)
-    return QuantParams(origin, step, inverse, zero.view(torch.int32))
+        form = self.form
+        codes = (self.packed, self.scale, self.shift, form.stride[self.channel_dim], self.quantizer.bits)
+        if has_kernels(self.packed):
+            out = form.empty()
+            cpu.dequantize(*codes, out)
+            return out
+        return ops.fixed_point_dequantize(*codes, form.numel, form.dtype).as_strided(form.shape, form.stride)
 
 
 def _versions(*tensors: Tensor) -> tuple[int, ...]:
     """Return the version counter of each tensor, which counts changes in place; inference tensors have none."""
+    if torch.compiler.is_compiling():
+        return ()  # a compiled graph has its inputs as they were
     return tuple(0 if t.is_inference() else t._version for t in tensors)
 
 

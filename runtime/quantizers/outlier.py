@@ -25,7 +25,6 @@ from ...tables import FewbitError, Table
 from ...tables.errors import shown
 from .. import ops
 from ..backends.cpu import outlier as cpu
-from ..backends.reference import outlier as reference
 from ..backends.reference.outlier import POSITION_BLOCK, count_of, positions_of
 from ..tensors.abstract import is_abstract
 from ..tensors.checks import check_integer
@@ -34,8 +33,8 @@ from ..tensors.layout import as_dense, flat
 from ..tensors.plain import has_kernels
 from ..tensors.spec import TensorSpec
 from ..tensors.table_registry import register_table
+from ..tensors.validation import Unpickled, check_form, check_outlier_parts, check_outliers, check_packed
 from .base import check_tensor
-from .validation import Unpickled, check_form, check_outlier_parts, check_outliers, check_packed
 
 VALUE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -97,7 +96,7 @@ class Outlier(Unpickled):
         elements = flat(as_kind(x, keep_positive=self.relu))
         if is_abstract(x):
             return OutlierCompressed(self, TensorSpec.of(x), *_abstract(elements, self))
-        quantize = cpu.quantize if has_kernels(x) else reference.quantize
+        quantize = cpu.quantize if has_kernels(x) else ops.outlier_quantize
         settings = (self.bits, self.ratio, self.relu, self.value_dtype, self.sample_every)
         return OutlierCompressed(self, TensorSpec.of(x), *quantize(elements, *settings))
 
@@ -159,12 +158,13 @@ class OutlierCompressed(Unpickled):
             FewbitError: the sizes of the parts do not match `form`.
         """
         self.check_sizes()
-        out = self.form.empty()
-        if not is_abstract(out):
-            dequantize = cpu.dequantize if has_kernels(out) else reference.dequantize
-            parts = (self.packed, self.counts, self.offsets, self.values, self.levels)
-            dequantize(*parts, self.quantizer.bits, self.quantizer.relu, flat(out))
-        return out
+        form, q = self.form, self.quantizer
+        parts = (self.packed, self.counts, self.offsets, self.values, self.levels, q.bits, q.relu)
+        if has_kernels(self.packed):
+            out = form.empty()
+            cpu.dequantize(*parts, flat(out))
+            return out
+        return ops.outlier_dequantize(*parts, form.numel, form.dtype).as_strided(form.shape, form.stride)
 
 
 def _abstract(x: Tensor, quantizer: Outlier) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -28,8 +28,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from .. import ops
 from ..backends.cpu import per_group as cpu
-from ..backends.cuda import per_group as cuda
 from ..backends.reference import per_group as reference
 from ..tensors.abstract import is_abstract, scratch
 from ..tensors.checks import check_integer
@@ -40,8 +40,8 @@ from ..tensors.philox import draw_seed
 from ..tensors.plain import has_kernels
 from ..tensors.rows import check_sample_bits, packed_bytes, sample_bits_list
 from ..tensors.spec import TensorSpec
+from ..tensors.validation import Unpickled, check_form, check_groups
 from .base import check_tensor
-from .validation import Unpickled, check_form, check_groups
 
 LEAST_ROW = 64  # elements; shorter rows share a group
 
@@ -107,12 +107,14 @@ class PerGroup(Unpickled):
         if is_abstract(x):
             return PerGroupCompressed(self, TensorSpec.of(x), *_abstract(rows, self, sample_bits))
         bits = self.bits if sample_bits is None else check_sample_bits(sample_bits, rows.shape[0])
-        seed = draw_seed(generator)
+        rows = as_kind(rows, keep_positive=False)
         if has_kernels(x):
-            quantize = cpu.quantize
+            kept = cpu.quantize(rows, bits, self.group_size, draw_seed(generator))
         else:
-            quantize = cuda.quantize if cuda.serves(rows, self.group_size) else reference.quantize
-        kept = quantize(as_kind(rows, keep_positive=False), bits, self.group_size, seed)
+            drawn = generator is None
+            seed = ops.draw_seeds(rows, 1) if drawn else torch.tensor([draw_seed(generator)], device="cpu")
+            quantize = ops.per_group_quantize if isinstance(bits, int) else ops.per_group_quantize_samples
+            kept = quantize(rows, bits, self.group_size, seed)
         return PerGroupCompressed(self, TensorSpec.of(x), bits, *kept)
 
 
@@ -183,15 +185,15 @@ class PerGroupCompressed(Unpickled):
         form = self.form
         sizes = _sizes(form.shape)
         in_order = _samples_first(form.shape, form.stride)
-        out = form.empty() if in_order else torch.empty(form.shape, dtype=form.dtype, device=form.device)
-        if is_abstract(out):
-            return with_stride(out, form.stride)
-        rows = flat(out).view(sizes)
-        if has_kernels(out):
-            dequantize = cpu.dequantize
+        parts = (self.packed, self.minimum, self.range, self.bits, self.quantizer.group_size)
+        if has_kernels(self.packed):
+            out = form.empty() if in_order else torch.empty(form.shape, dtype=form.dtype, device=form.device)
+            cpu.dequantize(*parts, flat(out).view(sizes))
         else:
-            dequantize = cuda.dequantize if cuda.serves(rows, GROUP) else reference.dequantize
-        dequantize(self.packed, self.minimum, self.range, self.bits, self.quantizer.group_size, rows)
+            fixed = isinstance(self.bits, int)
+            dequantize = ops.per_group_dequantize if fixed else ops.per_group_dequantize_samples
+            rows = dequantize(*parts, sizes[1], form.dtype)
+            out = rows.view(-1).as_strided(form.shape, form.stride) if in_order else rows.view(form.shape)
         return with_stride(out, form.stride)
 
 

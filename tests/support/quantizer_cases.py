@@ -8,15 +8,19 @@ import torch
 from hypothesis import strategies as st
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_MODULES = [import_module(f"fewbit.runtime.quantizers.{name}") for name in ("per_group", "fixed_point", "outlier")]
+_FAMILIES = ("per_group", "fixed_point", "outlier")
+_MODULES = {
+    import_module(f"fewbit.runtime.quantizers.{name}"): import_module(f"fewbit.runtime.backends.reference.{name}")
+    for name in _FAMILIES
+}
 
 
 @contextmanager
 def reference():
     """Inside, quantizers run in plain torch."""
     with ExitStack() as stack:
-        for module in _MODULES:
-            stack.enter_context(patch.object(module, "has_kernels", lambda x: False))
+        for module, plain in _MODULES.items():
+            stack.enter_context(patch.object(module, "cpu", plain))
         yield
 
 

@@ -14,30 +14,30 @@ from torch import Tensor
 from ...tensors.dtypes import KINDS, largest, smallest
 from ...tensors.layout import flat
 from ...tensors.packing import packed_size
-from ..reference.fixed_point import QuantParams
+from ..reference.fixed_point import quant_params
 from .numba_tools import BLOCK, GROUP, as_float, build, read, read_codes, take, vector, write, write_codes
 from .threads import JOB_WORDS, Kernel, run
 
 
-def quantize(x: Tensor, channels: QuantParams, inner: int, bits: int) -> Tensor:
+def quantize(x: Tensor, scale: Tensor, shift: Tensor, inner: int, bits: int) -> Tensor:
     """Return the packed codes of the dense tensor `x`; element i in memory belongs to channel ⌊i/inner⌋ mod C."""
     n = x.numel()
     packed = torch.empty(packed_size(n, bits), dtype=torch.uint8, device="cpu")
-    c = channels
+    c = quant_params(scale, shift, bits)
     parameters = (inner, c.zero.numel(), c.origin.data_ptr(), c.inverse.data_ptr(), c.zero.data_ptr())
     run(_quantizer(), -(-n // BLOCK), x.data_ptr(), KINDS[x.dtype], n, *parameters, bits, packed.data_ptr())
     return packed
 
 
-def dequantize(packed: Tensor, channels: QuantParams, inner: int, bits: int, out: Tensor) -> None:
+def dequantize(packed: Tensor, scale: Tensor, shift: Tensor, inner: int, bits: int, out: Tensor) -> None:
     """Write the dequantized codes to the dense tensor `out`."""
     n = out.numel()
     if out.dtype not in KINDS:
         single = torch.empty(n, dtype=torch.float32, device="cpu")
-        dequantize(packed, channels, inner, bits, single)
+        dequantize(packed, scale, shift, inner, bits, single)
         flat(out).copy_(single)
         return
-    c = channels
+    c = quant_params(scale, shift, bits)
     parameters = (inner, c.zero.numel(), c.origin.data_ptr(), c.step.data_ptr(), c.zero.data_ptr())
     bounds = np.array([smallest(out.dtype), largest(out.dtype)], np.float32).view(np.int32).tolist()
     arguments = (packed.data_ptr(), KINDS[out.dtype], n, *parameters, bits, out.data_ptr(), *bounds)

@@ -49,7 +49,8 @@ def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: int) -> tuple
     N, D = x.shape
     G = max(1, min(group_size, D))
     groups = -(-D // G)
-    minimum, range_ = torch.empty(2, N, groups, dtype=torch.bfloat16, device="cpu").unbind()
+    minimum = torch.empty(N, groups, dtype=torch.bfloat16, device="cpu")
+    range_ = torch.empty(N, groups, dtype=torch.bfloat16, device="cpu")
     stretch, count = _stretches(D, G)
     fixed, of_samples, starts = _bits(Rows(N, D, bits))
     if starts is None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from ...tensors.dtypes import KINDS, name_of
 from ...tensors.layout import flat
 from ...tensors.packing import packed_size
+from ..reference import fixed_point as reference
 from ..reference.fixed_point import QuantParams
 from .activation import BLOCKS_PER_MULTIPROCESSOR, available, compiled, start
 from .codegen.fixed_point import ELEMENTS_PER_BLOCK, ROWS, fixed_point_source
@@ -30,23 +31,34 @@ def table(scale: Tensor, shift: Tensor, bits: int) -> Tensor:
     return rows
 
 
-def quantize(x: Tensor, channels: QuantParams, inner: int, bits: int) -> Tensor:
+def quant_params(scale: Tensor, shift: Tensor, bits: int) -> QuantParams:
+    """Return the parameters of the codes under γ and β, (C,), computed by one kernel."""
+    origin, step, inverse, zero, *_ = table(scale, shift, bits)
+    return QuantParams(origin, step, inverse, zero.view(torch.int32))
+
+
+def quantize(x: Tensor, scale: Tensor, shift: Tensor, inner: int, bits: int) -> Tensor:
     """Return the packed codes of the dense tensor `x`; element i in memory belongs to channel ⌊i/inner⌋ mod C."""
-    n, c = x.numel(), channels
+    if not serves(x):
+        return reference.quantize(x, scale, shift, inner, bits)
+    n, c = x.numel(), quant_params(scale, shift, bits)
     packed = torch.empty(packed_size(n, bits), dtype=torch.uint8, device=x.device)
     parameters = (c.origin.data_ptr(), c.inverse.data_ptr(), c.zero.data_ptr())
     launch("quantize", x, bits, n, x.data_ptr(), packed.data_ptr(), *parameters, n, inner, c.zero.numel())
     return packed
 
 
-def dequantize(packed: Tensor, channels: QuantParams, inner: int, bits: int, out: Tensor) -> None:
+def dequantize(packed: Tensor, scale: Tensor, shift: Tensor, inner: int, bits: int, out: Tensor) -> None:
     """Write the dequantized codes to the dense tensor `out`."""
-    n, c = out.numel(), channels
+    if not serves(out):
+        return reference.dequantize(packed, scale, shift, inner, bits, out)
+    n = out.numel()
     if out.dtype not in KINDS:
         single = torch.empty(n, dtype=torch.float32, device=out.device)
-        dequantize(packed, channels, inner, bits, single)
+        dequantize(packed, scale, shift, inner, bits, single)
         flat(out).copy_(single)
         return
+    c = quant_params(scale, shift, bits)
     parameters = (c.origin.data_ptr(), c.step.data_ptr(), c.zero.data_ptr())
     launch("dequantize", out, bits, n, packed.data_ptr(), out.data_ptr(), *parameters, n, inner, c.zero.numel())
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from ...tensors.dtypes import KINDS
 from ...tensors.packing import GROUP
 from ...tensors.rows import Rows
+from ..reference import per_group as reference
 from .activation import BLOCKS_PER_MULTIPROCESSOR, available, compiled, start
 from .codegen.per_group import CODES_PER_BLOCK, GROUPS_PER_BLOCK, per_group_source
 
@@ -23,11 +24,13 @@ def serves(x: Tensor, group_size: int) -> bool:
 
 def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return packed codes, minima and ranges of `x` (N, D), as `PerGroupCompressed` saves them."""
+    if not serves(x, group_size):
+        return reference.quantize(x, bits, group_size, seed)
     N, D = x.shape
     G = max(1, min(group_size, D))
     rows = Rows(N, D, bits)
     groups = -(-D // G)
-    minimum, range_ = torch.empty(2, N, groups, dtype=torch.bfloat16, device=x.device).unbind()
+    minimum, range_ = (torch.empty(N, groups, dtype=torch.bfloat16, device=x.device) for _ in range(2))
     places = _Places.of(rows, x.device)
     packed = places.empty(rows, x.device)
     arguments = (x.data_ptr(), packed.data_ptr(), minimum.data_ptr(), range_.data_ptr(), N, D, *places.addresses)
@@ -39,6 +42,8 @@ def dequantize(
     packed: Tensor, minimum: Tensor, range_: Tensor, bits: int | Tensor, group_size: int, out: Tensor
 ) -> None:
     """Write the dequantized codes to `out` (N, D)."""
+    if not serves(out, GROUP):
+        return reference.dequantize(packed, minimum, range_, bits, group_size, out)
     if out.dtype not in KINDS:
         single = torch.empty(out.shape, dtype=torch.float32, device=out.device)
         dequantize(packed, minimum, range_, bits, group_size, single)

@@ -45,8 +45,18 @@ def quant_params(scale: Tensor, shift: Tensor, bits: int) -> QuantParams:
     return QuantParams(origin.float(), torch.where(varies, Δ, 0).float(), inverse.float(), zero.int())
 
 
-def quantize(x: Tensor, channels: QuantParams, inner: int, bits: int) -> Tensor:
+def quantize(x: Tensor, scale: Tensor, shift: Tensor, inner: int, bits: int) -> Tensor:
     """Return the packed codes of the dense tensor `x`; element i in memory belongs to channel ⌊i/inner⌋ mod C."""
+    return quantize_by(x, quant_params(scale, shift, bits), inner, bits)
+
+
+def dequantize(packed: Tensor, scale: Tensor, shift: Tensor, inner: int, bits: int, out: Tensor) -> None:
+    """Write the dequantized codes to the dense tensor `out`."""
+    dequantize_by(packed, quant_params(scale, shift, bits), inner, bits, out)
+
+
+def quantize_by(x: Tensor, channels: QuantParams, inner: int, bits: int) -> Tensor:
+    """Return the packed codes of the dense tensor `x` by the parameters of its channels."""
     half, top = 1 << (bits - 1), (1 << bits) - 1
     A = flat(x).float()
     channel = _channel(A, channels, inner)
@@ -56,8 +66,8 @@ def quantize(x: Tensor, channels: QuantParams, inner: int, bits: int) -> Tensor:
     return pack(torch.where(A > 0, code.maximum(zero), code.minimum(zero - 1)).to(torch.uint8), bits)
 
 
-def dequantize(packed: Tensor, channels: QuantParams, inner: int, bits: int, out: Tensor) -> None:
-    """Write the dequantized codes to the dense tensor `out`."""
+def dequantize_by(packed: Tensor, channels: QuantParams, inner: int, bits: int, out: Tensor) -> None:
+    """Write the dequantized codes to the dense tensor `out`, by the parameters of its channels."""
     code = unpack(packed, bits, out.numel()).int()
     channel = _channel(code, channels, inner)
     middle = code.float() + (0.5 - (1 << (bits - 1)))

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ...tensors.dtypes import largest, smallest
+from ...tensors.layout import flat
 from ...tensors.packing import pack, unpack
 
 POSITION_BLOCK = 240
@@ -153,3 +154,10 @@ def level_values(levels: Tensor, bits: int, relu: bool, dtype: torch.dtype) -> T
         return (least + codes * step).clamp(-limit, limit)
     values = ((codes - 1) * step).clamp(smallest(dtype), limit)
     return torch.where(codes == 0, 0 * step, values)
+
+
+def masked(grad: Tensor, packed: Tensor, bits: int) -> Tensor:
+    """Return the dense tensor `grad` where the codes, in its memory order, are not 0, else 0."""
+    positive = torch.empty_like(grad, dtype=torch.bool)
+    flat(positive).copy_(unpack(packed, bits, grad.numel()) != 0)
+    return torch.where(positive, grad, 0)

@@ -19,13 +19,13 @@ from ...backends.cpu import preact as cpu
 from ...backends.cuda import preact as cuda
 from ...backends.reference import fixed_point as reference
 from ...backends.reference.preact import PreActQuantParams, for_coding, preact_quant_params
-from ...quantizers.validation import check_channels, check_form, check_packed, check_part, shown_part, text_of
 from ...tensors.abstract import is_abstract, scratch
 from ...tensors.dtypes import KINDS, as_kind
 from ...tensors.layout import flat, with_stride
 from ...tensors.packing import unpack
 from ...tensors.plain import has_kernels
 from ...tensors.spec import TensorSpec
+from ...tensors.validation import check_channels, check_form, check_packed, check_part, shown_part, text_of
 
 CHANNEL_DIM = 1
 
@@ -60,7 +60,7 @@ def _compress_reference(
     normalised = ((x - mean.view(shape)) * inverse_deviation.view(shape)).to(A.dtype)
     coded = with_stride(torch.where((γ == 0).view(shape), normalised, A), A.stride())
     channels = preact_quant_params(*for_coding(γ, β), bits).channels
-    return reference.quantize(as_kind(coded, keep_positive=True), channels, A.stride(CHANNEL_DIM), bits)
+    return reference.quantize_by(as_kind(coded, keep_positive=True), channels, A.stride(CHANNEL_DIM), bits)
 
 
 def activate_(A: Tensor, slope: float) -> Tensor:
@@ -103,7 +103,7 @@ class PreActCodes:
         if is_abstract(out):
             return out
         meaning = self._meaning()
-        reference.dequantize(self.packed, meaning.channels, self._inner, self.bits, out)
+        reference.dequantize_by(self.packed, meaning.channels, self._inner, self.bits, out)
         return torch.where(self._in_form(self._positive(meaning)), out, self.slope * out if self.slope else 0)
 
     def through_normalisation(

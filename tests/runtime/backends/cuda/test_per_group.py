@@ -42,7 +42,7 @@ def on_host(monkeypatch):
             start_per_group(str(x.dtype).removeprefix("torch."), bits, name, min(blocks, 2), *arguments)
 
     monkeypatch.setattr(cuda, "_launch", launch)
-    monkeypatch.setattr(per_group, "has_kernels", lambda x: False)
+    monkeypatch.setattr(per_group, "cpu", cuda)
     monkeypatch.setattr(cuda, "serves", lambda x, G: G % 8 == 0 or x.shape[1] <= G)
     return launched
 

@@ -1,0 +1,117 @@
+"""The quantizers' ops: torch's own checks, equal results on every backend, traces without breaks, hostile arguments."""
+
+import pytest
+import torch
+from fewbit import FewbitError
+from fewbit.quantizers import FixedPoint, Outlier, PerGroup
+from fewbit.runtime import ops
+from quantizer_cases import reference, same_bits
+
+SEED = torch.tensor([12345])
+BITS = torch.tensor([1, 8, 3, 4], dtype=torch.uint8)
+LAST = (torch.float32, torch.float16)
+
+
+def numbers(*shape, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def cases():
+    """(name, quantize, its arguments, dequantize, its arguments after the parts)."""
+    x, γ, β = numbers(4, 300), numbers(300), numbers(300)
+    return {
+        "per group": (ops.per_group_quantize, (x, 3, 64, SEED), ops.per_group_dequantize, (3, 64, 300)),
+        "bits of samples": (
+            *(ops.per_group_quantize_samples, (x, BITS, 64, SEED)),
+            *(ops.per_group_dequantize_samples, (BITS, 64, 300)),
+        ),
+        "fixed point": (ops.fixed_point_quantize, (x, γ, β, 1, 4), ops.fixed_point_dequantize, (γ, β, 1, 4, 1200)),
+        "outliers": (
+            *(ops.outlier_quantize, (x.flatten(), 3, 0.02, False, None, 1)),
+            *(ops.outlier_dequantize, (3, False, 1200)),
+        ),
+        "outliers, sampled": (
+            *(ops.outlier_quantize, (x.flatten(), 3, 0.02, True, torch.bfloat16, 7)),
+            *(ops.outlier_dequantize, (3, True, 1200)),
+        ),
+    }
+
+
+def parts_of(result):
+    return result if isinstance(result, tuple | list) else (result,)
+
+
+@pytest.mark.parametrize("name", cases())
+class TestEach:
+    def test_opcheck(self, name):
+        quantize, arguments, dequantize, more = cases()[name]
+        # The sizes of some depend on values: what torch traces with dynamic shapes needs them for inputs that it makes.
+        torch.library.opcheck(quantize, arguments)
+        for dtype in LAST:
+            torch.library.opcheck(dequantize, (*parts_of(quantize(*arguments)), *more, dtype))
+
+    def test_is_plain_torchs(self, name):
+        quantize, arguments, dequantize, more = cases()[name]
+        family = name.split(",")[0].replace("bits of samples", "per group").replace("outliers", "outlier")
+        plain = __import__(f"fewbit.runtime.backends.reference.{family.replace(' ', '_')}", fromlist=["quantize"])
+        ours = parts_of(quantize(*arguments))
+        given = [*arguments[:-1], 12345] if arguments[-1] is SEED else arguments
+        expected = parts_of(plain.quantize(*given))
+        assert all(same_bits(a, b) for a, b in zip(ours, expected, strict=True))
+        for dtype in LAST:
+            *of_codes, size = more
+            out = torch.empty((4, size) if "per_group" in str(quantize) else (size,), dtype=dtype)
+            plain.dequantize(*expected, *of_codes, out)
+            assert same_bits(dequantize(*ours, *more, dtype), out)
+
+    def test_has_no_gradient(self, name):
+        quantize, arguments, *_ = cases()[name]
+        x = arguments[0].clone().requires_grad_()
+        assert not any(part.requires_grad for part in parts_of(quantize(x.detach(), *arguments[1:])))
+
+    @pytest.mark.parametrize("at", range(5))
+    def test_refuses_parts_of_another_size_or_dtype(self, name, at):
+        quantize, arguments, dequantize, more = cases()[name]
+        parts = list(parts_of(quantize(*arguments)))
+        if at >= len(parts):
+            return
+        whole = parts[at]
+        for wrong in (whole.flatten()[: whole.numel() - 1], whole.double(), whole.to("meta")):
+            parts[at] = wrong
+            with pytest.raises((FewbitError, TypeError, RuntimeError, NotImplementedError)):
+                dequantize(*parts, *more, torch.float32)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda x: PerGroup(4, 64).compress(x).decompress(),
+        lambda x: PerGroup(4).within(x.shape[-1]).compress(x.transpose(0, 1)).decompress(),
+        lambda x: FixedPoint(4).compress(x, scale=torch.ones(96), shift=torch.zeros(96)).decompress(),
+        lambda x: Outlier(3, 0.02).compress(x).decompress(),
+    ],
+    ids=["PerGroup", "PerGroup, transposed", "FixedPoint", "Outlier"],
+)
+def test_quantizers_trace_in_one_graph(around, dynamic):
+    compiled = torch.compile(around, fullgraph=True, backend="aot_eager")
+    for samples in (4, 7) if dynamic else (4,):
+        x = numbers(samples, 96)
+        if dynamic:
+            torch._dynamo.mark_dynamic(x, 0)
+        torch.manual_seed(0)
+        ours = compiled(x)
+        torch.manual_seed(0)
+        expected = around(x)
+        assert same_bits(ours, expected)
+        assert ours.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("quantizer", [PerGroup(4, 64), Outlier(3, 0.02)])
+def test_the_reference_serves_what_has_no_kernels(quantizer):
+    x = numbers(3, 200)
+    torch.manual_seed(0)
+    ours = quantizer.compress(x).decompress()
+    torch.manual_seed(0)
+    with reference():
+        assert same_bits(quantizer.compress(x).decompress(), ours)
