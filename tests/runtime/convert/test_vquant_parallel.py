@@ -1,8 +1,8 @@
 """Two processes over gloo: each finds its own threshold in its own activations (V-Quant, Section 4.4)."""
 
-import pytest
 from pathlib import Path
 
+import pytest
 from processes import said_by_two
 
 SCRIPT = Path(__file__).parents[2] / "support" / "parallel_outliers.py"
