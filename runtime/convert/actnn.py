@@ -39,19 +39,8 @@ from .report import Left, Replaced, one_line
 from .swap import form_of, precision_of, recast, recast_by, restore, torch_class, why_not
 
 _CONVOLUTIONS = tuple(f"Conv{kind}{d}d" for kind in ("", "Transpose") for d in (1, 2, 3))
-_COMPRESSED = (
-    *_CONVOLUTIONS,
-    *("Linear", "MultiheadAttention", "SyncBatchNorm", "LayerNorm", "GroupNorm", "RMSNorm", "Softmax", "LogSoftmax"),
-    *(f"{kind}Norm{d}d" for kind in ("Batch", "Instance") for d in (1, 2, 3)),
-)
-# Bits that exact layers save for each element: of the output for max pooling, of the input for the others.
-_EXACT = {
-    "Dropout": 1,
-    "Upsample": 0,
-    **{f"MaxPool{d}d": 8 for d in (1, 2, 3)},
-    **{f"{kind}AvgPool{d}d": 0 for kind in ("", "Adaptive") for d in (1, 2, 3)},
-}
-_FORMS: dict[type, type] = {getattr(nn, name): getattr(layers, name) for name in (*_COMPRESSED, *_EXACT)}
+# The layers of torch.nn that have a compressed form: what `fewbit.layers` exports under the same name.
+_FORMS: dict[type, type] = {getattr(nn, name): getattr(layers, name) for name in layers.__all__ if hasattr(nn, name)}
 
 
 @dataclass(frozen=True)
@@ -65,7 +54,7 @@ class Level:
         mixed, swaps, defragments: whether it adds the techniques of L3, L4 and L5.
     """
 
-    names: tuple[str, ...] = (*_COMPRESSED, *_EXACT)
+    names: tuple[str, ...] = tuple(form.__name__ for form in _FORMS)
     activations: bool = True
     bits: float = 2
     mixed: bool = False
@@ -142,7 +131,7 @@ def convert_layers(
         was, form = one_line(restore(module)), form_of(module, _FORMS)
         assert form is not None
         recast(module, form, "level", saver)
-        replaced.append((module, Replaced(layer.name, was, "", _EXACT.get(form.__name__, bits), math.nan)))
+        replaced.append((module, Replaced(layer.name, was, "", getattr(form, "kept_bits", bits), math.nan)))
     return replaced, left
 
 

@@ -26,6 +26,8 @@ __all__ = ["Dropout", "dropout"]
 class Dropout(nn.Dropout):
     """`torch.nn.Dropout`, which saves one bit for each element; it drops the same elements as torch."""
 
+    kept_bits = 1  # for each element
+
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
         return dropout(input, self.p, self.training, self.inplace)

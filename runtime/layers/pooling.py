@@ -42,6 +42,7 @@ class _MaxPool(nn.modules.pooling._MaxPoolNd):
     """Base of the max poolings; windows of more than 256 places and `return_indices` run torch's own pooling."""
 
     dimensions: int
+    kept_bits = 8  # for each output
 
     def forward(self, input: Tensor) -> Any:
         """Return torch's output."""
@@ -164,6 +165,8 @@ def _offsets(
 class AvgPool1d(nn.AvgPool1d):
     """`torch.nn.AvgPool1d`, which saves nothing."""
 
+    kept_bits = 0
+
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
         return linear_map(super().forward, input)
@@ -171,6 +174,8 @@ class AvgPool1d(nn.AvgPool1d):
 
 class AvgPool2d(nn.AvgPool2d):
     """`torch.nn.AvgPool2d`, which saves nothing."""
+
+    kept_bits = 0
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
@@ -180,6 +185,8 @@ class AvgPool2d(nn.AvgPool2d):
 class AvgPool3d(nn.AvgPool3d):
     """`torch.nn.AvgPool3d`, which saves nothing."""
 
+    kept_bits = 0
+
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
         return linear_map(super().forward, input)
@@ -187,6 +194,8 @@ class AvgPool3d(nn.AvgPool3d):
 
 class AdaptiveAvgPool1d(nn.AdaptiveAvgPool1d):
     """`torch.nn.AdaptiveAvgPool1d`, which saves nothing."""
+
+    kept_bits = 0
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
@@ -196,6 +205,8 @@ class AdaptiveAvgPool1d(nn.AdaptiveAvgPool1d):
 class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
     """`torch.nn.AdaptiveAvgPool2d`, which saves nothing."""
 
+    kept_bits = 0
+
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
         return linear_map(super().forward, input)
@@ -204,6 +215,8 @@ class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
 class AdaptiveAvgPool3d(nn.AdaptiveAvgPool3d):
     """`torch.nn.AdaptiveAvgPool3d`, which saves nothing."""
 
+    kept_bits = 0
+
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
         return linear_map(super().forward, input)
@@ -211,6 +224,8 @@ class AdaptiveAvgPool3d(nn.AdaptiveAvgPool3d):
 
 class Upsample(nn.Upsample):
     """`torch.nn.Upsample`, which saves nothing in any mode."""
+
+    kept_bits = 0
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
