@@ -4,9 +4,6 @@
             with unhurried():     disables the limit: for work that a correct result requires
             uncharged(kernel)     excludes the time in which a kernel is compiled
 
-The limit is in process time, not wall time: on a machine busy with other work a solve takes longer and finds the same
-table.
-
 Besides, the certificate counts its steps (lower_bound/certificate.py), so that without a time limit the output is
 byte-identical on every machine.
 """
@@ -24,9 +21,7 @@ from ..tables.errors import FewbitError, shown
 
 SECONDS = 10.0  # by default
 
-# When the seconds are over: on the clock, and of the processor, which is slow to ask on some systems.
-_NEVER = (math.inf, math.inf)
-_end: ContextVar[tuple[float, float]] = ContextVar("fewbit_effort_end", default=_NEVER)
+_end: ContextVar[float] = ContextVar("fewbit_effort_end", default=math.inf)
 
 
 class OutOfTime(Exception):
@@ -46,8 +41,7 @@ def check_effort(effort: Any) -> float:
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
     """Let `check` raise after `seconds`, or earlier if an outer limit is earlier."""
-    clock, processor = _end.get()
-    token = _end.set((min(clock, time.monotonic() + seconds), min(processor, time.thread_time() + seconds)))
+    token = _end.set(min(_end.get(), time.monotonic() + seconds))
     try:
         yield
     finally:
@@ -57,7 +51,7 @@ def within(seconds: float) -> Iterator[None]:
 @contextmanager
 def unhurried() -> Iterator[None]:
     """Disable the limit: `check` raises nothing."""
-    token = _end.set(_NEVER)
+    token = _end.set(math.inf)
     try:
         yield
     finally:
@@ -66,8 +60,7 @@ def unhurried() -> Iterator[None]:
 
 def over() -> bool:
     """Return whether the time limit is reached."""
-    clock, processor = _end.get()
-    return time.monotonic() > clock and time.thread_time() > processor  # no thread is ahead of the clock
+    return time.monotonic() > _end.get()
 
 
 def check() -> None:
@@ -80,8 +73,7 @@ def uncharged(kernel: Callable[..., Any], *arguments: Any) -> Any:
     """Return kernel(*arguments); the time of its first call, in which Numba compiles or loads it, is not charged."""
     if getattr(kernel, "signatures", True):
         return kernel(*arguments)
-    clock, processor = time.monotonic(), time.thread_time()
+    start = time.monotonic()
     result = kernel(*arguments)
-    ends = _end.get()
-    _end.set((ends[0] + time.monotonic() - clock, ends[1] + time.thread_time() - processor))
+    _end.set(_end.get() + time.monotonic() - start)
     return result

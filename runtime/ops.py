@@ -425,7 +425,7 @@ def _(x: Tensor, bits: Tensor, group_size: int, seed: Tensor) -> tuple[Tensor, T
 
 def _fake_rows(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
     N, D = x.shape
-    G = torch.sym_max(1, torch.sym_min(group_size, D))
+    G: Any = torch.sym_max(1, torch.sym_min(group_size, D))
     low, high = (x.new_empty(N, (D + G - 1) // G, dtype=torch.bfloat16) for _ in range(2))
     return low, high
 

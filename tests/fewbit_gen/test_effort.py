@@ -1,11 +1,10 @@
 """The seconds that a solve may take: they hold, and what was reached until then is told as what it is."""
 
-import itertools
-
 import numpy as np
 import pytest
 from fewbit.fewbit_gen import effort, solve
 from fewbit.tables import FewbitError
+from fuzzing import count_looks
 
 SLOW = [
     ("tanh(0.32*(x*(x*x))+0.087)", {"levels": 2, "weight": "uniform:-7.02330582700883,-6.603991027584509"}),
@@ -16,15 +15,7 @@ SLOW = [
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that is a second later at every look: how often it is looked at is how long a solve takes."""
-    ticks, now = itertools.count(), [0.0]
-
-    def look():
-        now[0] = float(next(ticks))
-        return now[0]
-
-    monkeypatch.setattr(effort.time, "monotonic", look)
-    monkeypatch.setattr(effort.time, "thread_time", lambda: now[0])  # never ahead of the clock
-    return ticks
+    return count_looks(monkeypatch)
 
 
 @pytest.mark.parametrize(("activation", "arguments"), SLOW)
@@ -65,7 +56,6 @@ def test_a_limit_outside_holds_within():
 
 def test_compiling_is_not_charged(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(effort.time, "thread_time", lambda: now[0])
     monkeypatch.setattr(effort.time, "monotonic", lambda: now[0])
 
     class Kernel:

@@ -4,13 +4,11 @@ The error is integrated again on nodes that the solver has none of, cut finely t
 may happen; time is counted by looks at the clock, not by the clock.
 """
 
-import itertools
-
 import numpy as np
 import pytest
-from fewbit.fewbit_gen import effort, parse_activation, parse_weight, solve
+from fewbit.fewbit_gen import parse_activation, parse_weight, solve
 from fewbit.tables import FewbitError
-from fuzzing import fuzzed
+from fuzzing import count_looks, fuzzed
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -82,9 +80,8 @@ def integrated(table, activation, weight, order=13):
 )  # fmt: skip
 @pytest.mark.slow
 def test_a_table_states_what_holds_or_there_is_none(text, spec, K, kind, looks):
-    ticks = itertools.count()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(effort.time, "monotonic", lambda: float(next(ticks)))
+        ticks = count_looks(patch)
         try:
             table = solve(text, levels=K, kind=kind, weight=spec, effort=looks)
         except FewbitError as error:
