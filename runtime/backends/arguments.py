@@ -225,8 +225,6 @@ def check_row_codes(
     _check_result(op, dtype, features)
     if _are_concrete(packed, minimum, range_, features):
         N = minimum.shape[0] if minimum.dim() else 0
-        if isinstance(bits, Tensor):
-            _check_sample_bits(op, bits, N)
         check_groups(op, (N, features), bits, (packed, minimum, range_), group_size, minimum.device)
 
 
