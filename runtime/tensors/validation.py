@@ -131,7 +131,9 @@ def check_groups(
         raise FewbitError(f"{owner}: group_size is an integer not below 1, not {shown(group_size)}")
     groups = -(-D // max(1, min(group_size, D)))
     if isinstance(bits, Tensor):
-        check_part(owner, "bits", bits, torch.uint8, (N,), bits.device if bits.is_meta else torch.device("cpu"))
+        # Without values only where the codes have none either: the kernels read the bits from memory.
+        of_bits = bits.device if bits.is_meta and device.type == "meta" else torch.device("cpu")
+        check_part(owner, "bits", bits, torch.uint8, (N,), of_bits)
         if N and has_values(bits) and not bool(((bits - 1) < 8).all()):  # 0 − 1 is 255
             raise FewbitError(f"{owner}: the bits of each sample are from 1 to 8, not {shown(bits.tolist())}")
         shape = (int(Rows(N, D, bits).starts()[-1]),) if has_values(bits) else tuple(parts[0].shape)

@@ -1,3 +1,4 @@
+import dataclasses
 from fractions import Fraction
 
 import pytest
@@ -313,3 +314,10 @@ def test_what_is_no_floating_point_tensor_is_refused(x):
 def test_sparse_tensors_are_refused():
     with pytest.raises(FewbitError, match="not sparse_coo"):
         PerGroup().compress(torch.zeros(2, 2).to_sparse())
+
+
+def test_bits_of_samples_without_values_are_refused_where_the_codes_have_some():
+    """A kernel would read them from address 0."""
+    c = PerGroup().compress(torch.randn(70, 12), sample_bits=[4] * 70)
+    with pytest.raises(FewbitError, match=r"bits is uint8 \(70,\) on cpu, not uint8 \(70,\) on meta"):
+        dataclasses.replace(c, bits=c.bits.to("meta")).decompress()
