@@ -26,3 +26,10 @@ def fresh_compiler():
     """Forget what the process's earlier tests compiled: they fill the few compilations that torch allows a function."""
     if "torch._dynamo" in sys.modules:
         sys.modules["torch"].compiler.reset()
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """Start every test's random numbers and rounding at seed 0, whatever its process ran before."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)

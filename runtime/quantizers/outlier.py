@@ -94,10 +94,10 @@ class Outlier(Unpickled):
         check_tensor("Outlier", x)
         x = as_dense(x.detach())
         elements = flat(as_kind(x, keep_positive=self.relu))
-        if is_abstract(x):
-            return OutlierCompressed(self, TensorSpec.of(x), *_abstract(elements, self))
         quantize = cpu.quantize if has_kernels(x) else ops.outlier_quantize
-        settings = (self.bits, self.ratio, self.relu, self.value_dtype, self.sample_every)
+        # Without values there are as many outliers as at an exact threshold; a sampled one finds about as many.
+        sample_every = 1 if is_abstract(x) else self.sample_every
+        settings = (self.bits, self.ratio, self.relu, self.value_dtype, sample_every)
         return OutlierCompressed(self, TensorSpec.of(x), *quantize(elements, *settings))
 
     def count(self, n: int) -> int:
@@ -165,18 +165,6 @@ class OutlierCompressed(Unpickled):
             cpu.dequantize(*parts, flat(out))
             return out
         return ops.outlier_dequantize(*parts, form.numel, form.dtype).as_strided(form.shape, form.stride)
-
-
-def _abstract(x: Tensor, quantizer: Outlier) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return empty parts of the sizes that `x` (n,), a tensor without values, would have.
-
-    The number of outliers is that of an exact threshold; a sampled one finds about as many.
-    """
-    n, k = x.numel(), quantizer.count(x.numel())
-    codes, counts = -(-n // 8) * quantizer.bits, -(-n // POSITION_BLOCK)
-    packed, counts, offsets = (x.new_empty(size, dtype=torch.uint8) for size in (codes, counts, k))
-    values = x.new_empty(k, dtype=quantizer.value_dtype or x.dtype)
-    return packed, counts, offsets, values, x.new_empty(2, dtype=torch.float32)
 
 
 def masked(grad: Tensor, packed: Tensor, bits: int) -> Tensor:

@@ -109,8 +109,9 @@ class TestGradients:
         gate, up = pair((64, 256))
         y = ours(gate, up, bits=8, copy_bits=8, keep=keep)
         near = [relative(a, b) for a, b in zip(grads(y, (gate, up)), grads(act(gate) * up, (gate, up)), strict=True)]
-        # relu' jumps: of the 2 % of gates that lie within a step of 0, a rounded one tells the wrong side of half.
-        assert near[0] < (6 / 255 if (name, keep) != ("reglu", "inputs") else 0.1)
+        # relu' jumps: of the 1.9 % of gates within a step of 0 half at most get the wrong side, and half of all gates
+        # pass a gradient: √(0.0095 / 0.5).
+        assert near[0] < (6 / 255 if (name, keep) != ("reglu", "inputs") else 0.14)
         assert near[1] < 6 / 255
 
     def test_what_they_are_made_of(self):
