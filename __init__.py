@@ -26,6 +26,8 @@ _HOMES = {
     "revert": ".runtime.convert.api",
     "few_bit": ".runtime.activations.catch",
     "compress_saved_tensors": ".runtime.saved_tensors",
+    "compile_report": ".runtime.compile.report",
+    "inductor_options": ".runtime.compile.backend",
     "FewbitError": ".tables",
     "Table": ".tables",
     "load_table": ".tables",

@@ -14,6 +14,8 @@ from .runtime.activations.gated_modules import SwiGLU as SwiGLU
 from .runtime.activations.modules import *  # noqa: F403 (of each activation one)
 from .runtime.allocation import MixedPrecision as MixedPrecision
 from .runtime.calibrate import calibrate as calibrate
+from .runtime.compile.backend import inductor_options as inductor_options
+from .runtime.compile.report import compile_report as compile_report
 from .runtime.convert.actnn import ActNN as ActNN
 from .runtime.convert.api import convert as convert
 from .runtime.convert.api import revert as revert

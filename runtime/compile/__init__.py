@@ -1,0 +1,12 @@
+"""Few bits under `torch.compile`: all that the forward pass hands to the backward pass, no change to a model.
+
+torch.compile(model, backend="fewbit", options={"bits": "auto"})
+
+options.py      what can be chosen
+backend.py      the entry to Inductor
+partitioner.py  chooses what is saved, and rewrites both graphs
+roles.py        what the backward pass does with each value
+codes.py        quantize and dequantize, in plain torch that Inductor fuses
+splice.py       writes such a function into a graph
+report.py       what is saved, tensor by tensor
+"""

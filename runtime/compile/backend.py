@@ -1,0 +1,73 @@
+"""`torch.compile(model, backend="fewbit")`: Inductor, with few bits for what the backward pass needs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from ...tables import FewbitError
+from .options import CompileOptions
+
+
+def inductor_options(**options: Any) -> dict[str, Any]:
+    """Return options for `torch.compile(model, options=…)` with the backend "inductor".
+
+    Args:
+        options: fields of `CompileOptions`.
+
+    Raises:
+        FewbitError: an option is wrong, or this torch cannot be given a partitioner.
+
+    Example:
+        torch.compile(model, options=fewbit.inductor_options(bits=4))
+    """
+    return _patches(CompileOptions.of(options))
+
+
+def fewbit(
+    model: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
+) -> Any:
+    """Compile a graph: the backend that `torch.compile(model, backend="fewbit")` finds by its entry point.
+
+    Args:
+        model: the graph that Dynamo captured.
+        inputs: its inputs.
+        options: fields of `CompileOptions`; those of Inductor's configuration are passed on to it.
+        mode: of `torch.compile`.
+
+    Raises:
+        FewbitError: an option is wrong, or this torch cannot be given a partitioner.
+
+    Example:
+        model = torch.compile(model, backend="fewbit", options={"bits": 4})
+    """
+    from torch._inductor import list_mode_options
+    from torch._inductor.compile_fx import compile_fx
+
+    from .report import compiling
+
+    known = _known()
+    of_inductor = {name: value for name, value in (options or {}).items() if name.replace("-", "_") in known}
+    chosen = CompileOptions.of({name: value for name, value in (options or {}).items() if name not in of_inductor})
+    patches = {**(list_mode_options(mode) if mode else {}), **of_inductor, **_patches(chosen)}
+    with compiling(model, inputs, chosen):
+        return compile_fx(model, list(inputs), config_patches=patches)
+
+
+def _patches(options: CompileOptions) -> dict[str, Any]:
+    """Return the changes of Inductor's configuration; none if all is saved exactly."""
+    if options.bits is None:
+        return {}
+    if "custom_partitioner_fn" not in _known():
+        raise FewbitError(f"the backend fewbit needs torch 2.8 or newer; this is {torch.__version__}")
+    from .partitioner import FewbitPartitioner
+
+    return {"custom_partitioner_fn": FewbitPartitioner(options)}
+
+
+def _known() -> Mapping[str, Any]:
+    """Return Inductor's configuration by name."""
+    from torch._inductor import config
+
+    return config.get_config_copy()

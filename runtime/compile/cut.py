@@ -1,0 +1,149 @@
+"""Chooses what the forward pass saves: torch's min-cut, counting the bytes of codes.
+
+The cut matters as much as the codes. With few bits another set is the smallest: a normalized input serves the
+normalization and every product that follows, a key before it is repeated for its queries, probabilities in place of
+logits. And what is dequantized is written to memory anyway, so that a pointwise operation on it costs nothing more:
+torch's rules against computing again what a matrix product will read do not hold here.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch._functorch.config as functorch_config
+from torch import fx
+from torch._functorch import partitioners
+from torch.utils.checkpoint import CheckpointPolicy
+
+from .codes import Groups, groups_of, hint, planes_of
+from .options import CompileOptions
+from .roles import Role, base_of, classify, is_saved_itself, tensor_of
+
+_KEY = "fewbit"
+_FREE = (Role.PARAMETER, Role.INPUT, Role.OTHER)  # of no data that is rounded
+_BOOLEANS = 2048  # most truth values in a group, which has no parameters
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a value would be saved.
+
+    Attributes:
+        role: what the backward pass does with it.
+        bits: of its codes; None is exact.
+        groups: of its elements, if it is quantized.
+        nbytes: bytes that saving it takes.
+        reason: why it is exact, or "".
+    """
+
+    role: Role
+    bits: int | None
+    groups: Groups | None
+    nbytes: int
+    reason: str = ""
+
+
+def choice_of(node: object) -> Choice | None:
+    """Return the choice that `annotate` wrote for a node, which copies of the node keep; None if it wrote none."""
+    return node.meta.get(_KEY) if isinstance(node, fx.Node) else None
+
+
+def annotate(graph: fx.Graph, parameters: Collection[fx.Node], options: CompileOptions) -> None:
+    """Write into each node of a joint graph how its value would be saved, and which are not computed again."""
+    for node, role in classify(graph, parameters).items():
+        node.meta[_KEY] = _choose(node, role, options)
+        if role not in _FREE and is_saved_itself(node):
+            node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
+
+
+def _choose(node: fx.Node, role: Role, options: CompileOptions) -> Choice:
+    x = tensor_of(node)
+    assert x is not None
+    elements, exact = hint(x.numel()), nbytes_of(node)
+    bits = 1 if role is Role.BOOLEAN and options.bits is not None else options.bits_for(role, module_names(node))
+    if bits is None:
+        return Choice(role, None, None, exact, role.value)
+    if elements < options.smallest:
+        return Choice(role, None, None, exact, "small")
+    most, parameters = (_BOOLEANS, 0) if role is Role.BOOLEAN else (options.group, 4)
+    groups = groups_of(x, most, multiple=8 // planes_of(bits)[-1])
+    if groups is None:
+        return Choice(role, None, None, exact, "no groups")
+    few = elements * bits // 8 + elements // groups.size * parameters
+    return Choice(role, bits, groups, few) if few < exact else Choice(role, None, None, exact, "few already")
+
+
+def module_names(node: fx.Node) -> tuple[str, ...]:
+    """Return the names of the modules that a node's call belongs to, outermost first."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    names = [entry[0] for entry in stack.values()]
+    return tuple(name.partition("].")[2] if name.startswith("L[") else name for name in names)
+
+
+def nbytes_of(node: fx.Node) -> int:
+    """Return the bytes of a node's tensor, 0 if its value is none."""
+    x = tensor_of(node)
+    return 0 if x is None else hint(x.numel()) * x.element_size()
+
+
+def results_and_saved(forward: fx.Graph, results: int) -> tuple[list[Any], list[Any]]:
+    """Return the nodes of the first `results` outputs of a forward graph, and of what it saves."""
+    outputs: Any = forward.output_node().args[0]
+    return list(outputs[:results]), list(outputs[results:])
+
+
+def exact_bytes(gm: fx.GraphModule, joint_inputs: Sequence[object], kwargs: dict[str, Any]) -> int:
+    """Return the bytes that torch's own partitioner would save of a joint graph, without inputs; 0 if unknown."""
+    if partitioners.has_recomputable_rng_ops(gm):  # dividing such a graph changes it
+        return 0
+    forward, _ = partitioners.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+    _, saved = results_and_saved(forward.graph, kwargs["num_fwd_outputs"])
+    nodes = {base_of(node) for node in saved if isinstance(node, fx.Node) and tensor_of(node) is not None}
+    return sum(nbytes_of(node) for node in nodes if node.op != "placeholder")
+
+
+@contextmanager
+def few_bit_costs(options: CompileOptions) -> Iterator[None]:
+    """Let torch's min-cut count the bytes of codes, and compute again what is fused into reading them.
+
+    Its rule that knows reductions by their sizes, which are others here, gives way to `is_saved_itself`.
+    """
+    size_of = partitioners._size_of
+    types = partitioners.get_default_op_list()
+    classify_nodes = partitioners.classify_nodes
+
+    def with_saved_comparisons(gm: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        # Torch lets the backward pass compute whatever it alone needs. What is to be saved, the forward pass computes.
+        info = classify_nodes(gm, *args, **kwargs)
+        required: Any = getattr(info, "_required_fw_nodes", None) or info.required_fw_nodes
+        for i, node in enumerate(gm.graph.nodes):
+            if node in info.unclaimed_nodes and node.meta.get("recompute") is CheckpointPolicy.MUST_SAVE:
+                info.unclaimed_nodes.remove(node)
+                required.add(node)
+                info.fw_order[node] = i
+        return info
+
+    def few_bit_size_of(node: fx.Node) -> int:
+        choice = choice_of(node)
+        if choice is None or choice.bits is None:
+            return size_of(node)
+        # The cut counts what a kernel would not write otherwise twice. Codes are written in either case.
+        fused = node.op != "placeholder" and all(types.is_fusible(node) and types.is_fusible(u) for u in node.users)
+        return max(choice.nbytes // (2 if fused else 1), 1)
+
+    with (
+        mock.patch.object(partitioners, "_size_of", few_bit_size_of),
+        mock.patch.object(partitioners, "classify_nodes", with_saved_comparisons),
+        functorch_config.patch(
+            ban_recompute_long_fusible_chains=False,
+            ban_recompute_materialized_backward=False,
+            ban_recompute_reductions=False,
+            ban_recompute_used_far_apart=False,
+            treat_parameters_as_free_to_save=True,
+            recompute_views=True,
+            activation_memory_budget=min(options.recompute, functorch_config.activation_memory_budget),
+        ),
+    ):
+        yield

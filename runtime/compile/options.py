@@ -1,0 +1,105 @@
+"""The options of the compile backend, checked when they are given."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from ...tables import FewbitError
+from ...tables.errors import shown
+from ..tensors.checks import check_integer
+from .roles import ROUNDED, Role
+
+Bits = int | None
+AUTO: Mapping[Role, int] = {Role.LINEAR: 5, Role.PROBABILITIES: 8, Role.ATTENTION: 8, Role.NONLINEAR: 8}
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """What `torch.compile(model, backend="fewbit", options={…})` accepts.
+
+    Attributes:
+        bits: of what is saved. "auto", the default, gives each role its own (`AUTO`, roles.py); 1 to 8 is for all that
+            can be rounded; None saves all exactly; a mapping gives bits, or None, to roles ("linear", "attention",
+            "nonlinear", "probabilities") and to modules by pattern ("model.layers.*.mlp"), "auto" to the rest.
+        rounding: "stochastic" rounds at random what enters the gradient linearly, and so without bias, and the rest to
+            nearest; "nearest" rounds all so.
+        group: most elements that share a minimum and a scale.
+        keep: patterns of modules whose values are saved exactly.
+        smallest: tensors of fewer elements are saved exactly.
+        recompute: torch's `activation_memory_budget`, from 0 to 1: below 1 some of what was saved is computed again.
+
+    Raises:
+        FewbitError: an option is not one of the values above.
+    """
+
+    bits: "Literal['auto'] | int | Mapping[str, Bits] | None" = "auto"
+    rounding: Literal["stochastic", "nearest"] = "stochastic"
+    group: int = 256
+    keep: tuple[str, ...] = ()
+    smallest: int = 4096
+    recompute: float = 1.0
+    _rules: tuple[tuple[str, Bits], ...] = field(init=False, repr=False, default=())
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bits, Mapping):
+            for name, bits in self.bits.items():
+                check_bits(f"bits of {shown(name)}", bits)
+            object.__setattr__(self, "_rules", tuple(self.bits.items()))
+        elif self.bits != "auto":
+            check_bits("bits", self.bits)
+        if self.rounding not in ("stochastic", "nearest"):
+            raise FewbitError(f"rounding is 'stochastic' or 'nearest', not {shown(self.rounding)}")
+        check_integer("group", self.group, 32)
+        check_integer("smallest", self.smallest, 0)
+        if isinstance(self.keep, str) or not all(isinstance(pattern, str) for pattern in self.keep):
+            raise FewbitError(f"keep is a sequence of patterns of module names, not {shown(self.keep)}")
+        object.__setattr__(self, "keep", tuple(self.keep))
+        if not isinstance(self.recompute, int | float) or not 0 <= self.recompute <= 1:
+            raise FewbitError(f"recompute is a number from 0 to 1, not {shown(self.recompute)}")
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any] | None) -> "CompileOptions":
+        """Return the options of a mapping by name.
+
+        Raises:
+            FewbitError: a name is no option.
+        """
+        accepted = [f.name for f in fields(cls) if f.init]
+        for name in options or {}:
+            if name not in accepted:
+                raise FewbitError(f"{shown(name)} is no option of the backend fewbit: {', '.join(accepted)}")
+        return cls(**(options or {}))
+
+    def bits_for(self, role: Role, modules: tuple[str, ...]) -> Bits:
+        """Return the bits of a value of `role` in a module of the names `modules`, outermost first; None is exact."""
+        if role not in ROUNDED or any(fnmatchcase(name, pattern) for pattern in self.keep for name in modules):
+            return None
+        if isinstance(self.bits, int) or self.bits is None:
+            return self.bits
+        for pattern, bits in self._rules:
+            if any(fnmatchcase(name, pattern) for name in modules):
+                return bits
+        return next((bits for name, bits in self._rules if name == role.value), AUTO[role])
+
+    def uuid(self) -> str:
+        """Return what tells compilations with other options, another fewbit or another torch apart in a cache."""
+        return hashlib.sha256(f"{_sources()}{torch.__version__}{self!r}{self._rules!r}".encode()).hexdigest()
+
+
+def check_bits(name: str, bits: object) -> None:
+    """Raise FewbitError unless `bits` is an integer from 1 to 8 or None."""
+    if bits is not None:
+        check_integer(name, bits, 1, 8)
+
+
+def _sources() -> str:
+    """Return a digest of this folder's source, which decides what the compiled graphs compute."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,57 @@
+"""Divides a joint graph into forward and backward pass with few bits between them.
+
+1  annotate  each value's role (roles.py) and what saving it would cost with its role's bits (cut.py)
+2  cut       torch's min-cut with these costs chooses what is saved and what is computed again (cut.py)
+3  rewrite   quantize what is saved after its last use in the forward graph, dequantize it before its first in the
+             backward graph (rewrite.py, codes.py)
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+from torch._functorch import partitioners
+from torch._functorch.compile_utils import fx_graph_cse
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+from .cut import annotate, exact_bytes, few_bit_costs
+from .options import CompileOptions
+from .report import GraphReport, record
+from .rewrite import rewrite
+
+
+class FewbitPartitioner(CustomPartitionerFn):
+    """Inductor's partitioner with few bits for what the passes share.
+
+    Inductor pickles it into the keys of its caches, and asks for `uuid`.
+    """
+
+    def __init__(self, options: CompileOptions) -> None:
+        self.options = options
+
+    def uuid(self) -> str:
+        """Return what tells this partitioner from others in Inductor's caches."""
+        return self.options.uuid()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FewbitPartitioner, (self.options,)
+
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Return the forward and the backward graph of a joint graph."""
+        gm.graph.eliminate_dead_code()
+        gm.graph = fx_graph_cse(gm.graph)
+        exact = exact_bytes(gm, joint_inputs, kwargs)
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        parameters = {placeholders[i] for i in kwargs.get("static_lifetime_input_indices") or ()}
+        annotate(gm.graph, parameters, self.options)
+        with few_bit_costs(self.options):
+            forward, backward = partitioners.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+        saved = rewrite(forward.graph, backward.graph, kwargs["num_fwd_outputs"], self.options)
+        for module in (forward, backward):
+            module.graph.eliminate_dead_code()
+            module.graph.lint()
+            module.recompile()
+        record(GraphReport(tuple(saved), exact), self)
+        return forward, backward

@@ -1,0 +1,217 @@
+"""What compiled graphs save for the backward pass, tensor by tensor.
+
+A graph is divided, and so described, only when it is compiled. Torch keeps compiled graphs on disk, and a later process
+that finds one there divides nothing; so the backend keeps the description on disk too. Graphs compiled with
+`inductor_options`, of which fewbit hears only when they are divided, have none in such a process.
+"""
+
+import hashlib
+import json
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from ...tables import FewbitError
+from ...tables.cache import cache_folder
+from ...tables.files import atomic_write
+from .options import CompileOptions
+
+
+@dataclass(frozen=True)
+class SavedTensor:
+    """One tensor that a compiled forward pass saves.
+
+    Attributes:
+        name: of its node in the graph.
+        module: name of the innermost module that computed it.
+        source: the line of code that computed it, "file:line".
+        shape: of the value; a symbol for a size that varies.
+        dtype: of the value.
+        role: what the backward pass does with it (roles.py).
+        bits: of its codes, None if it is saved exactly.
+        exact_bytes: bytes of the value.
+        nbytes: bytes that are saved; 0 for parameters and other inputs, which live on anyway.
+        reason: why it is saved exactly, or "".
+    """
+
+    name: str
+    module: str
+    source: str
+    shape: tuple[int | str, ...]
+    dtype: str
+    role: str
+    bits: int | None
+    exact_bytes: int
+    nbytes: int
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    """What one compiled graph saves.
+
+    Attributes:
+        tensors: what is saved with few bits.
+        exact_graph_bytes: bytes that the same graph would save if it was divided by torch's own partitioner.
+    """
+
+    tensors: tuple[SavedTensor, ...]
+    exact_graph_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes saved, without inputs."""
+        return sum(t.nbytes for t in self.tensors)
+
+
+@dataclass(frozen=True)
+class CompileReport:
+    """What all compiled graphs of a model save; `str()` is a table.
+
+    Attributes:
+        graphs: one report a graph.
+    """
+
+    graphs: tuple[GraphReport, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes saved, without inputs."""
+        return sum(g.nbytes for g in self.graphs)
+
+    @property
+    def exact_graph_bytes(self) -> int:
+        """Bytes that `torch.compile` alone would save."""
+        return sum(g.exact_graph_bytes for g in self.graphs)
+
+    def __str__(self) -> str:
+        rows = [("module", "line", "shape", "dtype", "role", "bits", "exact", "saved", "why exact")]
+        for tensor in (t for g in self.graphs for t in g.tensors if t.nbytes):
+            shape = "×".join(map(str, tensor.shape)) or "1"
+            line = "/".join(Path(tensor.source).parts[-2:])
+            bits = "" if tensor.bits is None else str(tensor.bits)
+            sizes = f"{tensor.exact_bytes:,}", f"{tensor.nbytes:,}"
+            rows.append((tensor.module, line, shape, tensor.dtype, tensor.role, bits, *sizes, tensor.reason))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        share = self.nbytes / self.exact_graph_bytes if self.exact_graph_bytes else 1.0
+        total = f"{self.nbytes:,} bytes saved; torch.compile alone: {self.exact_graph_bytes:,} (×{share:.3f})"
+        return "\n".join([*lines, total])
+
+
+def compile_report(model: nn.Module) -> CompileReport:
+    """Return what the compiled graphs of `model` save for the backward pass.
+
+    Args:
+        model: compiled with `backend="fewbit"`, or with `options=fewbit.inductor_options(…)`, and called once with
+            gradients. Parts of it may have been compiled by themselves.
+
+    Raises:
+        FewbitError: nothing of the model has been compiled by fewbit yet.
+
+    Example:
+        model = torch.compile(model, backend="fewbit")
+        model(x).sum().backward()
+        print(fewbit.compile_report(model))
+    """
+    own = {id(p) for p in model.parameters()}
+    partitioner = _partitioner_of(model)
+    found = [r.report for r in _RECORDS if r.is_of(own) or (partitioner is not None and r.partitioner is partitioner)]
+    if not found:
+        raise FewbitError(
+            "no graph of this model has been compiled by fewbit in this process: compile it with backend='fewbit', and "
+            "call it with gradients enabled"
+        )
+    return CompileReport(tuple(found))
+
+
+def _partitioner_of(model: nn.Module) -> object | None:
+    """Return the partitioner that `inductor_options` gave to the compilation of `model`."""
+    link = getattr(getattr(model, "dynamo_ctx", None), "callback", None)
+    while link is not None and not isinstance(getattr(link, "config", None), dict):
+        link = getattr(link, "_torchdynamo_orig_backend", None) or getattr(link, "_torchdynamo_orig_callable", None)
+    return None if link is None else link.config.get("custom_partitioner_fn")
+
+
+@dataclass(frozen=True)
+class _Record:
+    report: GraphReport
+    partitioner: object
+    parameters: tuple["weakref.ref[nn.Parameter]", ...] = ()
+
+    def is_of(self, parameters: set[int]) -> bool:
+        return any((p := ref()) is not None and id(p) in parameters for ref in self.parameters)
+
+    @property
+    def is_dead(self) -> bool:
+        return bool(self.parameters) and all(ref() is None for ref in self.parameters)
+
+
+@dataclass
+class _Compilation:
+    """A graph that the backend is compiling."""
+
+    parameters: tuple["weakref.ref[nn.Parameter]", ...]
+    key: str
+    recorded: bool = field(default=False)
+
+
+_RECORDS: list[_Record] = []
+_compiling: ContextVar[_Compilation | None] = ContextVar("fewbit_compiling", default=None)
+
+
+@contextmanager
+def compiling(graph: fx.GraphModule, inputs: Sequence[Any], options: CompileOptions) -> Iterator[None]:
+    """Attribute the graphs divided in this block to the parameters among `inputs`; read back what a cache spared."""
+    parameters = tuple(weakref.ref(x) for x in inputs if isinstance(x, nn.Parameter))
+    current = _Compilation(parameters, _key(graph, inputs, options))
+    token = _compiling.set(current)
+    try:
+        yield
+    finally:
+        _compiling.reset(token)
+    if not current.recorded and (report := _read(current.key)) is not None:
+        _add(_Record(report, None, parameters))
+
+
+def record(report: GraphReport, partitioner: object) -> None:
+    """Keep the report of a graph that was just divided, here and on disk."""
+    current = _compiling.get()
+    if current is None:
+        _add(_Record(report, partitioner))
+        return
+    current.recorded = True
+    _add(_Record(report, partitioner, current.parameters))
+    with atomic_write(_file(current.key)) as stream:
+        stream.write(json.dumps(asdict(report)).encode())
+
+
+def _add(record: _Record) -> None:
+    _RECORDS[:] = [r for r in _RECORDS if not r.is_dead]
+    _RECORDS.append(record)
+
+
+def _key(graph: fx.GraphModule, inputs: Iterable[Any], options: CompileOptions) -> str:
+    described = [(tuple(map(str, x.shape)), x.dtype, x.requires_grad) for x in inputs if isinstance(x, Tensor)]
+    settings = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+    return hashlib.sha256(f"{graph.code}{described}{settings}{options.uuid()}".encode()).hexdigest()
+
+
+def _file(key: str) -> Path:
+    return cache_folder("compiled") / f"{key}.json"
+
+
+def _read(key: str) -> GraphReport | None:
+    try:
+        text = json.loads(_file(key).read_text())
+        tensors = (SavedTensor(**{**row, "shape": tuple(row["shape"])}) for row in text["tensors"])
+        return GraphReport(tuple(tensors), int(text["exact_graph_bytes"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

@@ -1,0 +1,177 @@
+"""Puts codes between a forward graph and its backward graph, in place of the values that one saves for the other."""
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, fx
+from torch._inductor import inductor_prims
+
+from .. import ops
+from .codes import dequantize, pack_bools, quantize, unpack_bools
+from .cut import Choice, choice_of, module_names, nbytes_of, results_and_saved
+from .options import CompileOptions
+from .report import SavedTensor
+from .roles import Role, base_of, is_view, tensor_of
+from .splice import splice
+
+_TO_NEAREST = (Role.ATTENTION, Role.NONLINEAR)  # at random they would be as biased, and err more
+
+
+def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: CompileOptions) -> list[SavedTensor]:
+    """Quantize in `forward` what it saves, dequantize it in `backward`, and report each saved tensor.
+
+    Args:
+        forward: returns the `outputs` results of the pass, then what is saved.
+        backward: has a placeholder of the same name for each saved value.
+        outputs: number of results.
+        options: of the backend.
+    """
+    output = forward.output_node()
+    results, saved = results_and_saved(forward, outputs)
+    visible = {base_of(node) for node in results if isinstance(node, fx.Node)}
+    placeholders = {node.name: node for node in backward.find_nodes(op="placeholder")}
+    seeds = _Seeds(forward, len(saved))
+    kept: list[fx.Node] = []
+    report: list[SavedTensor] = []
+    for node in saved:
+        choice = choice_of(node)
+        if choice is not None and base_of(node) in visible:
+            choice = Choice(Role.OTHER, None, None, nbytes_of(node), "an output")
+        if choice is None or choice.bits is None:
+            kept.append(node)
+        else:
+            parts = _quantized(forward, node, choice, options, seeds)
+            _dequantized(backward, placeholders[node.name], parts, choice)
+            kept += parts
+        if isinstance(node, fx.Node) and tensor_of(node) is not None:
+            report.append(_row(node, choice))
+    output.args = (tuple(results + kept),)
+    _describe(output, outputs, len(kept))
+    return report
+
+
+class _Seeds:
+    """Seeds of a forward graph, one tensor a device: of fewbit's own stream, so torch's generators are not moved."""
+
+    def __init__(self, graph: fx.Graph, count: int) -> None:
+        self.graph = graph
+        self.count = count
+        self.used = 0
+        self.tensors: dict[torch.device, fx.Node] = {}
+
+    def next(self, device: torch.device) -> tuple[fx.Node, int]:
+        """Return the seeds on a device, and the index of one that nothing else uses."""
+        if device not in self.tensors:
+            some = next(n for n in self.graph.nodes if n.op == "placeholder" and tensor_of(n) is not None)
+            with self.graph.inserting_before(_after(some)):
+                (self.tensors[device],) = splice(
+                    self.graph, lambda x: ops.draw_seeds(x, self.count).to(device, non_blocking=True), some
+                )
+        self.used += 1
+        return self.tensors[device], self.used - 1
+
+
+def _quantized(
+    graph: fx.Graph, node: fx.Node, choice: Choice, options: CompileOptions, seeds: _Seeds
+) -> tuple[fx.Node, ...]:
+    """Return nodes of the parts that the value of `node` is saved as, computed right after its last use."""
+    groups, bits, x = choice.groups, choice.bits, tensor_of(node)
+    assert groups is not None and bits is not None and x is not None
+    last = _last_use(graph, node)
+    if choice.role is Role.BOOLEAN:
+        inputs, function = (node,), partial(pack_bools, groups=groups)
+    elif options.rounding == "nearest" or choice.role in _TO_NEAREST:
+        inputs, function = (node,), partial(quantize, groups=groups, bits=bits, random=None)
+    else:
+        tensor, index = seeds.next(x.device)
+
+        def at_random(x: Tensor, seeds: Tensor) -> tuple[Tensor, ...]:
+            size = [*groups.rows(x).shape[:-1], 1]
+            random = inductor_prims.random(size, inductor_prims.lookup_seed(seeds, index), "rand")
+            return quantize(x, groups, bits, random)
+
+        inputs, function = (node, tensor), at_random
+        last = last if last.op != "placeholder" else tensor
+    with graph.inserting_before(_after(last)):
+        return splice(graph, function, *inputs)
+
+
+def _dequantized(graph: fx.Graph, placeholder: fx.Node, parts: Sequence[fx.Node], choice: Choice) -> None:
+    """Replace a saved value's placeholder by those of its parts, dequantized right before its first use."""
+    groups, bits, x = choice.groups, choice.bits, tensor_of(placeholder)
+    assert groups is not None and bits is not None and x is not None
+    with graph.inserting_before(placeholder):
+        inputs = [_placeholder(graph, part) for part in parts]
+    first = next(node for node in _following(placeholder) if placeholder in node.all_input_nodes)
+
+    def restored(*parts: Tensor) -> Tensor:
+        return unpack_bools(parts, groups) if choice.role is Role.BOOLEAN else dequantize(parts, groups, bits, x.dtype)
+
+    with graph.inserting_before(first):
+        (value,) = splice(graph, restored, *inputs)
+    placeholder.replace_all_uses_with(value)
+    graph.erase_node(placeholder)
+
+
+def _last_use(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """Return the last node that reads the value, through views too; `node` itself if only the output does."""
+    same, last = {node}, node
+    for other in graph.nodes:
+        if other.op != "output" and any(i in same for i in other.all_input_nodes):
+            last = other
+            if is_view(other):
+                same.add(other)
+    return last
+
+
+def _after(node: fx.Node) -> fx.Node:
+    """Return the node after `node` and after the placeholders, which come before all else."""
+    return next(n for n in _following(node) if n.op != "placeholder")
+
+
+def _following(node: fx.Node) -> Iterator[fx.Node]:
+    while node.next.op != "root":
+        node = node.next
+        yield node
+
+
+def _placeholder(graph: fx.Graph, part: fx.Node) -> fx.Node:
+    node = graph.placeholder(part.name)
+    node.target = node.name  # two arguments of one name would be one
+    node.meta = {key: part.meta[key] for key in ("val", "tensor_meta") if key in part.meta}
+    return node
+
+
+def _describe(output: fx.Node, results: int, saved: int) -> None:
+    """Give the forward graph's output a description of each of its values, which torch expects."""
+    descriptions = output.meta.get("desc")
+    if descriptions is not None:
+        from torch._functorch._aot_autograd.descriptors import SavedForBackwardsAOTOutput
+
+        output.meta["desc"] = [*descriptions[:results], *map(SavedForBackwardsAOTOutput, range(saved))]
+
+
+def _row(node: fx.Node, choice: Choice | None) -> SavedTensor:
+    x = tensor_of(node)
+    assert x is not None
+    is_input = base_of(node).op == "placeholder"
+    return SavedTensor(
+        name=node.name,
+        module=(module_names(node) or ("",))[-1],
+        source=_source(node),
+        shape=tuple(s if isinstance(s, int) else str(s) for s in x.shape),
+        dtype=str(x.dtype).removeprefix("torch."),
+        role=choice.role.value if choice else Role.OTHER.value,
+        bits=choice.bits if choice else None,
+        exact_bytes=nbytes_of(node),
+        nbytes=0 if is_input else choice.nbytes if choice else nbytes_of(node),
+        reason=choice.reason if choice else "not a value of the forward pass",
+    )
+
+
+def _source(node: fx.Node) -> str:
+    """Return the innermost line of code that computed the value, "file:line"."""
+    lines = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
+    return ":".join(lines[-1]) if lines else ""

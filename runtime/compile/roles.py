@@ -1,0 +1,237 @@
+"""What the backward pass does with a value of the forward pass, and so how many bits it needs.
+
+    roles = classify(joint_graph)      the graph of both passes, before it is divided
+
+A value that enters the gradient linearly may be rounded at random and stays unbiased: the input of a matrix product, a
+normalized input, the factor of a gradient. What goes through a nonlinearity first is biased by any rounding and wants
+more bits. What goes through an exponential (logits, log-sum-exp) is not rounded at all: there an error multiplies. Its
+result, probabilities, enters linearly again. Comparisons, such as the sign that ReLU's gradient asks for, are not made
+again either: their results take a bit.
+
+A value's role is the most delicate of its uses, through views, casts and pointwise operations, as far as the backward
+pass would compute them again from the value: matrix products, reductions and random numbers are not computed again, but
+saved.
+"""
+
+import operator
+from collections.abc import Callable, Collection
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+class Role(Enum):
+    """The use of a saved value by the backward pass, from the least delicate."""
+
+    LINEAR = "linear"
+    PROBABILITIES = "probabilities"
+    ATTENTION = "attention"
+    NONLINEAR = "nonlinear"
+    EXPONENT = "exponent"
+    STATISTIC = "statistic"
+    MASK = "mask"
+    BOOLEAN = "boolean"
+    INTEGER = "integer"
+    INPUT = "input"
+    PARAMETER = "parameter"
+    OTHER = "other"
+
+
+ROUNDED = (Role.LINEAR, Role.PROBABILITIES, Role.ATTENTION, Role.NONLINEAR)
+
+# How a value has been changed on the way to a use.
+_LINEAR, _DIFFERENCE, _CURVED = range(3)
+
+_PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution, aten.convolution_backward, aten._scaled_mm}
+_SUMS = {aten.add, aten.sub, aten.neg, aten.where, aten.clone, prims.convert_element_type, aten._to_copy}
+_SUMS |= {aten.cat, aten.slice_scatter, aten.select_scatter, aten.constant_pad_nd, aten.index, aten.gather, aten.roll}
+_SUMS |= {aten.index_put, aten.embedding_dense_backward, aten.slice_backward, aten.select_backward, aten.copy}
+REDUCTIONS = {aten.sum, aten.mean, aten.amax, aten.amin, aten.var, aten.var_mean, aten.std, aten.max, aten.min}
+REDUCTIONS |= {aten.argmax, aten.argmin, aten.any, aten.all, aten.prod, aten.logsumexp, aten.native_group_norm}
+REDUCTIONS |= {aten.native_layer_norm, prims.var, prims.sum}
+REDUCTIONS |= {prims.prepare_softmax_online} if hasattr(prims, "prepare_softmax_online") else set()
+SPLITS = {aten.split, aten.split_with_sizes, aten.unbind, aten.chunk}
+_EXPONENTIALS = {aten.exp, aten.exp2}
+
+
+def packet(node: fx.Node) -> Any:
+    """Return the operator of a node without its overload, or its function."""
+    return getattr(node.target, "overloadpacket", node.target)
+
+
+def is_view(node: fx.Node) -> bool:
+    """Return whether the node's value shares memory with its first argument's."""
+    if node.target is operator.getitem:
+        return packet(node.all_input_nodes[0]) in SPLITS
+    if packet(node) in SPLITS:
+        return True
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.arguments or not schema.returns:
+        return False
+    alias, result = schema.arguments[0].alias_info, schema.returns[0].alias_info
+    return alias is not None and result is not None and not alias.is_write
+
+
+def base_of(node: fx.Node) -> fx.Node:
+    """Return the node whose memory the value of `node` lies in."""
+    while node.op == "call_function" and is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def tensor_of(node: fx.Node) -> Tensor | None:
+    """Return the node's fake tensor, None if its value is not one tensor."""
+    value = node.meta.get("val")
+    return value if isinstance(value, Tensor) else None
+
+
+def is_pointwise(node: fx.Node) -> bool:
+    """Return whether the value is computed element by element."""
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.pointwise in tags or node.target is prims.convert_element_type.default
+
+
+def is_saved_itself(node: fx.Node) -> bool:
+    """Return whether a value is not to be computed again from rounded ones: a reduction, or a comparison."""
+    x = tensor_of(node)
+    return packet(node) in REDUCTIONS or (is_pointwise(node) and x is not None and x.dtype == torch.bool)
+
+
+def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.Node, Role]:
+    """Return the role of each node of a joint graph whose value is a tensor and does not depend on a gradient.
+
+    Args:
+        graph: forward and backward pass in one, as AOTAutograd traces them; placeholders named `tangents…` are the
+            gradients of the outputs.
+        parameters: placeholders whose memory lives on anyway. What is computed from them alone is computed again.
+    """
+    data = descendants(graph, lambda n: n.op == "placeholder" and n not in parameters)
+    of_gradient = descendants(graph, lambda n: n.op == "placeholder" and "tangents" in str(n.target))
+    floating = descendants(graph, _is_floating_input)
+    statistics = _statistics(graph)
+    sinks = _sinks(graph, of_gradient)
+    roles = {}
+    for node in graph.nodes:
+        x = tensor_of(node)
+        if x is None or node in of_gradient or node.op == "output":
+            continue
+        if node.op == "placeholder" or node.op == "get_attr":
+            roles[node] = Role.INPUT
+        elif x.dtype == torch.bool:
+            roles[node] = Role.BOOLEAN
+        elif not x.is_floating_point():
+            roles[node] = Role.INTEGER
+        elif node not in data:
+            roles[node] = Role.PARAMETER if node in floating else Role.OTHER
+        elif node not in floating:
+            roles[node] = Role.MASK
+        elif node in statistics:
+            roles[node] = Role.STATISTIC
+        else:
+            roles[node] = _rounded_role(node, sinks[node])
+    return roles
+
+
+def _rounded_role(node: fx.Node, sinks: frozenset[Role]) -> Role:
+    for role in (Role.EXPONENT, Role.STATISTIC, Role.OTHER, Role.NONLINEAR, Role.ATTENTION):
+        if role in sinks:
+            return role
+    return Role.PROBABILITIES if _is_probability(node) else Role.LINEAR
+
+
+def _is_probability(node: fx.Node) -> bool:
+    """Return whether the value is an exponential, perhaps divided by its sum."""
+    while is_view(node) or packet(node) in (prims.convert_element_type, aten._to_copy, aten.clone, aten.div, aten.mul):
+        node = node.all_input_nodes[0]
+    return packet(node) in _EXPONENTIALS or packet(node) in (aten._softmax, aten.sigmoid)
+
+
+def descendants(graph: fx.Graph, is_root: Callable[[fx.Node], bool]) -> set[fx.Node]:
+    """Return the roots and all nodes computed from them."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if is_root(node) or any(i in found for i in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _is_floating_input(node: fx.Node) -> bool:
+    x = tensor_of(node)
+    return node.op in ("placeholder", "get_attr") and x is not None and x.is_floating_point()
+
+
+def _statistics(graph: fx.Graph) -> set[fx.Node]:
+    """Return reductions, and what is computed from reductions alone."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if packet(node) in REDUCTIONS:
+            found.add(node)
+        elif node.op == "call_function" and (node.target is operator.getitem or is_view(node) or is_pointwise(node)):
+            tensors = [i for i in node.all_input_nodes if i.op != "placeholder"]
+            if tensors and all(i in found for i in tensors):
+                found.add(node)
+    return found
+
+
+def _sinks(graph: fx.Graph, of_gradient: set[fx.Node]) -> dict[fx.Node, frozenset[Role]]:
+    """Return the roles of all uses that the backward pass would make of each node's value."""
+    memo: dict[tuple[fx.Node, int], frozenset[Role]] = {}
+    for node in reversed(graph.nodes):
+        for state in (_LINEAR, _DIFFERENCE, _CURVED):
+            found: set[Role] = set()
+            for user in node.users:
+                if user in of_gradient:
+                    found.add(_role_in_gradient(node, user, state))
+                elif (after := _state_after(node, user, state)) is None:
+                    continue
+                elif isinstance(after, Role):
+                    found.add(after)
+                else:
+                    found |= memo.get((user, after), frozenset())
+            memo[node, state] = frozenset(found)
+    return {node: memo[node, _LINEAR] for node in graph.nodes}
+
+
+def _role_in_gradient(node: fx.Node, user: fx.Node, state: int) -> Role:
+    """Return the role of `node` where a gradient meets it."""
+    if (role := _argument_role(node, user)) is not None:
+        return role
+    name = packet(user)
+    if name is aten.div:
+        state = state if user.args[0] is node else _CURVED
+    elif name not in _PRODUCTS and name not in _SUMS and name is not aten.mul and not is_view(user):
+        state = _CURVED
+    return Role.NONLINEAR if state == _CURVED else Role.LINEAR
+
+
+def _argument_role(node: fx.Node, user: fx.Node) -> Role | None:
+    """Return the role that the argument's name tells, for the gradients of attention and recurrent layers."""
+    schema = getattr(user.target, "_schema", None)
+    if "attention" not in str(user.target):
+        return None
+    names = [a.name for a in schema.arguments] if schema is not None else []
+    used = {n for n, a in zip(names, user.args, strict=False) if a is node}
+    used |= {n for n, a in user.kwargs.items() if a is node}
+    return Role.ATTENTION if used <= {"query", "key", "value", "out", "output"} and used else Role.STATISTIC
+
+
+def _state_after(node: fx.Node, user: fx.Node, state: int) -> "int | Role | None":
+    """Return how `user`, computed again in the backward pass, changes `node`; None if it is not computed again."""
+    name = packet(user)
+    if user.op == "output" or name in _PRODUCTS or is_saved_itself(user):
+        return None
+    if is_view(user) or name in _SUMS:
+        return _DIFFERENCE if name is aten.sub and state == _LINEAR else state
+    if name is aten.mul:
+        return _CURVED if all(a is node for a in user.args) else state
+    if name is aten.div:
+        return state if user.args[0] is node else _CURVED
+    if name is aten.pow and user.args[1] == 1:  # in the derivative of a square
+        return state
+    if name in _EXPONENTIALS:
+        return Role.EXPONENT if state == _DIFFERENCE else _CURVED
+    return _CURVED if is_pointwise(user) else None

@@ -1,0 +1,120 @@
+"""Codes in plain torch: errors, exact zeros, no bias, every layout; beside PerGroup's numbers."""
+
+import pytest
+import torch
+from fewbit.quantizers import PerGroup
+from fewbit.runtime.compile.codes import dequantize, groups_of, pack_bools, planes_of, quantize, unpack_bools
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+BITS = range(1, 9)
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "heads": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "transposed": lambda x: x.transpose(0, 3).contiguous().transpose(0, 3),
+}
+
+
+def random_of(x, groups, seed=0):
+    shape = [*groups.rows(x).shape[:-1], 1]
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def there_and_back(x, bits, random=None, most=256):
+    groups = groups_of(x, most, 8)
+    return dequantize(quantize(x, groups, bits, random), groups, bits, x.dtype)
+
+
+class TestGroups:
+    @pytest.mark.parametrize(
+        ("shape", "size"), [((3, 96), 96), ((3, 768), 256), ((3, 704), 176), ((5, 3, 128), 128), ((7, 4, 32), 128)]
+    )
+    def test_lie_inside_the_last_dimension_unless_it_is_short(self, shape, size):
+        assert groups_of(torch.empty(shape), 256, 8).size == size
+
+    @pytest.mark.parametrize("shape", [(4, 3, 1), (3, 5), (7,), (0, 4), (3, 31)])
+    def test_too_few_elements_have_none(self, shape):
+        assert groups_of(torch.empty(shape), 256, 8) is None
+
+    def test_gaps_have_none(self):
+        assert groups_of(torch.empty(4, 256)[:, ::2], 256, 8) is None
+        assert groups_of(torch.empty(1, 256).expand(4, 256), 256, 8) is None
+
+
+class TestRounding:
+    @pytest.mark.parametrize("bits", BITS)
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_errs_by_half_a_step_to_nearest_and_by_one_at_random(self, layout, bits):
+        x = LAYOUTS[layout](torch.randn(2, 64, 8, 8))
+        groups = groups_of(x, 256, 8)
+        rows = groups.rows(x)
+        low, high = rows.amin(-1, True), rows.amax(-1, True)
+        # Minimum and scale are rounded outwards, to 8 digits: by at most 2^-7 of the minimum, and of the range.
+        step = ((high - low + low.abs() * 2**-7) / (2**bits - 1) * (1 + 2**-6)).expand_as(rows)
+        for random, share in ((None, 0.5), (random_of(x, groups), 1.0)):
+            back = there_and_back(x, bits, random)
+            assert back.shape == x.shape and back.stride() == x.stride()
+            assert torch.all((groups.rows(back) - rows).abs() <= share * step * (1 + 1e-5))
+
+    @pytest.mark.parametrize("bits", BITS)
+    def test_takes_the_bytes_it_states(self, bits):
+        x = torch.randn(6, 256)
+        *planes, low, scale = quantize(x, groups_of(x, 256, 8), bits, None)
+        assert [p.dtype for p in planes] == [torch.uint8] * len(planes_of(bits))
+        assert sum(p.numel() for p in planes) == x.numel() * bits // 8
+        assert low.numel() == scale.numel() == 6 and low.dtype == scale.dtype == torch.bfloat16
+
+    @pytest.mark.parametrize("bits", BITS)
+    def test_zeros_come_back_as_zeros(self, bits):
+        x = torch.randn(4, 128)
+        x[1] = 0
+        assert torch.all(there_and_back(x, bits)[1] == 0)
+
+    @pytest.mark.parametrize("bits", (1, 2, 3, 4, 8))
+    def test_at_random_has_no_bias(self, bits):
+        """The mean of 4,000 draws is within five standard errors, where one draw errs by at most a step."""
+        x = torch.randn(4, 64) + 3
+        groups = groups_of(x, 256, 8)
+        random = torch.rand(4000, *random_of(x, groups).shape)
+        backs = torch.stack([there_and_back(x, bits, r) for r in random])
+        step = (x.amax(1, True) - x.amin(1, True) + 0.1) / (2**bits - 1)
+        assert torch.all((backs.mean(0) - x).abs() < 5 * step * 0.5 / 4000**0.5 + 1e-5)
+
+    def test_errs_as_per_group_does(self):
+        """The same mathematics: the mean squares differ by the rounding of scale instead of range, and by chance."""
+        x = torch.randn(512, 256)
+        for bits in (2, 4, 8):
+            ours = there_and_back(x, bits, random_of(x, groups_of(x, 256, 8)))
+            theirs = PerGroup(bits=bits).compress(x).decompress()
+            squares = [float((back - x).square().mean()) for back in (ours, theirs)]
+            assert squares[0] == pytest.approx(squares[1], rel=0.03)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+    def test_gives_back_the_dtype(self, dtype):
+        x = torch.randn(4, 128).to(dtype)
+        back = there_and_back(x, 8)
+        assert back.dtype == dtype and (back - x).norm() < 0.02 * x.norm()
+
+    @given(
+        bits=st.integers(1, 8), rows=st.integers(1, 5), columns=st.sampled_from([64, 96, 264, 512]), seed=st.integers(0)
+    )
+    @settings(max_examples=60, deadline=None)
+    def test_of_any_scale_stays_in_its_range(self, bits, rows, columns, seed):
+        generator = torch.Generator().manual_seed(seed % 2**63)
+        x = torch.randn(rows, columns, generator=generator)
+        x *= 10.0 ** torch.randint(-20, 20, (rows, 1), generator=generator)
+        back = there_and_back(x, bits)
+        span = x.amax(1, True) - x.amin(1, True)
+        assert torch.all(back >= x.amin(1, True) - 0.02 * x.abs().amax(1, True))
+        assert torch.all((back - x).abs() <= 0.6 * span / (2**bits - 1) + 0.02 * x.abs().amax(1, True))
+
+
+class TestBools:
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_come_back_from_a_bit_each(self, layout):
+        x = LAYOUTS[layout](torch.rand(2, 64, 8, 8)) > 0.3
+        groups = groups_of(x, 2048, 8)
+        parts = pack_bools(x, groups)
+        assert sum(p.numel() for p in parts) == x.numel() // 8
+        assert torch.equal(unpack_bools(parts, groups), x)
