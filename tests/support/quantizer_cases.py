@@ -117,7 +117,19 @@ def fixed_point_cases(draw, **kinds):
 RATIOS = st.sampled_from([0, 0.02, 0.1, 0.5, 1.0, 1])
 VALUES = st.sampled_from([None, torch.float16, torch.bfloat16, torch.float32])
 OUTLIER_PARTS = ("packed", "counts", "offsets", "values", "levels")
-OUTLIER_KINDS = ("normal", "relu", "constant", "two", "sorted", "periodic", "sparse", "special", "all nan", "zero")
+OUTLIER_KINDS = (
+    "normal",
+    "relu",
+    "constant",
+    "two",
+    "sorted",
+    "periodic",
+    "sparse",
+    "special",
+    "nans",
+    "all nan",
+    "zero",
+)
 
 
 def outlier_numbers(kind, n):
@@ -131,6 +143,10 @@ def outlier_numbers(kind, n):
         x[torch.rand(n, generator=generator()) < 0.99] = 0
     elif kind == "special":
         x[5], x[77], x[10_000], x[n - 1] = torch.nan, -torch.nan, torch.inf, -torch.inf
+    elif kind == "nans":  # of every payload and both signs, and they rank alike
+        payloads = torch.randint(0x7F800001, 0x7FFFFFFF, (n,), generator=generator())
+        signs = torch.randint(-1, 1, (n,), generator=generator()) << 31
+        x = torch.where(torch.arange(n) % 7 > 0, x, (payloads | signs).int().view(torch.float32))
     elif kind == "all nan":
         x[:] = torch.nan
     elif kind == "zero":
