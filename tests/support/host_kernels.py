@@ -217,7 +217,7 @@ _OUTLIER = {
     "scan": "x, selection, counts, equals, list, listed, room, starts, levels, n, steps, relu",
 }
 _OUTLIER_CODES = {
-    "quantize": "x, packed, bytes, offsets, values, levels, selection, counts, starts, n, relu, kind",
+    "quantize": "x, packed, bytes, offsets, values, levels, selection, counts, starts, n, outliers, relu, kind",
     "locate": "bytes, starts, n",
     "dequantize": "packed, bytes, offsets, values, levels, starts, out, n, outliers, relu, kind",
 }

@@ -59,7 +59,7 @@ def quantize(
     results = (packed, counts, offsets, values, levels)
     addresses = (part.data_ptr() for part in (x, *results, search.selection))
     places = (search.counts, search.starts)
-    _launch("quantize", x, bits, search.blocks, *addresses, *places, n, int(relu), KINDS[values.dtype])
+    _launch("quantize", x, bits, search.blocks, *addresses, *places, n, k, int(relu), KINDS[values.dtype])
     return results
 
 

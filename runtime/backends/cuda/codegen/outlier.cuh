@@ -580,13 +580,15 @@ __device__ inline float kept_value(const void* values, i64 at, int kind)
 }
 
 // `counts`, of each block of positions, `offsets` and `values` are written, `of_chunks` and `starts` are of the scan.
+// Not more than `outliers` are written, which there may be if another stream changes x meanwhile.
 template <class T, int bits>
 __device__ inline void quantize_chunks(const T* x, u8* packed, u8* counts, u8* offsets, void* values,
-    const float* levels, const Selection* s, const u32* of_chunks, const i64* starts, i64 n, bool relu, int kind)
+    const float* levels, const Selection* s, const u32* of_chunks, const i64* starts, i64 n, i64 outliers, bool relu,
+    int kind)
 {
     const u32 threshold = s->found[2].digits;
     const float lowest = levels[0], inverse = __fdiv_rn(1, levels[1]);
-    const i64 all = chunks_of(n), room = s->outliers;
+    const i64 all = chunks_of(n);
     const int lane = threadIdx.x % lanes;
     for (i64 chunk = warp_of_grid(); chunk < all; chunk += warps_of_grid()) {
         i64 start = starts[chunk];
@@ -620,7 +622,7 @@ __device__ inline void quantize_chunks(const T* x, u8* packed, u8* counts, u8* o
             for (int i = 0; i < 8; ++i) {
                 const bool is_equal = equal >> i & 1, is_first = is_equal && equals_before < quota;
                 equals_before += is_equal;
-                if ((above >> i & 1 || is_first) && at < room) {
+                if ((above >> i & 1 || is_first) && at < outliers) {
                     offsets[at] = u8(lane * 8 + i);
                     keep_value(h[i], values, at, kind);
                     ++at;

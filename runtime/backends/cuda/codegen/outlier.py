@@ -37,7 +37,8 @@ def codes_source(dtype: str, bits: int) -> str:
     """Return the source of three more kernels; `values` have a dtype of their own, `kind` in tensors/dtypes.py.
 
         quantize(const T* x, u8* packed, u8* counts, u8* offsets, void* values, const float* levels,
-                 const void* selection, const u32* of_chunks, const i64* starts, i64 n, i64 relu, i64 kind)
+                 const void* selection, const u32* of_chunks, const i64* starts, i64 n, i64 outliers, i64 relu,
+                 i64 kind)
         locate(const u8* counts, i64* starts, i64 n)            one block
         dequantize(const u8* packed, const u8* counts, const u8* offsets, const void* values, const float* levels,
                    const i64* starts, T* out, i64 n, i64 outliers, i64 relu, i64 kind)
@@ -126,11 +127,11 @@ scan(const {T}* x, void* selection, u32* counts, void* equals, u64* list, u64* l
 _CODES = [
     """\
 quantize(const {T}* x, u8* packed, u8* counts, u8* offsets, void* values, const float* levels, const void* selection,
-         const u32* of_chunks, const i64* starts, i64 n, i64 relu, i64 kind)
+         const u32* of_chunks, const i64* starts, i64 n, i64 outliers, i64 relu, i64 kind)
 {{
     fewbit::quantize_chunks<{T}, {bits}>(x, packed, counts, offsets, values, levels,
-                                         static_cast<const Selection*>(selection), of_chunks, starts, n, relu,
-                                         int(kind));
+                                         static_cast<const Selection*>(selection), of_chunks, starts, n, outliers,
+                                         relu, int(kind));
 }}
 """,
     """\

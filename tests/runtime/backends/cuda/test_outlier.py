@@ -9,6 +9,7 @@ from fewbit.quantizers import Outlier
 from fewbit.runtime.backends.cuda import outlier as cuda
 from fewbit.runtime.backends.cuda.codegen.compiler import compile_source
 from fewbit.runtime.backends.cuda.codegen.outlier import codes_source, selection_source
+from fewbit.runtime.backends.reference.outlier import level_values
 from fewbit.runtime.quantizers import outlier
 from host_kernels import guarded, needs_gxx, needs_nvrtc, start_outlier, unharmed
 from hypothesis import HealthCheck, given, settings
@@ -191,34 +192,66 @@ def test_as_few_kernels_as_the_threshold_needs(on_host):
         assert on_host == [*expected, "quantize", *DECODE]
 
 
+class Guarding:
+    """Torch, but each allocation lies among bytes that must stay as they are."""
+
+    def __init__(self):
+        self.made = []
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+    def empty(self, size, dtype, device):
+        self.made.append(guarded(size, dtype))
+        return self.made[-1]
+
+    def zeros(self, size, dtype, device):
+        return self.empty(size, dtype, device).zero_()
+
+    def check(self):
+        assert len(self.made) > 7
+        for memory in self.made:
+            unharmed(memory)
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    memory = Guarding()
+    monkeypatch.setattr(cuda, "torch", memory)
+    return memory
+
+
 @needs_gxx
 @pytest.mark.parametrize("n", [1, 241, 961, 2000])
-def test_nothing_is_written_outside(on_host, n, monkeypatch):
-    """Every allocation lies among bytes that must stay as they are."""
-    made = []
-
-    class Guarding:
-        def __getattr__(self, name):
-            return getattr(torch, name)
-
-        def empty(self, size, dtype, device):
-            made.append(guarded(size, dtype))
-            return made[-1]
-
-        def zeros(self, size, dtype, device):
-            return self.empty(size, dtype, device).zero_()
-
-    monkeypatch.setattr(cuda, "torch", Guarding())
+def test_nothing_is_written_outside(on_host, n, memory):
+    """Nor read, by counts and offsets that no quantizer makes."""
     x = torch.randn(n, generator=generator(n))
     for every in (1, 3):
-        parts = cuda.quantize(x, 3, 0.1, False, torch.float16, every)
-        made.append(guarded(n, torch.float32))
-        cuda.dequantize(*parts, 3, False, made[-1])
-        # Counts and offsets that no quantizer makes.
-        cuda.dequantize(parts[0], *(torch.full_like(part, 255) for part in parts[1:3]), *parts[3:], 3, False, made[-1])
-    assert len(made) > 10
-    for memory in made:
-        unharmed(memory)
+        packed, counts, offsets, values, levels = cuda.quantize(x, 3, 0.1, False, torch.float16, every)
+        accepted = torch.cat([values, level_values(levels, 3, False, torch.float32)])
+        for of_blocks, of_outliers in ((counts, offsets), (counts.clone().fill_(255), offsets.clone().fill_(255))):
+            out = memory.empty(n, torch.float32, None)
+            cuda.dequantize(packed, of_blocks, of_outliers, values, levels, 3, False, out)
+            assert torch.isin(out, accepted).all()
+    memory.check()
+
+
+@needs_gxx
+@pytest.mark.parametrize("kernel", [*SEARCH[1:], "quantize"])
+def test_nothing_is_written_outside_if_x_changes_meanwhile(on_host, kernel, memory, monkeypatch):
+    """As another stream may do it: the codes are of no use, and no memory but theirs is touched."""
+    x, launch = torch.randn(5000, generator=generator()), cuda._launch
+
+    def change(name, *arguments):
+        if name == kernel:
+            x.copy_(100 * torch.randn(5000, generator=generator(1)))
+        launch(name, *arguments)
+
+    monkeypatch.setattr(cuda, "_launch", change)
+    for room in (0, 1 / 16):
+        monkeypatch.setattr(cuda, "_LISTED", room)
+        cuda.quantize(x, 3, 0.02, False, None, 1)
+    memory.check()
 
 
 def test_each_launch_is_of_a_kernel_of_its_source(monkeypatch):
