@@ -61,6 +61,7 @@ bench-gpu: build/path/fewbit
 		--intermediate 14336 --compiled -o plots/results/glu-cuda.json
 	$(FEWBIT) -m fewbit.cli.main bench levels --device cuda -o plots/results/levels-cuda.json
 	$(FEWBIT) -m fewbit.cli.main bench preact --device cuda -o plots/results/preact-cuda.json
+	$(FEWBIT) -m fewbit.cli.main bench outliers --device cuda -o plots/results/outliers-cuda.json
 	$(FEWBIT) -m fewbit.cli.main plot blpa-memory --device cuda -o plots/results/blpa-memory-cuda.png
 
 # The package from this folder, installed or not: its root is the package `fewbit`.

@@ -4,7 +4,7 @@ For quantizers the best round counts, as in quantizers.py; for steps, the median
 round. Torch's model takes part twice in each step, the second time as `again`: the difference between two equal models
 is noise. Beside wall time stands process time, which other work on the machine disturbs less (with several threads it
 includes the time that threads wait for each other), and page faults: memory that the allocator returned to the system
-and has to request again, which is torch's own time and varies at random.
+and has to request again, which is torch's own time and varies at random. On a GPU a step ends when the GPU is idle.
 """
 
 import copy
@@ -25,7 +25,7 @@ from ...runtime.quantizers import Outlier, PerGroup, Quantizer
 from ...tables.columns import columns
 from ..progress import with_progress
 from .report import MET, Report, bench_command, rounds_option, this_machine
-from .timing import Run, Times, readings, take_turns
+from .timing import Run, Times, gpu_events, processor, readings, take_turns
 
 PAIR_BAR = 2.5  # times PerGroup at 4 bits, compress plus decompress
 STEP_BAR = 1.10  # times torch's step
@@ -137,34 +137,40 @@ CASES = (
     Case("ResNet-18, small images", small_resnet18, 32, 32, 1000),
     Case("ResNet-18", lambda: resnet(2, 2, 2, 2, bottleneck=False), 4, 224, 1000),
 )
+GPU_CASES = (
+    Case("ResNet-18, small images", small_resnet18, 256, 32, 1000),
+    Case("ResNet-18", lambda: resnet(2, 2, 2, 2, bottleneck=False), 128, 224, 1000),
+)
 
 
-@bench_command("outliers", threads=True)
+@bench_command("outliers", threads=True, device=True)
 @click.option("--bits", type=click.IntRange(2, 8), default=3, show_default=True, help="Bits per element.")
 @click.option("--ratio", type=click.FloatRange(0, 1), default=0.02, show_default=True, help="Of large values, AR.")
 @rounds_option(help="Steps of each.")
-def command(bits: int, ratio: float, rounds: int) -> Report:
+def command(bits: int, ratio: float, rounds: int, device: str) -> Report:
     """Time V-Quant beside PerGroup, and its training steps beside torch's.
 
     V-Quant keeps few large values exactly, the others in few bits. Compress and decompress beside PerGroup at 4 bits,
     of which they shall take no more than 2.5 times; and steps of convolutional networks whose ReLUs and layers save by
-    V-Quant, beside torch's own, with a bar of 1.10. All take turns, on the CPU. Of the quantizers the best of four
-    times as many rounds is printed, of steps medians, and of their ratios medians of those of a round. "Again" is
-    torch's model beside a copy of itself.
+    V-Quant, beside torch's own, with a bar of 1.10. All take turns. Of the quantizers the best of four times as many
+    rounds is printed, of steps medians, and of their ratios medians of those of a round. "Again" is torch's model
+    beside a copy of itself.
 
     Example: fewbit bench outliers --bits 3 --ratio 0.02 --threads 2
     """
+    cases = GPU_CASES if device == "cuda" else CASES
     tasks = [
-        *(partial(bench_pair, n, bits, ratio, 4 * rounds) for n in SIZES),
-        *(partial(bench_step, case, bits, ratio, rounds) for case in CASES),
+        *(partial(bench_pair, n, bits, ratio, 4 * rounds, device) for n in SIZES),
+        *(partial(bench_step, case, bits, ratio, rounds, device) for case in cases),
     ]
     rows = [task() for task in with_progress(tasks, len(tasks), "measuring")]
     pairs = [row for row in rows if isinstance(row, PairTime)]
     steps = [row for row in rows if isinstance(row, StepTime)]
-    here = this_machine()
+    here = this_machine(device)
     values = {
         "torch": here.torch,
         "threads": here.threads,
+        "device": here.device,
         "bits": bits,
         "ratio": ratio,
         "pairs": [row.to_dict() for row in pairs],
@@ -174,25 +180,27 @@ def command(bits: int, ratio: float, rounds: int) -> Report:
     return Report(values, [heading, *_pair_lines(pairs), "", *_step_lines(steps)])
 
 
-def bench_pair(n: int, bits: int = 3, outliers: float = 0.02, rounds: int = 60) -> PairTime:
+def bench_pair(n: int, bits: int = 3, outliers: float = 0.02, rounds: int = 60, device: str = "cpu") -> PairTime:
     """Time compress and decompress of `n` normal numbers in 64 samples, and of their ReLU, after two warm-up rounds."""
-    x = torch.randn(_SAMPLES, n // _SAMPLES)
+    x = torch.randn(_SAMPLES, n // _SAMPLES, device=device)
     plain, relu = Outlier(bits, outliers), Outlier(bits, outliers, relu=True, value_dtype=torch.bfloat16)
     runs = {"outlier": _pair(plain, x), "relu": _pair(relu, x.relu()), "per group": _pair(PerGroup(4), x)}
-    times = take_turns(runs, rounds)
+    times = take_turns(runs, rounds, clock=gpu_events if device == "cuda" else processor)
     best, middle = ([of(who) for who in runs] for of in (times.best, times.median))
     ratios = (seconds[i] / seconds[2] for seconds in (best, middle) for i in (0, 1))
     return PairTime(x.numel(), *(1000 * t for t in best), *ratios)
 
 
-def bench_step(case: Case, bits: int = 3, outliers: float = 0.02, rounds: int = 15) -> StepTime:
+def bench_step(case: Case, bits: int = 3, outliers: float = 0.02, rounds: int = 15, device: str = "cpu") -> StepTime:
     """Time one case after two warm-up rounds."""
-    exact = case.build()
+    exact = case.build().to(device)
     models = {"fewbit": value_aware(copy.deepcopy(exact), bits, outliers).model, "torch": exact}
     models["again"] = copy.deepcopy(exact)
-    x, labels = torch.randn(case.batch, 3, case.size, case.size), torch.randint(0, case.classes, (case.batch,))
+    x = torch.randn(case.batch, 3, case.size, case.size, device=device)
+    labels = torch.randint(0, case.classes, (case.batch,), device=device)
     runs = {who: partial(_step, model, x, labels) for who, model in models.items()}
-    measured = readings(runs, rounds, _meters, after=lambda who: models[who].zero_grad())
+    finish: Run = torch.cuda.synchronize if device == "cuda" else lambda: None  # on the CPU calls end when they return
+    measured = readings(runs, rounds, partial(_meters, finish), after=lambda who: models[who].zero_grad())
     clock, cpu, faults = (Times([{who: read[i] for who, read in row.items()} for row in measured]) for i in range(3))
     counted = _faults() is not None
     return StepTime(
@@ -216,10 +224,12 @@ def _step(model: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> None:
     F.cross_entropy(model(x), labels).backward()
 
 
-def _meters(run: Run) -> tuple[float, float, int]:
-    """Return wall time, process time and page faults of a call."""
+def _meters(finish: Run, run: Run) -> tuple[float, float, int]:
+    """Return wall time, process time and page faults of a call, from an idle device until `finish` returns."""
+    finish()
     before = time.perf_counter(), time.process_time(), _faults() or 0
     run()
+    finish()
     after = time.perf_counter(), time.process_time(), _faults() or 0
     return after[0] - before[0], after[1] - before[1], after[2] - before[2]
 

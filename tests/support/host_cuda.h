@@ -105,6 +105,45 @@ template <class V> static V __shfl_xor_sync(unsigned, V value, int lanes)
     return other;
 }
 
+// The value of the lane so many before this one; its own where there is none.
+template <class V> static V __shfl_up_sync(unsigned, V value, int lanes)
+{
+    static V values[1024];
+    values[threadIdx.x] = value;
+    __syncwarp();
+    const bool there = threadIdx.x % 32 >= unsigned(lanes);
+    const V other = values[threadIdx.x - (there ? unsigned(lanes) : 0)];
+    __syncwarp();
+    return other;
+}
+
+template <class V> static V __shfl_sync(unsigned, V value, int lane)
+{
+    static V values[1024];
+    values[threadIdx.x] = value;
+    __syncwarp();
+    const V other = values[threadIdx.x / 32 * 32 + unsigned(lane)];
+    __syncwarp();
+    return other;
+}
+
+// Threads run one at a time, and change places at barriers alone.
+template <class V> static V atomicAdd(V* to, V value)
+{
+    const V before = *to;
+    *to += value;
+    return before;
+}
+
+template <class V> static V atomicMax(V* to, V value)
+{
+    const V before = *to;
+    *to = before > value ? before : value;
+    return before;
+}
+
+static int __popc(unsigned bits) { return __builtin_popcount(bits); }
+
 static float __saturatef(float x) { return x > 0 ? (x < 1 ? x : 1) : 0; }
 
 static unsigned __float_as_uint(float x)

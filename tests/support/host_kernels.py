@@ -13,6 +13,7 @@ from fewbit import FewbitError
 from fewbit.runtime.backends.cuda.codegen import THREADS, compiler, kernel_source
 from fewbit.runtime.backends.cuda.codegen.fixed_point import ELEMENTS_PER_BLOCK, fixed_point_source
 from fewbit.runtime.backends.cuda.codegen.glu import glu_source
+from fewbit.runtime.backends.cuda.codegen.outlier import codes_source, selection_source
 from fewbit.runtime.backends.cuda.codegen.per_group import per_group_source
 from fewbit.runtime.tensors.packing import packed_size
 from fewbit.runtime.tensors.table_registry import table_of
@@ -73,22 +74,22 @@ class HostKernels:
         self.library = built(source)
 
     def encode(self, x, blocks=1):
-        packed = _guarded(packed_size(x.numel(), self.bits), torch.uint8)
+        packed = guarded(packed_size(x.numel(), self.bits), torch.uint8)
         self._run("encode", blocks, x, packed, x.numel())
-        return _checked(packed)
+        return unharmed(packed)
 
     def forward(self, x, blocks=1, offset=0):
-        y = _guarded(x.numel(), x.dtype, offset)
-        packed = _guarded(packed_size(x.numel(), self.bits), torch.uint8)
+        y = guarded(x.numel(), x.dtype, offset)
+        packed = guarded(packed_size(x.numel(), self.bits), torch.uint8)
         self._run("forward", blocks, x, y, packed, x.numel())
-        return _checked(y), _checked(packed)
+        return unharmed(y), unharmed(packed)
 
     def multiply(self, grad, packed, blocks=1, offset=0):
-        result = _guarded(grad.numel(), grad.dtype, offset)
-        aligned = _guarded(packed.numel(), torch.uint8)
+        result = guarded(grad.numel(), grad.dtype, offset)
+        aligned = guarded(packed.numel(), torch.uint8)
         aligned.copy_(packed)
         self._run("multiply", blocks, grad, aligned, result, grad.numel())
-        return _checked(result)
+        return unharmed(result)
 
     def _run(self, name, blocks, *tensors_and_n):
         *tensors, n = tensors_and_n
@@ -171,11 +172,16 @@ def fixed_point_library(dtype, bits):
     assert COMPILER, "no g++"
     source = '#include "host_cuda.h"\n' + fixed_point_source(dtype, bits) + '\n#include "host_numbers.h"\n'
     for name, arguments in _FIXED_POINT.items():
-        words = [(_POINTERS.get(word, "long long").format(T=TYPES[dtype]), word) for word in arguments.split(", ")]
-        declared = ", ".join(f"{kind} {word}" for kind, word in words)
-        call = f"host::launch(blocks, {THREADS}, [=] {{ fixed_point::{name}({arguments}); }});"
-        source += f'extern "C" void run_{name}(unsigned blocks, {declared})\n{{\n    {call}\n}}\n'
+        source += _entry(f"fixed_point::{name}", name, arguments, _POINTERS, dtype)
     return built(source)
+
+
+def _entry(kernel, name, arguments, pointers, dtype):
+    """A C function that launches a kernel."""
+    words = [(pointers.get(word, "long long").format(T=TYPES[dtype]), word) for word in arguments.split(", ")]
+    declared = ", ".join(f"{kind} {word}" for kind, word in words)
+    call = f"host::launch(blocks, {THREADS}, [=] {{ {kernel}({arguments}); }});"
+    return f'extern "C" void run_{name}(unsigned blocks, {declared})\n{{\n    {call}\n}}\n'
 
 
 def start_fixed_point(dtype, bits, name, blocks, *arguments):
@@ -201,6 +207,47 @@ def fixed_point_on_host(monkeypatch, *modules):
         monkeypatch.setattr(module, "launch", launch)
         monkeypatch.setattr(module, "serves", lambda x: True)
     return launched
+
+
+_OUTLIER = {
+    "first": "x, selection, n, relu",
+    "survey": "x, selection, sample, counts, equals, list, listed, room, n, rank, relu",
+    "refine": "x, selection, counts, equals, list, listed, room, n, relu",
+    "count": "x, selection, counts, equals, list, listed, room, n, relu",
+    "scan": "x, selection, counts, equals, list, listed, room, starts, levels, n, steps, relu",
+}
+_OUTLIER_CODES = {
+    "quantize": "x, packed, bytes, offsets, values, levels, selection, counts, starts, n, outliers, relu, kind",
+    "locate": "bytes, starts, n",
+    "dequantize": "packed, bytes, offsets, values, levels, starts, out, n, outliers, relu, kind",
+}
+_OUTLIER_POINTERS = {
+    **dict.fromkeys(("x", "out"), "{T}*"),
+    **dict.fromkeys(("selection", "sample", "equals", "values"), "void*"),
+    **dict.fromkeys(("packed", "bytes", "offsets"), "unsigned char*"),
+    **dict.fromkeys(("list", "listed"), "unsigned long long*"),
+    "counts": "unsigned*",
+    "levels": "float*",
+    "starts": "long long*",
+}
+
+
+@functools.cache
+def outlier_library(dtype, bits):
+    """The outlier quantizer's kernels for a dtype: those of codes for a number of bits, else of selection."""
+    assert COMPILER, "no g++"
+    text = selection_source(dtype) if bits is None else codes_source(dtype, bits)
+    source = '#include "host_cuda.h"\n' + text + '\n#include "host_numbers.h"\n'
+    for name, arguments in (_OUTLIER if bits is None else _OUTLIER_CODES).items():
+        if f"\n{name}(" in text:
+            source += _entry(f"outlier::{name}", name, arguments, _OUTLIER_POINTERS, dtype)
+    return built(source)
+
+
+def start_outlier(dtype, bits, name, blocks, *arguments):
+    """Run such a kernel with the arguments of a launch."""
+    library = outlier_library(dtype, bits)
+    getattr(library, f"run_{name}")(ctypes.c_uint(blocks), *map(ctypes.c_longlong, arguments))
 
 
 _GLU = """
@@ -241,10 +288,10 @@ def start_glu(dtype, plan, name, blocks, *arguments):
 
 def at_offset(x, offset):
     """`x` in memory that begins `offset` elements after a multiple of 64 bytes."""
-    return _guarded(x.numel(), x.dtype, offset).copy_(x)
+    return guarded(x.numel(), x.dtype, offset).copy_(x)
 
 
-def _guarded(n, dtype, offset=0):
+def guarded(n, dtype, offset=0):
     """n elements, `offset` of them after a multiple of 64 bytes, among bytes that nobody may change."""
     size = dtype.itemsize
     whole = torch.full((n * size + 64 * 4,), GUARD, dtype=torch.uint8)
@@ -254,7 +301,7 @@ def _guarded(n, dtype, offset=0):
     return result
 
 
-def _checked(result):
+def unharmed(result):
     before, after = result.whole[: result.begin], result.whole[result.begin + result.numel() * result.element_size() :]
     assert (before == GUARD).all() and (after == GUARD).all(), "written outside"
     return result

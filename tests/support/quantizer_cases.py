@@ -111,3 +111,44 @@ def fixed_point_cases(draw, **kinds):
         form = [-1 if d == dim % x.dim() else 1 for d in range(x.dim())]
         x = (x.double() * γ.view(form) + β.view(form)).to(x.dtype)
     return x, γ, β, draw(st.integers(1, 8)), dim
+
+
+# Arguments of `Outlier`, and the parts of what it compressed.
+RATIOS = st.sampled_from([0, 0.02, 0.1, 0.5, 1.0, 1])
+VALUES = st.sampled_from([None, torch.float16, torch.bfloat16, torch.float32])
+OUTLIER_PARTS = ("packed", "counts", "offsets", "values", "levels")
+OUTLIER_KINDS = (
+    "normal",
+    "relu",
+    "constant",
+    "two",
+    "sorted",
+    "periodic",
+    "sparse",
+    "special",
+    "nans",
+    "all nan",
+    "zero",
+)
+
+
+def outlier_numbers(kind, n):
+    """At least 10,001 numbers whose largest are easy to find, or hard."""
+    x = KINDS[kind](n, generator()).float() if kind in KINDS else torch.randn(n, generator=generator())
+    if kind == "sorted":
+        x = x.sort().values
+    elif kind == "periodic":  # in step with a sample of every fourth
+        x[::4] = 0.001
+    elif kind == "sparse":
+        x[torch.rand(n, generator=generator()) < 0.99] = 0
+    elif kind == "special":
+        x[5], x[77], x[10_000], x[n - 1] = torch.nan, -torch.nan, torch.inf, -torch.inf
+    elif kind == "nans":  # of every payload and both signs, and they rank alike
+        payloads = torch.randint(0x7F800001, 0x7FFFFFFF, (n,), generator=generator())
+        signs = torch.randint(-1, 1, (n,), generator=generator()) << 31
+        x = torch.where(torch.arange(n) % 7 > 0, x, (payloads | signs).int().view(torch.float32))
+    elif kind == "all nan":
+        x[:] = torch.nan
+    elif kind == "zero":
+        x[:] = 0
+    return x

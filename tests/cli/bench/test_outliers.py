@@ -16,7 +16,7 @@ def test_quantizers_and_steps_are_measured_and_reported(run, tmp_path, monkeypat
     path = tmp_path / "outliers.json"
     outcome = run("bench", "outliers", "--rounds", 1, "-o", path)
     report = json.loads(path.read_text())
-    assert (report["bits"], report["ratio"]) == (3, 0.02)
+    assert (report["bits"], report["ratio"], report["device"]) == (3, 0.02, "cpu")
     assert [(row["n"], row["bar"]) for row in report["pairs"]] == [(1 << 12, 2.5), (1 << 13, 2.5)]
     (row,) = report["steps"]
     assert (row["case"], row["bits"], row["outliers"], row["bar"]) == ("small", 3, 0.02, 1.1)
@@ -46,7 +46,7 @@ def test_arguments_are_checked(run, arguments):
 
 def test_cases_convert_whole():
     """Every ReLU and convolution of them saves by V-Quant, and they take the images they are said to."""
-    for case in bench.CASES:
+    for case in (*bench.CASES, *bench.GPU_CASES):
         with torch.device("meta"):
             model = case.build()
             assert model(torch.empty(1, 3, case.size, case.size)).shape == (1, case.classes)

@@ -10,12 +10,22 @@ from fewbit.runtime.backends.reference.outlier import POSITION_BLOCK
 from fewbit.runtime.quantizers import outlier
 from hypothesis import given
 from hypothesis import strategies as st
-from quantizer_cases import KINDS, check_form, generator, is_dense, reference, same_bits, tensors
+from quantizer_cases import (
+    KINDS,
+    OUTLIER_KINDS,
+    OUTLIER_PARTS,
+    RATIOS,
+    VALUES,
+    check_form,
+    generator,
+    is_dense,
+    outlier_numbers,
+    reference,
+    same_bits,
+    tensors,
+)
 
-RATIOS = st.sampled_from([0, 0.02, 0.1, 0.5, 1.0, 1])
-VALUES = st.sampled_from([None, torch.float16, torch.bfloat16, torch.float32])
 FINITE = tensors(kinds=[kind for kind in KINDS if kind != "huge"])  # in float16 too
-PARTS = ("packed", "counts", "offsets", "values", "levels")
 
 
 def memory(x):
@@ -60,7 +70,7 @@ class TestAnyTensor:
         with reference():
             plain = quantizer.compress(x)
             decoded = plain.decompress()
-        assert all(same_bits(getattr(ours, part), getattr(plain, part)) for part in PARTS)
+        assert all(same_bits(getattr(ours, part), getattr(plain, part)) for part in OUTLIER_PARTS)
         assert same_bits(ours.decompress(), decoded)
 
     @given(tensors(), st.integers(1, 8), RATIOS, VALUES)
@@ -69,7 +79,7 @@ class TestAnyTensor:
         n, k = x.numel(), round(ratio * x.numel())
         size = min((dtype or x.dtype).itemsize, 4)
         assert c.nbytes == -(-n // 8) * bits + -(-n // 240) + k * (1 + size) + 8
-        assert c.nbytes == sum(getattr(c, part).untyped_storage().nbytes() for part in PARTS)
+        assert c.nbytes == sum(getattr(c, part).untyped_storage().nbytes() for part in OUTLIER_PARTS)
 
     @given(FINITE, st.integers(2, 8), RATIOS, st.sampled_from([None, torch.float16, torch.bfloat16]))
     def test_relu_needs_no_mask(self, x, bits, ratio, dtype):
@@ -81,32 +91,17 @@ class TestAnyTensor:
 
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("ratio", [0.001, 0.3])
-@pytest.mark.parametrize(
-    "kind", ["normal", "relu", "constant", "two", "sorted", "periodic", "sparse", "special", "all nan", "zero"]
-)
+@pytest.mark.parametrize("kind", OUTLIER_KINDS)
 def test_the_bracket_finds_what_selection_finds(kind, ratio, relu, monkeypatch):
     monkeypatch.setattr(cpu, "_SAMPLE", 1 << 12)
-    n = 20_003
-    x = KINDS[kind](n, generator()).float() if kind in KINDS else torch.randn(n, generator=generator())
-    if kind == "sorted":
-        x = x.sort().values
-    elif kind == "periodic":  # in step with the sample
-        x[::4] = 0.001
-    elif kind == "sparse":
-        x[torch.rand(n, generator=generator()) < 0.99] = 0
-    elif kind == "special":
-        x[5], x[77], x[10_000], x[n - 1] = torch.nan, -torch.nan, torch.inf, -torch.inf
-    elif kind == "all nan":
-        x[:] = torch.nan
-    elif kind == "zero":
-        x[:] = 0
+    x = outlier_numbers(kind, 20_003)
     for every, share in ((1, ratio), (16, ratio), (16, 0)):
         quantizer = Outlier(3, share, relu, sample_every=every)
         ours = quantizer.compress(x)
         with reference():
             plain = quantizer.compress(x)
             decoded = plain.decompress()
-        assert all(same_bits(getattr(ours, part), getattr(plain, part)) for part in PARTS)
+        assert all(same_bits(getattr(ours, part), getattr(plain, part)) for part in OUTLIER_PARTS)
         assert same_bits(ours.decompress(), decoded)
 
 
@@ -162,7 +157,7 @@ class TestPaper:
     def test_relu_takes_negative_numbers_for_zero(self):
         x = torch.randn(10_000, generator=generator())
         a, b = (Outlier(3, 0.02, relu=True).compress(v) for v in (x, x.relu()))
-        assert all(same_bits(getattr(a, part), getattr(b, part)) for part in PARTS)
+        assert all(same_bits(getattr(a, part), getattr(b, part)) for part in OUTLIER_PARTS)
 
     def test_relus_backward_is_exact(self):
         x = torch.randn(100, 100, requires_grad=True)

@@ -44,4 +44,11 @@ template <class T> constexpr float limit = 3.402823466e38f;
 template <> constexpr float limit<half> = 65504.0f;
 template <> constexpr float limit<bfloat16> = 3.389531390e38f;
 
+// Just above 0, in numbers of the type.
+template <class T> constexpr float least = 1.17549435e-38f;
+template <> constexpr float least<half> = 5.9604645e-8f;
+
+// Integers in the order of the floats whose bits they were, NaN at both ends; its own inverse.
+__device__ inline int ordered(int bits) { return bits ^ (bits >> 31 & 0x7fffffff); }
+
 }  // namespace fewbit

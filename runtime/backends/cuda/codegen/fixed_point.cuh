@@ -85,10 +85,6 @@ template <int bits> __device__ inline float middle_of(u32 code)
     return __fadd_rn(float(code), 0.5f - float(1 << (bits - 1)));
 }
 
-// Just above 0, in numbers of the type.
-template <class T> constexpr float least = 1.17549435e-38f;
-template <> constexpr float least<half> = 5.9604645e-8f;
-
 template <class T, int bits> __device__ inline float value_of(u32 code, float origin, float step, bool positive)
 {
     const float value = __fadd_rn(origin, __fmul_rn(middle_of<bits>(code), step));

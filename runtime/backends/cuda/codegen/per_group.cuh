@@ -3,9 +3,6 @@
 
 namespace fewbit {
 
-// Integers in the order of the floats whose bits they were, NaN at both ends; its own inverse.
-__device__ inline int ordered(int bits) { return bits ^ (bits >> 31 & 0x7fffffff); }
-
 // What is kept of a group: 16 bits each.
 struct GroupParameters {
     u32 minimum, range;

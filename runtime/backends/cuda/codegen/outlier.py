@@ -1,0 +1,151 @@
+"""CUDA C++ source of the outlier quantizer's kernels: selection for a dtype, codes for a dtype and number of bits."""
+
+from functools import cache
+from pathlib import Path
+
+from .source import NUMBERS, THREADS
+
+CHUNK = 960  # elements that a warp takes at once: four blocks of positions
+WARPS_PER_BLOCK = THREADS // 32
+SELECTION_BYTES = 32840  # of the struct Selection, which begins with the number of outliers, int64
+_ONE_BLOCK = ("scan", "locate")  # these take the registers that they need
+_PIECES = ("numbers", "packing", "kernels", "eights", "outlier")
+
+
+def selection_source(dtype: str) -> str:
+    """Return the source of kernels with C names in the namespace `outlier`, `THREADS` threads a block.
+
+    They run one after the other: `first`, `survey`, `refine` (float32 alone), `count`, `scan`; without a rank `survey`
+    and `scan` alone. CHUNKS are (u32* counts, void* equals, u64* list, u64* listed, i64 room): see outlier.cuh.
+
+        first(const T* x, void* selection, i64 n, i64 relu)
+        survey(const T* x, void* selection, const void* sample, CHUNKS, i64 n, i64 rank, i64 relu)
+        refine(const T* x, void* selection, CHUNKS, i64 n, i64 relu)
+        count(const T* x, void* selection, CHUNKS, i64 n, i64 relu)
+        scan(const T* x, void* selection, CHUNKS, i64* starts, float* levels, i64 n, i64 steps, i64 relu)
+
+    All but `scan`, which is one block, take the same number of blocks.
+
+    Args:
+        dtype: ``float32``, ``float16`` or ``bfloat16``.
+    """
+    kernels = _SELECTION if has_third_digit(dtype) else [text for text in _SELECTION if not text.startswith("refine")]
+    return _source(dtype, kernels)
+
+
+def codes_source(dtype: str, bits: int) -> str:
+    """Return the source of three more kernels; `values` have a dtype of their own, `kind` in tensors/dtypes.py.
+
+        quantize(const T* x, u8* packed, u8* counts, u8* offsets, void* values, const float* levels,
+                 const void* selection, const u32* of_chunks, const i64* starts, i64 n, i64 outliers, i64 relu,
+                 i64 kind)
+        locate(const u8* counts, i64* starts, i64 n)            one block
+        dequantize(const u8* packed, const u8* counts, const u8* offsets, const void* values, const float* levels,
+                   const i64* starts, T* out, i64 n, i64 outliers, i64 relu, i64 kind)
+
+    Args:
+        dtype: ``float32``, ``float16`` or ``bfloat16``.
+        bits: 1 to 8.
+    """
+    return _source(dtype, _CODES, bits)
+
+
+def has_third_digit(dtype: str) -> bool:
+    """Return whether magnitudes of the dtype have more than two digits."""
+    return dtype == "float32"
+
+
+def _source(dtype: str, kernels: list[str], bits: int = 0) -> str:
+    number, _ = NUMBERS[dtype]
+    T = f"fewbit::{number}" if number in ("half", "bfloat16") else number
+    texts = (f"{_launched(text, T)}{text.format(T=T, bits=bits)}" for text in kernels)
+    return "\n".join([_pieces(), _HEAD, *texts, "}  // namespace outlier\n"])
+
+
+def _launched(kernel: str, T: str) -> str:
+    residents = 1 if kernel.startswith(_ONE_BLOCK) else f"fewbit::residents<{T}>"
+    return f'extern "C" __global__ void __launch_bounds__(fewbit::threads, {residents})\n'
+
+
+@cache
+def _pieces() -> str:
+    folder = Path(__file__).parent
+    return "\n".join((folder / f"{name}.cuh").read_text() for name in _PIECES)
+
+
+_HEAD = """\
+namespace outlier {
+
+using fewbit::i64;
+using fewbit::Range;
+using fewbit::Selection;
+using fewbit::u8;
+using fewbit::u32;
+using fewbit::u64;
+"""
+
+_SELECTION = [
+    """\
+first(const {T}* x, void* selection, i64 n, i64 relu)
+{{
+    fewbit::count_first_digits<{T}>(x, static_cast<Selection*>(selection), n, relu);
+}}
+""",
+    """\
+survey(const {T}* x, void* selection, const void* sample, u32* counts, void* equals, u64* list, u64* listed, i64 room,
+       i64 n, i64 rank, i64 relu)
+{{
+    fewbit::survey_chunks<{T}>(x, static_cast<Selection*>(selection), static_cast<const Selection*>(sample),
+                               {{counts, static_cast<Range*>(equals), list, listed, room}}, n, rank, relu);
+}}
+""",
+    """\
+refine(const {T}* x, void* selection, u32* counts, void* equals, u64* list, u64* listed, i64 room, i64 n, i64 relu)
+{{
+    fewbit::refine_candidates<{T}>(x, static_cast<Selection*>(selection),
+                                   {{counts, static_cast<Range*>(equals), list, listed, room}}, n, relu);
+}}
+""",
+    """\
+count(const {T}* x, void* selection, u32* counts, void* equals, u64* list, u64* listed, i64 room, i64 n, i64 relu)
+{{
+    fewbit::count_candidates<{T}>(x, static_cast<Selection*>(selection),
+                                  {{counts, static_cast<Range*>(equals), list, listed, room}}, n, relu);
+}}
+""",
+    """\
+scan(const {T}* x, void* selection, u32* counts, void* equals, u64* list, u64* listed, i64 room, i64* starts,
+     float* levels, i64 n, i64 steps, i64 relu)
+{{
+    fewbit::scan_outliers<{T}>(x, static_cast<Selection*>(selection),
+                               {{counts, static_cast<Range*>(equals), list, listed, room}}, starts, levels, n,
+                               float(steps), relu);
+}}
+""",
+]
+
+_CODES = [
+    """\
+quantize(const {T}* x, u8* packed, u8* counts, u8* offsets, void* values, const float* levels, const void* selection,
+         const u32* of_chunks, const i64* starts, i64 n, i64 outliers, i64 relu, i64 kind)
+{{
+    fewbit::quantize_chunks<{T}, {bits}>(x, packed, counts, offsets, values, levels,
+                                         static_cast<const Selection*>(selection), of_chunks, starts, n, outliers,
+                                         relu, int(kind));
+}}
+""",
+    """\
+locate(const u8* counts, i64* starts, i64 n)
+{{
+    fewbit::locate_outliers(counts, starts, n);
+}}
+""",
+    """\
+dequantize(const u8* packed, const u8* counts, const u8* offsets, const void* values, const float* levels,
+           const i64* starts, {T}* out, i64 n, i64 outliers, i64 relu, i64 kind)
+{{
+    fewbit::dequantize_chunks<{T}, {bits}>(packed, counts, offsets, values, levels, starts, out, n, outliers, relu,
+                                           int(kind));
+}}
+""",
+]
