@@ -30,6 +30,10 @@ compilers merge equal calls, and two tensors must not be rounded alike.
     outlier_quantize(x, bits, ratio, relu, value_dtype, sample_every) -> packed, counts, offsets, values, levels
     outlier_dequantize(packed, counts, offsets, values, levels, bits, relu, count, dtype) -> x (count,)    V-Quant
 
+    another(x, first) -> x                  a copy to be compressed once more, after `first`, by rounding of its own
+    attention(q, k, v, mask, p, is_causal, scale, enable_gqa) -> y, state    with dropout: it draws from torch's generator
+    attention_backward(grad, q, k, v, mask, state, wanted, p, …) -> gradients of q, k and v, by the same mask
+
 What the parts of a quantizer are is said in quantizers/. The sizes of the codes of samples with bits of their own, and
 of outliers, depend on values: under a compiler they are dynamic. These ops are not differentiable.
 
@@ -62,6 +66,7 @@ from .backends.arguments import (
     refuse,
 )
 from .backends.forwards import forward_of
+from .backends.reference import attention as reference_attention
 from .backends.reference.outlier import POSITION_BLOCK, count_of
 from .tensors.glu_parts import GROUP_SIZE
 from .tensors.layout import as_dense, with_stride
@@ -485,3 +490,80 @@ def _(
 ) -> Tensor:
     check_outlier_codes("outlier_dequantize", (packed, counts, offsets, values, levels), bits, relu, count, dtype)
     return packed.new_empty(count, dtype=dtype)
+
+
+# ---- a second copy ---------------------------------------------------------------------------------------------------
+
+_library.define("another(Tensor x, Tensor first) -> Tensor", tags=_PURE)
+another = torch.ops.fewbit.another.default
+
+
+def _another(x: Tensor, first: Tensor) -> Tensor:
+    return x.clone()
+
+
+_library.impl("another", _another, "CompositeExplicitAutograd")
+torch.library.register_fake(another, _another, lib=_library)
+
+
+# ---- attention with dropout: the compiler cannot draw a mask twice ---------------------------------------------------
+
+_ATTENTION = "Tensor q, Tensor k, Tensor v, Tensor? mask"
+_OPTIONS = "float p, bool is_causal, float? scale, bool enable_gqa"
+_library.define(
+    f"attention({_ATTENTION}, {_OPTIONS}) -> (Tensor, Tensor)", tags=(*_PURE, torch.Tag.nondeterministic_seeded)
+)
+_library.define(
+    f"attention_backward(Tensor grad, {_ATTENTION}, Tensor state, bool[] wanted, {_OPTIONS})"
+    " -> (Tensor, Tensor, Tensor)",
+    tags=_PURE,
+)
+
+attention = torch.ops.fewbit.attention.default
+attention_backward = torch.ops.fewbit.attention_backward.default
+
+
+def _run_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *options: Any) -> tuple[Tensor, Tensor]:
+    y, state = reference_attention.forward(q, k, v, mask, *options)
+    return y.contiguous(), state  # what torch returns without values has other strides
+
+
+def _attention_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    state: Tensor,
+    wanted: Sequence[bool],
+    *options: Any,
+) -> tuple[Tensor, ...]:
+    found = iter(reference_attention.gradient(grad, q, k, v, mask, state, wanted, *options))
+    return tuple(next(found).contiguous() if w else grad.new_empty(0) for w in wanted)
+
+
+_library.impl("attention", _run_attention, "CompositeExplicitAutograd")
+_library.impl("attention_backward", _attention_backward, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake(attention, lib=_library)
+def _(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float, *options: Any) -> tuple[Tensor, Tensor]:
+    is_causal, scale, gqa = options
+    y = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, p, is_causal, scale=scale, enable_gqa=gqa)
+    return y.contiguous(), torch.empty(reference_attention.size_of_state(q.device), dtype=torch.uint8, device="cpu")
+
+
+@torch.library.register_fake(attention_backward, lib=_library)
+def _(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    state: Tensor,
+    wanted: Sequence[bool],
+    *options: Any,
+) -> tuple[Tensor, ...]:
+    return tuple(
+        grad.new_empty(x.shape) if w else grad.new_empty(0) for x, w in zip((q, k, v), wanted, strict=True)
+    )

@@ -6,18 +6,18 @@ resampling        saves nothing; of torch's modes only "area", an average poolin
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
+from torch.compiler import is_compiling
 from torch.nn import functional as F
 
 from ...tables import FewbitError
 from ..backends.cpu import pooling
 from ..tensors.validation import shown_part
-from .base import apply, check_first_derivative, compresses, refuse
+from .base import CompressedFunction, apply, check_first_derivative, compresses
 
 __all__ = [
     "AdaptiveAvgPool1d",
@@ -79,7 +79,7 @@ def _each(value: int | Sequence[int], dimensions: int) -> tuple[int, ...]:
     return values * dimensions if len(values) == 1 else values
 
 
-class PackedMaxPool(Function):
+class PackedMaxPool(CompressedFunction):
     """x -> the largest of each window."""
 
     @staticmethod
@@ -120,11 +120,6 @@ class PackedMaxPool(Function):
         flat = grad_x.flatten(-dimensions)
         flat.scatter_add_(-1, indices.flatten(-dimensions), grads[0].flatten(-dimensions))
         return flat.view(ctx.shape), None, None, None, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> None:
-        """Refuse forward mode."""
-        refuse()
 
 
 def _reach(inputs: Sequence[int], kernel: Sequence[int], dilation: Sequence[int]) -> int:
@@ -169,7 +164,8 @@ class AvgPool1d(nn.AvgPool1d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
-        return linear_map(super().forward, input)
+        window = (self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad)
+        return linear_map(input, "avg_pool1d", *window)
 
 
 class AvgPool2d(nn.AvgPool2d):
@@ -179,7 +175,15 @@ class AvgPool2d(nn.AvgPool2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
-        return linear_map(super().forward, input)
+        window = (
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.ceil_mode,
+            self.count_include_pad,
+            self.divisor_override,
+        )
+        return linear_map(input, "avg_pool2d", *window)
 
 
 class AvgPool3d(nn.AvgPool3d):
@@ -189,7 +193,15 @@ class AvgPool3d(nn.AvgPool3d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
-        return linear_map(super().forward, input)
+        window = (
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.ceil_mode,
+            self.count_include_pad,
+            self.divisor_override,
+        )
+        return linear_map(input, "avg_pool3d", *window)
 
 
 class AdaptiveAvgPool1d(nn.AdaptiveAvgPool1d):
@@ -199,7 +211,7 @@ class AdaptiveAvgPool1d(nn.AdaptiveAvgPool1d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
-        return linear_map(super().forward, input)
+        return linear_map(input, "adaptive_avg_pool1d", self.output_size)
 
 
 class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
@@ -209,7 +221,7 @@ class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
-        return linear_map(super().forward, input)
+        return linear_map(input, "adaptive_avg_pool2d", self.output_size)
 
 
 class AdaptiveAvgPool3d(nn.AdaptiveAvgPool3d):
@@ -219,7 +231,7 @@ class AdaptiveAvgPool3d(nn.AdaptiveAvgPool3d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
-        return linear_map(super().forward, input)
+        return linear_map(input, "adaptive_avg_pool3d", self.output_size)
 
 
 class Upsample(nn.Upsample):
@@ -229,22 +241,33 @@ class Upsample(nn.Upsample):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
-        return linear_map(super().forward, input)
+        size = (self.size, self.scale_factor, self.mode, self.align_corners, self.recompute_scale_factor)
+        return linear_map(input, "interpolate", *size)
 
 
-def linear_map(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Return `function(x)`, a linear map of `x` whose gradient needs only the shape of `x`."""
-    return apply(LinearMap, x, function) if compresses(x) else function(x)
+def linear_map(x: Tensor, function: str, *arguments: Any) -> Tensor:
+    """Return ``torch.nn.functional.function(x, *arguments)``, a linear map of `x` whose gradient needs only its shape."""
+    if not compresses(x):
+        return getattr(F, function)(x, *arguments)
+    if is_compiling():
+        return _in_graph(x, function, arguments)
+    return apply(LinearMap, x, function, arguments)
 
 
-class LinearMap(Function):
+@torch.compiler.allow_in_graph
+def _in_graph(x: Tensor, function: str, arguments: tuple[Any, ...]) -> Tensor:
+    """Return the map of `x`; the compiler traces below autograd, because it does not trace the gradient's gradient."""
+    return LinearMap.apply(x, function, arguments)  # pyright: ignore[reportReturnType]
+
+
+class LinearMap(CompressedFunction):
     """x -> A x; A has no parameters."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, function: str, arguments: tuple[Any, ...]) -> Tensor:
         """Return A x; record the shape of x."""
-        ctx.function, ctx.shape, ctx.dtype = function, x.shape, x.dtype
-        return function(x)
+        ctx.function, ctx.arguments, ctx.shape, ctx.dtype = function, arguments, x.shape, x.dtype
+        return getattr(F, function)(x, *arguments)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -253,10 +276,5 @@ class LinearMap(Function):
         grad = grads[0]
         with torch.enable_grad():
             zero = torch.zeros((), dtype=ctx.dtype, device=grad.device).expand(ctx.shape).requires_grad_()
-            y = ctx.function(zero)
-        return torch.autograd.grad(y, zero, grad)[0], None
-
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> None:
-        """Refuse forward mode."""
-        refuse()
+            y = getattr(F, ctx.function)(zero, *ctx.arguments)
+        return torch.autograd.grad(y, zero, grad)[0], None, None

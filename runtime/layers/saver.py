@@ -22,6 +22,7 @@ from functools import cache
 from typing import Any, Protocol, cast
 
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..quantizers import Compressed, PerGroup, Quantizer
@@ -106,6 +107,8 @@ class QuantizerSaver:
 
         A tensor that autograd already holds is saved as it is: a compressed copy would add memory.
         """
+        if is_compiling():  # the compiler merges equal calls
+            return compress_rows(self, x) if rows else self.compress(x)
         compressed = self._last.found(x)
         if compressed is None:
             compressed = Whole(x) if is_held(x) else compress_rows(self, x) if rows else self.compress(x)
@@ -115,7 +118,8 @@ class QuantizerSaver:
 
     def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
         """Learn nothing."""
-        self._last.forget()
+        if not is_compiling():
+            self._last.forget()
 
 
 @dataclass(frozen=True)
@@ -197,8 +201,11 @@ def is_held(x: Tensor) -> bool:
     """Return whether `x` stays in memory whatever a layer saves.
 
     It does if it is, or is a view of, the output of a torch function that saves it for its own gradient, such as a ReLU
-    that code calls by name or that was left; or if the caller of the model passed it in (callers.py).
+    that code calls by name or that was left; or if the caller of the model passed it in (callers.py). In a compiled model
+    that is not known.
     """
+    if is_compiling():
+        return False
     return is_callers(x) or any(
         t is not None and t.grad_fn is not None and t.grad_fn.name() in _KEEP_THEIR_OUTPUT for t in (x, x._base)
     )
@@ -213,6 +220,16 @@ def take_apart(value: Any, tensors: list[Tensor]) -> Any:
         tensors.append(value)
         return _Place(len(tensors) - 1)
     return _mapped(value, lambda part: take_apart(part, tensors))
+
+
+def tensors_in(compressed: Any) -> list[Tensor]:
+    """Return the tensors of one `Compressed`, several in a tuple, or None, by steps that a compiler can trace."""
+    if compressed is None:
+        return []
+    if isinstance(compressed, tuple):
+        return [t for part in compressed for t in tensors_in(part)]
+    parts = [getattr(compressed, field.name) for field in fields(compressed) if field.init]
+    return [part for part in parts if isinstance(part, Tensor)]
 
 
 def put_together(value: Any, tensors: Sequence[Tensor]) -> Any:
