@@ -30,8 +30,10 @@ compilers merge equal calls, and two tensors must not be rounded alike.
     outlier_quantize(x, bits, ratio, relu, value_dtype, sample_every) -> packed, counts, offsets, values, levels
     outlier_dequantize(packed, counts, offsets, values, levels, bits, relu, count, dtype) -> x (count,)    V-Quant
 
+    max_pool(x, kernel, stride, padding, dilation, ceil_mode) -> y, places    the place of each maximum in its window
+    max_pool_backward(grad, places, shape, kernel, stride, padding, dilation) -> gradient of x
     another(x, first) -> x                  a copy to be compressed once more, after `first`, by rounding of its own
-    attention(q, k, v, mask, p, is_causal, scale, enable_gqa) -> y, state    with dropout: it draws from torch's generator
+    attention(q, k, v, mask, p, is_causal, scale, enable_gqa) -> y, state    with dropout, by torch's generator
     attention_backward(grad, q, k, v, mask, state, wanted, p, …) -> gradients of q, k and v, by the same mask
 
 What the parts of a quantizer are is said in quantizers/. The sizes of the codes of samples with bits of their own, and
@@ -61,13 +63,16 @@ from .backends.arguments import (
     check_pair,
     check_parameters,
     check_parts,
+    check_pooled,
     check_row_codes,
     check_rows,
+    check_window,
     refuse,
 )
 from .backends.forwards import forward_of
 from .backends.reference import attention as reference_attention
 from .backends.reference.outlier import POSITION_BLOCK, count_of
+from .backends.reference.pooling import MAX_POOL
 from .tensors.glu_parts import GROUP_SIZE
 from .tensors.layout import as_dense, with_stride
 from .tensors.packing import packed_size
@@ -468,8 +473,7 @@ def _(packed: Tensor, scale: Tensor, shift: Tensor, inner: int, bits: int, count
 def _(x: Tensor, bits: int, ratio: float, relu: bool, value_dtype: torch.dtype | None, sample_every: int) -> Parts:
     check_outlier_arguments("outlier_quantize", x, bits, ratio, relu, value_dtype, sample_every)
     n = x.numel()
-    exact = sample_every == 1 and type(n) is int
-    k = count_of(n, ratio) if exact else torch.library.get_ctx().new_dynamic_size()
+    k = count_of(n, ratio) if sample_every == 1 else torch.library.get_ctx().new_dynamic_size()
     packed = x.new_empty(packed_size(n, bits), dtype=torch.uint8)
     counts = x.new_empty((n + POSITION_BLOCK - 1) // POSITION_BLOCK, dtype=torch.uint8)
     values = x.new_empty(k, dtype=value_dtype or x.dtype)
@@ -490,6 +494,46 @@ def _(
 ) -> Tensor:
     check_outlier_codes("outlier_dequantize", (packed, counts, offsets, values, levels), bits, relu, count, dtype)
     return packed.new_empty(count, dtype=dtype)
+
+
+# ---- pooling ---------------------------------------------------------------------------------------------------------
+
+_WINDOW = "int[] kernel, int[] stride, int[] padding, int[] dilation"
+_library.define(f"max_pool(Tensor x, {_WINDOW}, bool ceil_mode) -> (Tensor, Tensor)", tags=_PURE)
+_library.define(f"max_pool_backward(Tensor grad, Tensor places, SymInt[] shape, {_WINDOW}) -> Tensor", tags=_PURE)
+
+max_pool = torch.ops.fewbit.max_pool.default
+max_pool_backward = torch.ops.fewbit.max_pool_backward.default
+
+
+def _register_pooling(backend: Any, key: str) -> None:
+    def pool(x: Tensor, *window: Any) -> tuple[Tensor, Tensor]:
+        check_window(x, *window[:-1])
+        return backend.max_pool(x, *window)
+
+    def backward(grad: Tensor, places: Tensor, shape: Sequence[int], *window: Any) -> Tensor:
+        check_pooled(grad, places, shape, *window)
+        return backend.max_pool_backward(grad, places.contiguous(), shape, *window)
+
+    _library.impl("max_pool", pool, key)
+    _library.impl("max_pool_backward", backward, key)
+
+
+for _key, _backend in implementations("pooling"):
+    _register_pooling(_backend, _key)
+
+
+@torch.library.register_fake(max_pool, lib=_library)
+def _(x: Tensor, *window: Any) -> tuple[Tensor, Tensor]:
+    check_window(x, *window[:-1])
+    y, _ = MAX_POOL[len(window[0])](x, *window)
+    return y, y.new_empty(y.shape, dtype=torch.uint8)
+
+
+@torch.library.register_fake(max_pool_backward, lib=_library)
+def _(grad: Tensor, places: Tensor, shape: Sequence[int], *window: Any) -> Tensor:
+    check_pooled(grad, places, shape, *window)
+    return grad.new_empty(shape)
 
 
 # ---- a second copy ---------------------------------------------------------------------------------------------------
@@ -564,6 +608,4 @@ def _(
     wanted: Sequence[bool],
     *options: Any,
 ) -> tuple[Tensor, ...]:
-    return tuple(
-        grad.new_empty(x.shape) if w else grad.new_empty(0) for x, w in zip((q, k, v), wanted, strict=True)
-    )
+    return tuple(grad.new_empty(x.shape) if w else grad.new_empty(0) for x, w in zip((q, k, v), wanted, strict=True))

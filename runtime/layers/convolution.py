@@ -26,7 +26,7 @@ from .base import (
     kept,
 )
 from .pooling import linear_map
-from .saver import Saver, compress_input
+from .saver import Saver, compress_input, found_in_graph
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
 
@@ -143,7 +143,7 @@ class ConvTranspose3d(_TransposedConvolution, nn.ConvTranspose3d):
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, arguments: Arguments, saver: Saver) -> Tensor:
     if not compresses(x, weight, bias):
         return arguments.forward(x, weight, bias)
-    return apply(CompressedConvolution, x, weight, bias, arguments, saver)
+    return apply(CompressedConvolution, x, weight, bias, arguments, found_in_graph(saver, x))
 
 
 class CompressedConvolution(CompressedFunction):

@@ -21,7 +21,7 @@ from .base import (
     keep,
     kept,
 )
-from .saver import Saver, compress_input
+from .saver import Saver, compress_input, found_in_graph
 
 __all__ = ["Linear", "linear"]
 
@@ -38,7 +38,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, saver: Saver, *, 
     """`torch.nn.functional.linear`, which saves its input through `saver`; samples are dimension `sample_dim`."""
     if not compresses(input, weight, bias):
         return F.linear(input, weight, bias)
-    return apply(CompressedLinear, input, weight, bias, saver, sample_dim)
+    return apply(CompressedLinear, input, weight, bias, found_in_graph(saver, input), sample_dim)
 
 
 class CompressedLinear(CompressedFunction):

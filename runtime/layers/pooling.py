@@ -5,7 +5,6 @@ average pooling   saves nothing, torch the input: the gradient needs only its sh
 resampling        saves nothing; of torch's modes only "area", an average pooling, saves the input
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +13,11 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn import functional as F
 
-from ...tables import FewbitError
-from ..backends.cpu import pooling
-from ..tensors.validation import shown_part
+from .. import ops
+from ..backends.arguments import check_places
+from ..backends.cpu import pooling as cpu
+from ..backends.reference import pooling as reference
+from ..tensors.plain import has_kernels, is_batch
 from .base import CompressedFunction, apply, check_first_derivative, compresses
 
 __all__ = [
@@ -33,7 +34,6 @@ __all__ = [
 ]
 
 PLACES = 256  # in a window; more do not fit into a byte
-_MAX_POOL = {1: F.max_pool1d_with_indices, 2: F.max_pool2d_with_indices, 3: F.max_pool3d_with_indices}
 
 # ---- maxima ----------------------------------------------------------------------------------------------------------
 
@@ -93,12 +93,9 @@ class PackedMaxPool(CompressedFunction):
         ceil_mode: bool,
     ) -> Tensor:
         """Return torch's output; save the place of each maximum in its window."""
-        y, indices = _MAX_POOL[len(kernel)](x, kernel, stride, padding, dilation, ceil_mode)
-        offsets, corners = _offsets(x.shape, y.shape, kernel, stride, padding, dilation, x.device)
-        places = torch.zeros(_reach(x.shape, kernel, dilation) + 1, dtype=torch.uint8, device=x.device)
-        places[offsets] = torch.arange(offsets.numel(), dtype=torch.uint8, device=x.device)
-        by_kernel = pooling.serves(x, indices)
-        ctx.save_for_backward(pooling.places_of(indices, corners, places) if by_kernel else places[indices - corners])
+        pool = cpu.max_pool if has_kernels(x) else ops.max_pool
+        y, places = pool(x, kernel, stride, padding, dilation, ceil_mode)
+        ctx.save_for_backward(places)
         ctx.window, ctx.shape = (kernel, stride, padding, dilation), x.shape
         return y
 
@@ -107,51 +104,12 @@ class PackedMaxPool(CompressedFunction):
         """Return the gradient, at the maxima."""
         check_first_derivative()
         (places,) = ctx.saved_tensors
-        kernel, stride, padding, dilation = ctx.window
-        dimensions = len(kernel)
-        if places.dtype != torch.uint8 or places.shape != grads[0].shape:
-            raise FewbitError(f"MaxPool: places are uint8 {tuple(grads[0].shape)}, not {shown_part(places)}")
-        offsets, corners = _offsets(ctx.shape, places.shape, kernel, stride, padding, dilation, places.device)
-        if pooling.serves(grads[0], places):
-            return pooling.gradient(grads[0], places, offsets, corners, ctx.shape), None, None, None, None, None
-        grad_x = grads[0].new_zeros(ctx.shape)
-        last = math.prod(ctx.shape[-dimensions:]) - 1
-        indices = (offsets[places.int().clamp(max=offsets.numel() - 1)] + corners).clamp(0, last)
-        flat = grad_x.flatten(-dimensions)
-        flat.scatter_add_(-1, indices.flatten(-dimensions), grads[0].flatten(-dimensions))
-        return flat.view(ctx.shape), None, None, None, None, None
-
-
-def _reach(inputs: Sequence[int], kernel: Sequence[int], dilation: Sequence[int]) -> int:
-    """Return the distance in memory from the corner of a window to its last place."""
-    dims = range(-len(kernel), 0)
-    return sum((kernel[d] - 1) * dilation[d] * math.prod(inputs[d + 1 :] if d < -1 else ()) for d in dims)
-
-
-def _offsets(
-    inputs: Sequence[int],
-    outputs: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    device: torch.device,
-) -> tuple[Tensor, Tensor]:
-    """Return the offsets of places in a window and of windows in an image, in elements of an image's memory: int64.
-
-    Returns:
-        offsets: of each place from the corner of its window, (places,).
-        corners: of each window, negative in the padding, with as many dimensions as `kernel`.
-    """
-    offsets, corners = torch.zeros(1, dtype=torch.long, device=device), torch.zeros((), dtype=torch.long, device=device)
-    width = 1
-    for dim in range(-1, -len(kernel) - 1, -1):
-        steps = torch.arange(kernel[dim], device=device) * dilation[dim] * width
-        offsets = (steps.unsqueeze(1) + offsets).flatten()
-        starts = (torch.arange(outputs[dim], device=device) * stride[dim] - padding[dim]) * width
-        corners = corners + starts.view(-1, *(1 for _ in range(-dim - 1)))
-        width *= inputs[dim]
-    return offsets, corners
+        gradient = ops.max_pool_backward
+        if not is_compiling():
+            check_places(grads[0], places)
+            gradient = reference.max_pool_backward if is_batch(grads[0]) else gradient
+            gradient = cpu.max_pool_backward if has_kernels(grads[0]) and not is_batch(grads[0]) else gradient
+        return gradient(grads[0], places, ctx.shape, *ctx.window), None, None, None, None, None
 
 
 # ---- averages and resampling -----------------------------------------------------------------------------------------
@@ -246,7 +204,7 @@ class Upsample(nn.Upsample):
 
 
 def linear_map(x: Tensor, function: str, *arguments: Any) -> Tensor:
-    """Return ``torch.nn.functional.function(x, *arguments)``, a linear map of `x` whose gradient needs only its shape."""
+    """Return ``torch.nn.functional.function(x, *arguments)``, a linear map whose gradient needs only the shape of `x`."""
     if not compresses(x):
         return getattr(F, function)(x, *arguments)
     if is_compiling():

@@ -100,6 +100,8 @@ class QuantizerSaver:
         return self._smaller(x, self.quantizer.within(x.shape[-1]).compress(last_innermost(x)))
 
     def _smaller(self, x: Tensor, compressed: Compressed) -> Compressed:
+        if is_compiling() and not isinstance(self.quantizer, PerGroup):
+            return compressed  # its size may depend on values, which are not known
         return compressed if compressed.nbytes < total_bytes([x]) else Whole(x)
 
     def compress_once(self, x: Tensor, rows: bool = False) -> Compressed:
@@ -174,6 +176,12 @@ def compress_input(saver: Saver, x: Tensor, *, rows: bool = False) -> Compressed
     return compress_rows(saver, x) if rows else saver.compress(x)
 
 
+def found_in_graph(saver: Saver, x: Tensor) -> Saver:
+    """Return `saver`, in compiled code with the codes that another layer has attached to `x`."""
+    find = getattr(saver, "with_codes_of", None) if is_compiling() else None
+    return saver if find is None else find(x)
+
+
 def compress_rows(saver: Saver, x: Tensor) -> Compressed:
     """Return `x`, whose last dimension holds features, in few bits, each row by itself if `saver` supports it."""
     method = getattr(saver, "compress_rows", None)
@@ -201,8 +209,8 @@ def is_held(x: Tensor) -> bool:
     """Return whether `x` stays in memory whatever a layer saves.
 
     It does if it is, or is a view of, the output of a torch function that saves it for its own gradient, such as a ReLU
-    that code calls by name or that was left; or if the caller of the model passed it in (callers.py). In a compiled model
-    that is not known.
+    that code calls by name or that was left; or if the caller of the model passed it in (callers.py). Compiled code
+    knows neither.
     """
     if is_compiling():
         return False

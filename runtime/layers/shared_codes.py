@@ -6,9 +6,9 @@ The codes are an attribute of the output tensor. They are freed with it, unless 
 invalid once it has been changed in place.
 """
 
-from dataclasses import replace
-
+import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from ..quantizers import OutlierCompressed
 from ..tensors.layout import as_dense
@@ -19,7 +19,7 @@ _CODES = "_fewbit_codes"
 
 def leave(y: Tensor, codes: OutlierCompressed) -> None:
     """Attach `codes`, of all elements of the dense tensor `y`, for the next layer that saves `y` or a view of it."""
-    setattr(y, _CODES, (codes, y._version))
+    setattr(y, _CODES, (codes, _version_of(y)))
 
 
 def found(x: Tensor) -> OutlierCompressed | None:
@@ -31,7 +31,24 @@ def found(x: Tensor) -> OutlierCompressed | None:
         codes, version = getattr(tensor, _CODES, (None, None))
         if tensor is None or codes is None:
             continue
-        same = version == x._version and tensor.numel() == x.numel() and tensor.dtype == x.dtype
+        same = version == _version_of(x) and tensor.numel() == x.numel() and tensor.dtype == x.dtype
         if same and as_dense(x) is x:
-            return codes if codes.form == TensorSpec.of(x) else replace(codes, form=TensorSpec.of(x))
+            return codes if codes.form == TensorSpec.of(x) else of_form(codes, x)
     return None
+
+
+def of_form(codes: OutlierCompressed, x: Tensor) -> OutlierCompressed:
+    """Return `codes` in the form of the dense tensor `x` of the same memory."""
+    parts = (codes.packed, codes.counts, codes.offsets, codes.values, codes.levels)
+    return OutlierCompressed(codes.quantizer, TensorSpec.of(x), *parts)
+
+
+def _version_of(x: Tensor) -> int:
+    """Return how often `x` has changed in place."""
+    return _as_long_as_version(x).shape[0] if is_compiling() else x._version
+
+
+@torch.compiler.allow_in_graph
+def _as_long_as_version(x: Tensor) -> Tensor:
+    """Return a tensor whose size is the version of `x`: a compiler knows sizes while it traces, but not versions."""
+    return torch.empty(x._version, device="meta")

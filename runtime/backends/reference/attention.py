@@ -1,7 +1,7 @@
 """Attention with dropout, whose backward pass draws the same mask again from the generator's saved state.
 
-    y, state = forward(q, k, v, mask, p, is_causal, scale, enable_gqa)
-    gradient(grad, q, k, v, mask, state, wanted, p, is_causal, scale, enable_gqa)
+y, state = forward(q, k, v, mask, p, is_causal, scale, enable_gqa)
+gradient(grad, q, k, v, mask, state, wanted, p, is_causal, scale, enable_gqa)
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Compressed layers under torch.compile: one graph of any batch size, eager's numbers, and eager's bytes until backward."""
+"""Compressed layers under torch.compile: one graph of any batch size, eager's numbers and eager's bytes kept."""
 
 import pytest
 import torch
