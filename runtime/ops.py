@@ -30,6 +30,9 @@ compilers merge equal calls, and two tensors must not be rounded alike.
     outlier_quantize(x, bits, ratio, relu, value_dtype, sample_every) -> packed, counts, offsets, values, levels
     outlier_dequantize(packed, counts, offsets, values, levels, bits, relu, count, dtype) -> x (count,)    V-Quant
 
+    preact_encode(A, x, γ, β, mean, inverse_deviation, bits, slope) -> packed, A₃                                   BLPA
+    preact_decode(packed, γ, β, bits, slope, shape, stride, dtype) -> Ã₃
+    preact_backward(packed, γ, β, bits, slope, gradient, inverse_deviation, by_batch, into_input) -> ∇x, ∇β, ∇γ
     max_pool(x, kernel, stride, padding, dilation, ceil_mode) -> y, places    the place of each maximum in its window
     max_pool_backward(grad, places, shape, kernel, stride, padding, dilation) -> gradient of x
     another(x, first) -> x                  a copy to be compressed once more, after `first`, by rounding of its own
@@ -64,6 +67,8 @@ from .backends.arguments import (
     check_parameters,
     check_parts,
     check_pooled,
+    check_preact_codes,
+    check_preact_input,
     check_row_codes,
     check_rows,
     check_window,
@@ -71,8 +76,10 @@ from .backends.arguments import (
 )
 from .backends.forwards import forward_of
 from .backends.reference import attention as reference_attention
+from .backends.reference import preact as reference_preact
 from .backends.reference.outlier import POSITION_BLOCK, count_of
 from .backends.reference.pooling import MAX_POOL
+from .tensors.dtypes import KINDS
 from .tensors.glu_parts import GROUP_SIZE
 from .tensors.layout import as_dense, with_stride
 from .tensors.packing import packed_size
@@ -494,6 +501,123 @@ def _(
 ) -> Tensor:
     check_outlier_codes("outlier_dequantize", (packed, counts, offsets, values, levels), bits, relu, count, dtype)
     return packed.new_empty(count, dtype=dtype)
+
+
+# ---- pre-activation layers -------------------------------------------------------------------------------------------
+
+_PREACT = "Tensor packed, Tensor gamma, Tensor beta, int bits, float slope"
+_library.define(
+    "preact_encode(Tensor A, Tensor x, Tensor gamma, Tensor beta, Tensor mean, Tensor inverse_deviation, int bits,"
+    " float slope) -> (Tensor, Tensor)",
+    tags=_TAGS,
+)
+_library.define(f"preact_decode({_PREACT}, SymInt[] shape, SymInt[] stride, ScalarType dtype) -> Tensor", tags=_PURE)
+_library.define(
+    f"preact_backward({_PREACT}, Tensor gradient, Tensor inverse_deviation, bool by_batch, bool into_input)"
+    " -> (Tensor, Tensor, Tensor)",
+    tags=_TAGS,
+)
+
+preact_encode = torch.ops.fewbit.preact_encode.default
+preact_decode = torch.ops.fewbit.preact_decode.default
+preact_backward = torch.ops.fewbit.preact_backward.default
+
+
+def _register_preact(backend: Any, key: str) -> None:
+    def of(x: Tensor) -> Any:
+        return backend if x.dtype in KINDS else reference_preact
+
+    def encode(
+        A: Tensor, x: Tensor, γ: Tensor, β: Tensor, mean: Tensor, inverse_deviation: Tensor, bits: int, slope: float
+    ) -> tuple[Tensor, Tensor]:
+        check_preact_input("preact_encode", A, x, (γ, β, mean, inverse_deviation), bits)
+        A = as_dense(A).clone()
+        packed = of(A).encode(A, with_stride(x, A.stride()), γ, β, mean, inverse_deviation, bits, slope)
+        return packed, A
+
+    def decode(
+        packed: Tensor,
+        γ: Tensor,
+        β: Tensor,
+        bits: int,
+        slope: float,
+        shape: Sequence[int],
+        stride: Sequence[int],
+        dtype: torch.dtype,
+    ) -> Tensor:
+        check_preact_codes("preact_decode", packed, (γ, β), bits, shape, stride, dtype)
+        out = torch.empty_strided(shape, stride, dtype=dtype, device=packed.device)
+        found = of(out).decode(packed, γ, β, bits, slope, out)
+        return out if found is None else found
+
+    def backward(
+        packed: Tensor,
+        γ: Tensor,
+        β: Tensor,
+        bits: int,
+        slope: float,
+        gradient: Tensor,
+        inverse_deviation: Tensor,
+        by_batch: bool,
+        into_input: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        g = as_dense(gradient)
+        vectors = (γ, β, inverse_deviation)
+        check_preact_codes("preact_backward", packed, vectors, bits, g.shape, g.stride(), g.dtype)
+        g = g.clone()
+        results = of(g).through_normalisation(packed, γ, β, bits, slope, g, inverse_deviation, by_batch, into_input)
+        *dx, dβ, dγ = results
+        dx = (dx[0] if dx else g) if into_input else g.new_empty(0)
+        return dx, dβ.float().clone(), dγ.float().clone()
+
+    _library.impl("preact_encode", encode, key)
+    _library.impl("preact_decode", decode, key)
+    _library.impl("preact_backward", backward, key)
+
+
+for _key, _backend in implementations("preact"):
+    _register_preact(_backend, _key)
+
+
+@torch.library.register_fake(preact_encode, lib=_library)
+def _(
+    A: Tensor, x: Tensor, γ: Tensor, β: Tensor, mean: Tensor, inverse_deviation: Tensor, bits: int, slope: float
+) -> tuple[Tensor, Tensor]:
+    check_preact_input("preact_encode", A, x, (γ, β, mean, inverse_deviation), bits)
+    return A.new_empty(packed_size(A.numel(), bits), dtype=torch.uint8), torch.empty_like(A)
+
+
+@torch.library.register_fake(preact_decode, lib=_library)
+def _(
+    packed: Tensor,
+    γ: Tensor,
+    β: Tensor,
+    bits: int,
+    slope: float,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype,
+) -> Tensor:
+    check_preact_codes("preact_decode", packed, (γ, β), bits, shape, stride, dtype)
+    return torch.empty_strided(shape, stride, dtype=dtype, device=packed.device)
+
+
+@torch.library.register_fake(preact_backward, lib=_library)
+def _(
+    packed: Tensor,
+    γ: Tensor,
+    β: Tensor,
+    bits: int,
+    slope: float,
+    gradient: Tensor,
+    inverse_deviation: Tensor,
+    by_batch: bool,
+    into_input: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    vectors = (γ, β, inverse_deviation)
+    check_preact_codes("preact_backward", packed, vectors, bits, gradient.shape, gradient.stride(), gradient.dtype)
+    dx = torch.empty_like(gradient) if into_input else gradient.new_empty(0)
+    return dx, *(γ.new_empty(γ.shape, dtype=torch.float32) for _ in range(2))
 
 
 # ---- pooling ---------------------------------------------------------------------------------------------------------

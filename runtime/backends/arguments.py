@@ -324,6 +324,41 @@ def _are_concrete(*values: Tensor | int) -> bool:
     return all(type(size) is int for size in sizes)
 
 
+# ---- pre-activation layers -------------------------------------------------------------------------------------------
+
+
+def check_preact_input(op: str, A: Tensor, x: Tensor, vectors: Sequence[Tensor], bits: int) -> None:
+    """Raise FewbitError unless `A` and `x` are tensors of one shape with channels, to which `vectors` belong."""
+    if A.dim() < 2 or A.dtype not in DTYPES or A.shape != x.shape or A.device != x.device:
+        raise FewbitError(
+            f"{op}: A and x are floating-point tensors of one shape, not {shown_part(A)} and {shown_part(x)}"
+        )
+    _check_preact(op, A.shape[1], A.device, vectors, bits)
+
+
+def check_preact_codes(
+    op: str,
+    packed: Tensor,
+    vectors: Sequence[Tensor],
+    bits: int,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype,
+) -> None:
+    """Raise FewbitError unless `packed` holds codes of a dense tensor of this form, whose channels have `vectors`."""
+    if dtype not in DTYPES or len(shape) < 2 or len(stride) != len(shape) or not is_dense(shape, stride):
+        raise FewbitError(f"{op}: codes are of a dense floating-point tensor with channels, not {list(shape)}")
+    _check_preact(op, shape[1], packed.device, vectors, bits)
+    check_part(op, "packed", packed, torch.uint8, (packed_size(math.prod(shape), bits),), packed.device)
+
+
+def _check_preact(op: str, channels: int, device: torch.device, vectors: Sequence[Tensor], bits: int) -> None:
+    check_integer("bits", bits, 1, 8)
+    for vector in vectors:
+        if vector.shape != (channels,) or not vector.is_floating_point() or vector.device != device:
+            raise FewbitError(f"{op}: vectors are floating-point ({channels},) on {device}, not {shown_part(vector)}")
+
+
 # ---- pooling ---------------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.compiler import is_compiling
+from torch.compiler import disable, is_compiling
 
 from ...tables import FewbitError
 from ...tables.errors import shown
@@ -103,10 +103,19 @@ class CompressedFunction(Function):
 
 
 def apply(function: type[CompressedFunction], *arguments: Any) -> Any:
-    """Return ``function.apply(*arguments)``."""
-    if is_compiling():
-        return function.apply(*arguments)
+    """Return ``function.apply(*arguments)``; a graph ends at a saver that a compiler cannot trace."""
+    if not is_compiling():
+        return function.eager.apply(*arguments)
+    if any(hasattr(a, "observe") and not getattr(a, "is_traced", False) for a in arguments):
+        return _apart(function, *arguments)
+    return function.apply(*arguments)
+
+
+def _run(function: type[CompressedFunction], *arguments: Any) -> Any:
     return function.eager.apply(*arguments)
+
+
+_apart: Any = disable(_run)
 
 
 def keep(ctx: Any, compressed: Any, *others: Tensor | None) -> None:

@@ -204,7 +204,7 @@ class Upsample(nn.Upsample):
 
 
 def linear_map(x: Tensor, function: str, *arguments: Any) -> Tensor:
-    """Return ``torch.nn.functional.function(x, *arguments)``, a linear map whose gradient needs only the shape of `x`."""
+    """Return ``torch.nn.functional.function(x, *arguments)``, a linear map whose gradient needs only a shape."""
     if not compresses(x):
         return getattr(F, function)(x, *arguments)
     if is_compiling():

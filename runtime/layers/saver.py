@@ -8,6 +8,7 @@ A saver may also have
 
     compress_rows(x)       x whose last dimension is a row; no group spans two rows (PerGroup.within)
     compress_once(x, rows)     the input of several layers, which then share its codes
+    is_traced              whether torch's compiler can trace it: it changes nothing but what it returns
 
 `QuantizerSaver(PerGroup(bits=4))` gives every layer and sample the same bits; `MixedPrecision` (runtime/allocation)
 gives each layer a saver that allocates bits from a budget, by the gradients it observes.
@@ -19,7 +20,7 @@ checkpointing, swapping and `fewbit.memory.profile` see them. `take_apart` and `
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 from torch import Tensor
 from torch.compiler import is_compiling
@@ -86,6 +87,7 @@ class QuantizerSaver:
     A tensor that would not get smaller (samples of very few elements) is saved as it is.
     """
 
+    is_traced: ClassVar[bool] = True
     quantizer: Quantizer
     _last: Last = field(default_factory=Last, init=False, repr=False, compare=False)
 
@@ -127,6 +129,8 @@ class QuantizerSaver:
 @dataclass(frozen=True)
 class ExactSaver:
     """Saves tensors as they are, like torch's own layers."""
+
+    is_traced: ClassVar[bool] = True
 
     def compress(self, x: Tensor) -> Compressed:
         """Return `x` itself."""
