@@ -691,6 +691,14 @@ attention = torch.ops.fewbit.attention.default
 attention_backward = torch.ops.fewbit.attention_backward.default
 
 
+def _autograd() -> Any:
+    """Return a context in which autograd works, though an op runs below it."""
+    include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    for name in ("AutogradFunctionality", "AutogradOther", "AutogradCPU", "AutogradCUDA", "ADInplaceOrView"):
+        exclude = exclude.remove(getattr(torch._C.DispatchKey, name))
+    return torch._C._ForceDispatchKeyGuard(include, exclude)
+
+
 def _run_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *options: Any) -> tuple[Tensor, Tensor]:
     y, state = reference_attention.forward(q, k, v, mask, *options)
     return y.contiguous(), state  # what torch returns without values has other strides
@@ -706,7 +714,8 @@ def _attention_backward(
     wanted: Sequence[bool],
     *options: Any,
 ) -> tuple[Tensor, ...]:
-    found = iter(reference_attention.gradient(grad, q, k, v, mask, state, wanted, *options))
+    with _autograd():
+        found = iter(reference_attention.gradient(grad, q, k, v, mask, state, wanted, *options))
     return tuple(next(found).contiguous() if w else grad.new_empty(0) for w in wanted)
 
 
