@@ -617,7 +617,8 @@ def _(
     vectors = (γ, β, inverse_deviation)
     check_preact_codes("preact_backward", packed, vectors, bits, gradient.shape, gradient.stride(), gradient.dtype)
     dx = torch.empty_like(gradient) if into_input else gradient.new_empty(0)
-    return dx, *(γ.new_empty(γ.shape, dtype=torch.float32) for _ in range(2))
+    dβ, dγ = (γ.new_empty(γ.shape, dtype=torch.float32) for _ in range(2))
+    return dx, dβ, dγ
 
 
 # ---- pooling ---------------------------------------------------------------------------------------------------------

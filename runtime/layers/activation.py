@@ -98,7 +98,10 @@ def _derived(function: Callable[..., Tensor], x: Tensor, inplace: bool) -> tuple
 def _traced(function: Callable[..., Tensor], x: Tensor, inplace: bool) -> tuple[Tensor, Tensor]:
     """Return what `_derived` does, by steps that a compiler can trace."""
     x = x.detach()
-    return torch.func.jvp(lambda leaf: function(leaf.clone() if inplace else leaf), (x,), (torch.ones_like(x),))
+    y, derivative, *_ = torch.func.jvp(
+        lambda leaf: function(leaf.clone() if inplace else leaf), (x,), (torch.ones_like(x),)
+    )
+    return y, derivative
 
 
 def _same(x: Tensor) -> Tensor:

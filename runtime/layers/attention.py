@@ -81,11 +81,11 @@ class CompressedAttention(CompressedFunction):
         q, k, v = [c.decompress() for c in compressed]
         wanted = list(ctx.needs_input_grad[:3])
         if state is not None and is_compiling():
-            gradients = ops.attention_backward(grad, q, k, v, mask, state, wanted, *ctx.options)
+            found = ops.attention_backward(grad, q, k, v, mask, state, wanted, *ctx.options)
+            found = [g for g, w in zip(found, wanted, strict=True) if w]
         else:
             found = _gradient(grad, q, k, v, mask, state, wanted, *ctx.options)
-            gradients = [found[sum(wanted[:i])] if wanted[i] else None for i in range(3)]
-        gradients = [g.to(dtype) if w else None for g, w, dtype in zip(gradients, wanted, ctx.dtypes, strict=True)]
+        gradients = [found[sum(wanted[:i])].to(ctx.dtypes[i]) if wanted[i] else None for i in range(3)]
         return (*gradients, None, None, None)
 
 
@@ -103,7 +103,7 @@ def _attention(
 
 
 # The compiler traces the steps of this gradient, but not how torch differentiates them.
-_gradient = torch.compiler.allow_in_graph(reference.gradient)
+_gradient: Any = torch.compiler.allow_in_graph(reference.gradient)
 
 
 # ---- the module ------------------------------------------------------------------------------------------------------

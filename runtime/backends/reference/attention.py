@@ -48,13 +48,13 @@ def gradient(
     """
     if mask is not None and mask.is_floating_point():
         mask = mask.to(grad.dtype)
-    inputs = [x.detach().to(grad.dtype) for x in (q, k, v)]
-    leaves = [x for x, w in zip(inputs, wanted, strict=True) if w]
+    q, k, v = (x.detach().to(grad.dtype) for x in (q, k, v))
+    leaves = [x for x, w in zip((q, k, v), wanted, strict=True) if w]
     autocast = torch.autocast(grad.device.type, enabled=False) if is_autocast(grad) else nullcontext()
     with torch.enable_grad(), autocast, _replayed(state, grad.device):
         for x in leaves:
             x.requires_grad_()
-        y = F.scaled_dot_product_attention(*inputs, mask, p, is_causal, scale=scale, enable_gqa=gqa)
+        y = F.scaled_dot_product_attention(q, k, v, mask, p, is_causal, scale=scale, enable_gqa=gqa)
     return list(torch.autograd.grad(y, leaves, grad))
 
 
