@@ -73,7 +73,8 @@ class CompressedPointwise(CompressedFunction):
         if not inplace:
             return y.detach()
         ctx.mark_dirty(x)
-        return x.copy_(y.detach())
+        x.copy_(y.detach())
+        return x
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

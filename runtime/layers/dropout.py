@@ -67,7 +67,7 @@ class PackedDropout(CompressedFunction):
             ctx.mark_dirty(x)
         ctx.key, ctx.stride = _key(p), noise.stride()
         ctx.save_for_backward(ops.encode(noise, ctx.key))
-        return y
+        return x if inplace else y  # not y in place: to a compiler it is another tensor
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -84,6 +84,17 @@ def test_every_layer_is_eagers_in_one_graph_of_any_batch(case):
     compare(layer_of(case), sizes, lambda layer: lambda x: layer(x, **case.call), exact, nbytes=not own)
 
 
+IN_PLACE = {
+    "activation": lambda: layers.Activation(nn.ELU(inplace=True), inplace=True),
+    "dropout": lambda: layers.Dropout(0.3, inplace=True),
+}
+
+
+@pytest.mark.parametrize("make", IN_PLACE.values(), ids=IN_PLACE)
+def test_layers_that_overwrite_their_input_are_eagers_in_one_graph(make):
+    compare(nn.Sequential(nn.Linear(32, 32), make(), nn.Linear(32, 8)), [(n, 32) for n in (17, 20, 23)])
+
+
 PREACT = {
     "convolution": (lambda: PreActConv2d(4, 6, 3, padding=1), (4, 8, 8)),
     "leaky": (lambda: PreActConv2d(4, 6, 3, stride=2, bits=2, negative_slope=0.1), (4, 8, 8)),
