@@ -525,14 +525,15 @@ preact_backward = torch.ops.fewbit.preact_backward.default
 
 def _register_preact(backend: Any, key: str) -> None:
     def of(x: Tensor) -> Any:
-        return backend if x.dtype in KINDS else reference_preact
+        serves = getattr(backend, "serves", None)
+        return backend if x.dtype in KINDS and (serves is None or serves(x)) else reference_preact
 
     def encode(
         A: Tensor, x: Tensor, γ: Tensor, β: Tensor, mean: Tensor, inverse_deviation: Tensor, bits: int, slope: float
     ) -> tuple[Tensor, Tensor]:
         check_preact_input("preact_encode", A, x, (γ, β, mean, inverse_deviation), bits)
         A = as_dense(A).clone()
-        packed = of(A).encode(A, with_stride(x, A.stride()), γ, β, mean, inverse_deviation, bits, slope)
+        packed = of(A).encode(A, with_stride(x.to(A.dtype), A.stride()), γ, β, mean, inverse_deviation, bits, slope)
         return packed, A
 
     def decode(

@@ -329,7 +329,7 @@ def _are_concrete(*values: Tensor | int) -> bool:
 
 def check_preact_input(op: str, A: Tensor, x: Tensor, vectors: Sequence[Tensor], bits: int) -> None:
     """Raise FewbitError unless `A` and `x` are tensors of one shape with channels, to which `vectors` belong."""
-    if A.dim() < 2 or A.dtype not in DTYPES or A.shape != x.shape or A.device != x.device:
+    if A.dim() < 2 or A.dtype not in DTYPES or x.dtype not in DTYPES or A.shape != x.shape or A.device != x.device:
         raise FewbitError(
             f"{op}: A and x are floating-point tensors of one shape, not {shown_part(A)} and {shown_part(x)}"
         )
@@ -354,6 +354,8 @@ def check_preact_codes(
 
 def _check_preact(op: str, channels: int, device: torch.device, vectors: Sequence[Tensor], bits: int) -> None:
     check_integer("bits", bits, 1, 8)
+    if channels == 0:
+        raise FewbitError(f"{op}: a tensor with channels is expected, not one of 0 channels")
     for vector in vectors:
         if vector.shape != (channels,) or not vector.is_floating_point() or vector.device != device:
             raise FewbitError(f"{op}: vectors are floating-point ({channels},) on {device}, not {shown_part(vector)}")
