@@ -30,6 +30,15 @@ compilers merge equal calls, and two tensors must not be rounded alike.
     outlier_quantize(x, bits, ratio, relu, value_dtype, sample_every) -> packed, counts, offsets, values, levels
     outlier_dequantize(packed, counts, offsets, values, levels, bits, relu, count, dtype) -> x (count,)    V-Quant
 
+    preact_encode(A, x, γ, β, mean, inverse_deviation, bits, slope) -> packed, A₃                                   BLPA
+    preact_decode(packed, γ, β, bits, slope, shape, stride, dtype) -> Ã₃
+    preact_backward(packed, γ, β, bits, slope, gradient, inverse_deviation, by_batch, into_input) -> ∇x, ∇β, ∇γ
+    max_pool(x, kernel, stride, padding, dilation, ceil_mode) -> y, places    the place of each maximum in its window
+    max_pool_backward(grad, places, shape, kernel, stride, padding, dilation) -> gradient of x
+    another(x, first) -> x                  a copy to be compressed once more, after `first`, by rounding of its own
+    attention(q, k, v, mask, p, is_causal, scale, enable_gqa) -> y, state    with dropout, by torch's generator
+    attention_backward(grad, q, k, v, mask, state, wanted, p, …) -> gradients of q, k and v, by the same mask
+
 What the parts of a quantizer are is said in quantizers/. The sizes of the codes of samples with bits of their own, and
 of outliers, depend on values: under a compiler they are dynamic. These ops are not differentiable.
 
@@ -57,12 +66,20 @@ from .backends.arguments import (
     check_pair,
     check_parameters,
     check_parts,
+    check_pooled,
+    check_preact_codes,
+    check_preact_input,
     check_row_codes,
     check_rows,
+    check_window,
     refuse,
 )
 from .backends.forwards import forward_of
+from .backends.reference import attention as reference_attention
+from .backends.reference import preact as reference_preact
 from .backends.reference.outlier import POSITION_BLOCK, count_of
+from .backends.reference.pooling import MAX_POOL
+from .tensors.dtypes import KINDS
 from .tensors.glu_parts import GROUP_SIZE
 from .tensors.layout import as_dense, with_stride
 from .tensors.packing import packed_size
@@ -463,8 +480,7 @@ def _(packed: Tensor, scale: Tensor, shift: Tensor, inner: int, bits: int, count
 def _(x: Tensor, bits: int, ratio: float, relu: bool, value_dtype: torch.dtype | None, sample_every: int) -> Parts:
     check_outlier_arguments("outlier_quantize", x, bits, ratio, relu, value_dtype, sample_every)
     n = x.numel()
-    exact = sample_every == 1 and type(n) is int
-    k = count_of(n, ratio) if exact else torch.library.get_ctx().new_dynamic_size()
+    k = count_of(n, ratio) if sample_every == 1 else torch.library.get_ctx().new_dynamic_size()
     packed = x.new_empty(packed_size(n, bits), dtype=torch.uint8)
     counts = x.new_empty((n + POSITION_BLOCK - 1) // POSITION_BLOCK, dtype=torch.uint8)
     values = x.new_empty(k, dtype=value_dtype or x.dtype)
@@ -485,3 +501,246 @@ def _(
 ) -> Tensor:
     check_outlier_codes("outlier_dequantize", (packed, counts, offsets, values, levels), bits, relu, count, dtype)
     return packed.new_empty(count, dtype=dtype)
+
+
+# ---- pre-activation layers -------------------------------------------------------------------------------------------
+
+_PREACT = "Tensor packed, Tensor gamma, Tensor beta, int bits, float slope"
+_library.define(
+    "preact_encode(Tensor A, Tensor x, Tensor gamma, Tensor beta, Tensor mean, Tensor inverse_deviation, int bits,"
+    " float slope) -> (Tensor, Tensor)",
+    tags=_TAGS,
+)
+_library.define(f"preact_decode({_PREACT}, SymInt[] shape, SymInt[] stride, ScalarType dtype) -> Tensor", tags=_PURE)
+_library.define(
+    f"preact_backward({_PREACT}, Tensor gradient, Tensor inverse_deviation, bool by_batch, bool into_input)"
+    " -> (Tensor, Tensor, Tensor)",
+    tags=_TAGS,
+)
+
+preact_encode = torch.ops.fewbit.preact_encode.default
+preact_decode = torch.ops.fewbit.preact_decode.default
+preact_backward = torch.ops.fewbit.preact_backward.default
+
+
+def _register_preact(backend: Any, key: str) -> None:
+    def of(x: Tensor) -> Any:
+        serves = getattr(backend, "serves", None)
+        return backend if x.dtype in KINDS and (serves is None or serves(x)) else reference_preact
+
+    def encode(
+        A: Tensor, x: Tensor, γ: Tensor, β: Tensor, mean: Tensor, inverse_deviation: Tensor, bits: int, slope: float
+    ) -> tuple[Tensor, Tensor]:
+        check_preact_input("preact_encode", A, x, (γ, β, mean, inverse_deviation), bits)
+        A = as_dense(A).clone()
+        packed = of(A).encode(A, with_stride(x.to(A.dtype), A.stride()), γ, β, mean, inverse_deviation, bits, slope)
+        return packed, A
+
+    def decode(
+        packed: Tensor,
+        γ: Tensor,
+        β: Tensor,
+        bits: int,
+        slope: float,
+        shape: Sequence[int],
+        stride: Sequence[int],
+        dtype: torch.dtype,
+    ) -> Tensor:
+        check_preact_codes("preact_decode", packed, (γ, β), bits, shape, stride, dtype)
+        out = torch.empty_strided(shape, stride, dtype=dtype, device=packed.device)
+        found = of(out).decode(packed, γ, β, bits, slope, out)
+        return out if found is None else found
+
+    def backward(
+        packed: Tensor,
+        γ: Tensor,
+        β: Tensor,
+        bits: int,
+        slope: float,
+        gradient: Tensor,
+        inverse_deviation: Tensor,
+        by_batch: bool,
+        into_input: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        g = as_dense(gradient)
+        vectors = (γ, β, inverse_deviation)
+        check_preact_codes("preact_backward", packed, vectors, bits, g.shape, g.stride(), g.dtype)
+        g = g.clone()
+        results = of(g).through_normalisation(packed, γ, β, bits, slope, g, inverse_deviation, by_batch, into_input)
+        *dx, dβ, dγ = results
+        dx = (dx[0] if dx else g) if into_input else g.new_empty(0)
+        return dx, dβ.float().clone(), dγ.float().clone()
+
+    _library.impl("preact_encode", encode, key)
+    _library.impl("preact_decode", decode, key)
+    _library.impl("preact_backward", backward, key)
+
+
+for _key, _backend in implementations("preact"):
+    _register_preact(_backend, _key)
+
+
+@torch.library.register_fake(preact_encode, lib=_library)
+def _(
+    A: Tensor, x: Tensor, γ: Tensor, β: Tensor, mean: Tensor, inverse_deviation: Tensor, bits: int, slope: float
+) -> tuple[Tensor, Tensor]:
+    check_preact_input("preact_encode", A, x, (γ, β, mean, inverse_deviation), bits)
+    return A.new_empty(packed_size(A.numel(), bits), dtype=torch.uint8), torch.empty_like(A)
+
+
+@torch.library.register_fake(preact_decode, lib=_library)
+def _(
+    packed: Tensor,
+    γ: Tensor,
+    β: Tensor,
+    bits: int,
+    slope: float,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype,
+) -> Tensor:
+    check_preact_codes("preact_decode", packed, (γ, β), bits, shape, stride, dtype)
+    return torch.empty_strided(shape, stride, dtype=dtype, device=packed.device)
+
+
+@torch.library.register_fake(preact_backward, lib=_library)
+def _(
+    packed: Tensor,
+    γ: Tensor,
+    β: Tensor,
+    bits: int,
+    slope: float,
+    gradient: Tensor,
+    inverse_deviation: Tensor,
+    by_batch: bool,
+    into_input: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    vectors = (γ, β, inverse_deviation)
+    check_preact_codes("preact_backward", packed, vectors, bits, gradient.shape, gradient.stride(), gradient.dtype)
+    dx = torch.empty_like(gradient) if into_input else gradient.new_empty(0)
+    dβ, dγ = (γ.new_empty(γ.shape, dtype=torch.float32) for _ in range(2))
+    return dx, dβ, dγ
+
+
+# ---- pooling ---------------------------------------------------------------------------------------------------------
+
+_WINDOW = "int[] kernel, int[] stride, int[] padding, int[] dilation"
+_library.define(f"max_pool(Tensor x, {_WINDOW}, bool ceil_mode) -> (Tensor, Tensor)", tags=_PURE)
+_library.define(f"max_pool_backward(Tensor grad, Tensor places, SymInt[] shape, {_WINDOW}) -> Tensor", tags=_PURE)
+
+max_pool = torch.ops.fewbit.max_pool.default
+max_pool_backward = torch.ops.fewbit.max_pool_backward.default
+
+
+def _register_pooling(backend: Any, key: str) -> None:
+    def pool(x: Tensor, *window: Any) -> tuple[Tensor, Tensor]:
+        check_window(x, *window[:-1])
+        return backend.max_pool(x, *window)
+
+    def backward(grad: Tensor, places: Tensor, shape: Sequence[int], *window: Any) -> Tensor:
+        check_pooled(grad, places, shape, *window)
+        return backend.max_pool_backward(grad, places.contiguous(), shape, *window)
+
+    _library.impl("max_pool", pool, key)
+    _library.impl("max_pool_backward", backward, key)
+
+
+for _key, _backend in implementations("pooling"):
+    _register_pooling(_backend, _key)
+
+
+@torch.library.register_fake(max_pool, lib=_library)
+def _(x: Tensor, *window: Any) -> tuple[Tensor, Tensor]:
+    check_window(x, *window[:-1])
+    y, _ = MAX_POOL[len(window[0])](x, *window)
+    return y, y.new_empty(y.shape, dtype=torch.uint8)
+
+
+@torch.library.register_fake(max_pool_backward, lib=_library)
+def _(grad: Tensor, places: Tensor, shape: Sequence[int], *window: Any) -> Tensor:
+    check_pooled(grad, places, shape, *window)
+    return grad.new_empty(shape)
+
+
+# ---- a second copy ---------------------------------------------------------------------------------------------------
+
+_library.define("another(Tensor x, Tensor first) -> Tensor", tags=_PURE)
+another = torch.ops.fewbit.another.default
+
+
+def _another(x: Tensor, first: Tensor) -> Tensor:
+    return x.clone()
+
+
+_library.impl("another", _another, "CompositeExplicitAutograd")
+torch.library.register_fake(another, _another, lib=_library)
+
+
+# ---- attention with dropout: the compiler cannot draw a mask twice ---------------------------------------------------
+
+_ATTENTION = "Tensor q, Tensor k, Tensor v, Tensor? mask"
+_OPTIONS = "float p, bool is_causal, float? scale, bool enable_gqa"
+_library.define(
+    f"attention({_ATTENTION}, {_OPTIONS}) -> (Tensor, Tensor)", tags=(*_PURE, torch.Tag.nondeterministic_seeded)
+)
+_library.define(
+    f"attention_backward(Tensor grad, {_ATTENTION}, Tensor state, bool[] wanted, {_OPTIONS})"
+    " -> (Tensor, Tensor, Tensor)",
+    tags=_PURE,
+)
+
+attention = torch.ops.fewbit.attention.default
+attention_backward = torch.ops.fewbit.attention_backward.default
+
+
+def _autograd() -> Any:
+    """Return a context in which autograd works, though an op runs below it."""
+    include, exclude = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    for name in ("AutogradFunctionality", "AutogradOther", "AutogradCPU", "AutogradCUDA", "ADInplaceOrView"):
+        exclude = exclude.remove(getattr(torch._C.DispatchKey, name))
+    return torch._C._ForceDispatchKeyGuard(include, exclude)
+
+
+def _run_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *options: Any) -> tuple[Tensor, Tensor]:
+    y, state = reference_attention.forward(q, k, v, mask, *options)
+    return y.contiguous(), state  # what torch returns without values has other strides
+
+
+def _attention_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    state: Tensor,
+    wanted: Sequence[bool],
+    *options: Any,
+) -> tuple[Tensor, ...]:
+    with _autograd():
+        found = iter(reference_attention.gradient(grad, q, k, v, mask, state, wanted, *options))
+    return tuple(next(found).contiguous() if w else grad.new_empty(0) for w in wanted)
+
+
+_library.impl("attention", _run_attention, "CompositeExplicitAutograd")
+_library.impl("attention_backward", _attention_backward, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake(attention, lib=_library)
+def _(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float, *options: Any) -> tuple[Tensor, Tensor]:
+    is_causal, scale, gqa = options
+    y = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, p, is_causal, scale=scale, enable_gqa=gqa)
+    return y.contiguous(), torch.empty(reference_attention.size_of_state(q.device), dtype=torch.uint8, device="cpu")
+
+
+@torch.library.register_fake(attention_backward, lib=_library)
+def _(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    state: Tensor,
+    wanted: Sequence[bool],
+    *options: Any,
+) -> tuple[Tensor, ...]:
+    return tuple(grad.new_empty(x.shape) if w else grad.new_empty(0) for x, w in zip((q, k, v), wanted, strict=True))

@@ -15,7 +15,7 @@ from ..tensors.glu_parts import GROUP_SIZE
 from ..tensors.layout import is_dense
 from ..tensors.packing import packed_size
 from ..tensors.table_registry import table_of
-from ..tensors.validation import check_groups, check_part, has_values
+from ..tensors.validation import check_groups, check_part, has_values, shown_part
 from .forwards import forward_of
 from .reference.glu_derivatives import derivative_of
 from .reference.outlier import POSITION_BLOCK
@@ -322,3 +322,75 @@ def _are_concrete(*values: Tensor | int) -> bool:
     """Return whether all sizes are known numbers; a compiler may not know them."""
     sizes = (size for v in values for size in (v.shape if isinstance(v, Tensor) else (v,)))
     return all(type(size) is int for size in sizes)
+
+
+# ---- pre-activation layers -------------------------------------------------------------------------------------------
+
+
+def check_preact_input(op: str, A: Tensor, x: Tensor, vectors: Sequence[Tensor], bits: int) -> None:
+    """Raise FewbitError unless `A` and `x` are tensors of one shape with channels, to which `vectors` belong."""
+    if A.dim() < 2 or A.dtype not in DTYPES or x.dtype not in DTYPES or A.shape != x.shape or A.device != x.device:
+        raise FewbitError(
+            f"{op}: A and x are floating-point tensors of one shape, not {shown_part(A)} and {shown_part(x)}"
+        )
+    _check_preact(op, A.shape[1], A.device, vectors, bits)
+
+
+def check_preact_codes(
+    op: str,
+    packed: Tensor,
+    vectors: Sequence[Tensor],
+    bits: int,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype,
+) -> None:
+    """Raise FewbitError unless `packed` holds codes of a dense tensor of this form, whose channels have `vectors`."""
+    if dtype not in DTYPES or len(shape) < 2 or len(stride) != len(shape) or not is_dense(shape, stride):
+        raise FewbitError(f"{op}: codes are of a dense floating-point tensor with channels, not {list(shape)}")
+    _check_preact(op, shape[1], packed.device, vectors, bits)
+    check_part(op, "packed", packed, torch.uint8, (packed_size(math.prod(shape), bits),), packed.device)
+
+
+def _check_preact(op: str, channels: int, device: torch.device, vectors: Sequence[Tensor], bits: int) -> None:
+    check_integer("bits", bits, 1, 8)
+    if channels == 0:
+        raise FewbitError(f"{op}: a tensor with channels is expected, not one of 0 channels")
+    for vector in vectors:
+        if vector.shape != (channels,) or not vector.is_floating_point() or vector.device != device:
+            raise FewbitError(f"{op}: vectors are floating-point ({channels},) on {device}, not {shown_part(vector)}")
+
+
+# ---- pooling ---------------------------------------------------------------------------------------------------------
+
+
+def check_window(x: Tensor, *window: Sequence[int]) -> None:
+    """Raise FewbitError unless `x` has the dimensions of a max pooling whose places fit into a byte."""
+    kernel, *others = window
+    d = len(kernel)
+    if d not in (1, 2, 3) or any(len(other) != d for other in others) or not 1 <= math.prod(kernel) <= 256:
+        raise FewbitError(f"max_pool takes windows of 1 to 3 dimensions and at most 256 places, not {list(kernel)}")
+    if x.dim() not in (d + 1, d + 2) or not x.is_floating_point():
+        raise FewbitError(
+            f"max_pool takes floating-point tensors of {d + 1} or {d + 2} dimensions, not {shown_part(x)}"
+        )
+
+
+def check_places(grad: Tensor, places: Tensor) -> None:
+    """Raise FewbitError unless `places` are those of an output of the shape of `grad`."""
+    if places.dtype != torch.uint8 or places.shape != grad.shape or places.device != grad.device:
+        raise FewbitError(f"MaxPool: places are uint8 {tuple(grad.shape)}, not {shown_part(places)}")
+
+
+def check_pooled(grad: Tensor, places: Tensor, shape: Sequence[int], *window: Sequence[int]) -> None:
+    """Raise FewbitError unless `grad` and `places` are of a max pooling of an input of this `shape`."""
+    check_window(grad, *window)
+    check_places(grad, places)
+    kernel, stride, padding, dilation = window
+    d = len(kernel)
+    fits = len(shape) == grad.dim() and list(shape[:-d]) == list(grad.shape[:-d])
+    for size, out, k, s, p, e in zip(shape[-d:], grad.shape[-d:], kernel, stride, padding, dilation, strict=True):
+        # The last window begins within the padded input.
+        fits = fits and s > 0 and e > 0 and 0 <= p <= k // 2 and size > 0 and out > 0 and (out - 1) * s < size + p
+    if not fits:
+        raise FewbitError(f"max_pool_backward: outputs {tuple(grad.shape)} are not those of an input {tuple(shape)}")

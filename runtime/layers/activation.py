@@ -11,10 +11,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
+from torch.compiler import is_compiling
 
-from .base import CompressedLayer, apply, batched, check_first_derivative, compresses, keep, kept, refuse, saver_text
+from .base import (
+    CompressedFunction,
+    CompressedLayer,
+    apply,
+    batched,
+    check_first_derivative,
+    compresses,
+    keep,
+    kept,
+    saver_text,
+)
 from .saver import Saver
 
 __all__ = ["Activation"]
@@ -51,24 +61,20 @@ class Activation(CompressedLayer):
         return f"{name}, {saver_text(self.saver)}"
 
 
-class CompressedPointwise(Function):
+class CompressedPointwise(CompressedFunction):
     """x -> f(x)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: Callable[..., Tensor], saver: Saver, inplace: bool) -> Tensor:
         """Return f(x); save f'(x) compressed."""
-        # The tensors of this small graph are freed when this function returns, so they bypass the saved-tensor hooks of
-        # checkpoints and quantizers.
-        with torch.enable_grad(), saved_tensors_hooks(_same, _same):
-            leaf = x.detach().requires_grad_()
-            y = function(leaf.clone() if inplace else leaf)
-        (derivative,) = torch.autograd.grad(y, leaf, torch.ones((), dtype=y.dtype, device=y.device).expand_as(y))
+        y, derivative = (_traced if is_compiling() else _derived)(function, x, inplace)
         keep(ctx, saver.compress(batched(derivative, 2)))
         ctx.saver, ctx.dtype = saver, x.dtype
         if not inplace:
             return y.detach()
         ctx.mark_dirty(x)
-        return x.copy_(y.detach())
+        x.copy_(y.detach())
+        return x
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -78,10 +84,25 @@ class CompressedPointwise(Function):
         ctx.saver.observe(batched(grads[0], 2))
         return (grads[0] * compressed.decompress().view(grads[0].shape)).to(ctx.dtype), None, None, None
 
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> None:
-        """Refuse forward mode."""
-        refuse()
+
+def _derived(function: Callable[..., Tensor], x: Tensor, inplace: bool) -> tuple[Tensor, Tensor]:
+    """Return f(x) and f'(x)."""
+    # The tensors of this small graph are freed when this function returns, so they bypass the saved-tensor hooks of
+    # checkpoints and quantizers.
+    with torch.enable_grad(), saved_tensors_hooks(_same, _same):
+        leaf = x.detach().requires_grad_()
+        y = function(leaf.clone() if inplace else leaf)
+    (derivative,) = torch.autograd.grad(y, leaf, torch.ones((), dtype=y.dtype, device=y.device).expand_as(y))
+    return y, derivative
+
+
+def _traced(function: Callable[..., Tensor], x: Tensor, inplace: bool) -> tuple[Tensor, Tensor]:
+    """Return what `_derived` does, by steps that a compiler can trace."""
+    x = x.detach()
+    y, derivative, *_ = torch.func.jvp(
+        lambda leaf: function(leaf.clone() if inplace else leaf), (x,), (torch.ones_like(x),)
+    )
+    return y, derivative
 
 
 def _same(x: Tensor) -> Tensor:

@@ -10,22 +10,25 @@ bits, and all gradients but that of the softmax, from one copy, are unbiased.
 """
 
 import math
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
+from torch.compiler import is_compiling
 from torch.nn import functional as F
 
+from .. import ops
+from ..backends.reference import attention as reference
 from ..tensors.abstract import is_autocast
-from .base import CompressedLayer, apply, check_first_derivative, compresses, keep, kept, refuse
+from .base import CompressedFunction, CompressedLayer, apply, check_first_derivative, compresses, keep, kept
 from .dropout import dropout
 from .linear import linear
 from .saver import Saver, compress_rows
 from .softmax import softmax
 
 __all__ = ["MultiheadAttention", "scaled_dot_product_attention"]
+
+Options = tuple[float, bool, float | None, bool]  # the probability of dropout, is_causal, scale, enable_gqa
 
 
 def scaled_dot_product_attention(
@@ -46,25 +49,26 @@ def scaled_dot_product_attention(
             gradient, torch's function runs unchanged.
         saver: compresses query, key and value.
     """
-    options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     masked = attn_mask is not None and attn_mask.requires_grad
     if masked or not compresses(query, key, value) or query.dim() < 3:
-        return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    options = (dropout_p, is_causal, scale, enable_gqa)
     return apply(CompressedAttention, query, key, value, attn_mask, options, saver)
 
 
-class CompressedAttention(Function):
+class CompressedAttention(CompressedFunction):
     """q, k, v -> softmax(q kᵀ) v."""
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any], saver: Saver
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: Options, saver: Saver
     ) -> Tensor:
         """Return torch's output; save q, k and v compressed."""
-        state = _random_state(q.device) if options["dropout_p"] else None
-        y = F.scaled_dot_product_attention(q, k, v, mask, **options)
-        keep(ctx, tuple(compress_rows(saver, x) for x in (q, k, v)), mask, state)
-        ctx.options, ctx.saver, ctx.dtypes = options, saver, [x.dtype for x in (q, k, v)]
+        ctx.saver, ctx.options, ctx.dtypes = saver, options, [x.dtype for x in (q, k, v)]
+        y, state = _attention(q, k, v, mask, *options)
+        keep(ctx, tuple([compress_rows(saver, x) for x in (q, k, v)]), mask, state)
         return y
 
     @staticmethod
@@ -74,51 +78,32 @@ class CompressedAttention(Function):
         grad = grads[0]
         compressed, mask, state = kept(ctx)
         ctx.saver.observe(grad)
-        if mask is not None and mask.is_floating_point():
-            mask = mask.to(grad.dtype)
-        inputs = [c.decompress().to(grad.dtype) for c in compressed]
-        wanted = [x for x, w in zip(inputs, ctx.needs_input_grad, strict=False) if w]
-        autocast = torch.autocast(grad.device.type, enabled=False) if is_autocast(grad) else nullcontext()
-        with torch.enable_grad(), autocast, _replayed(state, grad.device):
-            for x in wanted:
-                x.requires_grad_()
-            y = F.scaled_dot_product_attention(inputs[0], inputs[1], inputs[2], mask, **ctx.options)
-        found = iter(torch.autograd.grad(y, wanted, grad))
-        gradients = (
-            next(found).to(dtype) if w else None for dtype, w in zip(ctx.dtypes, ctx.needs_input_grad, strict=False)
-        )
+        q, k, v = [c.decompress() for c in compressed]
+        wanted = list(ctx.needs_input_grad[:3])
+        if state is not None and is_compiling():
+            found = ops.attention_backward(grad, q, k, v, mask, state, wanted, *ctx.options)
+            found = [g for g, w in zip(found, wanted, strict=True) if w]
+        else:
+            found = _gradient(grad, q, k, v, mask, state, wanted, *ctx.options)
+        gradients = [found[sum(wanted[:i])].to(ctx.dtypes[i]) if wanted[i] else None for i in range(3)]
         return (*gradients, None, None, None)
 
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> None:
-        """Refuse forward mode."""
-        refuse()
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float, is_causal: bool, scale: float | None, gqa: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return torch's attention, and the random state before it if there is dropout."""
+    if not p:
+        return F.scaled_dot_product_attention(q, k, v, mask, p, is_causal, scale=scale, enable_gqa=gqa), None
+    if not is_compiling():
+        return reference.forward(q, k, v, mask, p, is_causal, scale, gqa)
+    if is_autocast(q):
+        q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
+    return ops.attention(q, k, v, mask, p, is_causal, scale, gqa)
 
 
-def _random_state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-class _replayed:
-    """Sets the random state to `state` inside the block and restores it afterwards; None changes nothing."""
-
-    def __init__(self, state: Tensor | None, device: torch.device) -> None:
-        self._state, self._device = state, device
-
-    def __enter__(self) -> None:
-        if self._state is not None:
-            self._before = _random_state(self._device)
-            self._set(self._state)
-
-    def __exit__(self, *_: object) -> None:
-        if self._state is not None:
-            self._set(self._before)
-
-    def _set(self, state: Tensor) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.set_rng_state(state, self._device)
-        else:
-            torch.set_rng_state(state)
+# The compiler traces the steps of this gradient, but not how torch differentiates them.
+_gradient: Any = torch.compiler.allow_in_graph(reference.gradient)
 
 
 # ---- the module ------------------------------------------------------------------------------------------------------
@@ -237,7 +222,7 @@ def multiply(a: Tensor, b: Tensor, saver: Saver, added: Tensor | None = None) ->
     return apply(CompressedProduct, a, b, saver, added)
 
 
-class CompressedProduct(Function):
+class CompressedProduct(CompressedFunction):
     """a, b -> a b + c, by torch's bmm and baddbmm."""
 
     @staticmethod
@@ -267,8 +252,3 @@ class CompressedProduct(Function):
             grad_a = (grad @ (columns if ctx.is_transposed else columns.mT)).to(ctx.dtypes[0])
         grad_b = None if a is None else (a.decompress().to(grad.dtype).mT @ grad).to(ctx.dtypes[1])
         return grad_a, grad_b, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> None:
-        """Refuse forward mode."""
-        refuse()

@@ -10,18 +10,18 @@ state the bias.
 If there is nothing to compress (gradients disabled, frozen weights, integers), the layer runs torch's code unchanged.
 """
 
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.compiler import disable
+from torch.compiler import disable, is_compiling
 
 from ...tables import FewbitError
 from ...tables.errors import shown
 from ..quantizers import Compressed, PerGroup
 from ..tensors.dtypes import DTYPES
-from .saver import QuantizerSaver, Saver, put_together, take_apart
+from .saver import QuantizerSaver, Saver, put_together, take_apart, tensors_in
 
 DEFAULT_LAYER_BITS = 4  # as ActNN's L1 and L2
 
@@ -86,16 +86,45 @@ def batched(x: Tensor, dimensions: int) -> Tensor:
 # ---- for the autograd functions --------------------------------------------------------------------------------------
 
 
-def _apply(function: type[Function], *arguments: Any) -> Any:
-    """Return ``function.apply(*arguments)``. The graph of a compiler breaks here: it does not trace compression."""
+class CompressedFunction(Function):
+    """Base of the layers' functions, to be called through `apply`.
+
+    Attributes:
+        eager: the same function with a `jvp` that refuses forward mode; torch's compiler traces no function with `jvp`.
+    """
+
+    eager: ClassVar[type[Function]]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "eager" not in vars(cls):
+            body = {"eager": None, "jvp": staticmethod(refuse), "__module__": cls.__module__, "__doc__": cls.__doc__}
+            cls.eager = type(cls)(cls.__name__, (cls,), body)
+
+
+def apply(function: type[CompressedFunction], *arguments: Any) -> Any:
+    """Return ``function.apply(*arguments)``; a graph ends at a saver that a compiler cannot trace."""
+    if not is_compiling():
+        return function.eager.apply(*arguments)
+    if any(hasattr(a, "observe") and not getattr(a, "is_traced", False) for a in arguments):
+        return _apart(function, *arguments)
     return function.apply(*arguments)
 
 
-apply: Any = disable(_apply)
+def _run(function: type[CompressedFunction], *arguments: Any) -> Any:
+    return function.eager.apply(*arguments)
+
+
+_apart: Any = disable(_run)
 
 
 def keep(ctx: Any, compressed: Any, *others: Tensor | None) -> None:
     """Save the tensors of `compressed` (one `Compressed`, several in a tuple, or None) and `others` for backward."""
+    if is_compiling():  # the compiler follows the tensors of any object
+        ctx.compressed = compressed
+        ctx.save_for_backward(*others, *tensors_in(compressed))
+        ctx.others = len(others)
+        return
     tensors: list[Tensor] = []
     ctx.skeleton = take_apart(compressed, tensors)
     ctx.save_for_backward(*others, *tensors)
@@ -105,6 +134,8 @@ def keep(ctx: Any, compressed: Any, *others: Tensor | None) -> None:
 def kept(ctx: Any) -> tuple[Any, ...]:
     """Return the arguments of `keep`; call it once in a backward pass, because checkpoints recompute them."""
     saved = ctx.saved_tensors
+    if is_compiling():
+        return ctx.compressed, *saved[: ctx.others]
     return put_together(ctx.skeleton, saved[ctx.others :]), *saved[: ctx.others]
 
 
@@ -119,7 +150,7 @@ def check_first_derivative() -> None:
     Raising only when the result is differentiated would be too late: a result without a graph counts as a constant, and
     the Hessian would come out as 0.
     """
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() and not is_compiling():  # a compiled graph has no second derivative, and torch says so
         refuse()
 
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
+from torch.compiler import is_compiling
 from torch.nn import functional as F
 from torch.nn.modules._functions import SyncBatchNorm as TorchSync
 
-from .base import apply, check_first_derivative, compresses, keep, kept, refuse
+from .base import CompressedFunction, apply, check_first_derivative, compresses, keep, kept
 from .normalization import CompressedNorm, copies_of, input_gradient, restored, standardised
 from .saver import Saver, Whole, saves_whole
 
@@ -95,7 +95,7 @@ def batch_norm(
     )
 
 
-class CompressedBatchNorm(Function):
+class CompressedBatchNorm(CompressedFunction):
     """x, w, b -> (x − m) r w + b by channel."""
 
     @staticmethod
@@ -130,6 +130,8 @@ class CompressedBatchNorm(Function):
             normed = standardised(x, *_by_channel(x, mean, rstd))
             compressed = copies_of(normed.view(sampled), saver, copies if x_wanted and training else 1)
         # 1/deviation is recomputed from running statistics.
+        if is_compiling():
+            reserve = None
         keep(ctx, compressed, weight, *running, mean, rstd if training else None, reserve)
         ctx.implementation, ctx.training, ctx.eps, ctx.saver = implementation, training, eps, saver
         ctx.shape, ctx.sampled, ctx.dtype = x.shape, sampled, x.dtype
@@ -154,18 +156,18 @@ class CompressedBatchNorm(Function):
         wanted = list(ctx.needs_input_grad[:3])
         statistics = (running_mean, running_var, mean, rstd)
         one_copy = [wanted[0] and len(normed) < 2, *wanted[1:]]
-        grad_x, grad_weight, grad_bias = torch.ops.aten._batch_norm_impl_index_backward(
-            *(ctx.implementation, x, grad, weight, *statistics, ctx.training, ctx.eps, one_copy, reserve)
-        )
+        if is_compiling():  # the op below reads sizes while it is traced
+            grad_x, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
+                *(grad, x, weight, *statistics, ctx.training, ctx.eps, one_copy)
+            )
+        else:
+            grad_x, grad_weight, grad_bias = torch.ops.aten._batch_norm_impl_index_backward(
+                *(ctx.implementation, x, grad, weight, *statistics, ctx.training, ctx.eps, one_copy, reserve)
+            )
         if wanted[0] and len(normed) == 2:
             grad_x = _from_two_copies(grad, normed, weight, rstd).to(ctx.dtype)
         found = (grad_x, grad_weight, grad_bias)
         return (*(g if w else None for g, w in zip(found, wanted, strict=True)), *(None,) * 8)
-
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> None:
-        """Refuse forward mode."""
-        refuse()
 
 
 def _by_channel(x: Tensor, *statistics: Tensor) -> list[Tensor]:
@@ -209,7 +211,7 @@ class SyncBatchNorm(_BatchNorm, nn.SyncBatchNorm):
         )
 
 
-class CompressedSyncBatchNorm(Function):
+class CompressedSyncBatchNorm(CompressedFunction):
     """Torch's own function, with x replaced between forward and backward by x̄ in few bits."""
 
     @staticmethod

@@ -8,17 +8,25 @@ separate linear map before the convolution, which saves nothing; the convolution
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 from torch.nn import functional as F
 
-from .base import CompressedLayer, apply, batched, check_first_derivative, compresses, decompressed, keep, kept, refuse
+from .base import (
+    CompressedFunction,
+    CompressedLayer,
+    apply,
+    batched,
+    check_first_derivative,
+    compresses,
+    decompressed,
+    keep,
+    kept,
+)
 from .pooling import linear_map
-from .saver import Saver, compress_input
+from .saver import Saver, compress_input, found_in_graph
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
 
@@ -83,8 +91,7 @@ class _Convolution(CompressedLayer, nn.modules.conv._ConvNd):
         padding: Sequence[int] | str = self.padding
         dimensions = len(self.kernel_size)
         if self.padding_mode != "zeros":
-            padded = partial(F.pad, pad=self._reversed_padding_repeated_twice, mode=self.padding_mode)
-            input = linear_map(padded, input)
+            input = linear_map(input, "pad", self._reversed_padding_repeated_twice, self.padding_mode)
             padding = (0,) * dimensions
         arguments = Arguments(dimensions, self.stride, padding, self.dilation, self.groups)
         return _convolve(input, weight, bias, arguments, self.saver)
@@ -136,10 +143,10 @@ class ConvTranspose3d(_TransposedConvolution, nn.ConvTranspose3d):
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, arguments: Arguments, saver: Saver) -> Tensor:
     if not compresses(x, weight, bias):
         return arguments.forward(x, weight, bias)
-    return apply(CompressedConvolution, x, weight, bias, arguments, saver)
+    return apply(CompressedConvolution, x, weight, bias, arguments, found_in_graph(saver, x))
 
 
-class CompressedConvolution(Function):
+class CompressedConvolution(CompressedFunction):
     """x, W, b -> W ∗ x + b."""
 
     @staticmethod
@@ -173,8 +180,3 @@ class CompressedConvolution(Function):
         if ctx.single and grad_x is not None:
             grad_x = grad_x.squeeze(0)
         return grad_x, grad_weight, grad_bias, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> None:
-        """Refuse forward mode."""
-        refuse()

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 from torch.nn import functional as F
 
 from ...tables import Table
 from .. import ops
 from ..tensors.table_registry import register_table
-from .base import apply, check_first_derivative, compresses, refuse
+from .base import CompressedFunction, apply, check_first_derivative, compresses
 
 __all__ = ["Dropout", "dropout"]
 
@@ -40,13 +39,18 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     return apply(PackedDropout, input, p, inplace)
 
 
-@cache
+@torch.compiler.assume_constant_result
 def _key(p: float) -> str:
+    return _registered(p)
+
+
+@cache
+def _registered(p: float) -> str:
     step = (np.array([0.5]), np.array([0, 1], np.uint8), np.array([0, 1 / (1 - p)]))
     return register_table(Table(f"dropout(p={p})", "interval", "uniform:0,1", *step, error=0.0))
 
 
-class PackedDropout(Function):
+class PackedDropout(CompressedFunction):
     """x -> x · noise."""
 
     @staticmethod
@@ -63,7 +67,7 @@ class PackedDropout(Function):
             ctx.mark_dirty(x)
         ctx.key, ctx.stride = _key(p), noise.stride()
         ctx.save_for_backward(ops.encode(noise, ctx.key))
-        return y
+        return x if inplace else y  # not y in place: to a compiler it is another tensor
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -71,8 +75,3 @@ class PackedDropout(Function):
         check_first_derivative()
         (packed,) = ctx.saved_tensors
         return ops.multiply(grads[0], packed, ctx.key, ctx.stride), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> None:
-        """Refuse forward mode."""
-        refuse()

@@ -32,7 +32,7 @@ from ..activations.gated_autograd import fewbit_glu, gradients, keep
 from ..activations.gated_modules import check_plan, plan_text
 from ..activations.transforms import keeps
 from ..backends.arguments import check_dtype, refuse
-from ..quantizers.per_group import group_within
+from ..quantizers.per_group import constant_group_within
 from ..tensors.abstract import is_autocast
 from ..tensors.checks import check_integer
 from ..tensors.glu_parts import DEFAULT_COPY_BITS, GROUP_SIZE, GLUPlan, Keep, Wanted
@@ -394,6 +394,5 @@ def _read(packed: Tensor, groups: Tensor, bits: int, shape: Sequence[int], dtype
     return ops.read_copy(packed, groups, bits, shape, dtype, _group_size(shape[-1]))
 
 
-@torch.compiler.assume_constant_result
 def _group_size(features: int) -> int:
-    return group_within(features, GROUP_SIZE)
+    return constant_group_within(features, GROUP_SIZE)

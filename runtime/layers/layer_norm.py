@@ -9,12 +9,11 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
 from torch.nn import functional as F
 
 from ..tensors.abstract import is_autocast
 from ..tensors.dtypes import arithmetic_dtype
-from .base import apply, batched, check_first_derivative, compresses, keep, kept, refuse
+from .base import CompressedFunction, apply, batched, check_first_derivative, compresses, keep, kept
 from .normalization import CompressedNorm, copies_of, input_gradient, restored, standardised
 from .saver import Saver, Whole, saves_whole
 
@@ -226,7 +225,7 @@ def _is_channels_last(x: Tensor) -> bool:
     return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
 
 
-class CompressedNormalisation(Function):
+class CompressedNormalisation(CompressedFunction):
     """x, w, b -> (x − m) r w + b."""
 
     @staticmethod
@@ -277,11 +276,6 @@ class CompressedNormalisation(Function):
             g.to(d) if g is not None and w else None for g, w, d in zip(found, wanted, ctx.dtypes, strict=True)
         )
         return (*gradients, None, None, None)
-
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> None:
-        """Refuse forward mode."""
-        refuse()
 
 
 def _kept_dims(norm: Normalisation, dims: int) -> list[int]:

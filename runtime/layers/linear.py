@@ -8,11 +8,20 @@
 from typing import Any
 
 from torch import Tensor, nn
-from torch.autograd import Function
 from torch.nn import functional as F
 
-from .base import CompressedLayer, apply, batched, check_first_derivative, compresses, decompressed, keep, kept, refuse
-from .saver import Saver, compress_input
+from .base import (
+    CompressedFunction,
+    CompressedLayer,
+    apply,
+    batched,
+    check_first_derivative,
+    compresses,
+    decompressed,
+    keep,
+    kept,
+)
+from .saver import Saver, compress_input, found_in_graph
 
 __all__ = ["Linear", "linear"]
 
@@ -29,10 +38,10 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, saver: Saver, *, 
     """`torch.nn.functional.linear`, which saves its input through `saver`; samples are dimension `sample_dim`."""
     if not compresses(input, weight, bias):
         return F.linear(input, weight, bias)
-    return apply(CompressedLinear, input, weight, bias, saver, sample_dim)
+    return apply(CompressedLinear, input, weight, bias, found_in_graph(saver, input), sample_dim)
 
 
-class CompressedLinear(Function):
+class CompressedLinear(CompressedFunction):
     """x, W, b -> x Wᵀ + b."""
 
     @staticmethod
@@ -63,8 +72,3 @@ class CompressedLinear(Function):
         if ctx.needs_input_grad[2]:
             grad_bias = rows.sum(0).to(ctx.dtypes[2])
         return grad_x, grad_weight, grad_bias, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> None:
-        """Refuse forward mode."""
-        refuse()

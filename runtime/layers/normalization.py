@@ -18,12 +18,14 @@ distinguishable from 0; at 4 bits at most 0.04 %. ∇w = Σ x̄ ∇y and ∇b = 
 from typing import Any
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from ...tables import FewbitError
 from ...tables.errors import shown
+from .. import ops
 from ..quantizers import Compressed
 from .base import DEFAULT_LAYER_BITS, CompressedLayer
-from .saver import Saver, compress_rows
+from .saver import Saver, Whole, compress_rows, tensors_in
 
 
 class CompressedNorm(CompressedLayer):
@@ -60,7 +62,12 @@ def check_copies(copies: object) -> int:
 
 def copies_of(x: Tensor, saver: Saver, copies: int, *, rows: bool = False) -> tuple[Compressed, ...]:
     """Return independent compressed copies of `x`; with `rows`, each row of its last dimension by itself."""
-    return tuple(compress_rows(saver, x) if rows else saver.compress(x) for _ in range(copies))
+    first = compress_rows(saver, x) if rows else saver.compress(x)
+    if copies == 1:
+        return (first,)
+    if is_compiling() and not isinstance(first, Whole):
+        x = ops.another(x, tensors_in(first)[0])  # the compiler would merge two equal calls
+    return first, compress_rows(saver, x) if rows else saver.compress(x)
 
 
 def standardised(x: Tensor, mean: Tensor | None, rstd: Tensor) -> Tensor:

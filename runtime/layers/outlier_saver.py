@@ -1,12 +1,14 @@
 """The saver of layers converted to V-Quant, after a ReLU or not (V-Quant, Section 4.1)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from ..quantizers import Compressed, Outlier
-from .saver import QuantizerSaver
-from .shared_codes import found
+from ..quantizers import Compressed, Outlier, OutlierCompressed
+from .saver import QuantizerSaver, Saver
+from .shared_codes import found, of_form
 
 
 @dataclass(frozen=True)
@@ -19,10 +21,32 @@ class OutlierSaver(QuantizerSaver):
 
     quantizer: Outlier
 
+    def with_codes_of(self, x: Tensor) -> Saver:
+        """Return a saver of `x` alone that has found its codes, for a compiler, which does not find them later."""
+        codes = found(x)
+        if codes is None and self.quantizer.sample_every > 1:  # sizes that depend on values are known outside functions
+            codes = self.quantizer.compress(x)
+        return self if codes is None else _Found(codes)
+
     def compress(self, x: Tensor) -> Compressed:
         """Return `x` in few bits."""
-        codes = found(x)
+        codes = None if is_compiling() else found(x)
         return super().compress(x) if codes is None else codes
 
     def __str__(self) -> str:
         return f"V-Quant(bits={self.quantizer.bits}, ratio={self.quantizer.ratio})"
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The saver of one tensor whose codes exist."""
+
+    is_traced: ClassVar[bool] = True
+    codes: OutlierCompressed
+
+    def compress(self, x: Tensor) -> Compressed:
+        """Return the codes of `x`."""
+        return of_form(self.codes, x)
+
+    def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
+        """Learn nothing."""

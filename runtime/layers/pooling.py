@@ -5,19 +5,20 @@ average pooling   saves nothing, torch the input: the gradient needs only its sh
 resampling        saves nothing; of torch's modes only "area", an average pooling, saves the input
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
+from torch.compiler import is_compiling
 from torch.nn import functional as F
 
-from ...tables import FewbitError
-from ..backends.cpu import pooling
-from ..tensors.validation import shown_part
-from .base import apply, check_first_derivative, compresses, refuse
+from .. import ops
+from ..backends.arguments import check_places
+from ..backends.cpu import pooling as cpu
+from ..backends.reference import pooling as reference
+from ..tensors.plain import has_kernels, is_batch
+from .base import CompressedFunction, apply, check_first_derivative, compresses
 
 __all__ = [
     "AdaptiveAvgPool1d",
@@ -33,7 +34,6 @@ __all__ = [
 ]
 
 PLACES = 256  # in a window; more do not fit into a byte
-_MAX_POOL = {1: F.max_pool1d_with_indices, 2: F.max_pool2d_with_indices, 3: F.max_pool3d_with_indices}
 
 # ---- maxima ----------------------------------------------------------------------------------------------------------
 
@@ -79,7 +79,7 @@ def _each(value: int | Sequence[int], dimensions: int) -> tuple[int, ...]:
     return values * dimensions if len(values) == 1 else values
 
 
-class PackedMaxPool(Function):
+class PackedMaxPool(CompressedFunction):
     """x -> the largest of each window."""
 
     @staticmethod
@@ -93,12 +93,9 @@ class PackedMaxPool(Function):
         ceil_mode: bool,
     ) -> Tensor:
         """Return torch's output; save the place of each maximum in its window."""
-        y, indices = _MAX_POOL[len(kernel)](x, kernel, stride, padding, dilation, ceil_mode)
-        offsets, corners = _offsets(x.shape, y.shape, kernel, stride, padding, dilation, x.device)
-        places = torch.zeros(_reach(x.shape, kernel, dilation) + 1, dtype=torch.uint8, device=x.device)
-        places[offsets] = torch.arange(offsets.numel(), dtype=torch.uint8, device=x.device)
-        by_kernel = pooling.serves(x, indices)
-        ctx.save_for_backward(pooling.places_of(indices, corners, places) if by_kernel else places[indices - corners])
+        pool = cpu.max_pool if has_kernels(x) else ops.max_pool
+        y, places = pool(x, kernel, stride, padding, dilation, ceil_mode)
+        ctx.save_for_backward(places)
         ctx.window, ctx.shape = (kernel, stride, padding, dilation), x.shape
         return y
 
@@ -107,56 +104,12 @@ class PackedMaxPool(Function):
         """Return the gradient, at the maxima."""
         check_first_derivative()
         (places,) = ctx.saved_tensors
-        kernel, stride, padding, dilation = ctx.window
-        dimensions = len(kernel)
-        if places.dtype != torch.uint8 or places.shape != grads[0].shape:
-            raise FewbitError(f"MaxPool: places are uint8 {tuple(grads[0].shape)}, not {shown_part(places)}")
-        offsets, corners = _offsets(ctx.shape, places.shape, kernel, stride, padding, dilation, places.device)
-        if pooling.serves(grads[0], places):
-            return pooling.gradient(grads[0], places, offsets, corners, ctx.shape), None, None, None, None, None
-        grad_x = grads[0].new_zeros(ctx.shape)
-        last = math.prod(ctx.shape[-dimensions:]) - 1
-        indices = (offsets[places.int().clamp(max=offsets.numel() - 1)] + corners).clamp(0, last)
-        flat = grad_x.flatten(-dimensions)
-        flat.scatter_add_(-1, indices.flatten(-dimensions), grads[0].flatten(-dimensions))
-        return flat.view(ctx.shape), None, None, None, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> None:
-        """Refuse forward mode."""
-        refuse()
-
-
-def _reach(inputs: Sequence[int], kernel: Sequence[int], dilation: Sequence[int]) -> int:
-    """Return the distance in memory from the corner of a window to its last place."""
-    dims = range(-len(kernel), 0)
-    return sum((kernel[d] - 1) * dilation[d] * math.prod(inputs[d + 1 :] if d < -1 else ()) for d in dims)
-
-
-def _offsets(
-    inputs: Sequence[int],
-    outputs: Sequence[int],
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    device: torch.device,
-) -> tuple[Tensor, Tensor]:
-    """Return the offsets of places in a window and of windows in an image, in elements of an image's memory: int64.
-
-    Returns:
-        offsets: of each place from the corner of its window, (places,).
-        corners: of each window, negative in the padding, with as many dimensions as `kernel`.
-    """
-    offsets, corners = torch.zeros(1, dtype=torch.long, device=device), torch.zeros((), dtype=torch.long, device=device)
-    width = 1
-    for dim in range(-1, -len(kernel) - 1, -1):
-        steps = torch.arange(kernel[dim], device=device) * dilation[dim] * width
-        offsets = (steps.unsqueeze(1) + offsets).flatten()
-        starts = (torch.arange(outputs[dim], device=device) * stride[dim] - padding[dim]) * width
-        corners = corners + starts.view(-1, *(1 for _ in range(-dim - 1)))
-        width *= inputs[dim]
-    return offsets, corners
+        gradient = ops.max_pool_backward
+        if not is_compiling():
+            check_places(grads[0], places)
+            gradient = reference.max_pool_backward if is_batch(grads[0]) else gradient
+            gradient = cpu.max_pool_backward if has_kernels(grads[0]) and not is_batch(grads[0]) else gradient
+        return gradient(grads[0], places, ctx.shape, *ctx.window), None, None, None, None, None
 
 
 # ---- averages and resampling -----------------------------------------------------------------------------------------
@@ -169,7 +122,8 @@ class AvgPool1d(nn.AvgPool1d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
-        return linear_map(super().forward, input)
+        window = (self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad)
+        return linear_map(input, "avg_pool1d", *window)
 
 
 class AvgPool2d(nn.AvgPool2d):
@@ -179,7 +133,15 @@ class AvgPool2d(nn.AvgPool2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
-        return linear_map(super().forward, input)
+        window = (
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.ceil_mode,
+            self.count_include_pad,
+            self.divisor_override,
+        )
+        return linear_map(input, "avg_pool2d", *window)
 
 
 class AvgPool3d(nn.AvgPool3d):
@@ -189,7 +151,15 @@ class AvgPool3d(nn.AvgPool3d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
-        return linear_map(super().forward, input)
+        window = (
+            self.kernel_size,
+            self.stride,
+            self.padding,
+            self.ceil_mode,
+            self.count_include_pad,
+            self.divisor_override,
+        )
+        return linear_map(input, "avg_pool3d", *window)
 
 
 class AdaptiveAvgPool1d(nn.AdaptiveAvgPool1d):
@@ -199,7 +169,7 @@ class AdaptiveAvgPool1d(nn.AdaptiveAvgPool1d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
-        return linear_map(super().forward, input)
+        return linear_map(input, "adaptive_avg_pool1d", self.output_size)
 
 
 class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
@@ -209,7 +179,7 @@ class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
-        return linear_map(super().forward, input)
+        return linear_map(input, "adaptive_avg_pool2d", self.output_size)
 
 
 class AdaptiveAvgPool3d(nn.AdaptiveAvgPool3d):
@@ -219,7 +189,7 @@ class AdaptiveAvgPool3d(nn.AdaptiveAvgPool3d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
-        return linear_map(super().forward, input)
+        return linear_map(input, "adaptive_avg_pool3d", self.output_size)
 
 
 class Upsample(nn.Upsample):
@@ -229,22 +199,33 @@ class Upsample(nn.Upsample):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
-        return linear_map(super().forward, input)
+        size = (self.size, self.scale_factor, self.mode, self.align_corners, self.recompute_scale_factor)
+        return linear_map(input, "interpolate", *size)
 
 
-def linear_map(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Return `function(x)`, a linear map of `x` whose gradient needs only the shape of `x`."""
-    return apply(LinearMap, x, function) if compresses(x) else function(x)
+def linear_map(x: Tensor, function: str, *arguments: Any) -> Tensor:
+    """Return ``torch.nn.functional.function(x, *arguments)``, a linear map whose gradient needs only a shape."""
+    if not compresses(x):
+        return getattr(F, function)(x, *arguments)
+    if is_compiling():
+        return _in_graph(x, function, arguments)
+    return apply(LinearMap, x, function, arguments)
 
 
-class LinearMap(Function):
+@torch.compiler.allow_in_graph
+def _in_graph(x: Tensor, function: str, arguments: tuple[Any, ...]) -> Tensor:
+    """Return the map of `x`; the compiler traces below autograd, because it does not trace the gradient's gradient."""
+    return LinearMap.apply(x, function, arguments)  # pyright: ignore[reportReturnType]
+
+
+class LinearMap(CompressedFunction):
     """x -> A x; A has no parameters."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, function: str, arguments: tuple[Any, ...]) -> Tensor:
         """Return A x; record the shape of x."""
-        ctx.function, ctx.shape, ctx.dtype = function, x.shape, x.dtype
-        return function(x)
+        ctx.function, ctx.arguments, ctx.shape, ctx.dtype = function, arguments, x.shape, x.dtype
+        return getattr(F, function)(x, *arguments)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -253,10 +234,5 @@ class LinearMap(Function):
         grad = grads[0]
         with torch.enable_grad():
             zero = torch.zeros((), dtype=ctx.dtype, device=grad.device).expand(ctx.shape).requires_grad_()
-            y = ctx.function(zero)
-        return torch.autograd.grad(y, zero, grad)[0], None
-
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> None:
-        """Refuse forward mode."""
-        refuse()
+            y = getattr(F, ctx.function)(zero, *ctx.arguments)
+        return torch.autograd.grad(y, zero, grad)[0], None, None

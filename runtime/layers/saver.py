@@ -8,6 +8,7 @@ A saver may also have
 
     compress_rows(x)       x whose last dimension is a row; no group spans two rows (PerGroup.within)
     compress_once(x, rows)     the input of several layers, which then share its codes
+    is_traced              whether torch's compiler can trace it: it changes nothing but what it returns
 
 `QuantizerSaver(PerGroup(bits=4))` gives every layer and sample the same bits; `MixedPrecision` (runtime/allocation)
 gives each layer a saver that allocates bits from a budget, by the gradients it observes.
@@ -19,9 +20,10 @@ checkpointing, swapping and `fewbit.memory.profile` see them. `take_apart` and `
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..quantizers import Compressed, PerGroup, Quantizer
@@ -85,6 +87,7 @@ class QuantizerSaver:
     A tensor that would not get smaller (samples of very few elements) is saved as it is.
     """
 
+    is_traced: ClassVar[bool] = True
     quantizer: Quantizer
     _last: Last = field(default_factory=Last, init=False, repr=False, compare=False)
 
@@ -99,6 +102,8 @@ class QuantizerSaver:
         return self._smaller(x, self.quantizer.within(x.shape[-1]).compress(last_innermost(x)))
 
     def _smaller(self, x: Tensor, compressed: Compressed) -> Compressed:
+        if is_compiling() and not isinstance(self.quantizer, PerGroup):
+            return compressed  # its size may depend on values, which are not known
         return compressed if compressed.nbytes < total_bytes([x]) else Whole(x)
 
     def compress_once(self, x: Tensor, rows: bool = False) -> Compressed:
@@ -106,6 +111,8 @@ class QuantizerSaver:
 
         A tensor that autograd already holds is saved as it is: a compressed copy would add memory.
         """
+        if is_compiling():  # the compiler merges equal calls
+            return compress_rows(self, x) if rows else self.compress(x)
         compressed = self._last.found(x)
         if compressed is None:
             compressed = Whole(x) if is_held(x) else compress_rows(self, x) if rows else self.compress(x)
@@ -115,12 +122,15 @@ class QuantizerSaver:
 
     def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
         """Learn nothing."""
-        self._last.forget()
+        if not is_compiling():
+            self._last.forget()
 
 
 @dataclass(frozen=True)
 class ExactSaver:
     """Saves tensors as they are, like torch's own layers."""
+
+    is_traced: ClassVar[bool] = True
 
     def compress(self, x: Tensor) -> Compressed:
         """Return `x` itself."""
@@ -170,6 +180,12 @@ def compress_input(saver: Saver, x: Tensor, *, rows: bool = False) -> Compressed
     return compress_rows(saver, x) if rows else saver.compress(x)
 
 
+def found_in_graph(saver: Saver, x: Tensor) -> Saver:
+    """Return `saver`, in compiled code with the codes that another layer has attached to `x`."""
+    find = getattr(saver, "with_codes_of", None) if is_compiling() else None
+    return saver if find is None else find(x)
+
+
 def compress_rows(saver: Saver, x: Tensor) -> Compressed:
     """Return `x`, whose last dimension holds features, in few bits, each row by itself if `saver` supports it."""
     method = getattr(saver, "compress_rows", None)
@@ -197,8 +213,11 @@ def is_held(x: Tensor) -> bool:
     """Return whether `x` stays in memory whatever a layer saves.
 
     It does if it is, or is a view of, the output of a torch function that saves it for its own gradient, such as a ReLU
-    that code calls by name or that was left; or if the caller of the model passed it in (callers.py).
+    that code calls by name or that was left; or if the caller of the model passed it in (callers.py). Compiled code
+    knows neither.
     """
+    if is_compiling():
+        return False
     return is_callers(x) or any(
         t is not None and t.grad_fn is not None and t.grad_fn.name() in _KEEP_THEIR_OUTPUT for t in (x, x._base)
     )
@@ -213,6 +232,16 @@ def take_apart(value: Any, tensors: list[Tensor]) -> Any:
         tensors.append(value)
         return _Place(len(tensors) - 1)
     return _mapped(value, lambda part: take_apart(part, tensors))
+
+
+def tensors_in(compressed: Any) -> list[Tensor]:
+    """Return the tensors of one `Compressed`, several in a tuple, or None, by steps that a compiler can trace."""
+    if compressed is None:
+        return []
+    if isinstance(compressed, tuple):
+        return [t for part in compressed for t in tensors_in(part)]
+    parts = [getattr(compressed, field.name) for field in fields(compressed) if field.init]
+    return [part for part in parts if isinstance(part, Tensor)]
 
 
 def put_together(value: Any, tensors: Sequence[Tensor]) -> Any:

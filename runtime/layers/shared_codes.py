@@ -6,11 +6,13 @@ The codes are an attribute of the output tensor. They are freed with it, unless 
 invalid once it has been changed in place.
 """
 
-from dataclasses import replace
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from ..quantizers import OutlierCompressed
+from ..quantizers import Outlier, OutlierCompressed
 from ..tensors.layout import as_dense
 from ..tensors.spec import TensorSpec
 
@@ -19,7 +21,10 @@ _CODES = "_fewbit_codes"
 
 def leave(y: Tensor, codes: OutlierCompressed) -> None:
     """Attach `codes`, of all elements of the dense tensor `y`, for the next layer that saves `y` or a view of it."""
-    setattr(y, _CODES, (codes, y._version))
+    if is_compiling():
+        _attach(y, *_parts_of(codes), codes.quantizer.bits)
+    else:
+        setattr(y, _CODES, (codes, y._version))
 
 
 def found(x: Tensor) -> OutlierCompressed | None:
@@ -27,11 +32,59 @@ def found(x: Tensor) -> OutlierCompressed | None:
 
     A view shares them if it contains every element once: codes are in memory order, whatever the shape.
     """
+    if is_compiling():
+        bits = _bits_attached(x).shape[0]
+        whole = bits > 0 and as_dense(x) is x
+        return OutlierCompressed(Outlier(bits, relu=True), TensorSpec.of(x), *_attached(x)) if whole else None
     for tensor in (x, x._base):
         codes, version = getattr(tensor, _CODES, (None, None))
         if tensor is None or codes is None:
             continue
         same = version == x._version and tensor.numel() == x.numel() and tensor.dtype == x.dtype
         if same and as_dense(x) is x:
-            return codes if codes.form == TensorSpec.of(x) else replace(codes, form=TensorSpec.of(x))
+            return codes if codes.form == TensorSpec.of(x) else of_form(codes, x)
     return None
+
+
+def of_form(codes: OutlierCompressed, x: Tensor) -> OutlierCompressed:
+    """Return `codes` in the form of the dense tensor `x` of the same memory."""
+    return OutlierCompressed(codes.quantizer, TensorSpec.of(x), *_parts_of(codes))
+
+
+def _parts_of(codes: OutlierCompressed) -> tuple[Tensor, ...]:
+    return codes.packed, codes.counts, codes.offsets, codes.values, codes.levels
+
+
+# ---- in compiled code ------------------------------------------------------------------------------------------------
+#
+# Dynamo sees neither views nor changes in place. The functions below stand in its graph as they are: they see the
+# tensors of each stage, first without values, then those that autograd traces. What Dynamo has to know is the size of a
+# tensor, for sizes are constants while it traces.
+
+
+@torch.compiler.allow_in_graph
+def _attach(y: Tensor, *parts_and_bits: Any) -> Tensor:
+    """Attach the parts of RV-Quant's codes, and their bits, to `y`."""
+    setattr(y, _CODES, (parts_and_bits, y._version))
+    return torch.empty(0, device="meta")
+
+
+@torch.compiler.allow_in_graph
+def _bits_attached(x: Tensor) -> Tensor:
+    """Return a tensor of as many elements as the codes attached to all elements of `x` have bits, or of none."""
+    codes, version = _found_attached(x)
+    return torch.empty(codes[-1] if codes and version == x._version else 0, device="meta")
+
+
+@torch.compiler.allow_in_graph
+def _attached(x: Tensor) -> tuple[Tensor, ...]:
+    """Return the parts of the codes attached to `x`."""
+    return tuple(part.view_as(part) for part in _found_attached(x)[0][:-1])
+
+
+def _found_attached(x: Tensor) -> tuple[tuple[Any, ...], int]:
+    for tensor in (x, x._base):
+        if tensor is not None and hasattr(tensor, _CODES):
+            same = tensor.numel() == x.numel() and tensor.dtype == x.dtype
+            return getattr(tensor, _CODES) if same else ((), 0)
+    return (), 0

@@ -11,10 +11,9 @@ The gradient of the log-softmax, ∇y − softmax(x) Σ ∇y, uses it once and i
 from typing import Any
 
 from torch import Tensor, nn
-from torch.autograd import Function
 from torch.nn import functional as F
 
-from .base import CompressedLayer, apply, batched, check_first_derivative, compresses, keep, kept, refuse
+from .base import CompressedFunction, CompressedLayer, apply, batched, check_first_derivative, compresses, keep, kept
 from .normalization import CompressedNorm, copies_of
 from .saver import Saver
 
@@ -56,7 +55,7 @@ def softmax(input: Tensor, dim: int, saver: Saver, copies: int = 1) -> Tensor:
     return apply(CompressedSoftmax, input, dim, saver, copies)
 
 
-class CompressedSoftmax(Function):
+class CompressedSoftmax(CompressedFunction):
     """x -> softmax(x)."""
 
     @staticmethod
@@ -77,13 +76,8 @@ class CompressedSoftmax(Function):
         ys = [c.decompress().view(grad.shape) for c in compressed]
         return (ys[0] * (grad - (ys[-1] * grad).sum(ctx.dim, keepdim=True))).to(ctx.dtype), None, None, None
 
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> None:
-        """Refuse forward mode."""
-        refuse()
 
-
-class CompressedLogSoftmax(Function):
+class CompressedLogSoftmax(CompressedFunction):
     """x -> log softmax(x)."""
 
     @staticmethod
@@ -106,8 +100,3 @@ class CompressedLogSoftmax(Function):
             None,
             None,
         )
-
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> None:
-        """Refuse forward mode."""
-        refuse()

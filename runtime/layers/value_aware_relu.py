@@ -9,16 +9,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import disable
+from torch.compiler import is_compiling
 
 from ...tables import FewbitError
 from ...tables.errors import shown
 from ..quantizers import Outlier, OutlierCompressed
 from ..quantizers.outlier import masked
 from ..saved_tensors import is_plain
+from ..tensors.dtypes import DTYPES
 from ..tensors.layout import as_dense, with_stride
 from ..tensors.plain import is_batch
-from .base import check_first_derivative, refuse
+from ..tensors.spec import TensorSpec
+from .base import CompressedFunction, apply, check_first_derivative
 from .shared_codes import leave
 
 DEFAULT = Outlier(3, 0.02, relu=True, value_dtype=torch.bfloat16)
@@ -47,9 +49,7 @@ class ValueAwareReLU(nn.ReLU):
         """Return max(0, input)."""
         if self.quantizer is None or not (torch.is_grad_enabled() and input.requires_grad):
             return super().forward(input)
-        # A compiler would not see the codes attached to the tensor.
-        eager: Any = disable(_relu) if torch.compiler.is_compiling() else _relu
-        return eager(input, self.quantizer, self.inplace)
+        return _relu(input, self.quantizer, self.inplace)
 
     def extra_repr(self) -> str:
         """Return torch's own arguments, the bits and the ratio."""
@@ -59,27 +59,38 @@ class ValueAwareReLU(nn.ReLU):
 
 
 def _relu(x: Tensor, quantizer: Outlier, inplace: bool) -> Tensor:
-    if not is_plain(x):
+    if not (x.dtype in DTYPES if is_compiling() else is_plain(x)):
         return nn.functional.relu(x, inplace)
+    if is_compiling():  # which follows tensors that a function returns, not those that it hides in a list
+        y, *parts = apply(_ReLU, x, quantizer, inplace, None)
+        leave(y, OutlierCompressed(quantizer, TensorSpec.of(y), *parts))
+        return y
     made: list[OutlierCompressed] = []
-    y: Any = _ReLU.apply(x, quantizer, inplace, made)
+    y: Any = apply(_ReLU, x, quantizer, inplace, made)
     if as_dense(y) is y:
         leave(y, made[0])
     return y
 
 
-class _ReLU(torch.autograd.Function):
-    """x -> max(0, x); the codes are appended to `made`."""
+class _ReLU(CompressedFunction):
+    """x -> max(0, x); the codes are appended to `made`, or if that is None returned in parts besides."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, quantizer: Outlier, inplace: bool, made: list[OutlierCompressed]) -> Tensor:
-        y = torch.relu_(x) if inplace else torch.relu(x)
+    def forward(
+        ctx: Any, x: Tensor, quantizer: Outlier, inplace: bool, made: list[OutlierCompressed] | None
+    ) -> Tensor | tuple[Tensor, ...]:
+        y = x if inplace else torch.relu(x)
         if inplace:
+            torch.relu_(x)
             ctx.mark_dirty(x)
         codes = quantizer.compress(y)
-        made.append(codes)
         ctx.save_for_backward(codes.packed)
         ctx.bits, ctx.shape, ctx.stride = quantizer.bits, codes.form.shape, codes.form.stride
+        if made is None:
+            parts = (codes.packed, codes.counts, codes.offsets, codes.values, codes.levels)
+            ctx.mark_non_differentiable(*parts)
+            return y, *parts
+        made.append(codes)
         return y
 
     @staticmethod
@@ -87,11 +98,7 @@ class _ReLU(torch.autograd.Function):
         check_first_derivative()
         (packed,) = ctx.saved_tensors
         grad = grads[0]
-        if is_batch(grad):
+        if not is_compiling() and is_batch(grad):
             mask = masked(torch.empty_strided(ctx.shape, ctx.stride, device=packed.device).fill_(1), packed, ctx.bits)
             return torch.ops.aten.threshold_backward(grad, mask.to(grad.dtype), 0), None, None, None
         return masked(with_stride(grad, ctx.stride), packed, ctx.bits), None, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> None:
-        refuse()

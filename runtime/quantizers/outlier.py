@@ -157,7 +157,8 @@ class OutlierCompressed(Unpickled):
         Raises:
             FewbitError: the sizes of the parts do not match `form`.
         """
-        self.check_sizes()
+        if not torch.compiler.is_compiling():  # a compiled graph has its own codes, and ops check sizes
+            self.check_sizes()
         form, q = self.form, self.quantizer
         parts = (self.packed, self.counts, self.offsets, self.values, self.levels, q.bits, q.relu)
         if has_kernels(self.packed):
@@ -177,14 +178,20 @@ def masked(grad: Tensor, packed: Tensor, bits: int) -> Tensor:
     Raises:
         FewbitError: `packed` does not hold one code for each element of `grad`.
     """
-    check_packed("Outlier", packed, grad.numel(), bits, grad.device)
+    if not torch.compiler.is_compiling():  # the op checks sizes
+        check_packed("Outlier", packed, grad.numel(), bits, grad.device)
     if has_kernels(grad):
         return cpu.masked(grad, packed, bits)
     return ops.multiply(grad, packed, _relu_table(bits), grad.stride())
 
 
-@cache
+@torch.compiler.assume_constant_result
 def _relu_table(bits: int) -> str:
+    return _registered(bits)
+
+
+@cache
+def _registered(bits: int) -> str:
     """Return the key of ReLU's derivative as a table over RV-Quant's codes."""
     codes = np.arange(1 << bits, dtype=np.uint8)
     steps = (codes[1:].astype(np.float64) - 0.5, codes, (codes > 0).astype(np.float64))

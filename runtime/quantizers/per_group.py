@@ -84,6 +84,8 @@ class PerGroup(Unpickled):
         Example:
             PerGroup(bits=4).within(768).group_size == 256, .within(96) == 96, .within(32) == 64
         """
+        if torch.compiler.is_compiling():
+            return replace(self, group_size=constant_group_within(int(features), self.group_size))
         return _within(self, features)
 
     def compress(
@@ -136,6 +138,12 @@ def group_within(features: int, most: int) -> int:
     return max([g for g in divisors if g % GROUP == 0] or divisors)
 
 
+@torch.compiler.assume_constant_result
+def constant_group_within(features: int, most: int) -> int:
+    """Return `group_within` as a constant of a compiled graph."""
+    return group_within(max(features, 1), most)
+
+
 @cache
 def _within(quantizer: PerGroup, features: int) -> PerGroup:
     return replace(quantizer, group_size=group_within(max(features, 1), quantizer.group_size))
@@ -181,7 +189,8 @@ class PerGroupCompressed(Unpickled):
         Raises:
             FewbitError: the parts do not match `form`.
         """
-        self.check_contents()
+        if not torch.compiler.is_compiling():  # a compiled graph has its own codes, and ops check sizes
+            self.check_contents()
         form = self.form
         sizes = _sizes(form.shape)
         in_order = _samples_first(form.shape, form.stride)

@@ -31,7 +31,7 @@ class TensorSpec:
     def empty(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return an uninitialised tensor of this spec; `dtype` replaces the spec's own."""
         dtype = dtype or self.dtype
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" and not torch.compiler.is_compiling():
             return host_memory.reused(self.shape, self.stride, dtype)
         return torch.empty_strided(self.shape, self.stride, dtype=dtype, device=self.device)
 

@@ -1,5 +1,6 @@
 """Max pooling's places on the CPU: one pass to record them, one to scatter gradients, image by image in the cache."""
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -9,17 +10,48 @@ from numba import carray, njit  # pyright: ignore[reportPrivateImportUsage]
 from torch import Tensor
 
 from ...tensors import host_memory
-from ...tensors.plain import has_kernels, is_batch
+from ..reference import pooling as reference
 from .numba_tools import build, take, vector
 from .threads import JOB_WORDS, Kernel, run
 
 _SIZES = {torch.float32: 4, torch.float64: 8}  # dtypes whose sums torch rounds after each addition, as these kernels do
 
 
-def serves(x: Tensor, places: Tensor) -> bool:
+def max_pool(
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return torch's output and the places of the maxima: see reference/pooling.py."""
+    y, indices = reference.MAX_POOL[len(kernel)](x, kernel, stride, padding, dilation, ceil_mode)
+    _, corners, places = reference.window(x, y.shape, kernel, stride, padding, dilation)
+    if not _serves(x, indices):
+        return y, places[indices - corners].contiguous()
+    return y, places_of(indices, corners, places)
+
+
+def max_pool_backward(
+    grad: Tensor,
+    places: Tensor,
+    shape: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    """Return the gradient of the input, of this `shape`: see reference/pooling.py."""
+    if not _serves(grad, places):
+        return reference.max_pool_backward(grad, places, shape, kernel, stride, padding, dilation)
+    offsets, corners = reference.offsets_of(shape, places.shape, kernel, stride, padding, dilation, places.device)
+    return gradient(grad, places, offsets, corners, shape)
+
+
+def _serves(x: Tensor, places: Tensor) -> bool:
     """Return whether the kernels support the input or gradient `x`, and places or indices, which must be row-major."""
-    plain = has_kernels(x) and not is_batch(x)
-    return plain and x.dtype in _SIZES and x.numel() > 0 and places.is_contiguous()
+    return x.dtype in _SIZES and x.numel() > 0 and places.is_contiguous()
 
 
 def places_of(indices: Tensor, corners: Tensor, places: Tensor) -> Tensor:
@@ -40,7 +72,7 @@ def places_of(indices: Tensor, corners: Tensor, places: Tensor) -> Tensor:
     return found
 
 
-def gradient(grad: Tensor, places: Tensor, offsets: Tensor, corners: Tensor, shape: torch.Size) -> Tensor:
+def gradient(grad: Tensor, places: Tensor, offsets: Tensor, corners: Tensor, shape: Sequence[int]) -> Tensor:
     """Return the gradient of the input, of this `shape`: the sums of `grad` at the maxima, row-major."""
     result = host_memory.empty_like(torch.empty(shape, dtype=grad.dtype, device="cpu"))
     grad, corners = grad.contiguous(), corners.contiguous()

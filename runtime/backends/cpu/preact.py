@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ...tensors.dtypes import KINDS, largest, smallest
 from ...tensors.packing import packed_size
+from ..reference import preact as reference
 from ..reference.fixed_point import LEAST_STEP, MOST_STEP
 from .numba_tools import BLOCK, GROUP, as_float, build, read, read_codes, take, vector, write, write_codes
 from .threads import JOB_WORDS, Kernel, run
@@ -35,8 +36,15 @@ LEAST_COLUMNS = 512
 _SHARES, _BLOCKS_PER_SHARE = 32, 64
 
 
-def encode(A: Tensor, γ: Tensor, β: Tensor, bits: int, slope: float) -> Tensor:
-    """Return the packed code of the dense tensor `A` (N, C, …), and turn `A` into its (leaky) ReLU, in place."""
+def encode(
+    A: Tensor, x: Tensor, γ: Tensor, β: Tensor, mean: Tensor, inverse_deviation: Tensor, bits: int, slope: float
+) -> Tensor:
+    """Return the packed code of the dense tensor `A` (N, C, …), and turn `A` into its (leaky) ReLU, in place.
+
+    Plain torch serves where a γ is 0, and `A` does not determine the normalised input, which is coded there.
+    """
+    if int(γ.count_nonzero()) != γ.numel():
+        return reference.encode(A, x, γ, β, mean, inverse_deviation, bits, slope)
     n = A.numel()
     packed = torch.empty(packed_size(n, bits), dtype=torch.uint8, device="cpu")
     γ, β = _single(γ), _single(β)

@@ -14,7 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .fixed_point import MOST_STEP, QuantParams, quant_params
+from ...tensors.abstract import is_abstract
+from ...tensors.dtypes import as_kind
+from ...tensors.layout import flat, with_stride
+from ...tensors.packing import unpack
+from .fixed_point import MOST_STEP, QuantParams, dequantize_by, quant_params, quantize_by
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,3 +66,83 @@ def preact_quant_params(γ: Tensor, β: Tensor, bits: int) -> PreActQuantParams:
         torch.where(γ < 0, -step, step).float(),
         bits,
     )
+
+
+# ---- the kernels' work, in plain torch -------------------------------------------------------------------------------
+
+
+def compress(A: Tensor, x: Tensor, γ: Tensor, β: Tensor, mean: Tensor, inverse_deviation: Tensor, bits: int) -> Tensor:
+    """Return the packed code of the dense tensor `A` (N, C, …); where γ = 0, that of the normalised input `x`."""
+    shape = [1, -1] + [1] * (A.dim() - 2)
+    normalised = ((x - mean.view(shape)) * inverse_deviation.view(shape)).to(A.dtype)
+    coded = with_stride(torch.where((γ == 0).view(shape), normalised, A), A.stride())
+    channels = preact_quant_params(*for_coding(γ, β), bits).channels
+    return quantize_by(as_kind(coded, keep_positive=True), channels, A.stride(1), bits)
+
+
+def encode(
+    A: Tensor, x: Tensor, γ: Tensor, β: Tensor, mean: Tensor, inverse_deviation: Tensor, bits: int, slope: float
+) -> Tensor:
+    """Return the result of `compress`, and turn `A` into its (leaky) ReLU, in place."""
+    packed = compress(A, x, γ, β, mean, inverse_deviation, bits)
+    torch.nn.functional.leaky_relu_(A, slope) if slope else A.relu_()
+    return packed
+
+
+def decode(packed: Tensor, γ: Tensor, β: Tensor, bits: int, slope: float, out: Tensor) -> Tensor:
+    """Return Ã₃, in the form of the dense tensor `out`, which is overwritten."""
+    meaning = preact_quant_params(γ, β, bits)
+    dequantize_by(packed, meaning.channels, out.stride(1), bits, out)
+    code = unpack(packed, bits, out.numel()).int()
+    positive = torch.empty_strided(out.shape, out.stride(), dtype=torch.bool, device=out.device)
+    flat(positive).copy_(code >= meaning.channels.zero[_channel(out, γ)])
+    return torch.where(positive, out, slope * out if slope else 0)
+
+
+def through_normalisation(
+    packed: Tensor,
+    γ: Tensor,
+    β: Tensor,
+    bits: int,
+    slope: float,
+    gradient: Tensor,
+    inverse_deviation: Tensor,
+    by_batch: bool,
+    into_input: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x, of the shape and layout of the dense ∇A₃ `gradient`, of β and of γ, float64 (C,).
+
+    Args:
+        packed, γ, β, bits, slope: the codes and their parameters.
+        gradient: ∇A₃; returned as it is unless `into_input`.
+        inverse_deviation: (σ² + ε)^{−1/2}, (C,).
+        by_batch: whether mean and variance are those of the batch.
+        into_input: whether the input needs a gradient.
+    """
+    wide = torch.promote_types(gradient.dtype, torch.float32)
+    meaning, channel = preact_quant_params(γ, β, bits), _channel(gradient, γ)
+    g, code = flat(gradient).to(wide), unpack(packed, bits, gradient.numel())
+    g = torch.where(code.int() >= meaning.channels.zero[channel], g, g * slope if slope else 0)
+    middle = code.to(wide) + (0.5 - (1 << (bits - 1)))
+    normal = meaning.offset[channel] + middle * meaning.slope[channel]
+    totals = torch.zeros(2, meaning.count, dtype=torch.float64, device=g.device)
+    totals[0].index_add_(0, channel, g.double())
+    totals[1].index_add_(0, channel, (g * normal).double())
+    dβ, dγ = totals
+    if not into_input:
+        return gradient, dβ, dγ
+    # The input's gradient is s∘(∇A₂ − p − q∘Ã₁).
+    s = (γ.double() * inverse_deviation.double()).to(wide)
+    p, q = (totals / (g.numel() // meaning.count) if by_batch else torch.zeros_like(totals)).to(wide)
+    values = (g - p[channel] - q[channel] * normal) * s[channel]
+    if is_abstract(gradient):
+        return gradient, dβ, dγ  # kernels write to its memory
+    dx = torch.empty_like(gradient)
+    flat(dx).copy_(values)
+    return dx, dβ, dγ
+
+
+def _channel(x: Tensor, γ: Tensor) -> Tensor:
+    """Return the channel of each element of the dense tensor `x`, in memory order."""
+    index = torch.arange(x.numel(), device=x.device)
+    return index // max(x.stride(1), 1) % max(γ.numel(), 1)

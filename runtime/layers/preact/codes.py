@@ -13,16 +13,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from ....tables import FewbitError
+from ... import ops
 from ...backends.cpu import preact as cpu
 from ...backends.cuda import preact as cuda
-from ...backends.reference import fixed_point as reference
-from ...backends.reference.preact import PreActQuantParams, for_coding, preact_quant_params
+from ...backends.reference import preact as reference
 from ...tensors.abstract import is_abstract, scratch
-from ...tensors.dtypes import KINDS, as_kind
-from ...tensors.layout import flat, with_stride
-from ...tensors.packing import packed_size, unpack
+from ...tensors.dtypes import KINDS
+from ...tensors.layout import with_stride
+from ...tensors.packing import packed_size
 from ...tensors.plain import has_kernels
 from ...tensors.spec import TensorSpec
 from ...tensors.validation import check_channels, check_form, check_packed, check_part, shown_part, text_of
@@ -42,25 +43,15 @@ def compress(
         bits: K.
         slope: of the leaky ReLU; 0 is ReLU.
     """
+    if is_compiling():
+        packed, activated = ops.preact_encode(A, x, γ, β, mean, inverse_deviation, bits, slope)
+        A.copy_(activated)
+        return packed
     if A.dtype in KINDS and cuda.serves(A):
         return cuda.encode(A, with_stride(x, A.stride()), γ, β, mean, inverse_deviation, bits, slope)
-    # Only the CPU kernels need to know whether a γ is 0; other devices do not wait for the answer.
-    if has_kernels(A) and A.dtype in KINDS and int(γ.count_nonzero()) == γ.numel():
-        return cpu.encode(A, γ, β, bits, slope)
+    backend = cpu if has_kernels(A) and A.dtype in KINDS else reference
     with scratch() if is_abstract(A) else nullcontext():
-        packed = _compress_reference(A, x, γ, β, mean, inverse_deviation, bits)
-    activate_(A, slope)
-    return packed
-
-
-def _compress_reference(
-    A: Tensor, x: Tensor, γ: Tensor, β: Tensor, mean: Tensor, inverse_deviation: Tensor, bits: int
-) -> Tensor:
-    shape = [1, -1] + [1] * (A.dim() - 2)
-    normalised = ((x - mean.view(shape)) * inverse_deviation.view(shape)).to(A.dtype)
-    coded = with_stride(torch.where((γ == 0).view(shape), normalised, A), A.stride())
-    channels = preact_quant_params(*for_coding(γ, β), bits).channels
-    return reference.quantize_by(as_kind(coded, keep_positive=True), channels, A.stride(CHANNEL_DIM), bits)
+        return backend.encode(A, x, γ, β, mean, inverse_deviation, bits, slope)
 
 
 def activate_(A: Tensor, slope: float) -> Tensor:
@@ -99,6 +90,11 @@ class PreActCodes:
 
     def activated(self) -> Tensor:
         """Return Ã₃, in the form of A₂."""
+        if is_compiling():
+            form = self.form
+            return ops.preact_decode(
+                *(self.packed, self.γ, self.β, self.bits, self.slope, form.shape, form.stride, form.dtype)
+            )
         self.check()
         out = self.form.empty()
         if (kernels := self._kernels) is not None:
@@ -106,9 +102,7 @@ class PreActCodes:
             return out
         if is_abstract(out):
             return out
-        meaning = self._meaning()
-        reference.dequantize_by(self.packed, meaning.channels, self._inner, self.bits, out)
-        return torch.where(self._in_form(self._positive(meaning)), out, self.slope * out if self.slope else 0)
+        return reference.decode(self.packed, self.γ, self.β, self.bits, self.slope, out)
 
     def through_normalisation(
         self, gradient: Tensor, inverse_deviation: Tensor, by_batch: bool, into_input: bool
@@ -121,6 +115,11 @@ class PreActCodes:
             by_batch: whether mean and variance are those of the batch. If not, all gradients are exact.
             into_input: whether the input needs a gradient.
         """
+        if is_compiling():
+            gradient = with_stride(gradient, self.form.stride)
+            code = (self.packed, self.γ, self.β, self.bits, self.slope)
+            dx, dβ, dγ = ops.preact_backward(*code, gradient, inverse_deviation, by_batch, into_input)
+            return dx if into_input else None, dγ, dβ
         self.check()
         form, C = self.form, self.γ.shape
         if gradient.shape != form.shape or gradient.dtype != form.dtype or gradient.device != form.device:
@@ -130,39 +129,15 @@ class PreActCodes:
             )
         check_part("PreActivation", "inverse_deviation", inverse_deviation, inverse_deviation.dtype, C, form.device)
         gradient = with_stride(gradient, form.stride)
+        code = (self.packed, self.γ, self.β, self.bits, self.slope)
         if (kernels := self._kernels) is None:
             with scratch() if is_abstract(gradient) else nullcontext():
-                return self._reference(gradient, inverse_deviation, by_batch, into_input)
-        code = (self.packed, self.γ, self.β, self.bits, self.slope)
-        dβ, dγ = kernels.through_normalisation(*code, gradient, inverse_deviation, by_batch, into_input)
+                gradient, dβ, dγ = reference.through_normalisation(
+                    *(*code, gradient, inverse_deviation, by_batch, into_input)
+                )
+        else:
+            dβ, dγ = kernels.through_normalisation(*code, gradient, inverse_deviation, by_batch, into_input)
         return gradient if into_input else None, dγ, dβ
-
-    def _reference(
-        self, gradient: Tensor, inverse_deviation: Tensor, by_batch: bool, into_input: bool
-    ) -> tuple[Tensor | None, Tensor, Tensor]:
-        wide = torch.promote_types(gradient.dtype, torch.float32)
-        meaning = self._meaning()
-        g, positive = flat(gradient).to(wide), self._positive(meaning)
-        g = torch.where(positive, g, g * self.slope if self.slope else 0)
-        channel = self._channel(g)
-        middle = unpack(self.packed, self.bits, g.numel()).to(wide) + (0.5 - (1 << (self.bits - 1)))
-        normal = meaning.offset[channel] + middle * meaning.slope[channel]
-        totals = torch.zeros(2, meaning.count, dtype=torch.float64, device=g.device)
-        totals[0].index_add_(0, channel, g.double())
-        totals[1].index_add_(0, channel, (g * normal).double())
-        dβ, dγ = totals
-        if not into_input:
-            return None, dγ, dβ
-        # The input's gradient is s∘(∇A₂ − p − q∘Ã₁).
-        s = (self.γ.double() * inverse_deviation.double()).to(wide)
-        p, q = (totals / (g.numel() // meaning.count) if by_batch else torch.zeros_like(totals)).to(wide)
-        values = (g - p[channel] - q[channel] * normal) * s[channel]
-        if is_abstract(gradient):
-            return gradient, dγ, dβ  # kernels write to its memory
-        return self.form.filled(values), dγ, dβ
-
-    def _meaning(self) -> PreActQuantParams:
-        return preact_quant_params(self.γ, self.β, self.bits)
 
     @property
     def _kernels(self) -> Any:
@@ -170,21 +145,3 @@ class PreActCodes:
         if self.form.dtype not in KINDS:
             return None
         return cpu if has_kernels(self.packed) else cuda if cuda.serves(self.packed) else None
-
-    @property
-    def _inner(self) -> int:
-        return self.form.stride[CHANNEL_DIM]
-
-    def _channel(self, like: Tensor) -> Tensor:
-        index = torch.arange(self.form.numel, device=like.device)
-        return index // max(self._inner, 1) % max(self.γ.numel(), 1)
-
-    def _positive(self, meaning: PreActQuantParams) -> Tensor:
-        """Return whether A₂ > 0, bool (n,), in memory order."""
-        code = unpack(self.packed, self.bits, self.form.numel).int()
-        return code >= meaning.channels.zero[self._channel(code)]
-
-    def _in_form(self, values: Tensor) -> Tensor:
-        out = self.form.empty(values.dtype)
-        flat(out).copy_(values)
-        return out

@@ -18,8 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.compiler import is_compiling
 from torch.nn import functional as F
 
+from ... import ops
 from ...tensors.spec import TensorSpec
 from .codes import PreActCodes, activate_, compress
 from .linear import Linear, backward
@@ -129,6 +131,8 @@ class PreActivation(torch.autograd.Function):
             packed = compress(A, x, scale, shift, mean, inverse_deviation, s.bits, s.slope)
             ctx.save_for_backward(packed, γ, β, weight, inverse_deviation)
             if s.naive:
+                # The compiler would save Ã₃ if it were that of the backward pass.
+                packed = ops.another(packed, packed) if is_compiling() else packed
                 A = PreActCodes(packed, form, scale, shift, s.bits, s.slope).activated()
         return s.linear(A, weight, bias)
 
@@ -136,7 +140,20 @@ class PreActivation(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the gradients of x, γ, β, weight and bias."""
-        return (*(_exact if ctx.settings.bits is None else _approximate)(ctx, gradients[0]), None)
+        return _gradients(ctx, gradients[0])
+
+
+class TracedPreActivation(PreActivation):
+    """The same function for torch's compiler, which itself refuses second derivatives."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the gradients of x, γ, β, weight and bias."""
+        return _gradients(ctx, gradients[0])
+
+
+def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    return (*(_exact if ctx.settings.bits is None else _approximate)(ctx, gradient), None)
 
 
 def _approximate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ....tables import FewbitError
 from ....tables.errors import shown
 from ...tensors.checks import check_integer
-from .function import NORMS, PreActivation, Settings, normalisation_of, plain
+from .function import NORMS, PreActivation, Settings, TracedPreActivation, normalisation_of, plain
 from .linear import linear_of
 
 POOLS = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
@@ -49,7 +49,7 @@ def preactivate(
         naive: in training mode, feed `linear` the dequantized activations instead of the exact ones: a baseline
             (Section 4) that shows why the forward pass is exact.
     """
-    return _preactivate(x, norm, linear, tuple(before), negative_slope, bits, naive)
+    return _run(x, norm, linear, tuple(before), negative_slope, bits, naive)
 
 
 def _run(
@@ -71,10 +71,8 @@ def _run(
         return plain(*arguments)
     if settings.normalisation.by_batch:
         F._verify_batch_size(x.size())  # pyright: ignore
-    return PreActivation.apply(*arguments)  # pyright: ignore[reportReturnType]
-
-
-_preactivate: Any = torch.compiler.disable(_run)  # kernels and codes are not traced
+    function = TracedPreActivation if torch.compiler.is_compiling() else PreActivation
+    return function.apply(*arguments)  # pyright: ignore[reportReturnType]
 
 
 class PreActLayer(nn.Module):

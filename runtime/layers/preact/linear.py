@@ -6,9 +6,11 @@ only on shapes. So the backward pass applies them again to Ã₃, and nothing is
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn import functional as F
 
 Map = Callable[[Tensor], Tensor]
@@ -110,7 +112,12 @@ def backward(linear: Linear, gradient: Tensor, x: Tensor, weight: Tensor, needs:
         weight: of the convolution or the matrix.
         needs: which of the three gradients to compute.
     """
-    if not linear.before:
+    if linear.before and is_compiling():
+        prepared = _as(_chain(linear.before, x), gradient.dtype)
+        dx, dw, db = linear.backward(gradient, prepared, _as(weight, gradient.dtype), needs)
+        if dx is not None:
+            dx = _through(_as(dx, x.dtype), x, [_call_of(each) for each in linear.before])
+    elif not linear.before:
         dx, dw, db = linear.backward(gradient, _as(x, gradient.dtype), _as(weight, gradient.dtype), needs)
     else:
         with torch.enable_grad():
@@ -121,6 +128,34 @@ def backward(linear: Linear, gradient: Tensor, x: Tensor, weight: Tensor, needs:
         if dx is not None:
             (dx,) = torch.autograd.grad(prepared, leaf, dx.to(prepared.dtype))
     return None if dx is None else _as(dx, x.dtype), None if dw is None else _as(dw, weight.dtype), db
+
+
+Call = tuple[str, tuple[Any, ...]]  # a function of torch.nn.functional, and its arguments after the tensor
+
+
+def _call_of(each: Map) -> Call:
+    """Return a map as a name and constants, which a compiler can put into its graph."""
+    if isinstance(each, Pad):
+        return "pad", (each.amounts, each.mode)
+    assert isinstance(each, nn.Module)
+    if isinstance(each, nn.Flatten):
+        return "flatten", (each.start_dim, each.end_dim)
+    name, rank = type(each).__name__[:-2], type(each).__name__[-2:]
+    if name == "AdaptiveAvgPool":
+        return f"adaptive_avg_pool{rank}", (each.output_size,)
+    more = () if rank == "1d" else (each.divisor_override,)
+    window = (each.kernel_size, each.stride, each.padding, each.ceil_mode, each.count_include_pad)
+    return f"avg_pool{rank}", (*window, *more)
+
+
+@torch.compiler.allow_in_graph
+def _through(gradient: Tensor, x: Tensor, calls: list[Call]) -> Tensor:
+    """Return the gradient of the input of maps, of the shape of `x`; the compiler traces the steps of torch's own."""
+    with torch.enable_grad():
+        leaf = y = x.detach().requires_grad_()
+        for name, arguments in calls:
+            y = torch.flatten(y, *arguments) if name == "flatten" else getattr(F, name)(y, *arguments)
+    return torch.autograd.grad(y, leaf, gradient)[0]
 
 
 def _as(x: Tensor, dtype: torch.dtype) -> Tensor:

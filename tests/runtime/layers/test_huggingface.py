@@ -8,8 +8,10 @@ import pytest
 import torch
 from fewbit import memory
 from fewbit.runtime.layers import CompressedLayer
+from fewbit.runtime.layers.callers import forget_inputs
 from fewbit.runtime.layers.huggingface import like
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 transformers = pytest.importorskip("transformers")
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm  # noqa: E402
@@ -146,3 +148,22 @@ def test_what_llama_and_gpt2_keep_in_them_falls():
         exact = kept_by(model, kind, ids)
         fewbit.convert(model, level="L2")
         assert kept_by(model, kind, ids) <= share * exact + weights
+
+
+def test_they_are_eagers_in_one_graph_of_any_batch():
+    model = nn.Sequential(LlamaRMSNorm(32), Conv1D(48, 32), Gemma2RMSNorm(48), T5LayerNorm(48))
+    fewbit.convert(model, level="L2", bits=4)
+    forget_inputs(model)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    for n in (17, 20, 23):
+        x = torch.randn(n, 6, 32)
+        results = []
+        for call in (compiled, model):
+            model.zero_grad()
+            torch.manual_seed(n)
+            y = call(x)
+            y.square().sum().backward()
+            results.append([y.detach(), *(p.grad for p in model.parameters())])
+        assert all(map(torch.equal, *results))
+    assert counter.frame_count <= 2
