@@ -35,4 +35,4 @@ def cached_files() -> list[Path]:
     return sorted(path for part, pattern in _PARTS for path in (folder / part).glob(pattern) if path.is_file())
 
 
-_PARTS = (("kernels", "*.cubin"), ("tables", "*.json"))
+_PARTS = (("kernels", "*.cubin"), ("tables", "*.json"), ("compiled", "*.json"))

@@ -40,6 +40,7 @@ class Variant:
         prepare: a further change to the model before the first step.
         weights_seed: seed of the weights alone, if it differs from the settings'; the batches stay the same.
         context: surrounds each forward pass and its loss.
+        loss: of a model on windows of text; compiled, perhaps.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Variant:
     prepare: Callable[[nn.Module], object] | None = None
     weights_seed: int | None = None
     context: Callable[[], AbstractContextManager[object]] = nullcontext
+    loss: Loss = next_character
 
 
 EXACT = Variant("exact")
@@ -134,7 +136,7 @@ class _Made:
 
     def loss(self, model: nn.Module, windows: Tensor) -> Tensor:
         with self.variant.context():
-            return next_character(model, windows)
+            return self.variant.loss(model, windows)
 
     def trainee(self, settings: Settings) -> Trainee:
         return adamw(self.model, settings, self.loss, self.curve)
@@ -142,7 +144,7 @@ class _Made:
     def run(self, example: Tensor, held_out: Sequence[Tensor]) -> Run:
         """Return the run, with the bytes saved in one more forward pass, of `example`, and the validation loss."""
         with self.variant.context():
-            saved = profile_call(self.model, lambda: next_character(self.model, example))
+            saved = profile_call(self.model, lambda: self.variant.loss(self.model, example))
         by_module = saved.by_module()
         with torch.no_grad():
             losses = [next_character(self.model, part).item() * len(part) for part in held_out]

@@ -140,15 +140,15 @@ def quantize(x: Tensor, groups: Groups, bits: int, random: Tensor | None) -> tup
     low, high = h.amin(-1, True), h.amax(-1, True)
     low = _bfloat16_below(low)
     scale = _bfloat16_above(((high - low) / top).clamp_min(LEAST_SCALE))
-    low, scale = written(low, low.shape), written(scale, scale.shape)
-    u = (h - low) * scale.reciprocal()
+    low, scale = (written(p.bfloat16(), p.shape) for p in (low, scale))
+    u = (h - low.float()) * scale.float().reciprocal()
     if random is None:
         codes = (u + 0.5).floor()
     else:
         turned = random + torch.arange(groups.size, device=x.device).float() * GOLDEN
         codes = (u + (turned - turned.floor())).floor()
     codes = codes.clamp(0.0, top)
-    return (*_to_planes(codes, bits), low.bfloat16(), scale.bfloat16())
+    return (*_to_planes(codes, bits), low, scale)
 
 
 def dequantize(parts: Sequence[Tensor], groups: Groups, bits: int, dtype: torch.dtype) -> Tensor:

@@ -3,18 +3,19 @@
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._inductor import inductor_prims
 
 from .. import ops
-from .codes import dequantize, pack_bools, quantize, unpack_bools
+from .codes import Groups, dequantize, pack_bools, quantize, unpack_bools
 from .cut import Choice, choice_of, module_names, nbytes_of, results_and_saved
 from .options import CompileOptions
 from .report import SavedTensor
 from .roles import Role, base_of, is_view, tensor_of
-from .splice import splice
+from .splice import Splicer
 
 _TO_NEAREST = (Role.ATTENTION, Role.NONLINEAR)  # at random they would be as biased, and err more
 
@@ -32,7 +33,8 @@ def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: Compil
     results, saved = results_and_saved(forward, outputs)
     visible = {base_of(node) for node in results if isinstance(node, fx.Node)}
     placeholders = {node.name: node for node in backward.find_nodes(op="placeholder")}
-    seeds = _Seeds(forward, len(saved))
+    splicer = Splicer()
+    seeds = _Seeds(forward, len(saved), splicer)
     kept: list[fx.Node] = []
     report: list[SavedTensor] = []
     for node in saved:
@@ -42,8 +44,8 @@ def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: Compil
         if choice is None or choice.bits is None:
             kept.append(node)
         else:
-            parts = _quantized(forward, node, choice, options, seeds)
-            _dequantized(backward, placeholders[node.name], parts, choice)
+            parts = _quantized(forward, node, choice, options, seeds, splicer)
+            _dequantized(backward, placeholders[node.name], parts, choice, splicer)
             kept += parts
         if isinstance(node, fx.Node) and tensor_of(node) is not None:
             report.append(_row(node, choice))
@@ -55,64 +57,72 @@ def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: Compil
 class _Seeds:
     """Seeds of a forward graph, one tensor a device: of fewbit's own stream, so torch's generators are not moved."""
 
-    def __init__(self, graph: fx.Graph, count: int) -> None:
+    def __init__(self, graph: fx.Graph, count: int, splicer: Splicer) -> None:
         self.graph = graph
         self.count = count
         self.used = 0
         self.tensors: dict[torch.device, fx.Node] = {}
+        self.splicer = splicer
 
-    def next(self, device: torch.device) -> tuple[fx.Node, int]:
-        """Return the seeds on a device, and the index of one that nothing else uses."""
+    def next(self, device: torch.device) -> fx.Node:
+        """Return a new seed on a device, inserted behind the placeholders."""
         if device not in self.tensors:
             some = next(n for n in self.graph.nodes if n.op == "placeholder" and tensor_of(n) is not None)
             with self.graph.inserting_before(_after(some)):
-                (self.tensors[device],) = splice(
-                    self.graph, lambda x: ops.draw_seeds(x, self.count).to(device, non_blocking=True), some
-                )
+                drawn = self.splicer.splice(self.graph, partial(_draw_seeds, count=self.count, device=device), some)
+            (self.tensors[device],) = drawn
+        seeds = self.tensors[device]
+        with self.graph.inserting_before(_after(seeds)):
+            (seed,) = self.splicer.splice(self.graph, partial(inductor_prims.lookup_seed, index=self.used), seeds)
         self.used += 1
-        return self.tensors[device], self.used - 1
+        return seed
+
+
+def _draw_seeds(some: Tensor, count: int, device: torch.device) -> Tensor:
+    return ops.draw_seeds(some, count).to(device, non_blocking=True)
+
+
+def _quantize_at_random(x: Tensor, seed: Tensor, groups: Groups, bits: int) -> tuple[Tensor, ...]:
+    size = [*groups.rows(x).shape[:-1], 1]
+    return quantize(x, groups, bits, inductor_prims.random(size, seed, "rand"))
 
 
 def _quantized(
-    graph: fx.Graph, node: fx.Node, choice: Choice, options: CompileOptions, seeds: _Seeds
+    graph: fx.Graph, node: fx.Node, choice: Choice, options: CompileOptions, seeds: _Seeds, splicer: Splicer
 ) -> tuple[fx.Node, ...]:
     """Return nodes of the parts that the value of `node` is saved as, computed right after its last use."""
-    groups, bits, x = choice.groups, choice.bits, tensor_of(node)
-    assert groups is not None and bits is not None and x is not None
-    last = _last_use(graph, node)
+    x = tensor_of(node)
+    assert x is not None
+    last, inputs = _last_use(graph, node), (node,)
+    codes: dict[str, Any] = {"groups": choice.groups, "bits": choice.bits}
     if choice.role is Role.BOOLEAN:
-        inputs, function = (node,), partial(pack_bools, groups=groups)
+        function = partial(pack_bools, groups=codes["groups"])
     elif options.rounding == "nearest" or choice.role in _TO_NEAREST:
-        inputs, function = (node,), partial(quantize, groups=groups, bits=bits, random=None)
+        function = partial(quantize, **codes, random=None)
     else:
-        tensor, index = seeds.next(x.device)
-
-        def at_random(x: Tensor, seeds: Tensor) -> tuple[Tensor, ...]:
-            size = [*groups.rows(x).shape[:-1], 1]
-            random = inductor_prims.random(size, inductor_prims.lookup_seed(seeds, index), "rand")
-            return quantize(x, groups, bits, random)
-
-        inputs, function = (node, tensor), at_random
-        last = last if last.op != "placeholder" else tensor
-    with graph.inserting_before(_after(last)):
-        return splice(graph, function, *inputs)
+        function, inputs = partial(_quantize_at_random, **codes), (node, seeds.next(x.device))
+    with graph.inserting_before(_after(last if last.op != "placeholder" else inputs[-1])):
+        return splicer.splice(graph, function, *inputs)
 
 
-def _dequantized(graph: fx.Graph, placeholder: fx.Node, parts: Sequence[fx.Node], choice: Choice) -> None:
+def _dequantized(
+    graph: fx.Graph, placeholder: fx.Node, parts: Sequence[fx.Node], choice: Choice, splicer: Splicer
+) -> None:
     """Replace a saved value's placeholder by those of its parts, dequantized right before its first use."""
-    groups, bits, x = choice.groups, choice.bits, tensor_of(placeholder)
-    assert groups is not None and bits is not None and x is not None
+    x, groups, bits = tensor_of(placeholder), choice.groups, choice.bits
+    assert x is not None and groups is not None and bits is not None
     with graph.inserting_before(placeholder):
         inputs = [_placeholder(graph, part) for part in parts]
     first = next(node for node in _following(placeholder) if placeholder in node.all_input_nodes)
-
-    def restored(*parts: Tensor) -> Tensor:
-        return unpack_bools(parts, groups) if choice.role is Role.BOOLEAN else dequantize(parts, groups, bits, x.dtype)
-
+    function = partial(_restored, groups=groups, bits=bits, dtype=x.dtype)
     with graph.inserting_before(first):
-        (value,) = splice(graph, restored, *inputs)
+        (value,) = splicer.splice(graph, function, *inputs)
     placeholder.replace_all_uses_with(value)
     graph.erase_node(placeholder)
+
+
+def _restored(*parts: Tensor, groups: Groups, bits: int, dtype: torch.dtype) -> Tensor:
+    return unpack_bools(parts, groups) if dtype == torch.bool else dequantize(parts, groups, bits, dtype)
 
 
 def _last_use(graph: fx.Graph, node: fx.Node) -> fx.Node:

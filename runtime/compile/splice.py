@@ -1,41 +1,71 @@
-"""Writes a function of tensors into a graph, at the graph's insertion point.
+"""Writes functions of tensors into a graph, at the graph's insertion point.
 
+    splicer = Splicer()
     with graph.inserting_before(node):
-        parts = splice(graph, partial(quantize, groups=groups, bits=4, seed=None), x)
+        parts = splicer.splice(graph, partial(quantize, groups=groups, bits=4), x)
 
-The function is ordinary torch code, traced with the values that the graph's nodes have in the compiler, sizes that are
+A function is ordinary torch code, traced with the values that the graph's nodes have in the compiler, sizes that are
 symbols included.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._guards import detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.utils._python_dispatch import _disable_current_modes
 
 
-def splice(graph: fx.Graph, function: Callable[..., Any], *inputs: fx.Node) -> tuple[fx.Node, ...]:
-    """Insert the operators of `function` of the values of `inputs`, and return the nodes of its results."""
+class Splicer:
+    """Inserts functions into graphs of one compilation; one that is inserted again is traced once."""
+
+    def __init__(self) -> None:
+        self._traced: dict[Hashable, fx.GraphModule] = {}
+
+    def splice(self, graph: fx.Graph, function: "partial[Any]", *inputs: fx.Node) -> tuple[fx.Node, ...]:
+        """Insert the operators of `function` of the values of `inputs`, and return the nodes of its results.
+
+        Args:
+            graph: the graph of `inputs`.
+            function: a function of tensors with hashable keyword arguments; it returns a tensor or a tuple of them.
+            inputs: nodes whose values are tensors.
+        """
+        traced = self._trace(function, [node.meta["val"] for node in inputs])
+        copies = dict(zip(traced.graph.find_nodes(op="placeholder"), inputs, strict=True))
+        for node in traced.graph.nodes:
+            if node.op == "output":
+                results = node.args[0] if isinstance(node.args[0], list | tuple) else [node.args[0]]
+                return tuple(copies[result] for result in results)
+            if node.op != "placeholder":
+                copies[node] = copy = graph.node_copy(node, copies.__getitem__)
+                copy.meta = {key: node.meta[key] for key in ("val", "tensor_meta") if key in node.meta}
+        raise AssertionError("a graph ends with its output")
+
+    def _trace(self, function: "partial[Any]", values: list[Tensor]) -> fx.GraphModule:
+        key = (function.func, tuple(sorted(function.keywords.items())), *map(_form, values))
+        if key not in self._traced:
+            self._traced[key] = _traced(function, values)
+        return self._traced[key]
+
+
+def _form(x: Tensor) -> Hashable:
+    """Return what the trace of a function depends on; of symbols, their names."""
+    return tuple(map(str, x.shape)), tuple(map(str, x.stride())), x.dtype, x.device
+
+
+def _traced(function: Callable[..., Any], values: list[Tensor]) -> fx.GraphModule:
     from torch._inductor.decomposition import select_decomp_table
 
-    values = [node.meta["val"] for node in inputs]
     fake = detect_fake_mode(values)
     assert fake is not None
     with _disable_current_modes(), fake, torch.no_grad():
         traced = make_fx(function, decomposition_table=select_decomp_table())(*values)
     traced.graph.eliminate_dead_code()
-    copies = dict(zip(traced.graph.find_nodes(op="placeholder"), inputs, strict=True))
     for node in traced.graph.nodes:
-        if node.op == "output":
-            results = node.args[0] if isinstance(node.args[0], list | tuple) else [node.args[0]]
-            return tuple(copies[result] for result in results)
-        if node.op != "placeholder":
-            copies[node] = copy = graph.node_copy(node, copies.__getitem__)
-            copy.meta = {key: node.meta[key] for key in ("val",) if key in node.meta}
-            if isinstance(copy.meta.get("val"), torch.Tensor):
-                copy.meta["tensor_meta"] = _extract_tensor_metadata(copy.meta["val"])
-    raise AssertionError("a graph ends with its output")
+        if isinstance(node.meta.get("val"), Tensor):
+            node.meta["tensor_meta"] = _extract_tensor_metadata(node.meta["val"])
+    return traced
