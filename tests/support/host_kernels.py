@@ -33,6 +33,21 @@ def _has_nvrtc():
 
 needs_nvrtc = pytest.mark.skipif(not _has_nvrtc(), reason="no cuda-core with NVRTC: pip install 'fewbit[cuda13]'")
 _FOLDER = Path(__file__).parent
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+
+
+def of_each_architecture(bits):
+    """Return (dtype, bits, architecture): each dtype of `bits` for each architecture, its numbers of bits in turn.
+
+    Two dtypes of the same numbers begin with different ones, so that each number meets each architecture.
+    """
+    return [
+        (dtype, choices[(i + j) % len(choices)], arch)
+        for i, (dtype, choices) in enumerate(bits.items())
+        for j, arch in enumerate(ARCHITECTURES)
+    ]
+
+
 # As a GPU computes: a product and a sum are not contracted but where the source says so.
 OPTIONS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-gnu-unique", "-shared", "-fPIC", "-Wall", "-Werror"]
 OPTIONS += ["-Wno-unknown-pragmas", "-Wno-unused-function", "-Wno-div-by-zero", f"-I{_FOLDER}"]
