@@ -24,9 +24,10 @@ lint: .venv/ready
 types: .venv/ready
 	$(BIN)/basedpyright --pythonpath $(BIN)/python __init__.py $(PACKAGES)
 
-# A process a core, and in each one thread: more only wait for one another.
+# A process a core, and in each one thread: more only wait for one another. Bytecode is kept whatever the environment
+# says, for the processes that tests start.
 unit: .venv/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -c tests/pytest.ini -n auto --dist loadfile tests
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -c tests/pytest.ini -n auto --dist loadfile tests
 
 # Hostile inputs of every kind, many more of them than `make test` draws.
 fuzz: .venv/ready

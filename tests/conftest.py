@@ -13,6 +13,18 @@ settings.register_profile("fewbit", deadline=None, derandomize="CI" in os.enviro
 settings.load_profile("fewbit")
 
 
+def pytest_configure(config):
+    """Let pytest-xdist hand out files as `pytest_collection_modifyitems` orders them, not by their number of tests."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items):
+    """Put the files that hold slow tests first: a process that began one last would keep the others waiting."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_the_tests():
     """Let tests find nothing that the user has kept, and leave nothing behind."""

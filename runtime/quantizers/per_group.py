@@ -30,12 +30,11 @@ from torch import Tensor
 
 from .. import ops
 from ..backends.cpu import per_group as cpu
-from ..backends.reference import per_group as reference
-from ..tensors.abstract import is_abstract, scratch
+from ..tensors.abstract import is_abstract
 from ..tensors.checks import check_integer
 from ..tensors.dtypes import as_kind, total_bytes
 from ..tensors.layout import as_dense, flat, with_stride
-from ..tensors.packing import GROUP
+from ..tensors.packing import GROUP, packed_size
 from ..tensors.philox import draw_seed
 from ..tensors.plain import has_kernels
 from ..tensors.rows import check_sample_bits, packed_bytes, sample_bits_list
@@ -228,10 +227,10 @@ def _abstract(
     rows: Tensor, quantizer: PerGroup, sample_bits: Tensor | Sequence[int] | None
 ) -> tuple[int | Tensor, Tensor, Tensor, Tensor]:
     """Return bits and empty codes, minima and ranges of the sizes that `rows` (N, D), without values, would have."""
-    bits = quantizer.bits
-    with scratch():
-        packed, minimum, range_ = reference.quantize(rows, bits, quantizer.group_size, seed=0)
+    (N, D), bits = rows.shape, quantizer.bits
+    groups = -(-D // max(1, min(quantizer.group_size, D)))
+    minimum, range_ = (rows.new_empty(N, groups, dtype=torch.bfloat16) for _ in range(2))
     if sample_bits is None:
-        return bits, packed, minimum, range_
-    size = packed_bytes(sample_bits_list(sample_bits, len(rows)), rows.shape[1])
-    return rows.new_empty(len(rows), dtype=torch.uint8), rows.new_empty(size, dtype=torch.uint8), minimum, range_
+        return bits, rows.new_empty(N, packed_size(D, bits), dtype=torch.uint8), minimum, range_
+    size = packed_bytes(sample_bits_list(sample_bits, N), D)
+    return rows.new_empty(N, dtype=torch.uint8), rows.new_empty(size, dtype=torch.uint8), minimum, range_

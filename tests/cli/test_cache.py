@@ -40,6 +40,7 @@ def test_a_folder_that_cannot_be_is_told_in_one_line(run, folder, monkeypatch):
         assert outcome.err.startswith("fewbit: cannot make the folder ") and outcome.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_warm_leaves_nothing_to_compile(run_process, tmp_path):
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
     outcome = run_process("cache", "warm", env=environment)

@@ -26,62 +26,93 @@ namespace host {
 
 struct Barrier { unsigned arrived, generation; };
 static Barrier block_barrier, warp_barriers[32];
-static ucontext_t scheduler;
-static std::vector<ucontext_t> fibres;
-static bool progress;  // since the scheduler last asked everybody
 
-static void pause() { swapcontext(&fibres[threadIdx.x], &scheduler); }
+// Where a fibre goes on, and the barrier before which it waits; one fibre a thread, kept from launch to launch.
+struct Fibre {
+    void* place[5];
+    std::vector<char> stack;
+    const Barrier* barrier;
+    unsigned generation;
+    bool done;
+
+    bool waits() const { return barrier && barrier->generation == generation; }
+};
+static void* scheduler[5];
+static std::vector<Fibre> fibres;
+static std::function<void()> kernel;
+
+// The compiler's own setjmp takes nanoseconds; swapcontext asks the kernel for the mask of signals each time.
+static __attribute__((noinline)) void go_to(void** place) { __builtin_longjmp(place, 1); }
+
+static __attribute__((noinline)) void change(void** from, void** to)
+{
+    if (__builtin_setjmp(from) == 0)
+        go_to(to);
+}
+
+static void pause() { change(fibres[threadIdx.x].place, scheduler); }
 
 static void arrive(Barrier& barrier, unsigned all)
 {
-    const unsigned generation = barrier.generation;
-    progress = true;
+    Fibre& fibre = fibres[threadIdx.x];
+    fibre.barrier = &barrier;
+    fibre.generation = barrier.generation;
     if (++barrier.arrived == all) {
         barrier.arrived = 0;
         ++barrier.generation;
     }
-    while (barrier.generation == generation)
+    while (fibre.waits())
         pause();
-    progress = true;
 }
-
-static std::function<void()> kernel;
-static std::vector<char> done;
 
 static void run_fibre()
 {
-    kernel();
-    done[threadIdx.x] = progress = true;
-    for (;;)
+    for (;;) {
+        kernel();
+        fibres[threadIdx.x].done = true;
         pause();
+    }
+}
+
+static __attribute__((noinline)) void begin(Fibre& fibre)
+{
+    ucontext_t context;
+    fibre.stack.resize(1 << 16);
+    getcontext(&context);
+    context.uc_stack.ss_sp = fibre.stack.data();
+    context.uc_stack.ss_size = fibre.stack.size();
+    makecontext(&context, run_fibre, 0);
+    if (__builtin_setjmp(scheduler) == 0)
+        setcontext(&context);
 }
 
 static void launch(unsigned blocks, unsigned threads, std::function<void()> what)
 {
-    static std::vector<std::vector<char>> stacks(threads, std::vector<char>(1 << 16));
     kernel = what;
     gridDim.x = blocks, blockDim.x = threads;
+    if (fibres.size() < threads)
+        fibres.resize(threads);
     for (unsigned block = 0; block < blocks; ++block) {
         blockIdx.x = block;
         block_barrier = {};
         for (Barrier& barrier : warp_barriers)
             barrier = {};
-        fibres.assign(threads, {});
-        done.assign(threads, 0);
-        for (unsigned i = 0; i < threads; ++i) {
-            getcontext(&fibres[i]);
-            fibres[i].uc_stack.ss_sp = stacks[i].data();
-            fibres[i].uc_stack.ss_size = stacks[i].size();
-            makecontext(&fibres[i], run_fibre, 0);
-        }
+        for (Fibre& fibre : fibres)
+            fibre.barrier = nullptr, fibre.done = false;
         for (unsigned left = threads; left > 0;) {
-            progress = false;
-            for (unsigned i = 0; i < threads; ++i)
-                if (!done[i]) {
-                    threadIdx.x = i;
-                    swapcontext(&scheduler, &fibres[i]);
-                    left -= done[i];
-                }
+            bool progress = false;
+            for (unsigned i = 0; i < threads; ++i) {
+                Fibre& fibre = fibres[i];
+                if (fibre.done || fibre.waits())
+                    continue;
+                threadIdx.x = i;
+                if (fibre.stack.empty())
+                    begin(fibre);
+                else
+                    change(scheduler, fibre.place);
+                left -= fibre.done;
+                progress = true;
+            }
             if (!progress) {
                 std::fprintf(stderr, "a barrier that not all threads reach\n");
                 std::abort();

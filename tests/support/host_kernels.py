@@ -33,6 +33,21 @@ def _has_nvrtc():
 
 needs_nvrtc = pytest.mark.skipif(not _has_nvrtc(), reason="no cuda-core with NVRTC: pip install 'fewbit[cuda13]'")
 _FOLDER = Path(__file__).parent
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+
+
+def of_each_architecture(bits):
+    """Return (dtype, bits, architecture): each dtype of `bits` for each architecture, its numbers of bits in turn.
+
+    Two dtypes of the same numbers begin with different ones, so that each number meets each architecture.
+    """
+    return [
+        (dtype, choices[(i + j) % len(choices)], arch)
+        for i, (dtype, choices) in enumerate(bits.items())
+        for j, arch in enumerate(ARCHITECTURES)
+    ]
+
+
 # As a GPU computes: a product and a sum are not contracted but where the source says so.
 OPTIONS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-gnu-unique", "-shared", "-fPIC", "-Wall", "-Werror"]
 OPTIONS += ["-Wno-unknown-pragmas", "-Wno-unused-function", "-Wno-div-by-zero", f"-I{_FOLDER}"]
@@ -101,15 +116,28 @@ class HostKernels:
         getattr(self.library, f"run_{name}")(ctypes.c_uint(blocks), *pointers, ctypes.c_longlong(n))
 
 
+@functools.cache
+def _precompiled():
+    """The folder of host_cuda.h as g++ has read it: half of what a library takes to build. It goes with the process."""
+    folder = tempfile.TemporaryDirectory(prefix="host-cuda-")
+    header = ["-x", "c++-header", str(_FOLDER / "host_cuda.h"), "-o", str(Path(folder.name) / "host_cuda.h.gch")]
+    subprocess.run([COMPILER, *(option for option in OPTIONS if option != "-shared"), *header], check=True)
+    return folder
+
+
+def compile_library(source, path):
+    """Build a source by g++; the library is loaded."""
+    path.with_suffix(".cpp").write_text(source)
+    command = [COMPILER, f"-I{_precompiled().name}", *OPTIONS, str(path.with_suffix(".cpp")), "-o", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:2000]
+    return ctypes.CDLL(str(path))
+
+
 def built(source):
     """The library that g++ makes of a source."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder)
-        (path / "kernels.cpp").write_text(source)
-        command = [COMPILER, *OPTIONS, "kernels.cpp", "-o", "kernels.so"]
-        done = subprocess.run(command, cwd=path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[:2000]
-        return ctypes.CDLL(str(path / "kernels.so"))
+        return compile_library(source, Path(folder) / "kernels.so")
 
 
 _PER_GROUP = """

@@ -330,6 +330,7 @@ print(float(loss), float(near.norm()), report.nbytes, counters["aot_autograd"]["
 """
 
 
+@pytest.mark.slow
 class TestInductor:
     def test_found_by_its_name_and_again_in_the_cache_by_a_second_process(self, tmp_path):
         """The second process compiles nothing, computes the same, and has the report."""

@@ -1,4 +1,5 @@
 import copy
+from functools import cache
 
 import fewbit
 import pytest
@@ -21,11 +22,17 @@ def batch():
     return torch.randn(8, 3, 16, 16, generator=g), torch.randint(0, 10, (8,), generator=g)
 
 
+@cache
+def without_values(depth, width=16):
+    """The network on the meta device; 1,001 layers take seconds to build there too."""
+    with torch.device("meta"):
+        return preact_resnet(depth, width=width)
+
+
 class TestShape:
     @pytest.mark.parametrize("depth", [164, 254, 488, 1001])
     def test_has_as_many_layers_as_it_says(self, depth):
-        with torch.device("meta"):
-            model = preact_resnet(depth)
+        model = without_values(depth)
         fused = [m for m in model.modules() if isinstance(m, PreActLayer)]
         assert len(fused) + 1 == depth  # and the stem
         assert [unit.stride for unit in model.units if unit.stride > 1] == [2, 2]
@@ -33,13 +40,10 @@ class TestShape:
     @pytest.mark.parametrize("depth, parameters", [(164, 1.7e6), (1001, 10.2e6)])
     def test_has_as_many_parameters_as_in_its_paper(self, depth, parameters):
         """He et al. 2016b; shortcuts without parameters save some."""
-        with torch.device("meta"):
-            model = preact_resnet(depth)
-        assert sum(p.numel() for p in model.parameters()) == pytest.approx(parameters, rel=0.03)
+        assert sum(p.numel() for p in without_values(depth).parameters()) == pytest.approx(parameters, rel=0.03)
 
     def test_four_times_as_wide(self):
-        with torch.device("meta"):
-            narrow, wide = preact_resnet(1001), preact_resnet(1001, width=64)
+        narrow, wide = without_values(164), without_values(164, width=64)
         ratio = sum(p.numel() for p in wide.parameters()) / sum(p.numel() for p in narrow.parameters())
         assert 15 < ratio < 16.5
 

@@ -5,7 +5,6 @@ functions in another order. So what is compared is the formula, to a few units o
 """
 
 import ctypes
-import subprocess
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from fewbit.runtime.backends.cuda.codegen import FORMULAS, cuda_header, function
 from fewbit.runtime.backends.cuda.codegen.formulas import PARAMETERS, formula
 from fewbit.runtime.backends.torch_functions import FORWARDS
 from fewbit.tables import FewbitError, Table
-from host_kernels import COMPILER, OPTIONS, TYPES
+from host_kernels import COMPILER, TYPES, compile_library
 from runtime_cases import DTYPES, around, parameters_of
 
 OTHERS = {
@@ -59,10 +58,7 @@ extern "C" void f{i}_{dtype}(const {T}* x, {T}* y, long long n)
     for (long long j = 0; j < n; ++j)
         fewbit::narrow(fewbit_case{i}_interval_2::Function<{T}>::of(fewbit::widen(x[j])), y[j]);
 }}""")
-    (folder / "all.cpp").write_text("\n".join(text))
-    built = subprocess.run([COMPILER, *OPTIONS, "all.cpp", "-o", "all.so"], cwd=folder, capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr[:2000]
-    return ctypes.CDLL(str(folder / "all.so"))
+    return compile_library("\n".join(text), folder / "all.so")
 
 
 def call(functions, i, x):

@@ -11,7 +11,7 @@ from fewbit.runtime.backends.cuda.codegen.compiler import compile_source
 from fewbit.runtime.backends.cuda.codegen.outlier import codes_source, selection_source
 from fewbit.runtime.backends.reference.outlier import level_values
 from fewbit.runtime.quantizers import outlier
-from host_kernels import guarded, needs_gxx, needs_nvrtc, start_outlier, unharmed
+from host_kernels import guarded, needs_gxx, needs_nvrtc, of_each_architecture, start_outlier, unharmed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from quantizer_cases import (
@@ -32,15 +32,12 @@ DECODE = ["locate", "dequantize"]
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_kernels_compile_and_do_not_spill(dtype, arch):
+@pytest.mark.parametrize(
+    ("dtype", "bits", "arch"), of_each_architecture({"float32": (1, 3, 8), "float16": (3,), "bfloat16": (3,)})
+)
+def test_kernels_compile_and_do_not_spill(dtype, bits, arch):
     search = {*SEARCH} - ({"refine"} if dtype != "float32" else set())
-    sources = [(selection_source(dtype), search)]
-    sources += [
-        (codes_source(dtype, bits), {"quantize", *DECODE}) for bits in ((1, 3, 8) if dtype == "float32" else (3,))
-    ]
-    for source, names in sources:
+    for source, names in ((selection_source(dtype), search), (codes_source(dtype, bits), {"quantize", *DECODE})):
         code, usages = compile_source(source, arch)
         assert code
         assert {usage.kernel for usage in usages} == names

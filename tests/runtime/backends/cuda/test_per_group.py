@@ -10,24 +10,23 @@ from fewbit.runtime.backends.cuda import per_group as cuda
 from fewbit.runtime.backends.cuda.codegen.compiler import compile_source
 from fewbit.runtime.backends.cuda.codegen.per_group import per_group_source
 from fewbit.runtime.quantizers import per_group
-from host_kernels import needs_gxx, needs_nvrtc, start_per_group
+from host_kernels import needs_gxx, needs_nvrtc, of_each_architecture, start_per_group
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from quantizer_cases import generator, reference, same_bits, tensors
 
-HALVES = ("float16", "bfloat16")
-
 
 @needs_nvrtc
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-@pytest.mark.parametrize("dtype", ["float32", *HALVES])
-def test_kernels_compile_and_do_not_spill(dtype, arch):
-    for bits in (None, 2, 3) if dtype == "float32" else (None, 4):
-        code, usages = compile_source(per_group_source(dtype, bits), arch)
-        assert code
-        assert {usage.kernel for usage in usages} == {"quantize", "dequantize"}
-        assert sum(usage.spilled + usage.stack for usage in usages) == 0
-        assert max(usage.registers for usage in usages) <= 64  # four blocks on a multiprocessor
+@pytest.mark.parametrize(
+    ("dtype", "bits", "arch"),
+    of_each_architecture({"float32": (None, 2, 3), "float16": (None, 4), "bfloat16": (None, 4)}),
+)
+def test_kernels_compile_and_do_not_spill(dtype, bits, arch):
+    code, usages = compile_source(per_group_source(dtype, bits), arch)
+    assert code
+    assert {usage.kernel for usage in usages} == {"quantize", "dequantize"}
+    assert sum(usage.spilled + usage.stack for usage in usages) == 0
+    assert max(usage.registers for usage in usages) <= 64  # four blocks on a multiprocessor
 
 
 @pytest.fixture
