@@ -4,7 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -125,6 +125,9 @@ def _method_options(function: Callable[..., Any]) -> Callable[..., Any]:
     help="Of a built-in model: one kernel, or the scores in memory.",
 )
 @click.option("--meta", is_flag=True, help="Call the function on the meta device, where its model takes no memory.")
+@click.option(
+    "--compiled", is_flag=True, help="Show each tensor that torch.compile with the backend fewbit saves, at --bits."
+)
 @click.option("--functions", is_flag=True, help="Count calls of torch's activation functions as few-bit ones too.")
 @click.option(
     "--by", default="kind,op", show_default=True, metavar="FIELD,...", help="Rows: module, kind (its class), op, dtype."
@@ -153,6 +156,7 @@ def of(
     dtype: str,
     attention: str,
     meta: bool,
+    compiled: bool,
     functions: bool,
     by: str,
     sort: "Sort",
@@ -177,14 +181,25 @@ def of(
     The peak is the most memory of forward and backward at once: activations, what is kept, what passes, and gradients
     but for those of parameters, which count among the --copies. Scratch memory of kernels is not seen.
 
+    With --compiled the table is of torch.compile(model, backend="fewbit"): each saved tensor, what becomes of it, and
+    what torch.compile alone would save. The model runs once, so it cannot be built-in or on the meta device. --bits is
+    then whole, and without it each tensor has bits by its role.
+
     Example: fewbit memory llama-7b --level L2 --glu parts --gpu-memory 80GiB
     """
     how = _method(**method)
+    if compiled and (not how.is_bits_alone or functions or gpu_memory):
+        raise FewbitError("--compiled goes with --bits, and with no other method, --functions or --gpu-memory")
     from ..runtime.plan import memory as memory  # before any user code: reports that torch is missing
 
+    if compiled and (meta or ":" not in target):
+        raise FewbitError(f"--compiled runs the model, so TARGET is {FORMS}, without --meta")
     subject = _of_user(target, size, meta) if ":" in target else _built_in(target, size, dtype, attention)
     with errors_in_one_line(target, subject.source), memory.as_on_gpu() if subject.on_meta else nullcontext():
         model, inputs = subject.make(batch)
+        if compiled:
+            click.echo(_compiled(model, inputs, how.options.get("bits", "auto"), as_json), nl=not as_json)
+            return
         comparison = _compare(model, inputs, how, functions)[0]
         need = _need(subject, model, inputs, how, functions) if gpu_memory else None
     if as_json:
@@ -368,6 +383,17 @@ def _compare(
     saved = None if how.hooks is None else PerGroup(bits=how.hooks)
     common: dict[str, Any] = {"functions": functions, "saved": saved, "peak": how.peak, "model_kwargs": keywords}
     return [compare(model, *many, **common, **how.options)]
+
+
+def _compiled(model: "nn.Module", inputs: Any, bits: int | str, as_json: bool) -> str:
+    """Return what the compiled model saves, as a table or JSON."""
+    from ..runtime.compile.preview import preview
+
+    keywords = inputs if isinstance(inputs, Mapping) else {}
+    many = () if keywords else inputs if isinstance(inputs, (tuple, list)) else (inputs,)
+    report = preview(model, *many, model_kwargs=keywords, bits=bits)
+    totals = {"bytes": report.nbytes, "torch_compile_bytes": report.exact_graph_bytes}
+    return dumps({"bits": bits, **totals, **asdict(report)}) if as_json else str(report)
 
 
 def _need(subject: _Subject, model: "nn.Module", inputs: Any, how: _Method, functions: bool) -> "Need":

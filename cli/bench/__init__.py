@@ -15,6 +15,7 @@ from ..lazy import LazyGroup
     package=__name__,
     lazy={
         "activation": "Time activations, forward and backward, beside torch's own modules.",
+        "compiled": "Train small transformers compiled, with few bits and without: memory, time and error.",
         "glu": "Measure a training step of a gated MLP: memory, and time beside eager torch.",
         "glu-bits": "Measure how a gated MLP's bits are best shared out among its parts.",
         "kernels": "Compile all CUDA kernels, and show what they take; needs no GPU.",

@@ -12,17 +12,13 @@ computes all errors of a problem, so equal errors mean equally good solutions.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +37,7 @@ from ...tables import DEFAULT_WEIGHT, KINDS, Kind
 from ...tables.columns import columns
 from ...tables.names import counted
 from ..progress import with_progress
+from .processes import ProcessDied, call_apart, peak_bytes
 from .report import MET, Report, bench_command, rounds_option
 from .timing import processor, take_turns
 
@@ -201,22 +198,6 @@ def measure(task: Task, rounds: int) -> Measurement:
     return Measurement(task, 1e3 * times.median(task), len(times.rounds), error(solutions[0]), peak_bytes())
 
 
-def peak_bytes() -> int | None:
-    """Return the peak memory of this process so far; None if the system does not report it."""
-    try:
-        # Since exec. `getrusage` may report the peak of the parent process instead.
-        status = Path("/proc/self/status").read_text()
-        return next(1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
-    except (OSError, StopIteration):
-        pass
-    try:
-        import resource
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
-
-
 def cores() -> int:
     """Return the number of processor cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -266,32 +247,13 @@ def cell_means(moments: Moments) -> tuple[Vector, Vector]:
 
 
 def _measure_elsewhere(task: Task, rounds: int) -> Measurement:
-    """Measure `task` in a process of its own, which ends with this call even if the call raises."""
-    context = multiprocessing.get_context("spawn")  # a fork would inherit this process's memory
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_measure_and_send, args=(sender, task, rounds), daemon=True)
-    process.start()
-    sender.close()  # leaves the child's end as the only one, so that its death closes the pipe
+    """Measure `task` in a process of its own."""
     try:
-        result = receiver.recv()
-    except EOFError:  # killed, most likely out of memory
-        return Measurement(task, note="its process died")
-    finally:
-        process.terminate()
-        process.join()
-    if isinstance(result, Exception):
-        raise result
-    return result
-
-
-def _measure_and_send(sender: Connection, task: Task, rounds: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts
-    try:
-        sender.send(measure(task, rounds))
+        return call_apart(measure, task, rounds)
+    except ProcessDied as died:
+        return Measurement(task, note=str(died))
     except MemoryError:
-        sender.send(Measurement(task, note="out of memory"))
-    except Exception as error:
-        sender.send(error)
+        return Measurement(task, note="out of memory")
 
 
 def _costs(w: Vector, fw: Vector, f2: Vector) -> Vector:

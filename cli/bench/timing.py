@@ -6,6 +6,7 @@
 A clock calls a contestant and returns the seconds it took:
 
         processor       wall time from call to return
+        computing       the process's own processor time, of all its threads
         synchronized    likewise, with the GPU idle before and after
         gpu_events      between two GPU events
         gpu_alone       likewise, with the GPU kept busy, so that Python and launch overhead are excluded
@@ -60,6 +61,15 @@ def timed(run: Callable[[], Result]) -> tuple[float, Result]:
 def processor(run: Run) -> float:
     """Return the seconds of one call; its result is freed afterwards."""
     return timed(run)[0]
+
+
+def computing(run: Run) -> float:
+    """Return the processor time of one call, which other work on the machine disturbs least."""
+    start = time.process_time()
+    result = run()
+    seconds = time.process_time() - start
+    del result
+    return seconds
 
 
 def synchronized(run: Run) -> float:

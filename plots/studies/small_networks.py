@@ -197,20 +197,21 @@ class OfTransformers(nn.Module):
     Args:
         name: display name of the model, for a message.
         model, configuration: class names.
+        vocabulary: number of characters or tokens.
         options: arguments of the configuration.
 
     Raises:
         FewbitError: `transformers` is not installed.
     """
 
-    def __init__(self, name: str, model: str, configuration: str, **options: Any) -> None:
+    def __init__(self, name: str, model: str, configuration: str, vocabulary: int = VOCABULARY, **options: Any) -> None:
         super().__init__()
         try:
             import transformers
         except ModuleNotFoundError as error:
             raise FewbitError(f"training {name} needs transformers: pip install transformers") from error
         made = getattr(transformers, configuration)(
-            vocab_size=VOCABULARY,
+            vocab_size=vocabulary,
             bos_token_id=None,  # those of the trained models are outside this vocabulary
             eos_token_id=None,
             use_cache=False,
@@ -219,7 +220,7 @@ class OfTransformers(nn.Module):
         self.model = getattr(transformers, model)(made)
 
     def forward(self, text: Tensor) -> Tensor:
-        """Return scores (batch, length, 128), float32, for ASCII codes (batch, length), int64; length ≤ context."""
+        """Return scores (batch, length, vocabulary) for codes (batch, length), int64; length ≤ context."""
         return self.model(text).logits
 
 
@@ -230,7 +231,7 @@ class GPT2(OfTransformers):
     """
 
     def __init__(self, size: Size) -> None:
-        dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        dropout: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
         sizes = {"n_positions": size.context, "n_embd": size.width, "n_layer": size.depth, "n_head": size.heads}
         super().__init__("GPT-2", "GPT2LMHeadModel", "GPT2Config", **sizes, **dropout)
 

@@ -8,5 +8,6 @@ partitioner.py  chooses what is saved, and rewrites both graphs
 roles.py        what the backward pass does with each value
 codes.py        quantize and dequantize, in plain torch that Inductor fuses
 splice.py       writes such a function into a graph
+preview.py      the report of a model, without Inductor's kernels
 report.py       what is saved, tensor by tensor
 """

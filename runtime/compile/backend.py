@@ -43,16 +43,32 @@ def fewbit(
         model = torch.compile(model, backend="fewbit", options={"bits": 4})
     """
     from torch._inductor import list_mode_options
-    from torch._inductor.compile_fx import compile_fx
-
-    from .report import compiling
 
     known = _known()
     of_inductor = {name: value for name, value in (options or {}).items() if name.replace("-", "_") in known}
     chosen = CompileOptions.of({name: value for name, value in (options or {}).items() if name not in of_inductor})
     patches = {**(list_mode_options(mode) if mode else {}), **of_inductor, **_patches(chosen)}
-    with compiling(model, inputs, chosen):
-        return compile_fx(model, list(inputs), config_patches=patches)
+    return compile_graph(model, inputs, chosen, patches)
+
+
+def compile_graph(
+    model: fx.GraphModule, inputs: Sequence[Any], options: CompileOptions, patches: Mapping[str, Any], **how: Any
+) -> Any:
+    """Compile a graph with changes of Inductor's configuration, and attribute its report to the graph's parameters.
+
+    Args:
+        model: the graph that Dynamo captured.
+        inputs: its inputs.
+        options: those that `patches` were made of.
+        patches: of Inductor's configuration.
+        how: further arguments of Inductor's `compile_fx`.
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    from .report import compiling
+
+    with compiling(model, inputs, options):
+        return compile_fx(model, list(inputs), config_patches=dict(patches), **how)
 
 
 def _patches(options: CompileOptions) -> dict[str, Any]:

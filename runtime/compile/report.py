@@ -132,6 +132,11 @@ def compile_report(model: nn.Module) -> CompileReport:
     return CompileReport(tuple(found))
 
 
+def report_by(partitioner: object) -> CompileReport:
+    """Return what the graphs save that `partitioner` divided in this process."""
+    return CompileReport(tuple(r.report for r in _RECORDS if r.partitioner is partitioner))
+
+
 def _partitioner_of(model: nn.Module) -> object | None:
     """Return the partitioner that `inductor_options` gave to the compilation of `model`."""
     link = getattr(getattr(model, "dynamo_ctx", None), "callback", None)

@@ -13,6 +13,10 @@ def model():
 def tensor():
     return model(), torch.zeros(16, 32)
 
+def wide():
+    layers = nn.Linear(128, 256), nn.GELU(), nn.Linear(256, 64), nn.LayerNorm(64)
+    return nn.Sequential(*layers), torch.randn(64, 128)
+
 def several(batch=4, sequence=2):
     return nn.Bilinear(8, 8, 4), (torch.zeros(batch, sequence, 8), torch.zeros(batch, sequence, 8))
 
@@ -214,6 +218,25 @@ def test_bad_use_is_told(run, target, arguments, status, said):
     assert (outcome.status, outcome.out) == (status, "")
     assert said in outcome.err
     assert outcome.err.count("\n") == 1 or not arguments
+
+
+def test_compiled_shows_what_the_backend_saves(run, target):
+    outcome = run("memory", target("wide"), "--compiled", "--bits", "4")
+    assert (outcome.status, outcome.err) == (0, "")
+    head, *table, total = outcome.out.splitlines()
+    assert head.split()[:6] == ["module", "line", "shape", "dtype", "role", "bits"]
+    assert any("64×256" in line and " 4 " in line for line in table)
+    report = json.loads(run("memory", target("wide"), "--compiled", "--bits", "4", "--json").out)
+    assert total.startswith(f"{report['bytes']:,} bytes saved")
+    assert report["bytes"] == sum(t["nbytes"] for g in report["graphs"] for t in g["tensors"])
+    assert report["bytes"] < 0.2 * report["torch_compile_bytes"]
+
+
+@pytest.mark.parametrize("options", [["--level", "L2"], ["--hooks", "4"], ["--functions"], ["--meta"]])
+def test_compiled_goes_with_no_other_method(run, target, options):
+    outcome = run("memory", target("wide"), "--compiled", *options)
+    assert (outcome.status, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+    assert "--compiled" in outcome.err
 
 
 def test_options_may_stand_before_the_target(run, target):

@@ -3,7 +3,17 @@ import time
 import pytest
 import torch
 from fewbit.cli.bench import timing
-from fewbit.cli.bench.timing import Times, clock_of, processor, readings, repeated, synchronized, take_turns, timed
+from fewbit.cli.bench.timing import (
+    Times,
+    clock_of,
+    computing,
+    processor,
+    readings,
+    repeated,
+    synchronized,
+    take_turns,
+    timed,
+)
 
 
 @pytest.fixture
@@ -52,6 +62,11 @@ def test_a_result_is_freed_after_the_time_is_taken():
             time.sleep(0.2)
 
     assert processor(Result) < 0.2
+
+
+def test_computing_is_not_waiting():
+    assert computing(lambda: time.sleep(0.2)) < 0.1
+    assert computing(lambda: sum(range(10**6))) > 0
 
 
 def test_timed_returns_the_result():

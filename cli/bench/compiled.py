@@ -1,0 +1,521 @@
+"""`fewbit bench compiled`: training steps of small transformers under `torch.compile`, with few bits and without.
+
+    for row in measure(Case("Llama", "bfloat16"), ["eager", "compile", "fewbit-4"]): row.variant, row.kept, row.ratio
+
+Each variant is a copy of one model in this process, and all take turns step by step. Errors of gradients are relative
+to eager torch in the same dtype; bytes and times stand beside `torch.compile` alone. The peak of resident memory is
+that of a step in a process of its own, as allocators keep what other variants freed.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import click
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...plots.studies.small_networks import OfTransformers
+from ...runtime.convert.api import convert
+from ...runtime.memory.record import profile_call
+from ...runtime.quantizers import PerGroup
+from ...runtime.saved_tensors import compress_saved_tensors
+from ...tables.columns import columns
+from ..progress import with_progress
+from .processes import ProcessDied, added_peak_bytes, call_apart
+from .report import MET, Report, bench_command, rounds_option, this_machine
+from .timing import Clock, computing, processor, take_turns, timed
+
+Model = Callable[[Tensor], Tensor]
+VOCABULARY = 1024
+EAGER, COMPILE = "eager", "compile"
+MODELS = ("Llama", "GPT-2")
+DTYPES = ("float32", "bfloat16")
+# By options of the backend; those that are not given are its defaults.
+FEWBIT: Mapping[str, Mapping[str, Any]] = {
+    "fewbit-auto": {},
+    "fewbit-8": {"bits": 8},
+    "fewbit-4": {"bits": 4},
+    "fewbit-4-nearest": {"bits": 4, "rounding": "nearest"},
+    "fewbit-2": {"bits": 2},
+}
+BUDGETS = {"budget-0.5": 0.5, "budget-0.25": 0.25}
+HOOKS, LEVEL, CHECKPOINT = "hooks-4", "L2", "checkpoint"
+VARIANTS = (EAGER, COMPILE, CHECKPOINT, *BUDGETS, HOOKS, LEVEL, *FEWBIT)
+PEAK_BATCH, PEAK_TOKENS = 24, 256
+
+# Upper limits, in float32 and under bfloat16 autocast: of bytes and of time relative to `torch.compile` alone, of the
+# gradient's error, of compile time relative to `torch.compile` alone.
+KEPT_BARS = {"auto": (0.20, 0.26), "8": (0.27, 0.33), "4": (0.14, 0.17), "2": (0.075, 0.10)}
+TIME_BARS = (1.05, 1.08)
+WALL_BARS = {"8": 1.06, "4": 1.10}
+ERROR_BARS = {"fewbit-auto": 0.06, "fewbit-8": 0.01, "fewbit-4-nearest": 0.10}
+COMPILE_BAR = 1.5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem: a model, and the batch it is trained on.
+
+    Attributes:
+        model: a name of `MODELS`; of width 256 and four heads.
+        dtype: "float32", or "bfloat16" for autocast.
+        layers: number of blocks.
+        batch, tokens: sequences, and the length of each.
+    """
+
+    model: str = "Llama"
+    dtype: str = "float32"
+    layers: int = 4
+    batch: int = 4
+    tokens: int = 128
+
+
+@dataclass(frozen=True)
+class Peak:
+    """One step in a process of its own.
+
+    Attributes:
+        bytes: rise of resident memory, without parameters and their gradients; None where the system cannot tell.
+        seconds: wall time of the step, the best of the rounds.
+    """
+
+    bytes: int | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """Result for one variant.
+
+    Attributes:
+        model, dtype: of the case.
+        variant: a name of `VARIANTS`.
+        kept: bytes kept between forward and backward, without parameters and inputs.
+        kept_ratio: divided by those of `torch.compile` alone; None if that is not measured.
+        ms: median time of a step.
+        ratio: median over rounds of its time divided by that of `torch.compile` alone in the same round.
+        error: of the gradients of all parameters, relative to eager torch's.
+        loss: of the first step.
+        same_loss: whether the loss is that of `torch.compile` alone to the bit.
+        compile_seconds: the first step with nothing in Inductor's cache; None if nothing is compiled.
+        compile_ratio: relative to `torch.compile` alone.
+        peak: memory and time of a step on a larger batch; None if not measured.
+        wall: whether times are wall time, and not the processor's.
+    """
+
+    model: str
+    dtype: str
+    variant: str
+    kept: int
+    error: float
+    loss: float
+    compile_seconds: float | None
+    ms: float = 0.0
+    kept_ratio: float | None = None
+    ratio: float | None = None
+    same_loss: bool | None = None
+    compile_ratio: float | None = None
+    peak: Peak | None = None
+    wall: bool = False
+
+    @property
+    def bars(self) -> dict[str, float]:
+        """Upper limits of `kept_ratio`, `ratio`, `error` and `compile_ratio`, those that there are."""
+        if self.variant not in FEWBIT:
+            return {}
+        bits, column = self.variant.split("-")[1], DTYPES.index(self.dtype)
+        found = {
+            "kept_ratio": KEPT_BARS[bits][column],
+            "ratio": WALL_BARS.get(bits) if self.wall else TIME_BARS[column],
+            "error": ERROR_BARS.get(self.variant),
+            "compile_ratio": COMPILE_BAR,
+        }
+        return {name: bar for name, bar in found.items() if bar is not None}
+
+    @property
+    def met(self) -> bool | None:
+        """Whether all bars are met and the loss is that of `torch.compile`; None if there is nothing to compare."""
+        pairs = [(getattr(self, name), bar) for name, bar in self.bars.items()]
+        held = [value <= bar for value, bar in pairs if value is not None]
+        if self.variant in FEWBIT and self.same_loss is not None:
+            held.append(self.same_loss)
+        return all(held) if held else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields, `bars` and `met` as JSON values."""
+        return {**asdict(self), "bars": self.bars, "met": self.met}
+
+
+_SIZE = click.IntRange(1, 2**16)
+
+
+def _names(name: str, choices: Sequence[str], help: str) -> Callable[..., Any]:
+    return click.option(name, f"{name[2:]}s", type=click.Choice(choices), multiple=True, help=f"{help}  [default: all]")
+
+
+@bench_command("compiled")
+@_names("--model", MODELS, "A model; may be repeated.")
+@_names("--dtype", DTYPES, "bfloat16 is autocast; may be repeated.")
+@_names("--variant", VARIANTS, "A way to train; may be repeated.")
+@click.option("--layers", type=_SIZE, metavar="N", default=4, show_default=True, help="Blocks of a model.")
+@click.option("--batch", type=_SIZE, metavar="N", default=4, show_default=True, help="Sequences of a batch.")
+@click.option("--tokens", type=click.IntRange(2, 2**16), metavar="N", default=128, show_default=True, help="Of each.")
+@rounds_option(15, "Timed steps of each.")
+@click.option("--wall", is_flag=True, help="Wall time of two threads, in place of processor time of one.")
+@click.option("--peak", is_flag=True, help="Measure the peak of resident memory too, each in a process of its own.")
+def command(
+    models: tuple[str, ...],
+    dtypes: tuple[str, ...],
+    variants: tuple[str, ...],
+    layers: int,
+    batch: int,
+    tokens: int,
+    rounds: int,
+    wall: bool,
+    peak: bool,
+) -> Report:
+    """Train small transformers compiled, with few bits and without: memory, time and error.
+
+    Beside torch.compile alone stand eager torch, checkpointing of each block, the compiler's own budgets of memory,
+    eager hooks and levels, and the backend fewbit at its defaults, 8, 4 and 2 bits. Kept are bytes between forward and
+    backward; the error is of gradients, relative to eager torch's. Compile time is that of the first step with an empty
+    cache. Peaks are of 24 x 256 tokens, beyond the parameters and their gradients.
+
+    Example: fewbit bench compiled --model Llama --dtype float32 --variant compile --variant fewbit-auto --peak
+    """
+    cases = [Case(m, d, layers, batch, tokens) for m in models or MODELS for d in dtypes or DTYPES]
+    chosen = [v for v in VARIANTS if v in (variants or VARIANTS)]
+    rows: list[Row] = []
+    with _threads(2 if wall else 1):
+        for case in cases:
+            rows += measure(case, chosen, rounds, wall=wall, peak=peak)
+        here = this_machine()
+    values = {
+        "torch": here.torch,
+        "threads": here.threads,
+        "clock": "wall" if wall else "processor",
+        "layers": layers,
+        "batch": batch,
+        "tokens": tokens,
+        "rounds": rounds,
+        **({"peak_batch": PEAK_BATCH, "peak_tokens": PEAK_TOKENS} if peak else {}),
+        "rows": [row.to_dict() for row in rows],
+        "met": met(rows),
+    }
+    heading = f"torch {here.torch}, {'wall time of two threads' if wall else 'processor time of one thread'}"
+    return Report(values, [heading, *lines_of(cases, rows)])
+
+
+def lines_of(cases: Sequence[Case], rows: Sequence[Row]) -> list[str]:
+    """Return a table for each case, followed by a legend of the columns and the bars of peaks."""
+    lines = []
+    for case in cases:
+        own = [row for row in rows if (row.model, row.dtype) == (case.model, case.dtype)]
+        dtype = "float32" if case.dtype == "float32" else f"{case.dtype} autocast"
+        sizes = f"{case.batch}x{case.tokens} tokens"
+        lines += [f"{case.model}, {case.layers} layers of width 256, {sizes}, {dtype}", *_table(own), ""]
+    return [
+        *lines,
+        "Ratios: to torch.compile alone. Error: of the gradient, beside eager torch. Met: the bars, and the loss is",
+        "that of torch.compile to the bit.",
+        *(f"{name}: {MET[value]}" for name, value in met(rows).items()),
+    ]
+
+
+def _table(rows: Sequence[Row]) -> Iterator[str]:
+    head = ("variant", "kept MB", "ratio", "bar", "ms", "ratio", "bar", "error", "bar", "compile s", "ratio", "bar")
+    peaks = any(row.peak for row in rows)
+    body = [(*_cells(row), *(_peak_cells(row.peak) if peaks else ()), MET[row.met]) for row in rows]
+    yield from columns([(*head, *(("peak MiB", "step s") if peaks else ()), "met"), *body], left=1)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    bars = row.bars
+    error = None if row.variant == EAGER else row.error
+    return (
+        *(row.variant, f"{row.kept / 1e6:.2f}", _text(row.kept_ratio, 3), _text(bars.get("kept_ratio"), 3)),
+        *(f"{row.ms:.1f}", _text(row.ratio, 3), _text(bars.get("ratio"), 2)),
+        *(_text(error, 4), _text(bars.get("error"), 2)),
+        *(_text(row.compile_seconds, 1), _text(row.compile_ratio, 2), _text(bars.get("compile_ratio"), 2)),
+    )
+
+
+def _peak_cells(peak: Peak | None) -> tuple[str, str]:
+    if peak is None:
+        return "", ""
+    return "" if peak.bytes is None else f"{peak.bytes / 2**20:.0f}", f"{peak.seconds:.2f}"
+
+
+def _text(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def measure(
+    case: Case,
+    variants: Sequence[str] = VARIANTS,
+    rounds: int = 15,
+    *,
+    wall: bool = False,
+    peak: bool = False,
+) -> list[Row]:
+    """Return a row for each variant.
+
+    Args:
+        case: the problem.
+        variants: names of `VARIANTS`.
+        rounds: timed steps of each, after two of warm-up.
+        wall: whether to measure wall time in place of the process's processor time.
+        peak: whether to measure peaks of resident memory too.
+    """
+    tokens = tokens_of(case)
+    model = model_of(case)
+    true = Training(EAGER, model, case).gradients(tokens)
+    trainings: dict[str, Training] = {}
+    rows: list[Row] = []
+    with _many_compilations():
+        if any(compiles(variant) for variant in variants):
+            _warm_up_compiler()
+        for variant in with_progress(variants, len(variants), f"{case.model}, {case.dtype}"):
+            training = trainings[variant] = Training(variant, model, case)
+            rows.append(replace(_row(case, training, tokens, true), wall=wall))
+        clock: Clock = processor if wall else computing
+        runs = {variant: partial(training.step, tokens) for variant, training in trainings.items()}
+        times = take_turns(runs, rounds, clock=clock, after=lambda who: trainings[who].forget(), rotate=True)
+    rows = [replace(row, ms=1000 * times.median(row.variant)) for row in rows]
+    if COMPILE in trainings:
+        alone = rows[list(trainings).index(COMPILE)]
+        rows = [_beside(row, alone, times.ratio(row.variant, to=COMPILE)) for row in rows]
+    if peak:
+        large = replace(case, batch=PEAK_BATCH, tokens=PEAK_TOKENS)
+        threads = torch.get_num_threads()
+        found = [_peak_apart(large, v, threads) for v in with_progress(variants, len(variants), "peaks")]
+        rows = [replace(row, peak=one) for row, one in zip(rows, found, strict=True)]
+    return rows
+
+
+def met(rows: Sequence[Row]) -> dict[str, bool]:
+    """Return the bars of rows beside each other, and whether each is met: less than checkpointing and budgets."""
+    found: dict[str, bool] = {}
+    for model, dtype in dict.fromkeys((row.model, row.dtype) for row in rows):
+        of = {row.variant: row for row in rows if (row.model, row.dtype) == (model, dtype)}
+        if (auto := of.get("fewbit-auto")) is None:
+            continue
+        for other in (of[name] for name in (CHECKPOINT, *BUDGETS) if name in of):
+            name = f"{model}, {dtype}: fewbit-auto takes less than {other.variant}"
+            found[f"{name}, kept"] = auto.kept < other.kept
+            found[f"{name}, time"] = auto.ms < other.ms
+            if auto.peak and other.peak and auto.peak.bytes is not None and other.peak.bytes is not None:
+                found[f"{name}, peak"] = auto.peak.bytes < other.peak.bytes
+    return found
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------
+
+
+class LanguageModel(nn.Module):
+    """The loss of a causal model of `transformers` on its own tokens: the logits' cross entropy in float32."""
+
+    def __init__(self, network: OfTransformers) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the mean loss of the tokens int64 (batch, length) but the first."""
+        logits = self.network(tokens)[:, :-1].float()
+        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def model_of(case: Case) -> LanguageModel:
+    """Return the case's model with the weights of seed 0."""
+    torch.manual_seed(0)
+    length = max(case.tokens, PEAK_TOKENS)
+    if case.model == "Llama":
+        names = "a Llama", "LlamaForCausalLM", "LlamaConfig"
+        sizes = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": case.layers}
+        options = {**sizes, "num_attention_heads": 4, "max_position_embeddings": length}
+    else:
+        names = "GPT-2", "GPT2LMHeadModel", "GPT2Config"
+        sizes = {"n_embd": 256, "n_layer": case.layers, "n_head": 4, "n_positions": length}
+        options = {**sizes, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return LanguageModel(OfTransformers(*names, VOCABULARY, **options))
+
+
+def tokens_of(case: Case) -> Tensor:
+    """Return random tokens int64 (batch, tokens)."""
+    return torch.randint(0, VOCABULARY, (case.batch, case.tokens), generator=torch.Generator().manual_seed(0))
+
+
+def compiles(variant: str) -> bool:
+    """Return whether a variant compiles its model."""
+    return variant == COMPILE or variant in BUDGETS or variant in FEWBIT
+
+
+class Training:
+    """A copy of a model, trained by one variant."""
+
+    def __init__(self, variant: str, model: LanguageModel, case: Case) -> None:
+        self.variant, self.dtype = variant, case.dtype
+        self.own = copy.deepcopy(model)
+        if variant == CHECKPOINT:
+            _checkpoint(self.own.network.model)
+        if variant == LEVEL:
+            convert(self.own, level="L2", glu="parts" if case.model == "Llama" else None)
+        self.model: Model = self._compiled() if compiles(variant) else self.own
+
+    def _compiled(self) -> Model:
+        if self.variant in BUDGETS:
+            return torch.compile(self.own, backend=_with_budget(BUDGETS[self.variant]), fullgraph=True)
+        if self.variant in FEWBIT:
+            return torch.compile(self.own, backend="fewbit", options=dict(FEWBIT[self.variant]), fullgraph=True)
+        return torch.compile(self.own, fullgraph=True)
+
+    def loss(self, tokens: Tensor) -> Tensor:
+        """Return the loss with its graph."""
+        with self._hooks():
+            return self._forward(tokens)
+
+    def _forward(self, tokens: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.dtype == "bfloat16"):
+            return self.model(tokens)
+
+    def _hooks(self) -> AbstractContextManager[object]:
+        return compress_saved_tensors(PerGroup(bits=4)) if self.variant == HOOKS else nullcontext()
+
+    def step(self, tokens: Tensor) -> float:
+        """Run one training step but the optimizer's; return the loss."""
+        loss = self.loss(tokens)
+        loss.backward()
+        return loss.item()
+
+    def forget(self) -> None:
+        """Free the gradients."""
+        self.own.zero_grad()
+
+    def gradients(self, tokens: Tensor) -> Tensor:
+        """Return the gradients of a step in one vector, in float64."""
+        self.forget()
+        torch.manual_seed(0)
+        self.step(tokens)
+        found = torch.cat([p.grad.flatten().double() for p in self.own.parameters() if p.grad is not None])
+        self.forget()
+        return found
+
+    def kept(self, tokens: Tensor) -> int:
+        """Return the bytes kept between forward and backward, without parameters and inputs."""
+        # What this module owns is not counted; the profile's hooks on the trained modules would be compiled.
+        holder = nn.ParameterList(self.own.parameters())
+        for number, tensor in enumerate((*self.own.buffers(), tokens)):
+            holder.register_buffer(f"buffer{number}", tensor)
+        with self._hooks():  # around the profile, which counts what the hooks return
+            return profile_call(holder, lambda: self._forward(tokens)).total
+
+
+def _checkpoint(model: Any) -> None:
+    """Let a model of `transformers` checkpoint each block; from 5.x on the method has another name."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+
+
+def _with_budget(budget: float) -> Callable[..., Any]:
+    """Return Inductor as a backend of its own that compiles with an `activation_memory_budget`."""
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        from torch._functorch import config
+        from torch._inductor.compile_fx import compile_fx
+
+        with config.patch(activation_memory_budget=budget):
+            return compile_fx(graph, inputs)
+
+    return backend
+
+
+# ---- measurements ----------------------------------------------------------------------------------------------------
+
+
+def _row(case: Case, training: Training, tokens: Tensor, true: Tensor) -> Row:
+    """Return a row without times and ratios; compile the model if need be."""
+    seconds = None
+    torch.manual_seed(0)
+    if compiles(training.variant):
+        with _empty_cache():
+            seconds, loss = timed(lambda: training.step(tokens))
+    else:
+        loss = training.step(tokens)
+    error = float((training.gradients(tokens) - true).norm() / true.norm())
+    kept = training.kept(tokens)
+    return Row(case.model, case.dtype, training.variant, kept, error, loss, seconds)
+
+
+def _beside(row: Row, alone: Row, ratio: float) -> Row:
+    """Return a row with its ratios to that of `torch.compile` alone."""
+    of_compiling = row.compile_seconds and alone.compile_seconds and row.compile_seconds / alone.compile_seconds
+    return replace(
+        row,
+        kept_ratio=row.kept / alone.kept,
+        ratio=ratio,
+        same_loss=row.loss == alone.loss,
+        compile_ratio=of_compiling,
+    )
+
+
+def _peak_apart(case: Case, variant: str, threads: int) -> Peak | None:
+    try:
+        return call_apart(peak_of_step, case, variant, threads)
+    except ProcessDied:
+        return None
+
+
+def peak_of_step(case: Case, variant: str, threads: int, rounds: int = 3) -> Peak:
+    """Return peak and time of a step in this process, after two that compile and allocate gradients."""
+    torch.set_num_threads(threads)
+    training = Training(variant, model_of(case), case)
+    tokens = tokens_of(case)
+
+    def step() -> None:
+        training.own.zero_grad(set_to_none=False)
+        training.step(tokens)
+
+    step()
+    step()
+    seconds = min(timed(step)[0] for _ in range(rounds))
+    return Peak(added_peak_bytes(step), seconds)
+
+
+def _warm_up_compiler() -> None:
+    """Compile a small model, so that no variant's time has the compiler's own start in it."""
+    small = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+    torch.compile(small)(torch.randn(4, 8)).sum().backward()
+
+
+def _empty_cache() -> AbstractContextManager[None]:
+    from torch._inductor.utils import fresh_inductor_cache
+
+    return fresh_inductor_cache()
+
+
+@contextmanager
+def _many_compilations() -> Iterator[None]:
+    """Allow one function as many compilations as there are variants, and forget them at the end."""
+    from torch._dynamo import config
+
+    torch.compiler.reset()
+    try:
+        with config.patch(recompile_limit=4 * len(VARIANTS)):
+            yield
+    finally:
+        torch.compiler.reset()
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,34 @@
+"""The report of a model that Inductor divides and nothing compiles."""
+
+import copy
+
+import pytest
+import torch
+from compiled import Block, LanguageModel, few_bits, kept_bytes
+from fewbit import FewbitError
+from fewbit.runtime.compile.preview import preview
+from torch import nn
+
+TOKENS = torch.randint(0, 320, (4, 64), generator=torch.Generator().manual_seed(0))
+
+
+def test_the_bytes_are_those_that_the_compiled_model_keeps():
+    model, x = Block(), torch.randn(4, 64, 128)
+    few = few_bits(copy.deepcopy(model), bits=4)
+    kept = kept_bytes(few(x), [*few.parameters(), x])
+    assert preview(model, x, bits=4).nbytes == kept
+
+
+def test_each_is_of_its_own_call():
+    model = LanguageModel(blocks=1)
+    four, two = (preview(model, TOKENS, bits=bits) for bits in (4, 2))
+    assert len(four.graphs) == len(two.graphs) == 1
+    assert two.nbytes < 0.7 * four.nbytes
+    assert four.exact_graph_bytes == two.exact_graph_bytes
+
+
+def test_there_is_none_of_what_saves_nothing():
+    with pytest.raises(FewbitError, match="requires a gradient"):
+        preview(nn.Linear(4, 4).requires_grad_(False), torch.randn(2, 4))
+    with pytest.raises(FewbitError, match="exactly"):
+        preview(nn.Linear(4, 4), torch.randn(2, 4), bits=None)
