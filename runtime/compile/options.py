@@ -15,7 +15,7 @@ from ..tensors.checks import check_integer
 from .roles import ROUNDED, Role
 
 Bits = int | None
-AUTO: Mapping[Role, int] = {Role.LINEAR: 5, Role.PROBABILITIES: 8, Role.ATTENTION: 8, Role.NONLINEAR: 8}
+AUTO: Mapping[Role, int] = {Role.LINEAR: 6, Role.PROBABILITIES: 8, Role.ATTENTION: 5, Role.NONLINEAR: 6}
 
 
 @dataclass(frozen=True)

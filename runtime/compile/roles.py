@@ -109,7 +109,8 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
             gradients of the outputs.
         parameters: placeholders whose memory lives on anyway. What is computed from them alone is computed again.
     """
-    data = descendants(graph, lambda n: n.op == "placeholder" and n not in parameters)
+    # Integers are data wherever they live: tokens may be a buffer.
+    data = descendants(graph, lambda n: n.op == "placeholder" and (n not in parameters or not _is_floating_input(n)))
     of_gradient = descendants(graph, lambda n: n.op == "placeholder" and "tangents" in str(n.target))
     floating = descendants(graph, _is_floating_input)
     statistics = _statistics(graph)

@@ -93,7 +93,8 @@ class PackedMaxPool(CompressedFunction):
         ceil_mode: bool,
     ) -> Tensor:
         """Return torch's output; save the place of each maximum in its window."""
-        pool = cpu.max_pool if has_kernels(x) else ops.max_pool
+        # Not as an op without kernels: on the meta device its temporary tensors would not be counted.
+        pool = ops.max_pool if is_compiling() else cpu.max_pool if has_kernels(x) else reference.max_pool
         y, places = pool(x, kernel, stride, padding, dilation, ceil_mode)
         ctx.save_for_backward(places)
         ctx.window, ctx.shape = (kernel, stride, padding, dilation), x.shape
