@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._inductor import inductor_prims
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -43,6 +44,12 @@ class Role(Enum):
 
 ROUNDED = (Role.LINEAR, Role.PROBABILITIES, Role.ATTENTION, Role.NONLINEAR)
 
+
+def packet_of(operator: Any) -> Any:
+    """Return an operator without its overload, or the function that it is."""
+    return getattr(operator, "overloadpacket", operator)
+
+
 # How a value has been changed on the way to a use.
 _LINEAR, _DIFFERENCE, _CURVED = range(3)
 
@@ -50,6 +57,7 @@ _PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution, aten
 _SUMS = {aten.add, aten.sub, aten.neg, aten.where, aten.clone, prims.convert_element_type, aten._to_copy}
 _SUMS |= {aten.cat, aten.slice_scatter, aten.select_scatter, aten.constant_pad_nd, aten.index, aten.gather, aten.roll}
 _SUMS |= {aten.index_put, aten.embedding_dense_backward, aten.slice_backward, aten.select_backward, aten.copy}
+_FACTORS = {aten.mul, packet_of(getattr(inductor_prims, "fma", aten.mul))}  # a·b, a·b + c
 REDUCTIONS = {aten.sum, aten.mean, aten.amax, aten.amin, aten.var, aten.var_mean, aten.std, aten.max, aten.min}
 REDUCTIONS |= {aten.argmax, aten.argmin, aten.any, aten.all, aten.prod, aten.logsumexp, aten.native_group_norm}
 REDUCTIONS |= {aten.native_layer_norm, prims.var, prims.sum}
@@ -60,7 +68,7 @@ _EXPONENTIALS = {aten.exp, aten.exp2}
 
 def packet(node: fx.Node) -> Any:
     """Return the operator of a node without its overload, or its function."""
-    return getattr(node.target, "overloadpacket", node.target)
+    return packet_of(node.target)
 
 
 def is_view(node: fx.Node) -> bool:
@@ -185,6 +193,8 @@ def _sinks(graph: fx.Graph, of_gradient: set[fx.Node]) -> dict[fx.Node, frozense
         for state in (_LINEAR, _DIFFERENCE, _CURVED):
             found: set[Role] = set()
             for user in node.users:
+                if user.op == "output":
+                    continue
                 if user in of_gradient:
                     found.add(_role_in_gradient(node, user, state))
                 elif (after := _state_after(node, user, state)) is None:
@@ -194,7 +204,14 @@ def _sinks(graph: fx.Graph, of_gradient: set[fx.Node]) -> dict[fx.Node, frozense
                 else:
                     found |= memo.get((user, after), frozenset())
             memo[node, state] = frozenset(found)
-    return {node: memo[node, _LINEAR] for node in graph.nodes}
+    return {node: memo[node, _DIFFERENCE if _is_difference(node) else _LINEAR] for node in graph.nodes}
+
+
+def _is_difference(node: fx.Node) -> bool:
+    """Return whether the value is a difference, such as scores less their maximum."""
+    while is_view(node) or packet(node) in (prims.convert_element_type, aten._to_copy, aten.clone):
+        node = node.all_input_nodes[0]
+    return packet(node) is aten.sub
 
 
 def _role_in_gradient(node: fx.Node, user: fx.Node, state: int) -> Role:
@@ -204,7 +221,7 @@ def _role_in_gradient(node: fx.Node, user: fx.Node, state: int) -> Role:
     name = packet(user)
     if name is aten.div:
         state = state if user.args[0] is node else _CURVED
-    elif name not in _PRODUCTS and name not in _SUMS and name is not aten.mul and not is_view(user):
+    elif name not in _PRODUCTS and name not in _SUMS and name not in _FACTORS and not is_view(user):
         state = _CURVED
     return Role.NONLINEAR if state == _CURVED else Role.LINEAR
 
@@ -227,8 +244,8 @@ def _state_after(node: fx.Node, user: fx.Node, state: int) -> "int | Role | None
         return None
     if is_view(user) or name in _SUMS:
         return _DIFFERENCE if name is aten.sub and state == _LINEAR else state
-    if name is aten.mul:
-        return _CURVED if all(a is node for a in user.args) else state
+    if name in _FACTORS:
+        return _CURVED if user.args[0] is node and user.args[1] is node else state
     if name is aten.div:
         return state if user.args[0] is node else _CURVED
     if name is aten.pow and user.args[1] == 1:  # in the derivative of a square

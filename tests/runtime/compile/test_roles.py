@@ -1,0 +1,72 @@
+"""Roles of values, read from the joint graphs that AOTAutograd traces."""
+
+import pytest
+import torch
+from compiled import Block, op_by_op
+from fewbit.runtime.compile.options import CompileOptions
+from fewbit.runtime.compile.partitioner import FewbitPartitioner
+from fewbit.runtime.compile.roles import Role, classify, packet
+from torch import nn
+from torch.nn import functional as F
+
+aten = torch.ops.aten
+
+
+def roles_in(model, *inputs):
+    """The roles of the nodes of the joint graph, by operator: a set for each."""
+    found = {}
+
+    class Looking(FewbitPartitioner):
+        def __call__(self, gm, joint_inputs, **kwargs):
+            for node, role in classify(gm.graph).items():
+                found.setdefault(packet(node), set()).add(role)
+            return super().__call__(gm, joint_inputs, **kwargs)
+
+    torch.compile(model, backend=op_by_op(Looking(CompileOptions())), fullgraph=True)(*inputs)
+    return found
+
+
+class TestClassify:
+    def test_inputs_of_products_are_linear_and_their_results_too(self):
+        found = roles_in(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(4, 8))
+        assert found[aten.addmm] == {Role.LINEAR}
+
+    @pytest.mark.parametrize("function", [F.gelu, F.silu, torch.tanh, torch.sigmoid, lambda x: x**3], ids=str)
+    def test_what_goes_through_a_curve_is_nonlinear(self, function):
+        found = roles_in(lambda x: function(x.sin()).sin(), torch.randn(4, 8, requires_grad=True))
+        assert Role.NONLINEAR in found[aten.sin]
+
+    def test_the_input_of_relu_s_comparison_is_linear_and_its_result_a_bit(self):
+        layers = nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)
+        found = roles_in(nn.Sequential(*layers), torch.randn(4, 8))
+        assert found[aten.relu] == {Role.LINEAR} and found[aten.le] == {Role.BOOLEAN}
+
+    def test_under_an_exponential_are_scores_and_not_probabilities(self):
+        layer = nn.Linear(8, 8)
+        found = roles_in(lambda x: torch.softmax(layer(x), -1) @ x.T, torch.randn(4, 8))
+        assert found[aten.addmm] == found[aten.sub] == {Role.EXPONENT}
+        assert found[aten.div] == {Role.PROBABILITIES}
+
+    def test_of_attention_by_their_arguments(self):
+        found = roles_in(Block(64), torch.randn(2, 16, 64, requires_grad=True))
+        assert Role.ATTENTION in found[aten.addmm] | found.get(aten.mm, set())
+
+    def test_statistics_and_what_is_made_of_them(self):
+        found = roles_in(nn.LayerNorm(64), torch.randn(16, 64, requires_grad=True))
+        assert found[aten.rsqrt] == {Role.STATISTIC}
+
+    def test_masks_have_no_floating_ancestor(self):
+        def masked(x, lengths):
+            mask = torch.where(torch.arange(8) < lengths[:, None], 0.0, float("-inf"))
+            return (x.sin() + mask).exp()
+
+        found = roles_in(masked, torch.randn(4, 8, requires_grad=True), torch.tensor([1, 2, 3, 4]))
+        assert Role.MASK in found[aten.where]
+
+    def test_integers_and_truth_values(self):
+        def chosen(x):
+            values, _ = x.sin().max(-1)
+            return values * (x.sum(-1) > 0)
+
+        found = roles_in(chosen, torch.randn(4, 8, requires_grad=True))
+        assert Role.BOOLEAN in found[aten.gt]
