@@ -1,19 +1,26 @@
 """Training of GPT-2 and Llama under `torch.compile` with few bits between the passes. Paired seeds, one run at a time.
 
+    python -m fewbit.plots.studies.compiled -o training-compiled.json     all of it; resumes where it was broken off
     run = train_one("gpt2: auto", seed=0, settings=SETTINGS, corpus=standard_library())
 
 The runs of a seed have the same weights and batches; all forward passes are exact, so their first losses are equal. The
 exact run from weights that differ by a millionth shows the effect of chance.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .data import Corpus
+from ...tables.files import atomic_write
+from .. import compact_json
+from .data import Corpus, standard_library
 from .hooks import POINTS
 from .runs import averaging_window, smoothed
 from .settings import Settings, Size
@@ -65,3 +72,44 @@ def compiled_loss(options: Mapping[str, Any]) -> Loss:
         return next_character(model, windows)
 
     return torch.compile(loss, backend="fewbit", options=dict(options), fullgraph=True, dynamic=False)
+
+
+def differences(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return the validation losses of each variant minus the exact run's of the same model and seed."""
+    losses = {(run["variant"], run["seed"]): run["validation_loss"] for run in runs}
+    found: dict[str, list[float]] = {}
+    for (variant, seed), loss in losses.items():
+        exact = f"{variant.split(': ')[0]}: exact"
+        if variant != exact and (exact, seed) in losses:
+            found.setdefault(variant, []).append(loss - losses[exact, seed])
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train what the file does not have yet, write it after every run, and print each."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("-o", "--output", type=Path, required=True, help="JSON; runs that it has are not run again")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=SETTINGS.steps)
+    parser.add_argument("--variant", action="append", choices=VARIANTS, help="default: all")
+    chosen = parser.parse_args(arguments)
+    settings = replace(SETTINGS, steps=chosen.steps)
+    told = {name: value for name, value in asdict(settings).items() if name != "seed"}
+    numbers = json.loads(chosen.output.read_text()) if chosen.output.exists() else {}
+    runs = numbers["runs"] if numbers.get("settings") == told else []
+    done = {(run["variant"], run["seed"]) for run in runs}
+    corpus = standard_library()
+    for seed in range(chosen.seeds):
+        for variant in chosen.variant or VARIANTS:
+            if (variant, seed) in done:
+                continue
+            runs.append(train_one(variant, seed, settings, corpus))
+            print(variant, seed, round(runs[-1]["validation_loss"], 4), runs[-1]["saved_bytes"], flush=True)
+            with atomic_write(chosen.output) as stream:
+                stream.write(compact_json.dumps({"settings": told, "runs": runs}).encode())
+    for variant, values in differences(runs).items():
+        print(f"{variant:24} {fmean(values):+.4f}   {' '.join(f'{d:+.4f}' for d in values)}")
+
+
+if __name__ == "__main__":
+    main()
