@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from ...tables.files import atomic_write
 from .. import compact_json
 from .data import Corpus, standard_library
-from .hooks import POINTS
-from .runs import averaging_window, smoothed
+from .runs import summary
 from .settings import Settings, Size
 from .small_networks import GPT2, Llama
 from .trainer import Loss, next_character
@@ -53,15 +52,7 @@ def train_one(
     nudge = 1e-6 if "nudged" in name else 0.0
     made = Variant(variant, nudge=nudge, loss=compiled_loss(OPTIONS[name]))
     (run,) = train([made], corpus, replace(settings, seed=seed), MODELS[model], after_step).runs
-    every = max(1, settings.steps // POINTS)
-    losses = smoothed(run.losses, averaging_window(settings.steps))
-    return {
-        "variant": variant,
-        "seed": seed,
-        "losses": [round(loss, 4) for loss in losses[every - 1 :: every]],
-        "validation_loss": run.validation_loss,
-        "saved_bytes": run.saved_bytes,
-    }
+    return summary(run, seed)
 
 
 def compiled_loss(options: Mapping[str, Any]) -> Loss:

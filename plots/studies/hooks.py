@@ -17,7 +17,7 @@ from ...runtime.convert.api import convert
 from ...runtime.quantizers import PerGroup
 from ...runtime.saved_tensors import compress_saved_tensors
 from .data import Corpus
-from .runs import averaging_window, smoothed
+from .runs import summary
 from .settings import Settings, Size
 from .small_networks import GPT2
 from .training import EXACT, NUDGED, Variant, train
@@ -25,7 +25,6 @@ from .training import EXACT, NUDGED, Variant, train
 SETTINGS = Settings(
     steps=250, learning_rate=3e-3, size=Size(width=96, depth=4, heads=4, context=128), validation_windows=256
 )
-POINTS = 10  # of a run's training loss that are stored
 
 
 def hooks(bits: int) -> Callable[[], AbstractContextManager[object]]:
@@ -62,12 +61,4 @@ def train_one(
 ) -> dict[str, Any]:
     """Train one variant with one seed; return its results for JSON."""
     (run,) = train([VARIANTS[variant]], corpus, replace(settings, seed=seed), GPT2, after_step).runs
-    every = max(1, settings.steps // POINTS)
-    losses = smoothed(run.losses, averaging_window(settings.steps))
-    return {
-        "variant": variant,
-        "seed": seed,
-        "losses": [round(loss, 4) for loss in losses[every - 1 :: every]],
-        "validation_loss": run.validation_loss,
-        "saved_bytes": run.saved_bytes,
-    }
+    return summary(run, seed)

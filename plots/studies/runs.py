@@ -7,6 +7,8 @@ from typing import Any
 
 from .settings import Settings, Size
 
+POINTS = 10  # of a training loss that a summary stores
+
 
 @dataclass(frozen=True)
 class Run:
@@ -89,3 +91,17 @@ def averaging_window(steps: int) -> int:
 def smoothed(losses: Sequence[float], window: int) -> list[float]:
     """Return, for each step, the mean of the last `window` losses up to it; of fewer at the start."""
     return [statistics.fmean(losses[max(0, end - window) : end]) for end in range(1, len(losses) + 1)]
+
+
+def summary(run: Run, seed: int) -> dict[str, Any]:
+    """Return a run of a seed for JSON, with ten points of its training loss."""
+    steps = len(run.losses)
+    every = max(1, steps // POINTS)
+    losses = smoothed(run.losses, averaging_window(steps))
+    return {
+        "variant": run.variant,
+        "seed": seed,
+        "losses": [round(loss, 4) for loss in losses[every - 1 :: every]],
+        "validation_loss": run.validation_loss,
+        "saved_bytes": run.saved_bytes,
+    }

@@ -1,8 +1,8 @@
 """Codes of saved tensors in plain torch, which the compiler fuses into the kernels around them.
 
-    groups = groups_of(x, most=256)              how the elements of x lie and are grouped
-    parts = quantize(x, groups, Format(bits=4))  planes of codes, minima and scales
-    x̂ = dequantize(parts, groups, …)             where the backward pass needs it
+    groups = groups_of(x, most=256, multiple=2)       how the elements of x lie and are grouped
+    parts = quantize(x, groups, bits=4, random=None)  planes of codes, minima and scales
+    x̂ = dequantize(parts, groups, bits=4, dtype=x.dtype)
 
 The mathematics is that of `PerGroup` (quantizers/per_group.py): a group of minimum Z and range R has the codes
 ⌊B·(h − Z)/R + ξ⌋ of B = 2^b − 1, and Z and R are saved in bfloat16 so that [Z, Z + R] covers the group. Three things
@@ -105,7 +105,10 @@ def _divisor(n: int, most: int, multiple: int) -> int:
 
 
 def memory_order(x: Tensor) -> list[int] | None:
-    """Return the dimensions of a dense tensor from the outermost in memory to the innermost, None if it has gaps."""
+    """Return the dimensions of a dense tensor from the outermost in memory to the innermost, None if it has gaps.
+
+    By the values that symbolic sizes have in the example: tensors/layout.py would ask them, and so fix them.
+    """
     hints = [hint(s) for s in x.stride()]
     order = sorted(range(x.dim()), key=lambda d: (-hints[d], d) if hint(x.shape[d]) != 1 else (-(10**18), d))
     expected = 1
@@ -188,7 +191,7 @@ def _bfloat16(x: Tensor) -> Tensor:
 def _to_planes(codes: Tensor, bits: int) -> list[Tensor]:
     planes = []
     for width in planes_of(bits):
-        if width == bits or codes is None:
+        if width == bits:  # the last: nothing is left above it
             planes.append(_folded(codes, width))
             break
         rest = (codes * 2.0**-width).floor()

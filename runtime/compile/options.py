@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,6 +98,7 @@ def check_bits(name: str, bits: object) -> None:
         check_integer(name, bits, 1, 8)
 
 
+@cache
 def _sources() -> str:
     """Return a digest of this folder's source, which decides what the compiled graphs compute."""
     digest = hashlib.sha256()

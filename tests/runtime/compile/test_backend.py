@@ -46,8 +46,8 @@ class TestGradients:
         """The mean of 64 draws errs by an eighth of one draw's error, or 1.3 of that by chance."""
         model = nn.Sequential(nn.Linear(128, 128), nn.Linear(128, 128), nn.LayerNorm(128, elementwise_affine=False))
         x, w = torch.randn(64, 128), torch.randn(64, 128)
-        _, true = gradients(few_bits(lambda_of(model, w), bits=None), x)
-        few = few_bits(lambda_of(model, w), bits=4, smallest=1024)
+        _, true = gradients(few_bits(Weighted(model, w), bits=None), x)
+        few = few_bits(Weighted(model, w), bits=4, smallest=1024)
         draws = torch.stack([gradients(few, x)[1] for _ in range(64)])
         one = (draws - true).norm(dim=1).mean()
         assert one / true.norm() > 0.01
@@ -62,7 +62,7 @@ class TestGradients:
         assert torch.equal(gradients(few, TOKENS)[1], first) and not torch.equal(other, first)
 
     def test_a_row_of_zeros_has_none_in_weights(self):
-        model = lambda_of(nn.Linear(128, 64), torch.zeros(64, 64).index_fill(0, torch.tensor(3), 1.0))
+        model = Weighted(nn.Linear(128, 64), torch.zeros(64, 64).index_fill(0, torch.tensor(3), 1.0))
         x = torch.randn(64, 128).index_fill(0, torch.tensor(3), 0.0)
         gradients(few_bits(model, bits=2, smallest=1024), x * 1)
         assert torch.all(model.model.weight.grad == 0)
@@ -85,7 +85,7 @@ class TestGradients:
 
     def test_of_relu_have_its_sign_exactly(self):
         """A rounded sign would let a gradient pass where none does."""
-        model = lambda_of(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)), torch.randn(64, 64))
+        model = Weighted(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)), torch.randn(64, 64))
         x = torch.randn(64, 64)
         gradients(model, x)
         exact_first = model.model[0].bias.grad.clone()
@@ -98,7 +98,7 @@ class TestGradients:
         ids=str,
     )
     def test_of_activations(self, layer):
-        model = lambda_of(nn.Sequential(nn.Linear(64, 256), layer, nn.Linear(256, 64)), torch.randn(64, 64))
+        model = Weighted(nn.Sequential(nn.Linear(64, 256), layer, nn.Linear(256, 64)), torch.randn(64, 64))
         x = torch.randn(64, 64)
         _, true = gradients(exactly(copy.deepcopy(model)), x)
         _, near = gradients(few_bits(model, bits=8, smallest=1024), x)
@@ -106,7 +106,7 @@ class TestGradients:
 
     def test_of_convolutions_with_batch_norm(self):
         layers = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 8, 3), nn.Flatten()
-        model = lambda_of(nn.Sequential(*layers), torch.randn(8, 8 * 13 * 13))
+        model = Weighted(nn.Sequential(*layers), torch.randn(8, 8 * 13 * 13))
         x = torch.randn(8, 3, 32, 32)
         _, true = gradients(exactly(copy.deepcopy(model)), x)
         _, near = gradients(few_bits(model, bits=8, smallest=1024), x)
@@ -125,10 +125,6 @@ class Weighted(nn.Module):
         return (self.model(x) * self.weights).sum()
 
 
-def lambda_of(model, weights):
-    return Weighted(model, weights)
-
-
 class TestKept:
     def test_parameters_under_autocast_are_cast_again_and_not_kept(self):
         model = LanguageModel()
@@ -140,7 +136,7 @@ class TestKept:
 
     def test_truth_values_take_a_bit(self):
         layers = nn.Linear(256, 256), nn.Dropout(0.5), nn.Linear(256, 256)
-        model = lambda_of(nn.Sequential(*layers), torch.randn(64, 256))
+        model = Weighted(nn.Sequential(*layers), torch.randn(64, 256))
         few = few_bits(model, bits=8)
         assert any(x.numel() == 64 * 256 // 8 for x in kept_tensors(few(torch.randn(64, 256))))
 
@@ -148,7 +144,7 @@ class TestKept:
         layers = [nn.Linear(128, 128) for _ in range(4)]
         for layer in layers[1:]:
             layer.weight.requires_grad_(False)
-        model, x = lambda_of(nn.Sequential(*layers), torch.randn(64, 128)), torch.randn(64, 128)
+        model, x = Weighted(nn.Sequential(*layers), torch.randn(64, 128)), torch.randn(64, 128)
         assert kept_bytes(few_bits(model, bits=8, smallest=64)(x), [*model.parameters(), model.weights, x]) == 0
 
     def test_what_the_caller_gets_is_kept_as_it_is(self):

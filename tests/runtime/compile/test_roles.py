@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 aten = torch.ops.aten
+CURVES = {"gelu": F.gelu, "silu": F.silu, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "cube": lambda x: x**3}
 
 
 def roles_in(model, *inputs):
@@ -31,7 +32,7 @@ class TestClassify:
         found = roles_in(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(4, 8))
         assert found[aten.addmm] == {Role.LINEAR}
 
-    @pytest.mark.parametrize("function", [F.gelu, F.silu, torch.tanh, torch.sigmoid, lambda x: x**3], ids=str)
+    @pytest.mark.parametrize("function", CURVES.values(), ids=CURVES)
     def test_what_goes_through_a_curve_is_nonlinear(self, function):
         found = roles_in(lambda x: function(x.sin()).sin(), torch.randn(4, 8, requires_grad=True))
         assert Role.NONLINEAR in found[aten.sin]
