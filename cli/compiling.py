@@ -18,16 +18,16 @@ def compilation_shown() -> Iterator[None]:
         return
     from numba.core import event  # the solvers import numba too, so this costs nothing extra
 
-    class Teller(event.Listener):
-        told = False
+    class Notice(event.Listener):
+        shown = False
 
         def on_start(self, event: Any) -> None:
-            if not self.told:
-                self.told = True
+            if not self.shown:
+                self.shown = True
                 click.echo(f"fewbit: {LINE}", err=True)
 
         def on_end(self, event: Any) -> None:
             pass
 
-    with event.install_listener("numba:compile", Teller()):
+    with event.install_listener("numba:compile", Notice()):
         yield

@@ -57,16 +57,16 @@ def _train(steps: int, seeds: int, chosen: tuple[str, ...], threads: int, result
         raise FewbitError(f"--variant is one of {', '.join(hooks.VARIANTS)}")
     torch.set_num_threads(threads)
     settings = replace(hooks.SETTINGS, steps=steps)
-    told = {"settings": _settings(asdict(settings))}
-    runs = _runs_so_far(results, told["settings"])
+    header = {"settings": _settings(asdict(settings))}
+    runs = _runs_so_far(results, header["settings"])
     done = {(run["variant"], run["seed"]) for run in runs}
     todo = [(name, seed) for seed in range(seeds) for name in names if (name, seed) not in done]
     corpus = standard_library()
     with steps_bar(len(todo) * steps, "training") as step:
         for name, seed in todo:
             runs.append(hooks.train_one(name, seed, settings, corpus, step))
-            save({**told, "runs": runs})
-    return {**told, "runs": runs}
+            save({**header, "runs": runs})
+    return {**header, "runs": runs}
 
 
 def _settings(settings: dict[str, Any]) -> dict[str, Any]:

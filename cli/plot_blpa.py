@@ -130,8 +130,8 @@ def noise(
             how: Any = {"batches": batches, "batch": batch, "after_batch": progress}
             start = gradient_noise(network(chosen, settings), chosen, **how)
             end = gradient_noise(trained(chosen, settings, progress), chosen, **how)
-        told = {"images": images, "settings": asdict(settings), "batches": batches}
-        return {**told, "start": [each.to_dict() for each in start], "end": [each.to_dict() for each in end]}
+        header = {"images": images, "settings": asdict(settings), "batches": batches}
+        return {**header, "start": [each.to_dict() for each in start], "end": [each.to_dict() for each in end]}
 
     _study("gradient-noise", "plot_gradient_noise", source, output, run, _noise_lines)
 
@@ -229,8 +229,8 @@ def _noise_lines(numbers: dict[str, Any]) -> list[str]:
     for when in ("start", "end"):
         for bits in numbers[when][0]["errors"]:
             ratios = [layer["errors"][bits] / layer["sgd"] for layer in numbers[when]]
-            told = (f"{value:.4f}" for value in (min(ratios), median(ratios), max(ratios)))
-            body.append((when, bits, *told, f"{sum(ratio > 0.1 for ratio in ratios)} of {len(ratios)}"))
+            cells = (f"{value:.4f}" for value in (min(ratios), median(ratios), max(ratios)))
+            body.append((when, bits, *cells, f"{sum(ratio > 0.1 for ratio in ratios)} of {len(ratios)}"))
     note = "Error of the gradient divided by the noise of SGD, over the layers; the paper: one to two orders below."
     return [*columns([head, *body], left=1), "", note]
 

@@ -20,7 +20,7 @@ from .training import figure_of, lines_of
 def glu_training(steps: int, seeds: int, threads: int, source: Path | None, output: Path) -> None:
     """Train a small Llama exactly and with its gated MLPs in few bits, and draw the losses.
 
-    It is told as `fewbit plot training` tells it: the same text, seeds, batches, and rule for the spread. The variants
+    It is reported as by `fewbit plot training`: the same text, seeds, batches, and rule for the spread. The variants
     are the default bits, the leanest way, and the default with the input of each block in 4 bits.
 
     Example: fewbit plot training --method glu -o training-glu.png

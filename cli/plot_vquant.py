@@ -78,7 +78,7 @@ def annealing(seeds: int, epochs: int, source: Path | None, output: Path) -> Non
 @input_option
 @figure_option
 def inference(epochs: int, source: Path | None, output: Path) -> None:
-    """Quantise a trained network: a search over bits and ratios, fine-tuned or not, and what PCA shows.
+    """Quantize a trained network: a search over bits and ratios, fine-tuned or not, and what PCA shows.
 
     The paper's Figures 4 and 5 in small, on scikit-learn's digits; a minute on one core.
 
@@ -104,7 +104,7 @@ def inference(epochs: int, source: Path | None, output: Path) -> None:
 @input_option
 @figure_option
 def lstm(steps: int, source: Path | None, output: Path) -> None:
-    """Quantise the weights of LSTM language models: perplexity at 2 to 4 bits, 1 and 3 % of large weights.
+    """Quantize the weights of LSTM language models: perplexity at 2 to 4 bits, 1 and 3 % of large weights.
 
     The paper's Table 6 in small: two models of two layers learn the words of Python's standard library.
 
@@ -188,7 +188,7 @@ def _accuracy_lines(numbers: dict[str, Any]) -> list[str]:
         *columns([head, *body], left=1),
         "",
         "Accuracy in percent of the validation images, the mean over the seeds; training loss of the last epoch.",
-        "Kept: what convolutions, ReLU and the last layers keep of one batch; normalisations are left exact.",
+        "Kept: what convolutions, ReLU and the last layers keep of one batch; normalizations are left exact.",
     ]
 
 
@@ -257,6 +257,6 @@ def _memory_lines(numbers: dict[str, Any]) -> list[str]:
             (row["network"], *(f"{row[kind] / 2**20:.2f}" for kind in ("exact", "layers", "norms")))
             for row in numbers["measured"]
         ]
-        heads = ("measured, MiB an image", "exact", "3 bits, 2 %", "and normalisations")
+        heads = ("measured, MiB an image", "exact", "3 bits, 2 %", "and normalizations")
         lines += ["", *columns([heads, *rows], left=1)]
     return lines

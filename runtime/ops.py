@@ -10,6 +10,7 @@ then does torch.compile save it instead of x. Codes are in the memory order of t
 the backward pass.
 
     draw_seeds(x, count) -> seeds
+    separate(x) -> [x₀, x₁, …]                      elements of a vector, each in memory of its own
     glu(gate, up, seeds, function, parameters, table, up_bits, second_bits, derived) -> h, codes, up, second, groups
     glu_backward(grad, codes, up, second, groups, function, …, wanted) -> d_gate, d_up, h
     copy_in_groups(x, seed, bits, group_size) -> packed, groups
@@ -20,9 +21,11 @@ act(gate) or, if `derived`, of gate, likewise; `groups`, bfloat16 (2 a copy, ⌈
 not saved (an empty `table`, 0 bits) have no elements. `copy_in_groups` accepts other group sizes too. These five ops
 are not differentiable: activations/gated_autograd.py is. The seeds are a tensor, int64 (2,) on the CPU, so that the ops
 are functions of their inputs and torch.compile sees the randomness. `draw_seeds` takes the tensor to be rounded:
-compilers merge equal calls, and two tensors must not be rounded alike.
+compilers merge equal calls, and two tensors must not be rounded alike. `separate` keeps the place of a seed out of the
+kernels that compilers write: kernels that differ in nothing else are compiled once.
 
-    per_group_quantize(x, bits, group_size, seed) -> packed, minimum, range           x (N, D); ActNN
+    per_group_quantize(x, bits, group_size, seed) -> packed, minimum, range           x (N, D); ActNN. Without a seed
+                                                                                      codes are rounded to nearest.
     per_group_dequantize(packed, minimum, range, bits, group_size, features, dtype) -> x
     per_group_quantize_samples, per_group_dequantize_samples                 the same; bits uint8 (N,) on the CPU
     fixed_point_quantize(x, scale, shift, inner, bits) -> packed                      x dense, in memory order; BLPA
@@ -83,7 +86,7 @@ from .tensors.dtypes import KINDS
 from .tensors.glu_parts import GROUP_SIZE
 from .tensors.layout import as_dense, with_stride
 from .tensors.packing import packed_size
-from .tensors.philox import draw_seed
+from .tensors.philox import NEAREST, draw_seed
 from .tensors.table_registry import table_of
 
 NAMESPACE = "fewbit"
@@ -185,6 +188,7 @@ torch.library.register_autograd(multiply, refuse, lib=_library)
 
 _PLAN = "str function, float[] parameters, str table, int up_bits, int second_bits, bool derived"
 _library.define("draw_seeds(Tensor x, int count) -> Tensor", tags=(*_PURE, torch.Tag.nondeterministic_seeded))
+_library.define("separate(Tensor x) -> Tensor[]", tags=_PURE)
 _library.define(
     f"glu(Tensor gate, Tensor up, Tensor seeds, {_PLAN}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", tags=_PURE
 )
@@ -200,6 +204,7 @@ _library.define(
 )
 
 draw_seeds = torch.ops.fewbit.draw_seeds.default
+separate = torch.ops.fewbit.separate.default
 glu = torch.ops.fewbit.glu.default
 glu_backward = torch.ops.fewbit.glu_backward.default
 copy_in_groups = torch.ops.fewbit.copy_in_groups.default
@@ -211,6 +216,13 @@ def _draw_seeds(x: Tensor, count: int) -> Tensor:
 
 
 _library.impl("draw_seeds", _draw_seeds, "CompositeExplicitAutograd")
+
+
+def _separate(x: Tensor) -> list[Tensor]:
+    return list(torch._foreach_add(x.unbind(), 0)) if len(x) else []
+
+
+_library.impl("separate", _separate, "CompositeExplicitAutograd")
 
 
 def _register_glu(backend: Any, key: str) -> None:
@@ -253,6 +265,11 @@ for _key, _backend in implementations("glu"):
 @torch.library.register_fake(draw_seeds, lib=_library)
 def _(x: Tensor, count: int) -> Tensor:
     return torch.empty(count, dtype=torch.int64, device="cpu")
+
+
+@torch.library.register_fake(separate, lib=_library)
+def _(x: Tensor) -> list[Tensor]:
+    return [x.new_empty(()) for _ in range(len(x))]
 
 
 @torch.library.register_fake(glu, lib=_library)
@@ -311,7 +328,7 @@ _ROWS = "Tensor packed, Tensor minimum, Tensor range"
 _OUTLIERS = "Tensor packed, Tensor counts, Tensor offsets, Tensor values, Tensor levels"
 for _suffix, _bits in (("", "int bits"), ("_samples", "Tensor bits")):
     _library.define(
-        f"per_group_quantize{_suffix}(Tensor x, {_bits}, int group_size, Tensor seed) -> (Tensor, Tensor, Tensor)",
+        f"per_group_quantize{_suffix}(Tensor x, {_bits}, int group_size, Tensor? seed) -> (Tensor, Tensor, Tensor)",
         tags=_PURE,
     )
     _library.define(
@@ -348,9 +365,9 @@ Parts = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def _register_per_group(backend: Any, key: str) -> None:
-    def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         check_rows("per_group_quantize", x, bits, group_size, seed)
-        return backend.quantize(x.contiguous(), bits, group_size, seed.tolist()[0])
+        return backend.quantize(x.contiguous(), bits, group_size, NEAREST if seed is None else seed.tolist()[0])
 
     def dequantize(
         packed: Tensor,
@@ -426,7 +443,7 @@ for _family, _register in (
 
 
 @torch.library.register_fake(per_group_quantize, lib=_library)
-def _(x: Tensor, bits: int, group_size: int, seed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _(x: Tensor, bits: int, group_size: int, seed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     check_rows("per_group_quantize", x, bits, group_size, seed)
     N, D = x.shape
     packed = x.new_empty(N, packed_size(D, bits), dtype=torch.uint8)
@@ -434,7 +451,7 @@ def _(x: Tensor, bits: int, group_size: int, seed: Tensor) -> tuple[Tensor, Tens
 
 
 @torch.library.register_fake(per_group_quantize_samples, lib=_library)
-def _(x: Tensor, bits: Tensor, group_size: int, seed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _(x: Tensor, bits: Tensor, group_size: int, seed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     check_rows("per_group_quantize", x, bits, group_size, seed)
     size = torch.library.get_ctx().new_dynamic_size()  # by the values of `bits`
     return x.new_empty(size, dtype=torch.uint8), *_fake_rows(x, group_size)
@@ -566,7 +583,7 @@ def _register_preact(backend: Any, key: str) -> None:
         vectors = (γ, β, inverse_deviation)
         check_preact_codes("preact_backward", packed, vectors, bits, g.shape, g.stride(), g.dtype)
         g = g.clone()
-        results = of(g).through_normalisation(packed, γ, β, bits, slope, g, inverse_deviation, by_batch, into_input)
+        results = of(g).through_normalization(packed, γ, β, bits, slope, g, inverse_deviation, by_batch, into_input)
         *dx, dβ, dγ = results
         dx = (dx[0] if dx else g) if into_input else g.new_empty(0)
         return dx, dβ.float().clone(), dγ.float().clone()

@@ -82,7 +82,7 @@ def compress_saved_tensors(
     * parameters, other leaves that require a gradient, their views and casts, and the tensors in `keep`: they stay in
       memory anyway. (A frozen weight cast by autocast cannot be distinguished from an activation.)
     * tensors without history, through which no gradient flows: inputs and other constants, masks, means and deviations
-      of normalisations, the log-sum-exp of attention. Floating-point dropout masks, on the CPU, take one exact bit.
+      of normalizations, the log-sum-exp of attention. Floating-point dropout masks, on the CPU, take one exact bit.
     * tensors with infinities or NaN
     * outputs of log_softmax and logsumexp; every tensor saved by functions that divide by it, take its logarithm, root,
       norm, inverse or a power (except whole powers and powers above 1), and by the losses of torch.nn.functional; the
@@ -101,7 +101,7 @@ def compress_saved_tensors(
     saved by a compiled graph have no history, so only shapes and values are available. Saved exactly are then tensors
     that are not finite, statistics (a tensor that has all dimensions but one of another), matrices of queries × keys,
     log-probabilities (checked on one row), and tensors saved with a number for each row that is not a statistic of a
-    normalisation: operands of a softmax. Keep the loss out of the compiled function where you can.
+    normalization: operands of a softmax. Keep the loss out of the compiled function where you can.
 
     Args:
         quantizer: `PerGroup`, `Outlier`, or any object with compress(x) → decompress(), nbytes. `FixedPoint` is not
@@ -477,13 +477,13 @@ def _enters_softmax(x: Tensor, y: Tensor) -> bool:
     """Return whether `x` may be the operand of a compiled softmax, and `y` the maxima of its rows.
 
     `y` need not be the maxima of `x` itself, which may still be scaled. So any number for each row counts, unless it is
-    the row's mean or 1/deviation, which a normalisation saves (one row is checked).
+    the row's mean or 1/deviation, which a normalization saves (one row is checked).
     """
     if x.dim() < 2 or y.shape != (*x.shape[:-1], 1) or y.device != x.device or not is_plain(y) or is_abstract(x):
         return False
     row, number = x[(0,) * (x.dim() - 1)].double(), y[(0,) * y.dim()].double()
-    of_normalisation = torch.stack([row.mean(), row.var(correction=0).rsqrt(), row.square().mean().rsqrt()])
-    return not bool(torch.isclose(number, of_normalisation, rtol=0.01, atol=1e-6).any())
+    of_normalization = torch.stack([row.mean(), row.var(correction=0).rsqrt(), row.square().mean().rsqrt()])
+    return not bool(torch.isclose(number, of_normalization, rtol=0.01, atol=1e-6).any())
 
 
 def _are_log_probabilities(x: Tensor) -> bool:

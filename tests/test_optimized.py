@@ -63,8 +63,8 @@ def test_a_script_says_the_same_with_and_without_assertions(script):
     processes = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for command in commands
     ]
-    (plain, told), (optimized, told_optimized) = (process.communicate(timeout=240) for process in processes)
-    assert [process.returncode for process in processes] == [0, 0], told + told_optimized
+    (plain, errors), (optimized, optimized_errors) = (process.communicate(timeout=240) for process in processes)
+    assert [process.returncode for process in processes] == [0, 0], errors + optimized_errors
     assert optimized == plain
     assert "AssertionError" not in plain
     assert "fewbit does not know its activation" in plain

@@ -69,8 +69,10 @@ class Timing:
     @property
     def bar(self) -> float | None:
         """Upper limit of `ratio`, or None if there is none."""
-        told = self.which == "both" and self.shape == BAR_SHAPE and self.dtype in BAR_DTYPES and self.bits in BAR_BITS
-        return BARS.get(self.activation) if told else None
+        has_bar = (
+            self.which == "both" and self.shape == BAR_SHAPE and self.dtype in BAR_DTYPES and self.bits in BAR_BITS
+        )
+        return BARS.get(self.activation) if has_bar else None
 
     @property
     def met(self) -> bool | None:
@@ -144,7 +146,7 @@ def command(
 
     Forward, backward and both are timed, of gelu if none is named; all take turns, and medians are printed:
     milliseconds, the ratio of the two, and GB/s of the bytes that must move. Last comes what a call costs on a tensor
-    of 1,000 elements. Where there is a bar it is told whether it is met, and --bars measures all of them, forward and
+    of 1,000 elements. The table says whether a bar is met, where there is one; --bars measures all of them, forward and
     backward together.
 
     On a GPU it is GELU in three dtypes, of 2^20 to 2^29 elements and 1 to 8 bits, beside torch, torch.compile and a

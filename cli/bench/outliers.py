@@ -118,7 +118,7 @@ class StepTime:
 
 
 def six_convolutions() -> nn.Module:
-    """Return six convolutions of 64 to 256 channels with batch normalisation and ReLU, in the style of VGG."""
+    """Return six convolutions of 64 to 256 channels with batch normalization and ReLU, in the style of VGG."""
     first, second, third = ((*conv(a, b), *conv(b, b)) for a, b in ((3, 64), (64, 128), (128, 256)))
     head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10))
     return nn.Sequential(*first, nn.MaxPool2d(2), *second, nn.MaxPool2d(2), *third, *head)

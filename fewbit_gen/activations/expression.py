@@ -64,14 +64,14 @@ def check_variable(text: str) -> None:
     variables = {node.id for node in names if find_name(node.id, FAMILIES) is None and node.id not in _CONSTANTS}
     if not names or not all(isinstance(call.func, ast.Name) for call in calls):
         return
-    told = f"the variable of an expression is x, and {shown(text.strip())} has none"
+    problem = f"the variable of an expression is x, and {shown(text.strip())} has none"
     for node in names:
         if node.id not in _CONSTANTS:
             node.id = "x" if node.id in variables else f"{node.id}(x)"
     in_x = ast.unparse(tree).replace(" ", "")
     if len(variables) > 1 or expression_tree(in_x) is None:
         in_x = "an expression such as x*sigmoid(2*x)"
-    raise FewbitError(f"{told}: write {in_x}")
+    raise FewbitError(f"{problem}: write {in_x}")
 
 
 def _parsed(text: str) -> ast.expr | None:

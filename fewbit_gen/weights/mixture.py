@@ -16,7 +16,7 @@ _MARKS = 65
 
 
 def mixture(*parts: tuple[float, Weight]) -> Weight:
-    """Return the weighted sum of densities, each normalised to mass 1, with shares normalised to sum 1.
+    """Return the weighted sum of densities, each normalized to mass 1, with shares normalized to sum 1.
 
     >>> mixture((0.7, normal(0, 1)), (0.3, laplace(1, 2))).spec
     '0.7*normal:0,1+0.3*laplace:1,2'

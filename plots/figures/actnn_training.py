@@ -86,8 +86,8 @@ def _draw_bytes(axes: Axes, variants: Sequence[Variant]) -> None:
     for index, (place, variant) in enumerate(zip(_places(axes, variants), variants, strict=True)):
         axes.barh(place, variant.kept / 2**20, color=_colour(index), height=0.62)
         ratio = variants[0].kept / variant.kept
-        told = f" {variant.kept / 2**20:.2f}" + (f"  ({ratio:.1f}× less)" if index else "")
-        axes.text(variant.kept / 2**20, place, told, va="center", fontsize=8.5, color=INK)
+        label = f" {variant.kept / 2**20:.2f}" + (f"  ({ratio:.1f}× less)" if index else "")
+        axes.text(variant.kept / 2**20, place, label, va="center", fontsize=8.5, color=INK)
     axes.set_xlim(0, 1.35 * max(variant.kept for variant in variants) / 2**20)
 
 

@@ -21,8 +21,8 @@ def check_figure_path(path: str | os.PathLike[str]) -> str:
     suffix = Path(path).suffix
     accepted = ", ".join(f".{name}" for name in FORMATS)
     if suffix[1:].lower() not in FORMATS:
-        told = f"has the suffix {suffix}" if suffix else "has no suffix"
-        raise FewbitError(f"cannot save a figure as {os.fspath(path)}: the name {told}; accepted: {accepted}")
+        problem = f"has the suffix {suffix}" if suffix else "has no suffix"
+        raise FewbitError(f"cannot save a figure as {os.fspath(path)}: the name {problem}; accepted: {accepted}")
     check_writable(path)
     return suffix[1:].lower()
 

@@ -3,7 +3,7 @@
     python -m fewbit.plots.studies.bias > actnn-bias.json
 
 Stochastic rounding is unbiased, so a gradient that is linear in the saved tensor is unbiased too. Where a saved tensor
-enters twice (the input gradient of a normalisation or a softmax from one copy) or through a softmax (attention), the
+enters twice (the input gradient of a normalization or a softmax from one copy) or through a softmax (attention), the
 gradient is biased. With ḡ the mean of N draws of a gradient whose exact value is g:
 
     noise² = Σ ‖gᵢ − ḡ‖² / (N − 1) / ‖g‖²        bias² = ‖ḡ − g‖² / ‖g‖² − noise² / N

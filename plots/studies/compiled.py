@@ -1,7 +1,9 @@
 """Training of GPT-2 and Llama under `torch.compile` with few bits between the passes. Paired seeds, one run at a time.
 
+"lora" is a fine-tuning: GPT-2, trained exactly on programs, learns English prose by adapters of rank 8.
+
     python -m fewbit.plots.studies.compiled -o training-compiled.json     all of it; resumes where it was broken off
-    run = train_one("gpt2: auto", seed=0, settings=SETTINGS, corpus=standard_library())
+    run = train_one("gpt2: auto", seed=0, settings=SETTINGS)
 
 The runs of a seed have the same weights and batches; all forward passes are exact, so their first losses are equal. The
 exact run from weights that differ by a millionth shows the effect of chance.
@@ -11,6 +13,7 @@ import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,7 +23,8 @@ from torch import Tensor, nn
 
 from ...tables.files import atomic_write
 from .. import compact_json
-from .data import Corpus, standard_library
+from .adapters import adapt
+from .data import documentation, standard_library
 from .runs import summary
 from .settings import Settings, Size
 from .small_networks import GPT2, Llama
@@ -28,9 +32,9 @@ from .trainer import Loss, next_character
 from .training import Variant, train
 
 SETTINGS = Settings(
-    steps=600, learning_rate=3e-3, size=Size(width=96, depth=4, heads=4, context=128), validation_windows=256
+    steps=600, batch=8, learning_rate=3e-3, size=Size(width=96, depth=4, heads=4, context=128), validation_windows=256
 )
-MODELS: Mapping[str, Callable[[Size], nn.Module]] = {"gpt2": GPT2, "llama": Llama}
+MODELS = ("gpt2", "llama", "lora")
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "exact": {"bits": None},
     "exact, nudged": {"bits": None},
@@ -45,14 +49,32 @@ VARIANTS: tuple[str, ...] = tuple(f"{model}: {name}" for model in MODELS for nam
 
 
 def train_one(
-    variant: str, seed: int, settings: Settings, corpus: Corpus, after_step: Callable[[], object] = lambda: None
+    variant: str, seed: int, settings: Settings, after_step: Callable[[], object] = lambda: None
 ) -> dict[str, Any]:
     """Train one variant with one seed; return its results for JSON."""
-    model, name = variant.split(": ")
-    nudge = 1e-6 if "nudged" in name else 0.0
-    made = Variant(variant, nudge=nudge, loss=compiled_loss(OPTIONS[name]))
-    (run,) = train([made], corpus, replace(settings, seed=seed), MODELS[model], after_step).runs
+    name, bits = variant.split(": ")
+    settings = replace(settings, seed=seed)
+    nudge = 1e-6 if "nudged" in bits else 0.0
+    model = partial(_adapted, trained=_trained(settings)) if name == "lora" else {"gpt2": GPT2, "llama": Llama}[name]
+    corpus = documentation() if name == "lora" else standard_library()
+    made = Variant(variant, nudge=nudge, loss=compiled_loss(OPTIONS[bits]))
+    (run,) = train([made], corpus, settings, model, after_step).runs
     return summary(run, seed)
+
+
+@cache
+def _trained(settings: Settings) -> Mapping[str, Tensor]:
+    """Return the weights of GPT-2 after exact training on the standard library."""
+    models: list[nn.Module] = []
+    exact = Variant("exact", prepare=models.append, loss=compiled_loss(OPTIONS["exact"]))
+    train([exact], standard_library(), settings, GPT2)
+    return models[0].state_dict()
+
+
+def _adapted(size: Size, trained: Mapping[str, Tensor]) -> nn.Module:
+    model = GPT2(size)
+    model.load_state_dict(trained)
+    return adapt(model)
 
 
 def compiled_loss(options: Mapping[str, Any]) -> Loss:
@@ -85,19 +107,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--variant", action="append", choices=VARIANTS, help="default: all")
     chosen = parser.parse_args(arguments)
     settings = replace(SETTINGS, steps=chosen.steps)
-    told = {name: value for name, value in asdict(settings).items() if name != "seed"}
+    described = {name: value for name, value in asdict(settings).items() if name != "seed"}
     numbers = json.loads(chosen.output.read_text()) if chosen.output.exists() else {}
-    runs = numbers["runs"] if numbers.get("settings") == told else []
+    runs = numbers["runs"] if numbers.get("settings") == described else []
     done = {(run["variant"], run["seed"]) for run in runs}
-    corpus = standard_library()
     for seed in range(chosen.seeds):
         for variant in chosen.variant or VARIANTS:
             if (variant, seed) in done:
                 continue
-            runs.append(train_one(variant, seed, settings, corpus))
+            runs.append(train_one(variant, seed, settings))
             print(variant, seed, round(runs[-1]["validation_loss"], 4), runs[-1]["saved_bytes"], flush=True)
             with atomic_write(chosen.output) as stream:
-                stream.write(compact_json.dumps({"settings": told, "runs": runs}).encode())
+                stream.write(compact_json.dumps({"settings": described, "runs": runs}).encode())
     for variant, values in differences(runs).items():
         print(f"{variant:24} {fmean(values):+.4f}   {' '.join(f'{d:+.4f}' for d in values)}")
 

@@ -4,6 +4,7 @@ digits      1,797 handwritten digits of 8×8 pixels, ten classes
 patches     squares of 16×16 pixels of scikit-learn's two photographs, each cut into five columns; the class is the
             column, one of ten
 text        the source of Python's own standard library, a character its ASCII code
+prose       Python's reference manual, a character its ASCII code
 words       the words of the same text, numbered by frequency
 """
 
@@ -13,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from pydoc_data import topics
 from typing import Any
 
 import numpy as np
@@ -153,6 +155,13 @@ def standard_library(characters: int = CHARACTERS) -> Corpus:
     kept = [path for path in files if path not in held_out]
     validation = characters // _VALIDATION_EVERY
     return Corpus(_encode(kept, characters - validation), _encode(held_out, validation))
+
+
+def documentation() -> Corpus:
+    """Return the text of Python's reference manual as its `help` shows it, the last tenth for validation."""
+    text = _encode([Path(topics.__file__)], CHARACTERS)
+    cut = len(text) - len(text) // _VALIDATION_EVERY
+    return Corpus(text[:cut], text[cut:])
 
 
 def library_words(characters: int, vocabulary: int) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 def conv(
     before: int, after: int, kernel: int = 3, stride: int = 1, groups: int = 1, norm: bool = True
 ) -> list[nn.Module]:
-    """Return a convolution that keeps the size except for its stride, optional batch normalisation, and ReLU."""
+    """Return a convolution that keeps the size except for its stride, optional batch normalization, and ReLU."""
     layers: list[nn.Module] = [nn.Conv2d(before, after, kernel, stride, kernel // 2, groups=groups, bias=not norm)]
     return [*layers, *([nn.BatchNorm2d(after)] if norm else []), nn.ReLU(inplace=True)]
 

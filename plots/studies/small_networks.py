@@ -61,7 +61,7 @@ class Block(nn.Module):
         before, after: channels of input and output.
         stride: of the first convolution and the shortcut.
         activation, layers: see `resnet`.
-        normed: whether a convolution in the shortcut is followed by normalisation.
+        normed: whether a convolution in the shortcut is followed by normalization.
         shortcut_first: whether the shortcut is computed before the convolutions. It changes no value, only which random
             numbers the compressed layers draw.
     """
@@ -128,7 +128,7 @@ class Transformer(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention and MLP with pre-normalisation and residual connections; (batch, length, width) to the same."""
+    """Attention and MLP with pre-normalization and residual connections; (batch, length, width) to the same."""
 
     def __init__(self, size: Size, activation: Callable[[], nn.Module]) -> None:
         super().__init__()

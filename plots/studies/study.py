@@ -144,5 +144,5 @@ class Study:
         try:
             return cls(str(data["model"]), tuple(map(Training.from_dict, data["trainings"])))
         except (KeyError, TypeError, ValueError, FewbitError) as error:
-            told = error if isinstance(error, FewbitError) else "not what `fewbit plot training` writes"
-            raise FewbitError(f"{source}: {told}") from None
+            problem = error if isinstance(error, FewbitError) else "not what `fewbit plot training` writes"
+            raise FewbitError(f"{source}: {problem}") from None

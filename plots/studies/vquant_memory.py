@@ -100,8 +100,8 @@ def by_formula(name: str) -> dict[str, Any]:
 def measured(name: str, batch: int = 1) -> dict[str, Any]:
     """Return the bytes per image that one forward pass of a real network saves for backward, exact and with V-Quant.
 
-    All tensors that autograd saves are counted, including those of normalisation and pooling. "layers" compresses the
-    tensors that the paper does, "norms" the inputs of normalisations as well.
+    All tensors that autograd saves are counted, including those of normalization and pooling. "layers" compresses the
+    tensors that the paper does, "norms" the inputs of normalizations as well.
     """
     images = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     row: dict[str, Any] = {"network": name}

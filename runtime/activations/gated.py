@@ -140,5 +140,5 @@ def check_pair(gate: Any, up: Any) -> None:
         if not isinstance(x, Tensor):
             raise FewbitError(f"{name} is a tensor, not {shown(x)}")
     if gate.shape != up.shape or gate.dtype != up.dtype or gate.device != up.device:
-        told = [f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)} on {x.device}" for x in (gate, up)]
-        raise FewbitError(f"gate and up have one shape, dtype and device, not {told[0]} and {told[1]}")
+        described = [f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)} on {x.device}" for x in (gate, up)]
+        raise FewbitError(f"gate and up have one shape, dtype and device, not {described[0]} and {described[1]}")

@@ -14,7 +14,7 @@ A layer whose gradient has not been observed (every layer, before the first back
 that the first iteration is ActNN with per-sample bits only, and an unused layer takes nothing from the others. The same
 holds for a layer whose sensitivities are not comparable with those of other kinds (sensitivity.py, `is_comparable`).
 
-Layers whose rounding changes the gradient that they pass on, such as normalisations, have at least 2 bits where `bits`
+Layers whose rounding changes the gradient that they pass on, such as normalizations, have at least 2 bits where `bits`
 allows it. The paper has no such bound; with 1 bit there, the errors of a deep network multiply from layer to layer.
 """
 

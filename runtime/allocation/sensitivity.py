@@ -14,7 +14,7 @@ or fewer) of range R_ni. t_n is the factor by which the layer's backward pass mu
     anything else       mean of ∇_n²          as for a product with the saved tensor
 
 ∇²_nc is the mean over the positions of a channel, r = 1/deviation the factor of the layer, M the number of elements
-that the deviation is taken over. A normalisation compresses x̄, not x as in the paper, so there is one factor r² less.
+that the deviation is taken over. A normalization compresses x̄, not x as in the paper, so there is one factor r² less.
 The term ∇² is the variance of ∇w, required by Equation 8, and the last term that of ∇X, from B.2, where d_c² is
 replaced by its average if y and ∇y do not correlate, w_c² Σ_n ∇²_nc.
 
@@ -25,10 +25,10 @@ The factor 1 + P w_c² r_c² is not in the paper. Equation 8 omits the effect of
 earlier weights. There is none for linear layers, whose ∇X does not depend on their saved input. But the noise of
 Σ_n x̄_nc ∇_nc, the same for all samples, moves all of ∇X along x̄, and an earlier weight accumulates it: to w_c² r_c² of
 the variance of ∇w_c, if its inputs are white and of variance 1. P is the number of such weights. Without the factor
-normalisations get 1 bit each, and the variance of all gradients at 2 bits on average is three times that of uniform
+normalizations get 1 bit each, and the variance of all gradients at 2 bits on average is three times that of uniform
 bits.
 
-Tests compare linear layers, convolutions and batch normalisation with measured variances. The last two rows are
+Tests compare linear layers, convolutions and batch normalization with measured variances. The last two rows are
 accurate enough to compare samples of one layer, not layers: a small transformer at 2 bits on average trained worse than
 with uniform bits when they were included, and better when they were not (`is_comparable`).
 """
@@ -107,7 +107,7 @@ def gradient_factor(
         layer: the layer whose input is compressed.
         gradient: ∇, of the layer's output, (N, ...).
         shape: of the input.
-        rstd: r, of a normalisation: (C,) by channel, or by sample.
+        rstd: r, of a normalization: (C,) by channel, or by sample.
         before: P, layers with weights (`has_weights`) between the model's input and this one.
     """
     N = gradient.shape[0]
@@ -134,7 +134,7 @@ def gradient_factor(
         M = N * by_channel.shape[2]
         passed = 1 + before * w4.sqrt() * r2
         return (g * passed + w4 * r2 / M * (g + g.mean(0))).mean(1)
-    M = max(1, _normalised(layer, shape))
+    M = max(1, _normalized(layer, shape))
     return mean * (1 + (before * w4.sqrt().mean() + 2 * w4.mean() / M) * r2.reshape(N, -1).mean(1))
 
 
@@ -154,15 +154,15 @@ def _taps(size: int, outputs: int, kernel: int, stride: int, padding: int, dilat
 
 
 def _epsilon(layer: nn.Module, dtype: torch.dtype) -> float:
-    """Return ε, which a normalisation adds to the variance."""
+    """Return ε, which a normalization adds to the variance."""
     if isinstance(layer, RMSNormOfTransformers):
         return layer.epsilon
     epsilon = getattr(layer, "eps", None)
     return torch.finfo(dtype).eps if epsilon is None else epsilon
 
 
-def _normalised(layer: nn.Module, shape: torch.Size) -> int:
-    """Return the number of elements over which a normalisation takes its mean."""
+def _normalized(layer: nn.Module, shape: torch.Size) -> int:
+    """Return the number of elements over which a normalization takes its mean."""
     if isinstance(layer, RMSNormOfTransformers):
         return layer.weight.numel()
     if isinstance(layer, nn.LayerNorm | nn.RMSNorm):

@@ -198,13 +198,14 @@ def _shown(x: Tensor) -> str:
 # ---- quantizers ------------------------------------------------------------------------------------------------------
 
 
-def check_rows(op: str, x: Tensor, bits: int | Tensor, group_size: int, seed: Tensor) -> None:
+def check_rows(op: str, x: Tensor, bits: int | Tensor, group_size: int, seed: Tensor | None) -> None:
     """Raise FewbitError unless `per_group_quantize` (or its form with bits of each sample) can take these arguments."""
     _check_kind(op, x)
     if x.dim() != 2:
         raise FewbitError(f"{op}: x has two dimensions, samples and elements, not {x.dim()}")
     check_integer("group_size", group_size, 1, 2**31)
-    _check_seeds(x, seed, 1)
+    if seed is not None:
+        _check_seeds(x, seed, 1)
     if isinstance(bits, Tensor):
         _check_sample_bits(op, bits, x.shape[0])
     else:

@@ -1,14 +1,18 @@
-"""Codes of saved tensors in plain torch, which the compiler fuses into the kernels around them.
+"""Codes of saved tensors: by the runtime's kernels, or in plain torch, which the compiler fuses into its own.
 
     groups = groups_of(x, most=256, multiple=2)       how the elements of x lie and are grouped
-    parts = quantize(x, groups, bits=4, random=None)  planes of codes, minima and scales
+    parts = quantize(x, groups, bits=4, random=None)  planes of codes, minima and inverse scales
     x̂ = dequantize(parts, groups, bits=4, dtype=x.dtype)
+
+`has_kernels` tells the devices of the first kind, where `PerGroup`'s own ops are spliced into the graphs. That is the
+CPU: its compiled loops read integers one vector at a time through memory, and take 7 ns for an element of 6 bits, there
+and back, where the kernels take 1.7. On all other devices the codes are those of this file.
 
 The mathematics is that of `PerGroup` (quantizers/per_group.py): a group of minimum Z and range R has the codes
 ⌊B·(h − Z)/R + ξ⌋ of B = 2^b − 1, and Z and R are saved in bfloat16 so that [Z, Z + R] covers the group. Three things
 differ, each for speed in a kernel that the compiler writes:
 
-    scale     R/B is saved in place of R, and a constant group is its Z in bfloat16 (exact for zeros).
+    scale     B/R is saved in place of R, and a constant group is its Z in bfloat16 (exact for zeros).
     ξ         stochastic: one random number a group, rotated by the golden ratio from element to element. Each ξ is
               uniform, so x̂ is unbiased as PerGroup's is, and groups are independent; elements of a group are not.
               nearest: ½.
@@ -25,11 +29,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import ops
 from ..quantizers.per_group import LEAST_ROW
+from ..tensors.dtypes import KINDS
 
 GOLDEN = 0.6180339887498949
 LEAST_SCALE = 2.0**-100
-ROUND_UP = 1 + 2.0**-7  # a factor that is more than one unit in bfloat16's last place
 
 
 @dataclass(frozen=True)
@@ -129,8 +134,39 @@ def planes_of(bits: int) -> list[int]:
     return [w for w in (8, 4, 2, 1) if bits & w]
 
 
+def has_kernels(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether `quantize_by_kernel` takes such tensors, and is faster than compiled loops."""
+    return device.type == "cpu" and dtype in KINDS
+
+
+def quantize_by_kernel(x: Tensor, seed: Tensor | None, groups: Groups, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return codes, uint8 (1, bytes), minima and ranges, bfloat16 (…, count), of `x` as `PerGroup` makes them.
+
+    Args:
+        x: the tensor to save.
+        seed: int64 (), of stochastic rounding; None rounds to nearest.
+        groups: its groups.
+        bits: b, 1 to 8.
+    """
+    rows = groups.rows(x)
+    # One sample of consecutive groups: blocks of the kernel are then full, however short a row is.
+    packed, *parameters = ops.per_group_quantize(
+        rows.reshape(1, -1), bits, groups.size, None if seed is None else seed.view(1)
+    )
+    low, range_ = (p.view(rows.shape[:-1]) for p in parameters)
+    return packed, low, range_
+
+
+def dequantize_by_kernel(parts: Sequence[Tensor], groups: Groups, bits: int, dtype: torch.dtype) -> Tensor:
+    """Return the tensor that `quantize_by_kernel` gave `parts` of."""
+    packed, low, range_ = parts
+    parameters = low.view(1, -1), range_.view(1, -1)
+    flat = ops.per_group_dequantize(packed, *parameters, bits, groups.size, low.numel() * groups.size, dtype)
+    return groups.restore(flat.view(*low.shape, groups.size))
+
+
 def quantize(x: Tensor, groups: Groups, bits: int, random: Tensor | None) -> tuple[Tensor, ...]:
-    """Return planes of codes, uint8 (…, count, size·width/8) each, minima and scales, bfloat16 (…, count, 1).
+    """Return planes of codes, uint8 (…, count, size·width/8) each, minima and inverse scales, bfloat16 (…, count, 1).
 
     Args:
         x: the tensor to save.
@@ -142,24 +178,27 @@ def quantize(x: Tensor, groups: Groups, bits: int, random: Tensor | None) -> tup
     h = groups.rows(x).float()
     low, high = h.amin(-1, True), h.amax(-1, True)
     low = _bfloat16_below(low)
-    scale = _bfloat16_above(((high - low) / top).clamp_min(LEAST_SCALE))
-    low, scale = (written(p.bfloat16(), p.shape) for p in (low, scale))
-    u = (h - low.float()) * scale.float().reciprocal()
+    inverse_scale = _bfloat16_below(top / (high - low).clamp_min(top * LEAST_SCALE))
+    low, inverse_scale = (written(p.bfloat16(), p.shape) for p in (low, inverse_scale))
+    u = (h - low.float()) * inverse_scale.float()
     if random is None:
         codes = (u + 0.5).floor()
     else:
         turned = random + torch.arange(groups.size, device=x.device).float() * GOLDEN
         codes = (u + (turned - turned.floor())).floor()
-    codes = codes.clamp(0.0, top)
-    return (*_to_planes(codes, bits), low, scale)
+    # In memory a byte each, where several planes or the halves of one read them: compilers would write float32.
+    codes = codes.clamp(0.0, top).to(torch.uint8)
+    return (*_to_planes(codes if bits == 8 else written(codes, codes.shape).float(), bits), low, inverse_scale)
 
 
 def dequantize(parts: Sequence[Tensor], groups: Groups, bits: int, dtype: torch.dtype) -> Tensor:
     """Return the tensor that `quantize` gave `parts` of."""
-    *planes, low, scale = parts
+    *planes, low, inverse_scale = parts
     codes = _from_planes(planes, groups, bits)
-    scale, low = (p.float().view(*p.shape[:-1], *[1] * (codes.dim() - p.dim() + 1)) for p in (scale, low))
-    return groups.restore((codes * scale + low).to(dtype))
+    inverse_scale, low = (
+        p.float().view(*p.shape[:-1], *[1] * (codes.dim() - p.dim() + 1)) for p in (inverse_scale, low)
+    )
+    return groups.restore((codes / inverse_scale + low).to(dtype))
 
 
 def pack_bools(x: Tensor, groups: Groups) -> tuple[Tensor, ...]:
@@ -175,11 +214,6 @@ def unpack_bools(parts: Sequence[Tensor], groups: Groups) -> Tensor:
 def _bfloat16_below(x: Tensor) -> Tensor:
     """Return a number of bfloat16 at most `x`, float32, less than two units in the last place below; 0 for 0."""
     return _bfloat16(x - x.abs() * 2.0**-8)
-
-
-def _bfloat16_above(x: Tensor) -> Tensor:
-    """Return a number of bfloat16 above `x` > 0, float32."""
-    return _bfloat16(x * ROUND_UP)
 
 
 def _bfloat16(x: Tensor) -> Tensor:

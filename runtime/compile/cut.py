@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from .codes import Groups, groups_of, hint, planes_of
 from .options import CompileOptions
-from .roles import Role, base_of, classify, is_saved_itself, tensor_of
+from .roles import Role, base_of, classify, descendants, is_floating_input, is_saved_itself, tensor_of
 
 _KEY = "fewbit"
 _FREE = (Role.PARAMETER, Role.INPUT, Role.OTHER)  # of no data that is rounded
@@ -52,9 +52,11 @@ def choice_of(node: object) -> Choice | None:
 
 def annotate(graph: fx.Graph, parameters: Collection[fx.Node], options: CompileOptions) -> None:
     """Write into each node of a joint graph how its value would be saved, and which are not computed again."""
+    floating = descendants(graph, is_floating_input)
     for node, role in classify(graph, parameters).items():
         node.meta[_KEY] = _choose(node, role, options)
-        if role not in _FREE and is_saved_itself(node):
+        # Comparisons of integers alone, such as the one-hot form of labels, are as cheap again as bits to unpack.
+        if role not in _FREE and is_saved_itself(node) and node in floating:
             node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
 
 

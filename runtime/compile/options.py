@@ -40,7 +40,7 @@ class CompileOptions:
 
     bits: "Literal['auto'] | int | Mapping[str, Bits] | None" = "auto"
     rounding: Literal["stochastic", "nearest"] = "stochastic"
-    group: int = 256
+    group: int = 128
     keep: tuple[str, ...] = ()
     smallest: int = 4096
     recompute: float = 1.0

@@ -10,7 +10,16 @@ from torch import Tensor, fx
 from torch._inductor import inductor_prims
 
 from .. import ops
-from .codes import Groups, dequantize, pack_bools, quantize, unpack_bools
+from .codes import (
+    Groups,
+    dequantize,
+    dequantize_by_kernel,
+    has_kernels,
+    pack_bools,
+    quantize,
+    quantize_by_kernel,
+    unpack_bools,
+)
 from .cut import Choice, choice_of, module_names, nbytes_of, results_and_saved
 from .options import CompileOptions
 from .report import SavedTensor
@@ -55,34 +64,33 @@ def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: Compil
 
 
 class _Seeds:
-    """Seeds of a forward graph, one tensor a device: of fewbit's own stream, so torch's generators are not moved."""
+    """Seeds of a forward graph, of fewbit's own stream, so that torch's generators are not moved."""
 
     def __init__(self, graph: fx.Graph, count: int, splicer: Splicer) -> None:
         self.graph = graph
         self.count = count
-        self.used = 0
-        self.tensors: dict[torch.device, fx.Node] = {}
+        self.seeds: dict[torch.device, Iterator[fx.Node]] = {}
         self.splicer = splicer
 
     def next(self, device: torch.device) -> fx.Node:
-        """Return a new seed on a device, inserted behind the placeholders."""
-        if device not in self.tensors:
+        """Return a new seed on a device, int64 (), drawn behind the placeholders."""
+        if device not in self.seeds:
             some = next(n for n in self.graph.nodes if n.op == "placeholder" and tensor_of(n) is not None)
+            draw = partial(_draw_seeds, count=self.count, device=device)
             with self.graph.inserting_before(_after(some)):
-                drawn = self.splicer.splice(self.graph, partial(_draw_seeds, count=self.count, device=device), some)
-            (self.tensors[device],) = drawn
-        seeds = self.tensors[device]
-        with self.graph.inserting_before(_after(seeds)):
-            (seed,) = self.splicer.splice(self.graph, partial(inductor_prims.lookup_seed, index=self.used), seeds)
-        self.used += 1
-        return seed
+                self.seeds[device] = iter(self.splicer.splice(self.graph, draw, some))
+        return next(self.seeds[device])
 
 
-def _draw_seeds(some: Tensor, count: int, device: torch.device) -> Tensor:
-    return ops.draw_seeds(some, count).to(device, non_blocking=True)
+def _draw_seeds(some: Tensor, count: int, device: torch.device) -> list[Tensor]:
+    return ops.separate(ops.draw_seeds(some, count).to(device, non_blocking=True))
 
 
-def _quantize_at_random(x: Tensor, seed: Tensor, groups: Groups, bits: int) -> tuple[Tensor, ...]:
+def _quantize(x: Tensor, seed: Tensor | None = None, *, groups: Groups, bits: int) -> tuple[Tensor, ...]:
+    if has_kernels(x.device, x.dtype):
+        return quantize_by_kernel(x, seed, groups, bits)
+    if seed is None:
+        return quantize(x, groups, bits, None)
     size = [*groups.rows(x).shape[:-1], 1]
     return quantize(x, groups, bits, inductor_prims.random(size, seed, "rand"))
 
@@ -94,13 +102,13 @@ def _quantized(
     x = tensor_of(node)
     assert x is not None
     last, inputs = _last_use(graph, node), (node,)
-    codes: dict[str, Any] = {"groups": choice.groups, "bits": choice.bits}
+    groups: Any = choice.groups
     if choice.role is Role.BOOLEAN:
-        function = partial(pack_bools, groups=codes["groups"])
-    elif options.rounding == "nearest" or choice.role in _TO_NEAREST:
-        function = partial(quantize, **codes, random=None)
+        function = partial(pack_bools, groups=groups)
     else:
-        function, inputs = partial(_quantize_at_random, **codes), (node, seeds.next(x.device))
+        function = partial(_quantize, groups=groups, bits=choice.bits)
+        if options.rounding == "stochastic" and choice.role not in _TO_NEAREST:
+            inputs = node, seeds.next(x.device)
     with graph.inserting_before(_after(last if last.op != "placeholder" else inputs[-1])):
         return splicer.splice(graph, function, *inputs)
 
@@ -122,7 +130,10 @@ def _dequantized(
 
 
 def _restored(*parts: Tensor, groups: Groups, bits: int, dtype: torch.dtype) -> Tensor:
-    return unpack_bools(parts, groups) if dtype == torch.bool else dequantize(parts, groups, bits, dtype)
+    if dtype == torch.bool:
+        return unpack_bools(parts, groups)
+    by_kernel = has_kernels(parts[0].device, dtype)
+    return (dequantize_by_kernel if by_kernel else dequantize)(parts, groups, bits, dtype)
 
 
 def _last_use(graph: fx.Graph, node: fx.Node) -> fx.Node:

@@ -118,9 +118,9 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
         parameters: placeholders whose memory lives on anyway. What is computed from them alone is computed again.
     """
     # Integers are data wherever they live: tokens may be a buffer.
-    data = descendants(graph, lambda n: n.op == "placeholder" and (n not in parameters or not _is_floating_input(n)))
+    data = descendants(graph, lambda n: n.op == "placeholder" and (n not in parameters or not is_floating_input(n)))
     of_gradient = descendants(graph, lambda n: n.op == "placeholder" and "tangents" in str(n.target))
-    floating = descendants(graph, _is_floating_input)
+    floating = descendants(graph, is_floating_input)
     statistics = _statistics(graph)
     sinks = _sinks(graph, of_gradient)
     roles = {}
@@ -168,7 +168,8 @@ def descendants(graph: fx.Graph, is_root: Callable[[fx.Node], bool]) -> set[fx.N
     return found
 
 
-def _is_floating_input(node: fx.Node) -> bool:
+def is_floating_input(node: fx.Node) -> bool:
+    """Return whether the node is a floating-point tensor that the graph is given."""
     x = tensor_of(node)
     return node.op in ("placeholder", "get_attr") and x is not None and x.is_floating_point()
 

@@ -56,7 +56,7 @@ def convert(
     converted before are converted anew, with these bits; few-bit modules of your own are left.
 
     An activation is left if few bits would only add memory, unless `include` or `tables` names it: another op saves its
-    input or output anyway, as the Linear, convolution or normalisation after a ReLU saves the ReLU's output. Without
+    input or output anyway, as the Linear, convolution or normalization after a ReLU saves the ReLU's output. Without
     `inputs` this is decided by the structure and the source of the modules (neighbours.py).
 
     Args:
@@ -80,7 +80,7 @@ def convert(
             whose gradient stays exact.
         level: "L0" to "L5": layers as ActNN compresses them (actnn.py), with activations from "L2" on. `bits` then
             applies to the layers: 4 if None at L1 and L2; from L3 on an average, 2 if None, not necessarily an integer.
-        fuse_preact: 1 to 8, such as 4: run chains of batch normalisation, (leaky) ReLU and Conv or Linear as one layer
+        fuse_preact: 1 to 8, such as 4: run chains of batch normalization, (leaky) ReLU and Conv or Linear as one layer
             that saves this many bits for each element, by BLPA (blpa.py). `bits` applies to all other activations;
             `include` and `exclude` also select the convolutions and Linears of the chains.
         glu: ``parts``, ``inputs`` or ``exact``: replace gated MLPs such as Llama's by `fewbit.nn.GatedMLP`, which saves

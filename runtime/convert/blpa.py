@@ -17,7 +17,7 @@ from .swap import restore
 
 @dataclass(frozen=True)
 class BLPA:
-    """Chains of batch normalisation, (leaky) ReLU and Conv or Linear, each run as one layer (BLPA, Section 3).
+    """Chains of batch normalization, (leaky) ReLU and Conv or Linear, each run as one layer (BLPA, Section 3).
 
     Attributes:
         bits: 1 to 8, saved for each element of a chain's input.
@@ -67,7 +67,7 @@ class ByChains:
     @property
     def wants(self) -> str:
         """The kinds of modules that it converts, for the report."""
-        return "chain of batch normalisation, ReLU and Conv or Linear"
+        return "chain of batch normalization, ReLU and Conv or Linear"
 
     def candidates(self) -> list[Found]:
         """Return the linear part of each chain."""

@@ -13,7 +13,7 @@ from ..backends.forwards import forward_of
 from ..layers.activation import Activation as RoundedActivation
 from .formulas import Formula, agrees
 from .function_attributes import HeldFunction, read_function
-from .recognize import recognise, why_left
+from .recognize import recognize, why_left
 
 __all__ = ["Found", "activations", "modules_of", "original_of"]
 
@@ -112,7 +112,7 @@ def _walk(
 def _is_activation(module: nn.Module) -> bool:
     return (
         isinstance(module, FewBitActivation | RoundedActivation)
-        or recognise(module) is not None
+        or recognize(module) is not None
         or why_left(module) is not None
     )
 
@@ -160,7 +160,7 @@ def form_of(original: Activation, fused: bool = False) -> Form | str:
         return Form(held.activation, partial(HeldFunction, original, held), original)
     if isinstance(original, FewBitActivation | RoundedActivation):
         return "it is a few-bit activation of your own"
-    known = recognise(original)
+    known = recognize(original)
     if known is None:
         return why_left(original) or "it is no activation"
     if known.formula is None or (fused and known.has_fused):

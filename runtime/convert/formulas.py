@@ -13,7 +13,7 @@ from ...tables import Table
 from ..activations.modules import FewBitActivation
 from ..activations.table_lookup import resolve_table
 from ..backends.torch_functions import FORWARDS, Forward
-from .recognize import Recognised
+from .recognize import Recognized
 
 __all__ = ["COMPOSITES", "Formula"]
 
@@ -135,7 +135,7 @@ class Formula(FewBitActivation):
         bits, table: as for every few-bit activation.
     """
 
-    def __init__(self, known: Recognised, *, bits: int | None = None, table: Table | None = None) -> None:
+    def __init__(self, known: Recognized, *, bits: int | None = None, table: Table | None = None) -> None:
         assert known.formula is not None
         if table is None:
             table = resolve_table(known.activation, (), bits)
@@ -155,7 +155,7 @@ class Formula(FewBitActivation):
         return [*shown, "inplace=True"] if self.inplace else shown
 
 
-def agrees(original: nn.Module, known: Recognised) -> bool:
+def agrees(original: nn.Module, known: Recognized) -> bool:
     """Return whether `original` gives the same bits as its formula here: another version of its package might not."""
     assert known.formula is not None
     with torch.no_grad():

@@ -2,7 +2,7 @@
 
 Torch's activation saves its input or its output. If another op saves the same tensor, a few-bit copy only adds memory:
 
-    ReLU, Sigmoid, Tanh       save their output; so does a Linear, convolution, normalisation or pooling after them
+    ReLU, Sigmoid, Tanh       save their output; so does a Linear, convolution, normalization or pooling after them
     GELU, SiLU, …             save their input; where gate and up are parts of one tensor, the product with up saves all
                               of it
 
@@ -32,7 +32,7 @@ from ..activations.modules import FewBitActivation
 from ..layers.base import CompressedLayer
 from ..layers.huggingface import like
 from .find import Found
-from .recognize import recognise
+from .recognize import recognize
 from .swap import recast_by
 
 __all__ = ["Neighbours", "Outcome"]
@@ -154,7 +154,7 @@ class Neighbours:
             return next((outcome for outcome in inside if outcome is not _PASSES), _PASSES)
         if isinstance(module, nn.Softmax | nn.LogSoftmax | nn.Upsample):
             return _SAVES
-        if isinstance(module, nn.Module) and recognise(module) is not None:
+        if isinstance(module, nn.Module) and recognize(module) is not None:
             saved = saved_by(module.forward)
             return _adds(f"the {name} after it") if "input" in saved else _SAVES
         return _UNKNOWN

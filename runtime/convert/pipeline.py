@@ -1,7 +1,7 @@
 """Runs the methods of `convert` on a model, each on the modules that the earlier ones left.
 
     glu            GatedMLPs    gated_mlps.py   gated MLPs in one
-    fuse_preact    BLPA         blpa.py         normalisation, ReLU and layer in one
+    fuse_preact    BLPA         blpa.py         normalization, ReLU and layer in one
     level          ActNN        actnn.py        layers save their inputs by groups
     outliers       VQuant       vquant.py       layers and ReLUs share few bits and the largest values
 

@@ -50,7 +50,7 @@ class Chain:
     """One chain, by the names of its links in the module that runs them.
 
     Attributes:
-        norm, linear: names of the batch normalisation and of the convolution or Linear.
+        norm, linear: names of the batch normalization and of the convolution or Linear.
         activation: name of the ReLU; None if it is a function.
         before: poolings and flattenings folded into the linear part: a name, or a module made from a function.
         slope: negative slope of the leaky ReLU; 0 for ReLU.
@@ -63,7 +63,7 @@ class Chain:
     slope: float
 
     def modules(self, owner: nn.Module) -> tuple[Any, tuple[nn.Module, ...], nn.Module]:
-        """Return the normalisation, the folded modules, and the linear part."""
+        """Return the normalization, the folded modules, and the linear part."""
         before = (owner.get_submodule(link) if isinstance(link, str) else link for link in self.before)
         return owner.get_submodule(self.norm), tuple(before), owner.get_submodule(self.linear)
 
@@ -143,7 +143,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class FusionPlan:
-    """The chains of a model, and the normalisations outside any chain: (name, text of the module, reason)."""
+    """The chains of a model, and the normalizations outside any chain: (name, text of the module, reason)."""
 
     planned: tuple[Planned, ...]
     left: tuple[tuple[str, str, str], ...]
@@ -188,7 +188,7 @@ def swallowed(model: nn.Module) -> set[int]:
 
 
 def plan_of(model: nn.Module) -> FusionPlan:
-    """Return the chains of `model` that can be fused, and the batch normalisations that are left, with reasons."""
+    """Return the chains of `model` that can be fused, and the batch normalizations that are left, with reasons."""
     planned: list[Planned] = []
     left: list[tuple[str, str, str]] = []
     seen = set[nn.Module]()
@@ -217,7 +217,7 @@ def plan_of(model: nn.Module) -> FusionPlan:
 
 
 def _norms_of(owner: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the batch normalisations among the children of `owner` and in its ModuleLists and ModuleDicts."""
+    """Yield the batch normalizations among the children of `owner` and in its ModuleLists and ModuleDicts."""
     for name, child in owner.named_children():
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
             yield name, child
@@ -226,7 +226,7 @@ def _norms_of(owner: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _chains_of(owner: nn.Module) -> dict[str, Chain | str] | str:
-    """Return, for each normalisation that `owner` calls, its chain or the reason it has none.
+    """Return, for each normalization that `owner` calls, its chain or the reason it has none.
 
     A single string is returned, the reason, if `owner` cannot be traced.
     """
@@ -291,7 +291,7 @@ def _links(norm: fx.Node, owner: nn.Module) -> tuple[Chain, list[fx.Node]] | str
     """Return the chain that begins at `norm` and its nodes, or the reason there is none."""
     module = owner.get_submodule(str(norm.target))
     if torch_class(module) not in NORMS:
-        return f"{type(module).__name__} is another normalisation than torch's BatchNorm1d, 2d or 3d"
+        return f"{type(module).__name__} is another normalization than torch's BatchNorm1d, 2d or 3d"
     if len(norm.args) != 1 or norm.kwargs:
         return "it is called with other arguments than one tensor"
     nodes = [norm]

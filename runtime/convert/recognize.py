@@ -13,14 +13,14 @@ from torch import nn
 from ...tables.names import number_text
 from ..backends.activation_spec import ROW_OF_MODULE, ActivationRow
 
-__all__ = ["Recognised", "recognise", "why_left"]
+__all__ = ["Recognized", "recognize", "why_left"]
 
 
 Arguments = tuple[tuple[str, float | str], ...]
 
 
 @dataclass(frozen=True)
-class Recognised:
+class Recognized:
     """The function that a module computes.
 
     Attributes:
@@ -46,11 +46,11 @@ class Recognised:
         return in_torch and not (self.inplace and self.name in ("Sigmoid", "Tanh"))
 
 
-Rule = Callable[[Any], Recognised]
+Rule = Callable[[Any], Recognized]
 _Verdict = Rule | str  # how to read a module of the class, or the reason to leave it
 
 
-def recognise(module: nn.Module) -> Recognised | None:
+def recognize(module: nn.Module) -> Recognized | None:
     """Return which activation `module` is, or None if it has no few-bit form (see `why_left`)."""
     verdict = _verdict(module)
     return None if verdict is None or isinstance(verdict, str) else verdict(module)
@@ -90,25 +90,25 @@ def _call_text(family: str, arguments: Mapping[str, float], defaults: Mapping[st
 def _torch(name: str, row: ActivationRow) -> Rule:
     """Return the rule of the class `name` of torch.nn, whose arguments are its attributes."""
 
-    def rule(module: Any) -> Recognised:
+    def rule(module: Any) -> Recognized:
         arguments = {parameter: getattr(module, parameter) for parameter, _ in row.defaults}
         text = _call_text(row.name, arguments, dict(row.defaults))
-        return Recognised(name, tuple(arguments.items()), text, bool(getattr(module, "inplace", False)))
+        return Recognized(name, tuple(arguments.items()), text, bool(getattr(module, "inplace", False)))
 
     return rule
 
 
-def _gelu(module: Any) -> Recognised:
+def _gelu(module: Any) -> Recognized:
     activation = "gelu_tanh" if module.approximate == "tanh" else "gelu"
-    return Recognised("GELU", (("approximate", module.approximate),), activation)
+    return Recognized("GELU", (("approximate", module.approximate),), activation)
 
 
 def _fixed(name: str, activation: str, arguments: Arguments = (), *, formula: str | None = None) -> Rule:
     """Return the rule of a class whose function depends on nothing in the module except `inplace`."""
 
-    def rule(module: Any) -> Recognised:
+    def rule(module: Any) -> Recognized:
         inplace = bool(getattr(module, "inplace", False))
-        return Recognised(name, arguments, activation, inplace, formula)
+        return Recognized(name, arguments, activation, inplace, formula)
 
     return rule
 
@@ -116,9 +116,9 @@ def _fixed(name: str, activation: str, arguments: Arguments = (), *, formula: st
 def _held(name: str, activation: str, formula: str, arguments: Arguments = ()) -> Rule:
     """Return the rule of a class of `transformers` whose `act` is either torch's function or its own formula."""
 
-    def rule(module: Any) -> Recognised:
+    def rule(module: Any) -> Recognized:
         own = getattr(getattr(module, "act", None), "__self__", None) is module  # a bound method: the formula
-        return Recognised(name, arguments, activation, formula=formula if own else None)
+        return Recognized(name, arguments, activation, formula=formula if own else None)
 
     return rule
 
@@ -126,9 +126,9 @@ def _held(name: str, activation: str, formula: str, arguments: Arguments = ()) -
 def _either(name: str, activation: str, formula: str | None, in_place: str) -> Rule:
     """Return the rule of a class of `timm` that uses a different formula in place."""
 
-    def rule(module: Any) -> Recognised:
+    def rule(module: Any) -> Recognized:
         inplace = bool(getattr(module, "inplace", False))
-        return Recognised(name, (), activation, inplace, in_place if inplace else formula)
+        return Recognized(name, (), activation, inplace, in_place if inplace else formula)
 
     return rule
 

@@ -80,7 +80,7 @@ def value_aware(
         ratio: AR, from 0 to 1.
         relu_codes: True: RV-Quant, a ReLU shares its codes with the next layer and needs 2 bits; False: it saves a
             1-bit mask, and the next layer V-Quant codes with all 2^K levels. None: True from 2 bits on.
-        norms: replace batch and instance normalisations too: far less memory, but the propagated error is inexact.
+        norms: replace batch and instance normalizations too: far less memory, but the propagated error is inexact.
         value_dtype: of large values.
         wanted: (name, module) -> whether to replace it.
 
@@ -105,7 +105,7 @@ class VQuant:
         ratio: AR, the ratio of largest values that are saved exactly, from 0 to 1.
         relu_codes: True: RV-Quant, a ReLU shares its codes with the next layer and needs 2 bits; False: it saves a
             1-bit mask, and the next layer V-Quant codes with all 2^K levels. None: True from 2 bits on.
-        norms: replace batch and instance normalisations too: far less memory, but the propagated error is inexact.
+        norms: replace batch and instance normalizations too: far less memory, but the propagated error is inexact.
         value_dtype: of large values.
 
     Raises:
@@ -140,7 +140,7 @@ class ByValue:
         model: the model to convert.
         quantizer: of layers.
         relu: quantizer of ReLUs; None if they save a mask.
-        norms: whether normalisations are replaced.
+        norms: whether normalizations are replaced.
     """
 
     model: nn.Module

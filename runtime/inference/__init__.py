@@ -1,4 +1,4 @@
-"""Quantised inference by V-Quant: weights and activations in 3 to 5 bits, the few large ones in 16."""
+"""Quantized inference by V-Quant: weights and activations in 3 to 5 bits, the few large ones in 16."""
 
 from .activations import InputQuantizer
 from .layers import PackedLayer, PackedTensor, TunedLayer

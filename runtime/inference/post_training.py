@@ -90,7 +90,7 @@ def quantize(
 
     root = replaced(model, new)
     if not made:
-        raise FewbitError("the model has no Linear, convolution, Embedding or LSTM to quantise")
+        raise FewbitError("the model has no Linear, convolution, Embedding or LSTM to quantize")
     return root
 
 
@@ -137,7 +137,7 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, keep_input: bool = Tr
             model(*batch) if isinstance(batch, tuple) else model(batch)
             count += 1
         if not count:
-            raise FewbitError("calibrate needs a batch of inputs at least")
+            raise FewbitError("calibrate needs at least one batch of inputs")
         first = order[0] if keep_input and order else None
         for quantizer in quantizers:
             if quantizer is not first:
@@ -182,7 +182,7 @@ def pack(model: nn.Module) -> nn.Module:
 
     root = replaced(model, new)
     if not made:
-        raise FewbitError("the model has no quantised layer: call quantize(model) first")
+        raise FewbitError("the model has no quantized layer: call quantize(model) first")
     return root
 
 

@@ -111,7 +111,7 @@ def search(
     """
     configurations = [Configuration(*numbers) for numbers in itertools.product(bits, weight_ratios, activation_ratios)]
     if not configurations:
-        raise FewbitError("search needs a number of bits and a ratio each at least")
+        raise FewbitError("search needs at least one number of bits and one ratio")
     batches = list(batches)
     pending = sorted((_sized(model, c) for c in configurations), key=lambda row: row.size)
     rows: list[Candidate] = []

@@ -203,7 +203,7 @@ def _codes(weight: Tensor, metadata: Any, tensors: dict[str, Tensor], prefix: st
 def _fields(name: str, metadata: Any, *names: str) -> list[Any]:
     """Return the values of the metadata; raise `FewbitError` unless it is a dictionary of exactly these names."""
     if not isinstance(metadata, dict) or metadata.keys() != set(names):
-        raise FewbitError(f"what is told of {shown(name)} is {', '.join(names)}, in the file {shown(metadata)}")
+        raise FewbitError(f"the description of {shown(name)} holds {', '.join(names)}, in the file {shown(metadata)}")
     return [metadata[name] for name in names]
 
 

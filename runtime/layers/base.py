@@ -3,7 +3,7 @@
 A compressed layer *is* torch's layer: a subclass with torch's arguments, parameters, buffers and state_dict. Only the
 tensors that its backward pass needs go through `saver`. The forward pass calls torch's own ops, so the outputs are
 torch's bit for bit; the backward pass calls torch's own ops on the decompressed input. As E[decompress(compress(x))] =
-x, a gradient that is linear in x is unbiased (ActNN, Theorem 1). The input gradients of normalisations and softmax are
+x, a gradient that is linear in x is unbiased (ActNN, Theorem 1). The input gradients of normalizations and softmax are
 not linear, and unbiased only from two copies, nor are those of attention: normalization.py, softmax.py and attention.py
 state the bias.
 

@@ -1,4 +1,4 @@
-"""Batch normalisation, also over processes, and instance normalisation: the normalised input is saved in few bits.
+"""Batch normalization, also over processes, and instance normalization: the normalized input is saved in few bits.
 
 Mean and deviation of each channel are saved exactly, as by torch. In training the gradient of the input is that of
 normalization.py, from one copy or two. With running statistics (evaluation) it does not depend on the input, which is
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class _BatchNorm(CompressedNorm, nn.modules.batchnorm._BatchNorm):
-    """Base of the batch normalisations."""
+    """Base of the batch normalizations."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output, and update torch's statistics."""
@@ -63,15 +63,15 @@ class _BatchNorm(CompressedNorm, nn.modules.batchnorm._BatchNorm):
 
 
 class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
-    """`torch.nn.BatchNorm1d`, which saves its normalised input in few bits."""
+    """`torch.nn.BatchNorm1d`, which saves its normalized input in few bits."""
 
 
 class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
-    """`torch.nn.BatchNorm2d`, which saves its normalised input in few bits."""
+    """`torch.nn.BatchNorm2d`, which saves its normalized input in few bits."""
 
 
 class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
-    """`torch.nn.BatchNorm3d`, which saves its normalised input in few bits."""
+    """`torch.nn.BatchNorm3d`, which saves its normalized input in few bits."""
 
 
 def batch_norm(
@@ -86,7 +86,7 @@ def batch_norm(
     saver: Saver,
     copies: int = 1,
 ) -> Tensor:
-    """`torch.nn.functional.batch_norm`, which saves its normalised input through `saver`; dimension 0 = samples."""
+    """`torch.nn.functional.batch_norm`, which saves its normalized input through `saver`; dimension 0 = samples."""
     if training:
         F._verify_batch_size(x.size())  # pyright: ignore[reportAttributeAccessIssue]
     return apply(
@@ -185,9 +185,9 @@ def _from_two_copies(grad: Tensor, normed: list[Tensor], weight: Tensor | None, 
 
 
 class SyncBatchNorm(_BatchNorm, nn.SyncBatchNorm):
-    """`torch.nn.SyncBatchNorm`, which saves its normalised input in few bits.
+    """`torch.nn.SyncBatchNorm`, which saves its normalized input in few bits.
 
-    Like torch's, it takes CUDA tensors in a process group; elsewhere it is batch normalisation. `copies` applies only
+    Like torch's, it takes CUDA tensors in a process group; elsewhere it is batch normalization. `copies` applies only
     there: over processes one copy is saved.
     """
 
@@ -251,7 +251,7 @@ class _Held(SimpleNamespace):
 
 
 class _InstanceNorm(CompressedNorm, nn.modules.instancenorm._InstanceNorm):
-    """Base of the instance normalisations; torch's classes call the op in `_apply_instance_norm`."""
+    """Base of the instance normalizations; torch's classes call the op in `_apply_instance_norm`."""
 
     def _apply_instance_norm(self, input: Tensor) -> Tensor:
         if not compresses(input, self.weight, self.bias):
@@ -271,15 +271,15 @@ class _InstanceNorm(CompressedNorm, nn.modules.instancenorm._InstanceNorm):
 
 
 class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
-    """`torch.nn.InstanceNorm1d`, which saves its normalised input in few bits."""
+    """`torch.nn.InstanceNorm1d`, which saves its normalized input in few bits."""
 
 
 class InstanceNorm2d(_InstanceNorm, nn.InstanceNorm2d):
-    """`torch.nn.InstanceNorm2d`, which saves its normalised input in few bits."""
+    """`torch.nn.InstanceNorm2d`, which saves its normalized input in few bits."""
 
 
 class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
-    """`torch.nn.InstanceNorm3d`, which saves its normalised input in few bits."""
+    """`torch.nn.InstanceNorm3d`, which saves its normalized input in few bits."""
 
 
 def instance_norm(
@@ -294,9 +294,9 @@ def instance_norm(
     saver: Saver,
     copies: int = 1,
 ) -> Tensor:
-    """`torch.nn.functional.instance_norm`, which saves its normalised input through `saver`.
+    """`torch.nn.functional.instance_norm`, which saves its normalized input through `saver`.
 
-    As in torch, it is the batch normalisation of one sample with the channels of all samples.
+    As in torch, it is the batch normalization of one sample with the channels of all samples.
     """
     if use_input_stats:
         F._verify_spatial_size(x.size())  # pyright: ignore[reportAttributeAccessIssue]

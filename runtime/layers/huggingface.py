@@ -1,4 +1,4 @@
-"""Layers that `transformers` defines itself: GPT-2's Conv1D, which is a linear layer, and RMS normalisations.
+"""Layers that `transformers` defines itself: GPT-2's Conv1D, which is a linear layer, and RMS normalizations.
 
     Conv1D                                          torch.addmm(bias, x, weight): the weight is a Linear's transposed
     LlamaRMSNorm, T5LayerNorm, Gemma2RMSNorm, …     x / √(mean x² + ε) · w, or · (1 + w): 175 classes, written five ways
@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from .base import CompressedLayer, apply, compresses, saver_text
-from .layer_norm import CompressedNormalisation, Gradients, RootMeanSquare
+from .layer_norm import CompressedNormalization, Gradients, RootMeanSquare
 from .linear import linear
 from .normalization import CompressedNorm
 from .source_match import is_written_as
@@ -56,7 +56,7 @@ class Conv1D(_Form):
 
 
 class RMSNorm(_Form, CompressedNorm):
-    """An RMS normalisation of transformers, which saves its normalised input in few bits."""
+    """An RMS normalization of transformers, which saves its normalized input in few bits."""
 
     weight: Tensor
 
@@ -70,12 +70,12 @@ class RMSNorm(_Form, CompressedNorm):
         if not compresses(x, self.weight):
             return super().forward(x)
         norm = _AsWritten(tuple(self.weight.shape), self.epsilon, super().forward, self.way.offset)
-        return apply(CompressedNormalisation, x, self.weight, None, norm, self.saver, self.copies)
+        return apply(CompressedNormalization, x, self.weight, None, norm, self.saver, self.copies)
 
 
 @dataclass(frozen=True)
 class _AsWritten(RootMeanSquare):
-    """RMS normalisation with the module's own forward and our gradient.
+    """RMS normalization with the module's own forward and our gradient.
 
     Attributes:
         original: the module's own forward.
@@ -109,7 +109,7 @@ class _Way:
     Attributes:
         like: the class of torch.nn that saves the same tensors.
         source: its methods.
-        epsilon: the attribute of a normalisation that holds ε.
+        epsilon: the attribute of a normalization that holds ε.
         offset: added to its weight.
     """
 

@@ -1,4 +1,4 @@
-"""Layer, group and RMS normalisation: the normalised input is saved in few bits (ActNN, Appendix B.2).
+"""Layer, group and RMS normalization: the normalized input is saved in few bits (ActNN, Appendix B.2).
 
 Mean and 1/deviation of each group of elements are saved exactly, as by torch. The gradient of the input is that of
 normalization.py, from one copy or two.
@@ -17,24 +17,24 @@ from .base import CompressedFunction, apply, batched, check_first_derivative, co
 from .normalization import CompressedNorm, copies_of, input_gradient, restored, standardised
 from .saver import Saver, Whole, saves_whole
 
-__all__ = ["CompressedNormalisation", "GroupNorm", "LayerNorm", "RMSNorm", "RootMeanSquare"]
+__all__ = ["CompressedNormalization", "GroupNorm", "LayerNorm", "RMSNorm", "RootMeanSquare"]
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 class LayerNorm(CompressedNorm, nn.LayerNorm):
-    """`torch.nn.LayerNorm`, which saves its normalised input in few bits; samples are dimension 0."""
+    """`torch.nn.LayerNorm`, which saves its normalized input in few bits; samples are dimension 0."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
         if not compresses(input, self.weight, self.bias):
             return super().forward(input)
         norm = _OfLastDimensions(tuple(self.normalized_shape), self.eps)
-        return apply(CompressedNormalisation, input, self.weight, self.bias, norm, self.saver, self.copies)
+        return apply(CompressedNormalization, input, self.weight, self.bias, norm, self.saver, self.copies)
 
 
 class GroupNorm(CompressedNorm, nn.GroupNorm):
-    """`torch.nn.GroupNorm`, which saves its normalised input in few bits."""
+    """`torch.nn.GroupNorm`, which saves its normalized input in few bits."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
@@ -44,22 +44,22 @@ class GroupNorm(CompressedNorm, nn.GroupNorm):
             [input.shape[0] * input.shape[1] // self.num_groups, self.num_groups, *input.shape[2:]]
         )
         norm = _OfGroups(self.num_groups, self.eps)
-        return apply(CompressedNormalisation, input, self.weight, self.bias, norm, self.saver, self.copies)
+        return apply(CompressedNormalization, input, self.weight, self.bias, norm, self.saver, self.copies)
 
 
 class RMSNorm(CompressedNorm, nn.RMSNorm):
-    """`torch.nn.RMSNorm`, which saves its normalised input in few bits; samples are dimension 0."""
+    """`torch.nn.RMSNorm`, which saves its normalized input in few bits; samples are dimension 0."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return torch's output."""
         if not compresses(x, self.weight):
             return super().forward(x)
         norm = RootMeanSquare(tuple(self.normalized_shape), self.eps)
-        return apply(CompressedNormalisation, x, self.weight, None, norm, self.saver, self.copies)
+        return apply(CompressedNormalization, x, self.weight, None, norm, self.saver, self.copies)
 
 
-class Normalisation(Protocol):
-    """The part in which the three normalisations differ.
+class Normalization(Protocol):
+    """The part in which the three normalizations differ.
 
     Attributes:
         by_rows: whether the last dimension holds features.
@@ -170,7 +170,7 @@ class _OfGroups:
 
 @dataclass(frozen=True)
 class RootMeanSquare:
-    """RMS normalisation over the last dimensions, of shape `shape`."""
+    """RMS normalization over the last dimensions, of shape `shape`."""
 
     by_rows: ClassVar[bool] = True
     shape: tuple[int, ...]
@@ -217,7 +217,7 @@ def _last(count: int) -> list[int]:
 
 
 def _regular(x: Tensor) -> Tensor:
-    """Return `x` in a memory format that torch's group normalisation accepts."""
+    """Return `x` in a memory format that torch's group normalization accepts."""
     return x if _is_channels_last(x) and x.device.type == "cpu" else x.contiguous()
 
 
@@ -225,7 +225,7 @@ def _is_channels_last(x: Tensor) -> bool:
     return x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
 
 
-class CompressedNormalisation(CompressedFunction):
+class CompressedNormalization(CompressedFunction):
     """x, w, b -> (x − m) r w + b."""
 
     @staticmethod
@@ -234,7 +234,7 @@ class CompressedNormalisation(CompressedFunction):
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
-        norm: Normalisation,
+        norm: Normalization,
         saver: Saver,
         copies: int,
     ) -> Tensor:
@@ -278,7 +278,7 @@ class CompressedNormalisation(CompressedFunction):
         return (*gradients, None, None, None)
 
 
-def _kept_dims(norm: Normalisation, dims: int) -> list[int]:
+def _kept_dims(norm: Normalization, dims: int) -> list[int]:
     """Return the dimensions of the bias in y."""
     if isinstance(norm, _OfLastDimensions):
         return [dims + d for d in _last(len(norm.shape))]

@@ -1,4 +1,4 @@
-"""The gradient of normalisations (ActNN, Appendix B.2), through x̄ = (x − m)·r, from one copy of x̄ or two.
+"""The gradient of normalizations (ActNN, Appendix B.2), through x̄ = (x − m)·r, from one copy of x̄ or two.
 
     h = ∇y·w,      ∇x = r (h − mean(h) − x̄ · mean(x̄ h))
 
@@ -29,7 +29,7 @@ from .saver import Saver, Whole, compress_rows, tensors_in
 
 
 class CompressedNorm(CompressedLayer):
-    """Mixin of the normalisations.
+    """Mixin of the normalizations.
 
     Args:
         args, kwargs: torch's own.

@@ -48,7 +48,7 @@ class Saver(Protocol):
 
         Args:
             gradient: dimension 0 = samples. Do not change it or hold a reference to it.
-            rstd: 1/deviation that a normalisation has multiplied by: (C,) by channel, or dimension 0 = samples.
+            rstd: 1/deviation that a normalization has multiplied by: (C,) by channel, or dimension 0 = samples.
         """
         ...
 

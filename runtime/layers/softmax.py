@@ -2,7 +2,7 @@
 
     ∇x = y (∇y − Σ y ∇y)
 
-y occurs twice, as x̄ does in a normalisation: one compressed copy biases the gradient by Var[ŷ] ∇y, two do not.
+y occurs twice, as x̄ does in a normalization: one compressed copy biases the gradient by Var[ŷ] ∇y, two do not.
 Measured (`plots/studies/bias.py`), the bias from one copy over 64 elements is 2.6 % of the gradient's norm at 2 bits;
 over 256 elements, and at 4 bits, it is not distinguishable from 0, at a resolution of 1.1 and 0.3 %.
 The gradient of the log-softmax, ∇y − softmax(x) Σ ∇y, uses it once and is unbiased.

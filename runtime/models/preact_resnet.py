@@ -25,7 +25,7 @@ IMAGENET = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 2
 
 
 class Unfused(nn.Module):
-    """A pre-activation layer in torch's own operations, which save the input and the output of the normalisation."""
+    """A pre-activation layer in torch's own operations, which save the input and the output of the normalization."""
 
     def __init__(self, layer: PreActLayer) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class PreActResNet(nn.Module):
     Attributes:
         stem: first layers.
         units: all bottlenecks.
-        head: normalisation, ReLU, global average pooling and the classifier.
+        head: normalization, ReLU, global average pooling and the classifier.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""Fixed-point quantization by the parameters of a normalisation (BLPA, equations 9 and 10).
+"""Fixed-point quantization by the parameters of a normalization (BLPA, equations 9 and 10).
 
-The output of batch normalisation has mean β and deviation γ in each channel, so its range is known and not stored: A is
+The output of batch normalization has mean β and deviation γ in each channel, so its range is known and not stored: A is
 clipped to about β ± 3γ, cut into 2^K intervals of length Δ = 6γ / 2^K that begin at multiples of Δ, and decoded to the
 middle of its interval,
 

@@ -29,7 +29,7 @@ def is_large(x: Tensor) -> bool:
 
 
 def empty_like(x: Tensor) -> Tensor:
-    """Return an uninitialised tensor like `x`, on huge pages if it is large and the system grants them."""
+    """Return an uninitialized tensor like `x`, on huge pages if it is large and the system grants them."""
     result = torch.empty_like(x)
     if is_large(x) and _madvise is not None:
         size = result.numel() * result.element_size()
@@ -40,7 +40,7 @@ def empty_like(x: Tensor) -> Tensor:
 
 
 def reused(shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return an uninitialised dense tensor on the CPU for a temporary result; do not resize it if it is large.
+    """Return an uninitialized dense tensor on the CPU for a temporary result; do not resize it if it is large.
 
     It may reuse the memory of an earlier such tensor that has been freed.
     """

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .key_stream import next_key
 
+NEAREST = -1  # in place of a key, where codes are rounded to nearest
 ROUNDS = 7
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)

@@ -29,7 +29,7 @@ class TensorSpec:
         return self.shape.numel()
 
     def empty(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Return an uninitialised tensor of this spec; `dtype` replaces the spec's own."""
+        """Return an uninitialized tensor of this spec; `dtype` replaces the spec's own."""
         dtype = dtype or self.dtype
         if self.device.type == "cpu" and not torch.compiler.is_compiling():
             return host_memory.reused(self.shape, self.stride, dtype)

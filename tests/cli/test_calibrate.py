@@ -176,7 +176,7 @@ def test_inputs_that_are_not_finite_are_told(run, target, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("function", "status", "told"),
+    ("function", "status", "message"),
     [
         ("no_loss", 2, "give loss=, a function (output, batch) -> scalar"),
         ("one", 2, "must return (model, batches), with a loss and inputs if need be, and returns a Net"),
@@ -191,10 +191,10 @@ def test_inputs_that_are_not_finite_are_told(run, target, tmp_path):
         ("wrong_shape", 1, "RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
     ],
 )
-def test_what_goes_wrong_is_told_in_one_line(run, target, tmp_path, function, status, told):
+def test_what_goes_wrong_is_told_in_one_line(run, target, tmp_path, function, status, message):
     outcome = run("calibrate", target(function), "-o", tmp_path / "output")
     assert outcome.status == status
-    assert told in outcome.err
+    assert message in outcome.err
     assert outcome.err.startswith("fewbit: ") and outcome.err.count("\n") == 1
     assert not outcome.out
     assert not list(tmp_path.glob("output/*"))
@@ -206,7 +206,7 @@ def test_the_line_names_the_place_in_the_users_own_code(run, target, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["-o", "output"], "give a TARGET or --demo"),
         (["os:getcwd", "--demo", "-o", "output"], "give a TARGET or --demo, not both"),
@@ -218,12 +218,12 @@ def test_the_line_names_the_place_in_the_users_own_code(run, target, tmp_path):
         (["no_such.py:setup", "-o", "output"], "there is no file no_such.py"),
     ],
 )
-def test_wrong_use_is_refused_before_anything_is_written(run, tmp_path, monkeypatch, arguments, told):
+def test_wrong_use_is_refused_before_anything_is_written(run, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     outcome = run("calibrate", *arguments)
     assert outcome.status == 2
-    assert told in outcome.err
+    assert message in outcome.err
     assert outcome.err.count("\n") == 1
     assert not list(tmp_path.iterdir())
 

@@ -28,7 +28,7 @@ def test_the_demo_solves_draws_trains_and_leaves_its_files(run_process, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "told"),
+    ("option", "value", "message"),
     [
         ("--steps", 0, "steps must be 1 or more"),
         ("--seed", -1, "seed must be from 0"),
@@ -36,10 +36,10 @@ def test_the_demo_solves_draws_trains_and_leaves_its_files(run_process, tmp_path
         ("--bits", "few", "'few' is not a list of whole numbers"),
     ],
 )
-def test_wrong_options_are_refused_before_anything_is_written(run, tmp_path, option, value, told):
+def test_wrong_options_are_refused_before_anything_is_written(run, tmp_path, option, value, message):
     outcome = run("demo", option, value, "--output", tmp_path / "output")
     assert outcome.status == 2
-    assert told in outcome.err
+    assert message in outcome.err
     assert len(outcome.err.splitlines()) == 1
     assert not outcome.out
     assert not list(tmp_path.iterdir())

@@ -64,7 +64,7 @@ def test_bad_use_gets_one_line_and_status_2(run, tmp_path, monkeypatch, argument
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["solve", "gleu"], "gelu"),
         (["solve", "sigmid"], "sigmoid"),
@@ -84,8 +84,8 @@ def test_bad_use_gets_one_line_and_status_2(run, tmp_path, monkeypatch, argument
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_the_line_says_what_is_accepted(run, arguments, told):
-    assert told in run(*arguments).err
+def test_the_line_says_what_is_accepted(run, arguments, message):
+    assert message in run(*arguments).err
 
 
 def test_bad_use_of_the_real_process(run_process):

@@ -40,7 +40,7 @@ def test_it_trains_draws_and_leaves_its_numbers(run, tmp_path, quick):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (["--steps", 0], "0 is not in the range"),
         (["--seeds", 1], "1 is not in the range"),
@@ -50,11 +50,11 @@ def test_it_trains_draws_and_leaves_its_numbers(run, tmp_path, quick):
         (["-o", "figure.gif"], "accepted: .png, .svg, .pdf"),
     ],
 )
-def test_wrong_use_is_one_line_and_leaves_nothing(run, tmp_path, monkeypatch, options, told):
+def test_wrong_use_is_one_line_and_leaves_nothing(run, tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results.json").write_text("{}")
     outcome = run("plot", "training", "--method", "actnn", "-o", "figure.png", *options)
     assert outcome.status == 2
-    assert told in outcome.err
+    assert message in outcome.err
     assert len(outcome.err.splitlines()) == 1
     assert os.listdir(tmp_path) == ["results.json"]

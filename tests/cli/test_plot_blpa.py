@@ -12,16 +12,16 @@ def run(capsys, command, *arguments):
 
 
 @pytest.mark.parametrize(
-    "command, options, told",
+    "command, options, message",
     [
         ("training --method blpa", [*SMALL, "--seeds", 2], "naive, 8 bits"),
         ("gradient-noise", [*SMALL, "--batches", 2], "layers above 1/10"),
     ],
 )
-def test_runs_writes_and_draws_again(capsys, tmp_path, command, options, told):
+def test_runs_writes_and_draws_again(capsys, tmp_path, command, options, message):
     picture, again = tmp_path / "a.png", tmp_path / "b.png"
     status, out = run(capsys, command, *options, "-o", picture)
-    assert status == 0 and told in out.out
+    assert status == 0 and message in out.out
     numbers = picture.with_suffix(".json")
     assert json.loads(numbers.read_text())["study"] == command
     status, second = run(capsys, command, "--input", numbers, "-o", again)

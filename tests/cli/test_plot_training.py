@@ -41,7 +41,7 @@ def test_it_trains_draws_and_leaves_its_numbers(run, tmp_path, tiny):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (["--steps", 0], "steps must be 1 or more"),
         (["--seeds", 1], "1 is not in the range"),
@@ -54,12 +54,12 @@ def test_it_trains_draws_and_leaves_its_numbers(run, tmp_path, tiny):
         (["-o", "missing/figure.png"], "there is no folder"),
     ],
 )
-def test_wrong_use_is_one_line_and_leaves_nothing(run, tmp_path, monkeypatch, options, told):
+def test_wrong_use_is_one_line_and_leaves_nothing(run, tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results.json").write_text("{}")
     outcome = run("plot", "training", "-o", "figure.png", *options)
     assert outcome.status == 2
-    assert told in outcome.err
+    assert message in outcome.err
     assert len(outcome.err.splitlines()) == 1
     assert not outcome.out
     assert os.listdir(tmp_path) == ["results.json"]

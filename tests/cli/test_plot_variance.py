@@ -33,7 +33,7 @@ def test_it_measures_draws_and_leaves_its_numbers(run, tmp_path, tiny):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (["--bits", 9], "9 is not in the range"),
         (["--draws", 1], "1 is not in the range"),
@@ -42,10 +42,10 @@ def test_it_measures_draws_and_leaves_its_numbers(run, tmp_path, tiny):
         (["-o", "figure.gif"], "accepted: .png, .svg, .pdf"),
     ],
 )
-def test_wrong_use_is_one_line_and_leaves_nothing(run, tmp_path, monkeypatch, options, told):
+def test_wrong_use_is_one_line_and_leaves_nothing(run, tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "v.json").write_text("{}")
     outcome = run("plot", "variance", "-o", "figure.png", *options)
     assert outcome.status != 0
-    assert told in outcome.err
+    assert message in outcome.err
     assert os.listdir(tmp_path) == ["v.json"]

@@ -75,7 +75,7 @@ def test_inference():
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (["vquant-lstm", "--input", "results.json"], "results.json: not what `fewbit plot vquant-lstm` writes"),
         (["vquant-lstm", "--input", "missing.json"], "cannot read missing.json"),
@@ -84,13 +84,13 @@ def test_inference():
         (["vquant-accuracy", "--seeds", "0"], "0 is not in the range"),
     ],
 )
-def test_wrong_use_is_one_line(run, tmp_path, monkeypatch, options, told):
+def test_wrong_use_is_one_line(run, tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results.json").write_text("{}")
     (tmp_path / "part.json").write_text('{"study": "vquant-accuracy"}')
     outcome = run("plot", *options, "-o", "figure.png")
     assert (outcome.status, outcome.out) == (2, "")
-    assert told in outcome.err
+    assert message in outcome.err
     assert len(outcome.err.splitlines()) == 1
     assert not (tmp_path / "figure.png").exists()
 
@@ -112,11 +112,15 @@ def nothing():
         (tmp_path / "mine.py").write_text(self.MODEL)
         outcome = run("memory", "codes", f"{tmp_path / 'mine.py'}:make", "--compressor", "zlib", "--json")
         assert outcome.status == 0, outcome.err
-        told = json.loads(outcome.out)
+        result = json.loads(outcome.out)
         # A layer after a ReLU has no codes of its own, and the input of the network none at all.
-        assert [row["module"] for row in told["rows"]] == ["1"]
-        assert told["total"]["packed_bytes"] == 256 * 64 * 3 / 8
-        assert told["rows"][0]["entropy_bytes"] < told["rows"][0]["compressed_bytes"] < told["rows"][0]["packed_bytes"]
+        assert [row["module"] for row in result["rows"]] == ["1"]
+        assert result["total"]["packed_bytes"] == 256 * 64 * 3 / 8
+        assert (
+            result["rows"][0]["entropy_bytes"]
+            < result["rows"][0]["compressed_bytes"]
+            < result["rows"][0]["packed_bytes"]
+        )
         table = run("memory", "codes", f"{tmp_path / 'mine.py'}:make").out
         assert len(table.splitlines()) == 3
 

@@ -1,4 +1,4 @@
-"""The seconds that a solve may take: they hold, and what was reached until then is told as what it is."""
+"""The seconds that a solve may take: they hold, and what was reached until then is reported as such."""
 
 import itertools
 

@@ -142,7 +142,7 @@ class TestDomain:
         with pytest.raises(FewbitError, match=r"the derivative of sin varies too fast to be integrated under"):
             solve("sin", weight="uniform:-1e6,1e6")
 
-    def test_the_normalisation_of_a_weight_scales_the_error_alone(self):
+    def test_the_normalization_of_a_weight_scales_the_error_alone(self):
         one, two = solve("silu", bits=2, weight="normal:0,1"), solve("silu", bits=2, weight="normal:0,2")
         assert one.error != two.error
         assert one.levels.size == two.levels.size == 4

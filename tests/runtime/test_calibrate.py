@@ -517,7 +517,7 @@ class TestBatchesAndLosses:
             calibrate(mlp(nn.GELU()), batches_of(1))
 
     @pytest.mark.parametrize(
-        ("loss", "told"),
+        ("loss", "message"),
         [
             (lambda y, _: y, r"one element, not a tensor of shape \(64, 1\)"),
             (lambda y, _: 3.0, "one element, not a float"),
@@ -527,12 +527,12 @@ class TestBatchesAndLosses:
             ("mean", "loss must be a function, not 'mean'"),
         ],
     )
-    def test_a_wrong_loss_is_refused(self, loss, told):
-        with pytest.raises(FewbitError, match=told):
+    def test_a_wrong_loss_is_refused(self, loss, message):
+        with pytest.raises(FewbitError, match=message):
             calibrate(mlp(nn.GELU()), batches_of(1), loss)
 
     @pytest.mark.parametrize(
-        ("batches", "told"),
+        ("batches", "message"),
         [
             ([], "there are no batches"),
             (iter(()), "there are no batches"),
@@ -543,24 +543,24 @@ class TestBatchesAndLosses:
             ([3], "a batch is a tensor, a tuple or a dict, not int; inputs="),
         ],
     )
-    def test_wrong_batches_are_refused(self, batches, told):
-        with pytest.raises(FewbitError, match=told):
+    def test_wrong_batches_are_refused(self, batches, message):
+        with pytest.raises(FewbitError, match=message):
             calibrate(mlp(nn.GELU()), batches, squared)
 
     @pytest.mark.parametrize(
-        ("arguments", "told"),
+        ("arguments", "message"),
         [
             ({"bits": 9}, "bits must be"),
             ({"kind": "other"}, "unknown kind"),
             ({"inputs": 3}, "inputs must be a function"),
         ],
     )
-    def test_wrong_arguments_are_refused_before_anything_runs(self, arguments, told):
+    def test_wrong_arguments_are_refused_before_anything_runs(self, arguments, message):
         def never():
             raise AssertionError
             yield
 
-        with pytest.raises(FewbitError, match=told):
+        with pytest.raises(FewbitError, match=message):
             calibrate(mlp(nn.GELU()), never(), squared, **arguments)
 
     def test_a_model_without_activations_is_refused(self):

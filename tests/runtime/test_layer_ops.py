@@ -32,6 +32,7 @@ def cases():
     state = ops.attention(q, k, v, None, *options)[1]
     return {
         "another": (ops.another, (x, places)),
+        "separate": (ops.separate, (gamma,)),
         "max_pool": (ops.max_pool, (x, *WINDOW, True)),
         "max_pool, one image": (ops.max_pool, (x[0], *WINDOW, False)),
         "max_pool_backward": (ops.max_pool_backward, (y, places, list(x.shape), *WINDOW)),
@@ -64,7 +65,7 @@ def test_preactivation_is_plain_torchs(channels_last, flat):
     out = ops.preact_decode(packed, gamma, beta, 3, 0.1, A.shape, A.stride(), A.dtype)
     assert torch.equal(out, preact.decode(packed, gamma, beta, 3, 0.1, torch.empty_like(A)))
     ours = ops.preact_backward(packed, gamma, beta, 3, 0.1, gradient, r, True, True)
-    expected = preact.through_normalisation(packed, gamma, beta, 3, 0.1, gradient, r, True, True)
+    expected = preact.through_normalization(packed, gamma, beta, 3, 0.1, gradient, r, True, True)
     for a, b in zip(ours, expected, strict=True):
         torch.testing.assert_close(a, b.to(a.dtype), rtol=1e-4, atol=1e-5)
 

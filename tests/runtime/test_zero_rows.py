@@ -1,4 +1,4 @@
-"""Rows of zeros are exact, whatever multiplies them: padding tokens, normalised queries and keys, hidden sizes."""
+"""Rows of zeros are exact, whatever multiplies them: padding tokens, normalized queries and keys, hidden sizes."""
 
 import copy
 
@@ -77,7 +77,7 @@ def test_a_token_of_zeros_adds_nothing_to_the_gradient_of_a_weight(features, met
 
 @pytest.mark.parametrize("norm", ["LayerNorm", "RMSNorm"])
 @pytest.mark.parametrize("method", ["L2", "L3", "V-Quant"])
-def test_normalised_rows_of_zeros_get_the_exact_gradient(norm, method):
+def test_normalized_rows_of_zeros_get_the_exact_gradient(norm, method):
     """1/deviation of a row of zeros is 1/√ε: a thousand times what multiplies the rounding of other rows."""
     torch.manual_seed(0)
     exact = nn.Sequential(nn.Linear(64, 64), getattr(nn, norm)(64, eps=1e-6), nn.Linear(64, 64))
@@ -92,7 +92,7 @@ def test_normalised_rows_of_zeros_get_the_exact_gradient(norm, method):
         given_x = x.clone().requires_grad_()
         model(given_x).backward(g)
         found.append(given_x.grad)
-    if method != "V-Quant":  # which leaves normalisations alone
+    if method != "V-Quant":  # which leaves normalizations alone
         assert torch.allclose(found[1][2, :3], found[0][2, :3], rtol=1e-4)
     others = [grad.flatten(0, 1)[[i for i in range(32) if not 16 <= i < 19]] for grad in found]
     assert (others[1] - others[0]).norm() / others[0].norm() < 0.5
@@ -101,7 +101,7 @@ def test_normalised_rows_of_zeros_get_the_exact_gradient(norm, method):
 @pytest.mark.parametrize(("method", "bound"), [("L2", 0.3), ("L3", 1.5), ("V-Quant", 0.6)])
 @pytest.mark.parametrize("head_dim", [64, 96])
 def test_a_padding_token_does_not_drown_the_gradient_of_queries(head_dim, method, bound):
-    """Qwen3 normalises queries and keys. The errors here were 1.7 to 34 times the gradient."""
+    """Qwen3 normalizes queries and keys. The errors here were 1.7 to 34 times the gradient."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 2, "num_key_value_heads": 2}
     config = Qwen3Config(

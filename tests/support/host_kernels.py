@@ -183,7 +183,7 @@ _FIXED_POINT = {
     "decode": "packed, out, table, n, inner, C, leak",
     "sums": "packed, gradient, table, sums, shares, n, inner, C, leak",
     "finish": "sums, results, scale, r, shares, elements, by_batch, C",
-    "normalise": "packed, gradient, table, results, n, inner, C, leak",
+    "normalize": "packed, gradient, table, results, n, inner, C, leak",
 }
 _POINTERS = {
     **dict.fromkeys(("scale", "shift"), "double*"),

@@ -107,7 +107,7 @@ def fixed_point_cases(draw, **kinds):
     dim = draw(st.integers(-x.dim(), x.dim() - 1))
     C = x.shape[dim]
     γ, β = (torch.tensor(draw(st.lists(_PARAMETERS, min_size=C, max_size=C)), dtype=torch.float32) for _ in range(2))
-    if draw(st.booleans()):  # what a normalisation puts out
+    if draw(st.booleans()):  # what a normalization puts out
         form = [-1 if d == dim % x.dim() else 1 for d in range(x.dim())]
         x = (x.double() * γ.view(form) + β.view(form)).to(x.dtype)
     return x, γ, β, draw(st.integers(1, 8)), dim

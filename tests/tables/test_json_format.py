@@ -113,11 +113,11 @@ def test_a_file_that_holds_no_table_is_named_in_one_short_line(tmp_path, content
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(FewbitError) as caught:
         Table.from_json(path)
-    told = str(caught.value)
-    assert message in told
-    assert told.startswith(str(path))
-    assert "\n" not in told
-    assert len(told) < len(str(path)) + 300
+    line = str(caught.value)
+    assert message in line
+    assert line.startswith(str(path))
+    assert "\n" not in line
+    assert len(line) < len(str(path)) + 300
 
 
 def test_nesting_that_json_still_reads_is_no_table_either(tmp_path):

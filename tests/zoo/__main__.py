@@ -186,8 +186,8 @@ def markdown(rows: Sequence, broken: Broken) -> str:
     for model in dict.fromkeys(row.model for row in rows):
         cells = [cell(by_key.get((model, method)), (model, method) in broken) for method in methods]
         lines.append(f"| {model} | " + " | ".join(cells) + " |")
-    told = [f"* {model}, {method}: {'; '.join(texts)}" for (model, method), texts in broken.items()]
-    lines += ["", *(told or ["No rule is broken in any row."])]
+    rules = [f"* {model}, {method}: {'; '.join(texts)}" for (model, method), texts in broken.items()]
+    lines += ["", *(rules or ["No rule is broken in any row."])]
     return "\n".join(lines) + "\n"
 
 

@@ -15,6 +15,7 @@ from numba import carray, njit  # pyright: ignore[reportPrivateImportUsage]
 from torch import Tensor
 
 from ...tensors.dtypes import KINDS, largest
+from ...tensors.philox import NEAREST
 from ...tensors.rows import Rows
 from .numba_tools import (
     GROUP,
@@ -136,7 +137,7 @@ def _quantizer() -> Kernel:
                     prefetch_to_read(at + (end - start) * size, ahead)
                     if end - start == BLOCK and G in (USUAL, HALF, QUARTER):
                         values = _loaded(at, kind, BLOCK, single)
-                        random_words(seed, counter, BLOCK // GROUP, random)  # while x is being fetched
+                        _draw(seed, counter, BLOCK // GROUP, random)  # while x is being fetched
                         if G == USUAL:
                             _keep_groups(values, BLOCK, USUAL, minima, ranges, group)
                             _find_codes(values, BLOCK, USUAL, 0, minima, ranges, group, dice, top, small)
@@ -150,7 +151,7 @@ def _quantizer() -> Kernel:
                     else:
                         length = end - start
                         values = _loaded(at, kind, length, single)
-                        random_words(seed, counter, (length + GROUP - 1) // GROUP, random)
+                        _draw(seed, counter, (length + GROUP - 1) // GROUP, random)
                         _keep_groups(values, length, G, minima, ranges, group)
                         _find_codes(values, length, G, 0, minima, ranges, group, dice, top, small)
                         write_codes(small, length, bits, staged, row, start // GROUP)
@@ -166,12 +167,21 @@ def _quantizer() -> Kernel:
                 for at in range(start, end, BLOCK):
                     length = min(BLOCK, end - at)
                     read(x, kind, n * D + at, length, single)
-                    random_words(seed, n * width + at // GROUP, (length + GROUP - 1) // GROUP, random)
+                    _draw(seed, n * width + at // GROUP, (length + GROUP - 1) // GROUP, random)
                     here = n * groups + at // G
                     _find_codes(single, length, G, at % G, minima, ranges, here, dice, top, small)
                     write_codes(small, length, bits, staged, row, at // GROUP)
 
     return build(quantize)
+
+
+@njit(inline="always")
+def _draw(seed: Any, counter: Any, blocks: Any, random: Any) -> None:
+    """Write the numbers that `blocks` blocks of codes are rounded by: halves if the seed is `NEAREST`."""
+    if seed == NEAREST:
+        random[: blocks * (GROUP // 2)] = np.uint32(0x80008000)
+    else:
+        random_words(seed, counter, blocks, random)
 
 
 @njit(inline="always")

@@ -2,7 +2,7 @@
 
     encode                   A₂ → its packed code, and A₂ becomes A₃ in place               (forward)
     decode                   packed code → Ã₃                                                (for the weights' gradient)
-    through_normalisation    Σ ∇A₂ and Σ Ã₁∘∇A₂ of each channel, from the code and ∇A₃; then ∇A₃ becomes the gradient
+    through_normalization    Σ ∇A₂ and Σ Ã₁∘∇A₂ of each channel, from the code and ∇A₃; then ∇A₃ becomes the gradient
                              of the layer's input in place                                (equations 6 to 8)
 
 Codes and their parameters are `FixedPoint`'s. The plain torch in layers/preact/codes.py is the oracle of these kernels.
@@ -41,7 +41,7 @@ def encode(
 ) -> Tensor:
     """Return the packed code of the dense tensor `A` (N, C, …), and turn `A` into its (leaky) ReLU, in place.
 
-    Plain torch serves where a γ is 0, and `A` does not determine the normalised input, which is coded there.
+    Plain torch serves where a γ is 0, and `A` does not determine the normalized input, which is coded there.
     """
     if int(γ.count_nonzero()) != γ.numel():
         return reference.encode(A, x, γ, β, mean, inverse_deviation, bits, slope)
@@ -60,7 +60,7 @@ def decode(packed: Tensor, γ: Tensor, β: Tensor, bits: int, slope: float, out:
     run(_decoder(), -(-out.numel() // BLOCK), *_arguments(packed, γ, β, bits, slope, out), *limits)
 
 
-def through_normalisation(
+def through_normalization(
     packed: Tensor,
     γ: Tensor,
     β: Tensor,
@@ -87,7 +87,7 @@ def through_normalisation(
     sums = torch.empty(shares + 1, 2, C, device="cpu")
     arguments = (*_arguments(packed, γ, β, bits, slope, gradient), sums.data_ptr(), shares)
     run(_summer(), blocks, *arguments)
-    run(_normaliser(), blocks if into_input else 0, *arguments, inverse_deviation.data_ptr(), int(by_batch))
+    run(_normalizer(), blocks if into_input else 0, *arguments, inverse_deviation.data_ptr(), int(by_batch))
     return sums[shares]
 
 
@@ -420,8 +420,8 @@ def _summer() -> Kernel:
 
 
 @cache
-def _normaliser() -> Kernel:
-    def normalise(job):  # noqa: ANN001, ANN202
+def _normalizer() -> Kernel:
+    def normalize(job):  # noqa: ANN001, ANN202
         words = carray(job, (JOB_WORDS,))
         parts, blocks, gradient, kind, n = words[1], words[2], words[3], words[4], words[5]
         inner, C, γ, β, bits = words[6], words[7], words[8], words[9], words[10]
@@ -496,4 +496,4 @@ def _normaliser() -> Kernel:
                     write(gradient, kind, start, count, buffer)
             part = take(job)  # pyright: ignore[reportCallIssue]
 
-    return build(normalise)
+    return build(normalize)

@@ -140,7 +140,7 @@ def core() -> Any:
 
 
 def _empty_result(x: Tensor) -> Tensor:
-    """Return uninitialised memory for f(x), with the strides of torch's own functions."""
+    """Return uninitialized memory for f(x), with the strides of torch's own functions."""
     if x.is_contiguous():
         return torch.empty(x.shape, dtype=x.dtype, device=x.device)
     return torch.empty_strided(x.shape, _result_stride(x.shape, x.stride()), dtype=x.dtype, device=x.device)

@@ -79,7 +79,7 @@ class _Places:
         return self.bits.data_ptr(), self.starts.data_ptr()
 
     def empty(self, rows: Rows, device: torch.device) -> Tensor:
-        """Return uninitialised memory for the codes."""
+        """Return uninitialized memory for the codes."""
         if isinstance(rows.bits, int):
             return torch.empty(rows.N, rows.width * rows.bits, dtype=torch.uint8, device=device)
         return torch.zeros(self.size, dtype=torch.uint8, device=device)

@@ -1,7 +1,7 @@
 """Fused CUDA kernels of a pre-activation layer: the operations of cpu/preact.py, on torch's stream and device.
 
 A step of a deep network is launched faster than it is computed only with few launches and no synchronisation: a layer
-takes six of fewbit's, forward and backward, besides torch's own batch normalisation and linear part.
+takes six of fewbit's, forward and backward, besides torch's own batch normalization and linear part.
 """
 
 from functools import cache
@@ -14,7 +14,7 @@ from ...tensors.packing import packed_size
 from .codegen.fixed_point import WARPS_PER_BLOCK
 from .fixed_point import launch, serves, table
 
-__all__ = ["decode", "encode", "serves", "through_normalisation"]
+__all__ = ["decode", "encode", "serves", "through_normalization"]
 
 # A channel's elements are divided among this many warps, all channels together, but each gets at least this many.
 _WARPS, _LEAST_SHARE = 8192, 1024
@@ -27,7 +27,7 @@ def encode(
 
     Args:
         A: A₂, overwritten.
-        x: the layer's input, laid out as `A`: where γ = 0, codes are of the normalised input.
+        x: the layer's input, laid out as `A`: where γ = 0, codes are of the normalized input.
         γ, β, mean, inverse_deviation: (C,).
         bits: K.
         slope: of the leaky ReLU.
@@ -47,7 +47,7 @@ def decode(packed: Tensor, γ: Tensor, β: Tensor, bits: int, slope: float, out:
     launch("decode", out, bits, out.numel(), *memory, *_shape(out), _bits(slope))
 
 
-def through_normalisation(
+def through_normalization(
     packed: Tensor,
     γ: Tensor,
     β: Tensor,
@@ -84,7 +84,7 @@ def through_normalisation(
     vectors = (sums.data_ptr(), results.data_ptr(), scale.data_ptr(), r.data_ptr())
     launch("finish", gradient, bits, C, *vectors, shares, elements, int(by_batch), C, per_block=WARPS_PER_BLOCK * 32)
     if into_input:
-        launch("normalise", gradient, bits, n, *memory, results.data_ptr(), n, inner, C, _bits(slope))
+        launch("normalize", gradient, bits, n, *memory, results.data_ptr(), n, inner, C, _bits(slope))
     return results[:2]
 
 

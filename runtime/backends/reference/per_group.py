@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ...tensors.dtypes import largest
 from ...tensors.packing import GROUP
-from ...tensors.philox import random_halves
+from ...tensors.philox import NEAREST, random_halves
 from ...tensors.rows import Rows
 
 LEAST_RANGE = 2.0**-100  # 2^16·255 / R is then a finite float32
@@ -27,7 +27,7 @@ def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: int) -> tuple
     difference = torch.where(is_plain.unsqueeze(2), h - Z.unsqueeze(2), 0)
     v = (difference * scale.unsqueeze(2) + 0.5).int().view(N, groups * G)[:, :D]
     width = rows.width * GROUP
-    ξ = random_halves(seed, N * rows.width, x.device).view(N, width)[:, :D]
+    ξ = 1 << 15 if seed == NEAREST else random_halves(seed, N * rows.width, x.device).view(N, width)[:, :D]
     codes = torch.minimum((v + ξ) >> 16, top)
     plain = is_plain.repeat_interleave(G, dim=1)[:, :D]
     codes = torch.where(plain, codes, constant_bit.repeat_interleave(G, dim=1)[:, :D])

@@ -1,7 +1,7 @@
 """Parameters of a pre-activation layer's codes, channel by channel, for everything the backward pass needs.
 
 `FixedPoint` defines the A₂ of a code: Ã₂ = o + (code + ½ − 2^{K−1})·Δ, positive from the code z on. Dividing by γ gives
-the normalised input without the digits that Ã₂ − β would lose where |β| is large,
+the normalized input without the digits that Ã₂ − β would lose where |β| is large,
 
     Ã₁ = (o − β)/γ + (code + ½ − 2^{K−1})·6 sign(γ)/2^K.
 
@@ -72,10 +72,10 @@ def preact_quant_params(γ: Tensor, β: Tensor, bits: int) -> PreActQuantParams:
 
 
 def compress(A: Tensor, x: Tensor, γ: Tensor, β: Tensor, mean: Tensor, inverse_deviation: Tensor, bits: int) -> Tensor:
-    """Return the packed code of the dense tensor `A` (N, C, …); where γ = 0, that of the normalised input `x`."""
+    """Return the packed code of the dense tensor `A` (N, C, …); where γ = 0, that of the normalized input `x`."""
     shape = [1, -1] + [1] * (A.dim() - 2)
-    normalised = ((x - mean.view(shape)) * inverse_deviation.view(shape)).to(A.dtype)
-    coded = with_stride(torch.where((γ == 0).view(shape), normalised, A), A.stride())
+    normalized = ((x - mean.view(shape)) * inverse_deviation.view(shape)).to(A.dtype)
+    coded = with_stride(torch.where((γ == 0).view(shape), normalized, A), A.stride())
     channels = preact_quant_params(*for_coding(γ, β), bits).channels
     return quantize_by(as_kind(coded, keep_positive=True), channels, A.stride(1), bits)
 
@@ -99,7 +99,7 @@ def decode(packed: Tensor, γ: Tensor, β: Tensor, bits: int, slope: float, out:
     return torch.where(positive, out, slope * out if slope else 0)
 
 
-def through_normalisation(
+def through_normalization(
     packed: Tensor,
     γ: Tensor,
     β: Tensor,

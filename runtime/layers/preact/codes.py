@@ -2,7 +2,7 @@
 
     packed = compress(A₂, …)                   A₂ becomes A₃ in place; only the packed code is saved
     codes.activated()                          Ã₃, for the gradient of the linear part's weights (equation 5)
-    codes.through_normalisation(∇A₃, …)        the gradients of x, γ and β (equations 6 to 8)
+    codes.through_normalization(∇A₃, …)        the gradients of x, γ and β (equations 6 to 8)
 
 Equations (6) to (8) need only the sign of A₂, which is exact, and Ã₁.
 """
@@ -104,7 +104,7 @@ class PreActCodes:
             return out
         return reference.decode(self.packed, self.γ, self.β, self.bits, self.slope, out)
 
-    def through_normalisation(
+    def through_normalization(
         self, gradient: Tensor, inverse_deviation: Tensor, by_batch: bool, into_input: bool
     ) -> tuple[Tensor | None, Tensor, Tensor]:
         """Return the gradients of the layer's input (None unless `into_input`), of γ and of β.
@@ -132,11 +132,11 @@ class PreActCodes:
         code = (self.packed, self.γ, self.β, self.bits, self.slope)
         if (kernels := self._kernels) is None:
             with scratch() if is_abstract(gradient) else nullcontext():
-                gradient, dβ, dγ = reference.through_normalisation(
+                gradient, dβ, dγ = reference.through_normalization(
                     *(*code, gradient, inverse_deviation, by_batch, into_input)
                 )
         else:
-            dβ, dγ = kernels.through_normalisation(*code, gradient, inverse_deviation, by_batch, into_input)
+            dβ, dγ = kernels.through_normalization(*code, gradient, inverse_deviation, by_batch, into_input)
         return gradient if into_input else None, dγ, dβ
 
     @property

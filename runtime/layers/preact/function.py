@@ -1,6 +1,6 @@
 """One pre-activation layer as one autograd function (BLPA, equations 1 to 8).
 
-    A₁ = (σ² + ε)^{−1/2} ∘ (x − μ)      batch normalisation
+    A₁ = (σ² + ε)^{−1/2} ∘ (x − μ)      batch normalization
     A₂ = γ ∘ A₁ + β                      scale and shift
     A₃ = max(A₂, slope·A₂)               (leaky) ReLU
     out = A₃ × W + b                     convolution or matrix product, after average pooling if any
@@ -8,7 +8,7 @@
 The forward pass runs torch's own operations, so outputs are torch's bit for bit. Saved for backward are the packed code
 of A₂ and vectors of one number per channel; A₁, A₂ and A₃ share memory that is freed when the forward pass returns.
 The backward pass uses Ã₂ for A₂. Its sign is exact, so the gradient of the input is exact except for one of the three
-terms of batch normalisation, γ(σ² + ε)^{−1/2} ∘ Ã₁ ∘ Mean(Ã₁ ∘ ∇A₂), which running statistics do not have.
+terms of batch normalization, γ(σ² + ε)^{−1/2} ∘ Ã₁ ∘ Mean(Ã₁ ∘ ∇A₂), which running statistics do not have.
 """
 
 from collections.abc import Sequence
@@ -30,12 +30,12 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 @dataclass(frozen=True, eq=False)
-class Normalisation:
-    """The parameters of one call of batch normalisation.
+class Normalization:
+    """The parameters of one call of batch normalization.
 
     Attributes:
         mean, variance: the running statistics: updated if `by_batch`, else used; None if not tracked.
-        by_batch: whether to normalise by the statistics of the batch.
+        by_batch: whether to normalize by the statistics of the batch.
         momentum: of the update.
         eps: ε.
     """
@@ -56,7 +56,7 @@ class Normalisation:
         return A, self.mean.clone(), (self.variance + self.eps).rsqrt()
 
 
-def normalisation_of(norm: nn.modules.batchnorm._BatchNorm) -> Normalisation:
+def normalization_of(norm: nn.modules.batchnorm._BatchNorm) -> Normalization:
     """Return the parameters of this call of `norm`, and count the call as torch's module does."""
     # Looking up an attribute of a module takes half a microsecond, so each is read once.
     training, mean, variance = norm.training, norm.running_mean, norm.running_var
@@ -68,7 +68,7 @@ def normalisation_of(norm: nn.modules.batchnorm._BatchNorm) -> Normalisation:
     by_batch = training or (mean is None and variance is None)
     if training and not norm.track_running_stats:
         mean = variance = None
-    return Normalisation(mean, variance, by_batch, momentum, norm.eps)
+    return Normalization(mean, variance, by_batch, momentum, norm.eps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,13 +76,13 @@ class Settings:
     """The settings of a layer besides its parameters.
 
     Attributes:
-        normalisation, linear: its parts.
+        normalization, linear: its parts.
         slope: of the leaky ReLU; 0 is ReLU.
         bits: of the code; 0 saves no code. None saves the layer's input as it is and recomputes the rest: exact.
         naive: the baseline of Section 4: the linear part gets Ã₃ in the forward pass too.
     """
 
-    normalisation: Normalisation
+    normalization: Normalization
     linear: Linear
     slope: float
     bits: int | None
@@ -95,13 +95,13 @@ class Settings:
         gradient of the bias alone needs 0 bits.
         """
         need_x, need_γ, need_β, need_weight, *_ = needs
-        if self.naive or self.bits is None or need_weight or need_γ or (need_x and self.normalisation.by_batch):
+        if self.naive or self.bits is None or need_weight or need_γ or (need_x and self.normalization.by_batch):
             return self
         return replace(self, bits=1 if need_x or need_β else 0)
 
 
 class PreActivation(torch.autograd.Function):
-    """out = linear(relu(γ ∘ normalised(x) + β)), which saves the packed code of the ReLU's input."""
+    """out = linear(relu(γ ∘ normalized(x) + β)), which saves the packed code of the ReLU's input."""
 
     @staticmethod
     def forward(
@@ -115,9 +115,9 @@ class PreActivation(torch.autograd.Function):
     ) -> Tensor:
         """Return the output of the layer."""
         ctx.settings = s = settings.keeping_for(ctx.needs_input_grad)
-        A, mean, inverse_deviation = s.normalisation(x, γ, β)
+        A, mean, inverse_deviation = s.normalization(x, γ, β)
         if s.bits is None:
-            n = s.normalisation
+            n = s.normalization
             running = (None, None) if n.by_batch or n.variance is None else (mean, n.variance.clone())
             ctx.save_for_backward(x, γ, β, weight, mean, inverse_deviation, *running)
             activate_(A, s.slope)
@@ -171,8 +171,8 @@ def _approximate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     dx = dγ = dβ = None
     if dA is not None:
         del A
-        by_batch = s.normalisation.by_batch
-        dx, dγ, dβ = codes.through_normalisation(dA, inverse_deviation, by_batch, need_x)
+        by_batch = s.normalization.by_batch
+        dx, dγ, dβ = codes.through_normalization(dA, inverse_deviation, by_batch, need_x)
     return dx, _as(dγ, γ) if need_γ else None, _as(dβ, β) if need_β else None, dw, db
 
 
@@ -180,8 +180,8 @@ def _exact(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     s: Settings = ctx.settings
     x, γ, β, weight, mean, inverse_deviation, running_mean, running_variance = ctx.saved_tensors
     need_x, need_γ, need_β, need_weight, need_bias, _ = ctx.needs_input_grad
-    n = s.normalisation
-    A, *_ = Normalisation(running_mean, running_variance, n.by_batch, 0.0, n.eps)(x, γ, β)
+    n = s.normalization
+    A, *_ = Normalization(running_mean, running_variance, n.by_batch, 0.0, n.eps)(x, γ, β)
     activate_(A, s.slope)
     into_norm = need_x or need_γ or need_β
     dA, dw, db = backward(s.linear, gradient, A, weight, (into_norm, need_weight, need_bias))
@@ -200,7 +200,7 @@ def _exact(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _vectors(γ: Tensor | None, β: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return γ and β; 1 and 0 for a normalisation without them."""
+    """Return γ and β; 1 and 0 for a normalization without them."""
     return torch.ones_like(like) if γ is None else γ, torch.zeros_like(like) if β is None else β
 
 
@@ -210,6 +210,6 @@ def _as(gradient: Tensor | None, parameter: Tensor) -> Tensor | None:
 
 def plain(x: Tensor, γ: Tensor | None, β: Tensor | None, weight: Tensor, bias: Tensor | None, s: Settings) -> Tensor:
     """Return the output by torch's operations one by one: without a graph, or for an empty tensor."""
-    n = s.normalisation
+    n = s.normalization
     A = F.batch_norm(x, n.mean, n.variance, γ, β, n.by_batch, n.momentum, n.eps)
     return s.linear(F.leaky_relu(A, s.slope) if s.slope else F.relu(A), weight, bias)

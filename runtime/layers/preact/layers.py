@@ -1,4 +1,4 @@
-"""Pre-activation layers: batch normalisation, (leaky) ReLU and a convolution or Linear as one module.
+"""Pre-activation layers: batch normalization, (leaky) ReLU and a convolution or Linear as one module.
 
     layer = PreActConv2d(64, 64, 3, padding=1, bits=4)
     layer.norm, layer.linear                     plain torch.nn modules: they hold the parameters
@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ....tables import FewbitError
 from ....tables.errors import shown
 from ...tensors.checks import check_integer
-from .function import NORMS, PreActivation, Settings, TracedPreActivation, normalisation_of, plain
+from .function import NORMS, PreActivation, Settings, TracedPreActivation, normalization_of, plain
 from .linear import linear_of
 
 POOLS = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
@@ -64,12 +64,12 @@ def _run(
     norm._check_input_dim(x)
     weight: Any = linear.weight
     bias: Any = linear.bias
-    settings = Settings(normalisation_of(norm), linear_of(linear, before), slope, bits, naive and norm.training)
+    settings = Settings(normalization_of(norm), linear_of(linear, before), slope, bits, naive and norm.training)
     arguments = (x, norm.weight, norm.bias, weight, bias, settings)
     needed = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in arguments)
     if x.numel() == 0 or not (needed or settings.naive):
         return plain(*arguments)
-    if settings.normalisation.by_batch:
+    if settings.normalization.by_batch:
         F._verify_batch_size(x.size())  # pyright: ignore
     function = TracedPreActivation if torch.compiler.is_compiling() else PreActivation
     return function.apply(*arguments)  # pyright: ignore[reportReturnType]
@@ -79,7 +79,7 @@ class PreActLayer(nn.Module):
     """Base of the pre-activation layers.
 
     Attributes:
-        norm: the batch normalisation.
+        norm: the batch normalization.
         linear: the convolution or Linear.
         before: average poolings and nn.Flatten between ReLU and `linear`.
         negative_slope, bits, naive: as in `preactivate`; may be set at any time.
@@ -100,7 +100,7 @@ class PreActLayer(nn.Module):
         if naive and bits is None:
             raise FewbitError("naive needs bits: it computes with what the codes stand for")
         if type(norm) not in NORMS:
-            raise FewbitError(f"the normalisation is nn.BatchNorm1d, 2d or 3d, not {shown(norm)}")
+            raise FewbitError(f"the normalization is nn.BatchNorm1d, 2d or 3d, not {shown(norm)}")
         if not 0 <= negative_slope < float("inf"):
             raise FewbitError(f"negative_slope is a number not below 0, not {negative_slope!r}")
         for module in before:
@@ -185,15 +185,15 @@ class PreActConv3d(_PreActConv):
 
 
 class PreActLinear(PreActLayer):
-    """Batch normalisation, (leaky) ReLU and Linear, saving `bits` bits for each element.
+    """Batch normalization, (leaky) ReLU and Linear, saving `bits` bits for each element.
 
     Without `pool` the input is (N, in_features). With nn.AvgPool2d, nn.AdaptiveAvgPool2d or their like it is (N, C, …):
-    normalised by channel, pooled, flattened to (N, in_features).
+    normalized by channel, pooled, flattened to (N, in_features).
 
     Args:
         in_features, out_features, bias: of nn.Linear.
         channels: of the input; in_features if None.
-        eps, momentum, affine, track_running_stats: of the batch normalisation.
+        eps, momentum, affine, track_running_stats: of the batch normalization.
         pool: an average pooling before the Linear.
         negative_slope, bits, naive: as in `preactivate`.
         device, dtype: of the parameters.

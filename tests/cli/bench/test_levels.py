@@ -58,7 +58,7 @@ def test_fewer_bits_keep_less():
     exact, first, second, third = measure(Case(4, 64), 1, levels=("exact", "L1", "L2", "L3"))
     assert exact.kept > second.kept > third.kept
     assert exact.peak > second.peak
-    assert first.kept > second.kept  # normalisations and what follows them stay as they are at L1
+    assert first.kept > second.kept  # normalizations and what follows them stay as they are at L1
 
 
 def test_kept_is_what_the_profile_of_a_trained_network_counts():

@@ -155,8 +155,8 @@ def test_the_compiler_is_measured_and_reported(run, small_tasks, tmp_path):
     assert plain.startswith("solver  shared  plain O(n^2 K)") and plain.endswith("0 ms   no")
     assert kmeans1d.endswith("not installed")
     first, _, last = json.loads(path.read_text())["measurements"]
-    told = [first[field] for field in ("what", "kind", "solver", "n", "K", "rounds", "met")]
-    assert told == ["solver", "shared", "fewbit", 1234, 5, 2, True]
+    values = [first[field] for field in ("what", "kind", "solver", "n", "K", "rounds", "met")]
+    assert values == ["solver", "shared", "fewbit", 1234, 5, 2, True]
     assert (last["ms"], last["note"], last["met"]) == (None, "not installed", None)
 
 

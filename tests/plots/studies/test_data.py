@@ -8,6 +8,7 @@ from fewbit.plots.studies.data import (
     COLLECTIONS,
     VOCABULARY,
     digits,
+    documentation,
     library_words,
     random_windows,
     spread_windows,
@@ -106,7 +107,7 @@ def test_random_windows_can_begin_anywhere():
 
 
 @pytest.mark.parametrize("name, shape", [("digits", (1, 8, 8)), ("patches", (3, 16, 16))])
-def test_images_are_real_split_and_normalised(name, shape):
+def test_images_are_real_split_and_normalized(name, shape):
     images = COLLECTIONS[name]()
     assert images.training.shape[1:] == images.test.shape[1:] == shape
     assert len(images.test) == pytest.approx(len(images.training) / 4, abs=1)
@@ -134,3 +135,10 @@ def test_without_scikit_learn_one_line_says_so(monkeypatch, load):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(FewbitError, match="pip install scikit-learn"):
         load()
+
+
+def test_prose_is_split_and_longer_than_what_a_training_reads():
+    text = documentation()
+    assert len(text.training) > 500_000 and len(text.validation) > 50_000
+    assert text.training.max() < 128
+    assert b"Python" in bytes(text.validation.tolist())

@@ -73,9 +73,9 @@ def test_one_seed_has_no_spread():
 
 def test_what_json_told_is_the_study_again():
     whole = study(*INSIDE)
-    told = json.loads(json.dumps(whole.to_dict()))
-    assert Study.from_dict(told) == whole
-    (comparison,) = told["comparisons"]
+    loaded = json.loads(json.dumps(whole.to_dict()))
+    assert Study.from_dict(loaded) == whole
+    (comparison,) = loaded["comparisons"]
     assert (comparison["variant"], comparison["steps_outside"], comparison["within"]) == ("1 bit", 0, True)
 
 

@@ -31,7 +31,7 @@ def test_contexts_before_a_weight_add_nothing_to_it(study):
 def test_a_convolution_adds_nothing_to_the_weights_before_it(study):
     at = study.layers.index("2.conv1")
     assert all(study.terms[i][at] == 0 for i in range(at))
-    assert any(study.terms[i][at + 1] > 0 for i in range(at))  # a normalisation does
+    assert any(study.terms[i][at + 1] > 0 for i in range(at))  # a normalization does
 
 
 def test_the_curves_fall_and_finer_ranges_are_better(study):

@@ -194,7 +194,7 @@ class TestGradients:
 
 class TestRefused:
     @pytest.mark.parametrize(
-        ("arguments", "told"),
+        ("arguments", "message"),
         [
             ({"keep": "all"}, "keep is one of 'parts', 'inputs', 'exact', not 'all'"),
             ({"copy_bits": 0}, "copy_bits is an integer from 1 to 8, not 0"),
@@ -204,8 +204,8 @@ class TestRefused:
             ({"bits": 9}, "bits"),
         ],
     )
-    def test_arguments(self, arguments, told):
-        with pytest.raises(FewbitError, match=told.replace("(", r"\(")):
+    def test_arguments(self, arguments, message):
+        with pytest.raises(FewbitError, match=message.replace("(", r"\(")):
             swiglu(*pair(8), **arguments)
 
     def test_other_shapes_dtypes_and_things(self):

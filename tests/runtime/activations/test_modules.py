@@ -179,7 +179,7 @@ def test_inplace_is_torchs(name, arguments):
     assert_same_bits(grad, expected_gradient(table_in(ours, x.dtype), x, torch.ones_like(x)))
     plain = x.clone()
     assert ours(plain) is plain
-    ours.inplace = False  # as models are told before they are traced
+    ours.inplace = False  # as models are set before they are traced
     assert ours(plain) is not plain
 
 

@@ -77,7 +77,7 @@ def test_never_above_the_bar_beside_the_dynamic_programme(problem):
 
 
 def by_heap(w, D, budget):
-    """The greedy rule as it is told: a heap of steps by gain per bit, one bit at a time."""
+    """The greedy rule as it is stated: a heap of steps by gain per bit, one bit at a time."""
     bits = np.ones(len(w), np.int64)
     spare = budget - D.sum()
 

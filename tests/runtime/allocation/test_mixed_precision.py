@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 
 def network(seed=0):
-    """Convolutions at very different scales, normalised and not; no activation holds the next layer's input."""
+    """Convolutions at very different scales, normalized and not; no activation holds the next layer's input."""
     torch.manual_seed(seed)
     return nn.Sequential(
         layers.Conv2d(3, 16, 3, padding=1, bits=2),
@@ -85,7 +85,7 @@ def test_the_first_iteration_gives_all_layers_alike():
         assert len(c.bits.unique()) > 1  # but not all samples
 
 
-def test_normalisations_have_two_bits_where_the_average_allows_it():
+def test_normalizations_have_two_bits_where_the_average_allows_it():
     """At 1 bit, the errors of the gradients that they pass on multiply in deep networks."""
     model = network()
     precision = MixedPrecision(model, 2.0)

@@ -65,7 +65,7 @@ def test_the_sum_of_sensitivities_is_the_variance_of_the_weights_gradient(case, 
 
 @dataclass
 class Seen:
-    """Saves through `saver`, and remembers what a layer compressed and the 1/deviation that it told of."""
+    """Saves through `saver`, and remembers what a layer compressed and the 1/deviation that it reported."""
 
     saver: layers.Saver
 
@@ -81,7 +81,7 @@ OTHERS = [layers.LayerNorm(32), layers.GroupNorm(4, 16), layers.InstanceNorm1d(1
 
 
 @pytest.mark.parametrize("layer", OTHERS)
-def test_other_normalisations_have_the_scale_of_their_weights_gradient(layer):
+def test_other_normalizations_have_the_scale_of_their_weights_gradient(layer):
     """All of deviation 3, where the part of ∇X is small: V times the mean of ∇², as for a product with x̄."""
     torch.manual_seed(0)
     layer.saver = Seen(layers.ExactSaver())

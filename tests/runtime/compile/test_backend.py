@@ -288,7 +288,7 @@ class TestOptions:
             {"rounding": "nearest"},
         ]
         changes += [
-            {"group": 128},
+            {"group": 256},
             {"keep": ("head",)},
             {"smallest": 1},
             {"recompute": 0.5},

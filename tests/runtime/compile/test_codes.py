@@ -50,7 +50,7 @@ class TestRounding:
         groups = groups_of(x, 256, 8)
         rows = groups.rows(x)
         low, high = rows.amin(-1, True), rows.amax(-1, True)
-        # Minimum and scale are rounded outwards, to 8 digits: by at most 2^-7 of the minimum, and of the range.
+        # Minimum and inverse scale are rounded outwards, to 8 digits: by at most 2^-7 of the minimum, and of the range.
         step = ((high - low + low.abs() * 2**-7) / (2**bits - 1) * (1 + 2**-6)).expand_as(rows)
         for random, share in ((None, 0.5), (random_of(x, groups), 1.0)):
             back = there_and_back(x, bits, random)
@@ -60,10 +60,10 @@ class TestRounding:
     @pytest.mark.parametrize("bits", BITS)
     def test_takes_the_bytes_it_states(self, bits):
         x = torch.randn(6, 256)
-        *planes, low, scale = quantize(x, groups_of(x, 256, 8), bits, None)
+        *planes, low, inverse_scale = quantize(x, groups_of(x, 256, 8), bits, None)
         assert [p.dtype for p in planes] == [torch.uint8] * len(planes_of(bits))
         assert sum(p.numel() for p in planes) == x.numel() * bits // 8
-        assert low.numel() == scale.numel() == 6 and low.dtype == scale.dtype == torch.bfloat16
+        assert low.numel() == inverse_scale.numel() == 6 and low.dtype == inverse_scale.dtype == torch.bfloat16
 
     @pytest.mark.parametrize("bits", BITS)
     def test_zeros_come_back_as_zeros(self, bits):
@@ -82,7 +82,7 @@ class TestRounding:
         assert torch.all((backs.mean(0) - x).abs() < 5 * step * 0.5 / 4000**0.5 + 1e-5)
 
     def test_errs_as_per_group_does(self):
-        """The same mathematics: the mean squares differ by the rounding of scale instead of range, and by chance."""
+        """The same mathematics: mean squares differ by the rounding of the inverse scale, not the range, and by chance."""
         x = torch.randn(512, 256)
         for bits in (2, 4, 8):
             ours = there_and_back(x, bits, random_of(x, groups_of(x, 256, 8)))

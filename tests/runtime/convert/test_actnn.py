@@ -172,7 +172,7 @@ def test_at_eight_bits_the_gradients_are_near_torchs(make, x, level):
 
 class TestMemory:
     @pytest.mark.parametrize(("level", "bits"), [("L2", 2), ("L3", 2.0), ("L4", 2)])
-    def test_convolution_normalisation_relu_take_a_twelfth(self, level, bits):
+    def test_convolution_normalization_relu_take_a_twelfth(self, level, bits):
         """32 + 32 bits; 2.125 + 2.125 + 1 (ActNN, Section 6.2). The ReLU's output is what the convolution keeps."""
         model = nn.Sequential(
             *(m for _ in range(6) for m in (nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()))

@@ -11,7 +11,7 @@ import torch
 from activation_cases import TIMM, TORCH, define
 from fewbit.runtime.activations.modules import FewBitActivation
 from fewbit.runtime.convert.api import convert, revert
-from fewbit.runtime.convert.recognize import recognise
+from fewbit.runtime.convert.recognize import recognize
 from fewbit.tables import FewbitError, load_table
 from runtime_cases import assert_same_bits, expected_gradient
 from torch import nn
@@ -245,13 +245,13 @@ class TestEveryActivation:
                 expected = model(x.clone())
             (row,) = convert(model, bits=3).replaced
             few = model[1]
-            assert few.activation == recognise(module).activation
+            assert few.activation == recognize(module).activation
             assert row.bits == few.bits <= 3
             with torch.no_grad():
                 assert_same_bits(model(x.clone()), expected)
             y = x * 1
             z = model(y)
-            assert (z is y) == recognise(module).inplace
+            assert (z is y) == recognize(module).inplace
             assert_same_bits(z.detach(), expected)
             z.backward(torch.ones_like(z))
             assert_same_bits(x.grad, expected_gradient(few.table, x, torch.ones_like(x)))
@@ -599,7 +599,7 @@ MODELS = [linear_gelu_linear, gpt2, roberta, clip, llama]
 def test_nothing_keeps_the_input_of_a_few_bit_activation(make):
     torch.manual_seed(0)
     model, batch = make()
-    kinds = tuple(type(m) for m in model.modules() if recognise(m) is not None and "GELU" in type(m).__name__)
+    kinds = tuple(type(m) for m in model.modules() if recognize(m) is not None and "GELU" in type(m).__name__)
     plain, all_of_them = alive_after_forward(copy.deepcopy(model), kinds, **batch)
     assert plain == all_of_them > 0  # the test can tell
     convert(model)

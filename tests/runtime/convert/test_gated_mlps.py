@@ -125,7 +125,7 @@ def test_blocks_are_known_by_what_they_compute():
 
 
 @pytest.mark.parametrize(
-    ("glu", "told"),
+    ("glu", "message"),
     [
         ("all", "keep is one of"),
         ({"keep": "parts", "bits": 3}, "glu takes keep, copy_bits and input_bits, not 'bits'"),
@@ -133,8 +133,8 @@ def test_blocks_are_known_by_what_they_compute():
         ({"input_bits": 0}, "input_bits is an integer from 1 to 8 or None, not 0"),
     ],
 )
-def test_wrong_arguments_change_nothing(glu, told):
+def test_wrong_arguments_change_nothing(glu, message):
     model = model_of()
-    with pytest.raises(FewbitError, match=told):
+    with pytest.raises(FewbitError, match=message):
         fewbit.convert(model, glu=glu)
     assert type(model.model.layers[0].mlp).__name__ == "LlamaMLP"

@@ -221,7 +221,7 @@ class TestNothingToDo:
         ("arguments", "says"),
         [
             ({"glu": "parts"}, "glu='parts': nothing to do here: the model has no gated MLP that fewbit knows"),
-            ({"fuse_preact": 4}, "fuse_preact=4: nothing to do here: the model has no chain of batch normalisation"),
+            ({"fuse_preact": 4}, "fuse_preact=4: nothing to do here: the model has no chain of batch normalization"),
             ({"level": "L2"}, "level='L2': nothing to do here: the model has no layer"),
             ({"outliers": 0.02}, "outliers=0.02: nothing to do here: the model has no ReLU, Linear"),
             ({"bits": 3}, "bits=3: nothing to do here: the model has no activation"),

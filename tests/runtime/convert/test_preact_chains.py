@@ -26,7 +26,7 @@ class Block(nn.Module):
 
 
 class Projected(nn.Module):
-    """The normalised input goes into the shortcut too: the first chain cannot be fused."""
+    """The normalized input goes into the shortcut too: the first chain cannot be fused."""
 
     def __init__(self):
         super().__init__()
@@ -225,7 +225,7 @@ def chain(*middle, norm=nn.BatchNorm2d):
         (chain(nn.LeakyReLU(-0.5)), "LeakyReLU follows, and no ReLU"),
         (
             chain(nn.ReLU(), norm=nn.SyncBatchNorm),
-            "SyncBatchNorm is another normalisation than torch's BatchNorm1d, 2d or 3d",
+            "SyncBatchNorm is another normalization than torch's BatchNorm1d, 2d or 3d",
         ),
         (AsksForTypes(3), "its module's code asks for types, which a trace cannot follow"),
         (AsksForValues(3), "its module cannot be traced: "),
@@ -237,8 +237,8 @@ def chain(*middle, norm=nn.BatchNorm2d):
 )
 def test_what_is_no_chain_is_left_and_told(model, why):
     report = fewbit.convert(model, fuse_preact=4, exclude=lambda name, module: not isinstance(module, nn.Conv2d))
-    told = [row for row in report.left if "Norm" in row.was]
-    assert told and all(row.why.startswith(why) for row in told)
+    rows = [row for row in report.left if "Norm" in row.was]
+    assert rows and all(row.why.startswith(why) for row in rows)
     assert all("forward" not in vars(module) for module in model.modules())
 
 

@@ -6,15 +6,15 @@ import pytest
 import torch
 from activation_cases import TIMM, TORCH, define
 from fewbit.fewbit_gen.activations import parse_activation
-from fewbit.runtime.convert.recognize import LAPLACE, SQRT_SOFTPLUS, Recognised, recognise, why_left
+from fewbit.runtime.convert.recognize import LAPLACE, SQRT_SOFTPLUS, Recognized, recognize, why_left
 from torch import nn
 
 
 @pytest.mark.parametrize(("module", "arguments", "activation"), TORCH, ids=str)
 def test_torchs_classes_are_read_with_their_arguments(module, arguments, activation):
-    found = recognise(module)
+    found = recognize(module)
     inplace = getattr(module, "inplace", False)
-    assert found == Recognised(type(module).__name__, arguments, activation, inplace)
+    assert found == Recognized(type(module).__name__, arguments, activation, inplace)
     again = getattr(nn, found.name)(**dict(found.arguments))
     x = torch.linspace(-4, 4, 101)
     assert torch.equal(again(x), module(x.clone()))
@@ -30,7 +30,7 @@ def assert_is_the_compilers(module, activation):
 
 
 @pytest.mark.parametrize(("module", "arguments", "activation"), TORCH, ids=str)
-def test_the_compiler_knows_what_is_recognised(module, arguments, activation):
+def test_the_compiler_knows_what_is_recognized(module, arguments, activation):
     assert_is_the_compilers(module, activation)
 
 
@@ -67,7 +67,7 @@ def test_those_of_transformers(key, expected):
     if key not in activations.ACT2FN:
         pytest.skip(f"this transformers has no {key}")
     module = activations.ACT2FN[key]
-    found = recognise(module)
+    found = recognize(module)
     assert (found.name, found.activation, found.formula) == expected
     assert_is_the_compilers(module, found.activation)
 
@@ -79,22 +79,22 @@ def test_those_of_transformers(key, expected):
 def test_those_of_transformers_that_are_left(key, why):
     activations = pytest.importorskip("transformers.activations")
     module = activations.ACT2FN[key]
-    assert recognise(module) is None
+    assert recognize(module) is None
     assert why in why_left(module)
 
 
-def test_every_activation_of_transformers_is_recognised_or_left_for_a_reason():
+def test_every_activation_of_transformers_is_recognized_or_left_for_a_reason():
     activations = pytest.importorskip("transformers.activations")
     for key in activations.ACT2CLS:
         module = activations.ACT2FN[key]
-        assert (recognise(module) is None) == (why_left(module) is not None), key
+        assert (recognize(module) is None) == (why_left(module) is not None), key
 
 
 @pytest.mark.parametrize("package", ["timm.layers.activations", "timm.models.layers.activations"])
 @pytest.mark.parametrize(("name", "forward", "expected"), TIMM, ids=[row[0] for row in TIMM])
 def test_those_of_timm(package, name, forward, expected):
     module = define(package, name, forward, inplace=False)()
-    found = recognise(module)
+    found = recognize(module)
     assert (found.name, found.activation, found.formula) == expected
     assert_is_the_compilers(module, found.activation)
 
@@ -102,12 +102,12 @@ def test_those_of_timm(package, name, forward, expected):
 def test_in_place_sigmoid_of_timm_is_not_torchs_module():
     module = define("timm.layers.activations", "Sigmoid", lambda self, x: x.sigmoid_())()
     module.inplace = True
-    assert recognise(module) == Recognised("Sigmoid", (), "sigmoid", inplace=True, formula="sigmoid_in_place")
+    assert recognize(module) == Recognized("Sigmoid", (), "sigmoid", inplace=True, formula="sigmoid_in_place")
 
 
 def test_prelu_of_timm_is_left():
     module = define("timm.layers.activations", "PReLU", lambda self, x: x, base=nn.PReLU)()
-    assert recognise(module) is None
+    assert recognize(module) is None
     assert "learned" in why_left(module)
 
 
@@ -126,16 +126,16 @@ def test_a_subclass_is_its_parent_unless_it_has_a_forward():
         def __call__(self, input):
             return -super().__call__(input)
 
-    assert recognise(Same("tanh")) == recognise(Grandchild("tanh")) == recognise(nn.GELU("tanh"))
+    assert recognize(Same("tanh")) == recognize(Grandchild("tanh")) == recognize(nn.GELU("tanh"))
     for cls in (Other, Wrapped):
-        assert recognise(cls()) is None
+        assert recognize(cls()) is None
         assert why_left(cls()) == "its class brings a forward of its own, not that of GELU"
 
 
 def test_a_replaced_forward_is_left():
     module = nn.GELU()
     module.forward = lambda x: x
-    assert recognise(module) is None
+    assert recognize(module) is None
     assert why_left(module) == "its forward was replaced on the instance"
 
 
@@ -145,7 +145,7 @@ def test_a_replaced_forward_is_left():
     ids=str,
 )
 def test_what_few_bits_cannot_stand_for_is_left(module):
-    assert recognise(module) is None
+    assert recognize(module) is None
     assert why_left(module)
 
 
@@ -153,25 +153,25 @@ def test_what_few_bits_cannot_stand_for_is_left(module):
     "module", [nn.Linear(2, 2), nn.Dropout(), nn.Identity(), nn.Sequential(nn.ReLU()), nn.LSTM(2, 2)]
 )
 def test_what_is_no_activation_is_none_and_without_a_reason(module):
-    assert recognise(module) is None
+    assert recognize(module) is None
     assert why_left(module) is None
 
 
 def test_names_like_torchs_in_other_places_are_nothing():
-    assert recognise(define("somewhere.else", "GELU", lambda self, x: x)()) is None
+    assert recognize(define("somewhere.else", "GELU", lambda self, x: x)()) is None
 
 
 def test_neither_package_is_imported():
     script = """
 import sys, torch
-from fewbit.runtime.convert.recognize import recognise
-assert recognise(torch.nn.GELU()).activation == "gelu"
+from fewbit.runtime.convert.recognize import recognize
+assert recognize(torch.nn.GELU()).activation == "gelu"
 assert not {"transformers", "timm"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_numbers_that_are_odd_have_canonical_names():
-    assert recognise(nn.Softplus(beta=1e-5)).activation == "softplus(beta=1e-05)"
-    assert recognise(nn.LeakyReLU(-0.0)).activation == "leaky_relu(negative_slope=0)"
-    assert recognise(nn.ELU(math.pi)).activation == "elu(alpha=3.141592653589793)"
+    assert recognize(nn.Softplus(beta=1e-5)).activation == "softplus(beta=1e-05)"
+    assert recognize(nn.LeakyReLU(-0.0)).activation == "leaky_relu(negative_slope=0)"
+    assert recognize(nn.ELU(math.pi)).activation == "elu(alpha=3.141592653589793)"

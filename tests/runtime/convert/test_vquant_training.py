@@ -1,4 +1,4 @@
-"""Quantised back-propagation: exact forward, exact error through ReLU, one copy for ReLU and the layer after it."""
+"""Quantized back-propagation: exact forward, exact error through ReLU, one copy for ReLU and the layer after it."""
 
 import copy
 import pickle
@@ -216,7 +216,7 @@ class TestConversion:
         model = convert(nn.Sequential(nn.Linear(4, 4), relu, nn.Linear(4, 4), relu))
         assert model[1] is model[3]
 
-    def test_normalisations_are_left_unless_asked_for(self):
+    def test_normalizations_are_left_unless_asked_for(self):
         def make():
             torch.manual_seed(0)
             return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3))

@@ -1,4 +1,4 @@
-"""Quantised inference: weights and activations in few bits, packed in memory and in files, fine-tuned, searched."""
+"""Quantized inference: weights and activations in few bits, packed in memory and in files, fine-tuned, searched."""
 
 import copy
 
@@ -167,7 +167,7 @@ class TestFineTuning:
         for p, old in zip(model.parameters(), before, strict=True):
             assert (p != old).float().mean() > 0.9  # by less than a level: nothing rounds the weights themselves
 
-    def test_the_gradient_is_that_at_the_quantised_weight(self):
+    def test_the_gradient_is_that_at_the_quantized_weight(self):
         model = quantize(nn.Linear(8, 4), 3, 0.1, None)
         x = torch.randn(5, 8)
         model(x).square().sum().backward()

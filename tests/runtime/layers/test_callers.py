@@ -29,7 +29,7 @@ def convert(model, way):
 
 
 class First(nn.Module):
-    """A layer of the input, in a module of its own, so that it can be told from the rest."""
+    """A layer of the input, in a module of its own, so that it differs from the rest."""
 
     def __init__(self, first, before=lambda x: x):
         super().__init__()
@@ -76,7 +76,7 @@ def test_the_first_layer_keeps_the_batch_and_its_gradient_is_exact(way, make, sh
 @pytest.mark.parametrize("level", ["L2", "L3", "L4"])
 @pytest.mark.parametrize("copies", [1, 2])
 @pytest.mark.parametrize(("make", "shape"), NORMS.values(), ids=list(NORMS))
-def test_normalisations_do_so_too(level, copies, make, shape):
+def test_normalizations_do_so_too(level, copies, make, shape):
     torch.manual_seed(0)
     exact = First(make())
     model, x = convert(copy.deepcopy(exact), {"level": level, "bits": 2}), torch.randn(shape).requires_grad_()

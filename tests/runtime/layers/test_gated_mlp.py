@@ -220,7 +220,7 @@ class TestSettings:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"activation": "arctan"}, "activation is one of silu, "),
         ({"intermediate_size": 0}, "intermediate_size is an integer not below 1, not 0"),
@@ -228,8 +228,8 @@ class TestSettings:
         ({"activation": "quick_gelu", "keep": "inputs"}, "only keep='parts' takes quick_gelu"),
     ],
 )
-def test_wrong_arguments(arguments, told):
-    with pytest.raises(FewbitError, match=told):
+def test_wrong_arguments(arguments, message):
+    with pytest.raises(FewbitError, match=message):
         GatedMLP(**{"hidden_size": 8, "intermediate_size": 8, **arguments})
 
 

@@ -202,7 +202,7 @@ def test_the_bytes_kept_are_those_of_the_codes(bits):
     assert memory.profile(convolution, x).total == x.numel() * bits // 8 + 4 * x.numel() // 256
 
 
-def test_a_normalisation_keeps_two_copies_if_asked_to():
+def test_a_normalization_keeps_two_copies_if_asked_to():
     x = torch.randn(4, 16, 16, 8, requires_grad=True)
     once = x.numel() * 2 // 8 + 4 * x.numel() // 256
     statistics = 2 * 16 * 4
@@ -222,7 +222,7 @@ class TestFrozen:
             a, b = results(ours, x.detach(), **case.call)[1], results(torchs, x.detach(), **case.call)[1]
             torch.testing.assert_close(a, b)
 
-    def test_in_evaluation_batch_normalisation_with_a_frozen_weight_saves_no_input(self):
+    def test_in_evaluation_batch_normalization_with_a_frozen_weight_saves_no_input(self):
         layer = layers.BatchNorm2d(3).eval().requires_grad_(False)
         x = torch.randn(2, 3, 8, 8, requires_grad=True)
         assert memory.profile(layer, x).total <= 2 * 3 * 4
@@ -236,7 +236,7 @@ class TestFrozen:
             assert all(p.grad is not None for p in ours.parameters())
 
 
-def test_one_copy_of_a_normalisation_is_biased_and_two_are_not():
+def test_one_copy_of_a_normalization_is_biased_and_two_are_not():
     """Over 8 elements at 1 bit, Var[x̂] h/n is large: here the rule of 5 standard errors tells the two apart."""
     far = {}
     torch.manual_seed(0)
@@ -292,7 +292,7 @@ def test_gradients_in_few_bits_do_not_depend_on_what_rows_and_channels_are_divid
 
 @pytest.mark.parametrize("level", ["L2", "L3"])
 @pytest.mark.parametrize(("samples", "exact"), [(31, True), (32, False)])
-def test_batch_normalisation_over_few_elements_keeps_its_input(samples, exact, level):
+def test_batch_normalization_over_few_elements_keeps_its_input(samples, exact, level):
     """Rounding there changes the gradient by more than depth forgives; from 32 elements a channel on it has codes."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 4))

@@ -349,7 +349,7 @@ class TestKernels:
                 codes = codes_module.PreActCodes(packed, form, γ, β, bits, 0.1)
                 activated = codes.activated()
                 results.append(
-                    (packed, activated, codes.through_normalisation(gradient.clone(), deviation, True, True))
+                    (packed, activated, codes.through_normalization(gradient.clone(), deviation, True, True))
                 )
         (packed, activated, gradients), (expected, plainly, those) = results
         assert torch.equal(packed, expected)
@@ -421,7 +421,7 @@ def test_the_meta_device_tells_the_same_bytes():
 
 
 @pytest.mark.parametrize(
-    "arguments, told",
+    "arguments, message",
     [
         ({"bits": 0}, "bits is an integer from 1 to 8, not 0"),
         ({"bits": 9}, "bits is an integer from 1 to 8, not 9"),
@@ -430,8 +430,8 @@ def test_the_meta_device_tells_the_same_bytes():
         ({"pool": nn.MaxPool2d(2)}, "folded are average poolings and nn.Flatten, not "),
     ],
 )
-def test_arguments_are_checked(arguments, told):
-    with pytest.raises(FewbitError, match=told):
+def test_arguments_are_checked(arguments, message):
+    with pytest.raises(FewbitError, match=message):
         PreActConv2d(3, 4, 3, **arguments)
 
 

@@ -93,7 +93,7 @@ def test_a_tensor_at_the_place_of_one_that_is_gone_is_not_mistaken_for_it():
         del x
 
 
-def test_the_two_copies_of_a_normalisation_stay_independent():
+def test_the_two_copies_of_a_normalization_stay_independent():
     saver, x = QuantizerSaver(PerGroup(2)), torch.randn(8, 256)
     assert not torch.equal(saver.compress(x).decompress(), saver.compress(x).decompress())
 

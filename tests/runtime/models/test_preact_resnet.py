@@ -94,7 +94,7 @@ class TestModes:
 
 
 @pytest.mark.parametrize(
-    "arguments, told",
+    "arguments, message",
     [
         ({"depth": 165}, "depth is 9n \\+ 2 with the stem cifar, such as 164 or 1001, not 165"),
         ({"depth": 2}, "depth is 9n"),
@@ -104,6 +104,6 @@ class TestModes:
         ({"depth": 164, "bits": 9}, "bits is an integer from 1 to 8, not 9"),
     ],
 )
-def test_arguments_are_checked(arguments, told):
-    with pytest.raises(FewbitError, match=told):
+def test_arguments_are_checked(arguments, message):
+    with pytest.raises(FewbitError, match=message):
         preact_resnet(**arguments)

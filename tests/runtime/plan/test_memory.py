@@ -187,7 +187,7 @@ class TestProfile:
         assert profile.by("dtype") == {("int64",): 2 * 4 * 8, ("float32",): 4 * 4}
 
     def test_under_other_hooks_counts_what_they_return(self):
-        """Two tensors of 4.125 bits an element; the input and the statistics of the normalisation stay."""
+        """Two tensors of 4.125 bits an element; the input and the statistics of the normalization stay."""
         if not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):
             pytest.skip("this torch does not tell which hooks are set")
         model = nn.Sequential(nn.Linear(256, 512), nn.LayerNorm(512), nn.Linear(512, 64))

@@ -7,7 +7,7 @@ namespace fewbit {
 struct PreActQuantParams {
     const float *origin, *step, *inverse;
     const int* zero;  // codes from here on are positive
-    const float *offset, *slope;  // of what was normalised: offset + (code + 1/2 - 2^(K-1)) slope
+    const float *offset, *slope;  // of what was normalized: offset + (code + 1/2 - 2^(K-1)) slope
     const int* sign;  // as zero, but where gamma is 0 all codes have the sign of beta: 0, or 2^K
     __device__ PreActQuantParams(const float* table, i64 C)
         : origin(table), step(table + C), inverse(table + 2 * C), zero(reinterpret_cast<const int*>(table + 3 * C)),
@@ -137,7 +137,7 @@ __device__ inline void dequantize_channels(const u8* packed, T* out, const float
 
 // ---- the pre-activation layer (runtime/layers/preact) ------------------------------------------------------------------
 
-// Writes the codes of A, which becomes its (leaky) ReLU. Where gamma is 0 they are of what was normalised,
+// Writes the codes of A, which becomes its (leaky) ReLU. Where gamma is 0 they are of what was normalized,
 // (x - mean) r.
 template <class T, int bits>
 __device__ inline void encode_channels(T* A, const T* x, u8* packed, const float* table, const float* mean,
@@ -192,7 +192,7 @@ template <int bits> __device__ inline u32 code_at(const u8* packed, i64 element)
     return (low | high << 8) >> shift & ((1u << bits) - 1);
 }
 
-// Sums of the gradient of A, and of its product with what was normalised: (shares, 2, C), a warp for a share of a
+// Sums of the gradient of A, and of its product with what was normalized: (shares, 2, C), a warp for a share of a
 // channel.
 // Where the elements of a channel lie together they are shared out among lanes; else lanes have channels of their own.
 template <class T, int bits>
@@ -234,7 +234,7 @@ __device__ inline void sum_channels(const u8* packed, const T* gradient, const f
     }
 }
 
-// The sums of all shares, (2, C), and behind them the factors s, p and q of each channel: see `normalise_channels`.
+// The sums of all shares, (2, C), and behind them the factors s, p and q of each channel: see `normalize_channels`.
 __device__ inline void finish_channels(const float* sums, float* results, const double* scale, const float* r,
     i64 shares, i64 elements, i64 by_batch, i64 C)
 {
@@ -255,7 +255,7 @@ __device__ inline void finish_channels(const float* sums, float* results, const 
 
 // The gradient behind the ReLU becomes that of the layer's input, s (gradient - p - q normal), where it lies.
 template <class T, int bits>
-__device__ inline void normalise_channels(
+__device__ inline void normalize_channels(
     const u8* packed, T* gradient, const float* table, const float* results, i64 n, i64 inner, i64 C, float leak)
 {
     const PreActQuantParams meaning(table, C);

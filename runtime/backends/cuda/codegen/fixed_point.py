@@ -25,7 +25,7 @@ def fixed_point_source(dtype: str, bits: int) -> str:
         sums(const u8* packed, const T* gradient, const float* table, float* sums, i64 shares, SHAPE, i64 leak)
         finish(const float* sums, float* results, const double* scale, const float* r, i64 shares, i64 elements,
                i64 by_batch, i64 C)
-        normalise(const u8* packed, T* gradient, const float* table, const float* results, SHAPE, i64 leak)
+        normalize(const u8* packed, T* gradient, const float* table, const float* results, SHAPE, i64 leak)
 
     Args:
         dtype: ``float32``, ``float16`` or ``bfloat16``.
@@ -95,8 +95,8 @@ finish(const float* sums, float* results, const double* scale, const float* r, i
     fewbit::finish_channels(sums, results, scale, r, shares, elements, by_batch, C);
 }}
 
-normalise(const u8* packed, {T}* gradient, const float* table, const float* results, i64 n, i64 inner, i64 C, i64 leak)
+normalize(const u8* packed, {T}* gradient, const float* table, const float* results, i64 n, i64 inner, i64 C, i64 leak)
 {{
-    fewbit::normalise_channels<{T}, {bits}>(packed, gradient, table, results, n, inner, C, number(leak));
+    fewbit::normalize_channels<{T}, {bits}>(packed, gradient, table, results, n, inner, C, number(leak));
 }}
 """

@@ -42,6 +42,8 @@ struct Rows {
     __device__ i64 start(i64 n, int bits) const { return starts ? starts[n] : n * width * bits; }
 };
 
+const u64 NEAREST = ~u64(0);  // philox.py
+
 // The word of 8 codes.
 template <int bits>
 __device__ inline Word<bits> codes_of(const float (&h)[8], i64 left, GroupParameters kept, u64 counter, u64 seed)
@@ -55,7 +57,8 @@ __device__ inline Word<bits> codes_of(const float (&h)[8], i64 left, GroupParame
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const float y = __fadd_rn(__fmul_rn(__fsub_rn(h[i], Z), scale), 0.5f);
-            const u32 code = (u32(int(y)) + random.half(i)) >> 16;
+            const u32 chance = seed == NEAREST ? 0x8000u : random.half(i);
+            const u32 code = (u32(int(y)) + chance) >> 16;
             if (i < left)
                 word |= pack<bits>(code < top ? code : top, i);
         }

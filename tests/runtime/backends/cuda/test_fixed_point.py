@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from quantizer_cases import DTYPES, fixed_point_cases, generator, reference, same_bits
 
-KERNELS = {"tabulate", "quantize", "dequantize", "encode", "decode", "sums", "finish", "normalise"}
+KERNELS = {"tabulate", "quantize", "dequantize", "encode", "decode", "sums", "finish", "normalize"}
 
 
 @needs_nvrtc

@@ -9,7 +9,9 @@ from fewbit.quantizers import PerGroup
 from fewbit.runtime.backends.cuda import per_group as cuda
 from fewbit.runtime.backends.cuda.codegen.compiler import compile_source
 from fewbit.runtime.backends.cuda.codegen.per_group import per_group_source
+from fewbit.runtime.backends.reference import per_group as reference_kernels
 from fewbit.runtime.quantizers import per_group
+from fewbit.runtime.tensors.philox import NEAREST
 from host_kernels import needs_gxx, needs_nvrtc, of_each_architecture, start_per_group
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -63,6 +65,15 @@ def assert_like_the_reference(x, bits, G, seed, launched):
     assert launched == []
     assert all(same_bits(getattr(ours, n), getattr(plain, n)) for n in ("packed", "minimum", "range"))
     assert same_bits(decoded, expected)
+
+
+@needs_gxx
+@pytest.mark.parametrize("bits", (1, 3, 8))
+def test_to_nearest_like_the_reference(on_host, bits):
+    x = torch.randn(3, 640, generator=generator(bits))
+    ours, plain = cuda.quantize(x, bits, 64, NEAREST), reference_kernels.quantize(x, bits, 64, NEAREST)
+    assert on_host == ["quantize"]
+    assert all(same_bits(a, b) for a, b in zip(ours, plain, strict=True))
 
 
 quick = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -20,7 +20,7 @@ LAYOUTS = {
     "one channel": (4, 1, 6, 6),
     "one element a channel": (1, 6, 1, 1),
 }
-KERNELS = ["tabulate", "encode", "tabulate", "decode", "tabulate", "sums", "finish", "normalise"]
+KERNELS = ["tabulate", "encode", "tabulate", "decode", "tabulate", "sums", "finish", "normalize"]
 
 
 def through_a_layer(A, x, γ, β, mean, r, bits, slope, gradient, by_batch=True, into_input=True):
@@ -29,7 +29,7 @@ def through_a_layer(A, x, γ, β, mean, r, bits, slope, gradient, by_batch=True,
     form = TensorSpec.of(A)
     packed = compress(A, x, γ, β, mean, r, bits, slope)
     codes = PreActCodes(packed, form, γ, β, bits, slope)
-    return packed, A, codes.activated(), *codes.through_normalisation(gradient, r, by_batch, into_input)
+    return packed, A, codes.activated(), *codes.through_normalization(gradient, r, by_batch, into_input)
 
 
 def case(name, dtype=torch.float32):
@@ -39,7 +39,7 @@ def case(name, dtype=torch.float32):
     x, gradient = (torch.randn(shape, generator=g).to(dtype).contiguous(memory_format=layout) for _ in range(2))
     C = shape[1]
     γ, β, mean, r = (torch.randn(C, generator=g) for _ in range(4))
-    γ[::3] = 0  # there codes are of what was normalised
+    γ[::3] = 0  # there codes are of what was normalized
     β[1::4] = -9.0
     form = [1, C] + [1] * (len(shape) - 2)
     normal = (x.float() - mean.view(form)) * r.abs().view(form)
