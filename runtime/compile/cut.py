@@ -15,6 +15,7 @@ from unittest import mock
 import torch._functorch.config as functorch_config
 from torch import fx
 from torch._functorch import partitioners
+from torch._functorch.compile_utils import fx_graph_cse
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .codes import Groups, groups_of, hint, planes_of
@@ -50,23 +51,31 @@ def choice_of(node: object) -> Choice | None:
     return node.meta.get(_KEY) if isinstance(node, fx.Node) else None
 
 
-def annotate(graph: fx.Graph, parameters: Collection[fx.Node], options: CompileOptions) -> None:
-    """Write into each node of a joint graph how its value would be saved, and which are not computed again."""
+def annotate(graph: fx.Graph, parameters: Collection[fx.Node], options: CompileOptions, less: int = 0) -> None:
+    """Write into each node of a joint graph how its value would be saved, and which are not computed again.
+
+    Args:
+        graph: the joint graph.
+        parameters: its placeholders whose memory lives on anyway.
+        options: of the backend.
+        less: number of bits by which each value has fewer than `options` say, but for the last one.
+    """
     floating = descendants(graph, is_floating_input)
     for node, role in classify(graph, parameters).items():
-        node.meta[_KEY] = _choose(node, role, options)
+        node.meta[_KEY] = _choose(node, role, options, less)
         # Comparisons of integers alone, such as the one-hot form of labels, are as cheap again as bits to unpack.
         if role not in _FREE and is_saved_itself(node) and node in floating:
             node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
 
 
-def _choose(node: fx.Node, role: Role, options: CompileOptions) -> Choice:
+def _choose(node: fx.Node, role: Role, options: CompileOptions, less: int) -> Choice:
     x = tensor_of(node)
     assert x is not None
     elements, exact = hint(x.numel()), nbytes_of(node)
     bits = 1 if role is Role.BOOLEAN and options.bits is not None else options.bits_for(role, module_names(node))
     if bits is None:
         return Choice(role, None, None, exact, role.value)
+    bits = max(1, bits - less)
     if elements < options.smallest:
         return Choice(role, None, None, exact, "small")
     most, parameters = (_BOOLEANS, 0) if role is Role.BOOLEAN else (options.group, 4)
@@ -96,14 +105,20 @@ def results_and_saved(forward: fx.Graph, results: int) -> tuple[list[Any], list[
     return list(outputs[:results]), list(outputs[results:])
 
 
-def exact_bytes(gm: fx.GraphModule, joint_inputs: Sequence[object], kwargs: dict[str, Any]) -> int:
-    """Return the bytes that torch's own partitioner would save of a joint graph, without inputs; 0 if unknown."""
-    if partitioners.has_recomputable_rng_ops(gm):  # dividing such a graph changes it
-        return 0
-    forward, _ = partitioners.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
-    _, saved = results_and_saved(forward.graph, kwargs["num_fwd_outputs"])
-    nodes = {base_of(node) for node in saved if isinstance(node, fx.Node) and tensor_of(node) is not None}
-    return sum(nbytes_of(node) for node in nodes if node.op != "placeholder")
+def divide(
+    gm: fx.GraphModule, joint_inputs: Sequence[object], kwargs: dict[str, Any]
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Return forward and backward graph of a joint graph as torch divides it, leaving it as it is."""
+    copied = fx.GraphModule(gm, fx_graph_cse(gm.graph))  # graphs with random operators would be changed
+    return partitioners.min_cut_rematerialization_partition(copied, joint_inputs, **kwargs)
+
+
+def saved_bytes(forward: fx.Graph, results: int) -> int:
+    """Return the bytes that a forward graph saves, without inputs, with the choices written for its values."""
+    _, saved = results_and_saved(forward, results)
+    nodes = {base_of(node): node for node in saved if isinstance(node, fx.Node) and tensor_of(node) is not None}
+    chosen = {base: choice_of(node) for base, node in nodes.items() if base.op != "placeholder"}
+    return sum(nbytes_of(base) if choice is None else choice.nbytes for base, choice in chosen.items())
 
 
 @contextmanager

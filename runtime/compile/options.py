@@ -32,6 +32,8 @@ class CompileOptions:
         group: most elements that share a minimum and a scale.
         keep: patterns of modules whose values are saved exactly.
         smallest: tensors of fewer elements are saved exactly.
+        budget: most bytes that one graph may save, without inputs; where the bits above take more, all are lowered
+            evenly, a bit at a time and to 1 at least, until it is met.
         recompute: torch's `activation_memory_budget`, from 0 to 1: below 1 some of what was saved is computed again.
 
     Raises:
@@ -43,6 +45,7 @@ class CompileOptions:
     group: int = 128
     keep: tuple[str, ...] = ()
     smallest: int = 4096
+    budget: int | None = None
     recompute: float = 1.0
     _rules: tuple[tuple[str, Bits], ...] = field(init=False, repr=False, default=())
 
@@ -60,6 +63,8 @@ class CompileOptions:
         if isinstance(self.keep, str) or not all(isinstance(pattern, str) for pattern in self.keep):
             raise FewbitError(f"keep is a sequence of patterns of module names, not {shown(self.keep)}")
         object.__setattr__(self, "keep", tuple(self.keep))
+        if self.budget is not None:
+            check_integer("budget", self.budget, 0)
         if not isinstance(self.recompute, int | float) or not 0 <= self.recompute <= 1:
             raise FewbitError(f"recompute is a number from 0 to 1, not {shown(self.recompute)}")
 

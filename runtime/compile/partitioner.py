@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
-from torch._functorch import partitioners
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
-from .cut import annotate, exact_bytes, few_bit_costs
+from ...tables import FewbitError
+from .cut import annotate, divide, few_bit_costs, saved_bytes
 from .options import CompileOptions
 from .report import GraphReport, record
 from .rewrite import rewrite
@@ -42,13 +42,22 @@ class FewbitPartitioner(CustomPartitionerFn):
         """Return the forward and the backward graph of a joint graph."""
         gm.graph.eliminate_dead_code()
         gm.graph = fx_graph_cse(gm.graph)
-        exact = exact_bytes(gm, joint_inputs, kwargs)
+        results = kwargs["num_fwd_outputs"]
+        exact = saved_bytes(divide(gm, joint_inputs, kwargs)[0].graph, results)
         placeholders = gm.graph.find_nodes(op="placeholder")
         parameters = {placeholders[i] for i in kwargs.get("static_lifetime_input_indices") or ()}
-        annotate(gm.graph, parameters, self.options)
-        with few_bit_costs(self.options):
-            forward, backward = partitioners.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
-        saved = rewrite(forward.graph, backward.graph, kwargs["num_fwd_outputs"], self.options)
+        for less in range(8):
+            annotate(gm.graph, parameters, self.options, less)
+            with few_bit_costs(self.options):
+                forward, backward = divide(gm, joint_inputs, kwargs)
+            if self.options.budget is None or saved_bytes(forward.graph, results) <= self.options.budget:
+                break
+        else:
+            raise FewbitError(
+                f"1 bit for each value takes {saved_bytes(forward.graph, results):,} bytes, "
+                f"the budget is {self.options.budget:,}"
+            )
+        saved = rewrite(forward.graph, backward.graph, results, self.options)
         for module in (forward, backward):
             module.graph.eliminate_dead_code()
             module.graph.lint()

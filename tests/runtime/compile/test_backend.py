@@ -16,6 +16,7 @@ from fewbit import FewbitError
 from fewbit.runtime.compile.options import CompileOptions
 from fewbit.runtime.compile.partitioner import FewbitPartitioner
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils.checkpoint import checkpoint
 
 TOKENS = torch.randint(0, 320, (4, 64), generator=torch.Generator().manual_seed(0))
@@ -249,6 +250,19 @@ class TestGoesTogetherWith:
         half = kept_bytes(few_bits(model, bits=4, smallest=1024, recompute=0.4)(TOKENS), owned)
         assert half < 0.8 * all_kept
 
+    def test_a_budget_lowers_bits_until_it_is_met(self):
+        model = LanguageModel()
+        owned = [*model.parameters(), TOKENS]
+        all_kept = kept_bytes(few_bits(model, smallest=1024)(TOKENS), owned)
+        for share, least in ((0.75, 0.4), (0.5, 0.2)):
+            torch._dynamo.reset()
+            budget = int(share * all_kept)
+            assert least * all_kept < kept_bytes(few_bits(model, smallest=1024, budget=budget)(TOKENS), owned) <= budget
+
+    def test_a_budget_out_of_reach_is_refused_in_one_line(self):
+        with pytest.raises(BackendCompilerFailed, match="1 bit for each value takes .* bytes, the budget is 1,000"):
+            few_bits(LanguageModel(), budget=1000)(TOKENS)
+
 
 def _without_compilation(model):
     plain = copy.deepcopy(model)
@@ -270,6 +284,7 @@ class TestOptions:
             ({"smallest": -1}, "smallest"),
             ({"keep": "blocks*"}, "a sequence of patterns"),
             ({"recompute": 2}, "from 0 to 1"),
+            ({"budget": -1}, "budget is an integer not below 0"),
             ({"bit": 4}, "is no option of the backend fewbit: bits"),
         ],
     )
@@ -292,6 +307,7 @@ class TestOptions:
             {"keep": ("head",)},
             {"smallest": 1},
             {"recompute": 0.5},
+            {"budget": 10**6},
             {"bits": {"nonlinear": 4}},
         ]
         assert len({CompileOptions.of(change).uuid() for change in changes}) == len(changes)

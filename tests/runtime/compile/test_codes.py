@@ -82,7 +82,7 @@ class TestRounding:
         assert torch.all((backs.mean(0) - x).abs() < 5 * step * 0.5 / 4000**0.5 + 1e-5)
 
     def test_errs_as_per_group_does(self):
-        """The same mathematics: mean squares differ by the rounding of the inverse scale, not the range, and by chance."""
+        """The same mathematics: mean squares differ by the rounding of inverse scale and range, and by chance."""
         x = torch.randn(512, 256)
         for bits in (2, 4, 8):
             ours = there_and_back(x, bits, random_of(x, groups_of(x, 256, 8)))
