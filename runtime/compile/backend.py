@@ -76,7 +76,7 @@ def _patches(options: CompileOptions) -> dict[str, Any]:
     if options.bits is None:
         return {}
     if "custom_partitioner_fn" not in _known():
-        raise FewbitError(f"the backend fewbit needs torch 2.8 or newer; this is {torch.__version__}")
+        raise FewbitError(f"the backend fewbit needs torch 2.9 or newer; this is {torch.__version__}")
     from .partitioner import FewbitPartitioner
 
     return {"custom_partitioner_fn": FewbitPartitioner(options)}

@@ -108,9 +108,32 @@ def results_and_saved(forward: fx.Graph, results: int) -> tuple[list[Any], list[
 def divide(
     gm: fx.GraphModule, joint_inputs: Sequence[object], kwargs: dict[str, Any]
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Return forward and backward graph of a joint graph as torch divides it, leaving it as it is."""
-    copied = fx.GraphModule(gm, fx_graph_cse(gm.graph))  # graphs with random operators would be changed
-    return partitioners.min_cut_rematerialization_partition(copied, joint_inputs, **kwargs)
+    """Return forward and backward graph of a joint graph as torch divides it, leaving it as it is.
+
+    Torch lets the backward pass compute whatever it alone needs. What `annotate` wants saved is for the forward pass:
+    it is among its outputs while torch divides the graph.
+    """
+    graph = fx_graph_cse(gm.graph)  # a copy: torch changes graphs with random operators
+    saved = [n for n in graph.nodes if choice_of(n) and n.meta.get("recompute") is CheckpointPolicy.MUST_SAVE]
+    results = kwargs["num_fwd_outputs"]
+    _insert_outputs(graph.output_node(), results, saved)
+    kwargs = {**kwargs, "num_fwd_outputs": results + len(saved)}
+    forward, backward = partitioners.min_cut_rematerialization_partition(
+        fx.GraphModule(gm, graph), joint_inputs, **kwargs
+    )
+    _insert_outputs(forward.graph.output_node(), results, [], instead_of=len(saved))
+    return forward, backward
+
+
+def _insert_outputs(output: fx.Node, at: int, nodes: Sequence[fx.Node], instead_of: int = 0) -> None:
+    """Insert outputs into a graph, in place of some that are there, and descriptions of them if the graph has any."""
+    values: Any = list(output.args[0])
+    values[at : at + instead_of] = nodes
+    output.args = (tuple(values),)
+    if "desc" in output.meta:
+        descriptions = list(output.meta["desc"])
+        descriptions[at : at + instead_of] = descriptions[:1] * len(nodes)
+        output.meta["desc"] = descriptions
 
 
 def saved_bytes(forward: fx.Graph, results: int) -> int:
@@ -129,18 +152,6 @@ def few_bit_costs(options: CompileOptions) -> Iterator[None]:
     """
     size_of = partitioners._size_of
     types = partitioners.get_default_op_list()
-    classify_nodes = partitioners.classify_nodes
-
-    def with_saved_comparisons(gm: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-        # Torch lets the backward pass compute whatever it alone needs. What is to be saved, the forward pass computes.
-        info = classify_nodes(gm, *args, **kwargs)
-        required: Any = getattr(info, "_required_fw_nodes", None) or info.required_fw_nodes
-        for i, node in enumerate(gm.graph.nodes):
-            if node in info.unclaimed_nodes and node.meta.get("recompute") is CheckpointPolicy.MUST_SAVE:
-                info.unclaimed_nodes.remove(node)
-                required.add(node)
-                info.fw_order[node] = i
-        return info
 
     def few_bit_size_of(node: fx.Node) -> int:
         choice = choice_of(node)
@@ -152,7 +163,6 @@ def few_bit_costs(options: CompileOptions) -> Iterator[None]:
 
     with (
         mock.patch.object(partitioners, "_size_of", few_bit_size_of),
-        mock.patch.object(partitioners, "classify_nodes", with_saved_comparisons),
         functorch_config.patch(
             ban_recompute_long_fusible_chains=False,
             ban_recompute_materialized_backward=False,
