@@ -6,6 +6,7 @@ logits. And what is dequantized is written to memory anyway, so that a pointwise
 torch's rules against computing again what a matrix product will read do not hold here.
 """
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -90,6 +91,7 @@ def module_names(node: fx.Node) -> tuple[str, ...]:
     """Return the names of the modules that a node's call belongs to, outermost first."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     names = [entry[0] for entry in stack.values()]
+    names = [re.sub(r"\._modules\['(.*?)'\]", r".\1", name) for name in names]  # as torch 2.9 writes them
     return tuple(name.partition("].")[2] if name.startswith("L[") else name for name in names)
 
 

@@ -321,7 +321,7 @@ class TestOptions:
 
         without = {name: value for name, value in config.get_config_copy().items() if name != "custom_partitioner_fn"}
         monkeypatch.setattr("fewbit.runtime.compile.backend._known", lambda: without)
-        with pytest.raises(FewbitError, match=r"needs torch 2\.8 or newer"):
+        with pytest.raises(FewbitError, match=r"needs torch 2\.9 or newer"):
             fewbit.inductor_options(bits=4)
 
 
