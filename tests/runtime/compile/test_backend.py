@@ -260,7 +260,7 @@ class TestGoesTogetherWith:
             assert least * all_kept < kept_bytes(few_bits(model, smallest=1024, budget=budget)(TOKENS), owned) <= budget
 
     def test_a_budget_out_of_reach_is_refused_in_one_line(self):
-        with pytest.raises(BackendCompilerFailed, match="1 bit for each value takes .* bytes, the budget is 1,000"):
+        with pytest.raises(BackendCompilerFailed, match=r"1 bit for each value takes .* bytes, the budget is 1,000"):
             few_bits(LanguageModel(), budget=1000)(TOKENS)
 
 
