@@ -1,7 +1,7 @@
 """Puts codes between a forward graph and its backward graph, in place of the values that one saves for the other."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -42,6 +42,7 @@ def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: Compil
     results, saved = results_and_saved(forward, outputs)
     visible = {base_of(node) for node in results if isinstance(node, fx.Node)}
     placeholders = {node.name: node for node in backward.find_nodes(op="placeholder")}
+    place, place_in_backward = _places(forward), _places(backward)
     splicer = Splicer()
     seeds = _Seeds(forward, len(saved), splicer)
     kept: list[fx.Node] = []
@@ -53,8 +54,9 @@ def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: Compil
         if choice is None or choice.bits is None:
             kept.append(node)
         else:
-            parts = _quantized(forward, node, choice, options, seeds, splicer)
-            _dequantized(backward, placeholders[node.name], parts, choice, splicer)
+            parts = _quantized(forward, node, _last_use(node, place), choice, options, seeds, splicer)
+            first = min(placeholders[node.name].users, key=place_in_backward.__getitem__)
+            _dequantized(backward, placeholders[node.name], first, parts, choice, splicer)
             kept += parts
         if isinstance(node, fx.Node) and tensor_of(node) is not None:
             report.append(_row(node, choice))
@@ -96,12 +98,18 @@ def _quantize(x: Tensor, seed: Tensor | None = None, *, groups: Groups, bits: in
 
 
 def _quantized(
-    graph: fx.Graph, node: fx.Node, choice: Choice, options: CompileOptions, seeds: _Seeds, splicer: Splicer
+    graph: fx.Graph,
+    node: fx.Node,
+    last: fx.Node,
+    choice: Choice,
+    options: CompileOptions,
+    seeds: _Seeds,
+    splicer: Splicer,
 ) -> tuple[fx.Node, ...]:
-    """Return nodes of the parts that the value of `node` is saved as, computed right after its last use."""
+    """Return nodes of the parts that the value of `node` is saved as, computed right after `last`, its last use."""
     x = tensor_of(node)
     assert x is not None
-    last, inputs = _last_use(graph, node), (node,)
+    inputs: tuple[fx.Node, ...] = (node,)
     groups: Any = choice.groups
     if choice.role is Role.BOOLEAN:
         function = partial(pack_bools, groups=groups)
@@ -114,14 +122,13 @@ def _quantized(
 
 
 def _dequantized(
-    graph: fx.Graph, placeholder: fx.Node, parts: Sequence[fx.Node], choice: Choice, splicer: Splicer
+    graph: fx.Graph, placeholder: fx.Node, first: fx.Node, parts: Sequence[fx.Node], choice: Choice, splicer: Splicer
 ) -> None:
-    """Replace a saved value's placeholder by those of its parts, dequantized right before its first use."""
+    """Replace a saved value's placeholder by those of its parts, dequantized right before `first`, its first use."""
     x, groups, bits = tensor_of(placeholder), choice.groups, choice.bits
     assert x is not None and groups is not None and bits is not None
     with graph.inserting_before(placeholder):
         inputs = [_placeholder(graph, part) for part in parts]
-    first = next(node for node in _following(placeholder) if placeholder in node.all_input_nodes)
     function = partial(_restored, groups=groups, bits=bits, dtype=x.dtype)
     with graph.inserting_before(first):
         (value,) = splicer.splice(graph, function, *inputs)
@@ -136,14 +143,21 @@ def _restored(*parts: Tensor, groups: Groups, bits: int, dtype: torch.dtype) -> 
     return (dequantize_by_kernel if by_kernel else dequantize)(parts, groups, bits, dtype)
 
 
-def _last_use(graph: fx.Graph, node: fx.Node) -> fx.Node:
+def _places(graph: fx.Graph) -> dict[fx.Node, int]:
+    """Return the place of each node in the order of execution."""
+    return {node: place for place, node in enumerate(graph.nodes)}
+
+
+def _last_use(node: fx.Node, place: Mapping[fx.Node, int]) -> fx.Node:
     """Return the last node that reads the value, through views too; `node` itself if only the output does."""
-    same, last = {node}, node
-    for other in graph.nodes:
-        if other.op != "output" and any(i in same for i in other.all_input_nodes):
-            last = other
-            if is_view(other):
-                same.add(other)
+    last, same = node, [node]
+    while same:
+        for user in same.pop().users:
+            if user.op == "output" or user not in place:  # what was inserted makes codes of views
+                continue
+            last = max(last, user, key=place.__getitem__)
+            if is_view(user):
+                same.append(user)
     return last
 
 
