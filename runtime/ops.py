@@ -219,7 +219,7 @@ _library.impl("draw_seeds", _draw_seeds, "CompositeExplicitAutograd")
 
 
 def _separate(x: Tensor) -> list[Tensor]:
-    return list(torch._foreach_add(x.unbind(), 0)) if len(x) else []
+    return list(torch._foreach_add(x.unbind(), 0)) if len(x) else []  # pyright: ignore[reportPrivateImportUsage]
 
 
 _library.impl("separate", _separate, "CompositeExplicitAutograd")

@@ -129,7 +129,8 @@ def divide(
 
 def _insert_outputs(output: fx.Node, at: int, nodes: Sequence[fx.Node], instead_of: int = 0) -> None:
     """Insert outputs into a graph, in place of some that are there, and descriptions of them if the graph has any."""
-    values: Any = list(output.args[0])
+    given: Any = output.args[0]
+    values = list(given)
     values[at : at + instead_of] = nodes
     output.args = (tuple(values),)
     if "desc" in output.meta:

@@ -46,17 +46,20 @@ class FewbitPartitioner(CustomPartitionerFn):
         exact = saved_bytes(divide(gm, joint_inputs, kwargs)[0].graph, results)
         placeholders = gm.graph.find_nodes(op="placeholder")
         parameters = {placeholders[i] for i in kwargs.get("static_lifetime_input_indices") or ()}
+        nbytes, budget = 0, self.options.budget
         for less in range(8):
             annotate(gm.graph, parameters, self.options, less)
             with few_bit_costs(self.options):
                 forward, backward = divide(gm, joint_inputs, kwargs)
-            if self.options.budget is None or saved_bytes(forward.graph, results) <= self.options.budget:
-                break
-        else:
-            raise FewbitError(
-                f"1 bit for each value takes {saved_bytes(forward.graph, results):,} bytes, "
-                f"the budget is {self.options.budget:,}"
-            )
+            nbytes = saved_bytes(forward.graph, results)
+            if budget is None or nbytes <= budget:
+                return self._with_codes(forward, backward, results, exact)
+        raise FewbitError(f"1 bit for each value takes {nbytes:,} bytes, the budget is {budget:,}")
+
+    def _with_codes(
+        self, forward: fx.GraphModule, backward: fx.GraphModule, results: int, exact: int
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Put codes between the graphs, and report what they save."""
         saved = rewrite(forward.graph, backward.graph, results, self.options)
         for module in (forward, backward):
             module.graph.eliminate_dead_code()

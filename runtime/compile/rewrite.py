@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -110,11 +109,12 @@ def _quantized(
     x = tensor_of(node)
     assert x is not None
     inputs: tuple[fx.Node, ...] = (node,)
-    groups: Any = choice.groups
+    groups, bits = choice.groups, choice.bits
+    assert groups is not None and bits is not None
     if choice.role is Role.BOOLEAN:
         function = partial(pack_bools, groups=groups)
     else:
-        function = partial(_quantize, groups=groups, bits=choice.bits)
+        function = partial(_quantize, groups=groups, bits=bits)
         if options.rounding == "stochastic" and choice.role not in _TO_NEAREST:
             inputs = node, seeds.next(x.device)
     with graph.inserting_before(_after(last if last.op != "placeholder" else inputs[-1])):
