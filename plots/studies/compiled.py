@@ -24,17 +24,18 @@ from torch import Tensor, nn
 from ...tables.files import atomic_write
 from .. import compact_json
 from .adapters import adapt
-from .data import documentation, standard_library
+from .data import Corpus, documentation, standard_library
 from .runs import summary
 from .settings import Settings, Size
 from .small_networks import GPT2, Llama
 from .trainer import Loss, next_character
 from .training import Variant, train
 
+MakeModel = Callable[[Size], nn.Module]
+
 SETTINGS = Settings(
     steps=600, batch=8, learning_rate=3e-3, size=Size(width=96, depth=4, heads=4, context=128), validation_windows=256
 )
-MODELS = ("gpt2", "llama", "lora")
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "exact": {"bits": None},
     "exact, nudged": {"bits": None},
@@ -44,6 +45,11 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "4 bits, nearest": {"bits": 4, "rounding": "nearest"},
     "3 bits": {"bits": 3},
     "2 bits": {"bits": 2},
+}
+MODELS: Mapping[str, Callable[[Settings], tuple[MakeModel, Corpus]]] = {
+    "gpt2": lambda settings: (GPT2, _programs()),
+    "llama": lambda settings: (Llama, _programs()),
+    "lora": lambda settings: (partial(_adapted, trained=_trained(settings)), documentation()),
 }
 VARIANTS: tuple[str, ...] = tuple(f"{model}: {name}" for model in MODELS for name in OPTIONS)
 
@@ -55,11 +61,15 @@ def train_one(
     name, bits = variant.split(": ")
     settings = replace(settings, seed=seed)
     nudge = 1e-6 if "nudged" in bits else 0.0
-    model = partial(_adapted, trained=_trained(settings)) if name == "lora" else {"gpt2": GPT2, "llama": Llama}[name]
-    corpus = documentation() if name == "lora" else standard_library()
+    model, corpus = MODELS[name](settings)
     made = Variant(variant, nudge=nudge, loss=compiled_loss(OPTIONS[bits]))
     (run,) = train([made], corpus, settings, model, after_step).runs
     return summary(run, seed)
+
+
+@cache
+def _programs() -> Corpus:
+    return standard_library()
 
 
 @cache
@@ -67,7 +77,7 @@ def _trained(settings: Settings) -> Mapping[str, Tensor]:
     """Return the weights of GPT-2 after exact training on the standard library."""
     models: list[nn.Module] = []
     exact = Variant("exact", prepare=models.append, loss=compiled_loss(OPTIONS["exact"]))
-    train([exact], standard_library(), settings, GPT2)
+    train([exact], _programs(), settings, GPT2)
     return models[0].state_dict()
 
 

@@ -7,7 +7,7 @@ torch's rules against computing again what a matrix product will read do not hol
 """
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from .codes import Groups, groups_of, hint, planes_of
 from .options import CompileOptions
-from .roles import Role, base_of, classify, descendants, is_floating_input, is_saved_itself, tensor_of
+from .roles import Role, base_of, descendants, is_floating_input, is_saved_itself, tensor_of
 
 _KEY = "fewbit"
 _FREE = (Role.PARAMETER, Role.INPUT, Role.OTHER)  # of no data that is rounded
@@ -52,21 +52,25 @@ def choice_of(node: object) -> Choice | None:
     return node.meta.get(_KEY) if isinstance(node, fx.Node) else None
 
 
-def annotate(graph: fx.Graph, parameters: Collection[fx.Node], options: CompileOptions, less: int = 0) -> None:
-    """Write into each node of a joint graph how its value would be saved, and which are not computed again.
-
-    Args:
-        graph: the joint graph.
-        parameters: its placeholders whose memory lives on anyway.
-        options: of the backend.
-        less: number of bits by which each value has fewer than `options` say, but for the last one.
-    """
+def pin(graph: fx.Graph, roles: Mapping[fx.Node, Role]) -> None:
+    """Mark the values of a joint graph that are not computed again from rounded ones."""
     floating = descendants(graph, is_floating_input)
-    for node, role in classify(graph, parameters).items():
-        node.meta[_KEY] = _choose(node, role, options, less)
+    for node, role in roles.items():
         # Comparisons of integers alone, such as the one-hot form of labels, are as cheap again as bits to unpack.
         if role not in _FREE and is_saved_itself(node) and node in floating:
             node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
+
+
+def annotate(roles: Mapping[fx.Node, Role], options: CompileOptions, less: int = 0) -> None:
+    """Write into each node of a joint graph how its value would be saved.
+
+    Args:
+        roles: of the graph's nodes.
+        options: of the backend.
+        less: number of bits by which each value has fewer than `options` say, but for the last one.
+    """
+    for node, role in roles.items():
+        node.meta[_KEY] = _choose(node, role, options, less)
 
 
 def _choose(node: fx.Node, role: Role, options: CompileOptions, less: int) -> Choice:
@@ -112,7 +116,7 @@ def divide(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Return forward and backward graph of a joint graph as torch divides it, leaving it as it is.
 
-    Torch lets the backward pass compute whatever it alone needs. What `annotate` wants saved is for the forward pass:
+    Torch lets the backward pass compute whatever it alone needs. What `pin` wants saved is for the forward pass:
     it is among its outputs while torch divides the graph.
     """
     graph = fx_graph_cse(gm.graph)  # a copy: torch changes graphs with random operators

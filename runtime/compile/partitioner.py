@@ -1,6 +1,6 @@
 """Divides a joint graph into forward and backward pass with few bits between them.
 
-1  annotate  each value's role (roles.py) and what saving it would cost with its role's bits (cut.py)
+1  annotate  each value by its role (roles.py): what saving it would cost with its role's bits (cut.py)
 2  cut       torch's min-cut with these costs chooses what is saved and what is computed again (cut.py)
 3  rewrite   quantize what is saved after its last use in the forward graph, dequantize it before its first in the
              backward graph (rewrite.py, codes.py)
@@ -14,10 +14,11 @@ from torch._functorch.compile_utils import fx_graph_cse
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
 from ...tables import FewbitError
-from .cut import annotate, divide, few_bit_costs, saved_bytes
+from .cut import annotate, divide, few_bit_costs, pin, saved_bytes
 from .options import CompileOptions
 from .report import GraphReport, record
 from .rewrite import rewrite
+from .roles import classify
 
 
 class FewbitPartitioner(CustomPartitionerFn):
@@ -46,9 +47,11 @@ class FewbitPartitioner(CustomPartitionerFn):
         exact = saved_bytes(divide(gm, joint_inputs, kwargs)[0].graph, results)
         placeholders = gm.graph.find_nodes(op="placeholder")
         parameters = {placeholders[i] for i in kwargs.get("static_lifetime_input_indices") or ()}
+        roles = classify(gm.graph, parameters)
+        pin(gm.graph, roles)
         nbytes, budget = 0, self.options.budget
         for less in range(8):
-            annotate(gm.graph, parameters, self.options, less)
+            annotate(roles, self.options, less)
             with few_bit_costs(self.options):
                 forward, backward = divide(gm, joint_inputs, kwargs)
             nbytes = saved_bytes(forward.graph, results)
