@@ -28,6 +28,8 @@ kernels that compilers write: kernels that differ in nothing else are compiled o
                                                                                       codes are rounded to nearest.
     per_group_dequantize(packed, minimum, range, bits, group_size, features, dtype) -> x
     per_group_quantize_samples, per_group_dequantize_samples                 the same; bits uint8 (N,) on the CPU
+    per_group_quantize_buffer(x, bits, group_size, seed) -> buffer           x (…, D), taken as one sample, whose
+    per_group_dequantize_buffer(buffer, bits, group_size, dtype) -> x        minima, ranges and codes are one tensor
     fixed_point_quantize(x, scale, shift, inner, bits) -> packed                      x dense, in memory order; BLPA
     fixed_point_dequantize(packed, scale, shift, inner, bits, count, dtype) -> x (count,)
     outlier_quantize(x, bits, ratio, relu, value_dtype, sample_every) -> packed, counts, offsets, values, levels
@@ -58,6 +60,7 @@ from torch import Tensor
 
 from .backends import implementations
 from .backends.arguments import (
+    check_buffer,
     check_channel_codes,
     check_channels_of,
     check_codes,
@@ -74,6 +77,7 @@ from .backends.arguments import (
     check_preact_input,
     check_row_codes,
     check_rows,
+    check_whole_groups,
     check_window,
     refuse,
 )
@@ -81,6 +85,7 @@ from .backends.forwards import forward_of
 from .backends.reference import attention as reference_attention
 from .backends.reference import preact as reference_preact
 from .backends.reference.outlier import POSITION_BLOCK, count_of
+from .backends.reference.per_group import buffer_size
 from .backends.reference.pooling import MAX_POOL
 from .tensors.dtypes import KINDS
 from .tensors.glu_parts import GROUP_SIZE
@@ -335,6 +340,10 @@ for _suffix, _bits in (("", "int bits"), ("_samples", "Tensor bits")):
         f"per_group_dequantize{_suffix}({_ROWS}, {_bits}, int group_size, SymInt features, ScalarType dtype) -> Tensor",
         tags=_PURE,
     )
+_library.define("per_group_quantize_buffer(Tensor x, int bits, int group_size, Tensor? seed) -> Tensor", tags=_PURE)
+_library.define(
+    "per_group_dequantize_buffer(Tensor buffer, int bits, int group_size, ScalarType dtype) -> Tensor", tags=_PURE
+)
 _library.define(
     "fixed_point_quantize(Tensor x, Tensor scale, Tensor shift, SymInt inner, int bits) -> Tensor", tags=_TAGS
 )
@@ -356,6 +365,8 @@ per_group_quantize = torch.ops.fewbit.per_group_quantize.default
 per_group_quantize_samples = torch.ops.fewbit.per_group_quantize_samples.default
 per_group_dequantize = torch.ops.fewbit.per_group_dequantize.default
 per_group_dequantize_samples = torch.ops.fewbit.per_group_dequantize_samples.default
+per_group_quantize_buffer = torch.ops.fewbit.per_group_quantize_buffer.default
+per_group_dequantize_buffer = torch.ops.fewbit.per_group_dequantize_buffer.default
 fixed_point_quantize = torch.ops.fewbit.fixed_point_quantize.default
 fixed_point_dequantize = torch.ops.fewbit.fixed_point_dequantize.default
 outlier_quantize = torch.ops.fewbit.outlier_quantize.default
@@ -386,6 +397,22 @@ def _register_per_group(backend: Any, key: str) -> None:
     for suffix in ("", "_samples"):
         _library.impl("per_group_quantize" + suffix, quantize, key)
         _library.impl("per_group_dequantize" + suffix, dequantize, key)
+
+    if not hasattr(backend, "quantize_buffer"):
+        return
+
+    def quantize_buffer(x: Tensor, bits: int, group_size: int, seed: Tensor | None) -> Tensor:
+        check_whole_groups("per_group_quantize_buffer", x, bits, group_size, seed)
+        return backend.quantize_buffer(x.contiguous(), bits, group_size, NEAREST if seed is None else seed.tolist()[0])
+
+    def dequantize_buffer(buffer: Tensor, bits: int, group_size: int, dtype: torch.dtype) -> Tensor:
+        elements = check_buffer("per_group_dequantize_buffer", buffer, bits, group_size, dtype)
+        out = torch.empty(*buffer.shape[:-1], elements, dtype=dtype, device=buffer.device)
+        backend.dequantize_buffer(buffer.contiguous(), bits, group_size, out)
+        return out
+
+    _library.impl("per_group_quantize_buffer", quantize_buffer, key)
+    _library.impl("per_group_dequantize_buffer", dequantize_buffer, key)
 
 
 def _register_fixed_point(backend: Any, key: str) -> None:
@@ -479,6 +506,18 @@ def _fake_row_values(
 
 torch.library.register_fake(per_group_dequantize, _fake_row_values, lib=_library)
 torch.library.register_fake(per_group_dequantize_samples, _fake_row_values, lib=_library)
+
+
+@torch.library.register_fake(per_group_quantize_buffer, lib=_library)
+def _(x: Tensor, bits: int, group_size: int, seed: Tensor | None) -> Tensor:
+    check_whole_groups("per_group_quantize_buffer", x, bits, group_size, seed)
+    return x.new_empty(*x.shape[:-1], buffer_size(x.shape[-1], bits, group_size), dtype=torch.uint8)
+
+
+@torch.library.register_fake(per_group_dequantize_buffer, lib=_library)
+def _(buffer: Tensor, bits: int, group_size: int, dtype: torch.dtype) -> Tensor:
+    elements = check_buffer("per_group_dequantize_buffer", buffer, bits, group_size, dtype)
+    return buffer.new_empty(*buffer.shape[:-1], elements, dtype=dtype)
 
 
 @torch.library.register_fake(fixed_point_quantize, lib=_library)

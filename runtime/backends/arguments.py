@@ -13,12 +13,13 @@ from ..tensors.checks import check_integer
 from ..tensors.dtypes import DTYPES, KINDS
 from ..tensors.glu_parts import GROUP_SIZE
 from ..tensors.layout import is_dense
-from ..tensors.packing import packed_size
+from ..tensors.packing import GROUP, packed_size
 from ..tensors.table_registry import table_of
 from ..tensors.validation import check_groups, check_part, has_values, shown_part
 from .forwards import forward_of
 from .reference.glu_derivatives import derivative_of
 from .reference.outlier import POSITION_BLOCK
+from .reference.per_group import buffer_size
 
 
 def refuse(*_: Any) -> NoReturn:
@@ -227,6 +228,36 @@ def check_row_codes(
     if _are_concrete(packed, minimum, range_, features):
         N = minimum.shape[0] if minimum.dim() else 0
         check_groups(op, (N, features), bits, (packed, minimum, range_), group_size, minimum.device)
+
+
+def check_whole_groups(op: str, x: Tensor, bits: int, group_size: int, seed: Tensor | None) -> None:
+    """Raise FewbitError unless `per_group_quantize_buffer` can take these arguments."""
+    _check_kind(op, x)
+    check_integer("bits", bits, 1, 8)
+    check_integer("group_size", group_size, 1, 2**31)
+    if not x.dim() or x.shape[-1] % group_size or x.shape[-1] % GROUP:
+        raise FewbitError(
+            f"{op}: the last dimension of x is a multiple of {GROUP} and of group_size, {group_size}, not {_shown(x)}"
+        )
+    if seed is not None:
+        _check_seeds(x, seed, 1)
+
+
+def check_buffer(op: str, buffer: Tensor, bits: int, group_size: int, dtype: torch.dtype) -> int:
+    """Return the elements D whose codes are the last dimension of a buffer.
+
+    Raises:
+        FewbitError: `per_group_dequantize_buffer` cannot take these arguments.
+    """
+    _check_result(op, dtype, 0)
+    check_integer("bits", bits, 1, 8)
+    check_integer("group_size", group_size, 1, 2**31)
+    size: Any = buffer.shape[-1] if buffer.dim() else -1
+    elements = size * 8 * group_size // (32 + bits * group_size)
+    whole = elements % group_size == 0 and elements % GROUP == 0 and buffer_size(elements, bits, group_size) == size
+    if buffer.dtype != torch.uint8 or not whole:
+        raise FewbitError(f"{op}: no {bits}-bit codes in groups of {group_size} take {_shown(buffer)}")
+    return elements
 
 
 def check_channel_codes(

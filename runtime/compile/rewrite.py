@@ -88,8 +88,8 @@ def _draw_seeds(some: Tensor, count: int, device: torch.device) -> list[Tensor]:
 
 
 def _quantize(x: Tensor, seed: Tensor | None = None, *, groups: Groups, bits: int) -> tuple[Tensor, ...]:
-    if has_kernels(x.device, x.dtype):
-        return quantize_by_kernel(x, seed, groups, bits)
+    if has_kernels(x.device, x.dtype, groups):
+        return (quantize_by_kernel(x, seed, groups, bits),)
     if seed is None:
         return quantize(x, groups, bits, None)
     size = [*groups.rows(x).shape[:-1], 1]
@@ -139,8 +139,9 @@ def _dequantized(
 def _restored(*parts: Tensor, groups: Groups, bits: int, dtype: torch.dtype) -> Tensor:
     if dtype == torch.bool:
         return unpack_bools(parts, groups)
-    by_kernel = has_kernels(parts[0].device, dtype)
-    return (dequantize_by_kernel if by_kernel else dequantize)(parts, groups, bits, dtype)
+    if has_kernels(parts[0].device, dtype, groups):
+        return dequantize_by_kernel(parts[0], groups, bits, dtype)
+    return dequantize(parts, groups, bits, dtype)
 
 
 def _places(graph: fx.Graph) -> dict[fx.Node, int]:

@@ -5,6 +5,7 @@ import torch
 from fewbit import FewbitError
 from fewbit.quantizers import FixedPoint, Outlier, PerGroup
 from fewbit.runtime import ops
+from fewbit.runtime.backends.reference import per_group as reference_per_group
 from fewbit.runtime.tensors.philox import NEAREST
 from quantizer_cases import reference, same_bits
 
@@ -50,6 +51,66 @@ def test_without_a_seed_codes_are_to_nearest(bits):
     back = ops.per_group_dequantize(packed, minimum, range_, bits, 50, 300, x.dtype)
     step = range_.float().repeat_interleave(50, 1) / (2**bits - 1)
     assert torch.all((back - x).abs() <= step / 2 * (1 + 2**-14))  # scaled numbers are rounded to 16 bits first
+
+
+@pytest.mark.parametrize("seed", [SEED, None], ids=["at random", "to nearest"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "size"), [((3, 5, 128), 64), ((7, 88), 88), ((40, 512), 128), ((2, 0, 8), 2)], ids=str
+)
+class TestBuffers:
+    """Minima, ranges and codes in one tensor: those of the elements taken as one sample."""
+
+    @pytest.mark.parametrize("bits", range(1, 9))
+    def test_hold_what_the_parts_hold(self, shape, size, dtype, seed, bits):
+        x = numbers(*shape, dtype=dtype)
+        buffer = ops.per_group_quantize_buffer(x, bits, size, seed)
+        packed, *parameters = ops.per_group_quantize(x.view(1, -1), bits, size, seed)
+        expected = torch.cat([part.view(torch.uint8) for part in (*parameters, packed)], 1)
+        assert buffer.shape[:-1] == shape[:-1] and torch.equal(buffer.flatten(), expected.flatten())
+        for result in (dtype, torch.float64):
+            back = ops.per_group_dequantize_buffer(buffer, bits, size, result)
+            rows = ops.per_group_dequantize(packed, *parameters, bits, size, x.numel(), result)
+            assert back.dtype == result and back.shape == shape and same_bits(back.flatten(), rows.flatten())
+
+    def test_are_plain_torchs(self, shape, size, dtype, seed):
+        x = numbers(*shape, dtype=dtype)
+        buffer = ops.per_group_quantize_buffer(x, 5, size, seed)
+        key = NEAREST if seed is None else int(seed)
+        assert torch.equal(buffer, reference_per_group.quantize_buffer(x, 5, size, key))
+        plain = torch.empty_like(x)
+        reference_per_group.dequantize_buffer(buffer, 5, size, plain)
+        assert same_bits(ops.per_group_dequantize_buffer(buffer, 5, size, dtype), plain)
+
+    def test_opcheck(self, shape, size, dtype, seed):
+        x = numbers(*shape, dtype=dtype)
+        torch.library.opcheck(ops.per_group_quantize_buffer, (x, 3, size, seed))
+        buffer = ops.per_group_quantize_buffer(x, 3, size, seed)
+        torch.library.opcheck(ops.per_group_dequantize_buffer, (buffer, 3, size, dtype))
+
+
+@pytest.mark.parametrize(
+    ("x", "bits", "size", "seed"),
+    [
+        (numbers(4, 100), 4, 50, None),  # not whole groups of the packing
+        (numbers(4, 128), 4, 96, None),
+        (torch.tensor(1.0), 4, 8, None),
+        (numbers(4, 128), 9, 64, None),
+        (numbers(4, 128), 4, 0, None),
+        (numbers(4, 128), 4, 64, torch.tensor([1.0])),
+        (numbers(4, 128).double(), 4, 64, None),
+    ],
+)
+def test_a_buffer_of_other_arguments_is_refused(x, bits, size, seed):
+    with pytest.raises((FewbitError, TypeError), match="group|bits|seeds|takes"):
+        ops.per_group_quantize_buffer(x, bits, size, seed)
+
+
+@pytest.mark.parametrize(("shape", "bits", "size"), [((4, 67), 4, 64), ((), 4, 64), ((4, 68), 3, 64), ((4, 68), 0, 64)])
+def test_a_buffer_of_another_size_is_refused(shape, bits, size):
+    ops.per_group_dequantize_buffer(torch.zeros(4, 72, dtype=torch.uint8), 4, 64, torch.float32)
+    with pytest.raises(FewbitError, match="codes|bits"):
+        ops.per_group_dequantize_buffer(torch.zeros(shape, dtype=torch.uint8), bits, size, torch.float32)
 
 
 @pytest.mark.parametrize("name", cases())

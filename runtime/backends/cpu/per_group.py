@@ -17,6 +17,7 @@ from torch import Tensor
 from ...tensors.dtypes import KINDS, largest
 from ...tensors.philox import NEAREST
 from ...tensors.rows import Rows
+from ..reference.per_group import buffer_size
 from .numba_tools import (
     GROUP,
     as_bits,
@@ -77,10 +78,46 @@ def dequantize(
     G = max(1, min(group_size, D))
     stretch, count = _stretches(D, G)
     fixed, of_samples, starts = _bits(Rows(N, D, bits))
-    limit = np.float32(largest(out.dtype)).view(np.int32)
-    arguments = (packed.data_ptr(), minimum.data_ptr(), range_.data_ptr(), D, G, stretch, count, fixed, int(limit))
+    arguments = (packed.data_ptr(), minimum.data_ptr(), range_.data_ptr(), D, G, stretch, count, fixed)
     places = (of_samples, 0 if starts is None else starts.data_ptr())
-    run(_dequantizer(), N * count, *arguments, out.data_ptr(), KINDS[out.dtype], *places)
+    run(_dequantizer(), N * count, *arguments, _limit(out.dtype), out.data_ptr(), KINDS[out.dtype], *places)
+
+
+def quantize_buffer(x: Tensor, bits: int, group_size: int, seed: int) -> Tensor:
+    """Return minima, ranges and packed codes of `x` (…, D) in one buffer, as reference/per_group.py describes it."""
+    n, size = x.numel(), buffer_size(x.shape[-1], bits, group_size)
+    buffer = torch.empty(*x.shape[:-1], size, dtype=torch.uint8, device="cpu")
+    minima, ranges, codes = _places(buffer, n, group_size)
+    stretch, count = _stretches(n, min(group_size, n))
+    arguments = (x.data_ptr(), KINDS[x.dtype], n, group_size, stretch, count, bits, seed, codes, minima, ranges, 0, 0)
+    run(_quantizer(), count, *arguments)
+    return buffer
+
+
+def dequantize_buffer(buffer: Tensor, bits: int, group_size: int, out: Tensor) -> None:
+    """Write the dequantized codes of a buffer to `out` (…, D)."""
+    if out.dtype not in KINDS:
+        single = torch.empty(out.shape, dtype=torch.float32, device="cpu")
+        dequantize_buffer(buffer, bits, group_size, single)
+        out.copy_(single)
+        return
+    n = out.numel()
+    minima, ranges, codes = _places(buffer, n, group_size)
+    stretch, count = _stretches(n, min(group_size, n))
+    arguments = (codes, minima, ranges, n, group_size, stretch, count, bits, _limit(out.dtype), out.data_ptr())
+    run(_dequantizer(), count, *arguments, KINDS[out.dtype], 0, 0)
+
+
+def _places(buffer: Tensor, n: int, group_size: int) -> tuple[int, int, int]:
+    """Return the addresses of minima, ranges and codes of n elements in a buffer."""
+    start, size = buffer.data_ptr(), n // group_size * 2
+    return start, start + size, start + 2 * size
+
+
+@cache
+def _limit(dtype: torch.dtype) -> int:
+    """Return the bits of the largest number of `dtype`, as float32."""
+    return int(np.float32(largest(dtype)).view(np.int32))
 
 
 def _bits(rows: Rows) -> tuple[int, int, Tensor | None]:
@@ -319,9 +356,14 @@ def _dequantizer() -> Kernel:
                     prefetch_to_write(to + length * size, ahead)
                     values = vector(to if kind == 0 else np.int64(single.ctypes.data), np.float32(0), length)
                     group = n * groups + at // G
-                    if G == USUAL and length == BLOCK:
+                    if length == BLOCK and G in (USUAL, HALF, QUARTER):
                         read_codes(row, at // GROUP, BLOCK, bits, staged, small)
-                        _find_values(small, BLOCK, USUAL, 0, minima, ranges, group, top, limit, values)
+                        if G == USUAL:
+                            _find_values(small, BLOCK, USUAL, 0, minima, ranges, group, top, limit, values)
+                        elif G == HALF:
+                            _find_values(small, BLOCK, HALF, 0, minima, ranges, group, top, limit, values)
+                        else:
+                            _find_values(small, BLOCK, QUARTER, 0, minima, ranges, group, top, limit, values)
                     else:
                         read_codes(row, at // GROUP, length, bits, staged, small)
                         _find_values(small, length, G, at % G, minima, ranges, group, top, limit, values)

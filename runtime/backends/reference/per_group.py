@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ...tensors.dtypes import largest
-from ...tensors.packing import GROUP
+from ...tensors.packing import GROUP, packed_size
 from ...tensors.philox import NEAREST, random_halves
 from ...tensors.rows import Rows
 
@@ -83,6 +83,31 @@ def dequantize(
     values = _float_of(z) + codes.float() * (R / _top(bits, out.device).float())
     limit = largest(out.dtype)  # levels outside the group may be outside the dtype's range
     out.copy_(torch.where(r >= 0x8000, constant.view(torch.float32), values.clamp(-limit, limit)))
+
+
+def buffer_size(elements: int, bits: int, group_size: int) -> int:
+    """Return the bytes that D elements take, a multiple of 8 and of the group size: parameters and codes."""
+    return elements // group_size * 4 + packed_size(elements, bits)
+
+
+def quantize_buffer(x: Tensor, bits: int, group_size: int, seed: int) -> Tensor:
+    """Return minima, ranges and packed codes of `x` (…, D), taken as one sample, in one buffer.
+
+    The shape of the buffer, uint8 (…, `buffer_size` of D), tells the sizes; its memory holds the minima of all groups,
+    then their ranges, then all codes, so that each is aligned.
+    """
+    parts = quantize(x.view(1, x.numel()), bits, group_size, seed)
+    packed, minimum, range_ = (part.view(torch.uint8).view(-1) for part in parts)
+    return torch.cat([minimum, range_, packed]).view(*x.shape[:-1], buffer_size(x.shape[-1], bits, group_size))
+
+
+def dequantize_buffer(buffer: Tensor, bits: int, group_size: int, out: Tensor) -> None:
+    """Write the dequantized codes of a buffer to `out` (…, D)."""
+    n = out.numel()
+    size = n // group_size * 2
+    minimum, range_, packed = buffer.view(-1).split([size, size, packed_size(n, bits)])
+    parameters = (part.clone().view(torch.bfloat16).view(1, -1) for part in (minimum, range_))  # aligned
+    dequantize(packed.view(1, -1), *parameters, bits, group_size, out.view(1, n))
 
 
 def _float_of(half: Tensor) -> Tensor:
