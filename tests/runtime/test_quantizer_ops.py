@@ -102,14 +102,14 @@ class TestBuffers:
     ],
 )
 def test_a_buffer_of_other_arguments_is_refused(x, bits, size, seed):
-    with pytest.raises((FewbitError, TypeError), match="group|bits|seeds|takes"):
+    with pytest.raises((FewbitError, TypeError), match=r"group|bits|seeds|takes"):
         ops.per_group_quantize_buffer(x, bits, size, seed)
 
 
 @pytest.mark.parametrize(("shape", "bits", "size"), [((4, 67), 4, 64), ((), 4, 64), ((4, 68), 3, 64), ((4, 68), 0, 64)])
 def test_a_buffer_of_another_size_is_refused(shape, bits, size):
     ops.per_group_dequantize_buffer(torch.zeros(4, 72, dtype=torch.uint8), 4, 64, torch.float32)
-    with pytest.raises(FewbitError, match="codes|bits"):
+    with pytest.raises(FewbitError, match=r"codes|bits"):
         ops.per_group_dequantize_buffer(torch.zeros(shape, dtype=torch.uint8), bits, size, torch.float32)
 
 
