@@ -106,8 +106,8 @@ def dequantize_buffer(buffer: Tensor, bits: int, group_size: int, out: Tensor) -
     n = out.numel()
     size = n // group_size * 2
     minimum, range_, packed = buffer.view(-1).split([size, size, packed_size(n, bits)])
-    parameters = (part.clone().view(torch.bfloat16).view(1, -1) for part in (minimum, range_))  # aligned
-    dequantize(packed.view(1, -1), *parameters, bits, group_size, out.view(1, n))
+    low, height = (part.clone().view(torch.bfloat16).view(1, -1) for part in (minimum, range_))  # aligned
+    dequantize(packed.view(1, -1), low, height, bits, group_size, out.view(1, n))
 
 
 def _float_of(half: Tensor) -> Tensor:
