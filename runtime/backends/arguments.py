@@ -276,8 +276,8 @@ def check_vectors(op: str, x: Tensor, scale: Tensor, shift: Tensor, inner: int, 
     right = all(v.is_floating_point() and v.dim() == 1 and v.layout == torch.strided for v in (scale, shift))
     if not right or scale.shape != shift.shape or not (scale.device == shift.device == x.device):
         raise FewbitError(f"{op}: scale and shift are floating-point (C,) on {x.device}")
-    if type(inner) is int and inner < 0:
-        raise FewbitError(f"{op}: inner, the elements from one channel to the next, is not below 0")
+    if type(inner) is int and inner < 1:
+        raise FewbitError(f"{op}: inner, the elements from one channel to the next, is not below 1")
     if _are_concrete(x, scale) and x.numel() and not scale.numel():
         raise FewbitError(f"{op}: there are elements and no channels")
 

@@ -25,6 +25,7 @@ from .report import SavedTensor
 from .roles import Role, base_of, is_view, tensor_of
 from .splice import Splicer
 
+_LARGEST = 2**63 - 1
 _TO_NEAREST = (Role.ATTENTION, Role.NONLINEAR)  # at random they would be as biased, and err more
 
 
@@ -84,7 +85,8 @@ class _Seeds:
 
 
 def _draw_seeds(some: Tensor, count: int, device: torch.device) -> list[Tensor]:
-    return ops.separate(ops.draw_seeds(some, count).to(device, non_blocking=True))
+    seeds = ops.draw_seeds(some, 1) + torch.arange(count) & _LARGEST  # one key a step, and those that follow it
+    return ops.separate(seeds.to(device, non_blocking=True))
 
 
 def _quantize(x: Tensor, seed: Tensor | None = None, *, groups: Groups, bits: int) -> tuple[Tensor, ...]:

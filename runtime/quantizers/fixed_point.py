@@ -31,7 +31,7 @@ from .. import ops
 from ..backends.cpu import fixed_point as cpu
 from ..tensors.checks import check_integer
 from ..tensors.dtypes import as_kind
-from ..tensors.layout import as_dense
+from ..tensors.layout import as_dense, channel_run
 from ..tensors.plain import has_kernels
 from ..tensors.spec import TensorSpec
 from ..tensors.validation import Unpickled, check_channels, check_form, check_packed
@@ -74,8 +74,9 @@ class FixedPoint(Unpickled):
         _check_vectors(x, scale, shift, channel_dim)
         x = as_dense(x.detach())
         γ, β = scale.detach(), shift.detach()
+        run = channel_run(x.shape, x.stride(), channel_dim)
         quantize = cpu.quantize if has_kernels(x) else ops.fixed_point_quantize
-        packed = quantize(as_kind(x, keep_positive=True), γ, β, x.stride(channel_dim), self.bits)
+        packed = quantize(as_kind(x, keep_positive=True), γ, β, run, self.bits)
         return FixedPointCompressed(self, TensorSpec.of(x), packed, γ, β, channel_dim, _versions(γ, β))
 
 
@@ -124,7 +125,8 @@ class FixedPointCompressed(Unpickled):
         if _versions(self.scale, self.shift) != self.versions:
             raise RuntimeError("FixedPoint: scale or shift was modified in place between compress and decompress")
         form = self.form
-        codes = (self.packed, self.scale, self.shift, form.stride[self.channel_dim], self.quantizer.bits)
+        run = channel_run(form.shape, form.stride, self.channel_dim)
+        codes = (self.packed, self.scale, self.shift, run, self.quantizer.bits)
         if has_kernels(self.packed):
             out = form.empty()
             cpu.dequantize(*codes, out)

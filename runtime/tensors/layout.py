@@ -6,6 +6,7 @@ pass brings the gradient into the layout of the output.
 """
 
 from collections.abc import Iterable, Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -47,6 +48,15 @@ def _fills(dimensions: Iterable[tuple[int, int]]) -> bool:
 
 def _step(dimension: tuple[int, int]) -> int:
     return dimension[1]
+
+
+def channel_run(shape: Sequence[int], stride: Sequence[int], dim: int) -> int:
+    """Return how many elements next to one another in a dense tensor's memory are of the same channel, at least 1.
+
+    Element i in memory is of channel ⌊i/run⌋ mod C. A dimension of one element may have any stride, 0 too: all
+    elements are of its one channel.
+    """
+    return max(1, prod(shape) if shape[dim] == 1 else stride[dim])
 
 
 def with_stride(x: Tensor, stride: Sequence[int]) -> Tensor:

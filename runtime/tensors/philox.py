@@ -7,7 +7,7 @@ from one number to the next, so any thread can draw its own. This file is the sp
 must give these bits.
 
 Eight consecutive codes, a group of the packing, share a counter: 16 bits for each code, the lowest 16 bits of word 0
-for element 0 of the group.
+for element 0 of the group. What `torch.compile` saves is rounded by fewer: `rotated_halves`.
 """
 
 import torch
@@ -20,6 +20,7 @@ ROUNDS = 7
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 MASK = 0xFFFFFFFF
+GOLDEN_RATIO = 40503  # (√5 − 1)/2 of 2^16
 
 
 def draw_seed(generator: torch.Generator | None = None) -> int:
@@ -56,3 +57,13 @@ def random_halves(seed: int, groups: int, device: torch.device) -> Tensor:
     words = philox((index & MASK, index >> 32, zero, zero), (seed & MASK, seed >> 32))
     halves = [half for word in words for half in (word & 0xFFFF, word >> 16)]
     return torch.stack(halves, dim=1).to(torch.int32)
+
+
+def rotated_halves(seed: int, groups: int, group_size: int, device: torch.device) -> Tensor:
+    """Return 16 bits for each element of `groups` groups of the quantizer: int32 (groups, G), from 0 to 65,535.
+
+    Only the first of a group is drawn, group g's as `random_halves` has it for code g. From element to element it is
+    rotated by the golden ratio: each is uniform, and those of a group lie evenly.
+    """
+    first = random_halves(seed, -(-groups // 8), device).view(-1)[:groups].unsqueeze(1)
+    return first + torch.arange(group_size, device=device) * GOLDEN_RATIO & 0xFFFF

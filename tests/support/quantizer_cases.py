@@ -36,11 +36,19 @@ def _layouts(x):
         yield x.transpose(1, -1)
         yield x[:, ::2]
         yield x.unsqueeze(1).expand(x.shape[0], 3, *x.shape[1:])
+        yield with_one_of_stride(x, 0)
+        yield with_one_of_stride(x, 1)
     if x.dim() == 4:
         yield x.contiguous(memory_format=torch.channels_last)
     if x.dim() > 0:
         yield x[1:]
         yield x[::2]
+
+
+def with_one_of_stride(x, stride):
+    """`x` with a second dimension of one element that has this stride, which means nothing: it is dense if `x` is."""
+    shape, strides = (x.shape[0], 1, *x.shape[1:]), (x.stride(0), stride, *x.stride()[1:])
+    return x.as_strided(shape, strides)
 
 
 KINDS = {

@@ -88,6 +88,7 @@ DENSE = {
     "permuted": (210, lambda x: x.view(5, 6, 7).permute(2, 0, 1)),
     "channels-last": (210, _channels_last),
     "size-one": (30, lambda x: x.view(5, 1, 6).permute(2, 1, 0)),
+    "size-one-of-stride-0": (30, lambda x: x.as_strided((5, 1, 6), (6, 0, 1))),
     "offset": (211, lambda x: x[1:]),
 }
 NOT_DENSE = {

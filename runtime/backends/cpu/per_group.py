@@ -15,7 +15,7 @@ from numba import carray, njit  # pyright: ignore[reportPrivateImportUsage]
 from torch import Tensor
 
 from ...tensors.dtypes import KINDS, largest
-from ...tensors.philox import NEAREST
+from ...tensors.philox import GOLDEN_RATIO, NEAREST
 from ...tensors.rows import Rows
 from ..reference.per_group import buffer_size
 from .numba_tools import (
@@ -40,6 +40,7 @@ from .threads import JOB_WORDS, Kernel, run
 BLOCK = 1024
 USUAL, HALF, QUARTER = 256, 128, 64  # G
 _WORDS = BLOCK // 2  # of 32 random bits
+_TURNS = 4 * (BLOCK // GROUP + 1)  # the words of a counter for every eight groups, of one element and more
 _STAGE = BLOCK + GROUP
 
 _TOP = np.int32(0x7FFFFFFF)
@@ -61,7 +62,7 @@ def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: int) -> tuple
         packed = torch.zeros(int(starts[-1]), dtype=torch.uint8, device="cpu")
     arguments = (x.data_ptr(), KINDS[x.dtype], D, G, stretch, count, fixed, seed, packed.data_ptr())
     places = (of_samples, 0 if starts is None else starts.data_ptr())
-    run(_quantizer(), N * count, *arguments, minimum.data_ptr(), range_.data_ptr(), *places)
+    run(_quantizer(), N * count, *arguments, minimum.data_ptr(), range_.data_ptr(), *places, 0)
     return packed, minimum, range_
 
 
@@ -89,8 +90,8 @@ def quantize_buffer(x: Tensor, bits: int, group_size: int, seed: int) -> Tensor:
     buffer = torch.empty(*x.shape[:-1], size, dtype=torch.uint8, device="cpu")
     minima, ranges, codes = _places(buffer, n, group_size)
     stretch, count = _stretches(n, min(group_size, n))
-    arguments = (x.data_ptr(), KINDS[x.dtype], n, group_size, stretch, count, bits, seed, codes, minima, ranges, 0, 0)
-    run(_quantizer(), count, *arguments)
+    arguments = (x.data_ptr(), KINDS[x.dtype], n, group_size, stretch, count, bits, seed, codes, minima, ranges)
+    run(_quantizer(), count, *arguments, 0, 0, 1)
     return buffer
 
 
@@ -149,9 +150,11 @@ def _quantizer() -> Kernel:
         ranges = vector(words[13], np.uint16(0), N * groups)
         of_samples = vector(words[14], np.uint8(0), N)
         starts = vector(words[15], np.int64(0), N)
+        rotated = words[16]
         size = 4 if kind == 0 else 2
         ahead = BLOCK * 4 if kind == 0 else BLOCK * 2  # past the last block it is useless but harmless
         single = scratch(BLOCK, np.float32(0))
+        turns = scratch(_TURNS, np.uint32(0))
         random = scratch(_WORDS, np.uint32(0))
         dice = random.view(np.uint16)
         small = scratch(BLOCK, np.uint8(0))
@@ -174,21 +177,23 @@ def _quantizer() -> Kernel:
                     prefetch_to_read(at + (end - start) * size, ahead)
                     if end - start == BLOCK and G in (USUAL, HALF, QUARTER):
                         values = _loaded(at, kind, BLOCK, single)
-                        _draw(seed, counter, BLOCK // GROUP, random)  # while x is being fetched
                         if G == USUAL:
+                            _draw(seed, counter, BLOCK, rotated, group, USUAL, 0, turns, random)  # x is being fetched
                             _keep_groups(values, BLOCK, USUAL, minima, ranges, group)
                             _find_codes(values, BLOCK, USUAL, 0, minima, ranges, group, dice, top, small)
                         elif G == HALF:
+                            _draw(seed, counter, BLOCK, rotated, group, HALF, 0, turns, random)
                             _keep_groups(values, BLOCK, HALF, minima, ranges, group)
                             _find_codes(values, BLOCK, HALF, 0, minima, ranges, group, dice, top, small)
                         else:
+                            _draw(seed, counter, BLOCK, rotated, group, QUARTER, 0, turns, random)
                             _keep_groups(values, BLOCK, QUARTER, minima, ranges, group)
                             _find_codes(values, BLOCK, QUARTER, 0, minima, ranges, group, dice, top, small)
                         write_codes(small, BLOCK, bits, staged, row, start // GROUP)
                     else:
                         length = end - start
                         values = _loaded(at, kind, length, single)
-                        _draw(seed, counter, (length + GROUP - 1) // GROUP, random)
+                        _draw(seed, counter, length, rotated, group, G, 0, turns, random)
                         _keep_groups(values, length, G, minima, ranges, group)
                         _find_codes(values, length, G, 0, minima, ranges, group, dice, top, small)
                         write_codes(small, length, bits, staged, row, start // GROUP)
@@ -204,8 +209,8 @@ def _quantizer() -> Kernel:
                 for at in range(start, end, BLOCK):
                     length = min(BLOCK, end - at)
                     read(x, kind, n * D + at, length, single)
-                    _draw(seed, n * width + at // GROUP, (length + GROUP - 1) // GROUP, random)
                     here = n * groups + at // G
+                    _draw(seed, n * width + at // GROUP, length, rotated, here, G, at % G, turns, random)
                     _find_codes(single, length, G, at % G, minima, ranges, here, dice, top, small)
                     write_codes(small, length, bits, staged, row, at // GROUP)
 
@@ -213,12 +218,28 @@ def _quantizer() -> Kernel:
 
 
 @njit(inline="always")
-def _draw(seed: Any, counter: Any, blocks: Any, random: Any) -> None:
-    """Write the numbers that `blocks` blocks of codes are rounded by: halves if the seed is `NEAREST`."""
+def _draw(
+    seed: Any, counter: Any, length: Any, rotated: Any, group: Any, G: Any, skipped: Any, turns: Any, random: Any
+) -> None:
+    """Write the 16 bits that each of `length` codes is rounded by: halves if the seed is `NEAREST`.
+
+    The codes begin at the group of the packing `counter`, `skipped` elements into the group `group`.
+    """
     if seed == NEAREST:
-        random[: blocks * (GROUP // 2)] = np.uint32(0x80008000)
+        random[: (length + 1) // 2] = np.uint32(0x80008000)
+    elif rotated == 0:
+        random_words(seed, counter, (length + GROUP - 1) // GROUP, random)
     else:
-        random_words(seed, counter, blocks, random)
+        dice, first = random.view(np.uint16), group // GROUP
+        random_words(seed, first, (group + (skipped + length - 1) // G) // GROUP - first + 1, turns)
+        drawn = turns.view(np.uint16)[group - first * GROUP :]
+        for begin in range(-skipped, length, G):
+            start = max(begin, 0)
+            count = G if skipped == 0 and length % G == 0 else min(begin + G, length) - start
+            turn = np.uint16(drawn[(begin + skipped) // G] + np.uint16((start - begin) * GOLDEN_RATIO))
+            here = dice[start : start + count]
+            for j in range(count):
+                here[j] = np.uint16(turn + np.uint16(np.uint16(j) * np.uint16(GOLDEN_RATIO)))
 
 
 @njit(inline="always")

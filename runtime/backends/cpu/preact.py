@@ -21,6 +21,7 @@ from numba import carray, njit  # pyright: ignore[reportPrivateImportUsage]
 from torch import Tensor
 
 from ...tensors.dtypes import KINDS, largest, smallest
+from ...tensors.layout import channel_run
 from ...tensors.packing import packed_size
 from ..reference import preact as reference
 from ..reference.fixed_point import LEAST_STEP, MOST_STEP
@@ -48,7 +49,7 @@ def encode(
     n = A.numel()
     packed = torch.empty(packed_size(n, bits), dtype=torch.uint8, device="cpu")
     γ, β = _single(γ), _single(β)
-    memory = (A.data_ptr(), KINDS[A.dtype], n, A.stride(1), A.shape[1])
+    memory = _memory(A)
     run(_encoder(), -(-n // BLOCK), *memory, γ.data_ptr(), β.data_ptr(), bits, _bits(slope), packed.data_ptr())
     return packed
 
@@ -92,8 +93,12 @@ def through_normalization(
 
 
 def _arguments(packed: Tensor, γ: Tensor, β: Tensor, bits: int, slope: float, values: Tensor) -> tuple[int, ...]:
-    memory = (values.data_ptr(), KINDS[values.dtype], values.numel(), values.stride(1), values.shape[1])
-    return (*memory, γ.data_ptr(), β.data_ptr(), bits, _bits(slope), packed.data_ptr())
+    return (*_memory(values), γ.data_ptr(), β.data_ptr(), bits, _bits(slope), packed.data_ptr())
+
+
+def _memory(x: Tensor) -> tuple[int, ...]:
+    """Return where a dense tensor (N, C, …) is, the kind of its numbers, how many there are, and their channels."""
+    return x.data_ptr(), KINDS[x.dtype], x.numel(), channel_run(x.shape, x.stride(), 1), x.shape[1]
 
 
 def _single(vector: Tensor) -> Tensor:

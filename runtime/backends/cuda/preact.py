@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...tensors.layout import channel_run
 from ...tensors.packing import packed_size
 from .codegen.fixed_point import WARPS_PER_BLOCK
 from .fixed_point import launch, serves, table
@@ -90,7 +91,7 @@ def through_normalization(
 
 def _shape(x: Tensor) -> tuple[int, int, int]:
     """Return the number of elements, of contiguous elements of a channel, and of channels."""
-    return x.numel(), x.stride(1), x.shape[1]
+    return x.numel(), channel_run(x.shape, x.stride(), 1), x.shape[1]
 
 
 def _single(vector: Tensor) -> Tensor:

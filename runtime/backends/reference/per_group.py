@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ...tensors.dtypes import largest
 from ...tensors.packing import GROUP, packed_size
-from ...tensors.philox import NEAREST, random_halves
+from ...tensors.philox import NEAREST, random_halves, rotated_halves
 from ...tensors.rows import Rows
 
 LEAST_RANGE = 2.0**-100  # 2^16·255 / R is then a finite float32
@@ -13,8 +13,13 @@ NOT_A_NUMBER = 0x7FC0
 INFINITY = 0x7F80
 
 
-def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return packed codes, minima and ranges of `x` (N, D), as `PerGroupCompressed` saves them."""
+def quantize(
+    x: Tensor, bits: int | Tensor, group_size: int, seed: int, rotated: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return packed codes, minima and ranges of `x` (N, D), as `PerGroupCompressed` saves them.
+
+    With `rotated`, D is a multiple of the group size, and codes are rounded by `rotated_halves`.
+    """
     N, D = x.shape
     rows = Rows(N, D, bits)
     G = max(1, min(group_size, D))
@@ -27,7 +32,12 @@ def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: int) -> tuple
     difference = torch.where(is_plain.unsqueeze(2), h - Z.unsqueeze(2), 0)
     v = (difference * scale.unsqueeze(2) + 0.5).int().view(N, groups * G)[:, :D]
     width = rows.width * GROUP
-    ξ = 1 << 15 if seed == NEAREST else random_halves(seed, N * rows.width, x.device).view(N, width)[:, :D]
+    if seed == NEAREST:
+        ξ: int | Tensor = 1 << 15
+    elif rotated:
+        ξ = rotated_halves(seed, N * groups, G, x.device).view(N, D)
+    else:
+        ξ = random_halves(seed, N * rows.width, x.device).view(N, width)[:, :D]
     codes = torch.minimum((v + ξ) >> 16, top)
     plain = is_plain.repeat_interleave(G, dim=1)[:, :D]
     codes = torch.where(plain, codes, constant_bit.repeat_interleave(G, dim=1)[:, :D])
@@ -93,10 +103,10 @@ def buffer_size(elements: int, bits: int, group_size: int) -> int:
 def quantize_buffer(x: Tensor, bits: int, group_size: int, seed: int) -> Tensor:
     """Return minima, ranges and packed codes of `x` (…, D), taken as one sample, in one buffer.
 
-    The shape of the buffer, uint8 (…, `buffer_size` of D), tells the sizes; its memory holds the minima of all groups,
+    Codes are rounded by `rotated_halves`, which take a fraction of the time of a random number for each. The shape of the buffer, uint8 (…, `buffer_size` of D), tells the sizes; its memory holds the minima of all groups,
     then their ranges, then all codes, so that each is aligned.
     """
-    parts = quantize(x.view(1, x.numel()), bits, group_size, seed)
+    parts = quantize(x.view(1, x.numel()), bits, group_size, seed, rotated=True)
     packed, minimum, range_ = (part.view(torch.uint8).view(-1) for part in parts)
     return torch.cat([minimum, range_, packed]).view(*x.shape[:-1], buffer_size(x.shape[-1], bits, group_size))
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...tensors.abstract import is_abstract
 from ...tensors.dtypes import as_kind
-from ...tensors.layout import flat, with_stride
+from ...tensors.layout import channel_run, flat, with_stride
 from ...tensors.packing import unpack
 from .fixed_point import MOST_STEP, QuantParams, dequantize_by, quant_params, quantize_by
 
@@ -77,7 +77,7 @@ def compress(A: Tensor, x: Tensor, γ: Tensor, β: Tensor, mean: Tensor, inverse
     normalized = ((x - mean.view(shape)) * inverse_deviation.view(shape)).to(A.dtype)
     coded = with_stride(torch.where((γ == 0).view(shape), normalized, A), A.stride())
     channels = preact_quant_params(*for_coding(γ, β), bits).channels
-    return quantize_by(as_kind(coded, keep_positive=True), channels, A.stride(1), bits)
+    return quantize_by(as_kind(coded, keep_positive=True), channels, channel_run(A.shape, A.stride(), 1), bits)
 
 
 def encode(
@@ -92,7 +92,7 @@ def encode(
 def decode(packed: Tensor, γ: Tensor, β: Tensor, bits: int, slope: float, out: Tensor) -> Tensor:
     """Return Ã₃, in the form of the dense tensor `out`, which is overwritten."""
     meaning = preact_quant_params(γ, β, bits)
-    dequantize_by(packed, meaning.channels, out.stride(1), bits, out)
+    dequantize_by(packed, meaning.channels, channel_run(out.shape, out.stride(), 1), bits, out)
     code = unpack(packed, bits, out.numel()).int()
     positive = torch.empty_strided(out.shape, out.stride(), dtype=torch.bool, device=out.device)
     flat(positive).copy_(code >= meaning.channels.zero[_channel(out, γ)])
@@ -145,4 +145,4 @@ def through_normalization(
 def _channel(x: Tensor, γ: Tensor) -> Tensor:
     """Return the channel of each element of the dense tensor `x`, in memory order."""
     index = torch.arange(x.numel(), device=x.device)
-    return index // max(x.stride(1), 1) % max(γ.numel(), 1)
+    return index // channel_run(x.shape, x.stride(), 1) % max(γ.numel(), 1)

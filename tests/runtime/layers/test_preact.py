@@ -212,6 +212,18 @@ def test_a_strided_input():
     assert (gradients["x"] - expected["x"]).norm() <= 0.02 * expected["x"].norm()
 
 
+@pytest.mark.parametrize("stride", [0, 1, 1000])
+@pytest.mark.parametrize("γ", [1.5, 0.0])
+def test_a_single_channel_may_have_any_stride(stride, γ):
+    """A kernel that walked from channel to channel by a stride of 0 would not come to an end."""
+    layer = PreActConv2d(1, 5, 3, bits=8)
+    nn.init.constant_(layer.norm.weight, γ)
+    x = torch.rand(4, 1, 9, 7).as_strided((4, 1, 9, 7), (63, stride, 7, 1))
+    (ours, gradients, _), (theirs, expected, _) = both(layer, x)
+    assert same(ours, theirs)
+    assert (gradients["x"] - expected["x"]).norm() <= 0.02 * expected["x"].norm() + 1e-6
+
+
 def test_autocast():
     layer = vary(PreActConv2d(6, 5, 3, bits=8))
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -126,6 +126,16 @@ def test_channels_last_has_the_codes_of_its_own_order(dtype):
     assert b.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize("stride", [0, 1, 1000])
+def test_a_single_channel_may_have_any_stride(stride):
+    x = torch.randn(4, 1, 700, generator=generator())
+    γ, β = torch.tensor([1.5]), torch.tensor([0.2])
+    expected = FixedPoint(4).compress(x, scale=γ, shift=β)
+    ours = FixedPoint(4).compress(x.as_strided(x.shape, (700, stride, 1)), scale=γ, shift=β)
+    assert torch.equal(ours.packed, expected.packed)
+    assert torch.equal(ours.decompress(), expected.decompress())
+
+
 def test_vectors_changed_in_place_are_told():
     γ = torch.nn.Parameter(torch.ones(3))
     c = FixedPoint().compress(torch.randn(2, 3), scale=γ, shift=torch.zeros(3))
