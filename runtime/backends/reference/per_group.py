@@ -103,8 +103,9 @@ def buffer_size(elements: int, bits: int, group_size: int) -> int:
 def quantize_buffer(x: Tensor, bits: int, group_size: int, seed: int) -> Tensor:
     """Return minima, ranges and packed codes of `x` (…, D), taken as one sample, in one buffer.
 
-    Codes are rounded by `rotated_halves`, which take a fraction of the time of a random number for each. The shape of the buffer, uint8 (…, `buffer_size` of D), tells the sizes; its memory holds the minima of all groups,
-    then their ranges, then all codes, so that each is aligned.
+    Codes are rounded by `rotated_halves`, which take a fraction of the time of a random number for each. The shape of
+    the buffer, uint8 (…, `buffer_size` of D), tells the sizes; its memory holds the minima of all groups, then their
+    ranges, then all codes, so that each is aligned.
     """
     parts = quantize(x.view(1, x.numel()), bits, group_size, seed, rotated=True)
     packed, minimum, range_ = (part.view(torch.uint8).view(-1) for part in parts)
