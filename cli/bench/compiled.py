@@ -4,75 +4,53 @@
 
 Each variant is a copy of one model in this process, and all take turns step by step. Errors of gradients are relative
 to eager torch in the same dtype; bytes and times stand beside `torch.compile` alone. The peak of resident memory is
-that of a step in a process of its own, as allocators keep what other variants freed.
+that of a step in a process of its own, as allocators keep what other variants freed; and a first step that finds all
+compiled in a cache is that of a second process.
 """
 
-import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from ...plots.studies.small_networks import OfTransformers
-from ...runtime.convert.api import convert
-from ...runtime.memory.record import profile_call
-from ...runtime.quantizers import PerGroup
-from ...runtime.saved_tensors import compress_saved_tensors
 from ...tables.columns import columns
 from ..progress import with_progress
+from .compiled_trainings import (
+    BUDGETS,
+    CHECKPOINT,
+    COMPILE,
+    DTYPES,
+    EAGER,
+    FEWBIT,
+    LONGEST,
+    MODELS,
+    VARIANTS,
+    Case,
+    Training,
+    compiles,
+    model_of,
+    tokens_of,
+)
 from .processes import ProcessDied, added_peak_bytes, call_apart
 from .report import MET, Report, bench_command, rounds_option, this_machine
 from .timing import Clock, computing, processor, take_turns, timed
 
-Model = Callable[[Tensor], Tensor]
-VOCABULARY = 1024
-EAGER, COMPILE = "eager", "compile"
-MODELS = ("Llama", "GPT-2")
-DTYPES = ("float32", "bfloat16")
-# By options of the backend; those that are not given are its defaults.
-FEWBIT: Mapping[str, Mapping[str, Any]] = {
-    "fewbit-auto": {},
-    "fewbit-8": {"bits": 8},
-    "fewbit-4": {"bits": 4},
-    "fewbit-4-nearest": {"bits": 4, "rounding": "nearest"},
-    "fewbit-2": {"bits": 2},
-}
-BUDGETS = {"budget-0.5": 0.5, "budget-0.25": 0.25}
-HOOKS, LEVEL, CHECKPOINT = "hooks-4", "L2", "checkpoint"
-VARIANTS = (EAGER, COMPILE, CHECKPOINT, *BUDGETS, HOOKS, LEVEL, *FEWBIT)
-PEAK_BATCH, PEAK_TOKENS = 24, 256
+PEAK_BATCH, PEAK_TOKENS = 24, LONGEST
 
 # Upper limits, in float32 and under bfloat16 autocast: of bytes and of time relative to `torch.compile` alone, of the
-# gradient's error, of compile time relative to `torch.compile` alone.
+# gradient's error, of compile time relative to `torch.compile` alone, with an empty cache and from the cache.
 KEPT_BARS = {"auto": (0.20, 0.26), "8": (0.27, 0.33), "4": (0.14, 0.17), "2": (0.075, 0.10)}
 TIME_BARS = (1.05, 1.08)
 WALL_BARS = {"8": 1.06, "4": 1.10}
 ERROR_BARS = {"fewbit-auto": 0.06, "fewbit-8": 0.01, "fewbit-4-nearest": 0.10}
-COMPILE_BAR = 1.5
-
-
-@dataclass(frozen=True)
-class Case:
-    """A problem: a model, and the batch it is trained on.
-
-    Attributes:
-        model: a name of `MODELS`; of width 256 and four heads.
-        dtype: "float32", or "bfloat16" for autocast.
-        layers: number of blocks.
-        batch, tokens: sequences, and the length of each.
-    """
-
-    model: str = "Llama"
-    dtype: str = "float32"
-    layers: int = 4
-    batch: int = 4
-    tokens: int = 128
+COMPILE_BAR, CACHED_BAR = 1.5, 1.2
 
 
 @dataclass(frozen=True)
@@ -104,6 +82,8 @@ class Row:
         same_loss: whether the loss is that of `torch.compile` alone to the bit.
         compile_seconds: the first step with nothing in Inductor's cache; None if nothing is compiled.
         compile_ratio: relative to `torch.compile` alone.
+        cached_seconds: the first step of a process after one with the same cache; None if not measured.
+        cached_ratio: relative to `torch.compile` alone.
         peak: memory and time of a step on a larger batch; None if not measured.
         wall: whether times are wall time, and not the processor's.
     """
@@ -120,12 +100,14 @@ class Row:
     ratio: float | None = None
     same_loss: bool | None = None
     compile_ratio: float | None = None
+    cached_seconds: float | None = None
+    cached_ratio: float | None = None
     peak: Peak | None = None
     wall: bool = False
 
     @property
     def bars(self) -> dict[str, float]:
-        """Upper limits of `kept_ratio`, `ratio`, `error` and `compile_ratio`, those that there are."""
+        """Upper limits of `kept_ratio`, `ratio`, `error`, `compile_ratio`, `cached_ratio`, those that there are."""
         if self.variant not in FEWBIT:
             return {}
         bits, column = self.variant.split("-")[1], DTYPES.index(self.dtype)
@@ -134,6 +116,7 @@ class Row:
             "ratio": WALL_BARS.get(bits) if self.wall else TIME_BARS[column],
             "error": ERROR_BARS.get(self.variant),
             "compile_ratio": COMPILE_BAR,
+            "cached_ratio": CACHED_BAR,
         }
         return {name: bar for name, bar in found.items() if bar is not None}
 
@@ -168,6 +151,7 @@ def _names(name: str, choices: Sequence[str], help: str) -> Callable[..., Any]:
 @rounds_option(15, "Timed steps of each.")
 @click.option("--wall", is_flag=True, help="Wall time of two threads, in place of processor time of one.")
 @click.option("--peak", is_flag=True, help="Measure the peak of resident memory too, each in a process of its own.")
+@click.option("--cached", is_flag=True, help="Measure the first step of a second process too, which compiles nothing.")
 def command(
     models: tuple[str, ...],
     dtypes: tuple[str, ...],
@@ -178,6 +162,7 @@ def command(
     rounds: int,
     wall: bool,
     peak: bool,
+    cached: bool,
 ) -> Report:
     """Train small transformers compiled, with few bits and without: memory, time and error.
 
@@ -193,7 +178,7 @@ def command(
     rows: list[Row] = []
     with _threads(2 if wall else 1):
         for case in cases:
-            rows += measure(case, chosen, rounds, wall=wall, peak=peak)
+            rows += measure(case, chosen, rounds, wall=wall, peak=peak, cached=cached)
         here = this_machine()
     values = {
         "torch": here.torch,
@@ -229,9 +214,18 @@ def lines_of(cases: Sequence[Case], rows: Sequence[Row]) -> list[str]:
 
 def _table(rows: Sequence[Row]) -> Iterator[str]:
     head = ("variant", "kept MB", "ratio", "bar", "ms", "ratio", "bar", "error", "bar", "compile s", "ratio", "bar")
-    peaks = any(row.peak for row in rows)
-    body = [(*_cells(row), *(_peak_cells(row.peak) if peaks else ()), MET[row.met]) for row in rows]
-    yield from columns([(*head, *(("peak MiB", "step s") if peaks else ()), "met"), *body], left=1)
+    peaks, cached = any(row.peak for row in rows), any(row.cached_seconds for row in rows)
+    head += (("cached s", "ratio", "bar") if cached else ()) + (("peak MiB", "step s") if peaks else ()) + ("met",)
+    body = [
+        (
+            *_cells(row),
+            *(_cached_cells(row) if cached else ()),
+            *(_peak_cells(row.peak) if peaks else ()),
+            MET[row.met],
+        )
+        for row in rows
+    ]
+    yield from columns([head, *body], left=1)
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -243,6 +237,12 @@ def _cells(row: Row) -> tuple[str, ...]:
         *(_text(error, 4), _text(bars.get("error"), 2)),
         *(_text(row.compile_seconds, 1), _text(row.compile_ratio, 2), _text(bars.get("compile_ratio"), 2)),
     )
+
+
+def _cached_cells(row: Row) -> tuple[str, str, str]:
+    if row.cached_seconds is None:
+        return "", "", ""
+    return _text(row.cached_seconds, 1), _text(row.cached_ratio, 2), _text(row.bars.get("cached_ratio"), 2)
 
 
 def _peak_cells(peak: Peak | None) -> tuple[str, str]:
@@ -262,6 +262,7 @@ def measure(
     *,
     wall: bool = False,
     peak: bool = False,
+    cached: bool = False,
 ) -> list[Row]:
     """Return a row for each variant.
 
@@ -271,6 +272,7 @@ def measure(
         rounds: timed steps of each, after two of warm-up.
         wall: whether to measure wall time in place of the process's processor time.
         peak: whether to measure peaks of resident memory too.
+        cached: whether to measure first steps from a cache too.
     """
     tokens = tokens_of(case)
     model = model_of(case)
@@ -287,12 +289,15 @@ def measure(
         runs = {variant: partial(training.step, tokens) for variant, training in trainings.items()}
         times = take_turns(runs, rounds, clock=clock, after=lambda who: trainings[who].forget(), rotate=True)
     rows = [replace(row, ms=1000 * times.median(row.variant)) for row in rows]
+    threads = torch.get_num_threads()
+    if cached:
+        found = [_cached_apart(case, v, threads) for v in with_progress(variants, len(variants), "caches")]
+        rows = [replace(row, cached_seconds=seconds) for row, seconds in zip(rows, found, strict=True)]
     if COMPILE in trainings:
         alone = rows[list(trainings).index(COMPILE)]
         rows = [_beside(row, alone, times.ratio(row.variant, to=COMPILE)) for row in rows]
     if peak:
         large = replace(case, batch=PEAK_BATCH, tokens=PEAK_TOKENS)
-        threads = torch.get_num_threads()
         found = [_peak_apart(large, v, threads) for v in with_progress(variants, len(variants), "peaks")]
         rows = [replace(row, peak=one) for row, one in zip(rows, found, strict=True)]
     return rows
@@ -314,126 +319,6 @@ def met(rows: Sequence[Row]) -> dict[str, bool]:
     return found
 
 
-# ---- models ----------------------------------------------------------------------------------------------------------
-
-
-class LanguageModel(nn.Module):
-    """The loss of a causal model of `transformers` on its own tokens: the logits' cross entropy in float32."""
-
-    def __init__(self, network: OfTransformers) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the mean loss of the tokens int64 (batch, length) but the first."""
-        logits = self.network(tokens)[:, :-1].float()
-        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-
-
-def model_of(case: Case) -> LanguageModel:
-    """Return the case's model with the weights of seed 0."""
-    torch.manual_seed(0)
-    length = max(case.tokens, PEAK_TOKENS)
-    if case.model == "Llama":
-        names = "a Llama", "LlamaForCausalLM", "LlamaConfig"
-        sizes = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": case.layers}
-        options = {**sizes, "num_attention_heads": 4, "max_position_embeddings": length}
-    else:
-        names = "GPT-2", "GPT2LMHeadModel", "GPT2Config"
-        sizes = {"n_embd": 256, "n_layer": case.layers, "n_head": 4, "n_positions": length}
-        options = {**sizes, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return LanguageModel(OfTransformers(*names, VOCABULARY, **options))
-
-
-def tokens_of(case: Case) -> Tensor:
-    """Return random tokens int64 (batch, tokens)."""
-    return torch.randint(0, VOCABULARY, (case.batch, case.tokens), generator=torch.Generator().manual_seed(0))
-
-
-def compiles(variant: str) -> bool:
-    """Return whether a variant compiles its model."""
-    return variant == COMPILE or variant in BUDGETS or variant in FEWBIT
-
-
-class Training:
-    """A copy of a model, trained by one variant."""
-
-    def __init__(self, variant: str, model: LanguageModel, case: Case) -> None:
-        self.variant, self.dtype = variant, case.dtype
-        self.own = copy.deepcopy(model)
-        if variant == CHECKPOINT:
-            _checkpoint(self.own.network.model)
-        if variant == LEVEL:
-            convert(self.own, level="L2", glu="parts" if case.model == "Llama" else None)
-        self.model: Model = self._compiled() if compiles(variant) else self.own
-
-    def _compiled(self) -> Model:
-        if self.variant in BUDGETS:
-            return torch.compile(self.own, backend=_with_budget(BUDGETS[self.variant]), fullgraph=True)
-        if self.variant in FEWBIT:
-            return torch.compile(self.own, backend="fewbit", options=dict(FEWBIT[self.variant]), fullgraph=True)
-        return torch.compile(self.own, fullgraph=True)
-
-    def loss(self, tokens: Tensor) -> Tensor:
-        """Return the loss with its graph."""
-        with self._hooks():
-            return self._forward(tokens)
-
-    def _forward(self, tokens: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.dtype == "bfloat16"):
-            return self.model(tokens)
-
-    def _hooks(self) -> AbstractContextManager[object]:
-        return compress_saved_tensors(PerGroup(bits=4)) if self.variant == HOOKS else nullcontext()
-
-    def step(self, tokens: Tensor) -> float:
-        """Run one training step but the optimizer's; return the loss."""
-        loss = self.loss(tokens)
-        loss.backward()
-        return loss.item()
-
-    def forget(self) -> None:
-        """Free the gradients."""
-        self.own.zero_grad()
-
-    def gradients(self, tokens: Tensor) -> Tensor:
-        """Return the gradients of a step in one vector, in float64."""
-        self.forget()
-        torch.manual_seed(0)
-        self.step(tokens)
-        found = torch.cat([p.grad.flatten().double() for p in self.own.parameters() if p.grad is not None])
-        self.forget()
-        return found
-
-    def kept(self, tokens: Tensor) -> int:
-        """Return the bytes kept between forward and backward, without parameters and inputs."""
-        # What this module owns is not counted; the profile's hooks on the trained modules would be compiled.
-        holder = nn.ParameterList(self.own.parameters())
-        for number, tensor in enumerate((*self.own.buffers(), tokens)):
-            holder.register_buffer(f"buffer{number}", tensor)
-        with self._hooks():  # around the profile, which counts what the hooks return
-            return profile_call(holder, lambda: self._forward(tokens)).total
-
-
-def _checkpoint(model: Any) -> None:
-    """Let a model of `transformers` checkpoint each block; from 5.x on the method has another name."""
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
-
-
-def _with_budget(budget: float) -> Callable[..., Any]:
-    """Return Inductor as a backend of its own that compiles with an `activation_memory_budget`."""
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        from torch._functorch import config
-        from torch._inductor.compile_fx import compile_fx
-
-        with config.patch(activation_memory_budget=budget):
-            return compile_fx(graph, inputs)
-
-    return backend
-
-
 # ---- measurements ----------------------------------------------------------------------------------------------------
 
 
@@ -453,21 +338,44 @@ def _row(case: Case, training: Training, tokens: Tensor, true: Tensor) -> Row:
 
 def _beside(row: Row, alone: Row, ratio: float) -> Row:
     """Return a row with its ratios to that of `torch.compile` alone."""
-    of_compiling = row.compile_seconds and alone.compile_seconds and row.compile_seconds / alone.compile_seconds
+
+    def divided(seconds: float | None, of_alone: float | None) -> float | None:
+        return seconds and of_alone and seconds / of_alone
+
     return replace(
         row,
         kept_ratio=row.kept / alone.kept,
         ratio=ratio,
         same_loss=row.loss == alone.loss,
-        compile_ratio=of_compiling,
+        compile_ratio=divided(row.compile_seconds, alone.compile_seconds),
+        cached_ratio=divided(row.cached_seconds, alone.cached_seconds),
     )
 
 
 def _peak_apart(case: Case, variant: str, threads: int) -> Peak | None:
     try:
         return call_apart(peak_of_step, case, variant, threads)
-    except ProcessDied:
+    except ProcessDied as error:
+        click.echo(f"no peak of {variant}: {error}", err=True)
         return None
+
+
+def _cached_apart(case: Case, variant: str, threads: int) -> float | None:
+    """Return the seconds of the first step of the second process with one cache; None if nothing is compiled."""
+    if not compiles(variant):
+        return None
+    with TemporaryDirectory() as folder:
+        call_apart(first_step, case, variant, threads, folder)
+        return call_apart(first_step, case, variant, threads, folder)
+
+
+def first_step(case: Case, variant: str, threads: int, cache: str) -> float:
+    """Return the seconds of the first step in this process, with the cache of Inductor in the folder `cache`."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+    torch.set_num_threads(threads)
+    _warm_up_compiler()
+    training = Training(variant, model_of(case), case)
+    return timed(lambda: training.step(tokens_of(case)))[0]
 
 
 def peak_of_step(case: Case, variant: str, threads: int, rounds: int = 3) -> Peak:

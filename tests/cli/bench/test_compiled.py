@@ -6,7 +6,17 @@ import pytest
 import torch
 from compiled import exactly, few_bits
 from fewbit.cli.bench import compiled as bench
-from fewbit.cli.bench.compiled import FEWBIT, VARIANTS, Case, Peak, Row, Training, lines_of, met, model_of, tokens_of
+from fewbit.cli.bench.compiled import Peak, Row, lines_of, met
+from fewbit.cli.bench.compiled_trainings import (
+    FEWBIT,
+    MODELS,
+    VARIANTS,
+    VOCABULARY,
+    Case,
+    Training,
+    model_of,
+    tokens_of,
+)
 
 SMALL = Case("Llama", "float32", layers=1, batch=2, tokens=64)
 
@@ -36,13 +46,13 @@ def test_variants_stand_beside_the_compiler_alone(run, tmp_path):
     assert (few["variant"], few["same_loss"]) == ("fewbit-4-nearest", True)
     assert few["kept_ratio"] == few["kept"] / alone["kept"] < 0.2
     assert 0.01 < few["error"] < 0.3
-    assert few["bars"] == {"kept_ratio": 0.14, "ratio": 1.05, "error": 0.1, "compile_ratio": 1.5}
+    assert few["bars"] == {"kept_ratio": 0.14, "ratio": 1.05, "error": 0.1, "compile_ratio": 1.5, "cached_ratio": 1.2}
     lines = outcome.out.splitlines()
     assert lines[1] == "Llama, 1 layers of width 256, 2x64 tokens, float32"
     assert [line.split()[0] for line in lines[2:5]] == ["variant", "compile", "fewbit-4-nearest"]
 
 
-@pytest.mark.parametrize("model", bench.MODELS)
+@pytest.mark.parametrize("model", MODELS)
 def test_every_eager_variant_keeps_less_than_exact_training_and_no_more_gradients_err(model):
     case = Case(model, "float32", layers=1, batch=2, tokens=64)
     found = {}
@@ -64,7 +74,7 @@ def test_under_autocast_the_loss_is_float32_and_near():
     training = Training("eager", model_of(case), case)
     loss = training.loss(tokens_of(case))
     assert loss.dtype == torch.float32
-    assert loss.item() == pytest.approx(torch.tensor(bench.VOCABULARY).log().item(), rel=0.05)
+    assert loss.item() == pytest.approx(torch.tensor(VOCABULARY).log().item(), rel=0.05)
 
 
 def row(variant, **fields):
@@ -82,9 +92,10 @@ class TestBars:
         assert all(row(variant).bars == {} for variant in VARIANTS if variant not in FEWBIT)
 
     def test_are_met_only_together_and_with_the_loss(self):
-        fields = {"kept_ratio": 0.2, "ratio": 1.05, "error": 0.06, "compile_ratio": 1.5, "same_loss": True}
+        fields = {"kept_ratio": 0.2, "ratio": 1.05, "error": 0.06, "compile_ratio": 1.5, "cached_ratio": 1.2}
+        fields["same_loss"] = True
         assert row("fewbit-auto", **fields).met
-        for name, value in {**dict.fromkeys(("kept_ratio", "ratio", "error", "compile_ratio"), 1.6)}.items():
+        for name, value in {**dict.fromkeys(fields.keys() - {"same_loss"}, 1.6)}.items():
             assert row("fewbit-auto", **(fields | {name: value})).met is False
         assert row("fewbit-auto", **(fields | {"same_loss": False})).met is False
         assert row("eager").met is None
@@ -110,6 +121,31 @@ def test_a_peak_is_of_a_step_without_parameters():
     peak = bench.peak_of_step(SMALL, "eager", threads=1, rounds=1)
     assert peak.seconds > 0
     assert peak.bytes is None or peak.bytes > 0
+
+
+def test_a_first_step_from_the_cache_stands_beside_the_compilers(monkeypatch):
+    taken = {("compile", 1): 8.0, ("compile", 2): 2.0, ("fewbit-2", 1): 9.0, ("fewbit-2", 2): 3.0}
+    calls = []
+
+    def apart(function, case, variant, threads, cache):
+        assert function is bench.first_step and case == SMALL
+        calls.append((variant, cache))
+        return taken[variant, calls.count((variant, cache))]
+
+    monkeypatch.setattr(bench, "call_apart", apart)
+    rows = bench.measure(SMALL, ["eager", "compile", "fewbit-2"], rounds=1, cached=True)
+    assert [r.cached_seconds for r in rows] == [None, 2.0, 3.0]
+    assert [r.cached_ratio for r in rows] == [None, 1.0, 1.5]
+    assert "cached s" in lines_of([SMALL], rows)[1]
+
+
+def test_a_peak_whose_process_died_is_said(monkeypatch, capsys):
+    def dies(*_):
+        raise bench.ProcessDied("its process died")
+
+    monkeypatch.setattr(bench, "call_apart", dies)
+    assert bench._peak_apart(SMALL, "eager", 1) is None
+    assert capsys.readouterr().err == "no peak of eager: its process died\n"
 
 
 @pytest.mark.parametrize("arguments", [["--model", "Lama"], ["--variant", "fewbit-3"], ["--layers", "0"]])
