@@ -29,7 +29,8 @@ kernels that compilers write: kernels that differ in nothing else are compiled o
     per_group_dequantize(packed, minimum, range, bits, group_size, features, dtype) -> x
     per_group_quantize_samples, per_group_dequantize_samples                 the same; bits uint8 (N,) on the CPU
     per_group_quantize_buffer(x, bits, group_size, seed) -> buffer           x (…, D), taken as one sample, whose
-    per_group_dequantize_buffer(buffer, bits, group_size, dtype) -> x        minima, ranges and codes are one tensor
+    per_group_dequantize_buffer(buffer, bits, group_size, dtype) -> x        minima, ranges and codes are one tensor;
+                                                                             rounded by one random number a group
     fixed_point_quantize(x, scale, shift, inner, bits) -> packed                      x dense, in memory order; BLPA
     fixed_point_dequantize(packed, scale, shift, inner, bits, count, dtype) -> x (count,)
     outlier_quantize(x, bits, ratio, relu, value_dtype, sample_every) -> packed, counts, offsets, values, levels
