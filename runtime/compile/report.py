@@ -114,7 +114,8 @@ def compile_report(model: nn.Module) -> CompileReport:
             gradients. Parts of it may have been compiled by themselves.
 
     Raises:
-        FewbitError: nothing of the model has been compiled by fewbit yet.
+        FewbitError: nothing of the model has been compiled by fewbit yet, or torch found a compiled graph on disk whose
+            description is no longer there.
 
     Example:
         model = torch.compile(model, backend="fewbit")
@@ -123,7 +124,13 @@ def compile_report(model: nn.Module) -> CompileReport:
     """
     own = {id(p) for p in model.parameters()}
     partitioner = _partitioner_of(model)
-    found = [r.report for r in _RECORDS if r.is_of(own) or (partitioner is not None and r.partitioner is partitioner)]
+    records = [r for r in _RECORDS if r.is_of(own) or (partitioner is not None and r.partitioner is partitioner)]
+    found = [r.report for r in records if r.report is not None]
+    if len(found) < len(records):
+        raise FewbitError(
+            "torch found a graph of this model in its cache, and there is no description of it in "
+            f"{cache_folder('compiled')}: compile it again with TORCHINDUCTOR_FORCE_DISABLE_CACHES=1"
+        )
     if not found:
         raise FewbitError(
             "no graph of this model has been compiled by fewbit in this process: compile it with backend='fewbit', and "
@@ -134,7 +141,7 @@ def compile_report(model: nn.Module) -> CompileReport:
 
 def report_by(partitioner: object) -> CompileReport:
     """Return what the graphs save that `partitioner` divided in this process."""
-    return CompileReport(tuple(r.report for r in _RECORDS if r.partitioner is partitioner))
+    return CompileReport(tuple(r.report for r in _RECORDS if r.partitioner is partitioner and r.report is not None))
 
 
 def _partitioner_of(model: nn.Module) -> object | None:
@@ -147,7 +154,9 @@ def _partitioner_of(model: nn.Module) -> object | None:
 
 @dataclass(frozen=True)
 class _Record:
-    report: GraphReport
+    """A compiled graph; its report is None if it was in torch's cache, and no description of it on disk."""
+
+    report: GraphReport | None
     partitioner: object
     parameters: tuple["weakref.ref[nn.Parameter]", ...] = ()
 
@@ -182,8 +191,9 @@ def compiling(graph: fx.GraphModule, inputs: Sequence[Any], options: CompileOpti
         yield
     finally:
         _compiling.reset(token)
-    if not current.recorded and (report := _read(current.key)) is not None:
-        _add(_Record(report, None, parameters))
+    trains = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+    if not current.recorded and trains:  # else nothing is divided
+        _add(_Record(_read(current.key), None, parameters))
 
 
 def record(report: GraphReport, partitioner: object) -> None:

@@ -345,19 +345,24 @@ print(float(loss), float(near.norm()), report.nbytes, counters["aot_autograd"]["
 @pytest.mark.slow
 class TestInductor:
     def test_found_by_its_name_and_again_in_the_cache_by_a_second_process(self, tmp_path):
-        """The second process compiles nothing, computes the same, and has the report."""
-        folders = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "FEWBIT_CACHE": str(tmp_path / "fewbit")}
-        path = os.pathsep.join(p for p in sys.path if p)
-        runs = []
-        for _ in range(2):
-            done = subprocess.run(
+        """The second process compiles nothing, computes the same, and has the report if its description is there."""
+
+        def trained(descriptions):
+            folders = {
+                "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+                "FEWBIT_CACHE": str(tmp_path / descriptions),
+            }
+            path = os.pathsep.join(p for p in sys.path if p)
+            return subprocess.run(
                 [sys.executable, "-c", TRAIN], env=os.environ | folders | {"PYTHONPATH": path},
                 capture_output=True, text=True, check=False,
             )  # fmt: skip
-            assert done.returncode == 0, done.stderr
-            runs.append(done.stdout.split())
-        assert runs[0][:3] == runs[1][:3]
-        assert (runs[0][3], runs[1][3]) == ("0", "1")
+
+        first, second, without = trained("fewbit"), trained("fewbit"), trained("another")
+        assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+        assert first.stdout.split()[:3] == second.stdout.split()[:3]
+        assert (first.stdout.split()[3], second.stdout.split()[3]) == ("0", "1")
+        assert "FewbitError: torch found a graph of this model in its cache" in without.stderr.splitlines()[-1]
 
     def test_computes_what_the_graphs_say(self, tmp_path, monkeypatch):
         """Beside Inductor alone: the loss bit for bit with dropout, the gradients near, the bytes of the report."""
