@@ -11,7 +11,7 @@ from fewbit.runtime.backends.expressions import canonical_text, expression_funct
 from fewbit.tables import FewbitError
 from hypothesis import given
 from hypothesis import strategies as st
-from runtime_cases import DTYPES, HALVES, LAYOUTS, assert_same_bits, laid_out
+from runtime_cases import DTYPES, HALVES, SETTLED, assert_same_bits, laid_out
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
@@ -84,7 +84,7 @@ def test_any_expression_is_the_compilers_function(text):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_returns_a_new_tensor_like_its_input(text, dtype):
     function = expression_function(text)
-    for layout in LAYOUTS:
+    for layout in SETTLED:
         x = laid_out(layout, dtype)
         y = function(x)
         assert (y.dtype, y.shape) == (x.dtype, x.shape)
@@ -96,7 +96,7 @@ def test_returns_a_new_tensor_like_its_input(text, dtype):
 def test_fakes_foresee_the_layout(text):
     """The compiler reads codes in the order that it foresees."""
     function = expression_function(text)
-    for layout in LAYOUTS:
+    for layout in SETTLED:
         x = laid_out(layout, torch.float32)
         with FakeTensorMode() as mode:
             foreseen = function(mode.from_tensor(x)).stride()

@@ -6,7 +6,7 @@ from fewbit.runtime.backends import torch_functions
 from fewbit.runtime.backends.forwards import forward_of
 from fewbit.runtime.backends.torch_functions import FORWARDS
 from fewbit.tables import FewbitError
-from runtime_cases import DTYPES, HALVES, LAYOUTS, all_halves, around, assert_same_bits, laid_out, parameters_of
+from runtime_cases import DTYPES, HALVES, SETTLED, all_halves, around, assert_same_bits, laid_out, parameters_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 INTO_MEMORY = [name for name, forward in FORWARDS.items() if forward.out is not None]
@@ -17,7 +17,7 @@ INPLACE = [name for name, forward in FORWARDS.items() if forward.inplace is not 
 @pytest.mark.parametrize("name", INTO_MEMORY)
 def test_into_given_memory(name, dtype):
     forward, parameters = FORWARDS[name], parameters_of(name)
-    for layout in LAYOUTS:
+    for layout in SETTLED:
         x = laid_out(layout, dtype)
         out = torch.empty_like(x)
         given = forward.out(x, *parameters, out=out)
@@ -52,7 +52,7 @@ def test_into_given_memory_on_every_half(name, dtype):
 def test_fakes_foresee_the_layout(name):
     """The compiler reads codes in the order that it foresees."""
     forward, parameters = FORWARDS[name], parameters_of(name)
-    for layout in LAYOUTS:
+    for layout in SETTLED:
         x = laid_out(layout, torch.float32)
         with FakeTensorMode() as mode:
             foreseen = forward.call(mode.from_tensor(x), *parameters).stride()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from fewbit.runtime.memory.peak import peak_of
 from fewbit.runtime.tensors import host_memory
-from runtime_cases import DENSE, NOT_DENSE, laid_out
+from runtime_cases import DENSE, SETTLED, laid_out
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 HUGE = 1 << 21
@@ -45,7 +45,7 @@ def test_large_memory_can_be_written():
     assert host_memory.empty_like(torch.zeros(9 << 20)).fill_(1).sum() == 9 << 20
 
 
-@pytest.mark.parametrize("layout", DENSE | NOT_DENSE)
+@pytest.mark.parametrize("layout", SETTLED)
 def test_layout_and_dtype_are_torch_s(layout, monkeypatch, advised):
     monkeypatch.setattr(host_memory, "_LEAST_BYTES", 0)
     x = laid_out(layout, torch.float16)
