@@ -6,7 +6,7 @@
 
 `has_kernels` tells the devices of the first kind, where an op of `PerGroup`'s kernels is spliced into the graphs. That
 is the CPU: its compiled loops read integers one vector at a time through memory, and take 7 ns for an element of 6
-bits, there and back, where the kernels take 1.5. On all other devices the codes are those of this file.
+bits, there and back, where the kernels take 1.1. On all other devices the codes are those of this file.
 
 The mathematics is that of `PerGroup` (quantizers/per_group.py): a group of minimum Z and range R has the codes
 ⌊B·(h − Z)/R + ξ⌋ of B = 2^b − 1, and Z and R are saved in bfloat16 so that [Z, Z + R] covers the group. What
@@ -150,7 +150,7 @@ def has_kernels(device: torch.device, dtype: torch.dtype, groups: Groups) -> boo
 
 
 def quantize_by_kernel(x: Tensor, seed: Tensor | None, groups: Groups, bits: int) -> Tensor:
-    """Return minima, ranges and codes of `x` in one buffer, uint8, as `PerGroup` makes them.
+    """Return minima, ranges and codes of `x` in one buffer, uint8: those of `PerGroup`, but for ξ.
 
     Args:
         x: the tensor to save.

@@ -89,7 +89,7 @@ def quantize_buffer(x: Tensor, bits: int, group_size: int, seed: int) -> Tensor:
     n, size = x.numel(), buffer_size(x.shape[-1], bits, group_size)
     buffer = torch.empty(*x.shape[:-1], size, dtype=torch.uint8, device="cpu")
     minima, ranges, codes = _places(buffer, n, group_size)
-    stretch, count = _stretches(n, min(group_size, n))
+    stretch, count = _stretches(n, group_size)
     arguments = (x.data_ptr(), KINDS[x.dtype], n, group_size, stretch, count, bits, seed, codes, minima, ranges)
     run(_quantizer(), count, *arguments, 0, 0, 1)
     return buffer
@@ -104,7 +104,7 @@ def dequantize_buffer(buffer: Tensor, bits: int, group_size: int, out: Tensor) -
         return
     n = out.numel()
     minima, ranges, codes = _places(buffer, n, group_size)
-    stretch, count = _stretches(n, min(group_size, n))
+    stretch, count = _stretches(n, group_size)
     arguments = (codes, minima, ranges, n, group_size, stretch, count, bits, _limit(out.dtype), out.data_ptr())
     run(_dequantizer(), count, *arguments, KINDS[out.dtype], 0, 0)
 
