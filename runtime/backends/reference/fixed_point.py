@@ -79,4 +79,4 @@ def dequantize_by(packed: Tensor, channels: QuantParams, inner: int, bits: int, 
 
 def _channel(like: Tensor, channels: QuantParams, inner: int) -> Tensor:
     index = torch.arange(like.numel(), device=like.device)
-    return index // max(inner, 1) % max(channels.zero.numel(), 1)
+    return index // inner % max(channels.zero.numel(), 1)
