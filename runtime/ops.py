@@ -28,9 +28,10 @@ kernels that compilers write: kernels that differ in nothing else are compiled o
                                                                                       codes are rounded to nearest.
     per_group_dequantize(packed, minimum, range, bits, group_size, features, dtype) -> x
     per_group_quantize_samples, per_group_dequantize_samples                 the same; bits uint8 (N,) on the CPU
-    per_group_quantize_buffer(x, bits, group_size, seed) -> buffer           x (…, D), taken as one sample, whose
-    per_group_dequantize_buffer(buffer, bits, group_size, dtype) -> x        minima, ranges and codes are one tensor;
-                                                                             rounded by one random number a group
+    per_group_quantize_buffers(xs, bits, group_sizes, seeds, stochastic) -> buffers     tensors (…, D), each taken as
+    per_group_dequantize_buffers(buffers, bits, group_sizes, dtype) -> xs    one sample, whose minima, ranges and codes
+                                                                             are one tensor; seeds (N,), of one random
+                                                                             number a group, or codes are to nearest
     fixed_point_quantize(x, scale, shift, inner, bits) -> packed                      x dense, in memory order; BLPA
     fixed_point_dequantize(packed, scale, shift, inner, bits, count, dtype) -> x (count,)
     outlier_quantize(x, bits, ratio, relu, value_dtype, sample_every) -> packed, counts, offsets, values, levels
@@ -61,7 +62,7 @@ from torch import Tensor
 
 from .backends import implementations
 from .backends.arguments import (
-    check_buffer,
+    check_buffers,
     check_channel_codes,
     check_channels_of,
     check_codes,
@@ -341,9 +342,14 @@ for _suffix, _bits in (("", "int bits"), ("_samples", "Tensor bits")):
         f"per_group_dequantize{_suffix}({_ROWS}, {_bits}, int group_size, SymInt features, ScalarType dtype) -> Tensor",
         tags=_PURE,
     )
-_library.define("per_group_quantize_buffer(Tensor x, int bits, int group_size, Tensor? seed) -> Tensor", tags=_PURE)
 _library.define(
-    "per_group_dequantize_buffer(Tensor buffer, int bits, int group_size, ScalarType dtype) -> Tensor", tags=_PURE
+    "per_group_quantize_buffers(Tensor[] xs, int[] bits, int[] group_sizes, Tensor? seeds, bool[] stochastic)"
+    " -> Tensor[]",
+    tags=_PURE,
+)
+_library.define(
+    "per_group_dequantize_buffers(Tensor[] buffers, int[] bits, int[] group_sizes, ScalarType dtype) -> Tensor[]",
+    tags=_PURE,
 )
 _library.define(
     "fixed_point_quantize(Tensor x, Tensor scale, Tensor shift, SymInt inner, int bits) -> Tensor", tags=_TAGS
@@ -366,8 +372,8 @@ per_group_quantize = torch.ops.fewbit.per_group_quantize.default
 per_group_quantize_samples = torch.ops.fewbit.per_group_quantize_samples.default
 per_group_dequantize = torch.ops.fewbit.per_group_dequantize.default
 per_group_dequantize_samples = torch.ops.fewbit.per_group_dequantize_samples.default
-per_group_quantize_buffer = torch.ops.fewbit.per_group_quantize_buffer.default
-per_group_dequantize_buffer = torch.ops.fewbit.per_group_dequantize_buffer.default
+per_group_quantize_buffers = torch.ops.fewbit.per_group_quantize_buffers.default
+per_group_dequantize_buffers = torch.ops.fewbit.per_group_dequantize_buffers.default
 fixed_point_quantize = torch.ops.fewbit.fixed_point_quantize.default
 fixed_point_dequantize = torch.ops.fewbit.fixed_point_dequantize.default
 outlier_quantize = torch.ops.fewbit.outlier_quantize.default
@@ -399,21 +405,23 @@ def _register_per_group(backend: Any, key: str) -> None:
         _library.impl("per_group_quantize" + suffix, quantize, key)
         _library.impl("per_group_dequantize" + suffix, dequantize, key)
 
-    if not hasattr(backend, "quantize_buffer"):
+    if not hasattr(backend, "quantize_buffers"):
         return
 
-    def quantize_buffer(x: Tensor, bits: int, group_size: int, seed: Tensor | None) -> Tensor:
-        check_whole_groups("per_group_quantize_buffer", x, bits, group_size, seed)
-        return backend.quantize_buffer(x.contiguous(), bits, group_size, NEAREST if seed is None else seed.tolist()[0])
+    def quantize_buffers(
+        xs: list[Tensor], bits: list[int], group_sizes: list[int], seeds: Tensor | None, stochastic: list[bool]
+    ) -> list[Tensor]:
+        check_whole_groups("per_group_quantize_buffers", xs, bits, group_sizes, seeds, stochastic)
+        return backend.quantize_buffers(xs, bits, group_sizes, seeds, stochastic)
 
-    def dequantize_buffer(buffer: Tensor, bits: int, group_size: int, dtype: torch.dtype) -> Tensor:
-        elements = check_buffer("per_group_dequantize_buffer", buffer, bits, group_size, dtype)
-        out = torch.empty(*buffer.shape[:-1], elements, dtype=dtype, device=buffer.device)
-        backend.dequantize_buffer(buffer.contiguous(), bits, group_size, out)
-        return out
+    def dequantize_buffers(
+        buffers: list[Tensor], bits: list[int], group_sizes: list[int], dtype: torch.dtype
+    ) -> list[Tensor]:
+        check_buffers("per_group_dequantize_buffers", buffers, bits, group_sizes, dtype)
+        return backend.dequantize_buffers(buffers, bits, group_sizes, dtype)
 
-    _library.impl("per_group_quantize_buffer", quantize_buffer, key)
-    _library.impl("per_group_dequantize_buffer", dequantize_buffer, key)
+    _library.impl("per_group_quantize_buffers", quantize_buffers, key)
+    _library.impl("per_group_dequantize_buffers", dequantize_buffers, key)
 
 
 def _register_fixed_point(backend: Any, key: str) -> None:
@@ -509,16 +517,21 @@ torch.library.register_fake(per_group_dequantize, _fake_row_values, lib=_library
 torch.library.register_fake(per_group_dequantize_samples, _fake_row_values, lib=_library)
 
 
-@torch.library.register_fake(per_group_quantize_buffer, lib=_library)
-def _(x: Tensor, bits: int, group_size: int, seed: Tensor | None) -> Tensor:
-    check_whole_groups("per_group_quantize_buffer", x, bits, group_size, seed)
-    return x.new_empty(*x.shape[:-1], buffer_size(x.shape[-1], bits, group_size), dtype=torch.uint8)
+@torch.library.register_fake(per_group_quantize_buffers, lib=_library)
+def _(
+    xs: list[Tensor], bits: list[int], group_sizes: list[int], seeds: Tensor | None, stochastic: list[bool]
+) -> list[Tensor]:
+    check_whole_groups("per_group_quantize_buffers", xs, bits, group_sizes, seeds, stochastic)
+    return [
+        x.new_empty(*x.shape[:-1], buffer_size(x.shape[-1], b, G), dtype=torch.uint8)
+        for x, b, G in zip(xs, bits, group_sizes, strict=True)
+    ]
 
 
-@torch.library.register_fake(per_group_dequantize_buffer, lib=_library)
-def _(buffer: Tensor, bits: int, group_size: int, dtype: torch.dtype) -> Tensor:
-    elements = check_buffer("per_group_dequantize_buffer", buffer, bits, group_size, dtype)
-    return buffer.new_empty(*buffer.shape[:-1], elements, dtype=dtype)
+@torch.library.register_fake(per_group_dequantize_buffers, lib=_library)
+def _(buffers: list[Tensor], bits: list[int], group_sizes: list[int], dtype: torch.dtype) -> list[Tensor]:
+    elements = check_buffers("per_group_dequantize_buffers", buffers, bits, group_sizes, dtype)
+    return [buffer.new_empty(*buffer.shape[:-1], D, dtype=dtype) for buffer, D in zip(buffers, elements, strict=True)]
 
 
 @torch.library.register_fake(fixed_point_quantize, lib=_library)

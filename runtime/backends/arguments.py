@@ -19,7 +19,7 @@ from ..tensors.validation import check_groups, check_part, has_values, shown_par
 from .forwards import forward_of
 from .reference.glu_derivatives import derivative_of
 from .reference.outlier import POSITION_BLOCK
-from .reference.per_group import buffer_size
+from .reference.per_group import buffer_size, elements_of
 
 
 def refuse(*_: Any) -> NoReturn:
@@ -230,34 +230,62 @@ def check_row_codes(
         check_groups(op, (N, features), bits, (packed, minimum, range_), group_size, minimum.device)
 
 
-def check_whole_groups(op: str, x: Tensor, bits: int, group_size: int, seed: Tensor | None) -> None:
-    """Raise FewbitError unless `per_group_quantize_buffer` can take these arguments."""
-    _check_kind(op, x)
-    check_integer("bits", bits, 1, 8)
-    check_integer("group_size", group_size, 1, 2**31)
-    if not x.dim() or x.shape[-1] % group_size or x.shape[-1] % GROUP:
-        raise FewbitError(
-            f"{op}: the last dimension of x is a multiple of {GROUP} and of group_size, {group_size}, not {_shown(x)}"
-        )
-    if seed is not None:
-        _check_seeds(x, seed, 1)
+def check_whole_groups(
+    op: str,
+    xs: Sequence[Tensor],
+    bits: Sequence[int],
+    group_sizes: Sequence[int],
+    seeds: Tensor | None,
+    stochastic: Sequence[bool],
+) -> None:
+    """Raise FewbitError unless `per_group_quantize_buffers` can take these arguments."""
+    _check_equally_many(op, xs, bits, group_sizes, stochastic)
+    for x, group_size in zip(xs, group_sizes, strict=True):
+        _check_kind(op, x)
+        if not x.dim() or x.shape[-1] % group_size or x.shape[-1] % GROUP:
+            raise FewbitError(
+                f"{op}: the last dimension of x is a multiple of {GROUP} and of group_size, {group_size}, not "
+                f"{_shown(x)}"
+            )
+    if any(stochastic) and seeds is None:
+        raise FewbitError(f"{op}: stochastic rounding takes seeds, int64 ({len(xs)},)")
+    if seeds is not None:
+        _check_seeds(seeds, seeds, len(xs))
+        if seeds.shape[0] != len(xs):
+            raise FewbitError(f"{op}: seeds are int64 ({len(xs)},), not {_shown(seeds)}")
 
 
-def check_buffer(op: str, buffer: Tensor, bits: int, group_size: int, dtype: torch.dtype) -> int:
-    """Return the elements D whose codes are the last dimension of a buffer.
+def check_buffers(
+    op: str, buffers: Sequence[Tensor], bits: Sequence[int], group_sizes: Sequence[int], dtype: torch.dtype
+) -> list[int]:
+    """Return for each buffer the elements D whose codes are its last dimension.
 
     Raises:
-        FewbitError: `per_group_dequantize_buffer` cannot take these arguments.
+        FewbitError: `per_group_dequantize_buffers` cannot take these arguments.
     """
     _check_result(op, dtype, 0)
-    check_integer("bits", bits, 1, 8)
-    check_integer("group_size", group_size, 1, 2**31)
-    size: Any = buffer.shape[-1] if buffer.dim() else -1
-    elements = size * 8 * group_size // (32 + bits * group_size)
-    whole = elements % group_size == 0 and elements % GROUP == 0 and buffer_size(elements, bits, group_size) == size
-    if buffer.dtype != torch.uint8 or not whole:
-        raise FewbitError(f"{op}: no {bits}-bit codes in groups of {group_size} take {_shown(buffer)}")
-    return elements
+    _check_equally_many(op, buffers, bits, group_sizes)
+    found = []
+    for buffer, b, group_size in zip(buffers, bits, group_sizes, strict=True):
+        size: Any = buffer.shape[-1] if buffer.dim() else -1
+        elements = elements_of(size, b, group_size)
+        whole = elements % group_size == 0 and elements % GROUP == 0 and buffer_size(elements, b, group_size) == size
+        if buffer.dtype != torch.uint8 or not whole:
+            raise FewbitError(f"{op}: no {b}-bit codes in groups of {group_size} take {_shown(buffer)}")
+        found.append(elements)
+    return found
+
+
+def _check_equally_many(
+    op: str, tensors: Sequence[Tensor], bits: Sequence[int], group_sizes: Sequence[int], *more: Sequence[int]
+) -> None:
+    """Raise FewbitError unless there are bits, a group size and all else for each tensor."""
+    if any(len(of_each) != len(tensors) for of_each in (bits, group_sizes, *more)):
+        raise FewbitError(f"{op}: each of {len(tensors)} tensors has bits, a group size and a rounding")
+    for b in bits:
+        check_integer("bits", b, 1, 8)
+    for group_size in group_sizes:
+        check_integer("group_size", group_size, 1, 2**31)
 
 
 def check_channel_codes(

@@ -77,8 +77,10 @@ def _patches(options: CompileOptions) -> dict[str, Any]:
         return {}
     if "custom_partitioner_fn" not in _known():
         raise FewbitError(f"the backend fewbit needs torch 2.9 or newer; this is {torch.__version__}")
+    from . import direct_calls
     from .partitioner import FewbitPartitioner
 
+    direct_calls.install()
     return {"custom_partitioner_fn": FewbitPartitioner(options)}
 
 

@@ -4,7 +4,7 @@
     parts = quantize(x, groups, bits=4, random=None)  planes of codes, minima and inverse scales
     x̂ = dequantize(parts, groups, bits=4, dtype=x.dtype)
 
-`has_kernels` tells the devices of the first kind, where an op of `PerGroup`'s kernels is spliced into the graphs. That
+`has_kernels` tells the devices of the first kind, where ops of `PerGroup`'s kernels are spliced into the graphs. That
 is the CPU: its compiled loops read integers one vector at a time through memory, and take 7 ns for an element of 6
 bits, there and back, where the kernels take 1.1. On all other devices the codes are those of this file.
 
@@ -71,6 +71,10 @@ class Groups:
         outer = rows.shape[: len(self.order) - len(self.inner)]
         x = written(rows, (*outer, *self.inner))
         return x.permute([self.order.index(d) for d in range(len(self.order))])
+
+
+Form = tuple[Groups, int]
+"""Groups and bits, 1 to 8, of a tensor's codes."""
 
 
 def written(x: Tensor, shape: Sequence[int]) -> Tensor:
@@ -149,23 +153,30 @@ def has_kernels(device: torch.device, dtype: torch.dtype, groups: Groups) -> boo
     return device.type == "cpu" and dtype in KINDS and prod(groups.inner) % GROUP == 0
 
 
-def quantize_by_kernel(x: Tensor, seed: Tensor | None, groups: Groups, bits: int) -> Tensor:
-    """Return minima, ranges and codes of `x` in one buffer, uint8: those of `PerGroup`, but for ξ.
+def quantize_by_kernel(
+    xs: Sequence[Tensor], seeds: Tensor | None, forms: Sequence[Form], stochastic: Sequence[bool]
+) -> list[Tensor]:
+    """Return minima, ranges and codes of each of `xs` in one buffer, uint8: those of `PerGroup`, but for ξ.
 
     Args:
-        x: the tensor to save.
-        seed: int64 (), of stochastic rounding; None rounds to nearest.
-        groups: its groups.
-        bits: b, 1 to 8.
+        xs: N tensors to save; one call for all saves time.
+        seeds: int64 (N,), of stochastic rounding; None if there is none.
+        forms: of their codes.
+        stochastic: whether each is rounded at random, or to nearest.
     """
-    rows = groups.rows(x).flatten(-2)
-    return ops.per_group_quantize_buffer(rows, bits, groups.size, None if seed is None else seed.view(1))
+    rows = [groups.rows(x).flatten(-2) for x, (groups, _) in zip(xs, forms, strict=True)]
+    bits, sizes = [b for _, b in forms], [groups.size for groups, _ in forms]
+    return ops.per_group_quantize_buffers(rows, bits, sizes, seeds, list(stochastic))
 
 
-def dequantize_by_kernel(buffer: Tensor, groups: Groups, bits: int, dtype: torch.dtype) -> Tensor:
-    """Return the tensor that `quantize_by_kernel` gave the buffer of."""
-    rows = ops.per_group_dequantize_buffer(buffer, bits, groups.size, dtype)
-    return groups.restore(rows.unflatten(-1, (groups.count, groups.size)))
+def dequantize_by_kernel(buffers: Sequence[Tensor], forms: Sequence[Form], dtype: torch.dtype) -> list[Tensor]:
+    """Return the tensors that `quantize_by_kernel` gave the buffers of; all are of one dtype."""
+    bits, sizes = [b for _, b in forms], [groups.size for groups, _ in forms]
+    rows = ops.per_group_dequantize_buffers(list(buffers), bits, sizes, dtype)
+    return [
+        groups.restore(part.unflatten(-1, (groups.count, groups.size)))
+        for part, (groups, _) in zip(rows, forms, strict=True)
+    ]
 
 
 def quantize(x: Tensor, groups: Groups, bits: int, random: Tensor | None) -> tuple[Tensor, ...]:

@@ -105,8 +105,9 @@ def check_bits(name: str, bits: object) -> None:
 
 @cache
 def _sources() -> str:
-    """Return a digest of this folder's source, which decides what the compiled graphs compute."""
+    """Return a digest of the source that decides what the compiled graphs compute, and of what they call."""
     digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.glob("*.py")):
+    runtime = Path(__file__).parents[1]
+    for file in sorted([*runtime.glob("compile/*.py"), *runtime.glob("backends/*/per_group.py"), runtime / "ops.py"]):
         digest.update(file.read_bytes())
     return digest.hexdigest()

@@ -1,7 +1,9 @@
 """Puts codes between a forward graph and its backward graph, in place of the values that one saves for the other."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -10,7 +12,7 @@ from torch._inductor import inductor_prims
 
 from .. import ops
 from .codes import (
-    Groups,
+    Form,
     dequantize,
     dequantize_by_kernel,
     has_kernels,
@@ -22,7 +24,7 @@ from .codes import (
 from .cut import Choice, choice_of, module_names, nbytes_of, results_and_saved
 from .options import CompileOptions
 from .report import SavedTensor
-from .roles import Role, base_of, is_view, tensor_of
+from .roles import Role, base_of, is_pointwise, is_view, tensor_of
 from .splice import Splicer
 
 _LARGEST = 2**63 - 1
@@ -41,138 +43,208 @@ def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: Compil
     output = forward.output_node()
     results, saved = results_and_saved(forward, outputs)
     visible = {base_of(node) for node in results if isinstance(node, fx.Node)}
-    placeholders = {node.name: node for node in backward.find_nodes(op="placeholder")}
-    place, place_in_backward = _places(forward), _places(backward)
+    tensors = [node for node in saved if isinstance(node, fx.Node) and tensor_of(node) is not None]
+    choices = {node: _choice(node, visible) for node in tensors}
+    rounded = {node: choice for node, choice in choices.items() if choice is not None and choice.bits is not None}
     splicer = Splicer()
-    seeds = _Seeds(forward, len(saved), splicer)
-    kept: list[fx.Node] = []
-    report: list[SavedTensor] = []
-    for node in saved:
-        choice = choice_of(node)
-        if choice is not None and base_of(node) in visible:
-            choice = Choice(Role.OTHER, None, None, nbytes_of(node), "an output")
-        if choice is None or choice.bits is None:
-            kept.append(node)
-        else:
-            parts = _quantized(forward, node, _last_use(node, place), choice, options, seeds, splicer)
-            first = min(placeholders[node.name].users, key=place_in_backward.__getitem__)
-            _dequantized(backward, placeholders[node.name], first, parts, choice, splicer)
-            kept += parts
-        if isinstance(node, fx.Node) and tensor_of(node) is not None:
-            report.append(_row(node, choice))
+    parts = _quantize_all(forward, rounded, options, splicer)
+    _dequantize_all(backward, rounded, parts, splicer)
+    kept = [part for node in saved for part in parts.get(node, (node,))]
     output.args = (tuple(results + kept),)
     _describe(output, outputs, len(kept))
-    return report
+    return [_row(node, choice) for node, choice in choices.items()]
 
 
-class _Seeds:
-    """Seeds of a forward graph, of fewbit's own stream, so that torch's generators are not moved."""
-
-    def __init__(self, graph: fx.Graph, count: int, splicer: Splicer) -> None:
-        self.graph = graph
-        self.count = count
-        self.seeds: dict[torch.device, Iterator[fx.Node]] = {}
-        self.splicer = splicer
-
-    def next(self, device: torch.device) -> fx.Node:
-        """Return a new seed on a device, int64 (), drawn behind the placeholders."""
-        if device not in self.seeds:
-            some = next(n for n in self.graph.nodes if n.op == "placeholder" and tensor_of(n) is not None)
-            draw = partial(_draw_seeds, count=self.count, device=device)
-            with self.graph.inserting_before(_after(some)):
-                self.seeds[device] = iter(self.splicer.splice(self.graph, draw, some))
-        return next(self.seeds[device])
+def _choice(node: fx.Node, visible: Collection[fx.Node]) -> Choice | None:
+    """Return how a value is saved: exactly if it is in the memory of a result, one of `visible`."""
+    choice = choice_of(node)
+    if choice is not None and base_of(node) in visible:
+        return Choice(Role.OTHER, None, None, nbytes_of(node), "an output")
+    return choice
 
 
-def _draw_seeds(some: Tensor, count: int, device: torch.device) -> list[Tensor]:
-    seeds = ops.draw_seeds(some, 1) + torch.arange(count) & _LARGEST  # one key a step, and those that follow it
+@dataclass(frozen=True)
+class _Call:
+    """Values that are quantized, or dequantized, at one place: several by a kernel, else one.
+
+    Attributes:
+        before: the node before which they are.
+        nodes: the values, in the forward graph.
+        by_kernel: whether a kernel takes them.
+    """
+
+    before: fx.Node
+    nodes: tuple[fx.Node, ...]
+    by_kernel: bool
+
+
+def _calls(rounded: Mapping[fx.Node, Choice], place_of: Callable[[fx.Node], fx.Node]) -> list[_Call]:
+    """Return the calls for all values: kernels take those of one place and dtype together, which saves time."""
+    found: defaultdict[tuple[fx.Node, object], list[fx.Node]] = defaultdict(list)
+    for node, choice in rounded.items():
+        x = tensor_of(node)
+        assert x is not None and choice.groups is not None
+        by_kernel = choice.role is not Role.BOOLEAN and has_kernels(x.device, x.dtype, choice.groups)
+        found[place_of(node), x.dtype if by_kernel else node].append(node)
+    return [_Call(place, (*nodes,), isinstance(kind, torch.dtype)) for (place, kind), nodes in found.items()]
+
+
+# ---- the forward graph -----------------------------------------------------------------------------------------------
+
+
+def _quantize_all(
+    graph: fx.Graph, rounded: Mapping[fx.Node, Choice], options: CompileOptions, splicer: Splicer
+) -> dict[fx.Node, tuple[fx.Node, ...]]:
+    """Return the nodes of the parts that each value is saved as, computed right after its last use."""
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    calls = _calls(rounded, lambda node: _after_run(_last_use(node, order)))
+    at_random = {node: options.rounding == "stochastic" and _is_random(choice) for node, choice in rounded.items()}
+    seeds = _seeds(graph, [call for call in calls if any(map(at_random.__getitem__, call.nodes))], splicer)
+    parts: dict[fx.Node, tuple[fx.Node, ...]] = {}
+    for call in calls:
+        forms = tuple(_form(rounded[node]) for node in call.nodes)
+        if call.by_kernel:
+            function = partial(
+                _quantize_by_kernel, forms=forms, stochastic=tuple(at_random[node] for node in call.nodes)
+            )
+        elif rounded[call.nodes[0]].role is Role.BOOLEAN:
+            function = partial(pack_bools, groups=forms[0][0])
+        else:
+            function = partial(_quantize, form=forms[0])
+        with graph.inserting_before(call.before):
+            results = splicer.splice(graph, function, *call.nodes, *seeds.get(call, ()))
+        parts |= zip(call.nodes, ((r,) for r in results), strict=True) if call.by_kernel else {call.nodes[0]: results}
+    return parts
+
+
+def _is_random(choice: Choice) -> bool:
+    return choice.role is not Role.BOOLEAN and choice.role not in _TO_NEAREST
+
+
+def _form(choice: Choice) -> Form:
+    assert choice.groups is not None and choice.bits is not None
+    return choice.groups, choice.bits
+
+
+def _quantize_by_kernel(*inputs: Tensor, forms: tuple[Form, ...], stochastic: tuple[bool, ...]) -> list[Tensor]:
+    xs, seeds = inputs[: len(forms)], inputs[len(forms) :]
+    return quantize_by_kernel(xs, seeds[0] if seeds else None, forms, stochastic)
+
+
+def _quantize(x: Tensor, seed: Tensor | None = None, *, form: Form) -> tuple[Tensor, ...]:
+    groups, bits = form
+    random = None
+    if seed is not None:
+        random = inductor_prims.random([*groups.rows(x).shape[:-1], 1], seed, "rand")
+    return quantize(x, groups, bits, random)
+
+
+def _seeds(graph: fx.Graph, calls: list[_Call], splicer: Splicer) -> dict[_Call, tuple[fx.Node]]:
+    """Return the seeds of each call: of all its values, int64 (N,) on the CPU, or of its one value, () on its device.
+
+    They are of fewbit's own stream, so that torch's generators are not moved, and drawn behind the placeholders.
+    """
+    if not calls:
+        return {}
+    kernels = [call for call in calls if call.by_kernel]
+    others: defaultdict[torch.device, list[_Call]] = defaultdict(list)
+    for call in calls:
+        if not call.by_kernel:
+            others[call.nodes[0].meta["val"].device].append(call)
+    sizes = (*(len(call.nodes) for call in kernels), *map(len, others.values()))
+    some = next(n for n in graph.nodes if n.op == "placeholder" and tensor_of(n) is not None)
+    with graph.inserting_before(_operations(graph)):
+        drawn = splicer.splice(graph, partial(_draw_seeds, sizes=sizes), some)
+        found = {call: (seeds,) for call, seeds in zip(kernels, drawn, strict=False)}
+        for (device, alike), seeds in zip(others.items(), drawn[len(kernels) :], strict=True):
+            separated = splicer.splice(graph, partial(_separated, device=device), seeds)
+            found |= {call: (seed,) for call, seed in zip(alike, separated, strict=True)}
+    return found
+
+
+def _draw_seeds(some: Tensor, *, sizes: tuple[int, ...]) -> list[Tensor]:
+    seeds = ops.draw_seeds(some, 1) + torch.arange(sum(sizes)) & _LARGEST  # one key a step, and those that follow it
+    return list(seeds.split(sizes))
+
+
+def _separated(seeds: Tensor, *, device: torch.device) -> list[Tensor]:
     return ops.separate(seeds.to(device, non_blocking=True))
 
 
-def _quantize(x: Tensor, seed: Tensor | None = None, *, groups: Groups, bits: int) -> tuple[Tensor, ...]:
-    if has_kernels(x.device, x.dtype, groups):
-        return (quantize_by_kernel(x, seed, groups, bits),)
-    if seed is None:
-        return quantize(x, groups, bits, None)
-    size = [*groups.rows(x).shape[:-1], 1]
-    return quantize(x, groups, bits, inductor_prims.random(size, seed, "rand"))
-
-
-def _quantized(
-    graph: fx.Graph,
-    node: fx.Node,
-    last: fx.Node,
-    choice: Choice,
-    options: CompileOptions,
-    seeds: _Seeds,
-    splicer: Splicer,
-) -> tuple[fx.Node, ...]:
-    """Return nodes of the parts that the value of `node` is saved as, computed right after `last`, its last use."""
-    x = tensor_of(node)
-    assert x is not None
-    inputs: tuple[fx.Node, ...] = (node,)
-    groups, bits = choice.groups, choice.bits
-    assert groups is not None and bits is not None
-    if choice.role is Role.BOOLEAN:
-        function = partial(pack_bools, groups=groups)
-    else:
-        function = partial(_quantize, groups=groups, bits=bits)
-        if options.rounding == "stochastic" and choice.role not in _TO_NEAREST:
-            inputs = node, seeds.next(x.device)
-    with graph.inserting_before(_after(last if last.op != "placeholder" else inputs[-1])):
-        return splicer.splice(graph, function, *inputs)
-
-
-def _dequantized(
-    graph: fx.Graph, placeholder: fx.Node, first: fx.Node, parts: Sequence[fx.Node], choice: Choice, splicer: Splicer
-) -> None:
-    """Replace a saved value's placeholder by those of its parts, dequantized right before `first`, its first use."""
-    x, groups, bits = tensor_of(placeholder), choice.groups, choice.bits
-    assert x is not None and groups is not None and bits is not None
-    with graph.inserting_before(placeholder):
-        inputs = [_placeholder(graph, part) for part in parts]
-    function = partial(_restored, groups=groups, bits=bits, dtype=x.dtype)
-    with graph.inserting_before(first):
-        (value,) = splicer.splice(graph, function, *inputs)
-    placeholder.replace_all_uses_with(value)
-    graph.erase_node(placeholder)
-
-
-def _restored(*parts: Tensor, groups: Groups, bits: int, dtype: torch.dtype) -> Tensor:
-    if dtype == torch.bool:
-        return unpack_bools(parts, groups)
-    if has_kernels(parts[0].device, dtype, groups):
-        return dequantize_by_kernel(parts[0], groups, bits, dtype)
-    return dequantize(parts, groups, bits, dtype)
-
-
-def _places(graph: fx.Graph) -> dict[fx.Node, int]:
-    """Return the place of each node in the order of execution."""
-    return {node: place for place, node in enumerate(graph.nodes)}
-
-
-def _last_use(node: fx.Node, place: Mapping[fx.Node, int]) -> fx.Node:
+def _last_use(node: fx.Node, order: Mapping[fx.Node, int]) -> fx.Node:
     """Return the last node that reads the value, through views too; `node` itself if only the output does."""
     last, same = node, [node]
     while same:
         for user in same.pop().users:
-            if user.op == "output" or user not in place:  # what was inserted makes codes of views
+            if user.op == "output":
                 continue
-            last = max(last, user, key=place.__getitem__)
+            last = max(last, user, key=order.__getitem__)
             if is_view(user):
                 same.append(user)
     return last
 
 
-def _after(node: fx.Node) -> fx.Node:
-    """Return the node after `node` and after the placeholders, which come before all else."""
-    return next(n for n in _following(node) if n.op != "placeholder")
-
-
-def _following(node: fx.Node) -> Iterator[fx.Node]:
-    while node.next.op != "root":
+def _after_run(node: fx.Node) -> fx.Node:
+    """Return the node after `node` and the pointwise operations that follow it, with which a compiler fuses it."""
+    if node.op == "placeholder":
+        return _operations(node.graph)
+    node = node.next
+    while _is_in_run(node):
         node = node.next
-        yield node
+    return node
+
+
+def _is_in_run(node: fx.Node) -> bool:
+    return node.op == "call_function" and (is_pointwise(node) or is_view(node))
+
+
+def _operations(graph: fx.Graph) -> fx.Node:
+    """Return the first node after the placeholders, which come before all else."""
+    return next(n for n in graph.nodes if n.op != "placeholder")
+
+
+# ---- the backward graph ----------------------------------------------------------------------------------------------
+
+
+def _dequantize_all(
+    graph: fx.Graph,
+    rounded: Mapping[fx.Node, Choice],
+    parts: Mapping[fx.Node, tuple[fx.Node, ...]],
+    splicer: Splicer,
+) -> None:
+    """Replace the placeholder of each saved value by those of its parts, dequantized right before its first use."""
+    placeholders = {node.name: node for node in graph.find_nodes(op="placeholder")}
+    order = {node: place for place, node in enumerate(graph.nodes)}
+
+    def place_of(node: fx.Node) -> fx.Node:
+        return _start_of_run(min(placeholders[node.name].users, key=order.__getitem__))
+
+    for call in _calls(rounded, place_of):
+        inputs: list[fx.Node] = []
+        for node in call.nodes:
+            with graph.inserting_before(placeholders[node.name]):
+                inputs += [_placeholder(graph, part) for part in parts[node]]
+        forms = tuple(_form(rounded[node]) for node in call.nodes)
+        function = partial(_restored, forms=forms, dtype=call.nodes[0].meta["val"].dtype, by_kernel=call.by_kernel)
+        with graph.inserting_before(call.before):
+            values = splicer.splice(graph, function, *inputs)
+        for node, value in zip(call.nodes, values, strict=True):
+            placeholders[node.name].replace_all_uses_with(value)
+            graph.erase_node(placeholders[node.name])
+
+
+def _restored(*parts: Tensor, forms: tuple[Form, ...], dtype: torch.dtype, by_kernel: bool) -> list[Tensor]:
+    if by_kernel:
+        return dequantize_by_kernel(parts, forms, dtype)
+    ((groups, bits),) = forms
+    return [unpack_bools(parts, groups) if dtype == torch.bool else dequantize(parts, groups, bits, dtype)]
+
+
+def _start_of_run(node: fx.Node) -> fx.Node:
+    """Return the first of the pointwise operations that lead up to `node`, or itself."""
+    while _is_in_run(node.prev):
+        node = node.prev
+    return node
 
 
 def _placeholder(graph: fx.Graph, part: fx.Node) -> fx.Node:

@@ -63,7 +63,9 @@ def _traced(function: Callable[..., Any], values: list[Tensor]) -> fx.GraphModul
     fake = detect_fake_mode(values)
     assert fake is not None
     with _disable_current_modes(), fake, torch.no_grad():
-        traced = make_fx(function, decomposition_table=select_decomp_table())(*values)
+        # Nodes that an earlier trace gave their values may share them, and tracing would take them for one.
+        distinct = [value.detach() for value in values]
+        traced = make_fx(function, decomposition_table=select_decomp_table())(*distinct)
     traced.graph.eliminate_dead_code()
     for node in traced.graph.nodes:
         if isinstance(node.meta.get("val"), Tensor):

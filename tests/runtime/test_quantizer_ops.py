@@ -64,7 +64,7 @@ class TestBuffers:
     @pytest.mark.parametrize("bits", range(1, 9))
     def test_hold_what_the_parts_hold(self, shape, size, dtype, seed, bits):
         x = numbers(*shape, dtype=dtype)
-        buffer = ops.per_group_quantize_buffer(x, bits, size, seed)
+        buffer = quantized(x, bits, size, seed)
         n, of_parameters = x.numel(), x.numel() // size * 4
         assert buffer.shape == (*shape[:-1], shape[-1] // size * 4 + shape[-1] * bits // 8)
         packed, *parameters = ops.per_group_quantize(x.view(1, n), bits, size, seed)
@@ -74,25 +74,23 @@ class TestBuffers:
             assert torch.equal(buffer.flatten()[of_parameters:], packed.flatten())
         packed = buffer.flatten()[of_parameters:].view(packed.shape)  # at random, by numbers of their own
         for result in (dtype, torch.float64):
-            back = ops.per_group_dequantize_buffer(buffer, bits, size, result)
+            back = dequantized(buffer, bits, size, result)
             rows = ops.per_group_dequantize(packed, *parameters, bits, size, n, result)
             assert back.dtype == result and back.shape == shape and same_bits(back.flatten(), rows.flatten())
 
     def test_are_plain_torchs(self, shape, size, dtype, seed):
         x = numbers(*shape, dtype=dtype)
-        buffer = ops.per_group_quantize_buffer(x, 5, size, seed)
-        key = NEAREST if seed is None else int(seed)
-        assert torch.equal(buffer, reference_per_group.quantize_buffer(x, 5, size, key))
-        plain = torch.empty_like(x)
-        reference_per_group.dequantize_buffer(buffer, 5, size, plain)
-        assert same_bits(ops.per_group_dequantize_buffer(buffer, 5, size, dtype), plain)
+        buffer = quantized(x, 5, size, seed)
+        (plain,) = reference_per_group.quantize_buffers([x], [5], [size], seed, [seed is not None])
+        assert torch.equal(buffer, plain)
+        (back,) = reference_per_group.dequantize_buffers([buffer], [5], [size], dtype)
+        assert same_bits(dequantized(buffer, 5, size, dtype), back)
 
     def test_err_by_half_a_step_to_nearest_and_by_one_at_random_without_bias(self, shape, size, dtype, seed):
         """The mean of 256 seeds errs by less than five standard deviations, of at most half a step each."""
         x = numbers(*shape, dtype=dtype)
         seeds = [None] if seed is None else list(torch.arange(256).unsqueeze(1))
-        buffers = [ops.per_group_quantize_buffer(x, 3, size, s) for s in seeds]
-        backs = torch.stack([ops.per_group_dequantize_buffer(b, 3, size, torch.float32) for b in buffers])
+        backs = torch.stack([dequantized(quantized(x, 3, size, s), 3, size, torch.float32) for s in seeds])
         groups = x.float().view(-1, size)
         # The range of bfloat16 is up to 2^-7 wider, and begins up to as much below.
         spans = groups.amax(1) - groups.amin(1) + groups.amin(1).abs() * 2**-7 if x.numel() else groups.new_empty(0)
@@ -101,28 +99,61 @@ class TestBuffers:
         if seed is not None:
             assert torch.all((backs.mean(0) - x.float()).abs() <= 5 * step / 2 / 16 + step * 2**-12)
 
+    def test_of_several_tensors_are_those_of_each(self, shape, size, dtype, seed):
+        """Tensors of other shapes, dtypes, bits and roundings in one call, one of them with strides of its own."""
+        xs = [numbers(*shape, dtype=dtype), numbers(4, 6, 8).transpose(0, 1), numbers(2, 64).bfloat16()]
+        bits, sizes = [3, 8, 5], [size, 8, 32]
+        seeds, stochastic = (None, [False] * 3) if seed is None else (torch.tensor([7, 8, 9]), [True, False, True])
+        buffers = ops.per_group_quantize_buffers(xs, bits, sizes, seeds, stochastic)
+        for i, (x, buffer) in enumerate(zip(xs, buffers, strict=True)):
+            alone = quantized(x, bits[i], sizes[i], seeds[i : i + 1] if stochastic[i] else None)
+            assert torch.equal(buffer, alone)
+        backs = ops.per_group_dequantize_buffers(buffers, bits, sizes, dtype)
+        for back, buffer, b, G in zip(backs, buffers, bits, sizes, strict=True):
+            assert same_bits(back, dequantized(buffer, b, G, dtype))
+
     def test_opcheck(self, shape, size, dtype, seed):
         x = numbers(*shape, dtype=dtype)
-        torch.library.opcheck(ops.per_group_quantize_buffer, (x, 3, size, seed))
-        buffer = ops.per_group_quantize_buffer(x, 3, size, seed)
-        torch.library.opcheck(ops.per_group_dequantize_buffer, (buffer, 3, size, dtype))
+        seeds = None if seed is None else torch.tensor([3, 4])
+        arguments = ([x, x + 1], [3, 4], [size, size], seeds, [seed is not None, False])
+        torch.library.opcheck(ops.per_group_quantize_buffers, arguments)
+        buffers = ops.per_group_quantize_buffers(*arguments)
+        torch.library.opcheck(ops.per_group_dequantize_buffers, (buffers, [3, 4], [size, size], dtype))
+
+
+def quantized(x, bits, size, seed):
+    """Return the buffer of one tensor, at random if there is a seed."""
+    (buffer,) = ops.per_group_quantize_buffers([x], [bits], [size], seed, [seed is not None])
+    return buffer
+
+
+def dequantized(buffer, bits, size, dtype):
+    """Return the tensor of one buffer."""
+    (x,) = ops.per_group_dequantize_buffers([buffer], [bits], [size], dtype)
+    return x
 
 
 @pytest.mark.parametrize(
-    ("x", "bits", "size", "seed"),
+    ("x", "bits", "size", "seeds", "stochastic"),
     [
-        (numbers(4, 100), 4, 50, None),  # not whole groups of the packing
-        (numbers(4, 128), 4, 96, None),
-        (torch.tensor(1.0), 4, 8, None),
-        (numbers(4, 128), 9, 64, None),
-        (numbers(4, 128), 4, 0, None),
-        (numbers(4, 128), 4, 64, torch.tensor([1.0])),
-        (numbers(4, 128).double(), 4, 64, None),
+        (numbers(4, 100), [4], [50], None, [False]),  # not whole groups of the packing
+        (numbers(4, 128), [4], [96], None, [False]),
+        (torch.tensor(1.0), [4], [8], None, [False]),
+        (numbers(4, 128), [9], [64], None, [False]),
+        (numbers(4, 128), [4], [0], None, [False]),
+        (numbers(4, 128), [4], [64], torch.tensor([1.0]), [True]),
+        (numbers(4, 128), [4], [64], torch.tensor([1, 2]), [True]),
+        (numbers(4, 128), [4], [64], torch.tensor(1), [False]),
+        (numbers(4, 128), [4], [64], None, [True]),
+        (numbers(4, 128), [4, 4], [64], None, [False]),
+        (numbers(4, 128), [4], [], None, [False]),
+        (numbers(4, 128), [4], [64], None, []),
+        (numbers(4, 128).double(), [4], [64], None, [False]),
     ],
 )
-def test_a_buffer_of_other_arguments_is_refused(x, bits, size, seed):
+def test_a_buffer_of_other_arguments_is_refused(x, bits, size, seeds, stochastic):
     with pytest.raises((FewbitError, TypeError), match=r"group|bits|seeds|takes"):
-        ops.per_group_quantize_buffer(x, bits, size, seed)
+        ops.per_group_quantize_buffers([x], bits, size, seeds, stochastic)
 
 
 @pytest.mark.parametrize("inner", [0, -1])
@@ -137,9 +168,9 @@ def test_channels_without_elements_between_them_are_refused(inner):
 
 @pytest.mark.parametrize(("shape", "bits", "size"), [((4, 67), 4, 64), ((), 4, 64), ((4, 68), 3, 64), ((4, 68), 0, 64)])
 def test_a_buffer_of_another_size_is_refused(shape, bits, size):
-    ops.per_group_dequantize_buffer(torch.zeros(4, 72, dtype=torch.uint8), 4, 64, torch.float32)
+    dequantized(torch.zeros(4, 72, dtype=torch.uint8), 4, 64, torch.float32)
     with pytest.raises(FewbitError, match=r"codes|bits"):
-        ops.per_group_dequantize_buffer(torch.zeros(shape, dtype=torch.uint8), bits, size, torch.float32)
+        dequantized(torch.zeros(shape, dtype=torch.uint8), bits, size, torch.float32)
 
 
 @pytest.mark.parametrize("name", cases())

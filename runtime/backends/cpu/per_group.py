@@ -5,7 +5,9 @@ constants: loops over 256 elements then compile to vector instructions without t
 Every other block takes the same code with both as variables.
 """
 
-from functools import cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from math import lcm
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch import Tensor
 from ...tensors.dtypes import KINDS, largest
 from ...tensors.philox import GOLDEN_RATIO, NEAREST
 from ...tensors.rows import Rows
-from ..reference.per_group import buffer_size
+from ..reference.per_group import buffer_size, elements_of
 from .numba_tools import (
     GROUP,
     as_bits,
@@ -34,7 +36,7 @@ from .numba_tools import (
     write,
     write_codes,
 )
-from .threads import JOB_WORDS, Kernel, run
+from .threads import JOB_WORDS, Job, Kernel, run, run_job
 
 # Elements processed at once. Fewer cost more overhead per block, more exceed the cache.
 BLOCK = 1024
@@ -42,6 +44,7 @@ USUAL, HALF, QUARTER = 256, 128, 64  # G
 _WORDS = BLOCK // 2  # of 32 random bits
 _TURNS = 4 * (BLOCK // GROUP + 1)  # the words of a counter for every eight groups, of one element and more
 _STAGE = BLOCK + GROUP
+_PLANS = 4096  # of buffers, that are kept
 
 _TOP = np.int32(0x7FFFFFFF)
 _FINITE = np.int32(0x7F7FFFFF)
@@ -84,35 +87,105 @@ def dequantize(
     run(_dequantizer(), N * count, *arguments, _limit(out.dtype), out.data_ptr(), KINDS[out.dtype], *places)
 
 
-def quantize_buffer(x: Tensor, bits: int, group_size: int, seed: int) -> Tensor:
-    """Return minima, ranges and packed codes of `x` (…, D) in one buffer, as reference/per_group.py describes it."""
-    n, size = x.numel(), buffer_size(x.shape[-1], bits, group_size)
-    buffer = torch.empty(*x.shape[:-1], size, dtype=torch.uint8, device="cpu")
-    minima, ranges, codes = _places(buffer, n, group_size)
+Empty = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
+"""Allocates a tensor on the CPU of this shape, these strides and this dtype."""
+
+
+def _empty(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
+
+
+def quantize_buffers(
+    xs: Sequence[Tensor],
+    bits: Sequence[int],
+    group_sizes: Sequence[int],
+    seeds: Tensor | None,
+    stochastic: Sequence[bool],
+    empty: Empty = _empty,
+) -> list[Tensor]:
+    """Return minima, ranges and packed codes of each of `xs` in one buffer, as reference/per_group.py describes it."""
+    keys = [NEAREST] * len(xs) if seeds is None else seeds.tolist()
+    buffers = []
+    for x, b, G, key, at_random in zip(xs, bits, group_sizes, keys, stochastic, strict=True):
+        plan = _quantizing(x.shape, x.dtype, b, G)
+        x = x.contiguous()
+        buffer = empty(plan.shape, plan.stride, torch.uint8)
+        start = buffer.data_ptr()
+        job = Job.from_buffer_copy(plan.job)
+        job[3], job[10] = x.data_ptr(), key if at_random else NEAREST
+        job[11], job[12], job[13] = start + plan.codes, start, start + plan.ranges
+        run_job(plan.kernel, job)
+        buffers.append(buffer)
+    return buffers
+
+
+def dequantize_buffers(
+    buffers: Sequence[Tensor],
+    bits: Sequence[int],
+    group_sizes: Sequence[int],
+    dtype: torch.dtype,
+    empty: Empty = _empty,
+) -> list[Tensor]:
+    """Return the tensors that `quantize_buffers` gave the buffers of."""
+    if dtype not in KINDS:
+        return [x.to(dtype) for x in dequantize_buffers(buffers, bits, group_sizes, torch.float32, empty)]
+    xs = []
+    for buffer, b, G in zip(buffers, bits, group_sizes, strict=True):
+        plan = _dequantizing(buffer.shape, dtype, b, G)
+        buffer = buffer.contiguous()
+        x = empty(plan.shape, plan.stride, dtype)
+        start = buffer.data_ptr()
+        job = Job.from_buffer_copy(plan.job)
+        job[3], job[4], job[5], job[12] = start + plan.codes, start, start + plan.ranges, x.data_ptr()
+        run_job(plan.kernel, job)
+        xs.append(x)
+    return xs
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What does not change from call to call of a kernel on buffers.
+
+    Between the large operations of a training step every line of Python waits for memory, and takes ten times as long
+    as in a loop of its own: little else than the kernel may be left to a call.
+
+    Attributes:
+        kernel: the kernel.
+        job: the job's words, with 0 for addresses and the seed.
+        shape, stride: of the result.
+        ranges, codes: bytes before them in the buffer.
+    """
+
+    kernel: Kernel
+    job: bytes
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    ranges: int
+    codes: int
+
+
+@lru_cache(_PLANS)
+def _quantizing(shape: torch.Size, dtype: torch.dtype, bits: int, group_size: int) -> _Plan:
+    n = shape.numel()
     stretch, count = _stretches(n, group_size)
-    arguments = (x.data_ptr(), KINDS[x.dtype], n, group_size, stretch, count, bits, seed, codes, minima, ranges)
-    run(_quantizer(), count, *arguments, 0, 0, 1)
-    return buffer
+    job = Job(0, 1, count, 0, KINDS[dtype], n, group_size, stretch, count, bits, 0, 0, 0, 0, 0, 0, 1)
+    return _plan(_quantizer(), job, (*shape[:-1], buffer_size(shape[-1], bits, group_size)), n // group_size)
 
 
-def dequantize_buffer(buffer: Tensor, bits: int, group_size: int, out: Tensor) -> None:
-    """Write the dequantized codes of a buffer to `out` (…, D)."""
-    if out.dtype not in KINDS:
-        single = torch.empty(out.shape, dtype=torch.float32, device="cpu")
-        dequantize_buffer(buffer, bits, group_size, single)
-        out.copy_(single)
-        return
-    n = out.numel()
-    minima, ranges, codes = _places(buffer, n, group_size)
+@lru_cache(_PLANS)
+def _dequantizing(buffer: torch.Size, dtype: torch.dtype, bits: int, group_size: int) -> _Plan:
+    shape = torch.Size((*buffer[:-1], elements_of(buffer[-1], bits, group_size)))
+    n = shape.numel()
     stretch, count = _stretches(n, group_size)
-    arguments = (codes, minima, ranges, n, group_size, stretch, count, bits, _limit(out.dtype), out.data_ptr())
-    run(_dequantizer(), count, *arguments, KINDS[out.dtype], 0, 0)
+    job = Job(0, 1, count, 0, 0, 0, n, group_size, stretch, count, bits, _limit(dtype), 0, KINDS[dtype], 0, 0)
+    return _plan(_dequantizer(), job, shape, n // group_size)
 
 
-def _places(buffer: Tensor, n: int, group_size: int) -> tuple[int, int, int]:
-    """Return the addresses of minima, ranges and codes of n elements in a buffer."""
-    start, size = buffer.data_ptr(), n // group_size * 2
-    return start, start + size, start + 2 * size
+def _plan(kernel: Kernel, job: Any, shape: tuple[int, ...], groups: int) -> _Plan:
+    stride = [1]
+    for size in shape[:0:-1]:
+        stride.insert(0, stride[0] * max(size, 1))
+    return _Plan(kernel, bytes(job), tuple(shape), tuple(stride), 2 * groups, 4 * groups)
 
 
 @cache

@@ -45,8 +45,13 @@ class Kernel:
 
 def run(kernel: Kernel, blocks: int, *arguments: int) -> None:
     """Run `kernel` over `blocks` blocks of a job with these arguments, in as many threads as torch uses."""
-    threads = _threads(blocks)
-    job = Job(0, parts_of(blocks), blocks, *arguments)
+    run_job(kernel, Job(0, 1, blocks, *arguments))
+
+
+def run_job(kernel: Kernel, job: Any) -> None:
+    """Run `kernel` over the blocks of a `Job`, whose third word is their number, in as many threads as torch uses."""
+    threads = _threads(job[2])
+    job[1] = threads * _PARTS_PER_THREAD if threads > 1 else 1
     if threads == 1:
         kernel.call(job)
         return

@@ -1,5 +1,7 @@
 """Per-group quantization in plain torch: see quantizers/per_group.py for the mathematics."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -100,25 +102,49 @@ def buffer_size(elements: int, bits: int, group_size: int) -> int:
     return elements // group_size * 4 + packed_size(elements, bits)
 
 
-def quantize_buffer(x: Tensor, bits: int, group_size: int, seed: int) -> Tensor:
-    """Return minima, ranges and packed codes of `x` (…, D), taken as one sample, in one buffer.
+def elements_of(size: int, bits: int, group_size: int) -> int:
+    """Return the elements D of which `size` is the `buffer_size`."""
+    return size * 8 * group_size // (32 + bits * group_size)
+
+
+def quantize_buffers(
+    xs: Sequence[Tensor],
+    bits: Sequence[int],
+    group_sizes: Sequence[int],
+    seeds: Tensor | None,
+    stochastic: Sequence[bool],
+) -> list[Tensor]:
+    """Return minima, ranges and packed codes of each of `xs` (…, D), taken as one sample, in one buffer.
 
     Codes are rounded by `rotated_halves`, which take a fraction of the time of a random number for each. The shape of
     the buffer, uint8 (…, `buffer_size` of D), tells the sizes; its memory holds the minima of all groups, then their
     ranges, then all codes, so that each is aligned.
     """
-    parts = quantize(x.view(1, x.numel()), bits, group_size, seed, rotated=True)
-    packed, minimum, range_ = (part.view(torch.uint8).view(-1) for part in parts)
-    return torch.cat([minimum, range_, packed]).view(*x.shape[:-1], buffer_size(x.shape[-1], bits, group_size))
+    keys = [NEAREST] * len(xs) if seeds is None else seeds.tolist()
+    buffers = []
+    for x, b, G, key, at_random in zip(xs, bits, group_sizes, keys, stochastic, strict=True):
+        parts = quantize(x.reshape(1, x.numel()), b, G, key if at_random else NEAREST, rotated=True)
+        packed, minimum, range_ = (part.view(torch.uint8).view(-1) for part in parts)
+        shape = (*x.shape[:-1], buffer_size(x.shape[-1], b, G))
+        buffers.append(torch.cat([minimum, range_, packed]).view(shape))
+    return buffers
 
 
-def dequantize_buffer(buffer: Tensor, bits: int, group_size: int, out: Tensor) -> None:
-    """Write the dequantized codes of a buffer to `out` (…, D)."""
-    n = out.numel()
-    size = n // group_size * 2
-    minimum, range_, packed = buffer.view(-1).split([size, size, packed_size(n, bits)])
-    low, height = (part.clone().view(torch.bfloat16).view(1, -1) for part in (minimum, range_))  # aligned
-    dequantize(packed.view(1, -1), low, height, bits, group_size, out.view(1, n))
+def dequantize_buffers(
+    buffers: Sequence[Tensor], bits: Sequence[int], group_sizes: Sequence[int], dtype: torch.dtype
+) -> list[Tensor]:
+    """Return the tensors that `quantize_buffers` gave the buffers of."""
+    xs = []
+    for buffer, b, G in zip(buffers, bits, group_sizes, strict=True):
+        shape = (*buffer.shape[:-1], elements_of(buffer.shape[-1], b, G))
+        x = torch.empty(shape, dtype=dtype, device=buffer.device)
+        n = x.numel()
+        size = n // G * 2
+        minimum, range_, packed = buffer.reshape(-1).split([size, size, packed_size(n, b)])
+        low, height = (part.clone().view(torch.bfloat16).view(1, -1) for part in (minimum, range_))  # aligned
+        dequantize(packed.view(1, -1), low, height, b, G, x.view(1, n))
+        xs.append(x)
+    return xs
 
 
 def _float_of(half: Tensor) -> Tensor:
