@@ -9,6 +9,7 @@ roles.py        what the backward pass does with each value
 codes.py        quantize and dequantize, in plain torch that Inductor fuses
 rewrite.py      puts codes in place of what the forward graph saves
 direct_calls.py lets Inductor's code call the CPU's kernels without torch's dispatcher
+integers.py     narrower integers, where their range is known
 splice.py       writes such a function into a graph
 preview.py      the report of a model, without Inductor's kernels
 report.py       what is saved, tensor by tensor

@@ -19,6 +19,7 @@ from torch._functorch import partitioners
 from torch._functorch.compile_utils import fx_graph_cse
 from torch.utils.checkpoint import CheckpointPolicy
 
+from . import integers
 from .codes import Groups, groups_of, hint, planes_of
 from .options import CompileOptions
 from .roles import Role, base_of, descendants, is_floating_input, is_saved_itself, tensor_of
@@ -34,7 +35,7 @@ class Choice:
 
     Attributes:
         role: what the backward pass does with it.
-        bits: of its codes; None is exact.
+        bits: of its codes, or of narrower integers; None is exact.
         groups: of its elements, if it is quantized.
         nbytes: bytes that saving it takes.
         reason: why it is exact, or "".
@@ -77,6 +78,8 @@ def _choose(node: fx.Node, role: Role, options: CompileOptions, less: int) -> Ch
     x = tensor_of(node)
     assert x is not None
     elements, exact = hint(x.numel()), nbytes_of(node)
+    if role is Role.INTEGER and options.bits is not None:
+        return _choose_integer(node, elements, exact)
     bits = 1 if role is Role.BOOLEAN and options.bits is not None else options.bits_for(role, module_names(node))
     if bits is None:
         return Choice(role, None, None, exact, role.value)
@@ -89,6 +92,15 @@ def _choose(node: fx.Node, role: Role, options: CompileOptions, less: int) -> Ch
         return Choice(role, None, None, exact, "no groups")
     few = elements * bits // 8 + elements // groups.size * parameters
     return Choice(role, bits, groups, few) if few < exact else Choice(role, None, None, exact, "few already")
+
+
+def _choose_integer(node: fx.Node, elements: int, exact: int) -> Choice:
+    """Return the choice of integers: as few bytes as their range needs, exactly."""
+    limit = integers.limit_of(node)
+    width = next((width for width in integers.NARROWED if limit is not None and limit <= 1 << (width - 1)), None)
+    if width is None or elements * width // 8 >= exact:
+        return Choice(Role.INTEGER, None, None, exact, Role.INTEGER.value)
+    return Choice(Role.INTEGER, width, None, elements * width // 8)
 
 
 def module_names(node: fx.Node) -> tuple[str, ...]:

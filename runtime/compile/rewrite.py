@@ -13,6 +13,7 @@ from torch._inductor import inductor_prims
 from .. import ops
 from .codes import (
     Form,
+    Groups,
     dequantize,
     dequantize_by_kernel,
     has_kernels,
@@ -22,9 +23,10 @@ from .codes import (
     unpack_bools,
 )
 from .cut import Choice, choice_of, module_names, nbytes_of, results_and_saved
+from .integers import narrowed, widened
 from .options import CompileOptions
 from .report import SavedTensor
-from .roles import Role, base_of, is_pointwise, is_view, tensor_of
+from .roles import ROUNDED, Role, base_of, is_pointwise, is_view, tensor_of
 from .splice import Splicer
 
 _LARGEST = 2**63 - 1
@@ -83,8 +85,9 @@ def _calls(rounded: Mapping[fx.Node, Choice], place_of: Callable[[fx.Node], fx.N
     found: defaultdict[tuple[fx.Node, object], list[fx.Node]] = defaultdict(list)
     for node, choice in rounded.items():
         x = tensor_of(node)
-        assert x is not None and choice.groups is not None
-        by_kernel = choice.role is not Role.BOOLEAN and has_kernels(x.device, x.dtype, choice.groups)
+        assert x is not None
+        groups = choice.groups if choice.role in ROUNDED else None
+        by_kernel = groups is not None and has_kernels(x.device, x.dtype, groups)
         found[place_of(node), x.dtype if by_kernel else node].append(node)
     return [_Call(place, (*nodes,), isinstance(kind, torch.dtype)) for (place, kind), nodes in found.items()]
 
@@ -102,15 +105,12 @@ def _quantize_all(
     seeds = _seeds(graph, [call for call in calls if any(map(at_random.__getitem__, call.nodes))], splicer)
     parts: dict[fx.Node, tuple[fx.Node, ...]] = {}
     for call in calls:
-        forms = tuple(_form(rounded[node]) for node in call.nodes)
+        choices = [rounded[node] for node in call.nodes]
         if call.by_kernel:
-            function = partial(
-                _quantize_by_kernel, forms=forms, stochastic=tuple(at_random[node] for node in call.nodes)
-            )
-        elif rounded[call.nodes[0]].role is Role.BOOLEAN:
-            function = partial(pack_bools, groups=forms[0][0])
+            stochastic = tuple(at_random[node] for node in call.nodes)
+            function = partial(_quantize_by_kernel, forms=tuple(map(_form, choices)), stochastic=stochastic)
         else:
-            function = partial(_quantize, form=forms[0])
+            function = _saving(choices[0])
         with graph.inserting_before(call.before):
             results = splicer.splice(graph, function, *call.nodes, *seeds.get(call, ()))
         parts |= zip(call.nodes, ((r,) for r in results), strict=True) if call.by_kernel else {call.nodes[0]: results}
@@ -118,7 +118,17 @@ def _quantize_all(
 
 
 def _is_random(choice: Choice) -> bool:
-    return choice.role is not Role.BOOLEAN and choice.role not in _TO_NEAREST
+    return choice.role in ROUNDED and choice.role not in _TO_NEAREST
+
+
+def _saving(choice: Choice) -> "partial[tuple[Tensor, ...]]":
+    """Return the function of a value, and a seed where it is rounded at random, that returns what is saved of it."""
+    if choice.role is Role.INTEGER:
+        assert choice.bits is not None
+        return partial(narrowed, bits=choice.bits)
+    if choice.role is Role.BOOLEAN:
+        return partial(pack_bools, groups=_form(choice)[0])
+    return partial(_quantize, form=_form(choice))
 
 
 def _form(choice: Choice) -> Form:
@@ -224,8 +234,11 @@ def _dequantize_all(
         for node in call.nodes:
             with graph.inserting_before(placeholders[node.name]):
                 inputs += [_placeholder(graph, part) for part in parts[node]]
-        forms = tuple(_form(rounded[node]) for node in call.nodes)
-        function = partial(_restored, forms=forms, dtype=call.nodes[0].meta["val"].dtype, by_kernel=call.by_kernel)
+        choices, dtype = [rounded[node] for node in call.nodes], call.nodes[0].meta["val"].dtype
+        if call.by_kernel:
+            function = partial(_dequantize_by_kernel, forms=tuple(map(_form, choices)), dtype=dtype)
+        else:
+            function = _restoring(choices[0], dtype)
         with graph.inserting_before(call.before):
             values = splicer.splice(graph, function, *inputs)
         for node, value in zip(call.nodes, values, strict=True):
@@ -233,11 +246,25 @@ def _dequantize_all(
             graph.erase_node(placeholders[node.name])
 
 
-def _restored(*parts: Tensor, forms: tuple[Form, ...], dtype: torch.dtype, by_kernel: bool) -> list[Tensor]:
-    if by_kernel:
-        return dequantize_by_kernel(parts, forms, dtype)
-    ((groups, bits),) = forms
-    return [unpack_bools(parts, groups) if dtype == torch.bool else dequantize(parts, groups, bits, dtype)]
+def _restoring(choice: Choice, dtype: torch.dtype) -> "partial[Tensor]":
+    """Return the function of what `_saving` returned that returns the value."""
+    if choice.role is Role.INTEGER:
+        return partial(widened, dtype=dtype)
+    if choice.role is Role.BOOLEAN:
+        return partial(_unpack, groups=_form(choice)[0])
+    return partial(_dequantize, form=_form(choice), dtype=dtype)
+
+
+def _dequantize_by_kernel(*buffers: Tensor, forms: tuple[Form, ...], dtype: torch.dtype) -> list[Tensor]:
+    return dequantize_by_kernel(buffers, forms, dtype)
+
+
+def _dequantize(*parts: Tensor, form: Form, dtype: torch.dtype) -> Tensor:
+    return dequantize(parts, *form, dtype)
+
+
+def _unpack(*parts: Tensor, groups: Groups) -> Tensor:
+    return unpack_bools(parts, groups)
 
 
 def _start_of_run(node: fx.Node) -> fx.Node:
