@@ -1,5 +1,6 @@
 """What all tests share: how hypothesis draws, and a cache folder that is not the user's."""
 
+import gc
 import os
 import sys
 import tempfile
@@ -23,6 +24,24 @@ def pytest_collection_modifyitems(items):
     """Put the files that hold slow tests first: a process that began one last would keep the others waiting."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection():
+    """Collect no garbage while importing: what is imported stays."""
+    gc.disable()
+
+
+def pytest_collection_finish():
+    """Leave the tests and all that they import out of Python's collections of garbage."""
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen():
+    """Leave out what earlier files imported and compiled too: with it a collection takes a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
