@@ -19,7 +19,7 @@ from torch import Tensor
 from ...tensors.dtypes import KINDS, largest
 from ...tensors.philox import GOLDEN_RATIO, NEAREST
 from ...tensors.rows import Rows
-from ..reference.per_group import buffer_size, elements_of
+from ..reference.per_group import buffer_size, elements_of, keys_of
 from .numba_tools import (
     GROUP,
     as_bits,
@@ -104,15 +104,14 @@ def quantize_buffers(
     empty: Empty = _empty,
 ) -> list[Tensor]:
     """Return minima, ranges and packed codes of each of `xs` in one buffer, as reference/per_group.py describes it."""
-    keys = [NEAREST] * len(xs) if seeds is None else seeds.tolist()
     buffers = []
-    for x, b, G, key, at_random in zip(xs, bits, group_sizes, keys, stochastic, strict=True):
+    for x, b, G, key in zip(xs, bits, group_sizes, keys_of(seeds, stochastic), strict=True):
         plan = _quantizing(x.shape, x.dtype, b, G)
         x = x.contiguous()
         buffer = empty(plan.shape, plan.stride, torch.uint8)
         start = buffer.data_ptr()
         job = Job.from_buffer_copy(plan.job)
-        job[3], job[10] = x.data_ptr(), key if at_random else NEAREST
+        job[3], job[10] = x.data_ptr(), key
         job[11], job[12], job[13] = start + plan.codes, start, start + plan.ranges
         run_job(plan.kernel, job)
         buffers.append(buffer)

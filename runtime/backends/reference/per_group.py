@@ -107,6 +107,13 @@ def elements_of(size: int, bits: int, group_size: int) -> int:
     return size * 8 * group_size // (32 + bits * group_size)
 
 
+def keys_of(seeds: Tensor | None, stochastic: Sequence[bool]) -> list[int]:
+    """Return the key that each tensor is rounded by: its seed, or `NEAREST` if it is not rounded at random."""
+    if seeds is None:
+        return [NEAREST] * len(stochastic)
+    return [key if at_random else NEAREST for key, at_random in zip(seeds.tolist(), stochastic, strict=True)]
+
+
 def quantize_buffers(
     xs: Sequence[Tensor],
     bits: Sequence[int],
@@ -120,10 +127,9 @@ def quantize_buffers(
     the buffer, uint8 (…, `buffer_size` of D), tells the sizes; its memory holds the minima of all groups, then their
     ranges, then all codes, so that each is aligned.
     """
-    keys = [NEAREST] * len(xs) if seeds is None else seeds.tolist()
     buffers = []
-    for x, b, G, key, at_random in zip(xs, bits, group_sizes, keys, stochastic, strict=True):
-        parts = quantize(x.reshape(1, x.numel()), b, G, key if at_random else NEAREST, rotated=True)
+    for x, b, G, key in zip(xs, bits, group_sizes, keys_of(seeds, stochastic), strict=True):
+        parts = quantize(x.reshape(1, x.numel()), b, G, key, rotated=True)
         packed, minimum, range_ = (part.view(torch.uint8).view(-1) for part in parts)
         shape = (*x.shape[:-1], buffer_size(x.shape[-1], b, G))
         buffers.append(torch.cat([minimum, range_, packed]).view(shape))
