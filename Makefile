@@ -54,7 +54,7 @@ kernels: build/path/fewbit
 gpu: gpu-tests bench-gpu
 
 gpu-tests: build/path/fewbit
-	$(FEWBIT) -m pytest -c tests/pytest.ini -rs -s tests/gpu
+	$(FEWBIT) -m pytest -c tests/pytest.ini -rs -s -m gpu tests
 
 bench-gpu: build/path/fewbit
 	$(FEWBIT) -m fewbit.cli.main bench activation --device cuda -o plots/results/activation-cuda.json

@@ -6,11 +6,17 @@ import sys
 import tempfile
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # The first call of a compiled function takes seconds, so no deadline; a failure in CI must come again on the
-# next run.
-settings.register_profile("fewbit", deadline=None, derandomize="CI" in os.environ, print_blob=True)
+# next run. The fixture `backend` is the same for all examples of a test.
+settings.register_profile(
+    "fewbit",
+    deadline=None,
+    derandomize="CI" in os.environ,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 settings.load_profile("fewbit")
 
 

@@ -4,11 +4,8 @@ import pytest
 import torch
 from fewbit.functional import swiglu
 from fewbit.nn import GatedMLP
-from fewbit.runtime.activations.gated import plan_of
-from fewbit.runtime.backends.cuda import glu as cuda
 from fewbit.runtime.backends.cuda.codegen.compiler import has_compiler
-from fewbit.runtime.backends.reference import glu as reference
-from glu_cases import pair, relative, same
+from glu_cases import pair, relative
 from torch.nn import functional as F
 
 REASON = None
@@ -18,18 +15,6 @@ elif not has_compiler():
     REASON = "a GPU without cuda-core: pip install 'fewbit[cuda13]', or cuda12"
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("n", [0, 1, 255, 100_003])
-def test_kernels_are_the_reference(n, dtype):
-    gate, up, grad = (torch.randn(n, device="cuda").to(dtype) for _ in range(3))
-    plan = ("relu", (), plan_of("relu", (), 1).table, 4, 5)
-    ours, theirs = (backend.forward(gate, up, (3, 2**62), *plan, False) for backend in (cuda, reference))
-    assert all(map(same, ours, theirs))
-    wanted = (True, True, True)
-    results, expected = (b.backward(grad, theirs[1:], *plan, False, wanted) for b in (cuda, reference))
-    assert all(map(same, results, expected))
 
 
 @pytest.mark.parametrize("keep", ["parts", "inputs", "exact"])

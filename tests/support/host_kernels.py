@@ -11,7 +11,7 @@ import pytest
 import torch
 from fewbit import FewbitError
 from fewbit.runtime.backends.cuda.codegen import THREADS, compiler, kernel_source
-from fewbit.runtime.backends.cuda.codegen.fixed_point import ELEMENTS_PER_BLOCK, fixed_point_source
+from fewbit.runtime.backends.cuda.codegen.fixed_point import fixed_point_source
 from fewbit.runtime.backends.cuda.codegen.glu import glu_source
 from fewbit.runtime.backends.cuda.codegen.outlier import codes_source, selection_source
 from fewbit.runtime.backends.cuda.codegen.per_group import per_group_source
@@ -216,25 +216,6 @@ def start_fixed_point(dtype, bits, name, blocks, *arguments):
     """Run such a kernel with the arguments of a launch."""
     library = fixed_point_library(dtype, bits)
     getattr(library, f"run_{name}")(ctypes.c_uint(blocks), *map(ctypes.c_longlong, arguments))
-
-
-def fixed_point_on_host(monkeypatch, *modules):
-    """Let the `modules`, runtime/backends/cuda/fixed_point.py and its users, serve CPU tensors, by g++'s kernels.
-
-    Returns the list to which the name of each kernel that runs is added.
-    """
-    launched = []
-
-    def launch(name, like, bits, elements, *arguments, per_block=ELEMENTS_PER_BLOCK):
-        if elements:
-            launched.append(name)
-            blocks = min(-(-elements // per_block), 2)
-            start_fixed_point(str(like.dtype).removeprefix("torch."), bits, name, blocks, *arguments)
-
-    for module in modules:
-        monkeypatch.setattr(module, "launch", launch)
-        monkeypatch.setattr(module, "serves", lambda x: True)
-    return launched
 
 
 _OUTLIER = {

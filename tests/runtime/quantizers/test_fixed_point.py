@@ -2,11 +2,13 @@ import math
 
 import pytest
 import torch
+from backends import assert_like_the_reference
 from fewbit import FewbitError
 from fewbit.quantizers import FixedPoint
 from fewbit.runtime.tensors.packing import unpack
 from hypothesis import given
-from quantizer_cases import DTYPES, check_form, fixed_point_cases, generator, reference, same_bits
+from hypothesis import strategies as st
+from quantizer_cases import DTYPES, check_form, fixed_point_cases, generator, reference
 
 BITS = range(1, 9)
 
@@ -27,21 +29,46 @@ class TestAnyTensor:
         assert torch.equal(y > 0, x > 0)
         assert y.isfinite().all()
 
-    @given(fixed_point_cases(special=True))
-    def test_kernels_give_the_references_bits(self, case):
-        x, γ, β, K, dim = case
-        ours = FixedPoint(K).compress(x, scale=γ, shift=β, channel_dim=dim)
-        with reference():
-            plain = FixedPoint(K).compress(x, scale=γ, shift=β, channel_dim=dim)
-            decoded = plain.decompress()
-        assert torch.equal(ours.packed, plain.packed)
-        assert same_bits(ours.decompress(), decoded)
-
     @given(fixed_point_cases())
     def test_bytes(self, case):
         x, γ, β, K, dim = case
         c = FixedPoint(K).compress(x, scale=γ, shift=β, channel_dim=dim)
         assert c.nbytes == -(-x.numel() // 8) * K == c.packed.untyped_storage().nbytes()
+
+
+class TestKernelsGiveTheReferencesBits:
+    @given(fixed_point_cases(special=True), st.data())
+    def test_of_any_tensor(self, backend, case, data):
+        x, γ, β, _, dim = case
+        K = data.draw(st.sampled_from(backend.bits))
+        assert_like_the_reference(backend, FixedPoint(K), x, scale=γ, shift=β, channel_dim=dim)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+    def test_of_every_dtype_and_layout(self, backend, dtype, layout):
+        for K in backend.bits:
+            g = generator(K)
+            x = (2 * torch.randn(3, 19, 7, 9, generator=g) - 1).to(dtype).contiguous(memory_format=layout)
+            x[1, 2, 3, 4], x[2, 3, 4, 5] = torch.nan, -torch.inf
+            γ, β = torch.randn(19, generator=g), torch.randn(19, generator=g, dtype=torch.float64)
+            γ[3], β[4], γ[5] = 0, -100, 1e-40
+            assert_like_the_reference(backend, FixedPoint(K), x, scale=γ, shift=β)
+
+    def test_of_awkward_channels(self, backend):
+        numbers = [0.0, -0.0, 1e-38, -1e-44, 1e30, -3e38, torch.nan, torch.inf, -torch.inf, 1.0, -2.0]
+        γ, β = torch.cartesian_prod(torch.tensor(numbers), torch.tensor(numbers)).T.contiguous()
+        x = torch.randn(40, 121, generator=generator()) * torch.tensor([1e-38, 1.0, 1e38, 5.0]).repeat(10)[:, None]
+        x[3], x[4], x[5] = torch.nan, torch.inf, -torch.inf
+        assert_like_the_reference(backend, FixedPoint(4), x, scale=γ, shift=β)
+
+    def test_in_memory_that_is_not_aligned(self, backend):
+        whole = backend.put(torch.randn(1 + 3 * 300, generator=generator()))
+        γ, β = torch.ones(3), torch.zeros(3)
+        vectors = {"scale": backend.put(γ), "shift": backend.put(β), "channel_dim": 0}
+        ours = FixedPoint(3).compress(whole[1:].view(3, 300), **vectors)
+        with reference():
+            plain = FixedPoint(3).compress(whole[1:].cpu().view(3, 300), scale=γ, shift=β, channel_dim=0)
+        assert torch.equal(ours.packed.cpu(), plain.packed)
 
 
 @pytest.mark.parametrize("K", BITS)

@@ -3,6 +3,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 import torch
+from backends import assert_like_the_reference
 from fewbit import FewbitError
 from fewbit.quantizers import Outlier
 from fewbit.runtime.backends.cpu import outlier as cpu
@@ -11,6 +12,7 @@ from fewbit.runtime.quantizers import outlier
 from hypothesis import given
 from hypothesis import strategies as st
 from quantizer_cases import (
+    DTYPES,
     KINDS,
     OUTLIER_KINDS,
     OUTLIER_PARTS,
@@ -63,16 +65,6 @@ class TestAnyTensor:
             rounding = values.abs().max() * torch.finfo(x.dtype).eps if x.dtype != torch.float64 else 1e-6
             assert (decoded - values).abs().max() <= bound * 1.0001 + rounding + 1e-30
 
-    @given(tensors(special=True), st.integers(1, 8), RATIOS, st.booleans(), st.sampled_from([1, 1, 3]), VALUES)
-    def test_kernels_give_the_references_bits(self, x, bits, ratio, relu, every, dtype):
-        quantizer = Outlier(max(bits, 2), ratio, relu, dtype, every)
-        ours = quantizer.compress(x)
-        with reference():
-            plain = quantizer.compress(x)
-            decoded = plain.decompress()
-        assert all(same_bits(getattr(ours, part), getattr(plain, part)) for part in OUTLIER_PARTS)
-        assert same_bits(ours.decompress(), decoded)
-
     @given(tensors(), st.integers(1, 8), RATIOS, VALUES)
     def test_bytes(self, x, bits, ratio, dtype):
         c = Outlier(bits, ratio, value_dtype=dtype).compress(x)
@@ -89,30 +81,71 @@ class TestAnyTensor:
         assert (y[x == 0] == 0).all()
 
 
-@pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize("ratio", [0.001, 0.3])
-@pytest.mark.parametrize("kind", OUTLIER_KINDS)
-def test_the_bracket_finds_what_selection_finds(kind, ratio, relu, monkeypatch):
-    monkeypatch.setattr(cpu, "_SAMPLE", 1 << 12)
-    x = outlier_numbers(kind, 20_003)
-    for every, share in ((1, ratio), (16, ratio), (16, 0)):
-        quantizer = Outlier(3, share, relu, sample_every=every)
-        ours = quantizer.compress(x)
+class TestKernelsGiveTheReferencesBits:
+    @given(tensors(special=True), st.data(), RATIOS, st.booleans(), st.sampled_from([1, 1, 3]), VALUES)
+    def test_of_any_tensor(self, backend, x, data, ratio, relu, every, dtype):
+        bits = data.draw(st.sampled_from(backend.bits))
+        assert_like_the_reference(backend, Outlier(max(bits, 2), ratio, relu, dtype, every), x)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("values", [None, torch.float32, torch.float16, torch.bfloat16])
+    def test_of_every_dtype(self, backend, dtype, values):
+        for bits in backend.bits:
+            x = (2 * torch.randn(37, 103, generator=generator(bits)) - 1).to(dtype)
+            x.view(-1)[::7] = 0
+            x[3, 100], x[4, 20], x[5] = torch.nan, -torch.inf, 0
+            for relu in (False, True)[:bits]:
+                assert_like_the_reference(backend, Outlier(bits, 0.02, relu, values), x)
+
+    @pytest.mark.parametrize("relu", [False, True])
+    @pytest.mark.parametrize("ratio", [0.001, 0.3])
+    @pytest.mark.parametrize("kind", OUTLIER_KINDS)
+    def test_of_magnitudes_that_are_hard_to_select(self, backend, kind, ratio, relu, monkeypatch):
+        monkeypatch.setattr(cpu, "_SAMPLE", 1 << 12)
+        x = outlier_numbers(kind, 20_003)
+        for every, share in ((1, ratio), (16, ratio), (16, 0)):
+            assert_like_the_reference(backend, Outlier(3, share, relu, sample_every=every), x)
+        assert_like_the_reference(backend, Outlier(3, ratio, relu), x.bfloat16())
+
+    @pytest.mark.parametrize("n", [1, 7, 8, 239, 240, 241, 479, 480, 959, 960, 961, 7680, 7681, 15_361])
+    def test_of_sizes_about_blocks_of_positions_chunks_and_grids(self, backend, n):
+        for dtype in (torch.float32, torch.float16):
+            assert_like_the_reference(backend, Outlier(3, 0.1), torch.randn(n, generator=generator(n)).to(dtype))
+
+    @pytest.mark.parametrize("k", [1, 100, 239, 240, 241, 2000, 5999, 6000])
+    def test_of_equals_the_first_of_which_are_outliers(self, backend, k):
+        """The last of them may lie anywhere in a chunk; what is left of the equals stretches the range of the rest."""
+        signs = torch.where(torch.rand(6000, generator=generator(k)) < 0.5, -1.0, 1.0)
+        for x in (signs, torch.full((6000,), -3.0), torch.cat([torch.ones(3000), -torch.ones(3000)])):
+            for relu in (False, True):
+                assert_like_the_reference(backend, Outlier(3, k / 6000, relu), x)
+
+    def test_of_zeros_infinities_and_the_ends_of_the_types(self, backend):
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            top = torch.finfo(dtype).max
+            rows = [[0.0, -0.0] * 8, [-0.0] * 16, [top, -top] * 8, [top] * 15 + [torch.inf], [-torch.inf] * 16]
+            rows += [[1e-45] * 16, [1e-42, 0.0] * 8, [torch.nan, -torch.inf] + [1.0] * 14]
+            rows += [[-1.0, 0.0, 3.0, -torch.inf] * 4]
+            for row in rows:
+                for ratio in (0, 1 / 16, 0.5, 1) if dtype == torch.float32 else (1 / 16, 0.5):
+                    for relu in (False, True):
+                        x = torch.tensor(row, dtype=torch.float64).to(dtype)
+                        assert_like_the_reference(backend, Outlier(2, ratio, relu, torch.float16), x)
+
+    def test_of_outliers_that_crowd_in_one_place(self, backend):
+        """Far more of them in one part of the job than its share has room for."""
+        n = 1 << (15 if backend.name == "host-cuda" else 19)
+        x = torch.randn(n, generator=generator())
+        x[: n >> 5] *= 100
+        assert_like_the_reference(backend, Outlier(3, 0.02), x)
+        positions = Outlier(3, 0.02).compress(backend.put(x)).positions
+        assert positions.tolist() == by_sorting(x, round(0.02 * x.numel()))
+
+    def test_in_memory_that_is_not_aligned(self, backend):
+        whole = backend.put(torch.randn(1 + 900, generator=generator()))
+        ours = Outlier(3, 0.05).compress(whole[1:])
         with reference():
-            plain = quantizer.compress(x)
-            decoded = plain.decompress()
-        assert all(same_bits(getattr(ours, part), getattr(plain, part)) for part in OUTLIER_PARTS)
-        assert same_bits(ours.decompress(), decoded)
-
-
-def test_outliers_that_crowd_in_one_place():
-    """Far more of them in one part of the job than its share has room for."""
-    x = torch.randn(1 << 19, generator=generator())
-    x[: 1 << 14] *= 100
-    ours = Outlier(3, 0.02).compress(x)
-    assert ours.positions.tolist() == by_sorting(x, round(0.02 * x.numel()))
-    with reference():
-        assert same_bits(ours.decompress(), Outlier(3, 0.02).compress(x).decompress())
+            assert torch.equal(ours.packed.cpu(), Outlier(3, 0.05).compress(whole[1:].cpu()).packed)
 
 
 def test_images_with_quiet_edges_do_not_mislead_the_sample(monkeypatch):

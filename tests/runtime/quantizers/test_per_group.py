@@ -3,8 +3,11 @@ from fractions import Fraction
 
 import pytest
 import torch
+from backends import assert_like_the_reference
 from fewbit import FewbitError
 from fewbit.quantizers import PerGroup
+from fewbit.runtime.backends.reference import per_group as reference_kernels
+from fewbit.runtime.tensors.philox import NEAREST
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quantizer_cases import DTYPES, check_form, generator, reference, same_bits, tensors
@@ -36,37 +39,6 @@ class TestAnyTensor:
         c = compress(x, bits, G)
         check_form(c.decompress(), x)
         assert same_bits(x, before)
-
-    @given(tensors(special=True), st.integers(1, 8), SIZES)
-    def test_kernels_give_the_references_bits(self, x, bits, G):
-        ours = compress(x, bits, G)
-        with reference():
-            plain = compress(x, bits, G)
-            decoded = plain.decompress()
-        assert all(same_bits(getattr(ours, n), getattr(plain, n)) for n in ("packed", "minimum", "range"))
-        assert torch.equal(ours.range.view(torch.int16), plain.range.view(torch.int16))
-        assert same_bits(ours.decompress(), decoded)
-
-    @pytest.mark.parametrize("bits", BITS)
-    @pytest.mark.parametrize("dtype", DTYPES)
-    def test_blocks_of_whole_groups_and_those_at_the_end_of_a_sample(self, dtype, bits):
-        # The CPU's kernel has code of its own for 1024 elements in groups of 256: among them, of every kind of group,
-        # and beside blocks that are shorter.
-        x = torch.randn(3, 3 * 1024 + 300, generator=generator(bits))
-        for start, value in ((0, 0.0), (256, -0.0), (512, -1.5), (1024, torch.nan), (1280, -torch.inf), (1536, 1e-40)):
-            x[1, start : start + 256 : 1 if value in (0.0, -1.5) else 100] = value
-        x[2, :1024] = x[2, :1024].abs()
-        x[2, 1024:2048] = -x[2, 1024:2048].abs()
-        x[2, 256:512:2], x[2, 1280:1536:2] = -0.0, 0.0
-        x = x.to(dtype)
-        for D in (x.shape[1], 2048, 1024, 1023):
-            part = x[:, :D]
-            ours = compress(part, bits)
-            with reference():
-                plain = compress(part, bits)
-                decoded = plain.decompress()
-            assert all(same_bits(getattr(ours, n), getattr(plain, n)) for n in ("packed", "minimum", "range"))
-            assert same_bits(ours.decompress(), decoded)
 
     @given(tensors(special=True), st.integers(1, 8), SIZES)
     def test_bytes(self, x, bits, G):
@@ -131,6 +103,63 @@ class TestAnyTensor:
             alone = compress(x[n : n + 1], bits, G)
             assert same_bits(alone.minimum[0], whole.minimum[n])
             assert same_bits(alone.range[0], whole.range[n])
+
+
+class TestKernelsGiveTheReferencesBits:
+    @given(tensors(special=True), st.data(), SIZES)
+    def test_of_any_tensor(self, backend, x, data, G):
+        bits = data.draw(st.sampled_from(backend.bits))
+        assert_like_the_reference(backend, PerGroup(bits, G), x, seed=5)
+
+    @given(tensors(special=True, dtypes=DTYPES), SIZES, st.integers(0, 2**31))
+    def test_with_bits_of_each_sample(self, backend, x, G, seed):
+        bits = torch.randint(1, 9, (x.shape[0] if x.dim() > 1 else 1,), generator=generator(seed))
+        assert_like_the_reference(backend, PerGroup(2, G), x, seed, sample_bits=bits)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_of_blocks_of_whole_groups_and_those_at_the_end_of_a_sample(self, backend, dtype):
+        # The CPU's kernel has code of its own for 1024 elements in groups of 256: among them, of every kind of group,
+        # and beside blocks that are shorter.
+        for bits in backend.bits:
+            x = torch.randn(3, 3 * 1024 + 300, generator=generator(bits))
+            for group, value in enumerate((0.0, -0.0, -1.5, 1.0, torch.nan, -torch.inf, 1e-40)):
+                start = 256 * group
+                x[1, start : start + 256 : 1 if value in (0.0, -1.5) else 100] = value
+            x[2, :1024] = x[2, :1024].abs()
+            x[2, 1024:2048] = -x[2, 1024:2048].abs()
+            x[2, 256:512:2], x[2, 1280:1536:2] = -0.0, 0.0
+            for D in (x.shape[1], 2048, 1024, 1023):
+                assert_like_the_reference(backend, PerGroup(bits), x[:, :D].to(dtype), seed=bits)
+
+    @pytest.mark.parametrize("G", [1, 8, 100, 256, 512, 10**9])
+    @pytest.mark.parametrize("D", [1, 7, 8, 255, 256, 257, 511, 512, 513, 1000, 4096])
+    def test_of_sizes_about_groups_and_warps(self, backend, D, G):
+        x = torch.randn(5, D, generator=generator(D))
+        assert_like_the_reference(backend, PerGroup(2, G), x, seed=D)
+        bits = torch.randint(1, 9, (5,), generator=generator(D))
+        assert_like_the_reference(backend, PerGroup(2, G), x, seed=D, sample_bits=bits)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+    def test_of_constants_zeros_of_both_signs_and_the_ends_of_the_types(self, backend, dtype):
+        top = torch.finfo(dtype).max
+        rows = [[0.0, -0.0] * 8, [-0.0] * 16, [-0.1] * 16, [top, -top] * 8, [top] * 15 + [torch.inf], [1e-45] * 16]
+        rows += [[1e-42, 0.0] * 8, [torch.nan] + [1.0] * 15, [100.25, 101.25] * 8]
+        x = torch.tensor(rows, dtype=torch.float64).to(dtype)
+        assert_like_the_reference(backend, PerGroup(4, 16), x, seed=1)
+
+    def test_in_memory_that_is_not_aligned(self, backend):
+        whole = backend.put(torch.randn(1 + 3 * 300, generator=generator()))
+        ours = PerGroup(2).compress(whole[1:].view(3, 300), generator=generator(1))
+        with reference():
+            plain = PerGroup(2).compress(whole[1:].cpu().view(3, 300), generator=generator(1))
+        assert torch.equal(ours.packed.cpu(), plain.packed)
+
+    def test_to_nearest(self, backend):
+        kernels, plain = backend.module("per_group"), reference_kernels
+        for bits in backend.bits:
+            x = torch.randn(3, 640, generator=generator(bits))
+            ours, theirs = kernels.quantize(backend.put(x), bits, 64, NEAREST), plain.quantize(x, bits, 64, NEAREST)
+            assert all(same_bits(a.cpu(), b) for a, b in zip(ours, theirs, strict=True))
 
 
 class TestUnbiased:
@@ -241,16 +270,6 @@ class TestBitsOfEachSample:
                 assert same_bits(y[bits == b], expected[bits == b])
             else:
                 assert same_bits(y, expected)
-
-    @given(tensors(special=True), SIZES, st.integers(0, 2**31))
-    def test_kernels_give_the_references_bits(self, x, G, seed):
-        bits = torch.randint(1, 9, (x.shape[0] if x.dim() > 1 else 1,), generator=generator(seed))
-        ours = PerGroup(2, G).compress(x, sample_bits=bits, generator=generator(seed))
-        with reference():
-            plain = PerGroup(2, G).compress(x, sample_bits=bits, generator=generator(seed))
-            decoded = plain.decompress()
-        assert all(same_bits(getattr(ours, n), getattr(plain, n)) for n in ("packed", "minimum", "range"))
-        assert same_bits(ours.decompress(), decoded)
 
     def test_bytes(self):
         bits = torch.tensor([1, 8, 3, 2])

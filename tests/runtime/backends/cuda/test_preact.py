@@ -4,12 +4,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from fewbit.runtime.backends.cuda import fixed_point
+from backends import launched_on_host
 from fewbit.runtime.backends.cuda import preact as cuda
 from fewbit.runtime.layers.preact import codes as codes_module
 from fewbit.runtime.layers.preact.codes import PreActCodes, compress
 from fewbit.runtime.tensors.spec import TensorSpec
-from host_kernels import fixed_point_on_host, needs_gxx
+from host_kernels import needs_gxx
 
 LAYOUTS = {
     "planes": (3, 5, 7, 9),
@@ -50,7 +50,7 @@ def case(name, dtype=torch.float32):
 @pytest.fixture
 def launched(monkeypatch):
     monkeypatch.setattr(codes_module, "has_kernels", lambda x: False)
-    return fixed_point_on_host(monkeypatch, fixed_point, cuda)
+    return launched_on_host(monkeypatch)
 
 
 @needs_gxx
