@@ -60,10 +60,15 @@ class Peak:
     Attributes:
         bytes: rise of resident memory, without parameters and their gradients; None where the system cannot tell.
         seconds: wall time of the step, the best of the rounds.
+        kept: bytes kept between forward and backward on this batch.
+        predicted: the bytes that `torch.compile` alone takes at its peak, less what is kept less than there: the peak
+            if codes were made and read without memory of their own. None if that is not measured.
     """
 
     bytes: int | None
     seconds: float
+    kept: int
+    predicted: int | None = None
 
 
 @dataclass(frozen=True)
@@ -163,7 +168,7 @@ def command(
     wall: bool,
     peak: bool,
     cached: bool,
-) -> Report:
+) -> Iterator[Report]:
     """Train small transformers compiled, with few bits and without: memory, time and error.
 
     Beside torch.compile alone stand eager torch, checkpointing of each block, the compiler's own budgets of memory,
@@ -177,23 +182,22 @@ def command(
     chosen = [v for v in VARIANTS if v in (variants or VARIANTS)]
     rows: list[Row] = []
     with _threads(2 if wall else 1):
+        here = this_machine()
+        settings = {
+            "torch": here.torch,
+            "threads": here.threads,
+            "clock": "wall" if wall else "processor",
+            "layers": layers,
+            "batch": batch,
+            "tokens": tokens,
+            "rounds": rounds,
+            **({"peak_batch": PEAK_BATCH, "peak_tokens": PEAK_TOKENS} if peak else {}),
+        }
+        heading = f"torch {here.torch}, {'wall time of two threads' if wall else 'processor time of one thread'}"
         for case in cases:
             rows += measure(case, chosen, rounds, wall=wall, peak=peak, cached=cached)
-        here = this_machine()
-    values = {
-        "torch": here.torch,
-        "threads": here.threads,
-        "clock": "wall" if wall else "processor",
-        "layers": layers,
-        "batch": batch,
-        "tokens": tokens,
-        "rounds": rounds,
-        **({"peak_batch": PEAK_BATCH, "peak_tokens": PEAK_TOKENS} if peak else {}),
-        "rows": [row.to_dict() for row in rows],
-        "met": met(rows),
-    }
-    heading = f"torch {here.torch}, {'wall time of two threads' if wall else 'processor time of one thread'}"
-    return Report(values, [heading, *lines_of(cases, rows)])
+            values = {**settings, "rows": [row.to_dict() for row in rows], "met": met(rows)}
+            yield Report(values, [heading, *lines_of(cases, rows)])
 
 
 def lines_of(cases: Sequence[Case], rows: Sequence[Row]) -> list[str]:
@@ -215,7 +219,9 @@ def lines_of(cases: Sequence[Case], rows: Sequence[Row]) -> list[str]:
 def _table(rows: Sequence[Row]) -> Iterator[str]:
     head = ("variant", "kept MB", "ratio", "bar", "ms", "ratio", "bar", "error", "bar", "compile s", "ratio", "bar")
     peaks, cached = any(row.peak for row in rows), any(row.cached_seconds for row in rows)
-    head += (("cached s", "ratio", "bar") if cached else ()) + (("peak MiB", "step s") if peaks else ()) + ("met",)
+    head += ("cached s", "ratio", "bar") if cached else ()
+    head += ("peak MiB", "predicted", "step s") if peaks else ()
+    head += ("met",)
     body = [
         (
             *_cells(row),
@@ -245,10 +251,11 @@ def _cached_cells(row: Row) -> tuple[str, str, str]:
     return _text(row.cached_seconds, 1), _text(row.cached_ratio, 2), _text(row.bars.get("cached_ratio"), 2)
 
 
-def _peak_cells(peak: Peak | None) -> tuple[str, str]:
+def _peak_cells(peak: Peak | None) -> tuple[str, str, str]:
     if peak is None:
-        return "", ""
-    return "" if peak.bytes is None else f"{peak.bytes / 2**20:.0f}", f"{peak.seconds:.2f}"
+        return "", "", ""
+    sizes = ["" if size is None else f"{size / 2**20:.0f}" for size in (peak.bytes, peak.predicted)]
+    return sizes[0], sizes[1], f"{peak.seconds:.2f}"
 
 
 def _text(value: float | None, digits: int) -> str:
@@ -299,7 +306,8 @@ def measure(
     if peak:
         large = replace(case, batch=PEAK_BATCH, tokens=PEAK_TOKENS)
         found = [_peak_apart(large, v, threads) for v in with_progress(variants, len(variants), "peaks")]
-        rows = [replace(row, peak=one) for row, one in zip(rows, found, strict=True)]
+        alone = found[variants.index(COMPILE)] if COMPILE in variants else None
+        rows = [replace(row, peak=_predicted(one, alone)) for row, one in zip(rows, found, strict=True)]
     return rows
 
 
@@ -352,6 +360,13 @@ def _beside(row: Row, alone: Row, ratio: float) -> Row:
     )
 
 
+def _predicted(peak: Peak | None, alone: Peak | None) -> Peak | None:
+    """Return a peak with what that of `torch.compile` alone predicts."""
+    if peak is None or alone is None or alone.bytes is None:
+        return peak
+    return replace(peak, predicted=alone.bytes - alone.kept + peak.kept)
+
+
 def _peak_apart(case: Case, variant: str, threads: int) -> Peak | None:
     try:
         return call_apart(peak_of_step, case, variant, threads)
@@ -391,7 +406,7 @@ def peak_of_step(case: Case, variant: str, threads: int, rounds: int = 3) -> Pea
     step()
     step()
     seconds = min(timed(step)[0] for _ in range(rounds))
-    return Peak(added_peak_bytes(step), seconds)
+    return Peak(added_peak_bytes(step), seconds, training.kept(tokens))
 
 
 def _warm_up_compiler() -> None:

@@ -1,6 +1,6 @@
 """The command line shared by all benches: options, description of the machine, output of reports."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -86,7 +86,7 @@ def rounds_option(default: int = 15, help: str = "Timings of each.", name: str =
 
 def bench_command(
     name: str, *, threads: bool = False, device: bool = False, json: bool = True
-) -> Callable[[Callable[..., Report]], click.Command]:
+) -> Callable[[Callable[..., Report | Iterator[Report]]], click.Command]:
     """Return a decorator that turns a function returning a `Report` into the command `name`.
 
         @bench_command("preact", threads=True, device=True)
@@ -94,17 +94,23 @@ def bench_command(
         def command(rounds: int, device: str) -> Report: ...
 
     The command has the option --output and, if requested, --threads, --device and --json; the function receives only
-    --device of these. The output path and the presence of a GPU are checked before anything is measured.
+    --device of these. The output path and the presence of a GPU are checked before anything is measured. A function
+    that measures for long may yield reports, each with what there is so far: all are written, the last one is printed.
     """
     shared = [_threads_option] * threads + [_device_option] * device + [_output_option] + [json_option] * json
 
-    def decorate(measure: Callable[..., Report]) -> click.Command:
+    def decorate(measure: Callable[..., Report | Iterator[Report]]) -> click.Command:
         @wraps(measure)
         def run(output: Path | None, as_json: bool = False, **options: Any) -> None:
             if output:
                 check_writable(output)
             _prepare(options.get("device"), options.pop("threads", None))
-            write_report(measure(**options), output, as_json)
+            measured, last = measure(**options), None
+            for last in [measured] if isinstance(measured, Report) else measured:
+                if output:
+                    _write(last, output)
+            assert last is not None, "a bench measures something"
+            _print(last, output, as_json)
 
         command = click.command(name)(run)
         for option in shared:
@@ -114,17 +120,18 @@ def bench_command(
     return decorate
 
 
-def write_report(report: Report, output: Path | None, as_json: bool) -> None:
-    """Write `report` to `output`, if given, and print it as JSON or text; exit with status 1 if it failed."""
-    content = dumps(report.values)
-    if output:
-        with atomic_write(output) as stream:
-            stream.write(content.encode())
-    click.echo(content if as_json else "\n".join(report.lines) + "\n", nl=False)
+def _print(report: Report, output: Path | None, as_json: bool) -> None:
+    """Print `report`, which has been written to `output`, as JSON or text; exit with status 1 if it failed."""
+    click.echo(dumps(report.values) if as_json else "\n".join(report.lines) + "\n", nl=False)
     if output:
         click.echo(f"wrote {output}", err=True)
     if report.failed:
         raise click.exceptions.Exit(1)
+
+
+def _write(report: Report, output: Path) -> None:
+    with atomic_write(output) as stream:
+        stream.write(dumps(report.values).encode())
 
 
 def _prepare(device: str | None, threads: int | None) -> None:

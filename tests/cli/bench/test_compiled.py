@@ -102,9 +102,9 @@ class TestBars:
 
     def test_of_checkpointing_and_budgets_are_beside_the_defaults(self):
         rows = [
-            row("checkpoint", ms=3.0, peak=Peak(5, 1.0)),
+            row("checkpoint", ms=3.0, peak=Peak(5, 1.0, 1)),
             row("budget-0.5", kept=5, ms=1.0),
-            row("fewbit-auto", kept=6, ms=2.0, peak=Peak(6, 1.0)),
+            row("fewbit-auto", kept=6, ms=2.0, peak=Peak(6, 1.0, 1)),
         ]
         assert met(rows) == {
             "Llama, float32: fewbit-auto takes less than checkpoint, kept": True,
