@@ -19,10 +19,14 @@ from torch._functorch import partitioners
 from torch._functorch.compile_utils import fx_graph_cse
 from torch.utils.checkpoint import CheckpointPolicy
 
+from ...tables import Table
+from ..tensors.packing import packed_size
 from . import integers
 from .codes import Groups, groups_of, hint, planes_of
+from .factors import table_of
+from .nodes import base_of, descendants, is_floating_input, tensor_of
 from .options import CompileOptions
-from .roles import Role, base_of, descendants, is_floating_input, is_saved_itself, tensor_of
+from .roles import Role, is_saved_itself
 
 _KEY = "fewbit"
 _FREE = (Role.PARAMETER, Role.INPUT, Role.OTHER)  # of no data that is rounded
@@ -39,6 +43,7 @@ class Choice:
         groups: of its elements, if it is quantized.
         nbytes: bytes that saving it takes.
         reason: why it is exact, or "".
+        table: of a factor that is saved as codes of a table; without groups.
     """
 
     role: Role
@@ -46,6 +51,7 @@ class Choice:
     groups: Groups | None
     nbytes: int
     reason: str = ""
+    table: Table | None = None
 
 
 def choice_of(node: object) -> Choice | None:
@@ -80,6 +86,10 @@ def _choose(node: fx.Node, role: Role, options: CompileOptions, less: int) -> Ch
     elements, exact = hint(x.numel()), nbytes_of(node)
     if role is Role.INTEGER and options.bits is not None:
         return _choose_integer(node, elements, exact)
+    if role is Role.FACTOR:
+        if (table := _table_of(node, options, less)) is not None and elements >= options.smallest:
+            return Choice(role, table.bits, None, hint(packed_size(x.numel(), table.bits)), table=table)
+        role = Role.LINEAR
     bits = 1 if role is Role.BOOLEAN and options.bits is not None else options.bits_for(role, module_names(node))
     if bits is None:
         return Choice(role, None, None, exact, role.value)
@@ -92,6 +102,12 @@ def _choose(node: fx.Node, role: Role, options: CompileOptions, less: int) -> Ch
         return Choice(role, None, None, exact, "no groups")
     few = elements * bits // 8 + elements // groups.size * parameters
     return Choice(role, bits, groups, few) if few < exact else Choice(role, None, None, exact, "few already")
+
+
+def _table_of(node: fx.Node, options: CompileOptions, less: int) -> Table | None:
+    """Return the table of a factor's function; None if it is not to have one."""
+    bits = options.bits_for(Role.FACTOR, module_names(node)) if options.tables else None
+    return None if bits is None else table_of(node, max(1, bits - less))
 
 
 def _choose_integer(node: fx.Node, elements: int, exact: int) -> Choice:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from .roles import is_view, packet, tensor_of
+from .nodes import is_view, packet, tensor_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

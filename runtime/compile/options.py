@@ -16,7 +16,13 @@ from ..tensors.checks import check_integer
 from .roles import ROUNDED, Role
 
 Bits = int | None
-AUTO: Mapping[Role, int] = {Role.LINEAR: 6, Role.PROBABILITIES: 8, Role.ATTENTION: 5, Role.NONLINEAR: 6}
+AUTO: Mapping[Role, int] = {
+    Role.LINEAR: 6,
+    Role.FACTOR: 4,
+    Role.PROBABILITIES: 8,
+    Role.ATTENTION: 5,
+    Role.NONLINEAR: 6,
+}
 
 
 @dataclass(frozen=True)
@@ -25,11 +31,14 @@ class CompileOptions:
 
     Attributes:
         bits: of what is saved. "auto", the default, gives each role its own (`AUTO`, roles.py); 1 to 8 is for all that
-            can be rounded; None saves all exactly; a mapping gives bits, or None, to roles ("linear", "attention",
-            "nonlinear", "probabilities") and to modules by pattern ("model.layers.*.mlp"), "auto" to the rest.
+            can be rounded; None saves all exactly; a mapping gives bits, or None, to roles ("linear", "factor",
+            "attention", "nonlinear", "probabilities") and to modules by pattern ("model.layers.*.mlp"), "auto" to the
+            rest.
         rounding: "stochastic" rounds at random what enters the gradient linearly, and so without bias, and the rest to
             nearest; "nearest" rounds all so.
         group: most elements that share a minimum and a scale.
+        tables: whether factors F(x) of gradients that are needed for nothing else, such as an activation's derivative
+            before frozen weights, are saved as codes of the compiler's table for F (factors.py).
         keep: patterns of modules whose values are saved exactly.
         smallest: tensors of fewer elements are saved exactly.
         budget: most bytes that one graph may save, without inputs; where the bits above take more, all are lowered
@@ -43,6 +52,7 @@ class CompileOptions:
     bits: "Literal['auto'] | int | Mapping[str, Bits] | None" = "auto"
     rounding: Literal["stochastic", "nearest"] = "stochastic"
     group: int = 128
+    tables: bool = True
     keep: tuple[str, ...] = ()
     smallest: int = 4096
     budget: int | None = None
@@ -60,6 +70,8 @@ class CompileOptions:
             raise FewbitError(f"rounding is 'stochastic' or 'nearest', not {shown(self.rounding)}")
         check_integer("group", self.group, 32)
         check_integer("smallest", self.smallest, 0)
+        if not isinstance(self.tables, bool):
+            raise FewbitError(f"tables is True or False, not {shown(self.tables)}")
         if isinstance(self.keep, str) or not all(isinstance(pattern, str) for pattern in self.keep):
             raise FewbitError(f"keep is a sequence of patterns of module names, not {shown(self.keep)}")
         object.__setattr__(self, "keep", tuple(self.keep))

@@ -15,10 +15,11 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
 from ...tables import FewbitError
 from .cut import annotate, divide, few_bit_costs, pin, saved_bytes
+from .factors import merge
 from .options import CompileOptions
 from .report import GraphReport, record
 from .rewrite import rewrite
-from .roles import classify
+from .roles import Role, classify
 
 
 class FewbitPartitioner(CustomPartitionerFn):
@@ -47,6 +48,8 @@ class FewbitPartitioner(CustomPartitionerFn):
         exact = saved_bytes(divide(gm, joint_inputs, kwargs)[0].graph, results)
         placeholders = gm.graph.find_nodes(op="placeholder")
         parameters = {placeholders[i] for i in kwargs.get("static_lifetime_input_indices") or ()}
+        if self.options.tables and (bits := self.options.bits_for(Role.FACTOR, ())) is not None:
+            merge(gm.graph, bits)
         roles = classify(gm.graph, parameters)
         pin(gm.graph, roles)
         nbytes, budget = 0, self.options.budget

@@ -11,22 +11,26 @@ from torch import Tensor, fx
 from torch._inductor import inductor_prims
 
 from .. import ops
+from ..tensors.table_registry import table_text
 from .codes import (
     Form,
     Groups,
     dequantize,
     dequantize_by_kernel,
     has_kernels,
+    memory_order,
     pack_bools,
     quantize,
     quantize_by_kernel,
     unpack_bools,
 )
 from .cut import Choice, choice_of, module_names, nbytes_of, results_and_saved
+from .factors import argument_of, multiplied_with
 from .integers import narrowed, widened
+from .nodes import base_of, is_pointwise, is_view, tensor_of
 from .options import CompileOptions
 from .report import SavedTensor
-from .roles import ROUNDED, Role, base_of, is_pointwise, is_view, tensor_of
+from .roles import ROUNDED, Role
 from .splice import Splicer
 
 _LARGEST = 2**63 - 1
@@ -47,9 +51,12 @@ def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: Compil
     visible = {base_of(node) for node in results if isinstance(node, fx.Node)}
     tensors = [node for node in saved if isinstance(node, fx.Node) and tensor_of(node) is not None]
     choices = {node: _choice(node, visible) for node in tensors}
-    rounded = {node: choice for node, choice in choices.items() if choice is not None and choice.bits is not None}
+    few = {node: choice for node, choice in choices.items() if choice is not None and choice.bits is not None}
+    encoded = {node: choice for node, choice in few.items() if choice.table is not None}
+    rounded = {node: choice for node, choice in few.items() if choice.table is None}
     splicer = Splicer()
-    parts = _quantize_all(forward, rounded, options, splicer)
+    parts = _encode_all(forward, encoded, splicer) | _quantize_all(forward, rounded, options, splicer)
+    _multiply_all(backward, encoded, parts, splicer)
     _dequantize_all(backward, rounded, parts, splicer)
     kept = [part for node in saved for part in parts.get(node, (node,))]
     output.args = (tuple(results + kept),)
@@ -63,6 +70,65 @@ def _choice(node: fx.Node, visible: Collection[fx.Node]) -> Choice | None:
     if choice is not None and base_of(node) in visible:
         return Choice(Role.OTHER, None, None, nbytes_of(node), "an output")
     return choice
+
+
+# ---- factors with tables ---------------------------------------------------------------------------------------------
+
+
+def _encode_all(
+    graph: fx.Graph, encoded: Mapping[fx.Node, Choice], splicer: Splicer
+) -> dict[fx.Node, tuple[fx.Node, ...]]:
+    """Return the nodes of the codes of factors, computed right behind what they are functions of."""
+    parts = {}
+    for node, choice in encoded.items():
+        x = argument_of(node)
+        with graph.inserting_before(_operations(graph) if x.op == "placeholder" else x.next):
+            parts[node] = splicer.splice(graph, partial(_encode, table=_text_of(choice), order=_order_of(x)), x)
+    return parts
+
+
+def _multiply_all(
+    graph: fx.Graph, encoded: Mapping[fx.Node, Choice], parts: Mapping[fx.Node, tuple[fx.Node, ...]], splicer: Splicer
+) -> None:
+    """Replace the products of gradients with saved factors by those with the levels of their codes."""
+    placeholders = {node.name: node for node in graph.find_nodes(op="placeholder")}
+    for node, choice in encoded.items():
+        factor = placeholders[node.name]
+        with graph.inserting_before(factor):
+            (codes,) = (_placeholder(graph, part) for part in parts[node])
+        function = partial(_multiply, table=_text_of(choice), order=_order_of(argument_of(node)))
+        for user in list(factor.users):
+            gradient = multiplied_with(factor, user)
+            assert gradient is not None, "factors have no other use (factors.is_factor)"
+            with graph.inserting_before(user):
+                (product,) = splicer.splice(graph, function, gradient, codes)
+            user.replace_all_uses_with(product)
+            graph.erase_node(user)
+        graph.erase_node(factor)
+
+
+def _text_of(choice: Choice) -> str:
+    assert choice.table is not None
+    return table_text(choice.table)
+
+
+def _order_of(x: fx.Node) -> tuple[int, ...]:
+    value = tensor_of(x)
+    assert value is not None
+    return tuple(memory_order(value) or range(value.dim()))
+
+
+def _encode(x: Tensor, *, table: str, order: tuple[int, ...]) -> Tensor:
+    return ops.encode(x.permute(order).contiguous(), table)
+
+
+def _multiply(gradient: Tensor, codes: Tensor, *, table: str, order: tuple[int, ...]) -> Tensor:
+    gradient = gradient.permute(order).contiguous()
+    product = ops.multiply(gradient, codes, table, gradient.stride())
+    return product.permute([order.index(d) for d in range(len(order))])
+
+
+# ---- all that is rounded ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -182,15 +248,21 @@ def _separated(seeds: Tensor, *, device: torch.device) -> list[Tensor]:
 
 
 def _last_use(node: fx.Node, order: Mapping[fx.Node, int]) -> fx.Node:
-    """Return the last node that reads the value, through views too; `node` itself if only the output does."""
-    last, same = node, [node]
-    while same:
-        for user in same.pop().users:
-            if user.op == "output":
+    """Return the last node that reads the value; `node` itself if only the output does.
+
+    Through views; and a pointwise operation whose only use is another one reads it there, as compilers fuse them.
+    """
+    last, found = node, [(node, False)]
+    while found:
+        value, is_fused = found.pop()
+        for user in value.users:
+            if user.op == "output" or (is_fused and not _is_in_run(user)):
                 continue
             last = max(last, user, key=order.__getitem__)
             if is_view(user):
-                same.append(user)
+                found.append((user, is_fused))
+            elif is_pointwise(user) and len(user.users) == 1:
+                found.append((user, True))
     return last
 
 

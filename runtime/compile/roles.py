@@ -3,10 +3,11 @@
     roles = classify(joint_graph)      the graph of both passes, before it is divided
 
 A value that enters the gradient linearly may be rounded at random and stays unbiased: the input of a matrix product, a
-normalized input, the factor of a gradient. What goes through a nonlinearity first is biased by any rounding and wants
-more bits. What goes through an exponential (logits, log-sum-exp) is not rounded at all: there an error multiplies. Its
-result, probabilities, enters linearly again. Comparisons, such as the sign that ReLU's gradient asks for, are not made
-again either: their results take a bit.
+normalized input, the factor of a gradient. If such a factor is a function of one value, and needed for nothing else, it
+has a table (factors.py). What goes through a nonlinearity first is biased by any rounding and wants more bits. What
+goes through an exponential (logits, log-sum-exp) is not rounded at all: there an error multiplies. Its result,
+probabilities, enters linearly again. Comparisons, such as the sign that ReLU's gradient asks for, are not made again
+either: their results take a bit.
 
 A value's role is the most delicate of its uses, through views, casts and pointwise operations, as far as the backward
 pass would compute them again from the value: matrix products, reductions and random numbers are not computed again, but
@@ -14,13 +15,24 @@ saved.
 """
 
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from enum import Enum
-from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch._inductor import inductor_prims
+
+from .factors import arguments_of, is_factor
+from .nodes import (
+    descendants,
+    is_floating_input,
+    is_pointwise,
+    is_view,
+    of_gradients,
+    packet,
+    packet_of,
+    tensor_of,
+)
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -29,6 +41,7 @@ class Role(Enum):
     """The use of a saved value by the backward pass, from the least delicate."""
 
     LINEAR = "linear"
+    FACTOR = "factor"
     PROBABILITIES = "probabilities"
     ATTENTION = "attention"
     NONLINEAR = "nonlinear"
@@ -42,12 +55,7 @@ class Role(Enum):
     OTHER = "other"
 
 
-ROUNDED = (Role.LINEAR, Role.PROBABILITIES, Role.ATTENTION, Role.NONLINEAR)
-
-
-def packet_of(operator: Any) -> Any:
-    """Return an operator without its overload, or the function that it is."""
-    return getattr(operator, "overloadpacket", operator)
+ROUNDED = (Role.LINEAR, Role.FACTOR, Role.PROBABILITIES, Role.ATTENTION, Role.NONLINEAR)
 
 
 # How a value has been changed on the way to a use.
@@ -62,45 +70,7 @@ REDUCTIONS = {aten.sum, aten.mean, aten.amax, aten.amin, aten.var, aten.var_mean
 REDUCTIONS |= {aten.argmax, aten.argmin, aten.any, aten.all, aten.prod, aten.logsumexp, aten.native_group_norm}
 REDUCTIONS |= {aten.native_layer_norm, prims.var, prims.sum}
 REDUCTIONS |= {prims.prepare_softmax_online} if hasattr(prims, "prepare_softmax_online") else set()
-SPLITS = {aten.split, aten.split_with_sizes, aten.unbind, aten.chunk}
 _EXPONENTIALS = {aten.exp, aten.exp2}
-
-
-def packet(node: fx.Node) -> Any:
-    """Return the operator of a node without its overload, or its function."""
-    return packet_of(node.target)
-
-
-def is_view(node: fx.Node) -> bool:
-    """Return whether the node's value shares memory with its first argument's."""
-    if node.target is operator.getitem:
-        return packet(node.all_input_nodes[0]) in SPLITS
-    if packet(node) in SPLITS:
-        return True
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or not schema.arguments or not schema.returns:
-        return False
-    alias, result = schema.arguments[0].alias_info, schema.returns[0].alias_info
-    return alias is not None and result is not None and not alias.is_write
-
-
-def base_of(node: fx.Node) -> fx.Node:
-    """Return the node whose memory the value of `node` lies in."""
-    while node.op == "call_function" and is_view(node):
-        node = node.all_input_nodes[0]
-    return node
-
-
-def tensor_of(node: fx.Node) -> Tensor | None:
-    """Return the node's fake tensor, None if its value is not one tensor."""
-    value = node.meta.get("val")
-    return value if isinstance(value, Tensor) else None
-
-
-def is_pointwise(node: fx.Node) -> bool:
-    """Return whether the value is computed element by element."""
-    tags = getattr(node.target, "tags", ())
-    return torch.Tag.pointwise in tags or node.target is prims.convert_element_type.default
 
 
 def is_saved_itself(node: fx.Node) -> bool:
@@ -119,7 +89,7 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
     """
     # Integers are data wherever they live: tokens may be a buffer.
     data = descendants(graph, lambda n: n.op == "placeholder" and (n not in parameters or not is_floating_input(n)))
-    of_gradient = descendants(graph, lambda n: n.op == "placeholder" and "tangents" in str(n.target))
+    of_gradient, arguments = of_gradients(graph), arguments_of(graph)
     floating = descendants(graph, is_floating_input)
     statistics = _statistics(graph)
     sinks = _sinks(graph, of_gradient)
@@ -140,6 +110,8 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
             roles[node] = Role.MASK
         elif node in statistics:
             roles[node] = Role.STATISTIC
+        elif is_factor(node, arguments[node], of_gradient):
+            roles[node] = Role.FACTOR
         else:
             roles[node] = _rounded_role(node, sinks[node])
     return roles
@@ -157,21 +129,6 @@ def _is_probability(node: fx.Node) -> bool:
     while is_view(node) or packet(node) in (prims.convert_element_type, aten._to_copy, aten.clone, aten.div, aten.mul):
         node = node.all_input_nodes[0]
     return packet(node) in _EXPONENTIALS or packet(node) in (aten._softmax, aten.sigmoid)
-
-
-def descendants(graph: fx.Graph, is_root: Callable[[fx.Node], bool]) -> set[fx.Node]:
-    """Return the roots and all nodes computed from them."""
-    found: set[fx.Node] = set()
-    for node in graph.nodes:
-        if is_root(node) or any(i in found for i in node.all_input_nodes):
-            found.add(node)
-    return found
-
-
-def is_floating_input(node: fx.Node) -> bool:
-    """Return whether the node is a floating-point tensor that the graph is given."""
-    x = tensor_of(node)
-    return node.op in ("placeholder", "get_attr") and x is not None and x.is_floating_point()
 
 
 def _statistics(graph: fx.Graph) -> set[fx.Node]:

@@ -1,7 +1,8 @@
 """Registered tables: looked up by key, and cast for the arithmetic of each dtype.
 
-An op names its table by a string (`Table.key`), which torch.compile treats as a constant. The key is a digest of the
-table's content, so it means the same table in every process.
+An op names its table by a string, which torch.compile treats as a constant: `Table.key`, a digest of the table's
+content, which means the same table in every process that has registered it; or the table itself, as JSON, where
+compiled graphs that a cache keeps must not depend on that.
 
 Comparisons. x is compared in its own dtype with each boundary rounded *down* to that dtype: for a representable x,
 x > b exactly when x > floor(b). So the code of an element never depends on the dtype it is stored in.
@@ -11,6 +12,7 @@ gradient × level is rounded once, to the gradient's dtype. A level of 0 gives 0
 where f' = 0, torch's ReLU and similar functions select.
 """
 
+import json
 from dataclasses import dataclass
 from functools import cache
 
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from ...tables import FewbitError, Table
 from ...tables.errors import shown
+from ...tables.table import table_from_dict, table_to_dict
 from .dtypes import arithmetic_dtype
 
 _TABLES: dict[str, Table] = {}
@@ -39,14 +42,28 @@ def register_unpickled(module: object) -> str:
     return register_table(table)
 
 
+def table_text(table: Table) -> str:
+    """Return a table as a string that ops accept in any process."""
+    return json.dumps(table_to_dict(table), separators=(",", ":"))
+
+
 def table_of(key: str) -> Table:
-    """Return the table registered under `key`; raise `FewbitError` if this process has none."""
+    """Return the table registered under `key`, or written there; raise `FewbitError` if this process has none."""
     try:
         return _TABLES[key]
     except KeyError:
+        if key.startswith("{"):
+            return _TABLES.setdefault(key, _read(key))
         raise FewbitError(
             f"no table {key!r} in this process: make the fewbit module or call register_table before running its ops"
         ) from None
+
+
+def _read(text: str) -> Table:
+    try:
+        return table_from_dict(json.loads(text))
+    except (ValueError, RecursionError):
+        raise FewbitError(f"no table: {shown(text)}") from None
 
 
 @dataclass(frozen=True)

@@ -164,6 +164,47 @@ class TestKept:
         assert sizes[0] < sizes[1] < 8 * sizes[0] and sizes[0] < sizes[2]
 
 
+class TestPlaces:
+    """Where values are quantized: right after the kernel that reads them last."""
+
+    def test_what_one_kernel_reads_last_is_quantized_in_one_call(self):
+        """A gate is read where its product with up is computed: compilers fuse its activation with that."""
+
+        class Gated(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.before, self.gate, self.up, self.down = (nn.Linear(128, 128, bias=False) for _ in range(4))
+
+            def forward(self, x):
+                x = self.before(x)
+                return self.down(nn.functional.silu(self.gate(x)) * self.up(x)).square().mean()
+
+        forward = forward_of(Gated(), torch.randn(64, 128), bits=4, smallest=1024)
+        first, _ = (n for n in forward if n.target is torch.ops.fewbit.per_group_quantize_buffers.default)
+        assert len(first.args[0]) == 3  # x, gate and up; what the second call takes is squared
+
+    def test_what_a_product_reads_last_is_not_kept_for_it_longer(self):
+        """GELU's input is quantized before the product of its output, which may take much memory."""
+        layers = nn.Linear(128, 128), nn.GELU(), nn.Linear(128, 512, bias=False)
+        forward = forward_of(Weighted(nn.Sequential(*layers), torch.randn(64, 512)), torch.randn(64, 128), bits=4)
+        names = [str(n.target) for n in forward]
+        assert names.index("fewbit.per_group_quantize_buffers.default") < names.index("aten.mm.default")
+
+
+def forward_of(model, *inputs, **options):
+    """The nodes of the forward graph that few bits leave."""
+    found = []
+
+    class Looking(FewbitPartitioner):
+        def __call__(self, *args, **kwargs):
+            forward, backward = super().__call__(*args, **kwargs)
+            found.extend(forward.graph.nodes)
+            return forward, backward
+
+    torch.compile(model, backend=op_by_op(Looking(CompileOptions.of(options))), fullgraph=True)(*inputs)
+    return found
+
+
 class TestGoesTogetherWith:
     def test_sizes_that_vary_without_compiling_again(self):
         compiled = []
@@ -242,6 +283,14 @@ class TestGoesTogetherWith:
         _, near = gradients(few_bits(model, bits=8, smallest=1024), TOKENS)
         assert (near - true).norm() < 0.03 * true.norm()
 
+    def test_converted_layers_whose_codes_stay_as_they_are(self):
+        layers = nn.Linear(128, 256), nn.GELU(), nn.Linear(256, 128).requires_grad_(False)
+        model, x = Weighted(nn.Sequential(*layers), torch.randn(64, 128)), torch.randn(64, 128)
+        fewbit.convert(model, bits=3)
+        _, true = gradients(model, x)
+        _, near = gradients(few_bits(model, bits=4, smallest=64), x)
+        assert torch.allclose(near, true, rtol=1e-4, atol=1e-4)
+
     def test_less_by_computing_more_again(self):
         model = LanguageModel()
         owned = [*model.parameters(), TOKENS]
@@ -284,6 +333,7 @@ class TestOptions:
             ({"smallest": -1}, "smallest"),
             ({"keep": "blocks*"}, "a sequence of patterns"),
             ({"recompute": 2}, "from 0 to 1"),
+            ({"tables": 3}, "tables is True or False"),
             ({"budget": -1}, "budget is an integer not below 0"),
             ({"bit": 4}, "is no option of the backend fewbit: bits"),
         ],
@@ -308,6 +358,7 @@ class TestOptions:
             {"smallest": 1},
             {"recompute": 0.5},
             {"budget": 10**6},
+            {"tables": False},
             {"bits": {"nonlinear": 4}},
         ]
         assert len({CompileOptions.of(change).uuid() for change in changes}) == len(changes)

@@ -3,9 +3,10 @@
 import pytest
 import torch
 from compiled import Block, op_by_op
+from fewbit.runtime.compile.nodes import packet
 from fewbit.runtime.compile.options import CompileOptions
 from fewbit.runtime.compile.partitioner import FewbitPartitioner
-from fewbit.runtime.compile.roles import Role, classify, packet
+from fewbit.runtime.compile.roles import Role, classify
 from torch import nn
 from torch.nn import functional as F
 

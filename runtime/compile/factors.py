@@ -1,0 +1,346 @@
+"""Factors F(x) of gradients, such as an activation's derivative: found in a joint graph, and given few-bit tables.
+
+    merge(graph, bits=4)            g·a(x)·b(x) + g·c(x), however autograd wrote it, becomes one product g · F(x)
+    x = argument_of(node)           the value that F is computed from, element by element
+    table = table_of(node, bits=4)  the compiler's best table for F, as for any activation's derivative
+
+Where the weights after an activation are frozen, as LoRA leaves them, its output is not kept, and F(x) is all that its
+backward pass needs: codes of F take fewer bits than x, no minima and scales, and are multiplied with g in one kernel.
+"""
+
+import operator
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import fx
+from torch._guards import detect_fake_mode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ...fewbit_gen.solver import solve
+from ...tables import DEFAULT_WEIGHT, FewbitError, Table
+from .nodes import (
+    descendants,
+    is_floating_input,
+    is_pointwise,
+    is_view,
+    of_gradients,
+    packet,
+    packet_of,
+    shape_of,
+    tensor_of,
+)
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+_DOMAIN = (-10.0, 10.0)  # of the default weight
+_NORMAL = np.array([NormalDist().inv_cdf((i + 0.5) / 128) for i in range(128)])  # a group of numbers that are
+SECONDS = 5.0  # for one table, at most
+_CASTS = (prims.convert_element_type, aten._to_copy)
+_SAME = (aten.alias, aten.detach, aten.clone)
+_CONSTANTS = (aten.full, aten.scalar_tensor)
+
+
+# ---- functions of one value ------------------------------------------------------------------------------------------
+
+
+def arguments_of(graph: fx.Graph, through_views: bool = False) -> dict[fx.Node, fx.Node]:
+    """Return for each node the value that it is computed from, element by element and from no other; perhaps itself.
+
+    Args:
+        graph: any.
+        through_views: whether the elements may have other places there.
+    """
+    found: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        found[node] = node
+        if through_views and is_view(node):
+            found[node] = found[node.all_input_nodes[0]]
+        elif is_pointwise(node) or packet(node) in _SAME:
+            inputs = {found[i] for i in node.all_input_nodes if not _is_constant(i)}
+            x = next(iter(inputs), node)
+            if len(inputs) == 1 and tensor_of(x) is not None and (through_views or shape_of(x) == shape_of(node)):
+                found[node] = x
+    return found
+
+
+def argument_of(node: fx.Node) -> fx.Node:
+    """Return the value that `node` is computed from, element by element and from no other; perhaps `node` itself."""
+    return arguments_of(node.graph)[node]
+
+
+def _is_constant(node: fx.Node) -> bool:
+    x = tensor_of(node)
+    return packet(node) in _CONSTANTS and x is not None and x.dim() == 0
+
+
+class Curve:
+    """The function that a value is of another, in double precision.
+
+    Attributes:
+        text: its steps, the same for all functions that are written alike.
+    """
+
+    def __init__(self, node: fx.Node, argument: fx.Node) -> None:
+        self._argument, self._steps = argument, _steps(node, argument)
+        numbers = {n: f"%{i}" for i, n in enumerate((argument, *self._steps))}
+        lines = (f"{n.target}{fx.map_arg((n.args, n.kwargs), numbers.get)}" for n in self._steps)  # pyright: ignore[reportArgumentType]
+        self.text = "\n".join(lines)
+
+    def __call__(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return its values at `x`."""
+        with _disable_current_modes(), torch.no_grad():  # the compiler's, in which tensors have no values
+            value = torch.from_numpy(np.array(x))
+            values: dict[fx.Node, Any] = {self._argument: value}
+            for step in self._steps:
+                values[step] = value = _value(step, values)
+            return value.double().expand(x.shape).numpy()
+
+
+def _steps(node: fx.Node, argument: fx.Node) -> list[fx.Node]:
+    """Return the nodes from behind `argument` to `node`, in the order of computation."""
+    needed, left = set(), [node]
+    while left:
+        if (n := left.pop()) is not argument and n not in needed:
+            needed.add(n)
+            left += n.all_input_nodes[:1] if is_view(n) else n.all_input_nodes
+    return [n for n in node.graph.nodes if n in needed]
+
+
+def _value(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+    if packet(node) in _CONSTANTS:
+        return torch.tensor(float(node.args[-1]), dtype=torch.float64)  # pyright: ignore[reportArgumentType]
+    if is_view(node) or packet(node) in _SAME:
+        return values[node.all_input_nodes[0]]
+    if packet(node) in _CASTS:
+        value, x = values[node.all_input_nodes[0]], tensor_of(node)
+        assert x is not None
+        return value.to(torch.float64 if x.is_floating_point() else x.dtype)
+    arguments, options = fx.map_arg((node.args, node.kwargs), values.__getitem__)  # pyright: ignore[reportGeneralTypeIssues]
+    return node.target(*arguments, **options)  # pyright: ignore[reportCallIssue]
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+def table_of(node: fx.Node, bits: int) -> Table | None:
+    """Return the best table of 2^bits levels for the function of `argument_of(node)` that a node's value is.
+
+    Its weight is the default one; if the argument is a function itself, as in F(y) = 1 − y² of y = tanh(x), then
+    uniform on what it makes of the default weight's interval. The table has no certificate.
+
+    Returns: None if per-group codes of as many bits err less where x is normal (F(x) = 2x grows without end), if the
+        function cannot be integrated, or if `solve` takes too long.
+    """
+    argument = argument_of(node)
+    factor, inner = Curve(node, argument), Curve(argument, arguments_of(node.graph, through_views=True)[argument])
+    wide, usual = inner(np.linspace(*_DOMAIN, 4097)), inner(_NORMAL)
+    expected = factor(usual)
+    if not (np.isfinite(wide).all() and np.isfinite(expected).all()):
+        return None
+    at_large = np.array_equal(wide, np.linspace(*_DOMAIN, 4097))
+    table = _table(factor, bits, DEFAULT_WEIGHT if at_large else f"uniform:{float(wide.min())},{float(wide.max())}")
+    step = np.ptp(expected) / (2**bits - 1)
+    variance = step**2 / 6  # of rounding at random
+    return table if table is not None and np.mean((expected - table(usual)) ** 2) <= variance else None
+
+
+# By the text of a function, bits and weight: graphs have the same few functions in every layer.
+_SOLVED: dict[tuple[str, int, str], Table | None] = {}
+
+
+def _table(curve: Curve, bits: int, weight: str) -> Table | None:
+    key = (curve.text, bits, weight)
+    if key not in _SOLVED:
+
+        def factor(x: NDArray[np.float64]) -> NDArray[np.float64]:
+            return curve(x)
+
+        try:
+            _SOLVED[key] = solve(factor, bits, weight=weight, derivative=factor, certify=False, effort=SECONDS)
+        except FewbitError:
+            _SOLVED[key] = None
+    return _SOLVED[key]
+
+
+# ---- products of gradients -------------------------------------------------------------------------------------------
+
+
+Expression = fx.Node | float | tuple[Any, ...]
+"""A value of the forward pass, a number, or an operator and its arguments, which is not in the graph yet."""
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A gradient times a function of one value.
+
+    Attributes:
+        gradient: g.
+        factor: F(x).
+        argument: x; None while F is a number.
+    """
+
+    gradient: fx.Node
+    factor: Expression = 1.0
+    argument: fx.Node | None = None
+
+
+def merge(graph: fx.Graph, bits: int) -> None:
+    """Write the factors of a joint graph's gradients that are functions of one value, and have a table, as one factor.
+
+    Args:
+        graph: of both passes.
+        bits: of the table's codes.
+    """
+    of_gradient, arguments = of_gradients(graph), arguments_of(graph)
+    floating = descendants(graph, is_floating_input)  # and not masks
+    products: dict[fx.Node, _Product] = {}
+    for node in graph.nodes:
+        if node in of_gradient and tensor_of(node) is not None:
+            products[node] = _product(node, products, arguments)
+    for node, product in products.items():
+        goes_on = all(user in products and products[user].gradient is product.gradient for user in node.users)
+        if isinstance(product.factor, tuple) and not goes_on and product.argument in floating:
+            _write(graph, node, product, bits)
+    graph.eliminate_dead_code()
+
+
+def is_factor(node: fx.Node, argument: fx.Node, of_gradient: Collection[fx.Node]) -> bool:
+    """Return whether a function of one value has no use but that gradients of its shape and dtype are multiplied by it.
+
+    Args:
+        node: of a joint graph.
+        argument: the value that it is a function of.
+        of_gradient: the nodes of that graph that depend on a gradient of the outputs.
+    """
+    x = tensor_of(argument)
+    return (
+        argument is not node
+        and x is not None
+        and x.is_floating_point()
+        and bool(node.users)
+        and all(multiplied_with(node, user) in of_gradient for user in node.users)
+    )
+
+
+def multiplied_with(node: fx.Node, user: fx.Node) -> fx.Node | None:
+    """Return the value of the same shape and dtype that `user` multiplies `node` with; None if it does not."""
+    others = [a for a in user.all_input_nodes if a is not node]
+    x, y = tensor_of(node), tensor_of(others[0]) if len(others) == 1 else None
+    if user.target is not aten.mul.Tensor or x is None or y is None:
+        return None
+    return others[0] if shape_of(node) == shape_of(others[0]) and x.dtype == y.dtype else None
+
+
+def _product(node: fx.Node, known: Mapping[fx.Node, _Product], arguments: Mapping[fx.Node, fx.Node]) -> _Product:
+    """Return a gradient as the product of an earlier one: of the earliest, the one before, or itself."""
+    for product_of in (known.get, lambda n: _Product(n) if n in known else None):
+        product = _combined(node, product_of, arguments)
+        if product is not None and _fits(node, product):
+            return product
+    return _Product(node)
+
+
+def _combined(
+    node: fx.Node, product_of: Callable[[Any], _Product | None], arguments: Mapping[fx.Node, fx.Node]
+) -> _Product | None:
+    """Return what a node makes of the products that its arguments are; None if that is none."""
+    name, values = packet(node), list(node.args)
+    products = [product_of(v) if isinstance(v, fx.Node) else None for v in values]
+    if node.kwargs or name not in _COMBINING:
+        return None
+    if name is aten.mul and products[0] is None:
+        values.reverse()
+        products.reverse()
+    values = [_number(value) for value in values]
+    factors = [value if product is None else product.factor for product, value in zip(products, values, strict=True)]
+    if name is aten.neg:
+        factors.append(-1.0)
+    if name is aten.where:
+        factors[1:] = [f if p or f == 0 else None for p, f in zip(products[1:], factors[1:], strict=True)]
+    of_gradients = [product is not None for product in products]
+    gradients = {product.gradient for product in products if product is not None}
+    found = {arguments[v] for p, v in zip(products, values, strict=True) if p is None and isinstance(v, fx.Node)}
+    found |= {product.argument for product in products if product is not None and product.argument is not None}
+    if not _COMBINING[name](of_gradients) or len(gradients) != 1 or len(found) > 1 or None in factors:
+        return None
+    target = aten.mul.Tensor if name is aten.neg else node.target
+    return _Product(*gradients, factor=_applied(target, *factors), argument=next(iter(found), None))
+
+
+# By the operators that make products of products: which of their arguments are.
+_COMBINING: Mapping[Any, Callable[[list[bool]], bool]] = {
+    aten.mul: lambda gradients: gradients == [True, False],
+    aten.div: lambda gradients: gradients == [True, False],
+    aten.neg: lambda gradients: gradients == [True],
+    aten.add: lambda gradients: gradients == [True, True],
+    aten.sub: lambda gradients: gradients == [True, True],
+    aten.where: lambda gradients: not gradients[0] and any(gradients[1:]),
+}
+
+
+def _fits(node: fx.Node, product: _Product) -> bool:
+    """Return whether gradient and argument have the node's shape, and the gradient its dtype."""
+    g, d = tensor_of(product.gradient), tensor_of(node)
+    assert g is not None and d is not None
+    shapes = {shape_of(node), shape_of(product.gradient), shape_of(product.argument or node)}
+    return g.dtype == d.dtype and len(shapes) == 1
+
+
+def _number(value: Any) -> Any:
+    """Return the number of a constant node; anything else as it is."""
+    return float(value.args[-1]) if isinstance(value, fx.Node) and _is_constant(value) else value  # pyright: ignore[reportArgumentType]
+
+
+_OF_NUMBERS = {aten.mul: operator.mul, aten.div: operator.truediv, aten.add: operator.add, aten.sub: operator.sub}
+
+
+def _applied(target: Any, *factors: Any) -> Expression:
+    """Return an operator of factors; of numbers a number, where there is one."""
+    name = packet_of(target)
+    if name is aten.mul and 1.0 in factors:
+        return next((f for f in factors if f != 1.0), 1.0)
+    if name in _OF_NUMBERS and all(isinstance(f, int | float) for f in factors):
+        return float(_OF_NUMBERS[name](*factors))
+    if name is aten.mul and not isinstance(factors[0], fx.Node | tuple):
+        factors = factors[::-1]
+    return target, *factors
+
+
+def _write(graph: fx.Graph, node: fx.Node, product: _Product, bits: int) -> None:
+    """Replace a gradient by g · F(x), if F has a table."""
+    gradient = tensor_of(product.gradient)
+    fake = detect_fake_mode([gradient])
+    assert gradient is not None and fake is not None
+    like = {"dtype": gradient.dtype, "device": gradient.device}
+
+    def call(target: Any, *arguments: Any, **options: Any) -> fx.Node:
+        written = graph.call_function(target, arguments, options)
+        values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in arguments]
+        with fake, torch.no_grad():
+            value = target(*values, **options)
+        written.meta = {**{key: node.meta[key] for key in _COPIED if key in node.meta}, "val": value}
+        return written
+
+    @cache
+    def write(expression: Expression) -> Any:
+        if not isinstance(expression, tuple):
+            return expression
+        target, *parts = expression
+        arguments = [write(part) for part in parts]
+        if target is aten.where.self:  # takes tensors only
+            arguments = [a if isinstance(a, fx.Node) else call(aten.full.default, [], a, **like) for a in arguments]
+        return call(target, *arguments)
+
+    with graph.inserting_before(node):
+        factor = write(product.factor)
+        if factor.meta["val"].dtype == gradient.dtype and table_of(factor, bits) is not None:
+            node.replace_all_uses_with(call(aten.mul.Tensor, product.gradient, factor))
+
+
+_COPIED = ("nn_module_stack", "fwd_nn_module_stack", "stack_trace")

@@ -1,0 +1,80 @@
+"""Questions about the nodes of a graph that the compiler traced: values, memory, descent."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+SPLITS = {aten.split, aten.split_with_sizes, aten.unbind, aten.chunk}
+
+
+def packet_of(operator: Any) -> Any:
+    """Return an operator without its overload, or the function that it is."""
+    return getattr(operator, "overloadpacket", operator)
+
+
+def packet(node: fx.Node) -> Any:
+    """Return the operator of a node without its overload, or its function."""
+    return packet_of(node.target)
+
+
+def is_view(node: fx.Node) -> bool:
+    """Return whether the node's value shares memory with its first argument's."""
+    if node.target is operator.getitem:
+        return packet(node.all_input_nodes[0]) in SPLITS
+    if packet(node) in SPLITS:
+        return True
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.arguments or not schema.returns:
+        return False
+    alias, result = schema.arguments[0].alias_info, schema.returns[0].alias_info
+    return alias is not None and result is not None and not alias.is_write
+
+
+def base_of(node: fx.Node) -> fx.Node:
+    """Return the node whose memory the value of `node` lies in."""
+    while node.op == "call_function" and is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def tensor_of(node: fx.Node) -> Tensor | None:
+    """Return the node's fake tensor, None if its value is not one tensor."""
+    value = node.meta.get("val")
+    return value if isinstance(value, Tensor) else None
+
+
+def shape_of(node: fx.Node) -> tuple[str, ...] | None:
+    """Return the shape of the node's tensor, in words: comparing symbols would fix sizes that vary."""
+    x = tensor_of(node)
+    return None if x is None else tuple(map(str, x.shape))
+
+
+def is_pointwise(node: fx.Node) -> bool:
+    """Return whether the value is computed element by element."""
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.pointwise in tags or node.target is prims.convert_element_type.default
+
+
+def descendants(graph: fx.Graph, is_root: Callable[[fx.Node], bool]) -> set[fx.Node]:
+    """Return the roots and all nodes computed from them."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if is_root(node) or any(i in found for i in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def is_floating_input(node: fx.Node) -> bool:
+    """Return whether the node is a floating-point tensor that the graph is given."""
+    x = tensor_of(node)
+    return node.op in ("placeholder", "get_attr") and x is not None and x.is_floating_point()
+
+
+def of_gradients(graph: fx.Graph) -> set[fx.Node]:
+    """Return the nodes of a joint graph that depend on a gradient of its outputs, placeholders named `tangents…`."""
+    return descendants(graph, lambda n: n.op == "placeholder" and "tangents" in str(n.target))

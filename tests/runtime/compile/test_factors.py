@@ -1,0 +1,175 @@
+"""Factors of gradients with tables: an activation before frozen weights keeps codes of its derivative alone."""
+
+import copy
+
+import fewbit
+import numpy as np
+import pytest
+import torch
+from compiled import exactly, few_bits, gradients, kept_bytes, op_by_op
+from fewbit.runtime.compile.factors import Curve, argument_of, table_of
+from fewbit.runtime.compile.nodes import packet
+from fewbit.runtime.compile.options import CompileOptions
+from fewbit.runtime.compile.partitioner import FewbitPartitioner
+from fewbit.runtime.compile.report import report_by
+from torch import nn
+from torch.nn import functional as F
+
+ROWS, WIDTH, INNER = 64, 128, 256
+
+
+def gelu_of_gpt2(x):
+    return 0.5 * x * (1.0 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x.pow(3))))
+
+
+def quick_gelu(x):
+    return x * torch.sigmoid(1.702 * x)
+
+
+SMOOTH = {
+    "gelu": F.gelu,
+    "gelu of GPT-2": gelu_of_gpt2,
+    "silu": F.silu,
+    "quick gelu": quick_gelu,
+    "mish": F.mish,
+    "softplus": F.softplus,
+    "elu": F.elu,
+    "selu": F.selu,
+    "hardswish": F.hardswish,
+    "log sigmoid": F.logsigmoid,
+}
+
+
+class BeforeFrozen(nn.Module):
+    """An activation between a layer that is trained and one that is not."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, INNER), nn.Linear(INNER, 32).requires_grad_(False)
+        self.function = function
+        self.register_buffer("weights", torch.randn(ROWS, 32))
+
+    def forward(self, x):
+        return (self.down(self.function(self.up(x))) * self.weights).sum()
+
+
+def report_of(model, *inputs, **options):
+    torch.compiler.reset()
+    partitioner = FewbitPartitioner(CompileOptions.of({"smallest": 1024, **options}))
+    torch.compile(model, backend=op_by_op(partitioner), fullgraph=True)(*inputs)
+    return report_by(partitioner)
+
+
+@pytest.mark.parametrize("function", SMOOTH.values(), ids=SMOOTH)
+class TestAnActivationBeforeFrozenWeights:
+    def test_keeps_codes_of_its_derivative_alone(self, function):
+        report = report_of(BeforeFrozen(function), torch.randn(ROWS, WIDTH))
+        (saved,) = (tensor for graph in report.graphs for tensor in graph.tensors if tensor.nbytes)
+        assert (saved.role, saved.bits, saved.nbytes) == ("factor", 4, ROWS * INNER // 2)
+
+    def test_has_the_gradient_of_that_table(self, function):
+        model, x = BeforeFrozen(function), torch.randn(ROWS, WIDTH)
+        few = few_bits(model, bits=8, smallest=1024)
+        assert kept_bytes(few(x), [*model.parameters(), model.weights, x]) == ROWS * INNER
+        _, near = gradients(few, x)
+        _, true = gradients(exactly(copy.deepcopy(model)), x)
+        assert (near - true).norm() < 0.03 * true.norm()
+
+
+class TestTheTable:
+    def test_is_the_compiler_s_for_that_activation(self):
+        """Whatever form of f' torch writes: levels and boundaries are those of `fewbit.solve` to rounding."""
+        model, x = BeforeFrozen(F.gelu), torch.randn(ROWS, WIDTH)
+        table = fewbit.solve("gelu", 3, certify=False)
+        z = model.up(x).detach()
+        g = model.weights @ model.down.weight
+        true = (g * torch.from_numpy(table(z.numpy())).float()).T @ x
+        gradients(few_bits(model, bits=3, smallest=1024), x)
+        assert (model.up.weight.grad - true).norm() < 1e-3 * true.norm()
+
+    def test_is_in_the_graph_and_no_process_need_know_it(self):
+        from fewbit.runtime.tensors import table_registry
+
+        text = table_registry.table_text(fewbit.solve("silu", 2, certify=False))
+        codes = torch.ops.fewbit.encode(torch.randn(64), text)
+        assert codes.numel() == 16
+
+    @pytest.mark.parametrize("text", ["{", "{}", "{" * 10_000, '{"format": 1}'])
+    def test_that_is_none_is_refused_in_one_line(self, text):
+        with pytest.raises(fewbit.FewbitError) as caught:
+            torch.ops.fewbit.encode(torch.randn(64), text)
+        assert "\n" not in str(caught.value)
+
+
+class TestLeftAlone:
+    def test_with_tables_off(self):
+        report = report_of(BeforeFrozen(F.gelu), torch.randn(ROWS, WIDTH), tables=False)
+        assert "factor" not in {tensor.role for graph in report.graphs for tensor in graph.tensors if tensor.bits == 4}
+
+    def test_what_serves_a_weight_s_gradient_too(self):
+        model = BeforeFrozen(F.gelu)
+        model.down.weight.requires_grad_(True)
+        report = report_of(model, torch.randn(ROWS, WIDTH))
+        assert {tensor.role for graph in report.graphs for tensor in graph.tensors if tensor.nbytes} == {"nonlinear"}
+
+    def test_factors_of_two_values(self):
+        def gated(x):
+            gate, up = x.chunk(2, -1)
+            return torch.cat([F.silu(gate) * up, F.silu(up)], -1)
+
+        model, x = BeforeFrozen(gated), torch.randn(ROWS, WIDTH)
+        _, near = gradients(few_bits(model, bits=8, smallest=1024), x)
+        _, true = gradients(exactly(copy.deepcopy(model)), x)
+        assert (near - true).norm() < 0.03 * true.norm()
+
+    @pytest.mark.parametrize(
+        "function", [lambda x: F.relu(x).square(), lambda x: x * x, lambda x: 1 / x], ids=["relu squared", "x²", "1/x"]
+    )
+    def test_what_codes_of_groups_show_better(self, function):
+        """2x grows without end, and 1/x² has no integral: a table over a fixed interval errs more than groups do."""
+        report = report_of(BeforeFrozen(function), torch.randn(ROWS, WIDTH))
+        assert "factor" not in {tensor.role for tensor in report.graphs[0].tensors if tensor.nbytes}
+
+
+def test_sizes_that_vary():
+    model = BeforeFrozen(F.gelu)
+    model.weights = torch.ones(1, 32)
+    few = few_bits(model, bits=8, smallest=1024, dynamic=True)
+    for rows in (64, 48, 80):
+        x = torch.randn(rows, WIDTH)
+        _, near = gradients(few, x)
+        _, true = gradients(model, x)
+        assert (near - true).norm() < 0.02 * true.norm()
+
+
+def test_memory_in_another_order():
+    class Convolutions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3).requires_grad_(False)
+
+        def forward(self, x):
+            return self.second(F.silu(self.first(x))).square().sum()
+
+    model, x = Convolutions(), torch.randn(4, 3, 16, 16).to(memory_format=torch.channels_last)
+    _, near = gradients(few_bits(model, bits=8, smallest=1024), x)
+    _, true = gradients(exactly(copy.deepcopy(model)), x)
+    assert (near - true).norm() < 0.02 * true.norm()
+
+
+def test_functions_are_read_from_the_graph():
+    found = {}
+
+    class Looking(FewbitPartitioner):
+        def __call__(self, gm, joint_inputs, **kwargs):
+            node = next(n for n in gm.graph.nodes if packet(n) is torch.ops.aten.tanh)
+            x = np.linspace(-3, 3, 7)
+            argument = argument_of(node)
+            found.update(values=Curve(node, argument)(x), table=table_of(node, 2), argument=packet(argument))
+            return super().__call__(gm, joint_inputs, **kwargs)
+
+    layer = nn.Linear(8, 8)
+    backend = op_by_op(Looking(CompileOptions()))
+    torch.compile(lambda x: torch.tanh(2 * layer(x)).sum(), backend=backend, fullgraph=True)(torch.randn(4, 8))
+    assert np.allclose(found["values"], np.tanh(2 * np.linspace(-3, 3, 7)))
+    assert found["table"].levels.size == 4 and found["argument"] is torch.ops.aten.addmm
