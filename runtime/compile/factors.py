@@ -40,7 +40,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 _DOMAIN = (-10.0, 10.0)  # of the default weight
 _NORMAL = np.array([NormalDist().inv_cdf((i + 0.5) / 128) for i in range(128)])  # a group of numbers that are
-SECONDS = 5.0  # for one table, at most
+SECONDS = 2.0  # for one table, at most
 _CASTS = (prims.convert_element_type, aten._to_copy)
 _SAME = (aten.alias, aten.detach, aten.clone)
 _CONSTANTS = (aten.full, aten.scalar_tensor)

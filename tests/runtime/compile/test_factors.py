@@ -142,6 +142,17 @@ def test_sizes_that_vary():
         assert (near - true).norm() < 0.02 * true.norm()
 
 
+def test_under_autocast():
+    """The factor is computed in float32 of x in bfloat16, whose codes are saved."""
+    model, x = BeforeFrozen(F.silu), torch.randn(ROWS, WIDTH)
+    few = few_bits(model, bits=8, smallest=1024)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert kept_bytes(few(x), [*model.parameters(), model.weights, x]) <= ROWS * INNER + 2 * ROWS * WIDTH
+        _, near = gradients(few, x)
+        _, true = gradients(exactly(copy.deepcopy(model)), x)
+    assert (near - true).norm() < 0.03 * true.norm()
+
+
 def test_memory_in_another_order():
     class Convolutions(nn.Module):
         def __init__(self):
