@@ -2,9 +2,10 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -52,16 +53,24 @@ def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: Compil
     tensors = [node for node in saved if isinstance(node, fx.Node) and tensor_of(node) is not None]
     choices = {node: _choice(node, visible) for node in tensors}
     few = {node: choice for node, choice in choices.items() if choice is not None and choice.bits is not None}
-    encoded = {node: choice for node, choice in few.items() if choice.table is not None}
+    encoded = [_Encoded(n, argument_of(n), table_text(c.table)) for n, c in few.items() if c.table is not None]
     rounded = {node: choice for node, choice in few.items() if choice.table is None}
     splicer = Splicer()
-    parts = _encode_all(forward, encoded, splicer) | _quantize_all(forward, rounded, options, splicer)
+    parts = _encode_all(forward, encoded, splicer)
+    output.args = (tuple(results + _parts_of(saved, parts)),)
+    forward.eliminate_dead_code()  # the factors themselves, which would read their arguments at the end of the pass
+    parts |= _quantize_all(forward, rounded, options, splicer)
     _multiply_all(backward, encoded, parts, splicer)
     _dequantize_all(backward, rounded, parts, splicer)
-    kept = [part for node in saved for part in parts.get(node, (node,))]
+    kept = _parts_of(saved, parts)
     output.args = (tuple(results + kept),)
     _describe(output, outputs, len(kept))
     return [_row(node, choice) for node, choice in choices.items()]
+
+
+def _parts_of(saved: Sequence[Any], parts: Mapping[fx.Node, tuple[fx.Node, ...]]) -> list[Any]:
+    """Return the parts that values are saved as, and the others themselves."""
+    return [part for value in saved for part in parts.get(value, (value,))]
 
 
 def _choice(node: fx.Node, visible: Collection[fx.Node]) -> Choice | None:
@@ -75,28 +84,48 @@ def _choice(node: fx.Node, visible: Collection[fx.Node]) -> Choice | None:
 # ---- factors with tables ---------------------------------------------------------------------------------------------
 
 
-def _encode_all(
-    graph: fx.Graph, encoded: Mapping[fx.Node, Choice], splicer: Splicer
-) -> dict[fx.Node, tuple[fx.Node, ...]]:
+@dataclass(frozen=True)
+class _Encoded:
+    """A factor that is saved as codes.
+
+    Attributes:
+        factor: F(x), in the forward graph.
+        argument: x.
+        table: of F, as text.
+    """
+
+    factor: fx.Node
+    argument: fx.Node
+    table: str
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The dimensions of x in memory order, which is that of the codes."""
+        x = tensor_of(self.argument)
+        assert x is not None
+        return tuple(memory_order(x) or range(x.dim()))
+
+
+def _encode_all(graph: fx.Graph, encoded: Sequence[_Encoded], splicer: Splicer) -> dict[fx.Node, tuple[fx.Node, ...]]:
     """Return the nodes of the codes of factors, computed right behind what they are functions of."""
     parts = {}
-    for node, choice in encoded.items():
-        x = argument_of(node)
+    for one in encoded:
+        x = one.argument
         with graph.inserting_before(_operations(graph) if x.op == "placeholder" else x.next):
-            parts[node] = splicer.splice(graph, partial(_encode, table=_text_of(choice), order=_order_of(x)), x)
+            parts[one.factor] = splicer.splice(graph, partial(_encode, table=one.table, order=one.order), x)
     return parts
 
 
 def _multiply_all(
-    graph: fx.Graph, encoded: Mapping[fx.Node, Choice], parts: Mapping[fx.Node, tuple[fx.Node, ...]], splicer: Splicer
+    graph: fx.Graph, encoded: Sequence[_Encoded], parts: Mapping[fx.Node, tuple[fx.Node, ...]], splicer: Splicer
 ) -> None:
     """Replace the products of gradients with saved factors by those with the levels of their codes."""
     placeholders = {node.name: node for node in graph.find_nodes(op="placeholder")}
-    for node, choice in encoded.items():
-        factor = placeholders[node.name]
+    for one in encoded:
+        factor = placeholders[one.factor.name]
         with graph.inserting_before(factor):
-            (codes,) = (_placeholder(graph, part) for part in parts[node])
-        function = partial(_multiply, table=_text_of(choice), order=_order_of(argument_of(node)))
+            (codes,) = (_placeholder(graph, part) for part in parts[one.factor])
+        function = partial(_multiply, table=one.table, order=one.order)
         for user in list(factor.users):
             gradient = multiplied_with(factor, user)
             assert gradient is not None, "factors have no other use (factors.is_factor)"
@@ -105,17 +134,6 @@ def _multiply_all(
             user.replace_all_uses_with(product)
             graph.erase_node(user)
         graph.erase_node(factor)
-
-
-def _text_of(choice: Choice) -> str:
-    assert choice.table is not None
-    return table_text(choice.table)
-
-
-def _order_of(x: fx.Node) -> tuple[int, ...]:
-    value = tensor_of(x)
-    assert value is not None
-    return tuple(memory_order(value) or range(value.dim()))
 
 
 def _encode(x: Tensor, *, table: str, order: tuple[int, ...]) -> Tensor:

@@ -33,6 +33,20 @@ def few_bits(model, dynamic=None, **options):
     return torch.compile(model, backend=backend, fullgraph=True, dynamic=dynamic)
 
 
+def forward_of(model, *inputs, **options):
+    """The nodes of the forward graph that few bits leave."""
+    found = []
+
+    class Looking(FewbitPartitioner):
+        def __call__(self, *args, **kwargs):
+            forward, backward = super().__call__(*args, **kwargs)
+            found.extend(forward.graph.nodes)
+            return forward, backward
+
+    torch.compile(model, backend=op_by_op(Looking(CompileOptions.of(options))), fullgraph=True)(*inputs)
+    return found
+
+
 def exactly(model):
     """Return `model` compiled likewise, with torch's own partitioner."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition as partition

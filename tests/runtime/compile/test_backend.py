@@ -11,7 +11,17 @@ import sys
 import fewbit
 import pytest
 import torch
-from compiled import Block, LanguageModel, exactly, few_bits, gradients, kept_bytes, kept_tensors, op_by_op
+from compiled import (
+    Block,
+    LanguageModel,
+    exactly,
+    few_bits,
+    forward_of,
+    gradients,
+    kept_bytes,
+    kept_tensors,
+    op_by_op,
+)
 from fewbit import FewbitError
 from fewbit.runtime.compile.options import CompileOptions
 from fewbit.runtime.compile.partitioner import FewbitPartitioner
@@ -189,20 +199,6 @@ class TestPlaces:
         forward = forward_of(Weighted(nn.Sequential(*layers), torch.randn(64, 512)), torch.randn(64, 128), bits=4)
         names = [str(n.target) for n in forward]
         assert names.index("fewbit.per_group_quantize_buffers.default") < names.index("aten.mm.default")
-
-
-def forward_of(model, *inputs, **options):
-    """The nodes of the forward graph that few bits leave."""
-    found = []
-
-    class Looking(FewbitPartitioner):
-        def __call__(self, *args, **kwargs):
-            forward, backward = super().__call__(*args, **kwargs)
-            found.extend(forward.graph.nodes)
-            return forward, backward
-
-    torch.compile(model, backend=op_by_op(Looking(CompileOptions.of(options))), fullgraph=True)(*inputs)
-    return found
 
 
 class TestGoesTogetherWith:

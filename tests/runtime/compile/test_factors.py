@@ -6,7 +6,7 @@ import fewbit
 import numpy as np
 import pytest
 import torch
-from compiled import exactly, few_bits, gradients, kept_bytes, op_by_op
+from compiled import exactly, few_bits, forward_of, gradients, kept_bytes, op_by_op
 from fewbit.runtime.compile.factors import Curve, argument_of, table_of
 from fewbit.runtime.compile.nodes import packet
 from fewbit.runtime.compile.options import CompileOptions
@@ -86,6 +86,12 @@ class TestTheTable:
         true = (g * torch.from_numpy(table(z.numpy())).float()).T @ x
         gradients(few_bits(model, bits=3, smallest=1024), x)
         assert (model.up.weight.grad - true).norm() < 1e-3 * true.norm()
+
+    def test_codes_are_made_behind_x_and_the_factor_is_not_computed(self):
+        forward = forward_of(BeforeFrozen(F.gelu), torch.randn(ROWS, WIDTH), smallest=1024)
+        names = [str(node.target) for node in forward]
+        assert "fewbit.encode.default" in names[: names.index("aten.erf.default")]
+        assert "aten.exp.default" not in names  # of the normal density, which is in GELU's derivative alone
 
     def test_is_in_the_graph_and_no_process_need_know_it(self):
         from fewbit.runtime.tensors import table_registry
