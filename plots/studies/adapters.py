@@ -1,7 +1,10 @@
 """Adapters of low rank (LoRA, Hu et al. 2021): a frozen layer beside a product of two small matrices that learn.
 
-adapt(model, rank=8)        every linear layer of the model but its last; only the adapters learn
+adapt(model, rank=8)                      every linear layer of the model but its last; only the adapters learn
+adapt(model, rank=8, pattern="*.attn.*")  those of attention alone
 """
+
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
@@ -30,14 +33,19 @@ class Adapted(nn.Module):
         return self.layer(x) + self.up(self.down(x))
 
 
-def adapt(model: nn.Module, rank: int = 8) -> nn.Module:
+def adapt(model: nn.Module, rank: int = 8, pattern: str = "*") -> nn.Module:
     """Freeze a model, put an adapter beside each linear layer within its blocks, and return it.
 
     The output layer, which often shares its weight with the embedding, stays as it is.
+
+    Args:
+        model: with linear layers.
+        rank: of the adapters.
+        pattern: of the names of those layers that get one.
     """
     model.requires_grad_(False)
     linear = [name for name, layer in model.named_modules() if _features(layer) is not None]
-    for name in linear[:-1]:
+    for name in (name for name in linear[:-1] if fnmatchcase(name, pattern)):
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, Adapted(model.get_submodule(name), rank))
     return model

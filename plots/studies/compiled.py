@@ -1,6 +1,8 @@
 """Training of GPT-2 and Llama under `torch.compile` with few bits between the passes. Paired seeds, one run at a time.
 
-"lora" is a fine-tuning: GPT-2, trained exactly on programs, learns English prose by adapters of rank 8.
+"lora" is a fine-tuning: one GPT-2, trained exactly on programs, learns English prose by adapters of rank 8 at all its
+linear layers; "lora of attention" has them at those of attention alone, so that the MLPs keep factors of gradients and
+nothing else.
 
     python -m fewbit.plots.studies.compiled -o training-compiled.json     all of it; resumes where it was broken off
     run = train_one("gpt2: auto", seed=0, settings=SETTINGS)
@@ -13,7 +15,7 @@ import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -49,7 +51,8 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 MODELS: Mapping[str, Callable[[Settings], tuple[MakeModel, Corpus]]] = {
     "gpt2": lambda settings: (GPT2, _programs()),
     "llama": lambda settings: (Llama, _programs()),
-    "lora": lambda settings: (partial(_adapted, trained=_trained(settings)), documentation()),
+    "lora": lambda settings: (_adapted(settings, "*"), documentation()),
+    "lora of attention": lambda settings: (_adapted(settings, "*.attn.*"), documentation()),
 }
 VARIANTS: tuple[str, ...] = tuple(f"{model}: {name}" for model in MODELS for name in OPTIONS)
 
@@ -81,10 +84,15 @@ def _trained(settings: Settings) -> Mapping[str, Tensor]:
     return models[0].state_dict()
 
 
-def _adapted(size: Size, trained: Mapping[str, Tensor]) -> nn.Module:
-    model = GPT2(size)
-    model.load_state_dict(trained)
-    return adapt(model)
+def _adapted(settings: Settings, pattern: str) -> MakeModel:
+    trained = _trained(replace(settings, seed=0))
+
+    def make(size: Size) -> nn.Module:
+        model = GPT2(size)
+        model.load_state_dict(trained)
+        return adapt(model, pattern=pattern)
+
+    return make
 
 
 def compiled_loss(options: Mapping[str, Any]) -> Loss:
