@@ -27,6 +27,7 @@ types: .venv/ready
 # A process a core, and in each one thread: more only wait for one another. Bytecode is kept whatever the environment
 # says, for the processes that tests start.
 unit: .venv/ready
+	$(BIN)/fewbit cache warm --all
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -c tests/pytest.ini -n auto --dist loadfile tests
 
 # Hostile inputs of every kind, many more of them than `make test` draws.

@@ -33,7 +33,8 @@ def info() -> None:
 
 
 @command.command()
-def warm() -> None:
+@click.option("--all", "everything", is_flag=True, help="Also what compiled training calls: a minute more.")
+def warm(everything: bool) -> None:
     """Compile now what the first solve and the first training on the CPU would compile.
 
     Numba keeps the machine code where the environment variable NUMBA_CACHE_DIR says, else beside the installed package
@@ -43,13 +44,15 @@ def warm() -> None:
     Example: fewbit cache warm
     """
     start = time.perf_counter()
-    _warm_compiler()
+    _warm_solver()
     if find_spec("torch"):
         _warm_training()
+        if everything:
+            _warm_compiled_training()
     click.echo(f"compiled, or found compiled, in {time.perf_counter() - start:.1f} s", err=True)
 
 
-def _warm_compiler() -> None:
+def _warm_solver() -> None:
     from ..fewbit_gen import solve
 
     for kind in ("shared", "interval"):
@@ -64,6 +67,19 @@ def _warm_training() -> None:
     for bits in (1, 2, 3, 4):
         x = torch.zeros(2048, requires_grad=True)
         GELU(bits=bits)(x).sum().backward()
+
+
+def _warm_compiled_training() -> None:
+    import torch
+
+    from ..fewbit_gen import solve
+    from ..runtime import ops
+
+    solve("gelu", bits=4, certify=False)  # of levels enough for the fast programme
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.zeros(64, 128, dtype=dtype)
+        buffers = ops.per_group_quantize_buffers([x], [4], [64], torch.zeros(1, dtype=torch.int64), [True])
+        ops.per_group_dequantize_buffers(buffers, [4], [64], dtype)
 
 
 @command.command()

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -54,6 +55,31 @@ def test_warm_leaves_nothing_to_compile(run_process, tmp_path):
         "sys.exit(len(seen.buffer))"
     )
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+
+
+def torch_before_2_9():
+    return tuple(map(int, version("torch").split(".")[:2])) < (2, 9)
+
+
+COMPILED = """
+import sys, torch
+from numba.core import event
+from fewbit.runtime.compile.preview import preview
+from torch import nn
+with event.install_recorder("numba:compile") as seen:
+    for options in ({}, {"bits": 2, "rounding": "nearest"}):
+        frozen = nn.Linear(256, 64).requires_grad_(False)
+        preview(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 256), nn.GELU(), frozen), torch.randn(64, 64), **options)
+sys.exit(len(seen.buffer))
+"""
+
+
+@pytest.mark.skipif(torch_before_2_9(), reason="the compile backend needs torch 2.9")
+def test_warm_all_leaves_compiled_training_nothing_either(run_process):
+    """In the cache of the kernels that other tests compile."""
+    outcome = run_process("cache", "warm", "--all")
+    assert (outcome.status, outcome.out) == (0, "")
+    assert subprocess.run([sys.executable, "-c", COMPILED], check=False).returncode == 0
 
 
 class TestCompilationIsTold:
