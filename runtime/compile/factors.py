@@ -138,13 +138,14 @@ def table_of(node: fx.Node, bits: int) -> Table | None:
         function cannot be integrated, or if `solve` takes too long.
     """
     argument = argument_of(node)
-    factor, inner = Curve(node, argument), Curve(argument, arguments_of(node.graph, through_views=True)[argument])
+    source = arguments_of(node.graph, through_views=True)[argument]
+    factor, inner = Curve(node, argument), Curve(argument, source)
     wide, usual = inner(np.linspace(*_DOMAIN, 4097)), inner(_NORMAL)
     expected = factor(usual)
     if not (np.isfinite(wide).all() and np.isfinite(expected).all()):
         return None
-    at_large = np.array_equal(wide, np.linspace(*_DOMAIN, 4097))
-    table = _table(factor, bits, DEFAULT_WEIGHT if at_large else f"uniform:{float(wide.min())},{float(wide.max())}")
+    weight = DEFAULT_WEIGHT if source is argument else f"uniform:{float(wide.min())},{float(wide.max())}"
+    table = _table(factor, bits, weight)
     step = np.ptp(expected) / (2**bits - 1)
     variance = step**2 / 6  # of rounding at random
     return table if table is not None and np.mean((expected - table(usual)) ** 2) <= variance else None
