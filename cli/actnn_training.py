@@ -19,7 +19,7 @@ BLOCK_BITS = (1.5, 2, 4)
 
 @click.command("training")
 @method_option("actnn")
-@click.option("--steps", type=click.IntRange(1), metavar="N", help="Of each run.  [default: as many as the task has]")
+@click.option("--steps", type=click.IntRange(1), metavar="N", help="Steps of each run.  [default: the task's own]")
 @seeds_option
 @click.option(
     "--task",
@@ -34,10 +34,10 @@ BLOCK_BITS = (1.5, 2, 4)
 def command(steps: int | None, seeds: int, task: str, threads: int, source: Path | None, output: Path) -> None:
     """Train a ResNet and a transformer exactly and at ActNN's levels, and draw losses and memory.
 
-    Compared are exact training, 4 bits for all layers (L2), mixed precision at 2 and 1.5 bits (L3), both under AMP, and
-    layers at 4 bits with GELU at 2 bits by a few-bit table or as ActNN does it. Runs of a seed have the same weights
-    and batches. The numbers are written beside the figure, as .json, after every seed. This takes some ten minutes of
-    one core.
+    Compares exact training, 4 bits for all layers (L2), mixed precision at 2 and 1.5 bits (L3), each of these also
+    under AMP, and layers at 4 bits with GELU at 2 bits by a few-bit table or as ActNN does it. Runs of one seed share
+    initial weights and batches. The numbers are written beside the figure as .json after every seed. This takes about
+    ten minutes on one core.
 
     Example: fewbit plot training --method actnn -o actnn-training.png
     """

@@ -13,10 +13,10 @@ from ..tables.names import counted
 
 @click.group("cache")
 def command() -> None:
-    """Show, fill and clear the folders of compiled kernels and solved tables.
+    """Show, fill and clear the folder of compiled kernels and solved tables.
 
-    All of it can be made again. The folder is the one that the environment variable FEWBIT_CACHE names, or the user's
-    cache folder.
+    Everything in it can be rebuilt. The environment variable FEWBIT_CACHE names the folder; without it, it is the
+    user's cache folder.
 
     Example: fewbit cache info
     """
@@ -24,7 +24,7 @@ def command() -> None:
 
 @command.command()
 def info() -> None:
-    """Show where the cache is, and how many files of which size are in it.
+    """Show the cache folder, with the number and size of its files.
 
     Example: fewbit cache info
     """
@@ -33,13 +33,15 @@ def info() -> None:
 
 
 @command.command()
-@click.option("--all", "everything", is_flag=True, help="Also what compiled training calls: a minute more.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Also compile the kernels that torch.compile calls; takes a minute more."
+)
 def warm(everything: bool) -> None:
-    """Compile now what the first solve and the first training on the CPU would compile.
+    """Compile in advance the code that the first solve and the first CPU training would compile.
 
-    Numba keeps the machine code where the environment variable NUMBA_CACHE_DIR says, else beside the installed package
-    or, if that folder is read-only, in the user's cache. It is compiled again for another processor, another version of
-    Numba, or changed source.
+    Numba stores the machine code in the folder that the environment variable NUMBA_CACHE_DIR names; otherwise beside
+    the installed package or, if that folder is read-only, in the user's cache folder. Another processor, another
+    version of Numba or changed source makes it compile again.
 
     Example: fewbit cache warm
     """
@@ -84,7 +86,7 @@ def _warm_compiled_training() -> None:
 
 @command.command()
 def clear() -> None:
-    """Delete what fewbit put into the cache.
+    """Delete every file that fewbit wrote to the cache.
 
     Example: fewbit cache clear
     """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.command("calibrate")
 @click.argument("target", required=False)
 @click.option(
-    "--demo", is_flag=True, help="Calibrate a small transformer, trained for some seconds, in place of TARGET."
+    "--demo", is_flag=True, help="Calibrate a small transformer trained for a few seconds, instead of TARGET."
 )
 @click.option(
     "-o",
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     metavar="FOLDER",
     required=True,
-    help="Where to write weights/*.npz, tables/*.json and calibration.json.",
+    help="Folder for weights/*.npz, tables/*.json and calibration.json.",
 )
 @bits_option
 @kind_option
-@click.option("--batches", type=click.IntRange(min=1), metavar="N", help="How many batches to run.  [default: all]")
-@click.option("--pooled", is_flag=True, help="One weight and one table an activation, in place of one a module.")
+@click.option("--batches", type=click.IntRange(min=1), metavar="N", help="Number of batches to run.  [default: all]")
+@click.option("--pooled", is_flag=True, help="Fit one weight and one table per activation, instead of per module.")
 @json_option
 def command(
     target: str | None,
@@ -51,13 +51,13 @@ def command(
     pooled: bool,
     as_json: bool,
 ) -> None:
-    """Measure what a model's activations see, and solve the tables that are best for that.
+    """Measure the inputs of a model's activations, and solve the best tables for them.
 
     TARGET is package.module:function or file.py:function. The function takes no arguments and returns what
     fewbit.calibrate takes: (model, batches), (model, batches, loss) or (model, batches, loss, inputs).
 
-    Every input of an activation is counted with the square of the gradient that comes back. A file of weights goes
-    into fewbit solve --weight FILE; tables go into fewbit.convert(model, tables=...).
+    Each input of an activation counts with the square of the gradient that arrives at its output. Pass a file of
+    weights to fewbit solve --weight FILE, and the tables to fewbit.convert(model, tables=...).
 
     Example: fewbit calibrate train.py:setup -o calibrated --bits 2
     """

@@ -48,9 +48,9 @@ OTHER_WEIGHTS = 3  # exact runs from other weights, the baseline for the few-bit
 def command(context: click.Context, steps: int, seed: int, bits: tuple[int, ...], output: Path) -> None:
     """Solve a table for GELU, draw it, and train a small transformer with it.
 
-    The transformer learns the source of Python's standard library, a character at a time: once with torch's own GELU
-    and once with each number of --bits, from the same weights on the same batches. Three exact runs from other weights
-    show how far chance alone leads.
+    The transformer predicts the next character of the standard library's source: once with torch's own GELU and once
+    at each number of --bits, from the same initial weights on the same batches. Three exact runs from other weights
+    show the effect of chance.
 
     Example: fewbit demo --bits 1,2,3,4 --output demo-output
     """

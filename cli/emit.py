@@ -32,14 +32,14 @@ from .options import (
     "--format",
     "target",
     type=click.Choice(FORMATS),
-    help="What to write, if not what the name of FILE says.",
+    help="Format to write.  [default: by the extension of FILE]",
 )
 @click.option(
     "-o",
     "--output",
     type=FILE,
     metavar="FILE",
-    help="The file: .json .npz .csv .py .h .cuh.  [default: stdout]",
+    help="File to write: .json .npz .csv .py .h .cuh.  [default: stdout]",
 )
 def command(
     activation: str,
@@ -53,8 +53,8 @@ def command(
 ) -> None:
     """Write a table as a C or CUDA header, a Python module or data.
 
-    ACTIVATION is whatever fewbit solve takes. The table is the one that comes with fewbit where there is one, and is
-    solved for otherwise.
+    ACTIVATION is any that fewbit solve accepts. The shipped table is used where there is one; otherwise the table is
+    solved.
 
     Example: fewbit emit gelu --bits 3 --target c -o gelu.h
     """

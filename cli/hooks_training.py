@@ -21,20 +21,31 @@ NAME = "training --method hooks"
 
 @click.command("training")
 @method_option("hooks")
-@click.option("--steps", type=click.IntRange(1), metavar="N", default=250, show_default=True, help="Of each run.")
+@click.option("--steps", type=click.IntRange(1), metavar="N", default=250, show_default=True, help="Steps of each run.")
 @click.option(
-    "--seeds", type=click.IntRange(2, 100), metavar="N", default=5, show_default=True, help="How many, from 0 on."
+    "--seeds",
+    type=click.IntRange(2, 100),
+    metavar="N",
+    default=5,
+    show_default=True,
+    help="Number of seeds, from 0 on.",
 )
-@click.option("--variant", "chosen", multiple=True, metavar="NAME", help="One to train, beside exact.  [default: all]")
+@click.option(
+    "--variant",
+    "chosen",
+    multiple=True,
+    metavar="NAME",
+    help="A variant to train beside exact; may be repeated.  [default: all]",
+)
 @threads_option
 @input_option
 @figure_option
 def command(steps: int, seeds: int, chosen: tuple[str, ...], threads: int, source: Path | None, output: Path) -> None:
     """Train GPT-2 exactly, with hooks at 4 bits, at L2, with both and at L3, and draw the validation losses.
 
-    Runs of a seed have the same weights and batches; beside them exact training runs once more from weights changed by
-    a millionth. The numbers are written beside the figure, as .json, after every run; runs that are there already, of
-    the same settings, are not run again. At the defaults this takes half an hour of one core.
+    Runs of one seed share initial weights and batches; one more exact run starts from weights changed by a millionth.
+    The numbers are written beside the figure as .json after every run; runs of the same settings that are there
+    already are kept. At the defaults this takes half an hour on one core.
 
     Example: fewbit plot training --method hooks -o training-hooks.png
     """

@@ -62,7 +62,7 @@ class _TargetGroup(click.Group):
 
 @click.group("memory", cls=_TargetGroup)
 def command() -> None:
-    """Show what training keeps for the backward pass, and its peak, exact and by any method.
+    """Show the bytes that training saves for backward, and its peak, exactly and with any method.
 
     `fewbit memory TARGET` is short for `fewbit memory of TARGET`.
 
@@ -80,18 +80,26 @@ def _method_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--bits",
             type=click.FloatRange(1, 8),
             metavar="N",
-            help="Bits per element, 1 to 8.  [default: 3, or the level's]",
+            help="Bits per element, 1 to 8.  [default: 3, or those of --level]",
         ),
         click.option("--level", metavar="L0..L5", help="ActNN: layers at this level."),
         click.option("--glu", metavar="KEEP", help="Gated MLPs: parts, inputs or exact."),
-        click.option("--fuse-preact", type=int, metavar="N", help="BLPA: BN, ReLU and layer in one, N bits."),
-        click.option("--outliers", type=float, metavar="RATIO", help="V-Quant: the part of large values."),
-        click.option("--fused", is_flag=True, help="Replace formulas of several calls by torch's one function."),
-        click.option("--include", multiple=True, metavar="NAME", help="Convert modules of this name or pattern alone."),
-        click.option("--exclude", multiple=True, metavar="NAME", help="Leave modules of this name or pattern."),
-        click.option("--tables", multiple=True, metavar="NAME=FILE", help="The table of a module or an activation."),
-        click.option("--hooks", type=int, metavar="N", help="Compress what is still saved to N bits, by hooks."),
-        click.option("--peak/--no-peak", default=True, show_default=True, help="Run backward too, for the peak."),
+        click.option("--fuse-preact", type=int, metavar="N", help="BLPA: fuse BN, ReLU and layer, at N bits."),
+        click.option(
+            "--outliers", type=float, metavar="RATIO", help="V-Quant: share of values kept exactly, the largest."
+        ),
+        click.option(
+            "--fused", is_flag=True, help="Replace activations written as several calls by torch's one function."
+        ),
+        click.option("--include", multiple=True, metavar="NAME", help="Convert only modules of this name or pattern."),
+        click.option(
+            "--exclude", multiple=True, metavar="NAME", help="Do not convert modules of this name or pattern."
+        ),
+        click.option("--tables", multiple=True, metavar="NAME=FILE", help="Table for a module or an activation."),
+        click.option("--hooks", type=int, metavar="N", help="Compress the other saved tensors to N bits, by hooks."),
+        click.option(
+            "--peak/--no-peak", default=True, show_default=True, help="Run backward too and measure the peak."
+        ),
     )
     for option in reversed(options):
         function = option(function)
@@ -101,14 +109,16 @@ def _method_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @command.command("of")
 @click.argument("target")
 @_method_options
-@click.option("--batch", type=click.IntRange(1), metavar="N", help="Samples.  [default: 1, or what the function gives]")
+@click.option(
+    "--batch", type=click.IntRange(1), metavar="N", help="Samples in a batch.  [default: 1, or the function's own]"
+)
 @click.option(
     "--sequence",
     "--size",
     "size",
     type=click.IntRange(1),
     metavar="N",
-    help="Tokens of a sequence, or pixels of an image's side.  [default: the model's]",
+    help="Tokens of a sequence, or height and width of an image.  [default: the model's]",
 )
 @click.option(
     "--dtype",
@@ -122,31 +132,37 @@ def _method_options(function: Callable[..., Any]) -> Callable[..., Any]:
     type=click.Choice(["sdpa", "eager"]),
     default="sdpa",
     show_default=True,
-    help="Of a built-in model: one kernel, or the scores in memory.",
+    help="Attention of a built-in model: one kernel, or scores in memory.",
 )
-@click.option("--meta", is_flag=True, help="Call the function on the meta device, where its model takes no memory.")
+@click.option("--meta", is_flag=True, help="Build the function's model on the meta device, where it takes no memory.")
 @click.option(
-    "--compiled", is_flag=True, help="Show each tensor that torch.compile with the backend fewbit saves, at --bits."
+    "--compiled", is_flag=True, help='Show each tensor that torch.compile(backend="fewbit") saves, at --bits.'
 )
-@click.option("--functions", is_flag=True, help="Count calls of torch's activation functions as few-bit ones too.")
+@click.option("--functions", is_flag=True, help="Also count calls of torch's activation functions as few-bit.")
 @click.option(
-    "--by", default="kind,op", show_default=True, metavar="FIELD,...", help="Rows: module, kind (its class), op, dtype."
+    "--by",
+    default="kind,op",
+    show_default=True,
+    metavar="FIELD,...",
+    help="Group rows by module, kind (its class), op, dtype.",
 )
 @click.option(
     "--sort",
     type=click.Choice(["order", "bytes", "name"]),
     default="bytes",
     show_default=True,
-    help="Rows in the order of saving, by bytes (largest first) or by name.",
+    help="Order of rows: of saving, by bytes (largest first) or by name.",
 )
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Show N rows, and sum up the rest.")
-@click.option("--gpu-memory", type=ByteSize(), metavar="SIZE", help="Show the largest batch in a memory such as 16GiB.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Show N rows and the sum of the others.")
+@click.option(
+    "--gpu-memory", type=ByteSize(), metavar="SIZE", help="Show the largest batch that fits a memory such as 16GiB."
+)
 @click.option(
     "--copies",
     type=click.IntRange(1),
     default=4,
     show_default=True,
-    help="Of the parameters, for --gpu-memory: weights, gradients, two moments of Adam.",
+    help="Copies of the parameters, for --gpu-memory: weights, gradients, two moments of Adam.",
 )
 @json_option
 def of(
@@ -166,24 +182,25 @@ def of(
     as_json: bool,
     **method: Any,
 ) -> None:
-    """Show what a forward pass of TARGET keeps for backward, and the peak of both passes.
+    """Show the bytes that a forward pass of TARGET saves for backward, and the peak of both passes.
 
     TARGET is a model that `fewbit memory models` lists, or package.module:function or file.py:function. The function
-    returns (model, inputs), the inputs a tensor, a tuple, or a dict of keywords; if it has parameters named batch,
-    sequence or size, it is given those options.
+    returns (model, inputs); inputs is a tensor, a tuple or a dict of keyword arguments. If it has parameters named
+    batch, sequence or size, they receive those options.
 
-    Built-in models, and functions under --meta, run on the meta device: no memory is taken, and dropout and attention
-    are counted as their CUDA kernels keep them. What a loss keeps is not counted.
+    Built-in models, and functions under --meta, run on the meta device: they take no memory, and dropout and attention
+    count as their CUDA kernels save them. Tensors that a loss saves are not counted.
 
-    The method is any that fewbit.convert takes, and combinations: --level L2 --glu parts --hooks 4. Without one,
-    activations keep --bits.
+    Any method of fewbit.convert and any combination may be given: --level L2 --glu parts --hooks 4. Without one,
+    activation functions save --bits.
 
-    The peak is the most memory of forward and backward at once: activations, what is kept, what passes, and gradients
-    but for those of parameters, which count among the --copies. Scratch memory of kernels is not seen.
+    The peak is the largest sum, at any moment of forward and backward, of activations, saved tensors, temporary
+    tensors and gradients of activations. Gradients of parameters count among the --copies. Scratch memory inside
+    kernels is not seen.
 
-    With --compiled the table is of torch.compile(model, backend="fewbit"): each saved tensor, what becomes of it, and
-    what torch.compile alone would save. The model runs once, so it cannot be built-in or on the meta device. --bits is
-    then whole, and without it each tensor has bits by its role.
+    With --compiled the table is that of torch.compile(model, backend="fewbit"): each saved tensor, how it is saved, and
+    the bytes that torch.compile alone would save. The model runs once, so it cannot be built-in or on the meta device.
+    --bits must then be an integer; without it each tensor has the bits of its role.
 
     Example: fewbit memory llama-7b --level L2 --glu parts --gpu-memory 80GiB
     """
@@ -221,7 +238,7 @@ def of(
 def models() -> None:
     """List the built-in models.
 
-    They are built from configurations by `transformers`; nothing is downloaded.
+    `transformers` builds them from configurations; nothing is downloaded.
 
     Example: fewbit memory models
     """
@@ -238,9 +255,9 @@ def models() -> None:
 def paper(output: Path | None, as_json: bool) -> None:
     """Reproduce the paper's Appendix B.
 
-    The models of "Few-bit Backward" that `transformers` can build are measured, and its rows printed beside: sizes in
-    MiB, activations for each sample, largest batches in 32 GiB. The settings are those that give the paper's numbers:
-    256 tokens or 256x256 pixels, float32, no dropout, scores of attention in memory, GELU for ResNet's ReLU.
+    Measures the models of "Few-bit Backward" that `transformers` can build and prints the paper's rows beside: sizes in
+    MiB, activations per sample, largest batches in 32 GiB. The settings are those that reproduce the paper's numbers:
+    256 tokens or 256x256 pixels, float32, no dropout, attention scores in memory, GELU instead of ResNet's ReLU.
 
     Example: fewbit memory paper -o appendix-b.json
     """

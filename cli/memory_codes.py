@@ -18,20 +18,24 @@ if TYPE_CHECKING:
 @click.argument("target", default="digits")
 @bits_option
 @click.option(
-    "--ratio", type=click.FloatRange(0, 1), default=0.02, show_default=True, help="Of large values, kept exactly."
+    "--ratio",
+    type=click.FloatRange(0, 1),
+    default=0.02,
+    show_default=True,
+    help="Share of values kept exactly, the largest.",
 )
 @click.option(
     "--compressor",
     type=click.Choice(["zstd", "lz4", "zlib"]),
-    help="What compresses.  [default: the first of these that is installed]",
+    help="Compressor.  [default: the first of these that is installed]",
 )
 @json_option
 def codes(target: str, bits: int, ratio: float, compressor: str | None, as_json: bool) -> None:
-    """Compress the codes that V-Quant saves of TARGET's activations, to see what there is to win.
+    """Measure how far a lossless compressor shrinks the codes that V-Quant saves of TARGET's activations.
 
-    TARGET is package.module:function or file.py:function; the function returns (model, inputs), with real inputs: how
-    often a code occurs depends on them. Without one, a network that has learnt scikit-learn's digits for three epochs.
-    Beside the compressor stands the entropy of single codes. (The paper: 24.4 % off ResNet-50's 3-bit codes.)
+    TARGET is package.module:function or file.py:function; the function returns (model, inputs) with real inputs, since
+    the frequencies of codes depend on them. The default is a network trained for three epochs on scikit-learn's digits.
+    The entropy of single codes stands beside. (The paper: 24.4 % off ResNet-50's 3-bit codes.)
 
     Example: fewbit memory codes --bits 3 --ratio 0.02
     """

@@ -52,7 +52,7 @@ bits_option = click.option(
 # With --levels the default comes from the solver, which reports an error if both are given.
 bits_or_levels_option = click.option("--bits", type=int, metavar="N", help="Bits per element, 1 to 8.  [default: 3]")
 
-levels_option = click.option("--levels", type=int, metavar="K", help="Number of levels, 2 to 256, in place of --bits.")
+levels_option = click.option("--levels", type=int, metavar="K", help="Number of levels, 2 to 256, instead of --bits.")
 
 bits_list_option = click.option(
     "--bits",
@@ -68,7 +68,7 @@ kind_option = click.option(
     type=click.Choice(KINDS),
     default="shared",
     show_default=True,
-    help="Whether intervals may share a level.",
+    help="shared: intervals may share a level; interval: each has its own.",
 )
 
 weight_option = click.option(
@@ -76,7 +76,7 @@ weight_option = click.option(
     metavar="SPEC",
     default=DEFAULT_WEIGHT,
     show_default=True,
-    help="What is believed of the inputs: uniform:A,B, normal:MEAN,DEVIATION, laplace:MEAN,SCALE, a mixture such as "
+    help="Distribution of the inputs: uniform:A,B, normal:MEAN,DEVIATION, laplace:MEAN,SCALE, a mixture such as "
     "0.7*normal:0,1+0.3*laplace:1,2, or a FILE of samples (.npy .txt .csv, one number a line) or of a histogram "
     "(.npz .json with edges and counts).",
 )
@@ -86,7 +86,7 @@ kinks_option = click.option(
     type=Numbers(),
     metavar="X,...",
     default="",
-    help="Where the derivative jumps or bends, if that is not found.",
+    help="Points where the derivative jumps or bends, if they are not found.",
 )
 
 effort_option = click.option(
@@ -95,11 +95,11 @@ effort_option = click.option(
     metavar="SECONDS",
     default=10.0,
     show_default=True,
-    help="How long it may take; the lower bound is then the greatest that was shown until the time was over.",
+    help="Seconds to spend; the lower bound is the greatest one proven within them.",
 )
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, to standard output.")
 
 figure_option = click.option(
-    "-o", "--output", type=FILE, metavar="FILE", required=True, help="Where to write it: .png, .svg or .pdf."
+    "-o", "--output", type=FILE, metavar="FILE", required=True, help="File to write: .png, .svg or .pdf."
 )

@@ -30,7 +30,7 @@ activations_argument = click.argument("activations", metavar="[ACTIVATION]...", 
 
 @click.group("plot")
 def command() -> None:
-    """Draw derivatives with their tables, errors against bits, and trainings with few bits.
+    """Draw derivatives with their tables, errors against bits, and trainings in few bits.
 
     Example: fewbit plot approximation gelu --bits 1,2,3,4 -o gelu.png
     """
@@ -51,9 +51,9 @@ for study in (*BLPA, *VQUANT):
 @weight_option
 @figure_option
 def approximation(activations: tuple[str, ...], bits: tuple[int, ...], kind: str, weight: str, output: Path) -> None:
-    """Draw derivatives and their tables, one row an activation, one panel a number of bits.
+    """Draw derivatives and their tables: a row per activation, a panel per number of bits.
 
-    The weight is drawn behind the derivative unless it is the same all over.
+    The weight is drawn behind the derivative unless it is constant.
 
     Example: fewbit plot approximation gelu silu --bits 1,2,3,4 -o figure.png
     """
@@ -71,7 +71,7 @@ def approximation(activations: tuple[str, ...], bits: tuple[int, ...], kind: str
 @click.option("--columns", type=click.IntRange(1, 20), default=4, show_default=True, help="Panels side by side.")
 @figure_option
 def gallery(activations: tuple[str, ...], bits: int, kind: str, weight: str, columns: int, output: Path) -> None:
-    """Draw many derivatives with one table each; without ACTIVATION, all that fewbit knows by name.
+    """Draw many derivatives with one table each; without ACTIVATION, of every named activation.
 
     Example: fewbit plot gallery --bits 2 --weight normal:0,1 -o gallery.png
     """
@@ -87,7 +87,7 @@ def gallery(activations: tuple[str, ...], bits: int, kind: str, weight: str, col
 @weight_option
 @figure_option
 def kinds(activations: tuple[str, ...], bits: int, weight: str, output: Path) -> None:
-    """Draw tables of both kinds side by side, one row an activation; without ACTIVATION, three that differ.
+    """Draw tables of both kinds side by side, a row per activation; without ACTIVATION, three whose tables differ.
 
     Example: fewbit plot kinds gelu tanh --bits 2 -o kinds.png
     """
@@ -112,12 +112,12 @@ def kinds(activations: tuple[str, ...], bits: int, weight: str, output: Path) ->
     type=click.Choice([*KINDS, "both"]),
     default="both",
     show_default=True,
-    help="Whether intervals may share a level.",
+    help="shared: intervals may share a level; interval: each has its own.",
 )
 @weight_option
 @figure_option
 def error(activations: tuple[str, ...], bits: tuple[int, ...], kind: str, weight: str, output: Path) -> None:
-    """Draw error and lower bound against bits, by activation and kind; without ACTIVATION, for those of the paper.
+    """Draw error and lower bound against bits, by activation and kind; without ACTIVATION, for the paper's.
 
     Example: fewbit plot error gelu silu --bits 1,2,3,4 -o error.png
     """

@@ -17,9 +17,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 images_option = click.option(
-    "--images", type=click.Choice(("digits", "patches")), default="digits", show_default=True, help="From scikit-learn."
+    "--images",
+    type=click.Choice(("digits", "patches")),
+    default="digits",
+    show_default=True,
+    help="Images of scikit-learn to learn.",
 )
-depth_option = click.option("--depth", type=int, default=164, show_default=True, help="Layers, 9n + 2.")
+depth_option = click.option("--depth", type=int, default=164, show_default=True, help="Number of layers, 9n + 2.")
 
 
 def _width_option(default: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -32,7 +36,9 @@ def _width_option(default: int) -> Callable[[Callable[..., Any]], Callable[..., 
     )
 
 
-steps_option = click.option("--steps", type=click.IntRange(1), default=200, show_default=True, help="Of training.")
+steps_option = click.option(
+    "--steps", type=click.IntRange(1), default=200, show_default=True, help="Steps of training."
+)
 batch_option = click.option("--batch", type=click.IntRange(2), default=64, show_default=True, help="Images in a step.")
 DEFAULT_WARMUP = 0.05
 warmup_option = click.option(
@@ -41,7 +47,7 @@ warmup_option = click.option(
     metavar="SHARE",
     default=DEFAULT_WARMUP,
     show_default=True,
-    help="Share of the steps at a tenth of the learning rate first; 0.00625 in the paper (400 of 64,000).",
+    help="Share of the steps to warm up at a tenth of the learning rate; 0.00625 in the paper (400 of 64,000).",
 )
 
 
@@ -53,7 +59,7 @@ warmup_option = click.option(
 @steps_option
 @batch_option
 @warmup_option
-@click.option("--seeds", type=click.IntRange(1, 100), default=3, show_default=True, help="How many, from 0 on.")
+@click.option("--seeds", type=click.IntRange(1, 100), default=3, show_default=True, help="Number of seeds, from 0 on.")
 @input_option
 @figure_option
 def training(
@@ -69,9 +75,9 @@ def training(
 ) -> None:
     """Train a deep residual network exactly, with 8 and 4 bits, and naively: the losses of Figure 3.
 
-    Naive networks compute the forward pass too with what the codes stand for. The last variant has a quarter of the
+    Naive networks use the dequantized activations in the forward pass too. The last variant has a quarter of the
     features. All start from the same weights and see the same batches; tests are computed exactly. The numbers are
-    written beside the figure, as .json. At the defaults this takes ten minutes on an idle core.
+    written beside the figure as .json. At the defaults this takes ten minutes on an idle core.
 
     Example: fewbit plot training --method blpa -o blpa-training.png
     """
@@ -98,7 +104,13 @@ def training(
 @steps_option
 @batch_option
 @warmup_option
-@click.option("--batches", type=click.IntRange(2), default=100, show_default=True, help="Over which gradients vary.")
+@click.option(
+    "--batches",
+    type=click.IntRange(2),
+    default=100,
+    show_default=True,
+    help="Number of batches, for the variance of the gradients.",
+)
 @input_option
 @figure_option
 def noise(
@@ -114,9 +126,9 @@ def noise(
 ) -> None:
     """Draw the error of each layer's gradient beside the noise of SGD, at start and end of training: Figure 4.
 
-    Error: the mean squared difference between the approximate and the exact gradient of a convolution's weights, of the
-    same batch. Noise: the variance of exact gradients between batches. The numbers are written beside the figure, as
-    .json. At the defaults this takes five minutes on an idle core.
+    Error: the mean squared difference between the approximate and the exact gradient of a convolution's weights, on one
+    batch. Noise: the variance of exact gradients between batches. The numbers are written beside the figure as .json.
+    At the defaults this takes five minutes on an idle core.
 
     Example: fewbit plot gradient-noise --images digits -o gradient-noise.png
     """
@@ -137,14 +149,22 @@ def noise(
 
 
 @click.command("blpa-memory")
-@click.option("--gpu-memory", type=ByteSize(), default="11GiB", show_default=True, help="For the largest batches.")
-@click.option("--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True, help="cuda: try them.")
+@click.option(
+    "--gpu-memory", type=ByteSize(), default="11GiB", show_default=True, help="Memory for the largest batches."
+)
+@click.option(
+    "--device",
+    type=click.Choice(("cpu", "cuda")),
+    default="cpu",
+    show_default=True,
+    help="cuda: find the largest batches by trial.",
+)
 @input_option
 @figure_option
 def memory(gpu_memory: int, device: str, source: Path | None, output: Path) -> None:
-    """Measure saved and peak bytes against depth, and reckon the largest batches of Table 2.
+    """Measure saved and peak bytes against depth, and compute the largest batches of Table 2.
 
-    With --device cuda the largest batches are also found by trial, in all memory that the GPU has, and timed.
+    With --device cuda the largest batches are also found by trial, in all memory of the GPU, and timed.
 
     Example: fewbit plot blpa-memory -o blpa-memory.png
     """

@@ -14,23 +14,39 @@ if TYPE_CHECKING:
 
 
 @click.command("variance")
-@click.option("--bits", type=click.IntRange(1, 8), default=2, show_default=True, help="At which it is split by layer.")
-@click.option("--draws", type=click.IntRange(2, 10_000), default=24, show_default=True, help="Of everything random.")
 @click.option(
-    "--steps", type=click.IntRange(0, 10_000), default=100, show_default=True, help="Of exact training before."
+    "--bits",
+    type=click.IntRange(1, 8),
+    default=2,
+    show_default=True,
+    help="Bits at which the variance is split by layer.",
 )
-@click.option("--input", "source", type=FILE, metavar="FILE", help="Draw the results in FILE, and measure nothing.")
+@click.option(
+    "--draws",
+    type=click.IntRange(2, 10_000),
+    default=24,
+    show_default=True,
+    help="Gradients to draw for each variance.",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(0, 10_000),
+    default=100,
+    show_default=True,
+    help="Steps of exact training before measuring.",
+)
+@click.option("--input", "source", type=FILE, metavar="FILE", help="Draw the results in FILE without measuring.")
 @figure_option
 @click.pass_context
 def variance(context: click.Context, bits: int, draws: int, steps: int, source: Path | None, output: Path) -> None:
     """Measure and draw the variance of gradients from compressed activations, as ActNN's Theorem 3 splits it.
 
-    A small ResNet learns scikit-learn's digits exactly for some steps. Then its gradients are computed over and over
-    with compressed activations: the variance of each weight's gradient by the layer that causes it, beside that of all
-    at once; what the sensitivities say of it; and the variance of all against bits, for a range a tensor, a range a
-    group, bits for each sample and mixed precision.
+    A small ResNet learns scikit-learn's digits exactly for some steps. Then its gradients are computed repeatedly with
+    compressed activations. Drawn are the variance of each weight's gradient by the layer that causes it, beside that
+    of all layers compressed at once; the variance that the sensitivities predict; and the total variance against bits,
+    with a range per tensor, a range per group, bits per sample and mixed precision.
 
-    The numbers are written beside the figure, as .json. At the defaults this takes a minute.
+    The numbers are written beside the figure as .json. At the defaults this takes a minute.
 
     Example: fewbit plot variance -o variance.png
     """

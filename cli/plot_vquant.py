@@ -15,10 +15,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 seeds_option = click.option(
-    "--seeds", type=click.IntRange(1, 100), metavar="N", default=3, show_default=True, help="How many, from 0 on."
+    "--seeds",
+    type=click.IntRange(1, 100),
+    metavar="N",
+    default=3,
+    show_default=True,
+    help="Number of seeds, from 0 on.",
 )
 epochs_option = click.option(
-    "--epochs", type=click.IntRange(1, 1000), metavar="N", default=6, show_default=True, help="Of each training."
+    "--epochs", type=click.IntRange(1, 1000), metavar="N", default=6, show_default=True, help="Epochs of each training."
 )
 
 
@@ -30,8 +35,8 @@ epochs_option = click.option(
 def accuracy(seeds: int, epochs: int, source: Path | None, output: Path) -> None:
     """Train with V-Quant and RV-Quant: accuracy over bits and the ratio of large values.
 
-    A residual network of 8 layers learns scikit-learn's handwritten digits (the paper's Tables 1 and 2 in small). The
-    numbers are written beside the figure, as .json. At the defaults this takes about three minutes on one core.
+    A residual network of 8 layers learns scikit-learn's handwritten digits, a small version of the paper's Tables 1 and
+    2. The numbers are written beside the figure as .json. At the defaults this takes about three minutes on one core.
 
     Example: fewbit plot vquant-accuracy -o vquant-accuracy.png
     """
@@ -56,7 +61,8 @@ def accuracy(seeds: int, epochs: int, source: Path | None, output: Path) -> None
 def annealing(seeds: int, epochs: int, source: Path | None, output: Path) -> None:
     """Train with schedules of bits and ratio: down, as activation annealing does, and up.
 
-    The paper's Table 5 and Figure 3 in small, on scikit-learn's digits; two minutes on one core at the defaults.
+    A small version of the paper's Table 5 and Figure 3, on scikit-learn's digits. At the defaults this takes two
+    minutes on one core.
 
     Example: fewbit plot vquant-annealing -o vquant-annealing.png
     """
@@ -78,9 +84,9 @@ def annealing(seeds: int, epochs: int, source: Path | None, output: Path) -> Non
 @input_option
 @figure_option
 def inference(epochs: int, source: Path | None, output: Path) -> None:
-    """Quantize a trained network: a search over bits and ratios, fine-tuned or not, and what PCA shows.
+    """Quantize a trained network over bits and ratios, with and without fine-tuning, and draw its features by PCA.
 
-    The paper's Figures 4 and 5 in small, on scikit-learn's digits; a minute on one core.
+    A small version of the paper's Figures 4 and 5, on scikit-learn's digits. This takes a minute on one core.
 
     Example: fewbit plot vquant-inference -o vquant-inference.png
     """
@@ -99,14 +105,14 @@ def inference(epochs: int, source: Path | None, output: Path) -> None:
 
 @click.command("vquant-lstm")
 @click.option(
-    "--steps", type=click.IntRange(1), metavar="N", default=300, show_default=True, help="Of training each model."
+    "--steps", type=click.IntRange(1), metavar="N", default=300, show_default=True, help="Steps of each training."
 )
 @input_option
 @figure_option
 def lstm(steps: int, source: Path | None, output: Path) -> None:
     """Quantize the weights of LSTM language models: perplexity at 2 to 4 bits, 1 and 3 % of large weights.
 
-    The paper's Table 6 in small: two models of two layers learn the words of Python's standard library.
+    A small version of the paper's Table 6: two models of two layers learn the words of Python's standard library.
 
     Example: fewbit plot vquant-lstm -o vquant-lstm.png
     """
@@ -127,14 +133,14 @@ def lstm(steps: int, source: Path | None, output: Path) -> None:
     default="ResNet-18,VGG-16,ResNet-50",
     show_default=True,
     metavar="NAME,...",
-    help="Networks of which one forward pass is run and measured; empty for none.",
+    help="Networks to measure in one forward pass; empty for none.",
 )
 @input_option
 @figure_option
 def memory(measure: str, source: Path | None, output: Path) -> None:
-    """Count the activations of the paper's networks: Table 4 by formula, and some of it measured.
+    """Compute the activation memory of the paper's networks (Table 4) by formula, and measure some of them.
 
-    Measured is what one forward pass of one image keeps for the backward pass, all ops included.
+    Measured are the bytes that a forward pass of one image saves for the backward pass, in all ops.
 
     Example: fewbit plot vquant-memory -o vquant-memory.png
     """

@@ -31,12 +31,12 @@ from .text import table_text
 @levels_option
 @kind_option
 @weight_option
-@click.option("-o", "--output", type=FILE, metavar="FILE", help="Write it: .json .npz .csv .py .h.")
+@click.option("-o", "--output", type=FILE, metavar="FILE", help="File to write: .json .npz .csv .py .h.")
 @click.option(
     "--format",
     "file_format",
     type=click.Choice(FORMATS),
-    help="What FILE holds, if not what its name says.",
+    help="Format of FILE.  [default: by its extension]",
 )
 @kinks_option
 @effort_option

@@ -25,16 +25,21 @@ Numbers = dict[str, Any]
 Save = Callable[[Numbers], None]
 
 input_option = click.option(
-    "--input", "source", type=FILE, metavar="FILE", help="Draw the results in FILE, and run nothing."
+    "--input", "source", type=FILE, metavar="FILE", help="Draw the results in FILE without running anything."
 )
 trained_option = click.option(
-    "--input", "source", type=FILE, metavar="FILE", help="Draw the results in FILE, and train nothing."
+    "--input", "source", type=FILE, metavar="FILE", help="Draw the results in FILE without training."
 )
 seeds_option = click.option(
-    "--seeds", type=click.IntRange(2, 100), metavar="N", default=3, show_default=True, help="How many, from 0 on."
+    "--seeds",
+    type=click.IntRange(2, 100),
+    metavar="N",
+    default=3,
+    show_default=True,
+    help="Number of seeds, from 0 on.",
 )
 threads_option = click.option(
-    "--threads", type=click.IntRange(1, 1024), metavar="N", default=1, show_default=True, help="For torch."
+    "--threads", type=click.IntRange(1, 1024), metavar="N", default=1, show_default=True, help="Threads for torch."
 )
 
 # `fewbit plot training` is one command for all of these (plot_training.py).

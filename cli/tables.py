@@ -15,7 +15,7 @@ from .text import list_text, table_text
 
 @click.group("tables")
 def command() -> None:
-    """List, show, rebuild and verify the tables that come with fewbit.
+    """List, show, rebuild and verify the shipped tables.
 
     Example: fewbit tables show gelu --bits 2
     """
@@ -51,9 +51,7 @@ def show(activation: str, bits: int, kind: str, weight: str, as_json: bool) -> N
 
 
 @command.command()
-@click.option(
-    "--output", type=FILE, metavar="DIR", default=DATA, help="Where to write.  [default: fewbit's own folder]"
-)
+@click.option("--output", type=FILE, metavar="DIR", default=DATA, help="Folder to write.  [default: fewbit's own]")
 def build(output: Path) -> None:
     """Solve the shipped tables again and write them.
 
@@ -75,11 +73,11 @@ def build(output: Path) -> None:
     type=FILE,
     metavar="DIR",
     default=DATA,
-    help="What to verify.  [default: fewbit's own folder]",
+    help="Folder to verify.  [default: fewbit's own]",
 )
-@click.option("--bounds", is_flag=True, help="Find the lower bounds again too, which takes as long as solving.")
+@click.option("--bounds", is_flag=True, help="Also recompute the lower bounds, which takes as long as solving.")
 def verify(folder: Path, bounds: bool) -> None:
-    """Integrate the error of every shipped table again and compare; with --bounds, prove every table the best again.
+    """Recompute the error of every shipped table and compare; with --bounds, prove each optimal again.
 
     Example: fewbit tables verify
     """

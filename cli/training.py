@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     show_default=True,
     help="GPT-2 of transformers, from a small configuration, or the small transformer of fewbit demo.",
 )
-@click.option("--steps", type=int, metavar="N", help="Steps to train.  [default: 300 of gpt2, 700 of small]")
+@click.option("--steps", type=int, metavar="N", help="Steps to train.  [default: 300 for gpt2, 700 for small]")
 @seeds_option
 @bits_list_option
 @click.option(
-    "--control", is_flag=True, help="Train exactly once more, from weights changed by a millionth: what is chance."
+    "--control", is_flag=True, help="Train exactly once more from weights changed by a millionth: the effect of chance."
 )
 @click.option(
     "--threads",
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     metavar="N",
     default=1,
     show_default=True,
-    help="For torch; models so small gain little from more.",
+    help="Threads for torch; models this small gain little from more.",
 )
 @trained_option
 @figure_option
@@ -58,12 +58,12 @@ def command(
 ) -> None:
     """Train a model exactly and with few bits, with several seeds, and draw the losses.
 
-    The model learns the source of Python's standard library, a character at a time. Runs of a seed have the same
-    weights and batches. A number of bits is within the spread if its mean loss stays, at every step, between the lowest
-    and the highest of the exact runs, and its mean validation loss within their standard deviation.
+    The model predicts the next character of the standard library's source. Runs of one seed share initial weights and
+    batches. A number of bits is within the spread if its mean loss stays, at every step, between the lowest and the
+    highest of the exact runs, and its mean validation loss within their standard deviation.
 
-    The numbers are written beside the figure, as .json, after every seed. At the defaults this takes a quarter of an
-    hour on one core; --steps 50 takes two minutes.
+    The numbers are written beside the figure as .json after every seed. At the defaults this takes a quarter of an hour
+    on one core; --steps 50 takes two minutes.
 
     Example: fewbit plot training --bits 3,4 -o training.png
     """

@@ -17,13 +17,13 @@ from ..lazy import LazyGroup
         "activation": "Time activations, forward and backward, beside torch's own modules.",
         "compiled": "Train small transformers compiled, with few bits and without: memory, time and error.",
         "glu": "Measure a training step of a gated MLP: memory, and time beside eager torch.",
-        "glu-bits": "Measure how a gated MLP's bits are best shared out among its parts.",
-        "kernels": "Compile all CUDA kernels, and show what they take; needs no GPU.",
+        "glu-bits": "Measure how a gated MLP's bits are best divided among its parts.",
+        "kernels": "Compile all CUDA kernels and show their registers and spills; needs no GPU.",
         "levels": "Train a ResNet-50 exactly and at ActNN's levels: time, memory, largest batch.",
         "outliers": "Time V-Quant beside PerGroup, and its training steps beside torch's.",
         "preact": "Time pre-activation layers and networks (BLPA) beside torch's modules.",
         "quantizers": "Time ActNN's per-group quantizer beside copies of the same memory.",
-        "solve": "Time the compiler beside others that solve the same problems.",
+        "solve": "Time the compiler beside other solvers of the same problems.",
     },
 )
 def command() -> None:

@@ -144,12 +144,11 @@ def command(
 ) -> Report:
     """Time activations, forward and backward, beside torch's own modules.
 
-    Forward, backward and both are timed, of gelu if none is named; all take turns, and medians are printed:
-    milliseconds, the ratio of the two, and GB/s of the bytes that must move. Last comes what a call costs on a tensor
-    of 1,000 elements. The table says whether a bar is met, where there is one; --bars measures all of them, forward and
-    backward together.
+    Times forward, backward and both in turn, of gelu if none is named, and prints medians: milliseconds, the ratio to
+    torch, and GB/s of the bytes that must move. The last row is the cost of a call on a tensor of 1,000 elements. Where
+    there is a bar, the table says whether it is met; --bars measures all that have one, forward and backward together.
 
-    On a GPU it is GELU in three dtypes, of 2^20 to 2^29 elements and 1 to 8 bits, beside torch, torch.compile and a
+    On a GPU, times GELU in three dtypes, at 2^20 to 2^29 elements and 1 to 8 bits, beside torch, torch.compile and a
     copy; --dtype, --shape and --bits choose among them.
 
     Example: fewbit bench activation gelu silu --dtype bfloat16 --bits 4

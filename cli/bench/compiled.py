@@ -152,11 +152,13 @@ def _names(name: str, choices: Sequence[str], help: str) -> Callable[..., Any]:
 @_names("--variant", VARIANTS, "A way to train; may be repeated.")
 @click.option("--layers", type=_SIZE, metavar="N", default=4, show_default=True, help="Blocks of a model.")
 @click.option("--batch", type=_SIZE, metavar="N", default=4, show_default=True, help="Sequences of a batch.")
-@click.option("--tokens", type=click.IntRange(2, 2**16), metavar="N", default=128, show_default=True, help="Of each.")
+@click.option(
+    "--tokens", type=click.IntRange(2, 2**16), metavar="N", default=128, show_default=True, help="Tokens of a sequence."
+)
 @rounds_option(15, "Timed steps of each.")
-@click.option("--wall", is_flag=True, help="Wall time of two threads, in place of processor time of one.")
-@click.option("--peak", is_flag=True, help="Measure the peak of resident memory too, each in a process of its own.")
-@click.option("--cached", is_flag=True, help="Measure the first step of a second process too, which compiles nothing.")
+@click.option("--wall", is_flag=True, help="Measure wall time on two threads, instead of processor time on one.")
+@click.option("--peak", is_flag=True, help="Also measure the peak of resident memory, each in its own process.")
+@click.option("--cached", is_flag=True, help="Also measure the first step of a second process, which compiles nothing.")
 def command(
     models: tuple[str, ...],
     dtypes: tuple[str, ...],
@@ -171,10 +173,10 @@ def command(
 ) -> Iterator[Report]:
     """Train small transformers compiled, with few bits and without: memory, time and error.
 
-    Beside torch.compile alone stand eager torch, checkpointing of each block, the compiler's own budgets of memory,
-    eager hooks and levels, and the backend fewbit at its defaults, 8, 4 and 2 bits. Kept are bytes between forward and
-    backward; the error is of gradients, relative to eager torch's. Compile time is that of the first step with an empty
-    cache. Peaks are of 24 x 256 tokens, beyond the parameters and their gradients.
+    Compares torch.compile alone, eager torch, checkpointing of each block, torch.compile's own memory budgets, eager
+    hooks and levels, and the backend fewbit at its defaults and at 8, 4 and 2 bits. "Kept" counts the bytes between
+    forward and backward; the error is that of the gradients, relative to eager torch's. Compile time is that of the
+    first step with an empty cache. Peaks are of 24 x 256 tokens, beyond the parameters and their gradients.
 
     Example: fewbit bench compiled --model Llama --dtype float32 --variant compile --variant fewbit-auto --peak
     """

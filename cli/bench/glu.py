@@ -102,19 +102,21 @@ _SIZE = click.IntRange(1, 2**24)
 
 
 @bench_command("glu", threads=True, device=True)
-@click.option("--tokens", type=_SIZE, metavar="N", default=1024, show_default=True, help="In a batch.")
+@click.option("--tokens", type=_SIZE, metavar="N", default=1024, show_default=True, help="Tokens in a batch.")
 @click.option("--hidden", type=_SIZE, metavar="N", default=1024, show_default=True, help="Features of a token.")
-@click.option("--intermediate", type=_SIZE, metavar="N", default=2816, show_default=True, help="Features inside.")
+@click.option(
+    "--intermediate", type=_SIZE, metavar="N", default=2816, show_default=True, help="Features between the projections."
+)
 @click.option("--dtype", type=click.Choice(tuple(DTYPES)), default="float32", show_default=True)
 @rounds_option(7)
-@click.option("--compiled", is_flag=True, help="Measure torch.compile too.")
+@click.option("--compiled", is_flag=True, help="Also measure torch.compile.")
 def command(
     tokens: int, hidden: int, intermediate: int, dtype: str, device: str, rounds: int, compiled: bool
 ) -> Report:
     """Measure a training step of a gated MLP: memory, and time beside eager torch.
 
-    It is Llama's MLP: bytes kept, and time beside eager torch in the same rounds. Liger-Kernel, Unsloth and NeMo stand
-    there by what their kernels keep. The bars of the GPU hold from tokens x intermediate of 2^26 on.
+    The MLP is Llama's; eager torch is timed in the same rounds. Liger-Kernel, Unsloth and NeMo are listed with the
+    bytes that their kernels save. The bars for a GPU hold from tokens x intermediate = 2^26 on.
 
     Example: fewbit bench glu --device cuda --dtype bfloat16 --tokens 8192 --hidden 4096 --intermediate 14336
     """

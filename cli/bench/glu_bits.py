@@ -10,15 +10,23 @@ from .report import Report, bench_command
 
 
 @bench_command("glu-bits")
-@click.option("--bits", type=click.IntRange(6, 16), default=11, show_default=True, help="To share out.")
-@click.option("--steps", type=click.IntRange(1), default=100, show_default=True, help="To train the model exactly.")
-@click.option("--draws", type=click.IntRange(2, 1000), default=8, show_default=True, help="Of the rounding.")
+@click.option("--bits", type=click.IntRange(6, 16), default=11, show_default=True, help="Sum of the bits of all parts.")
+@click.option(
+    "--steps", type=click.IntRange(1), default=100, show_default=True, help="Steps of exact training before measuring."
+)
+@click.option(
+    "--draws",
+    type=click.IntRange(2, 1000),
+    default=8,
+    show_default=True,
+    help="Gradients to draw for each measurement.",
+)
 def command(bits: int, steps: int, draws: int) -> Report:
-    """Measure how a gated MLP's bits are best shared out among its parts.
+    """Measure how a gated MLP's bits are best divided among its parts.
 
-    Printed are noise and bias of the gradient for each way to share them out, and for the best of the leanest variant.
-    The model is the small Llama of `fewbit plot training --method glu`, after some steps of exact training. Errors are
-    squared norms, of all parameters together, relative to the exact gradient.
+    Prints noise and bias of the gradient for each division, and for the best one of the variant that saves least. The
+    model is the small Llama of `fewbit plot training --method glu`, after some steps of exact training. Errors are
+    squared norms over all parameters, relative to the exact gradient.
 
     Example: fewbit bench glu-bits --bits 11
     """

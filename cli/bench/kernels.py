@@ -75,7 +75,9 @@ class Compiled:
 @bits_list_option
 @click.option("--dtype", "dtypes", multiple=True, help="float32, float16, bfloat16 or float64; may be repeated.")
 @click.option("--arch", "archs", multiple=True, help="sm_80, sm_90, sm_100 or another; may be repeated.")
-@click.option("--jobs", type=click.IntRange(1, 1024), help="Compile so many at a time.  [default: the cores]")
+@click.option(
+    "--jobs", type=click.IntRange(1, 1024), help="Number of kernels to compile at a time.  [default: the cores]"
+)
 def command(
     activations: tuple[str, ...],
     bits: tuple[int, ...],
@@ -83,11 +85,10 @@ def command(
     archs: tuple[str, ...],
     jobs: int | None,
 ) -> Report:
-    """Compile all CUDA kernels, and show what they take; needs no GPU.
+    """Compile all CUDA kernels and show their registers and spills; needs no GPU.
 
-    Those of all activations, of both kinds of table, for all dtypes and GPUs: the registers that they take and the
-    bytes that do not fit and spill to memory; the exit status is 1 if any do. It needs the CUDA compiler that comes
-    with the extras cuda12 and cuda13.
+    Compiles the kernels of all activations and both kinds of table for all dtypes and GPU architectures. The exit
+    status is 1 if any spills registers to memory. The CUDA compiler comes with the extras cuda12 and cuda13.
 
     Example: fewbit bench kernels gelu --bits 1,2,3,4 --arch sm_90
     """

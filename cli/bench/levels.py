@@ -112,16 +112,21 @@ _DEFAULTS = {"cpu": (4, 64), "cuda": (64, 224)}  # batch size, pixels per side
 
 
 @bench_command("levels", threads=True, device=True)
-@click.option("--batch", type=_SIZE, metavar="N", help="Images.  [default: 4, on a GPU 64]")
-@click.option("--image-size", type=click.IntRange(33, 4096), metavar="N", help="Pixels.  [default: 64, on a GPU 224]")
+@click.option("--batch", type=_SIZE, metavar="N", help="Images in a batch.  [default: 4, on a GPU 64]")
+@click.option(
+    "--image-size",
+    type=click.IntRange(33, 4096),
+    metavar="N",
+    help="Height and width of an image.  [default: 64, on a GPU 224]",
+)
 @rounds_option(9, "Timed steps.", "--steps")
-@click.option("--batches/--no-batches", default=True, help="On a GPU, look for the largest batch too.")
+@click.option("--batches/--no-batches", default=True, help="On a GPU, also find the largest batch.")
 def command(device: str, batch: int | None, image_size: int | None, steps: int, batches: bool) -> Report:
     """Train a ResNet-50 exactly and at ActNN's levels: time, memory, largest batch.
 
-    Measured are the levels L1 to L5: the time of a step, memory, and on a GPU the largest batch. All take turns, step
-    by step. On a GPU, from 32 images of 224x224 on, a step at L2 shall take no more than 1.15 times as long as exactly,
-    and the largest batch of a level be at least 6 times as large.
+    Measures the time of a step, memory, and on a GPU the largest batch, at L1 to L5 in turn, step by step. The bars, on
+    a GPU from 32 images of 224x224 on: a step at L2 takes at most 1.15 times the exact step, and the largest batch of
+    some level is at least 6 times the exact one.
 
     Example: fewbit bench levels --device cuda --batch 64 --image-size 224
     """

@@ -145,16 +145,18 @@ GPU_CASES = (
 
 @bench_command("outliers", threads=True, device=True)
 @click.option("--bits", type=click.IntRange(2, 8), default=3, show_default=True, help="Bits per element.")
-@click.option("--ratio", type=click.FloatRange(0, 1), default=0.02, show_default=True, help="Of large values, AR.")
+@click.option(
+    "--ratio", type=click.FloatRange(0, 1), default=0.02, show_default=True, help="Share of values kept exactly, AR."
+)
 @rounds_option(help="Steps of each.")
 def command(bits: int, ratio: float, rounds: int, device: str) -> Report:
     """Time V-Quant beside PerGroup, and its training steps beside torch's.
 
-    V-Quant keeps few large values exactly, the others in few bits. Compress and decompress beside PerGroup at 4 bits,
-    of which they shall take no more than 2.5 times; and steps of convolutional networks whose ReLUs and layers save by
-    V-Quant, beside torch's own, with a bar of 1.10. All take turns. Of the quantizers the best of four times as many
-    rounds is printed, of steps medians, and of their ratios medians of those of a round. "Again" is torch's model
-    beside a copy of itself.
+    V-Quant keeps a few large values exactly and the others in few bits. Quantize and dequantize are timed beside
+    PerGroup at 4 bits (bar: 2.5 times its time), and steps of convolutional networks whose ReLUs and layers save by
+    V-Quant beside torch's own (bar: 1.10), all in turn. Printed are the best of four times as many rounds for the
+    quantizers, medians for the steps, and medians of the ratios of each round. "Again" is torch's model beside a copy
+    of itself.
 
     Example: fewbit bench outliers --bits 3 --ratio 0.02 --threads 2
     """

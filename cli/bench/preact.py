@@ -109,9 +109,9 @@ class StepTime:
 def command(bits: int, device: str, rounds: int) -> Report:
     """Time pre-activation layers and networks (BLPA) beside torch's modules.
 
-    Forward and backward, on the CPU or a GPU: fused with few bits, beside torch's own modules and beside fused layers
-    that keep one exact activation and compute the rest again. They take turns; medians are printed, in milliseconds,
-    and medians of the ratios of a round.
+    Times forward and backward on the CPU or a GPU, in turn: fused layers with few bits, torch's own modules, and fused
+    layers that save one exact activation and recompute the others. Prints medians in milliseconds, and medians of the
+    ratios of each round.
 
     Example: fewbit bench preact --bits 4 --threads 2
     """

@@ -80,16 +80,18 @@ class QuantizerTiming:
 
 
 @bench_command("quantizers", threads=True, device=True)
-@click.option("--bits", type=BitsList(), metavar="N,...", default="2,4", show_default=True, help="Each 1 to 8.")
+@click.option(
+    "--bits", type=BitsList(), metavar="N,...", default="2,4", show_default=True, help="Bits per element, each 1 to 8."
+)
 @click.option("--dtype", type=click.Choice(tuple(DTYPES)), default="float32", show_default=True)
 @click.option("--mib", type=click.IntRange(1, 65536), default=64, show_default=True, help="Size of the tensor.")
 @rounds_option()
 def command(bits: tuple[int, ...], dtype: str, mib: int, rounds: int, device: str) -> Report:
     """Time ActNN's per-group quantizer beside copies of the same memory.
 
-    The reference in plain torch takes part too. Milliseconds are those of the best round; all take turns. On the CPU
-    compress and decompress together shall reach 0.60 of the speed of two copies into ready memory, and 10 times that of
-    the reference; on a GPU each 0.80 of the copy's bandwidth.
+    Times the kernels, the reference in plain torch and copies in turn, and prints milliseconds of the best round. The
+    bars: on the CPU quantize and dequantize together reach 0.60 of the speed of two copies into allocated memory and 10
+    times that of the reference; on a GPU each reaches 0.80 of a copy's bandwidth.
 
     Example: fewbit bench quantizers --bits 2,4 --threads 2
     """

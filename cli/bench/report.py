@@ -25,7 +25,7 @@ _threads_option = click.option(
     help="Threads for torch and fewbit.  [default: torch's]",
 )
 _device_option = click.option(
-    "--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True, help="Where to run."
+    "--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True, help="Device to run on."
 )
 
 

@@ -122,14 +122,14 @@ BUILD = Task("build", None, bar_ms=300_000)
 
 @bench_command("solve")
 @rounds_option(5)
-@click.option("--build", "with_build", is_flag=True, help="Time the build of all shipped tables too; takes minutes.")
+@click.option("--build", "with_build", is_flag=True, help="Also time the build of all shipped tables; takes minutes.")
 def command(rounds: int, with_build: bool) -> Report:
-    """Time the compiler beside others that solve the same problems.
+    """Time the compiler beside other solvers of the same problems.
 
-    They are kmeans1d, ruptures, where they are installed, and the plain dynamic programme. Each row is a problem and
-    who solved it, with the median time, the error reached, the most memory its process held, and what time and memory
-    it shall not exceed. Equal errors are equally good answers. Problems are GELU's, under the default weight; `solve`
-    is what fewbit solve does without the certificate, `solver` the exact solver alone on n cells.
+    The others are kmeans1d and ruptures, where they are installed, and the plain dynamic programme. Each row is a
+    problem and a solver, with the median time, the error reached, the peak memory of its process, and the bars for time
+    and memory. Equal errors are equally good answers. The problems are GELU's under the default weight; `solve` is
+    fewbit solve without the certificate, `solver` the exact solver alone on n cells.
 
     Example: fewbit bench solve --build -o solve.json
     """
