@@ -4,6 +4,8 @@
         Transformer          characters -> the next one, in plain torch.nn
         EncoderTransformer   the same, with torch's own encoder layers and dropout
         GPT2, Llama          the same, models of `transformers` built from a configuration without a download
+        BERT                 characters, some of them masked -> each of them, likewise
+        ViT                  square grey images -> ten classes, likewise
         WordLSTM             words -> the next one
 
 BLPA's network is `fewbit.runtime.models.preact_resnet`.
@@ -206,22 +208,26 @@ class OfTransformers(nn.Module):
 
     def __init__(self, name: str, model: str, configuration: str, vocabulary: int = VOCABULARY, **options: Any) -> None:
         super().__init__()
-        try:
-            import transformers
-        except ModuleNotFoundError as error:
-            raise FewbitError(f"training {name} needs transformers: pip install transformers") from error
-        made = getattr(transformers, configuration)(
+        self.model = _of_transformers(
+            *(name, model, configuration),
             vocab_size=vocabulary,
             bos_token_id=None,  # those of the trained models are outside this vocabulary
             eos_token_id=None,
             use_cache=False,
             **options,
         )
-        self.model = getattr(transformers, model)(made)
 
     def forward(self, text: Tensor) -> Tensor:
         """Return scores (batch, length, vocabulary) for codes (batch, length), int64; length ≤ context."""
         return self.model(text).logits
+
+
+def _of_transformers(name: str, model: str, configuration: str, **options: Any) -> Any:
+    try:
+        import transformers
+    except ModuleNotFoundError as error:
+        raise FewbitError(f"training {name} needs transformers: pip install transformers") from error
+    return getattr(transformers, model)(getattr(transformers, configuration)(**options))
 
 
 class GPT2(OfTransformers):
@@ -248,6 +254,50 @@ class Llama(OfTransformers):
             num_hidden_layers=size.depth,
             num_attention_heads=size.heads,
         )
+
+
+class BERT(OfTransformers):
+    """BERT of a given size without dropout: scores for every character from all characters."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__(
+            *("BERT", "BertForMaskedLM", "BertConfig"),
+            max_position_embeddings=size.context,
+            hidden_size=size.width,
+            intermediate_size=4 * size.width,
+            num_hidden_layers=size.depth,
+            num_attention_heads=size.heads,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+
+
+class ViT(nn.Module):
+    """A vision transformer of a given size: scores (n, 10) of grey images (n, 1, pixels, pixels).
+
+    Args:
+        size: of the model; its context is not used.
+        pixels: height and width of an image.
+        patch: height and width of a patch, which divides `pixels`.
+    """
+
+    def __init__(self, size: Size, pixels: int, patch: int) -> None:
+        super().__init__()
+        self.model = _of_transformers(
+            *("a vision transformer", "ViTForImageClassification", "ViTConfig"),
+            image_size=pixels,
+            patch_size=patch,
+            num_channels=1,
+            num_labels=CLASSES,
+            hidden_size=size.width,
+            intermediate_size=4 * size.width,
+            num_hidden_layers=size.depth,
+            num_attention_heads=size.heads,
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the scores of the classes."""
+        return self.model(images).logits
 
 
 class WordLSTM(nn.Module):

@@ -7,16 +7,19 @@
 Each is held against plain torch (backends/reference), bit for bit where nothing but arithmetic is at work.
 """
 
+import functools
 from dataclasses import dataclass, field
 from importlib import import_module
 
 import pytest
 import torch
 from fewbit.quantizers import FixedPoint, Outlier, PerGroup
-from fewbit.runtime.backends.cuda import fixed_point, glu, outlier, per_group, preact
+from fewbit.runtime.backends.cuda import activation, fixed_point, glu, outlier, per_group, preact
 from fewbit.runtime.backends.cuda.codegen.compiler import has_compiler
 from fewbit.runtime.backends.cuda.codegen.fixed_point import ELEMENTS_PER_BLOCK
+from fewbit.runtime.tensors.table_registry import table_of
 from host_kernels import (
+    HostKernels,
     needs_gxx,
     start_fixed_point,
     start_glu,
@@ -77,6 +80,7 @@ def backend_of(name, monkeypatch):
     found = Backend(name, launched_on_host(monkeypatch))
     for family in _FAMILIES:
         monkeypatch.setattr(f"fewbit.runtime.quantizers.{family}.cpu", found.module(family))
+    monkeypatch.setattr("fewbit.runtime.layers.preact.codes.has_kernels", lambda x: False)
     return found
 
 
@@ -102,10 +106,15 @@ def launched_on_host(monkeypatch):
         launched.append(name)
         start_outlier(_name(like), bits, name, blocks, *arguments)
 
+    def activation_kernel(name, table, dtype, device, function=None, parameters=()):
+        return _ActivationOnHost(name, _host_activation(table, dtype, function, parameters), launched)
+
     def launch_glu(name, x, plan, *arguments):
         launched.append(name)
         start_glu(_name(x), plan, name, 2, *arguments)
 
+    monkeypatch.setattr(activation, "_kernel", activation_kernel)
+    monkeypatch.setattr(activation, "available", lambda: True)
     monkeypatch.setattr(per_group, "_launch", launch_per_group)
     monkeypatch.setattr(per_group, "serves", lambda x, G: G % 8 == 0 or x.shape[1] <= G)
     for module in (fixed_point, preact):
@@ -117,6 +126,29 @@ def launched_on_host(monkeypatch):
     monkeypatch.setattr(glu, "_launch", launch_glu)
     monkeypatch.setattr(glu, "available", lambda: True)
     return launched
+
+
+@functools.cache
+def _host_activation(table, dtype, function, parameters):
+    return HostKernels(table_of(table), dtype, function, parameters)
+
+
+@dataclass(frozen=True)
+class _ActivationOnHost:
+    """A table's kernel as the module that launches it holds one."""
+
+    name: str
+    kernels: HostKernels
+    launched: list
+
+    @property
+    def bits(self):
+        return self.kernels.bits
+
+    def launch(self, x, *pointers):
+        if x.numel():
+            self.launched.append(self.name)
+            self.kernels.run(self.name, 2, *pointers, x.numel())
 
 
 def _name(x):
