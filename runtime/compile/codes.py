@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor
 
@@ -39,6 +40,7 @@ from ..tensors.packing import GROUP
 
 GOLDEN = 0.6180339887498949
 LEAST_SCALE = 2.0**-100
+UNKNOWN = 8192  # as Inductor takes it
 
 
 @dataclass(frozen=True)
@@ -139,8 +141,16 @@ def memory_order(x: Tensor) -> list[int] | None:
 
 
 def hint(size: Any) -> int:
-    """Return a size, or the value that a symbolic one has in the example being compiled."""
-    return size if isinstance(size, int) else size.node.hint
+    """Return a size, or the value that a symbolic one has in the example being compiled.
+
+    Sizes that depend on data, such as the number of chosen rows, have none: there each symbol stands for `UNKNOWN`.
+    """
+    if isinstance(size, int):
+        return size
+    known = size.node.hint
+    if known is None:
+        known = size.node.expr.xreplace(dict.fromkeys(size.node.expr.free_symbols, sympy.Integer(UNKNOWN)))
+    return int(known)
 
 
 def planes_of(bits: int) -> list[int]:

@@ -6,6 +6,7 @@ logits. And what is dequantized is written to memory anyway, so that a pointwise
 torch's rules against computing again what a matrix product will read do not hold here.
 """
 
+import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from .codes import Groups, groups_of, hint, planes_of
 from .factors import table_of
 from .nodes import base_of, descendants, is_floating_input, tensor_of
 from .options import CompileOptions
-from .roles import Role, is_saved_itself
+from .roles import Role, is_product, is_saved_itself
 
 _KEY = "fewbit"
 _FREE = (Role.PARAMETER, Role.INPUT, Role.OTHER)  # of no data that is rounded
@@ -59,13 +60,22 @@ def choice_of(node: object) -> Choice | None:
     return node.meta.get(_KEY) if isinstance(node, fx.Node) else None
 
 
-def pin(graph: fx.Graph, roles: Mapping[fx.Node, Role]) -> None:
+def pin(graph: fx.Graph, roles: Mapping[fx.Node, Role], options: CompileOptions) -> None:
     """Mark the values of a joint graph that are not computed again from rounded ones."""
     floating = descendants(graph, is_floating_input)
     for node, role in roles.items():
+        # Below a budget torch computes products again too: but for logits, beside whose exact sums they would not fit.
+        again = _budget(options) < 1 and role is Role.EXPONENT and is_product(node)
         # Comparisons of integers alone, such as the one-hot form of labels, are as cheap again as bits to unpack.
-        if role not in _FREE and is_saved_itself(node) and node in floating:
-            node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
+        if role not in _FREE and (again or is_saved_itself(node)) and node in floating:
+            # One of several results is saved, and what returns them is not called again.
+            for pinned in (node, *(node.all_input_nodes if node.target is operator.getitem else ())):
+                pinned.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
+
+
+def _budget(options: CompileOptions) -> float:
+    """Return torch's `activation_memory_budget`, the lower of the option and the setting."""
+    return min(options.recompute, functorch_config.activation_memory_budget)
 
 
 def annotate(roles: Mapping[fx.Node, Role], options: CompileOptions, less: int = 0) -> None:
@@ -174,9 +184,15 @@ def _insert_outputs(output: fx.Node, at: int, nodes: Sequence[fx.Node], instead_
 def saved_bytes(forward: fx.Graph, results: int) -> int:
     """Return the bytes that a forward graph saves, without inputs, with the choices written for its values."""
     _, saved = results_and_saved(forward, results)
-    nodes = {base_of(node): node for node in saved if isinstance(node, fx.Node) and tensor_of(node) is not None}
-    chosen = {base: choice_of(node) for base, node in nodes.items() if base.op != "placeholder"}
-    return sum(nbytes_of(base) if choice is None else choice.nbytes for base, choice in chosen.items())
+    nodes = [n for n in saved if isinstance(n, fx.Node) and tensor_of(n) is not None]
+    total, exact = 0, set()
+    for node in nodes:
+        choice = choice_of(node)
+        if choice is not None and choice.bits is not None:
+            total += choice.nbytes
+        elif base_of(node).op != "placeholder":
+            exact.add(base_of(node))
+    return total + sum(map(nbytes_of, exact))
 
 
 @contextmanager
@@ -205,7 +221,7 @@ def few_bit_costs(options: CompileOptions) -> Iterator[None]:
             ban_recompute_used_far_apart=False,
             treat_parameters_as_free_to_save=True,
             recompute_views=True,
-            activation_memory_budget=min(options.recompute, functorch_config.activation_memory_budget),
+            activation_memory_budget=_budget(options),
         ),
     ):
         yield

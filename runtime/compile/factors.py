@@ -135,13 +135,16 @@ def table_of(node: fx.Node, bits: int) -> Table | None:
     uniform on what it makes of the default weight's interval. The table has no certificate.
 
     Returns: None if per-group codes of as many bits err less where x is normal (F(x) = 2x grows without end), if the
-        function cannot be integrated, or if `solve` takes too long.
+        function cannot be evaluated in doubles or not be integrated, or if `solve` takes too long.
     """
     argument = argument_of(node)
     source = arguments_of(node.graph, through_views=True)[argument]
     factor, inner = Curve(node, argument), Curve(argument, source)
-    wide, usual = inner(np.linspace(*_DOMAIN, 4097)), inner(_NORMAL)
-    expected = factor(usual)
+    try:
+        wide, usual = inner(np.linspace(*_DOMAIN, 4097)), inner(_NORMAL)
+        expected = factor(usual)
+    except (RuntimeError, TypeError):  # an operator that takes no doubles: a table is never needed
+        return None
     if not (np.isfinite(wide).all() and np.isfinite(expected).all()):
         return None
     weight = DEFAULT_WEIGHT if source is argument else f"uniform:{float(wide.min())},{float(wide.max())}"
@@ -206,7 +209,9 @@ def merge(graph: fx.Graph, bits: int) -> None:
             products[node] = _product(node, products, arguments)
     for node, product in products.items():
         goes_on = all(user in products and products[user].gradient is product.gradient for user in node.users)
-        if isinstance(product.factor, tuple) and not goes_on and product.argument in floating:
+        # Where two values are compared, the argument is their comparison, which saves a bit as it is.
+        of_values = product.argument in floating and _is_floating(product.argument)
+        if isinstance(product.factor, tuple) and not goes_on and of_values:
             _write(graph, node, product, bits)
     graph.eliminate_dead_code()
 
@@ -219,14 +224,17 @@ def is_factor(node: fx.Node, argument: fx.Node, of_gradient: Collection[fx.Node]
         argument: the value that it is a function of.
         of_gradient: the nodes of that graph that depend on a gradient of the outputs.
     """
-    x = tensor_of(argument)
     return (
         argument is not node
-        and x is not None
-        and x.is_floating_point()
+        and _is_floating(argument)
         and bool(node.users)
         and all(multiplied_with(node, user) in of_gradient for user in node.users)
     )
+
+
+def _is_floating(node: fx.Node) -> bool:
+    x = tensor_of(node)
+    return x is not None and x.is_floating_point()
 
 
 def multiplied_with(node: fx.Node, user: fx.Node) -> fx.Node | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._ops import HigherOrderOperator
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -58,6 +59,11 @@ def is_pointwise(node: fx.Node) -> bool:
     """Return whether the value is computed element by element."""
     tags = getattr(node.target, "tags", ())
     return torch.Tag.pointwise in tags or node.target is prims.convert_element_type.default
+
+
+def holds_a_graph(node: fx.Node) -> bool:
+    """Return whether the node calls a graph of its own, such as a branch, a loop or a region compiled apart."""
+    return isinstance(node.target, HigherOrderOperator)
 
 
 def descendants(graph: fx.Graph, is_root: Callable[[fx.Node], bool]) -> set[fx.Node]:

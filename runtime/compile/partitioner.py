@@ -44,6 +44,8 @@ class FewbitPartitioner(CustomPartitionerFn):
         """Return the forward and the backward graph of a joint graph."""
         gm.graph.eliminate_dead_code()
         gm.graph = fx_graph_cse(gm.graph)
+        if not joint_inputs:  # a region that is compiled apart: nothing says which of its inputs are weights
+            return divide(gm, joint_inputs, kwargs)
         results = kwargs["num_fwd_outputs"]
         exact = saved_bytes(divide(gm, joint_inputs, kwargs)[0].graph, results)
         placeholders = gm.graph.find_nodes(op="placeholder")
@@ -51,7 +53,7 @@ class FewbitPartitioner(CustomPartitionerFn):
         if self.options.tables and (bits := self.options.bits_for(Role.FACTOR, ())) is not None:
             merge(gm.graph, bits)
         roles = classify(gm.graph, parameters)
-        pin(gm.graph, roles)
+        pin(gm.graph, roles, self.options)
         nbytes, budget = 0, self.options.budget
         for less in range(8):
             annotate(roles, self.options, less)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -204,7 +204,8 @@ def record(report: GraphReport, partitioner: object) -> None:
         return
     current.recorded = True
     _add(_Record(report, partitioner, current.parameters))
-    with atomic_write(_file(current.key)) as stream:
+    # A folder that cannot be written costs the report of a graph that a cache spares, and no training.
+    with suppress(OSError, FewbitError), atomic_write(_file(current.key)) as stream:
         stream.write(json.dumps(asdict(report)).encode())
 
 
@@ -228,5 +229,5 @@ def _read(key: str) -> GraphReport | None:
         text = json.loads(_file(key).read_text())
         tensors = (SavedTensor(**{**row, "shape": tuple(row["shape"])}) for row in text["tensors"])
         return GraphReport(tuple(tensors), int(text["exact_graph_bytes"]))
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, FewbitError):
         return None

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._inductor import inductor_prims
+from torch._inductor import config, inductor_prims
 
+from ...tables import FewbitError
 from .. import ops
 from ..tensors.table_registry import table_text
 from .codes import (
@@ -186,7 +187,13 @@ def _quantize_all(
     order = {node: place for place, node in enumerate(graph.nodes)}
     calls = _calls(rounded, lambda node: _after_run(_last_use(node, order)))
     at_random = {node: options.rounding == "stochastic" and _is_random(choice) for node, choice in rounded.items()}
-    seeds = _seeds(graph, [call for call in calls if any(map(at_random.__getitem__, call.nodes))], splicer)
+    drawing = [call for call in calls if any(map(at_random.__getitem__, call.nodes))]
+    if config.fallback_random and not all(call.by_kernel for call in drawing):
+        raise FewbitError(
+            'rounding="stochastic" draws by Inductor: set torch._inductor.config.fallback_random to False, '
+            'or rounding="nearest"'
+        )
+    seeds = _seeds(graph, drawing, splicer)
     parts: dict[fx.Node, tuple[fx.Node, ...]] = {}
     for call in calls:
         choices = [rounded[node] for node in call.nodes]
@@ -383,7 +390,7 @@ def _describe(output: fx.Node, results: int, saved: int) -> None:
 def _row(node: fx.Node, choice: Choice | None) -> SavedTensor:
     x = tensor_of(node)
     assert x is not None
-    is_input = base_of(node).op == "placeholder"
+    is_input = base_of(node).op == "placeholder" and (choice is None or choice.bits is None)
     return SavedTensor(
         name=node.name,
         module=(module_names(node) or ("",))[-1],

@@ -7,7 +7,9 @@ normalized input, the factor of a gradient. If such a factor is a function of on
 has a table (factors.py). What goes through a nonlinearity first is biased by any rounding and wants more bits. What
 goes through an exponential (logits, log-sum-exp) is not rounded at all: there an error multiplies. Its result,
 probabilities, enters linearly again. Comparisons, such as the sign that ReLU's gradient asks for, are not made again
-either: their results take a bit.
+either: their results take a bit. Nor are reductions, signs, roundings, or integers found among values, which would be
+others of rounded ones. What may hold the huge constants that mask scores is left alone, and so is what operators read
+that are not known here, or that call graphs of their own.
 
 A value's role is the most delicate of its uses, through views, casts and pointwise operations, as far as the backward
 pass would compute them again from the value: matrix products, reductions and random numbers are not computed again, but
@@ -15,6 +17,7 @@ saved.
 """
 
 import operator
+import re
 from collections.abc import Collection
 from enum import Enum
 
@@ -24,7 +27,9 @@ from torch._inductor import inductor_prims
 
 from .factors import arguments_of, is_factor
 from .nodes import (
+    base_of,
     descendants,
+    holds_a_graph,
     is_floating_input,
     is_pointwise,
     is_view,
@@ -58,8 +63,9 @@ class Role(Enum):
 ROUNDED = (Role.LINEAR, Role.FACTOR, Role.PROBABILITIES, Role.ATTENTION, Role.NONLINEAR)
 
 
-# How a value has been changed on the way to a use.
-_LINEAR, _DIFFERENCE, _CURVED = range(3)
+# How a value has been changed on the way to a use: flags. A difference is of the last curve's results.
+_LINEAR, _DIFFERENCE, _CURVED = 0, 1, 2
+_STATES = range(4)
 
 _PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution, aten.convolution_backward, aten._scaled_mm}
 _SUMS = {aten.add, aten.sub, aten.neg, aten.where, aten.clone, prims.convert_element_type, aten._to_copy}
@@ -71,12 +77,27 @@ REDUCTIONS |= {aten.argmax, aten.argmin, aten.any, aten.all, aten.prod, aten.log
 REDUCTIONS |= {aten.native_layer_norm, prims.var, prims.sum}
 REDUCTIONS |= {prims.prepare_softmax_online} if hasattr(prims, "prepare_softmax_online") else set()
 _EXPONENTIALS = {aten.exp, aten.exp2}
+# Steps: a small change of the value may change the result by one.
+_STEPS = {aten.sign, aten.sgn, aten.floor, aten.ceil, aten.round, aten.trunc, aten.remainder, aten.fmod, aten.frac}
+# What gradients read values for by operators that are not pointwise: normalized values, or no more than the shape.
+_KNOWN = re.compile(r"norm_backward|pool\w*_backward|nll_loss\w*_backward|upsample\w*_backward")
+_WITH_NUMBERS = {aten.full, aten.scalar_tensor, aten.add, aten.sub}
+HUGE = 1e4  # a constant that masks scores, or more
 
 
 def is_saved_itself(node: fx.Node) -> bool:
-    """Return whether a value is not to be computed again from rounded ones: a reduction, or a comparison."""
+    """Return whether a value is not to be computed again from rounded ones: a reduction, a comparison or a step."""
+    if node.target is operator.getitem:
+        return packet(node.all_input_nodes[0]) in REDUCTIONS
     x = tensor_of(node)
-    return packet(node) in REDUCTIONS or (is_pointwise(node) and x is not None and x.dtype == torch.bool)
+    if x is None or packet(node) in REDUCTIONS:
+        return x is not None
+    return packet(node) in _STEPS or (is_pointwise(node) and not (x.is_floating_point() or x.is_complex()))
+
+
+def is_product(node: fx.Node) -> bool:
+    """Return whether the value is a matrix product or a convolution."""
+    return packet(node) in _PRODUCTS
 
 
 def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.Node, Role]:
@@ -91,7 +112,7 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
     data = descendants(graph, lambda n: n.op == "placeholder" and (n not in parameters or not is_floating_input(n)))
     of_gradient, arguments = of_gradients(graph), arguments_of(graph)
     floating = descendants(graph, is_floating_input)
-    statistics = _statistics(graph)
+    statistics, masked = _statistics(graph), _masked(graph, floating)
     sinks = _sinks(graph, of_gradient)
     roles = {}
     for node in graph.nodes:
@@ -106,7 +127,11 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
             roles[node] = Role.INTEGER
         elif node not in data:
             roles[node] = Role.PARAMETER if node in floating else Role.OTHER
-        elif node not in floating:
+        elif base_of(node).op in ("placeholder", "get_attr"):
+            roles[node] = Role.INPUT
+        elif _is_of_a_graph(node):
+            roles[node] = Role.OTHER
+        elif node not in floating or node in masked:
             roles[node] = Role.MASK
         elif node in statistics:
             roles[node] = Role.STATISTIC
@@ -131,6 +156,26 @@ def _is_probability(node: fx.Node) -> bool:
     return packet(node) in _EXPONENTIALS or packet(node) in (aten._softmax, aten.sigmoid)
 
 
+def _is_of_a_graph(node: fx.Node) -> bool:
+    """Return whether the value is a result of an operator that calls a graph, attention's aside."""
+    made = node.all_input_nodes[0] if node.target is operator.getitem else node
+    return holds_a_graph(made) and "attention" not in str(made.target)
+
+
+def _masked(graph: fx.Graph, floating: set[fx.Node]) -> set[fx.Node]:
+    """Return the values that huge constants, such as −∞ for scores that are masked, may be among."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        name = packet(node)
+        # A mask that is multiplied by a number; values in other units are not masked.
+        takes_numbers = name in _WITH_NUMBERS or (name is aten.mul and node not in floating)
+        is_huge = takes_numbers and any(isinstance(a, int | float) and abs(a) >= HUGE for a in node.args)
+        goes_on = is_view(node) or name in _SUMS or name in _FACTORS or name is aten.div
+        if is_huge or (goes_on and any(i in found for i in node.all_input_nodes)):
+            found.add(node)
+    return found
+
+
 def _statistics(graph: fx.Graph) -> set[fx.Node]:
     """Return reductions, and what is computed from reductions alone."""
     found: set[fx.Node] = set()
@@ -148,7 +193,7 @@ def _sinks(graph: fx.Graph, of_gradient: set[fx.Node]) -> dict[fx.Node, frozense
     """Return the roles of all uses that the backward pass would make of each node's value."""
     memo: dict[tuple[fx.Node, int], frozenset[Role]] = {}
     for node in reversed(graph.nodes):
-        for state in (_LINEAR, _DIFFERENCE, _CURVED):
+        for state in _STATES:
             found: set[Role] = set()
             for user in node.users:
                 if user.op == "output":
@@ -177,11 +222,23 @@ def _role_in_gradient(node: fx.Node, user: fx.Node, state: int) -> Role:
     if (role := _argument_role(node, user)) is not None:
         return role
     name = packet(user)
+    if is_pointwise(user) and _leads_to_an_exponential(user):  # the gradient of logcumsumexp is a sum in logarithms
+        return Role.EXPONENT
     if name is aten.div:
         state = state if user.args[0] is node else _CURVED
     elif name not in _PRODUCTS and name not in _SUMS and name not in _FACTORS and not is_view(user):
+        if not is_pointwise(user) and not _KNOWN.search(str(user.target)):
+            return Role.OTHER
         state = _CURVED
-    return Role.NONLINEAR if state == _CURVED else Role.LINEAR
+    return Role.NONLINEAR if state & _CURVED else Role.LINEAR
+
+
+def _leads_to_an_exponential(node: fx.Node) -> bool:
+    """Return whether a sum is an exponential's argument, perhaps with further terms."""
+    if packet(node) in _EXPONENTIALS or packet(node) is aten.logcumsumexp:
+        return True
+    sums = (aten.add, aten.sub, aten.clone, prims.rev, prims.convert_element_type)
+    return packet(node) in sums and any(_leads_to_an_exponential(user) for user in node.users)
 
 
 def _argument_role(node: fx.Node, user: fx.Node) -> Role | None:
@@ -198,10 +255,12 @@ def _argument_role(node: fx.Node, user: fx.Node) -> Role | None:
 def _state_after(node: fx.Node, user: fx.Node, state: int) -> "int | Role | None":
     """Return how `user`, computed again in the backward pass, changes `node`; None if it is not computed again."""
     name = packet(user)
-    if user.op == "output" or name in _PRODUCTS or is_saved_itself(user):
+    if user.op == "output" or is_product(user) or is_saved_itself(user):
         return None
+    if holds_a_graph(user) and "attention" not in str(user.target):
+        return Role.OTHER
     if is_view(user) or name in _SUMS:
-        return _DIFFERENCE if name is aten.sub and state == _LINEAR else state
+        return state | _DIFFERENCE if name is aten.sub else state
     if name in _FACTORS:
         return _CURVED if user.args[0] is node and user.args[1] is node else state
     if name is aten.div:
@@ -209,5 +268,5 @@ def _state_after(node: fx.Node, user: fx.Node, state: int) -> "int | Role | None
     if name is aten.pow and user.args[1] == 1:  # in the derivative of a square
         return state
     if name in _EXPONENTIALS:
-        return Role.EXPONENT if state == _DIFFERENCE else _CURVED
+        return Role.EXPONENT if state & _DIFFERENCE else _CURVED
     return _CURVED if is_pointwise(user) else None

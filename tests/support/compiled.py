@@ -3,8 +3,10 @@
 from functools import partial
 
 import torch
+from fewbit.runtime.compile.nodes import packet
 from fewbit.runtime.compile.options import CompileOptions
 from fewbit.runtime.compile.partitioner import FewbitPartitioner
+from fewbit.runtime.compile.roles import classify
 from functorch.compile import make_boxed_func
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
@@ -44,6 +46,20 @@ def forward_of(model, *inputs, **options):
             return forward, backward
 
     torch.compile(model, backend=op_by_op(Looking(CompileOptions.of(options))), fullgraph=True)(*inputs)
+    return found
+
+
+def roles_in(model, *inputs):
+    """The roles of the nodes of the joint graph, by operator: a set for each."""
+    found = {}
+
+    class Looking(FewbitPartitioner):
+        def __call__(self, gm, joint_inputs, **kwargs):
+            for node, role in classify(gm.graph).items():
+                found.setdefault(packet(node), set()).add(role)
+            return super().__call__(gm, joint_inputs, **kwargs)
+
+    torch.compile(model, backend=op_by_op(Looking(CompileOptions())), fullgraph=True)(*inputs)
     return found
 
 

@@ -2,30 +2,13 @@
 
 import pytest
 import torch
-from compiled import Block, op_by_op
-from fewbit.runtime.compile.nodes import packet
-from fewbit.runtime.compile.options import CompileOptions
-from fewbit.runtime.compile.partitioner import FewbitPartitioner
-from fewbit.runtime.compile.roles import Role, classify
+from compiled import Block, roles_in
+from fewbit.runtime.compile.roles import Role
 from torch import nn
 from torch.nn import functional as F
 
 aten = torch.ops.aten
 CURVES = {"gelu": F.gelu, "silu": F.silu, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "cube": lambda x: x**3}
-
-
-def roles_in(model, *inputs):
-    """The roles of the nodes of the joint graph, by operator: a set for each."""
-    found = {}
-
-    class Looking(FewbitPartitioner):
-        def __call__(self, gm, joint_inputs, **kwargs):
-            for node, role in classify(gm.graph).items():
-                found.setdefault(packet(node), set()).add(role)
-            return super().__call__(gm, joint_inputs, **kwargs)
-
-    torch.compile(model, backend=op_by_op(Looking(CompileOptions())), fullgraph=True)(*inputs)
-    return found
 
 
 class TestClassify:

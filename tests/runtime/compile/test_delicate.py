@@ -1,0 +1,260 @@
+"""Models whose gradients, or whose compilation, rounding the wrong value would spoil."""
+
+import operator
+
+import pytest
+import torch
+from compiled import LanguageModel, exactly, few_bits, gradients, op_by_op, roles_in
+from fewbit import FewbitError
+from fewbit.runtime.compile.cut import saved_bytes
+from fewbit.runtime.compile.options import CompileOptions
+from fewbit.runtime.compile.partitioner import FewbitPartitioner
+from fewbit.runtime.compile.roles import Role
+from torch import nn
+from torch.nn import functional as F
+
+aten = torch.ops.aten
+
+
+class Model(nn.Module):
+    """A loss of the outputs of two layers."""
+
+    def __init__(self, loss, width=128):
+        super().__init__()
+        self.loss, self.a, self.b = loss, nn.Linear(32, width), nn.Linear(32, width)
+
+    def forward(self, x):
+        return self.loss(self.a(x), self.b(x))
+
+
+def error(model, x, compiled=few_bits, **options):
+    """The relative error of the gradients by default; the loss is exact."""
+    torch.compiler.reset()
+    loss, true = gradients(exactly(model), x)
+    torch.compiler.reset()
+    few_loss, near = gradients(compiled(model, **{"smallest": 0, **options}), x)
+    assert torch.equal(loss, few_loss)
+    return float((near - true).norm() / true.norm())
+
+
+COMPARED = {
+    "maximum": lambda a, b: torch.maximum(a, b).square().sum(),
+    "minimum": lambda a, b: torch.minimum(a * b, a.clamp(-0.2, 0.2) * b).sum(),
+    "where": lambda a, b: torch.where(a > a.mean(-1, keepdim=True), a * b, 0).sum(),
+    "clamp": lambda a, b: a.clamp(max=b).square().sum(),
+    "masked": lambda a, b: a.masked_fill(b > a, 0).square().sum(),
+}
+
+
+@pytest.mark.parametrize("loss", COMPARED.values(), ids=COMPARED)
+def test_comparisons_of_two_values(loss):
+    assert error(Model(loss), torch.randn(512, 32)) < 0.05
+
+
+class Hashed(nn.Module):
+    """A table whose rows the values of a layer choose."""
+
+    def __init__(self, choose):
+        super().__init__()
+        self.layer, self.table, self.choose = nn.Linear(32, 64), nn.Parameter(torch.randn(100)), choose
+
+    def forward(self, x):
+        h = self.layer(x)
+        return (self.table[self.choose(h)] * h).sum() + self.layer(x.cos()).square().sum()
+
+
+CHOICES = {
+    "cast": lambda h: (h.sigmoid() * 99).long(),
+    "floor": lambda h: (h.sigmoid() * 99).floor().to(torch.int64),
+    "round": lambda h: (h.tanh() * 49 + 50).round().int(),
+}
+
+
+@pytest.mark.parametrize("choose", CHOICES.values(), ids=CHOICES)
+def test_places_that_values_choose_are_not_found_again(choose):
+    model, x = Hashed(choose), torch.randn(512, 32)
+    error(model, x)
+    near = model.table.grad.clone()
+    gradients(exactly(model), x)
+    assert (near - model.table.grad).norm() < 0.05 * model.table.grad.norm()
+
+
+STEPS = {
+    "sign": lambda a, b: (a.sign() * b * a).sum(),
+    "round": lambda a, b: ((4 * a).round() * b).sum() + (a * b).sum(),
+    "remainder": lambda a, b: (torch.remainder(a, 0.3) * b).square().sum(),
+}
+
+
+@pytest.mark.parametrize("loss", STEPS.values(), ids=STEPS)
+def test_steps_are_not_taken_again(loss):
+    assert error(Model(loss), torch.randn(512, 32)) < 0.05
+
+
+class Largest(nn.Module):
+    """The largest of a layer's outputs, which another layer reads, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.out = nn.Linear(32, 128), nn.Linear(128, 8)
+
+    def forward(self, x):
+        h = self.layer(x)
+        return self.out(h).square().mean() + h.max(1).values.sum()
+
+
+def test_places_of_maxima_are_saved():
+    assert error(Largest(), torch.randn(512, 32)) < 0.02
+
+
+@pytest.mark.parametrize("bits", ["auto", 4, 2])
+def test_statistics_of_normalizations_are_saved(bits):
+    def divided_by_deviation(a, b):
+        variance, _ = torch.var_mean(a, -1, keepdim=True)
+        return (a.sum(-1, keepdim=True) * variance.rsqrt()).sum() + (a * b).sum()
+
+    found = roles_in(Model(divided_by_deviation), torch.randn(512, 32))
+    assert found[aten.rsqrt] == {Role.STATISTIC}
+    most = {"auto": 0.03, 4: 0.12, 2: 0.7}[bits]
+    assert error(Model(divided_by_deviation), torch.randn(512, 32), bits=bits) < most
+
+
+@pytest.mark.parametrize("huge", [-torch.inf, torch.finfo(torch.float32).min, -1e4])
+@pytest.mark.parametrize("curve", [torch.exp, torch.sigmoid], ids=["exp", "sigmoid"])
+def test_masked_scores_are_not_rounded(curve, huge):
+    def attended(a, b):
+        rows = torch.arange(len(a))
+        p = curve((a @ b.T / 16).masked_fill(rows[:, None] < rows, huge))
+        return ((p @ b) / p.sum(-1, keepdim=True)).square().sum()
+
+    assert error(Model(attended), torch.randn(256, 32)) < 0.1
+
+
+def test_an_additive_mask_of_huge_numbers():
+    def attended(a, b):
+        rows = torch.arange(len(a))
+        mask = (1.0 - (rows[:, None] >= rows).float()) * torch.finfo(torch.float32).min
+        return (torch.sigmoid(a @ b.T / 16 + mask) @ b).square().sum()
+
+    assert error(Model(attended), torch.randn(256, 32)) < 0.1
+
+
+def test_capped_logits_are_exponents():
+    def capped(a, b):
+        return F.cross_entropy(30 * torch.tanh(a / 30), b.argmax(-1))
+
+    found = roles_in(Model(capped), torch.randn(64, 32))
+    assert Role.EXPONENT in found[aten.addmm] and Role.NONLINEAR not in found[aten.addmm]
+
+
+def test_sums_in_logarithms_are_exponents():
+    def summed(a, b):
+        return (torch.logcumsumexp(a, -1) * b).sum()
+
+    assert Role.EXPONENT in roles_in(Model(summed), torch.randn(64, 32))[aten.logcumsumexp]
+    assert error(Model(summed), torch.randn(512, 32)) < 0.05
+
+
+def test_below_a_budget_logits_are_not_computed_again_from_rounded_values():
+    tokens = torch.randint(0, 320, (4, 64), generator=torch.Generator().manual_seed(0))
+    assert error(LanguageModel(), tokens, recompute=0.5, smallest=1024) < 0.1
+
+
+UNKNOWN = {
+    "grid": lambda a, b: F.grid_sample(b.view(-1, 1, 8, 16), a.view(-1, 8, 8, 2).tanh(), align_corners=False),
+    "distances": lambda a, b: torch.cdist(a, b),
+    "factors": lambda a, b: torch.linalg.cholesky(a.T @ a + 100 * torch.eye(128)) @ b.T,
+}
+
+
+@pytest.mark.parametrize("function", UNKNOWN.values(), ids=UNKNOWN)
+def test_what_unknown_operators_read_is_exact(function):
+    assert error(Model(lambda a, b: function(a, b).square().mean()), torch.randn(512, 32)) < 0.03
+
+
+def test_pooling_reads_no_more_than_the_shape():
+    def pooled(a, b):
+        return (F.max_pool2d(a.view(-1, 2, 8, 8).sin(), 2).flatten(1) * b[:, :32]).sum()
+
+    found = roles_in(Model(pooled), torch.randn(64, 32))
+    assert Role.OTHER not in found[aten.sin]
+
+
+def test_parts_of_an_input_are_not_rounded():
+    class Halves(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(128, 64), nn.Linear(128, 64)
+
+        def forward(self, x):
+            a, b = x.chunk(2, 0)
+            return (self.a(a) * self.b(b)).sum()
+
+    model, x = Halves(), torch.randn(512, 128)
+    assert roles_in(model, x)[operator.getitem] == {Role.INPUT}
+    assert error(model, x) < 0.05
+
+
+def test_several_parts_of_one_value_count_each():
+    found = []
+
+    class Looking(FewbitPartitioner):
+        def __call__(self, *args, **kwargs):
+            found.append(super().__call__(*args, **kwargs)[0].graph)
+            return exact(*args, **kwargs)
+
+    def products(a, b):
+        parts = a.sin().chunk(4, 0)
+        return sum((part.cos() * part).square().sum() for part in parts) + b.sum()
+
+    from torch._functorch.partitioners import min_cut_rematerialization_partition as exact
+
+    partitioner = Looking(CompileOptions(smallest=0))
+    torch.compile(Model(products), backend=op_by_op(partitioner))(torch.randn(256, 32))
+    assert found and saved_bytes(found[0], 1) > 0
+
+
+def test_sizes_that_depend_on_values():
+    def chosen(a, b):
+        rows = a[b[:, 0] > 0]
+        return (rows.sin() @ b.T).square().sum()
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        assert error(Model(chosen), torch.randn(512, 32)) < 0.1
+
+
+def test_random_numbers_of_torch_s_own_are_refused_in_one_line():
+    model, x = Model(lambda a, b: (a.sin() * b).sum(), width=100), torch.randn(512, 32)
+    with torch._inductor.config.patch(fallback_random=True):
+        with pytest.raises(Exception, match="fallback_random to False") as raised:
+            few_bits(model, smallest=0)(x)
+        assert isinstance(raised.value.__cause__ or raised.value, FewbitError) or "FewbitError" in str(raised.value)
+        few_bits(model, smallest=0, rounding="nearest")(x).backward()
+
+
+@pytest.mark.skipif(not hasattr(torch.compiler, "nested_compile_region"), reason="torch 2.9 has no regions")
+def test_regions_compiled_apart_stay_exact():
+    @torch.compiler.nested_compile_region
+    def region(x, weight):
+        return x + F.gelu(F.layer_norm(x, (128,)) @ weight)
+
+    called = []
+
+    class Looking(FewbitPartitioner):
+        def __call__(self, gm, joint_inputs, **kwargs):
+            called.append(bool(joint_inputs))
+            return super().__call__(gm, joint_inputs, **kwargs)
+
+    def compiled(model, **options):
+        return torch.compile(model, backend=op_by_op(Looking(CompileOptions.of(options))), fullgraph=True)
+
+    model = Model(lambda a, b: region(region(a, b[:128]), b[128:256]).square().sum())
+    assert error(model, torch.randn(512, 32), compiled) < 0.02
+    assert set(called) == {True, False}
+
+
+def test_a_branch_reads_its_operands_exactly():
+    def branched(a, b):
+        return torch.cond(a.sum() > 0, lambda a, b: (a.softmax(-1) * b).sum(), lambda a, b: (a * b).sum(), (a, b))
+
+    assert error(Model(branched), torch.randn(512, 32)) < 1e-5
