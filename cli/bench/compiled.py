@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import click
 import torch
@@ -38,7 +39,7 @@ from .compiled_trainings import (
     model_of,
     tokens_of,
 )
-from .processes import ProcessDied, added_peak_bytes, call_apart
+from .processes import ProcessDied, added_peak_bytes, call_apart, return_freed_memory
 from .report import MET, Report, bench_command, rounds_option, this_machine
 from .timing import Clock, computing, processor, take_turns, timed
 
@@ -61,8 +62,8 @@ class Peak:
         bytes: rise of resident memory, without parameters and their gradients; None where the system cannot tell.
         seconds: wall time of the step, the best of the rounds.
         kept: bytes kept between forward and backward on this batch.
-        predicted: the bytes that `torch.compile` alone takes at its peak, less what is kept less than there: the peak
-            if codes were made and read without memory of their own. None if that is not measured.
+        predicted: the larger of the peaks that Inductor's analysis of liveness states for the compiled graphs, forward
+            and backward; None for what is not compiled.
     """
 
     bytes: int | None
@@ -308,8 +309,7 @@ def measure(
     if peak:
         large = replace(case, batch=PEAK_BATCH, tokens=PEAK_TOKENS)
         found = [_peak_apart(large, v, threads) for v in with_progress(variants, len(variants), "peaks")]
-        alone = found[variants.index(COMPILE)] if COMPILE in variants else None
-        rows = [replace(row, peak=_predicted(one, alone)) for row, one in zip(rows, found, strict=True)]
+        rows = [replace(row, peak=one) for row, one in zip(rows, found, strict=True)]
     return rows
 
 
@@ -362,13 +362,6 @@ def _beside(row: Row, alone: Row, ratio: float) -> Row:
     )
 
 
-def _predicted(peak: Peak | None, alone: Peak | None) -> Peak | None:
-    """Return a peak with what that of `torch.compile` alone predicts."""
-    if peak is None or alone is None or alone.bytes is None:
-        return peak
-    return replace(peak, predicted=alone.bytes - alone.kept + peak.kept)
-
-
 def _peak_apart(case: Case, variant: str, threads: int) -> Peak | None:
     try:
         return call_apart(peak_of_step, case, variant, threads)
@@ -405,10 +398,33 @@ def peak_of_step(case: Case, variant: str, threads: int, rounds: int = 3) -> Pea
         training.own.zero_grad(set_to_none=False)
         training.step(tokens)
 
-    step()
+    with _peaks_of_graphs() as peaks:
+        step()
     step()
     seconds = min(timed(step)[0] for _ in range(rounds))
-    return Peak(added_peak_bytes(step), seconds, training.kept(tokens))
+    return_freed_memory()
+    step()
+    return Peak(added_peak_bytes(step), seconds, training.kept(tokens), max(peaks, default=None))
+
+
+@contextmanager
+def _peaks_of_graphs() -> Iterator[list[int]]:
+    """Collect the peak bytes that Inductor's analysis of liveness states for each graph that it compiles here.
+
+    Saved tensors count until the backward graph frees them, parameters and inputs do not.
+    """
+    from torch._inductor import config, memory
+
+    found: list[int] = []
+    reorder = memory.reorder_for_peak_memory
+
+    def noted(nodes: Any, *buffers: Any) -> Any:
+        ordered = reorder(nodes, *buffers)
+        found.append(memory.prepare_planning_info(ordered, *buffers)[0])
+        return ordered
+
+    with mock.patch.object(memory, "reorder_for_peak_memory", noted), config.patch(force_disable_caches=True):
+        yield found
 
 
 def _warm_up_compiler() -> None:

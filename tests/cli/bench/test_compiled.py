@@ -18,6 +18,7 @@ from fewbit.cli.bench.compiled_trainings import (
     tokens_of,
 )
 
+COMPILED = Training._compiled  # by Inductor itself
 SMALL = Case("Llama", "float32", layers=1, batch=2, tokens=64)
 
 
@@ -120,6 +121,7 @@ class TestBars:
 def test_a_peak_is_of_a_step_without_parameters():
     peak = bench.peak_of_step(SMALL, "eager", threads=1, rounds=1)
     assert peak.seconds > 0
+    assert peak.predicted is None
     assert peak.bytes is None or peak.bytes > 0
 
 
@@ -137,6 +139,12 @@ def test_a_first_step_from_the_cache_stands_beside_the_compilers(monkeypatch):
     assert [r.cached_seconds for r in rows] == [None, 2.0, 3.0]
     assert [r.cached_ratio for r in rows] == [None, 1.0, 1.5]
     assert "cached s" in lines_of([SMALL], rows)[1]
+
+
+def test_the_peak_of_compiled_graphs_is_predicted(monkeypatch):
+    monkeypatch.setattr(Training, "_compiled", COMPILED)
+    peak = bench.peak_of_step(SMALL, "compile", threads=1, rounds=1)
+    assert peak.predicted is not None and peak.predicted >= peak.kept > 0
 
 
 def test_a_peak_whose_process_died_is_said(monkeypatch, capsys):
