@@ -26,6 +26,7 @@ from ...fewbit_gen.solver import solve
 from ...tables import DEFAULT_WEIGHT, FewbitError, Table
 from .nodes import (
     descendants,
+    is_floating,
     is_floating_input,
     is_pointwise,
     is_view,
@@ -210,7 +211,7 @@ def merge(graph: fx.Graph, bits: int) -> None:
     for node, product in products.items():
         goes_on = all(user in products and products[user].gradient is product.gradient for user in node.users)
         # Where two values are compared, the argument is their comparison, which saves a bit as it is.
-        of_values = product.argument in floating and _is_floating(product.argument)
+        of_values = product.argument in floating and is_floating(product.argument)
         if isinstance(product.factor, tuple) and not goes_on and of_values:
             _write(graph, node, product, bits)
     graph.eliminate_dead_code()
@@ -226,15 +227,10 @@ def is_factor(node: fx.Node, argument: fx.Node, of_gradient: Collection[fx.Node]
     """
     return (
         argument is not node
-        and _is_floating(argument)
+        and is_floating(argument)
         and bool(node.users)
         and all(multiplied_with(node, user) in of_gradient for user in node.users)
     )
-
-
-def _is_floating(node: fx.Node) -> bool:
-    x = tensor_of(node)
-    return x is not None and x.is_floating_point()
 
 
 def multiplied_with(node: fx.Node, user: fx.Node) -> fx.Node | None:

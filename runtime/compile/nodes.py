@@ -75,10 +75,15 @@ def descendants(graph: fx.Graph, is_root: Callable[[fx.Node], bool]) -> set[fx.N
     return found
 
 
+def is_floating(node: fx.Node) -> bool:
+    """Return whether the node's value is one floating-point tensor."""
+    x = tensor_of(node)
+    return x is not None and x.is_floating_point()
+
+
 def is_floating_input(node: fx.Node) -> bool:
     """Return whether the node is a floating-point tensor that the graph is given."""
-    x = tensor_of(node)
-    return node.op in ("placeholder", "get_attr") and x is not None and x.is_floating_point()
+    return node.op in ("placeholder", "get_attr") and is_floating(node)
 
 
 def of_gradients(graph: fx.Graph) -> set[fx.Node]:

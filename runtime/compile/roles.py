@@ -30,6 +30,7 @@ from .nodes import (
     base_of,
     descendants,
     holds_a_graph,
+    is_floating,
     is_floating_input,
     is_pointwise,
     is_view,
@@ -68,6 +69,7 @@ _LINEAR, _DIFFERENCE, _CURVED = 0, 1, 2
 _STATES = range(4)
 
 _PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution, aten.convolution_backward, aten._scaled_mm}
+_PRODUCTS |= {aten.mv, aten.dot} | {getattr(aten, n) for n in ("_grouped_mm", "_scaled_grouped_mm") if hasattr(aten, n)}
 _SUMS = {aten.add, aten.sub, aten.neg, aten.where, aten.clone, prims.convert_element_type, aten._to_copy}
 _SUMS |= {aten.cat, aten.slice_scatter, aten.select_scatter, aten.constant_pad_nd, aten.index, aten.gather, aten.roll}
 _SUMS |= {aten.index_put, aten.embedding_dense_backward, aten.slice_backward, aten.select_backward, aten.copy}
@@ -79,6 +81,7 @@ REDUCTIONS |= {prims.prepare_softmax_online} if hasattr(prims, "prepare_softmax_
 _EXPONENTIALS = {aten.exp, aten.exp2}
 # Steps: a small change of the value may change the result by one.
 _STEPS = {aten.sign, aten.sgn, aten.floor, aten.ceil, aten.round, aten.trunc, aten.remainder, aten.fmod, aten.frac}
+_INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 # What gradients read values for by operators that are not pointwise: normalized values, or no more than the shape.
 _KNOWN = re.compile(r"norm_backward|pool\w*_backward|nll_loss\w*_backward|upsample\w*_backward")
 _WITH_NUMBERS = {aten.full, aten.scalar_tensor, aten.add, aten.sub}
@@ -92,7 +95,8 @@ def is_saved_itself(node: fx.Node) -> bool:
     x = tensor_of(node)
     if x is None or packet(node) in REDUCTIONS:
         return x is not None
-    return packet(node) in _STEPS or (is_pointwise(node) and not (x.is_floating_point() or x.is_complex()))
+    is_step = packet(node) in _STEPS or (is_pointwise(node) and x.dtype in _INTEGERS)
+    return (is_pointwise(node) and x.dtype == torch.bool) or (is_step and any(map(is_floating, node.all_input_nodes)))
 
 
 def is_product(node: fx.Node) -> bool:
