@@ -56,20 +56,20 @@ COMPILE_BAR, CACHED_BAR = 1.5, 1.2
 
 @dataclass(frozen=True)
 class Peak:
-    """One step in a process of its own.
+    """One step, its memory and its time each in a process of its own.
 
     Attributes:
         bytes: rise of resident memory, without parameters and their gradients; None where the system cannot tell.
-        seconds: wall time of the step, the best of the rounds.
         kept: bytes kept between forward and backward on this batch.
         predicted: the larger of the peaks that Inductor's analysis of liveness states for the compiled graphs, forward
             and backward; None for what is not compiled.
+        seconds: wall time of the step, the best of the rounds; None if not measured.
     """
 
     bytes: int | None
-    seconds: float
     kept: int
     predicted: int | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ def _peak_cells(peak: Peak | None) -> tuple[str, str, str]:
     if peak is None:
         return "", "", ""
     sizes = ["" if size is None else f"{size / 2**20:.0f}" for size in (peak.bytes, peak.predicted)]
-    return sizes[0], sizes[1], f"{peak.seconds:.2f}"
+    return sizes[0], sizes[1], _text(peak.seconds, 2)
 
 
 def _text(value: float | None, digits: int) -> str:
@@ -364,7 +364,8 @@ def _beside(row: Row, alone: Row, ratio: float) -> Row:
 
 def _peak_apart(case: Case, variant: str, threads: int) -> Peak | None:
     try:
-        return call_apart(peak_of_step, case, variant, threads)
+        peak = call_apart(peak_of_step, case, variant, threads)
+        return replace(peak, seconds=call_apart(seconds_of_step, case, variant, threads))
     except ProcessDied as error:
         click.echo(f"no peak of {variant}: {error}", err=True)
         return None
@@ -388,8 +389,9 @@ def first_step(case: Case, variant: str, threads: int, cache: str) -> float:
     return timed(lambda: training.step(tokens_of(case)))[0]
 
 
-def peak_of_step(case: Case, variant: str, threads: int, rounds: int = 3) -> Peak:
-    """Return peak and time of a step in this process, after two that compile and allocate gradients."""
+def peak_of_step(case: Case, variant: str, threads: int) -> Peak:
+    """Return the peak of a step in this process, after two that compile and allocate gradients."""
+    return_freed_memory()  # at once: blocks that malloc has kept are used again
     torch.set_num_threads(threads)
     training = Training(variant, model_of(case), case)
     tokens = tokens_of(case)
@@ -401,10 +403,16 @@ def peak_of_step(case: Case, variant: str, threads: int, rounds: int = 3) -> Pea
     with _peaks_of_graphs() as peaks:
         step()
     step()
-    seconds = min(timed(step)[0] for _ in range(rounds))
-    return_freed_memory()
-    step()
-    return Peak(added_peak_bytes(step), seconds, training.kept(tokens), max(peaks, default=None))
+    return Peak(added_peak_bytes(step), training.kept(tokens), max(peaks, default=None))
+
+
+def seconds_of_step(case: Case, variant: str, threads: int, rounds: int = 3) -> float:
+    """Return the wall time of a step in this process, the best of the rounds after one that compiles."""
+    torch.set_num_threads(threads)
+    training = Training(variant, model_of(case), case)
+    tokens = tokens_of(case)
+    training.step(tokens)
+    return min(timed(lambda: training.step(tokens))[0] for _ in range(rounds))
 
 
 @contextmanager

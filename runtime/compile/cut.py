@@ -25,12 +25,11 @@ from ..tensors.packing import packed_size
 from . import integers
 from .codes import Groups, groups_of, hint, planes_of
 from .factors import table_of
-from .nodes import base_of, descendants, is_floating_input, tensor_of
+from .nodes import base_of, descendants, is_floating_input, is_pointwise, is_view, tensor_of
 from .options import CompileOptions
-from .roles import Role, is_product, is_saved_itself
+from .roles import Role, is_saved_itself
 
 _KEY = "fewbit"
-_FREE = (Role.PARAMETER, Role.INPUT, Role.OTHER)  # of no data that is rounded
 _BOOLEANS = 2048  # most truth values in a group, which has no parameters
 
 
@@ -60,22 +59,19 @@ def choice_of(node: object) -> Choice | None:
     return node.meta.get(_KEY) if isinstance(node, fx.Node) else None
 
 
-def pin(graph: fx.Graph, roles: Mapping[fx.Node, Role], options: CompileOptions) -> None:
+def pin(graph: fx.Graph, roles: Mapping[fx.Node, Role]) -> None:
     """Mark the values of a joint graph that are not computed again from rounded ones."""
     floating = descendants(graph, is_floating_input)
     for node, role in roles.items():
-        # Below a budget torch computes products again too: but for logits, beside whose exact sums they would not fit.
-        again = _budget(options) < 1 and role is Role.EXPONENT and is_product(node)
+        if role in (Role.PARAMETER, Role.INPUT):
+            continue
+        # Below a budget torch computes anything again, such as logits, which do not fit beside their exact sums.
+        logits = role is Role.EXPONENT and not is_pointwise(node) and not is_view(node)
         # Comparisons of integers alone, such as the one-hot form of labels, are as cheap again as bits to unpack.
-        if role not in _FREE and (again or is_saved_itself(node)) and node in floating:
+        if (logits or is_saved_itself(node)) and node in floating:
             # One of several results is saved, and what returns them is not called again.
             for pinned in (node, *(node.all_input_nodes if node.target is operator.getitem else ())):
                 pinned.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
-
-
-def _budget(options: CompileOptions) -> float:
-    """Return torch's `activation_memory_budget`, the lower of the option and the setting."""
-    return min(options.recompute, functorch_config.activation_memory_budget)
 
 
 def annotate(roles: Mapping[fx.Node, Role], options: CompileOptions, less: int = 0) -> None:
@@ -212,8 +208,14 @@ def few_bit_costs(options: CompileOptions) -> Iterator[None]:
         fused = node.op != "placeholder" and all(types.is_fusible(node) and types.is_fusible(u) for u in node.users)
         return max(choice.nbytes // (2 if fused else 1), 1)
 
+    choose = partitioners.choose_saved_values_set
+
+    def choose_tensors(*args: Any, **kwargs: Any) -> list[fx.Node]:
+        return [tensor for value in choose(*args, **kwargs) for tensor in _results_of(value)]
+
     with (
         mock.patch.object(partitioners, "_size_of", few_bit_size_of),
+        mock.patch.object(partitioners, "choose_saved_values_set", choose_tensors),
         functorch_config.patch(
             ban_recompute_long_fusible_chains=False,
             ban_recompute_materialized_backward=False,
@@ -221,7 +223,13 @@ def few_bit_costs(options: CompileOptions) -> Iterator[None]:
             ban_recompute_used_far_apart=False,
             treat_parameters_as_free_to_save=True,
             recompute_views=True,
-            activation_memory_budget=_budget(options),
+            activation_memory_budget=min(options.recompute, functorch_config.activation_memory_budget),
         ),
     ):
         yield
+
+
+def _results_of(node: fx.Node) -> list[fx.Node]:
+    """Return the results of an operator that returns several, else the node: torch may save operators."""
+    several = isinstance(node.meta.get("val"), tuple | list)
+    return [user for user in node.users if user.target is operator.getitem] if several else [node]

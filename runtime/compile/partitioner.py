@@ -53,7 +53,7 @@ class FewbitPartitioner(CustomPartitionerFn):
         if self.options.tables and (bits := self.options.bits_for(Role.FACTOR, ())) is not None:
             merge(gm.graph, bits)
         roles = classify(gm.graph, parameters)
-        pin(gm.graph, roles, self.options)
+        pin(gm.graph, roles)
         nbytes, budget = 0, self.options.budget
         for less in range(8):
             annotate(roles, self.options, less)

@@ -8,14 +8,15 @@ has a table (factors.py). What goes through a nonlinearity first is biased by an
 goes through an exponential (logits, log-sum-exp) is not rounded at all: there an error multiplies. Its result,
 probabilities, enters linearly again. Comparisons, such as the sign that ReLU's gradient asks for, are not made again
 either: their results take a bit. Nor are reductions, signs, roundings, or integers found among values, which would be
-others of rounded ones. What may hold the huge constants that mask scores is left alone, and so is what operators read
-that are not known here, or that call graphs of their own.
+others of rounded ones. What may hold the huge constants that mask scores is left alone, and so are divisors, which may
+be near 0, and what operators read that are not known here, or that call graphs of their own.
 
 A value's role is the most delicate of its uses, through views, casts and pointwise operations, as far as the backward
 pass would compute them again from the value: matrix products, reductions and random numbers are not computed again, but
 saved.
 """
 
+import math
 import operator
 import re
 from collections.abc import Collection
@@ -69,7 +70,8 @@ _LINEAR, _DIFFERENCE, _CURVED = 0, 1, 2
 _STATES = range(4)
 
 _PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.convolution, aten.convolution_backward, aten._scaled_mm}
-_PRODUCTS |= {aten.mv, aten.dot} | {getattr(aten, n) for n in ("_grouped_mm", "_scaled_grouped_mm") if hasattr(aten, n)}
+_PRODUCTS |= {aten.mv, aten.dot, aten._trilinear}
+_PRODUCTS |= {getattr(aten, name) for name in ("_grouped_mm", "_scaled_grouped_mm") if hasattr(aten, name)}
 _SUMS = {aten.add, aten.sub, aten.neg, aten.where, aten.clone, prims.convert_element_type, aten._to_copy}
 _SUMS |= {aten.cat, aten.slice_scatter, aten.select_scatter, aten.constant_pad_nd, aten.index, aten.gather, aten.roll}
 _SUMS |= {aten.index_put, aten.embedding_dense_backward, aten.slice_backward, aten.select_backward, aten.copy}
@@ -79,24 +81,33 @@ REDUCTIONS |= {aten.argmax, aten.argmin, aten.any, aten.all, aten.prod, aten.log
 REDUCTIONS |= {aten.native_layer_norm, prims.var, prims.sum}
 REDUCTIONS |= {prims.prepare_softmax_online} if hasattr(prims, "prepare_softmax_online") else set()
 _EXPONENTIALS = {aten.exp, aten.exp2}
+_WITH_POLES = {aten.reciprocal, aten.rsqrt, aten.log, aten.log2, aten.log10}
 # Steps: a small change of the value may change the result by one.
 _STEPS = {aten.sign, aten.sgn, aten.floor, aten.ceil, aten.round, aten.trunc, aten.remainder, aten.fmod, aten.frac}
+_STEPS |= {aten.copysign}
 _INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 # What gradients read values for by operators that are not pointwise: normalized values, or no more than the shape.
-_KNOWN = re.compile(r"norm_backward|pool\w*_backward|nll_loss\w*_backward|upsample\w*_backward")
-_WITH_NUMBERS = {aten.full, aten.scalar_tensor, aten.add, aten.sub}
+_KNOWN = re.compile(r"(norm|pool\w*|pad\w*|nll_loss\w*|upsample\w*|conv_tbc|grouped_mm\w*|cell)_backward")
+# Operators whose results hold their huge arguments, and those that take such numbers as they are.
+_KEEPING = _SUMS | _FACTORS | {aten.div, aten.scatter, aten.scatter_add, aten.maximum, aten.minimum, aten.clamp}
+_KEEPING |= {aten.clamp_min, aten.clamp_max, aten.baddbmm}
+_WITH_NUMBERS = {aten.full, aten.scalar_tensor, aten.add, aten.sub, aten.constant_pad_nd, aten.scatter}
 HUGE = 1e4  # a constant that masks scores, or more
 
 
 def is_saved_itself(node: fx.Node) -> bool:
     """Return whether a value is not to be computed again from rounded ones: a reduction, a comparison or a step."""
-    if node.target is operator.getitem:
-        return packet(node.all_input_nodes[0]) in REDUCTIONS
     x = tensor_of(node)
+    if node.target is operator.getitem:
+        made = node.all_input_nodes[0]
+        found = x is not None and x.dtype in _INTEGERS and any(map(is_floating, made.all_input_nodes))
+        return packet(made) in REDUCTIONS or found
     if x is None or packet(node) in REDUCTIONS:
         return x is not None
-    is_step = packet(node) in _STEPS or (is_pointwise(node) and x.dtype in _INTEGERS)
-    return (is_pointwise(node) and x.dtype == torch.bool) or (is_step and any(map(is_floating, node.all_input_nodes)))
+    if is_pointwise(node) and x.dtype == torch.bool:
+        return True
+    is_step = packet(node) in _STEPS or node.kwargs.get("rounding_mode") is not None or x.dtype in _INTEGERS
+    return is_step and any(map(is_floating, node.all_input_nodes))
 
 
 def is_product(node: fx.Node) -> bool:
@@ -163,7 +174,11 @@ def _is_probability(node: fx.Node) -> bool:
 def _is_of_a_graph(node: fx.Node) -> bool:
     """Return whether the value is a result of an operator that calls a graph, attention's aside."""
     made = node.all_input_nodes[0] if node.target is operator.getitem else node
-    return holds_a_graph(made) and "attention" not in str(made.target)
+    return holds_a_graph(made) and not _is_attention(made)
+
+
+def _is_attention(node: fx.Node) -> bool:
+    return re.search("attention|attn", str(node.target)) is not None
 
 
 def _masked(graph: fx.Graph, floating: set[fx.Node]) -> set[fx.Node]:
@@ -171,13 +186,20 @@ def _masked(graph: fx.Graph, floating: set[fx.Node]) -> set[fx.Node]:
     found: set[fx.Node] = set()
     for node in graph.nodes:
         name = packet(node)
+        if not is_floating(node) or _is_nan_to_num(node):
+            continue
         # A mask that is multiplied by a number; values in other units are not masked.
         takes_numbers = name in _WITH_NUMBERS or (name is aten.mul and node not in floating)
         is_huge = takes_numbers and any(isinstance(a, int | float) and abs(a) >= HUGE for a in node.args)
-        goes_on = is_view(node) or name in _SUMS or name in _FACTORS or name is aten.div
-        if is_huge or (goes_on and any(i in found for i in node.all_input_nodes)):
+        if is_huge or ((is_view(node) or name in _KEEPING) and any(i in found for i in node.all_input_nodes)):
             found.add(node)
     return found
+
+
+def _is_nan_to_num(node: fx.Node) -> bool:
+    """Return whether the value is another one with a number in place of infinities, which it may never have had."""
+    test = node.args[0] if packet(node) is aten.where else None
+    return isinstance(test, fx.Node) and packet(test) is aten.eq and test.args[1] in (math.inf, -math.inf)
 
 
 def _statistics(graph: fx.Graph) -> set[fx.Node]:
@@ -228,6 +250,8 @@ def _role_in_gradient(node: fx.Node, user: fx.Node, state: int) -> Role:
     name = packet(user)
     if is_pointwise(user) and _leads_to_an_exponential(user):  # the gradient of logcumsumexp is a sum in logarithms
         return Role.EXPONENT
+    if _is_divisor(node, user) and not state & _CURVED:
+        return Role.OTHER
     if name is aten.div:
         state = state if user.args[0] is node else _CURVED
     elif name not in _PRODUCTS and name not in _SUMS and name not in _FACTORS and not is_view(user):
@@ -235,6 +259,11 @@ def _role_in_gradient(node: fx.Node, user: fx.Node, state: int) -> Role:
             return Role.OTHER
         state = _CURVED
     return Role.NONLINEAR if state & _CURVED else Role.LINEAR
+
+
+def _is_divisor(node: fx.Node, user: fx.Node) -> bool:
+    """Return whether `user` divides by the value, or has a pole at 0 for another reason."""
+    return packet(user) in _WITH_POLES or (packet(user) is aten.div and node in user.args[1:])
 
 
 def _leads_to_an_exponential(node: fx.Node) -> bool:
@@ -248,9 +277,10 @@ def _leads_to_an_exponential(node: fx.Node) -> bool:
 def _argument_role(node: fx.Node, user: fx.Node) -> Role | None:
     """Return the role that the argument's name tells, for the gradients of attention and recurrent layers."""
     schema = getattr(user.target, "_schema", None)
-    if "attention" not in str(user.target):
+    if not _is_attention(user):
         return None
-    names = [a.name for a in schema.arguments] if schema is not None else []
+    # Of the operator that holds a graph, flex_attention's, the order is known.
+    names = [a.name for a in schema.arguments] if schema is not None else ["query", "key", "value", "out"]
     used = {n for n, a in zip(names, user.args, strict=False) if a is node}
     used |= {n for n, a in user.kwargs.items() if a is node}
     return Role.ATTENTION if used <= {"query", "key", "value", "out", "output"} and used else Role.STATISTIC
@@ -261,16 +291,24 @@ def _state_after(node: fx.Node, user: fx.Node, state: int) -> "int | Role | None
     name = packet(user)
     if user.op == "output" or is_product(user) or is_saved_itself(user):
         return None
-    if holds_a_graph(user) and "attention" not in str(user.target):
+    if holds_a_graph(user) and not _is_attention(user):
         return Role.OTHER
     if is_view(user) or name in _SUMS:
         return state | _DIFFERENCE if name is aten.sub else state
     if name in _FACTORS:
         return _CURVED if user.args[0] is node and user.args[1] is node else state
+    if _is_divisor(node, user) and not state & _CURVED:
+        return Role.OTHER
     if name is aten.div:
         return state if user.args[0] is node else _CURVED
     if name is aten.pow and user.args[1] == 1:  # in the derivative of a square
         return state
     if name in _EXPONENTIALS:
-        return Role.EXPONENT if state & _DIFFERENCE else _CURVED
+        return Role.EXPONENT if state & _DIFFERENCE and not _is_of_a_logistic(user) else _CURVED
     return _CURVED if is_pointwise(user) else None
+
+
+def _is_of_a_logistic(exponential: fx.Node) -> bool:
+    """Return whether an exponential is one of 1 / (1 + exp(−x)) or log(1 + exp(x)), curves of x like others."""
+    users = [u for u in exponential.users if u.op != "output"]
+    return bool(users) and all(packet(u) is aten.log1p or (packet(u) is aten.add and u.args[1] == 1) for u in users)

@@ -4,7 +4,7 @@ import operator
 
 import pytest
 import torch
-from compiled import LanguageModel, exactly, few_bits, gradients, op_by_op, roles_in
+from compiled import LanguageModel, exactly, few_bits, forward_of, gradients, op_by_op, roles_in
 from fewbit import FewbitError
 from fewbit.runtime.compile.cut import saved_bytes
 from fewbit.runtime.compile.options import CompileOptions
@@ -258,3 +258,112 @@ def test_a_branch_reads_its_operands_exactly():
         return torch.cond(a.sum() > 0, lambda a, b: (a.softmax(-1) * b).sum(), lambda a, b: (a * b).sum(), (a, b))
 
     assert error(Model(branched), torch.randn(512, 32)) < 1e-5
+
+
+def test_what_masks_are_put_into_is_masked():
+    def routed(a, b):
+        top, places = a.topk(4, -1)
+        scores = torch.full_like(a, -torch.inf).scatter(1, places, top)
+        return (scores.sigmoid() * b).square().sum()
+
+    assert error(Model(routed), torch.randn(512, 32)) < 0.05
+
+
+def test_padding_with_infinities_is_masked():
+    def padded(a, b):
+        return (F.pad(a, (64, 0), value=-torch.inf).exp()[:, :128] * b).square().sum()
+
+    assert error(Model(padded), torch.randn(512, 32)) < 0.05
+
+
+def test_values_in_place_of_infinities_are_not():
+    found = roles_in(Model(lambda a, b: (torch.softmax(a, -1).nan_to_num() @ b.T).square().sum()), torch.randn(64, 32))
+    assert Role.MASK not in found[aten.div] | found[aten.where]
+
+
+def test_values_at_large_offsets_are_not_masked():
+    def taken(a, b):
+        places = torch.arange(64) * 16384 % 64
+        return (a.sin()[places] * b[:64]).square().sum()
+
+    assert Role.MASK not in roles_in(Model(taken), torch.randn(64, 32))[aten.index]
+
+
+@pytest.mark.parametrize("recompute", [1.0, 0.5])
+def test_chosen_places_are_not_found_again(recompute):
+    def routed(a, b):
+        top, places = a.sigmoid().topk(4, -1)
+        return (b.gather(1, places).exp() * top).sum()
+
+    assert error(Model(routed), torch.randn(512, 32), recompute=recompute) < 0.05
+
+
+def test_below_a_budget_normalizations_alone_compile():
+    model = nn.Sequential(nn.LayerNorm(128), nn.Linear(128, 320))
+
+    class Head(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            return F.cross_entropy(self.model(x), torch.arange(len(x)) % 320)
+
+    assert error(Head(), torch.randn(512, 128), recompute=0.5) < 0.05
+
+
+ROUNDED = {
+    "division": lambda a, b: ((a.detach() // 0.3) * b).square().sum() + (a * b).sum(),
+    "rounding mode": lambda a, b: (torch.div(a, 0.3, rounding_mode="trunc") * b).square().sum(),
+    "for an unknown operator": lambda a, b: (
+        F.grid_sample(b.view(-1, 1, 8, 16), (8 * a.view(-1, 8, 8, 2).tanh()).round() / 8, align_corners=False).sum()
+        + (a * b).sum()
+    ),
+    "sign of another": lambda a, b: (torch.copysign(b, a) * b).sum() + (a * b).sum(),
+}
+
+
+@pytest.mark.parametrize("loss", ROUNDED.values(), ids=ROUNDED)
+def test_roundings_are_not_made_again(loss):
+    assert error(Model(loss), torch.randn(512, 32)) < 0.05
+
+
+def test_the_input_of_silu_behind_a_group_norm_is_rounded():
+    layers = nn.Conv2d(4, 16, 3), nn.GroupNorm(4, 16), nn.SiLU(), nn.Conv2d(16, 4, 3)
+    found = roles_in(nn.Sequential(*layers), torch.randn(2, 4, 16, 16))
+    assert not found[aten.convolution] & {Role.EXPONENT, Role.OTHER}
+    assert Role.EXPONENT not in found[aten.mul]
+
+
+def test_experts_products_are_products():
+    def mixed(x, weight, ends):
+        return torch._grouped_mm(x.sin(), weight, offs=ends).square().sum()
+
+    x = torch.randn(64, 32, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(4, 32, 32, dtype=torch.bfloat16, requires_grad=True)
+    found = roles_in(mixed, x, weight, torch.arange(16, 65, 16, dtype=torch.int32))
+    assert Role.OTHER not in found[aten.sin]
+
+
+def test_integers_of_saved_ones_are_computed_again():
+    def halves(a, b):
+        places = a.topk(4, -1).indices // 2
+        return (b.gather(1, places) * a[:, :4]).sum()
+
+    forward = forward_of(Model(halves), torch.randn(512, 32), smallest=0)
+    outputs = forward[-1].args[0]
+    wide = [n for n in outputs if isinstance(n, torch.fx.Node) and n.meta["val"].dtype == torch.int64]
+    assert not wide
+
+
+DIVIDED = {
+    "quotient": lambda a, b: (a / b.abs().add(1e-3)).sum(),
+    "logarithm": lambda a, b: (a * b.abs().add(1e-3).log()).sum(),
+    "root": lambda a, b: (a * b.abs().add(1e-3).rsqrt()).sum(),
+}
+
+
+@pytest.mark.parametrize("loss", DIVIDED.values(), ids=DIVIDED)
+def test_divisors_are_exact(loss):
+    """What they divide is rounded, without bias, and errs most where they are least."""
+    assert error(Model(loss), torch.randn(512, 32)) < 0.3
