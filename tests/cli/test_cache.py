@@ -74,6 +74,7 @@ sys.exit(len(seen.buffer))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch_before_2_9(), reason="the compile backend needs torch 2.9")
 def test_warm_all_leaves_compiled_training_nothing_either(run_process):
     """In the cache of the kernels that other tests compile."""

@@ -141,6 +141,7 @@ def test_a_first_step_from_the_cache_stands_beside_the_compilers(monkeypatch):
     assert "cached s" in lines_of([SMALL], rows)[1]
 
 
+@pytest.mark.slow
 def test_the_peak_of_compiled_graphs_is_predicted(monkeypatch):
     monkeypatch.setattr(Training, "_compiled", COMPILED)
     peak = bench.peak_of_step(SMALL, "compile", threads=1)

@@ -27,6 +27,7 @@ def digits():
 
 
 class TestTraining:
+    @pytest.mark.slow
     def test_first_losses_are_equal_but_for_the_naive(self, digits):
         before = torch.random.get_rng_state()
         training = train(VARIANTS, digits, SMALL)
