@@ -13,6 +13,7 @@ exact run from weights that differ by a millionth shows the effect of chance.
 
 import argparse
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
@@ -67,7 +68,13 @@ def train_one(
     model, corpus = MODELS[name](settings)
     made = Variant(variant, nudge=nudge, loss=compiled_loss(OPTIONS[bits]))
     (run,) = train([made], corpus, settings, model, after_step).runs
-    return summary(run, seed)
+    return _without_nan(summary(run, seed))
+
+
+def _without_nan(run: dict[str, Any]) -> dict[str, Any]:
+    """Return a run with None for the losses that are not finite, which JSON has no numbers for: it ran away."""
+    losses = [loss if math.isfinite(loss) else None for loss in (*run["losses"], run["validation_loss"])]
+    return run | {"losses": losses[:-1], "validation_loss": losses[-1]}
 
 
 @cache
@@ -106,13 +113,13 @@ def compiled_loss(options: Mapping[str, Any]) -> Loss:
 
 
 def differences(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Return the validation losses of each variant minus the exact run's of the same model and seed."""
+    """Return the validation losses of each variant minus the exact runs' of equal model and seed; ∞ of those that ran away."""
     losses = {(run["variant"], run["seed"]): run["validation_loss"] for run in runs}
     found: dict[str, list[float]] = {}
     for (variant, seed), loss in losses.items():
         exact = f"{variant.split(': ')[0]}: exact"
         if variant != exact and (exact, seed) in losses:
-            found.setdefault(variant, []).append(loss - losses[exact, seed])
+            found.setdefault(variant, []).append(math.inf if loss is None else loss - losses[exact, seed])
     return found
 
 
@@ -134,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if (variant, seed) in done:
                 continue
             runs.append(train_one(variant, seed, settings))
-            print(variant, seed, round(runs[-1]["validation_loss"], 4), runs[-1]["saved_bytes"], flush=True)
+            print(variant, seed, runs[-1]["validation_loss"], runs[-1]["saved_bytes"], flush=True)
             with atomic_write(chosen.output) as stream:
                 stream.write(compact_json.dumps({"settings": described, "runs": runs}).encode())
     for variant, values in differences(runs).items():

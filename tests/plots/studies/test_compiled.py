@@ -47,3 +47,18 @@ def test_differences_are_to_the_exact_run_of_the_same_model_and_seed():
     losses = {("gpt2: exact", 0): 2.0, ("gpt2: auto", 0): 2.5, ("llama: exact", 0): 3.0, ("llama: auto", 0): 2.75}
     runs = [{"variant": v, "seed": s, "validation_loss": loss} for (v, s), loss in losses.items()]
     assert compiled.differences(runs) == {"gpt2: auto": [0.5], "llama: auto": [-0.25]}
+
+
+def test_a_run_that_ran_away_is_written_and_is_infinitely_worse(monkeypatch, tmp_path, capsys):
+    def ran_away(run, seed):
+        return {"variant": run.variant, "seed": seed, "losses": [4.0, nan], "validation_loss": nan, "saved_bytes": 1}
+
+    nan = float("nan")
+    file = tmp_path / "runs.json"
+    exact = {"variant": "gpt2: exact", "seed": 0, "losses": [4.0, 3.0], "validation_loss": 3.0, "saved_bytes": 2}
+    compiled.main([f"--output={file}", "--seeds=1", "--steps=2", "--variant=gpt2: exact"])
+    monkeypatch.setattr(compiled, "summary", ran_away)
+    compiled.main([f"--output={file}", "--seeds=1", "--steps=2", "--variant=gpt2: 2 bits"])
+    assert json.loads(file.read_text())["runs"][-1]["validation_loss"] is None
+    assert compiled.differences([exact, json.loads(file.read_text())["runs"][-1]]) == {"gpt2: 2 bits": [float("inf")]}
+    assert "+inf" in capsys.readouterr().out
