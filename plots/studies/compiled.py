@@ -113,7 +113,7 @@ def compiled_loss(options: Mapping[str, Any]) -> Loss:
 
 
 def differences(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Return the validation losses of each variant minus the exact runs' of equal model and seed; ∞ of those that ran away."""
+    """Return the validation losses of each variant minus the exact run's of the same model and seed, or ∞."""
     losses = {(run["variant"], run["seed"]): run["validation_loss"] for run in runs}
     found: dict[str, list[float]] = {}
     for (variant, seed), loss in losses.items():
