@@ -25,7 +25,7 @@ from ..tensors.packing import packed_size
 from . import integers
 from .codes import Groups, groups_of, hint, planes_of
 from .factors import table_of
-from .nodes import base_of, descendants, is_floating_input, is_pointwise, is_view, tensor_of
+from .nodes import base_of, descendants, is_floating_input, is_pointwise, is_view, operator_of, tensor_of
 from .options import CompileOptions
 from .roles import Role, is_saved_itself
 
@@ -70,7 +70,7 @@ def pin(graph: fx.Graph, roles: Mapping[fx.Node, Role]) -> None:
         # Comparisons of integers alone, such as the one-hot form of labels, are as cheap again as bits to unpack.
         if (logits or is_saved_itself(node)) and node in floating:
             # One of several results is saved, and what returns them is not called again.
-            for pinned in (node, *(node.all_input_nodes if node.target is operator.getitem else ())):
+            for pinned in (node, operator_of(node)):
                 pinned.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
 
 

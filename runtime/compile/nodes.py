@@ -43,6 +43,11 @@ def base_of(node: fx.Node) -> fx.Node:
     return node
 
 
+def operator_of(node: fx.Node) -> fx.Node:
+    """Return the node that computes the value: itself, or the one of whose several results it is one."""
+    return node.all_input_nodes[0] if node.target is operator.getitem else node
+
+
 def tensor_of(node: fx.Node) -> Tensor | None:
     """Return the node's fake tensor, None if its value is not one tensor."""
     value = node.meta.get("val")

@@ -36,6 +36,7 @@ from .nodes import (
     is_pointwise,
     is_view,
     of_gradients,
+    operator_of,
     packet,
     packet_of,
     tensor_of,
@@ -97,22 +98,13 @@ HUGE = 1e4  # a constant that masks scores, or more
 
 def is_saved_itself(node: fx.Node) -> bool:
     """Return whether a value is not to be computed again from rounded ones: a reduction, a comparison or a step."""
-    x = tensor_of(node)
-    if node.target is operator.getitem:
-        made = node.all_input_nodes[0]
-        found = x is not None and x.dtype in _INTEGERS and any(map(is_floating, made.all_input_nodes))
-        return packet(made) in REDUCTIONS or found
-    if x is None or packet(node) in REDUCTIONS:
-        return x is not None
-    if is_pointwise(node) and x.dtype == torch.bool:
+    x, made = tensor_of(node), operator_of(node)
+    if x is None:
+        return False
+    if packet(made) in REDUCTIONS or (is_pointwise(node) and x.dtype == torch.bool):
         return True
-    is_step = packet(node) in _STEPS or node.kwargs.get("rounding_mode") is not None or x.dtype in _INTEGERS
-    return is_step and any(map(is_floating, node.all_input_nodes))
-
-
-def is_product(node: fx.Node) -> bool:
-    """Return whether the value is a matrix product or a convolution."""
-    return packet(node) in _PRODUCTS
+    is_step = packet(made) in _STEPS or made.kwargs.get("rounding_mode") is not None or x.dtype in _INTEGERS
+    return is_step and any(map(is_floating, made.all_input_nodes))
 
 
 def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.Node, Role]:
@@ -144,7 +136,7 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
             roles[node] = Role.PARAMETER if node in floating else Role.OTHER
         elif base_of(node).op in ("placeholder", "get_attr"):
             roles[node] = Role.INPUT
-        elif _is_of_a_graph(node):
+        elif _calls_a_graph(operator_of(node)):
             roles[node] = Role.OTHER
         elif node not in floating or node in masked:
             roles[node] = Role.MASK
@@ -171,10 +163,9 @@ def _is_probability(node: fx.Node) -> bool:
     return packet(node) in _EXPONENTIALS or packet(node) in (aten._softmax, aten.sigmoid)
 
 
-def _is_of_a_graph(node: fx.Node) -> bool:
-    """Return whether the value is a result of an operator that calls a graph, attention's aside."""
-    made = node.all_input_nodes[0] if node.target is operator.getitem else node
-    return holds_a_graph(made) and not _is_attention(made)
+def _calls_a_graph(node: fx.Node) -> bool:
+    """Return whether the operator calls a graph of its own, attention's aside, whose arguments are known."""
+    return holds_a_graph(node) and not _is_attention(node)
 
 
 def _is_attention(node: fx.Node) -> bool:
@@ -289,9 +280,9 @@ def _argument_role(node: fx.Node, user: fx.Node) -> Role | None:
 def _state_after(node: fx.Node, user: fx.Node, state: int) -> "int | Role | None":
     """Return how `user`, computed again in the backward pass, changes `node`; None if it is not computed again."""
     name = packet(user)
-    if user.op == "output" or is_product(user) or is_saved_itself(user):
+    if user.op == "output" or name in _PRODUCTS or is_saved_itself(user):
         return None
-    if holds_a_graph(user) and not _is_attention(user):
+    if _calls_a_graph(user):
         return Role.OTHER
     if is_view(user) or name in _SUMS:
         return state | _DIFFERENCE if name is aten.sub else state

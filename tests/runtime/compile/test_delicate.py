@@ -6,7 +6,7 @@ import pytest
 import torch
 from compiled import LanguageModel, exactly, few_bits, forward_of, gradients, op_by_op, roles_in
 from fewbit import FewbitError
-from fewbit.runtime.compile.cut import saved_bytes
+from fewbit.runtime.compile.cut import Choice, saved_bytes
 from fewbit.runtime.compile.options import CompileOptions
 from fewbit.runtime.compile.partitioner import FewbitPartitioner
 from fewbit.runtime.compile.roles import Role
@@ -196,22 +196,19 @@ def test_parts_of_an_input_are_not_rounded():
 
 
 def test_several_parts_of_one_value_count_each():
-    found = []
-
-    class Looking(FewbitPartitioner):
-        def __call__(self, *args, **kwargs):
-            found.append(super().__call__(*args, **kwargs)[0].graph)
-            return exact(*args, **kwargs)
-
-    def products(a, b):
-        parts = a.sin().chunk(4, 0)
-        return sum((part.cos() * part).square().sum() for part in parts) + b.sum()
-
-    from torch._functorch.partitioners import min_cut_rematerialization_partition as exact
-
-    partitioner = Looking(CompileOptions(smallest=0))
-    torch.compile(Model(products), backend=op_by_op(partitioner))(torch.randn(256, 32))
-    assert found and saved_bytes(found[0], 1) > 0
+    """Their codes do; exactly saved they are one memory."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    value = graph.call_function(aten.sin.default, (x,))
+    parts = graph.call_function(aten.split.Tensor, (value, 4))
+    first, second = (graph.call_function(operator.getitem, (parts, i)) for i in range(2))
+    graph.output((first, second))
+    value.meta["val"] = torch.empty(8, 32)
+    first.meta["val"], second.meta["val"] = value.meta["val"].split(4)
+    assert saved_bytes(graph, 0) == 8 * 32 * 4
+    for node in (first, second):
+        node.meta["fewbit"] = Choice(Role.LINEAR, 4, None, 80)
+    assert saved_bytes(graph, 0) == 160
 
 
 def test_sizes_that_depend_on_values():
