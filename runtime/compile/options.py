@@ -17,11 +17,12 @@ from .roles import ROUNDED, Role
 
 Bits = int | None
 AUTO: Mapping[Role, int] = {
-    Role.LINEAR: 6,
+    Role.LINEAR: 5,
     Role.FACTOR: 4,
     Role.PROBABILITIES: 8,
     Role.ATTENTION: 5,
     Role.NONLINEAR: 6,
+    Role.SCORES: 8,
 }
 
 
@@ -31,9 +32,9 @@ class CompileOptions:
 
     Attributes:
         bits: of what is saved. "auto", the default, gives each role its own (`AUTO`, roles.py); 1 to 8 is for all that
-            can be rounded; None saves all exactly; a mapping gives bits, or None, to roles ("linear", "factor",
-            "attention", "nonlinear", "probabilities") and to modules by pattern ("model.layers.*.mlp"), "auto" to the
-            rest.
+            can be rounded, but queries and keys have twice as many, up to 8; None saves all exactly; a mapping gives
+            bits, or None, to roles ("linear", "factor", "nonlinear", "attention", "scores", "probabilities") and to
+            modules by pattern ("model.layers.*.mlp"), "auto" to the rest.
         rounding: "stochastic" rounds at random what enters the gradient linearly, and so without bias, and the rest to
             nearest; "nearest" rounds all so.
         group: most elements that share a minimum and a scale.
@@ -97,8 +98,8 @@ class CompileOptions:
         """Return the bits of a value of `role` in a module of the names `modules`, outermost first; None is exact."""
         if role not in ROUNDED or any(fnmatchcase(name, pattern) for pattern in self.keep for name in modules):
             return None
-        if isinstance(self.bits, int) or self.bits is None:
-            return self.bits
+        if self.bits is None or isinstance(self.bits, int):
+            return min(2 * self.bits, 8) if self.bits and role is Role.SCORES else self.bits
         for pattern, bits in self._rules:
             if any(fnmatchcase(name, pattern) for name in modules):
                 return bits

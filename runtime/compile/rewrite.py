@@ -36,7 +36,7 @@ from .roles import ROUNDED, Role
 from .splice import Splicer
 
 _LARGEST = 2**63 - 1
-_TO_NEAREST = (Role.ATTENTION, Role.NONLINEAR)  # at random they would be as biased, and err more
+_TO_NEAREST = (Role.ATTENTION, Role.SCORES, Role.NONLINEAR)  # at random they would err more (roles.py)
 
 
 def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: CompileOptions) -> list[SavedTensor]:

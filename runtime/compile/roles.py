@@ -6,7 +6,8 @@ A value that enters the gradient linearly may be rounded at random and stays unb
 normalized input, the factor of a gradient. If such a factor is a function of one value, and needed for nothing else, it
 has a table (factors.py). What goes through a nonlinearity first is biased by any rounding and wants more bits. What
 goes through an exponential (logits, log-sum-exp) is not rounded at all: there an error multiplies. Its result,
-probabilities, enters linearly again. Comparisons, such as the sign that ReLU's gradient asks for, are not made again
+probabilities, enters linearly again. Queries and keys go through attention's: its operator computes probabilities again
+from them and the exact log-sum-exp. Comparisons, such as the sign that ReLU's gradient asks for, are not made again
 either: their results take a bit. Nor are reductions, signs, roundings, or integers found among values, which would be
 others of rounded ones. What may hold the huge constants that mask scores is left alone, and so are divisors, which may
 be near 0, and what operators read that are not known here, or that call graphs of their own.
@@ -53,6 +54,7 @@ class Role(Enum):
     PROBABILITIES = "probabilities"
     ATTENTION = "attention"
     NONLINEAR = "nonlinear"
+    SCORES = "scores"
     EXPONENT = "exponent"
     STATISTIC = "statistic"
     MASK = "mask"
@@ -63,7 +65,7 @@ class Role(Enum):
     OTHER = "other"
 
 
-ROUNDED = (Role.LINEAR, Role.FACTOR, Role.PROBABILITIES, Role.ATTENTION, Role.NONLINEAR)
+ROUNDED = (Role.LINEAR, Role.FACTOR, Role.PROBABILITIES, Role.ATTENTION, Role.NONLINEAR, Role.SCORES)
 
 
 # How a value has been changed on the way to a use: flags. A difference is of the last curve's results.
@@ -150,7 +152,7 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
 
 
 def _rounded_role(node: fx.Node, sinks: frozenset[Role]) -> Role:
-    for role in (Role.EXPONENT, Role.STATISTIC, Role.OTHER, Role.NONLINEAR, Role.ATTENTION):
+    for role in (Role.EXPONENT, Role.STATISTIC, Role.OTHER, Role.SCORES, Role.NONLINEAR, Role.ATTENTION):
         if role in sinks:
             return role
     return Role.PROBABILITIES if _is_probability(node) else Role.LINEAR
@@ -237,7 +239,7 @@ def _is_difference(node: fx.Node) -> bool:
 def _role_in_gradient(node: fx.Node, user: fx.Node, state: int) -> Role:
     """Return the role of `node` where a gradient meets it."""
     if (role := _argument_role(node, user)) is not None:
-        return role
+        return Role.NONLINEAR if role is Role.ATTENTION and state & _CURVED else role
     name = packet(user)
     if is_pointwise(user) and _leads_to_an_exponential(user):  # the gradient of logcumsumexp is a sum in logarithms
         return Role.EXPONENT
@@ -266,7 +268,11 @@ def _leads_to_an_exponential(node: fx.Node) -> bool:
 
 
 def _argument_role(node: fx.Node, user: fx.Node) -> Role | None:
-    """Return the role that the argument's name tells, for the gradients of attention and recurrent layers."""
+    """Return the role that the argument's name tells, for the gradient of attention.
+
+    Queries and keys give the scores again. Values and output enter linearly, in a difference that keys multiply, whose
+    mean is large: there the larger error of rounding at random costs more than the bias of rounding to nearest.
+    """
     schema = getattr(user.target, "_schema", None)
     if not _is_attention(user):
         return None
@@ -274,7 +280,9 @@ def _argument_role(node: fx.Node, user: fx.Node) -> Role | None:
     names = [a.name for a in schema.arguments] if schema is not None else ["query", "key", "value", "out"]
     used = {n for n, a in zip(names, user.args, strict=False) if a is node}
     used |= {n for n, a in user.kwargs.items() if a is node}
-    return Role.ATTENTION if used <= {"query", "key", "value", "out", "output"} and used else Role.STATISTIC
+    if not used <= {"query", "key", "value", "out", "output"}:
+        return Role.STATISTIC
+    return Role.SCORES if used & {"query", "key"} else Role.ATTENTION if used else Role.STATISTIC
 
 
 def _state_after(node: fx.Node, user: fx.Node, state: int) -> "int | Role | None":

@@ -25,6 +25,7 @@ from compiled import (
 from fewbit import FewbitError
 from fewbit.runtime.compile.options import CompileOptions
 from fewbit.runtime.compile.partitioner import FewbitPartitioner
+from fewbit.runtime.compile.roles import Role
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils.checkpoint import checkpoint
@@ -338,6 +339,13 @@ class TestOptions:
         with pytest.raises(FewbitError, match=words) as caught:
             fewbit.inductor_options(**options)
         assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize(("bits", "of_scores"), [(1, 2), (2, 4), (3, 6), (4, 8), (8, 8), (None, None)])
+    def test_queries_and_keys_have_twice_the_bits_of_all_else(self, bits, of_scores):
+        options = CompileOptions(bits=bits)
+        assert options.bits_for(Role.LINEAR, ()) == bits
+        assert options.bits_for(Role.SCORES, ()) == of_scores
+        assert CompileOptions(bits={"scores": 3}).bits_for(Role.SCORES, ()) == 3
 
     def test_each_change_is_another_compilation_to_caches(self):
         changes = [

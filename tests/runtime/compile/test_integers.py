@@ -6,7 +6,7 @@ from compiled import few_bits, gradients, kept_tensors
 from torch import nn
 from torch.nn import functional as F
 
-FLOATS_EXACT = dict.fromkeys(("linear", "attention", "nonlinear", "probabilities"))
+FLOATS_EXACT = dict.fromkeys(("linear", "attention", "scores", "nonlinear", "probabilities"))
 
 
 class Found(nn.Module):

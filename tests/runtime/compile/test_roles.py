@@ -1,8 +1,10 @@
 """Roles of values, read from the joint graphs that AOTAutograd traces."""
 
+import operator
+
 import pytest
 import torch
-from compiled import Block, roles_in
+from compiled import roles_in
 from fewbit.runtime.compile.roles import Role
 from torch import nn
 from torch.nn import functional as F
@@ -32,9 +34,22 @@ class TestClassify:
         assert found[aten.addmm] == found[aten.sub] == {Role.EXPONENT}
         assert found[aten.div] == {Role.PROBABILITIES}
 
-    def test_of_attention_by_their_arguments(self):
-        found = roles_in(Block(64), torch.randn(2, 16, 64, requires_grad=True))
-        assert Role.ATTENTION in found[aten.addmm] | found.get(aten.mm, set())
+    @pytest.mark.parametrize(("place", "role"), [(0, Role.SCORES), (1, Role.SCORES), (2, Role.ATTENTION)])
+    def test_queries_and_keys_give_the_scores_again_while_values_and_output_do_not(self, place, role):
+        def attend(*inputs):
+            q, k, v = (x.neg() if i == place else x for i, x in enumerate(inputs))
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+        found = roles_in(attend, *(torch.randn(2, 2, 16, 64, requires_grad=True) for _ in range(3)))
+        assert found[aten.neg] == {role}
+        assert found[operator.getitem] == {Role.ATTENTION, Role.STATISTIC}  # the output and the log-sum-exp
+
+    def test_values_that_come_from_a_curve_of_what_would_be_saved_are_nonlinear(self):
+        def attend(q, k, v):
+            return F.scaled_dot_product_attention(q, k, torch.tanh(v.neg()), is_causal=True)
+
+        found = roles_in(attend, *(torch.randn(2, 2, 16, 64, requires_grad=True) for _ in range(3)))
+        assert found[aten.neg] == {Role.NONLINEAR}
 
     def test_statistics_and_what_is_made_of_them(self):
         found = roles_in(nn.LayerNorm(64), torch.randn(16, 64, requires_grad=True))
