@@ -24,7 +24,7 @@ from ...tables import Table
 from ..tensors.packing import packed_size
 from . import integers
 from .codes import Groups, groups_of, hint, planes_of
-from .factors import table_of
+from .factors import arguments_of, table_of
 from .nodes import base_of, descendants, is_floating_input, is_pointwise, is_view, operator_of, tensor_of
 from .options import CompileOptions
 from .roles import Role, is_saved_itself
@@ -82,18 +82,35 @@ def annotate(roles: Mapping[fx.Node, Role], options: CompileOptions, less: int =
         options: of the backend.
         less: number of bits by which each value has fewer than `options` say, but for the last one.
     """
+    tables = _tables(roles, options, less)
     for node, role in roles.items():
-        node.meta[_KEY] = _choose(node, role, options, less)
+        node.meta[_KEY] = _choose(node, role, tables.get(node), options, less)
 
 
-def _choose(node: fx.Node, role: Role, options: CompileOptions, less: int) -> Choice:
+def _tables(roles: Mapping[fx.Node, Role], options: CompileOptions, less: int) -> dict[fx.Node, Table]:
+    """Return the tables of factors, as far as they have and are to have one."""
+    factors = [node for node, role in roles.items() if role is Role.FACTOR]
+    if not factors or not options.tables:
+        return {}
+    graph, found = factors[0].graph, {}
+    arguments, sources = arguments_of(graph), arguments_of(graph, through_views=True)
+    for node in factors:
+        bits = options.bits_for(Role.FACTOR, module_names(node))
+        x = arguments[node]
+        table = None if bits is None else table_of(node, x, sources[x], max(1, bits - less))
+        if table is not None:
+            found[node] = table
+    return found
+
+
+def _choose(node: fx.Node, role: Role, table: Table | None, options: CompileOptions, less: int) -> Choice:
     x = tensor_of(node)
     assert x is not None
     elements, exact = hint(x.numel()), nbytes_of(node)
     if role is Role.INTEGER and options.bits is not None:
         return _choose_integer(node, elements, exact)
     if role is Role.FACTOR:
-        if (table := _table_of(node, options, less)) is not None and elements >= options.smallest:
+        if table is not None and elements >= options.smallest:
             return Choice(role, table.bits, None, hint(packed_size(x.numel(), table.bits)), table=table)
         role = Role.LINEAR
     bits = 1 if role is Role.BOOLEAN and options.bits is not None else options.bits_for(role, module_names(node))
@@ -108,12 +125,6 @@ def _choose(node: fx.Node, role: Role, options: CompileOptions, less: int) -> Ch
         return Choice(role, None, None, exact, "no groups")
     few = elements * bits // 8 + elements // groups.size * parameters
     return Choice(role, bits, groups, few) if few < exact else Choice(role, None, None, exact, "few already")
-
-
-def _table_of(node: fx.Node, options: CompileOptions, less: int) -> Table | None:
-    """Return the table of a factor's function; None if it is not to have one."""
-    bits = options.bits_for(Role.FACTOR, module_names(node)) if options.tables else None
-    return None if bits is None else table_of(node, max(1, bits - less))
 
 
 def _choose_integer(node: fx.Node, elements: int, exact: int) -> Choice:

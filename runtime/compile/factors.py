@@ -1,8 +1,8 @@
 """Factors F(x) of gradients, such as an activation's derivative: found in a joint graph, and given few-bit tables.
 
     merge(graph, bits=4)            g·a(x)·b(x) + g·c(x), however autograd wrote it, becomes one product g · F(x)
-    x = argument_of(node)           the value that F is computed from, element by element
-    table = table_of(node, bits=4)  the compiler's best table for F, as for any activation's derivative
+    x = arguments_of(graph)[node]   the value that F is computed from, element by element
+    table = table_of(node, x, source, bits=4)       the compiler's best table for F, as for any activation's derivative
 
 Where the weights after an activation are frozen, as LoRA leaves them, its output is not kept, and F(x) is all that its
 backward pass needs: codes of F take fewer bits than x, no minima and scales, and are multiplied with g in one kernel.
@@ -70,11 +70,6 @@ def arguments_of(graph: fx.Graph, through_views: bool = False) -> dict[fx.Node, 
     return found
 
 
-def argument_of(node: fx.Node) -> fx.Node:
-    """Return the value that `node` is computed from, element by element and from no other; perhaps `node` itself."""
-    return arguments_of(node.graph)[node]
-
-
 def _is_constant(node: fx.Node) -> bool:
     x = tensor_of(node)
     return packet(node) in _CONSTANTS and x is not None and x.dim() == 0
@@ -129,17 +124,21 @@ def _value(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
-def table_of(node: fx.Node, bits: int) -> Table | None:
-    """Return the best table of 2^bits levels for the function of `argument_of(node)` that a node's value is.
+def table_of(node: fx.Node, argument: fx.Node, source: fx.Node, bits: int) -> Table | None:
+    """Return the best table of 2^bits levels for the function of `argument` that a node's value is.
 
     Its weight is the default one; if the argument is a function itself, as in F(y) = 1 − y² of y = tanh(x), then
     uniform on what it makes of the default weight's interval. The table has no certificate.
 
+    Args:
+        node: F(x).
+        argument: x, `arguments_of(graph)[node]`.
+        source: what x is computed from, `arguments_of(graph, through_views=True)[argument]`.
+        bits: of the codes.
+
     Returns: None if per-group codes of as many bits err less where x is normal (F(x) = 2x grows without end), if the
         function cannot be evaluated in doubles or not be integrated, or if `solve` takes too long.
     """
-    argument = argument_of(node)
-    source = arguments_of(node.graph, through_views=True)[argument]
     factor, inner = Curve(node, argument), Curve(argument, source)
     try:
         wide, usual = inner(np.linspace(*_DOMAIN, 4097)), inner(_NORMAL)
@@ -203,6 +202,7 @@ def merge(graph: fx.Graph, bits: int) -> None:
         bits: of the table's codes.
     """
     of_gradient, arguments = of_gradients(graph), arguments_of(graph)
+    sources = arguments_of(graph, through_views=True)
     floating = descendants(graph, is_floating_input)  # and not masks
     products: dict[fx.Node, _Product] = {}
     for node in graph.nodes:
@@ -213,7 +213,8 @@ def merge(graph: fx.Graph, bits: int) -> None:
         # Where two values are compared, the argument is their comparison, which saves a bit as it is.
         of_values = product.argument in floating and is_floating(product.argument)
         if isinstance(product.factor, tuple) and not goes_on and of_values:
-            _write(graph, node, product, bits)
+            assert product.argument is not None
+            _write(graph, node, product, sources[product.argument], bits)
     graph.eliminate_dead_code()
 
 
@@ -317,11 +318,11 @@ def _applied(target: Any, *factors: Any) -> Expression:
     return target, *factors
 
 
-def _write(graph: fx.Graph, node: fx.Node, product: _Product, bits: int) -> None:
-    """Replace a gradient by g · F(x), if F has a table."""
+def _write(graph: fx.Graph, node: fx.Node, product: _Product, source: fx.Node, bits: int) -> None:
+    """Replace a gradient by g · F(x), if F has a table; x is computed from `source`."""
     gradient = tensor_of(product.gradient)
     fake = detect_fake_mode([gradient])
-    assert gradient is not None and fake is not None
+    assert gradient is not None and fake is not None and product.argument is not None
     like = {"dtype": gradient.dtype, "device": gradient.device}
 
     def call(target: Any, *arguments: Any, **options: Any) -> fx.Node:
@@ -344,7 +345,8 @@ def _write(graph: fx.Graph, node: fx.Node, product: _Product, bits: int) -> None
 
     with graph.inserting_before(node):
         factor = write(product.factor)
-        if factor.meta["val"].dtype == gradient.dtype and table_of(factor, bits) is not None:
+        is_of_dtype = factor.meta["val"].dtype == gradient.dtype
+        if is_of_dtype and table_of(factor, product.argument, source, bits) is not None:
             node.replace_all_uses_with(call(aten.mul.Tensor, product.gradient, factor))
 
 

@@ -27,7 +27,7 @@ from .codes import (
     unpack_bools,
 )
 from .cut import Choice, choice_of, module_names, nbytes_of, results_and_saved
-from .factors import argument_of, multiplied_with
+from .factors import arguments_of, multiplied_with
 from .integers import narrowed, widened
 from .nodes import base_of, is_pointwise, is_view, tensor_of
 from .options import CompileOptions
@@ -54,7 +54,8 @@ def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: Compil
     tensors = [node for node in saved if isinstance(node, fx.Node) and tensor_of(node) is not None]
     choices = {node: _choice(node, visible) for node in tensors}
     few = {node: choice for node, choice in choices.items() if choice is not None and choice.bits is not None}
-    encoded = [_Encoded(n, argument_of(n), table_text(c.table)) for n, c in few.items() if c.table is not None]
+    arguments = arguments_of(forward)
+    encoded = [_Encoded(n, arguments[n], table_text(c.table)) for n, c in few.items() if c.table is not None]
     rounded = {node: choice for node, choice in few.items() if choice.table is None}
     splicer = Splicer()
     parts = _encode_all(forward, encoded, splicer)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from compiled import exactly, few_bits, forward_of, gradients, kept_bytes, op_by_op
-from fewbit.runtime.compile.factors import Curve, argument_of, table_of
+from fewbit.runtime.compile.factors import Curve, arguments_of, table_of
 from fewbit.runtime.compile.nodes import packet
 from fewbit.runtime.compile.options import CompileOptions
 from fewbit.runtime.compile.partitioner import FewbitPartitioner
@@ -181,8 +181,10 @@ def test_functions_are_read_from_the_graph():
         def __call__(self, gm, joint_inputs, **kwargs):
             node = next(n for n in gm.graph.nodes if packet(n) is torch.ops.aten.tanh)
             x = np.linspace(-3, 3, 7)
-            argument = argument_of(node)
-            found.update(values=Curve(node, argument)(x), table=table_of(node, 2), argument=packet(argument))
+            argument = arguments_of(gm.graph)[node]
+            source = arguments_of(gm.graph, through_views=True)[argument]
+            table = table_of(node, argument, source, 2)
+            found.update(values=Curve(node, argument)(x), table=table, argument=packet(argument))
             return super().__call__(gm, joint_inputs, **kwargs)
 
     layer = nn.Linear(8, 8)
