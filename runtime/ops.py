@@ -37,6 +37,11 @@ kernels that compilers write: kernels that differ in nothing else are compiled o
     outlier_quantize(x, bits, ratio, relu, value_dtype, sample_every) -> packed, counts, offsets, values, levels
     outlier_dequantize(packed, counts, offsets, values, levels, bits, relu, count, dtype) -> x (count,)    V-Quant
 
+    allocate_bits(x, saver, group_size) -> bits              uint8 (N,) on the CPU; mixed precision in a compiled graph:
+    share_bits(x, bits, saver, host) -> bits                 the saver of a handle (tensors/handles.py) learns of x, of
+    observe(gradient, rstd, bits, saver) -> bits             its sharing the codes of `host`, and of the gradient
+    copy_to(x, device) -> x                  a copy, pinned in host memory, that compilers do not make again
+
     preact_encode(A, x, γ, β, mean, inverse_deviation, bits, slope) -> packed, A₃                                   BLPA
     preact_decode(packed, γ, β, bits, slope, shape, stride, dtype) -> Ã₃
     preact_backward(packed, γ, β, bits, slope, gradient, inverse_deviation, by_batch, into_input) -> ∇x, ∇β, ∇γ
@@ -91,6 +96,7 @@ from .backends.reference.per_group import buffer_size
 from .backends.reference.pooling import MAX_POOL
 from .tensors.dtypes import KINDS
 from .tensors.glu_parts import GROUP_SIZE
+from .tensors.handles import by_handle
 from .tensors.layout import as_dense, with_stride
 from .tensors.packing import packed_size
 from .tensors.philox import NEAREST, draw_seed
@@ -378,6 +384,66 @@ fixed_point_quantize = torch.ops.fewbit.fixed_point_quantize.default
 fixed_point_dequantize = torch.ops.fewbit.fixed_point_dequantize.default
 outlier_quantize = torch.ops.fewbit.outlier_quantize.default
 outlier_dequantize = torch.ops.fewbit.outlier_dequantize.default
+
+_library.define("copy_to(Tensor x, Device device) -> Tensor", tags=_PURE)
+copy_to = torch.ops.fewbit.copy_to.default
+
+
+def _copy_to(x: Tensor, device: torch.device) -> Tensor:
+    pinned = x.device.type == "cuda" and device.type == "cpu"
+    return torch.empty_like(x, device=device, pin_memory=pinned).copy_(x)
+
+
+_library.impl("copy_to", _copy_to, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake(copy_to, lib=_library)
+def _(x: Tensor, device: torch.device) -> Tensor:
+    return torch.empty_like(x, device=device)
+
+
+_STATEFUL = (*_PURE, torch.Tag.nondeterministic_seeded)  # neither merged nor computed again
+_library.define("allocate_bits(Tensor x, SymInt saver, int group_size) -> Tensor", tags=_STATEFUL)
+_library.define("share_bits(Tensor x, Tensor bits, SymInt saver, SymInt host) -> Tensor", tags=_STATEFUL)
+_library.define("observe(Tensor gradient, Tensor? rstd, Tensor bits, SymInt saver) -> Tensor", tags=_STATEFUL)
+
+allocate_bits = torch.ops.fewbit.allocate_bits.default
+share_bits = torch.ops.fewbit.share_bits.default
+observe = torch.ops.fewbit.observe.default
+
+
+def _allocate_bits(x: Tensor, saver: int, group_size: int) -> Tensor:
+    return by_handle(saver).allocate(x, group_size)
+
+
+def _share_bits(x: Tensor, bits: Tensor, saver: int, host: int) -> Tensor:
+    by_handle(saver).join(by_handle(host), x)
+    return bits.clone()
+
+
+def _observe(gradient: Tensor, rstd: Tensor | None, bits: Tensor, saver: int) -> Tensor:
+    by_handle(saver).observe(gradient, rstd)
+    return bits.clone()
+
+
+for _name, _function in (("allocate_bits", _allocate_bits), ("share_bits", _share_bits), ("observe", _observe)):
+    _library.impl(_name, _function, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake(allocate_bits, lib=_library)
+def _(x: Tensor, saver: int, group_size: int) -> Tensor:
+    return torch.empty(x.shape[0], dtype=torch.uint8, device="cpu")
+
+
+@torch.library.register_fake(share_bits, lib=_library)
+def _(x: Tensor, bits: Tensor, saver: int, host: int) -> Tensor:
+    return torch.empty_like(bits)
+
+
+@torch.library.register_fake(observe, lib=_library)
+def _(gradient: Tensor, rstd: Tensor | None, bits: Tensor, saver: int) -> Tensor:
+    return torch.empty_like(bits)
+
 
 Parts = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 

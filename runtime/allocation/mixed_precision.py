@@ -19,22 +19,25 @@ allows it. The paper has no such bound; with 1 bit there, the errors of a deep n
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.compiler import disable
+from torch.compiler import is_compiling
 
 from ...tables import FewbitError
 from ...tables.errors import shown
+from .. import ops
 from ..layers.base import CompressedLayer
-from ..layers.saver import Last, Whole, is_held, last_innermost
+from ..layers.saver import Last, Saver, Whole, compress_rows, is_held, last_innermost
+from ..layers.shared_codes import first_handle
 from ..quantizers import Compressed, PerGroup
 from ..tensors.abstract import is_abstract
 from ..tensors.checks import check_integer
 from ..tensors.dtypes import total_bytes
+from ..tensors.handles import new_handle
 from ..tensors.packing import GROUP
 from .greedy import allocate_at_least
 from .sensitivity import gradient_factor, has_weights, is_comparable, passes_rounding_on, quantization_variance
@@ -100,7 +103,10 @@ class MixedPrecision:
         self._weights = 0  # layers with weights since the iteration began
         self._last = Last()  # the tensor compressed last,
         self._owner: SampleSaver | None = None  # and the saver that compressed it
-        self._hook = model.register_forward_pre_hook(self._begin)  # pyright: ignore[reportAttributeAccessIssue]
+        self._hooked = False  # whether the model's hook began the iteration, and not a compiled graph
+        self._first: SampleSaver | None = None  # the saver that a graph began it with
+        self._observed = False  # whether there was a gradient since
+        self._hook = model.register_forward_pre_hook(self._before_forward)  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def bits(self) -> dict[str, float]:
@@ -154,11 +160,28 @@ class MixedPrecision:
             saver.magnitude, saver.stale = given[name]["magnitude"], given[name]["stale"]
             saver.batches.clear()
 
-    @disable
-    def _begin(self, model: nn.Module, inputs: Any) -> None:
-        """Reallocate across layers by the last iteration, before a forward pass that may save tensors."""
-        if not torch.is_grad_enabled() or _in_backward():
+    def _before_forward(self, model: nn.Module, inputs: Any) -> None:
+        """Begin an iteration before a forward pass that may save tensors; a compiled one says so itself."""
+        if is_compiling() or not torch.is_grad_enabled() or _in_backward():
             return
+        self._hooked, self._first = True, None
+        self._begin()
+
+    def begin_in_graph(self, saver: "SampleSaver") -> None:
+        """Begin an iteration if `saver`, in a compiled graph, is the first to compress since the last one."""
+        if self._hooked or _in_backward() or not (self._first is None or self._first is saver or self._observed):
+            return
+        self._first = saver
+        self._begin()
+
+    def note_gradient(self) -> None:
+        """Note that the iteration's backward pass has begun."""
+        self._last.forget()
+        self._hooked, self._observed = False, True
+
+    def _begin(self) -> None:
+        """Reallocate across layers by the last iteration."""
+        self._observed = False
         if any(saver.batches for saver in self.savers.values()):
             self.iterations += 1
             if self.across_layers and self.iterations % self.every == 0:
@@ -228,10 +251,12 @@ class SampleSaver:
         magnitude: moving average of the mean of t (sensitivity.py); None before the first gradient.
         stale: last t of each sample of the data set, NaN for samples not seen; None under ``average``.
         batches: tensors compressed since the iteration began.
+        handle: stands for the saver in compiled graphs.
         guests: savers of layers that got the same input after this one and share its codes.
         host: the saver whose codes this one shares.
     """
 
+    has_dynamic_sizes: ClassVar[bool] = True
     precision: MixedPrecision
     layer: nn.Module
     average: float
@@ -240,8 +265,15 @@ class SampleSaver:
     batches: list[Batch] = field(default_factory=list)
     guests: list["SampleSaver"] = field(default_factory=list)
     host: "SampleSaver | None" = None
+    handle: int = field(init=False, repr=False)
     _shape: torch.Size = field(default_factory=torch.Size)
     _before: int = 0
+
+    def __post_init__(self) -> None:
+        self.handle = new_handle(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, handle=new_handle(self))
 
     def __repr__(self) -> str:
         return f"MixedPrecision({self.average:.3g} bits)"
@@ -255,21 +287,27 @@ class SampleSaver:
         return self._shared_out(last_innermost(x), self.precision.quantizer.within(x.shape[-1]))
 
     def _shared_out(self, x: Tensor, quantizer: PerGroup) -> Compressed:
+        if is_compiling():
+            return self.compress_in_graph(x, quantizer, self.handle)
         if x.numel() == 0:
             return Whole(x)
-        self._enter(x)
-        # Without values all samples count the same, and every layer has its average.
+        batch, bits = self._allocated(x, quantizer.group_size)
         alike = is_abstract(x)
-        variance = np.ones(len(x)) if alike else quantization_variance(x, quantizer.group_size).cpu().numpy()
-        elements = -(-x.shape[1:].numel() // GROUP) * GROUP
-        batch = Batch(self, variance, self._stale_magnitude(len(variance)), elements)
-        budget = round(self.average * elements * len(variance))
-        bits = allocate_at_least(self.least, batch.sensitivity(), np.asarray(elements), budget)
         compressed = quantizer.compress(x, sample_bits=bits.tolist() if alike else torch.from_numpy(bits))
         if compressed.nbytes >= total_bytes([x]):
             return Whole(x)
         self.batches.append(batch)
         return compressed
+
+    def _allocated(self, x: Tensor, group_size: int) -> "tuple[Batch, np.ndarray]":
+        """Return the statistics of `x`, and the bits of its samples."""
+        self._enter(x)
+        # Without values all samples count the same, and every layer has its average.
+        variance = np.ones(len(x)) if is_abstract(x) else quantization_variance(x, group_size).cpu().numpy()
+        elements = -(-x.shape[1:].numel() // GROUP) * GROUP
+        batch = Batch(self, variance, self._stale_magnitude(len(variance)), elements)
+        budget = round(self.average * elements * len(variance))
+        return batch, allocate_at_least(self.least, batch.sensitivity(), np.asarray(elements), budget)
 
     def compress_once(self, x: Tensor, rows: bool = False) -> Compressed:
         """Return `x` compressed, with the codes of the previous layer if that compressed the same `x`.
@@ -281,6 +319,8 @@ class SampleSaver:
         if is_held(x):
             self._enter(x)
             return Whole(x)
+        if is_compiling():
+            return compress_rows(self, x) if rows else self.compress(x)
         compressed, owner = precision._last.found(x), precision._owner
         if compressed is None or owner is None:
             if self.host is not None:
@@ -291,12 +331,48 @@ class SampleSaver:
                 precision._last.note(x, compressed)
                 precision._owner = self
         elif owner is not self:
-            self._enter(x)
-            if self.host is not owner:
-                self.leave()
-                self.host = owner
-                owner.guests.append(self)
+            self.join(owner, x)
         return compressed
+
+    def join(self, owner: "SampleSaver", x: Tensor) -> None:
+        """Share the codes that `owner` has of `x`."""
+        self._enter(x)
+        if self.host is not owner:
+            self.leave()
+            self.host = owner
+            owner.guests.append(self)
+
+    # In compiled code what a saver learns is learnt by ops, which call it back by its handle.
+
+    def with_codes_of(self, x: Tensor) -> Saver:
+        """Return the saver of `x` in this graph: a guest of the saver of another layer that got `x` before."""
+        host = first_handle(x, self.handle)
+        return self if host == self.handle else _Guest(self, host)
+
+    def compress_in_graph(self, x: Tensor, quantizer: PerGroup, host: int) -> Compressed:
+        """Return `x` compressed with the bits that the saver of the handle `host` allocates."""
+        bits = ops.allocate_bits(x, host, quantizer.group_size)
+        compressed = quantizer.compress(x, sample_bits=bits)  # equal for all guests, so that compilers merge it
+        own = bits if host == self.handle else ops.share_bits(x, bits, self.handle, host)
+        return replace(compressed, bits=own)
+
+    def observed_in_graph(self, compressed: Any, gradient: Tensor, rstd: Tensor | None = None) -> Any:
+        """Return `compressed`, or several, with bits that depend on this saver's having observed the gradient."""
+        if isinstance(compressed, tuple):
+            first, *others = compressed
+            return self.observed_in_graph(first, gradient, rstd), *others
+        return replace(compressed, bits=ops.observe(gradient, rstd, compressed.bits, self.handle))
+
+    def allocate(self, x: Tensor, group_size: int) -> Tensor:
+        """Return the bits of the samples of `x`, uint8 (N,): of the op `allocate_bits`."""
+        self.precision.begin_in_graph(self)
+        if x.numel() == 0:
+            return torch.ones(len(x), dtype=torch.uint8, device="cpu")
+        if self.host is not None:
+            self.leave()
+        batch, bits = self._allocated(x, group_size)
+        self.batches.append(batch)
+        return torch.from_numpy(bits.astype(np.uint8))
 
     def _enter(self, x: Tensor) -> None:
         """Record the shape of the layer's input, and the number of layers with weights before it."""
@@ -323,7 +399,7 @@ class SampleSaver:
 
     def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
         """Update the magnitude of the gradients; non-finite ones are ignored."""
-        self.precision._last.forget()
+        self.precision.note_gradient()
         if is_abstract(gradient):
             return
         t = gradient_factor(self.layer, gradient.detach(), self._shape, rstd, self._before)
@@ -362,3 +438,34 @@ class SampleSaver:
         missing = int(places.max()) + 1 - len(old)
         self.stale = torch.cat([old, torch.full((max(0, missing),), torch.nan)])
         self.stale[places] = torch.where(t.isfinite(), t, torch.nan).float().cpu()
+
+
+@dataclass(frozen=True)
+class _Guest:
+    """The saver of one tensor in a compiled graph, with the codes of another layer.
+
+    Attributes:
+        saver: of the layer.
+        host: handle of the saver that allocates the bits.
+    """
+
+    has_dynamic_sizes: ClassVar[bool] = True
+    saver: SampleSaver
+    host: int
+
+    def compress(self, x: Tensor) -> Compressed:
+        """Return `x` compressed."""
+        return self.saver.compress_in_graph(x, self.saver.precision.quantizer, self.host)
+
+    def compress_rows(self, x: Tensor) -> Compressed:
+        """Return `x` compressed, each row of its last dimension by itself."""
+        quantizer = self.saver.precision.quantizer.within(x.shape[-1])
+        return self.saver.compress_in_graph(last_innermost(x), quantizer, self.host)
+
+    def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
+        """Pass the gradient on."""
+        self.saver.observe(gradient, rstd)
+
+    def observed_in_graph(self, compressed: Any, gradient: Tensor, rstd: Tensor | None = None) -> Any:
+        """Pass the gradient on to the layer's own saver."""
+        return self.saver.observed_in_graph(compressed, gradient, rstd)

@@ -23,6 +23,7 @@ from .base import (
     compresses,
     keep,
     kept,
+    observed,
     saver_text,
 )
 from .saver import Saver
@@ -81,7 +82,7 @@ class CompressedPointwise(CompressedFunction):
         """Return the gradient times f'."""
         check_first_derivative()
         (compressed,) = kept(ctx)
-        ctx.saver.observe(batched(grads[0], 2))
+        compressed = observed(ctx.saver, compressed, batched(grads[0], 2))
         return (grads[0] * compressed.decompress().view(grads[0].shape)).to(ctx.dtype), None, None, None
 
 

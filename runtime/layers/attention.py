@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from .. import ops
 from ..backends.reference import attention as reference
 from ..tensors.abstract import is_autocast
-from .base import CompressedFunction, CompressedLayer, apply, check_first_derivative, compresses, keep, kept
+from .base import CompressedFunction, CompressedLayer, apply, check_first_derivative, compresses, keep, kept, observed
 from .dropout import dropout
 from .linear import linear
 from .saver import Saver, compress_rows
@@ -77,7 +77,7 @@ class CompressedAttention(CompressedFunction):
         check_first_derivative()
         grad = grads[0]
         compressed, mask, state = kept(ctx)
-        ctx.saver.observe(grad)
+        compressed = observed(ctx.saver, compressed, grad)
         q, k, v = [c.decompress() for c in compressed]
         wanted = list(ctx.needs_input_grad[:3])
         if state is not None and is_compiling():
@@ -244,8 +244,8 @@ class CompressedProduct(CompressedFunction):
         """Return the gradients of a and b."""
         check_first_derivative()
         grad = grads[0]
-        ((a, b),) = kept(ctx)
-        ctx.saver.observe(grad)
+        (compressed,) = kept(ctx)
+        a, b = observed(ctx.saver, compressed, grad)
         grad_a = None
         if b is not None:
             columns = b.decompress().to(grad.dtype)

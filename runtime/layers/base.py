@@ -10,12 +10,13 @@ state the bias.
 If there is nothing to compress (gradients disabled, frozen weights, integers), the layer runs torch's code unchanged.
 """
 
+from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.compiler import disable, is_compiling
+from torch.compiler import is_compiling
 
 from ...tables import FewbitError
 from ...tables.errors import shown
@@ -91,36 +92,53 @@ class CompressedFunction(Function):
 
     Attributes:
         eager: the same function with a `jvp` that refuses forward mode; torch's compiler traces no function with `jvp`.
+        apply_listing: applies the same function, which returns the parts of what it keeps after its results: torch's
+            compiler takes sizes that depend on values from results alone.
     """
 
     eager: ClassVar[type[Function]]
+    apply_listing: ClassVar[Callable[..., tuple[Tensor, ...]]]
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "eager" not in vars(cls):
-            body = {"eager": None, "jvp": staticmethod(refuse), "__module__": cls.__module__, "__doc__": cls.__doc__}
-            cls.eager = type(cls)(cls.__name__, (cls,), body)
+            of_class = {"eager": None, "__module__": cls.__module__, "__doc__": cls.__doc__}
+            cls.eager = type(cls)(cls.__name__, (cls,), {**of_class, "jvp": staticmethod(refuse)})
+            listing: Any = type(cls)(cls.__name__, (cls,), {**of_class, **_listing(cls)})
+            cls.apply_listing = staticmethod(lambda *arguments: listing.apply(*arguments))
+
+
+def _listing(function: type[CompressedFunction]) -> dict[str, Any]:
+    """Return the methods of the function that `apply_listing` applies."""
+    run, run_backward = function.forward, function.backward
+
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+        y = run(ctx, *arguments)
+        results = y if isinstance(y, tuple) else (y,)
+        parts = tensors_in(ctx.compressed)
+        ctx.mark_non_differentiable(*parts)
+        ctx.results = len(results)
+        return *results, *parts
+
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return run_backward(ctx, *gradients[: ctx.results])
+
+    return {"forward": staticmethod(forward), "backward": staticmethod(backward)}
 
 
 def apply(function: type[CompressedFunction], *arguments: Any) -> Any:
-    """Return ``function.apply(*arguments)``; a graph ends at a saver that a compiler cannot trace."""
+    """Return ``function.apply(*arguments)``."""
     if not is_compiling():
         return function.eager.apply(*arguments)
-    if any(hasattr(a, "observe") and not getattr(a, "is_traced", False) for a in arguments):
-        return _apart(function, *arguments)
-    return function.apply(*arguments)
-
-
-def _run(function: type[CompressedFunction], *arguments: Any) -> Any:
-    return function.eager.apply(*arguments)
-
-
-_apart: Any = disable(_run)
+    if not any(getattr(a, "has_dynamic_sizes", False) for a in arguments):
+        return function.apply(*arguments)
+    return function.apply_listing(*arguments)[0]
 
 
 def keep(ctx: Any, compressed: Any, *others: Tensor | None) -> None:
     """Save the tensors of `compressed` (one `Compressed`, several in a tuple, or None) and `others` for backward."""
-    if is_compiling():  # the compiler follows the tensors of any object
+    ctx.is_traced = is_compiling()  # a compiler that gives up may leave the backward pass to eager torch
+    if ctx.is_traced:  # the compiler follows the tensors of any object
         ctx.compressed = compressed
         ctx.save_for_backward(*others, *tensors_in(compressed))
         ctx.others = len(others)
@@ -134,7 +152,7 @@ def keep(ctx: Any, compressed: Any, *others: Tensor | None) -> None:
 def kept(ctx: Any) -> tuple[Any, ...]:
     """Return the arguments of `keep`; call it once in a backward pass, because checkpoints recompute them."""
     saved = ctx.saved_tensors
-    if is_compiling():
+    if ctx.is_traced:
         return ctx.compressed, *saved[: ctx.others]
     return put_together(ctx.skeleton, saved[ctx.others :]), *saved[: ctx.others]
 
@@ -142,6 +160,18 @@ def kept(ctx: Any) -> tuple[Any, ...]:
 def decompressed(compressed: Compressed | None, dtype: torch.dtype) -> Tensor | None:
     """Return the tensor in `dtype`, in which the gradient is computed (autocast's); None for None."""
     return None if compressed is None else compressed.decompress().to(dtype)
+
+
+def observed(saver: Saver, compressed: Any, gradient: Tensor, rstd: Tensor | None = None) -> Any:
+    """Return `compressed`, what `kept` returned, after `saver` has observed the gradient.
+
+    In compiled code an observation without a result would be left out, so that what is decompressed depends on it.
+    """
+    observe = getattr(saver, "observed_in_graph", None) if is_compiling() else None
+    if observe is not None:
+        return observe(compressed, gradient, rstd)
+    saver.observe(gradient, rstd)
+    return compressed
 
 
 def check_first_derivative() -> None:

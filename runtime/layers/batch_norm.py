@@ -19,7 +19,7 @@ from torch.compiler import is_compiling
 from torch.nn import functional as F
 from torch.nn.modules._functions import SyncBatchNorm as TorchSync
 
-from .base import CompressedFunction, apply, check_first_derivative, compresses, keep, kept
+from .base import CompressedFunction, apply, check_first_derivative, compresses, keep, kept, observed
 from .normalization import CompressedNorm, copies_of, input_gradient, restored, standardised
 from .saver import Saver, Whole, saves_whole
 
@@ -146,13 +146,14 @@ class CompressedBatchNorm(CompressedFunction):
         if rstd is None:
             rstd = (running_var + ctx.eps).rsqrt()
         exact = compressed.decompress() if isinstance(compressed, Whole) else None
+        if isinstance(compressed, tuple) and compressed:
+            compressed = observed(ctx.saver, compressed, grad.reshape(ctx.sampled), rstd)
         normed = [c.decompress().view(ctx.shape) for c in compressed] if isinstance(compressed, tuple) else []
         x = grad.new_empty(1, dtype=ctx.dtype).expand(ctx.shape)  # only its shape is used if nothing was saved
         if exact is not None:
             x = exact
         elif normed:
             x = restored(normed[0], *_by_channel(grad, mean, rstd))
-            ctx.saver.observe(grad.reshape(ctx.sampled), rstd)
         wanted = list(ctx.needs_input_grad[:3])
         statistics = (running_mean, running_var, mean, rstd)
         one_copy = [wanted[0] and len(normed) < 2, *wanted[1:]]
@@ -231,7 +232,7 @@ class CompressedSyncBatchNorm(CompressedFunction):
         """Return the gradients of x, w and b."""
         check_first_derivative()
         compressed, weight, mean, rstd, *others = kept(ctx)
-        ctx.saver.observe(grads[0], rstd)
+        compressed = observed(ctx.saver, compressed, grads[0], rstd)
         x = restored(compressed.decompress(), *_by_channel(grads[0], mean, rstd))
         held = _Held(ctx.needs_input_grad, (x, weight, mean, rstd, *others), ctx.process_group)
         return (*TorchSync.backward(held, grads[0]), None)  # pyright: ignore[reportArgumentType]

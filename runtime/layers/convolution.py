@@ -24,6 +24,7 @@ from .base import (
     decompressed,
     keep,
     kept,
+    observed,
 )
 from .pooling import linear_map
 from .saver import Saver, compress_input, found_in_graph
@@ -166,11 +167,11 @@ class CompressedConvolution(CompressedFunction):
         check_first_derivative()
         compressed, weight = kept(ctx)
         grad = grads[0].unsqueeze(0) if ctx.single else grads[0]
+        if compressed is not None:
+            compressed = observed(ctx.saver, compressed, grad)
         x = decompressed(compressed, grad.dtype)
         if x is None:
             x = grad.new_empty(1).expand(ctx.shape)  # only its shape is used
-        else:
-            ctx.saver.observe(grad)
         wanted = list(ctx.needs_input_grad[:3])
         bias_size = grad.shape[1]
         found = ctx.arguments.backward(grad, x, weight.to(grad.dtype), bias_size, wanted)

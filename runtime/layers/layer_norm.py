@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ..tensors.abstract import is_autocast
 from ..tensors.dtypes import arithmetic_dtype
-from .base import CompressedFunction, apply, batched, check_first_derivative, compresses, keep, kept
+from .base import CompressedFunction, apply, batched, check_first_derivative, compresses, keep, kept, observed
 from .normalization import CompressedNorm, copies_of, input_gradient, restored, standardised
 from .saver import Saver, Whole, saves_whole
 
@@ -269,7 +269,7 @@ class CompressedNormalization(CompressedFunction):
             rstd = ctx.norm.rstd(x) if rstd is None else rstd
             normed = [standardised(x, mean, rstd).reshape(ctx.shape).to(grad.dtype)]
         else:
-            ctx.saver.observe(batched(grad, 2), rstd)
+            compressed = observed(ctx.saver, compressed, batched(grad, 2), rstd)
             normed = [c.decompress().view(ctx.shape).to(grad.dtype) for c in compressed]
         found = ctx.norm.backward(grad, normed, mean, rstd, weight, bias, wanted)
         gradients = (

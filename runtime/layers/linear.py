@@ -20,6 +20,7 @@ from .base import (
     decompressed,
     keep,
     kept,
+    observed,
 )
 from .saver import Saver, compress_input, found_in_graph
 
@@ -60,13 +61,14 @@ class CompressedLinear(CompressedFunction):
         check_first_derivative()
         (grad,) = grads
         compressed, weight = kept(ctx)
+        if compressed is not None:
+            compressed = observed(ctx.saver, compressed, batched(grad, 2).transpose(0, ctx.sample_dim))
         x = decompressed(compressed, grad.dtype)
         rows = grad.reshape(-1, grad.shape[-1])
         grad_x = grad_weight = grad_bias = None
         if weight is not None:
             grad_x = (grad @ weight.to(grad.dtype)).to(ctx.dtypes[0])
         if x is not None:
-            ctx.saver.observe(batched(grad, 2).transpose(0, ctx.sample_dim))
             x = x.transpose(0, ctx.sample_dim)
             grad_weight = (rows.T @ x.reshape(-1, x.shape[-1])).to(ctx.dtypes[1])
         if ctx.needs_input_grad[2]:

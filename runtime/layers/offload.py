@@ -10,22 +10,27 @@ pinned memory works, and is tested, without a GPU.
 Codes that several layers share (query, key and value) are moved once and fetched once: they stay on the device from the
 first use in the backward pass to the last. Uncompressed saved tensors are not moved: they are also held elsewhere, so
 moving them would free nothing.
+
+In compiled code the copies are ops of the graph, of all parts, and the compute stream waits for them.
 """
 
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
+from .. import ops
 from ..quantizers import Compressed
 from ..tensors.abstract import is_abstract
 from ..tensors.dtypes import total_bytes
-from .saver import Saver, Whole, compress_input, compress_rows, put_together, take_apart
+from .base import observed
+from .saver import Saver, Whole, compress_input, compress_rows, found_in_graph, put_together, take_apart
 
 SMALLEST = 4096  # bytes: smaller tensors are not moved, because a copy costs more than it frees
 
@@ -191,6 +196,8 @@ class SwappingSaver:
     def compress_once(self, x: Tensor, rows: bool = False) -> Compressed:
         """Return `x` in few bits, in host memory; shared wherever `saver` gives the same codes to two layers."""
         compressed = compress_input(self.saver, x, rows=rows)
+        if is_compiling():  # the compiler merges equal calls
+            return self._swapped(compressed)
         swapped = self.swapper.found(compressed)
         if swapped is None:
             swapped = self._swapped(compressed)
@@ -201,6 +208,8 @@ class SwappingSaver:
     def _swapped(self, compressed: Compressed) -> Compressed:
         if isinstance(compressed, Whole):
             return compressed
+        if is_compiling():
+            return _in_host_memory(compressed)
         tensors: list[Tensor] = []
         skeleton = take_apart(compressed, tensors)
         return Swapped(partial(put_together, skeleton), tuple(self.swapper.out(t) for t in tensors), self.swapper)
@@ -209,6 +218,24 @@ class SwappingSaver:
         """Pass the gradient on to `saver`."""
         self.swapper.forget()
         self.saver.observe(gradient, rstd)
+
+    @property
+    def has_dynamic_sizes(self) -> bool:
+        """Whether the sizes of the codes depend on values."""
+        return getattr(self.saver, "has_dynamic_sizes", False)
+
+    def with_codes_of(self, x: Tensor) -> Saver:
+        """Return the saver of `x` in this graph, in host memory."""
+        return replace(self, saver=found_in_graph(self.saver, x))
+
+    def observed_in_graph(self, compressed: Any, gradient: Tensor, rstd: Tensor | None = None) -> Any:
+        """Pass the gradient on to `saver`."""
+        if isinstance(compressed, tuple):
+            first, *others = compressed
+            return self.observed_in_graph(first, gradient, rstd), *others
+        if not isinstance(compressed, InHostMemory):
+            return observed(self.saver, compressed, gradient, rstd)
+        return replace(compressed, codes=observed(self.saver, compressed.codes, gradient, rstd))
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,3 +256,35 @@ class Swapped:
         # In reverse order of moving, as in prefetching.
         back = [self.swapper.back(t) if isinstance(t, Moved) else t for t in reversed(self.tensors)]
         return self.put_together(back[::-1]).decompress()
+
+
+@dataclass(frozen=True, eq=False)
+class InHostMemory:
+    """A compressed tensor whose parts a compiled graph has copied to host memory.
+
+    Attributes:
+        codes: the compressed tensor, with its parts there.
+        device: of the tensor.
+    """
+
+    codes: Compressed
+    device: torch.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in host memory."""
+        return self.codes.nbytes
+
+    def decompress(self) -> Tensor:
+        """Return the tensor on its device."""
+        return _with_parts(self.codes, lambda part: ops.copy_to(part, self.device)).decompress()
+
+
+def _in_host_memory(codes: Any) -> InHostMemory:
+    device = codes.packed.device
+    return InHostMemory(_with_parts(codes, lambda part: ops.copy_to(part, torch.device("cpu"))), device)
+
+
+def _with_parts(codes: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Return `PerGroup`'s codes with another copy of what lies on the tensor's device."""
+    return replace(codes, packed=function(codes.packed), minimum=function(codes.minimum), range=function(codes.range))

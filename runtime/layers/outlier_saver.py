@@ -1,7 +1,6 @@
 """The saver of layers converted to V-Quant, after a ReLU or not (V-Quant, Section 4.1)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 from torch.compiler import is_compiling
@@ -41,7 +40,6 @@ class OutlierSaver(QuantizerSaver):
 class _Found:
     """The saver of one tensor whose codes exist."""
 
-    is_traced: ClassVar[bool] = True
     codes: OutlierCompressed
 
     def compress(self, x: Tensor) -> Compressed:

@@ -8,7 +8,9 @@ A saver may also have
 
     compress_rows(x)       x whose last dimension is a row; no group spans two rows (PerGroup.within)
     compress_once(x, rows)     the input of several layers, which then share its codes
-    is_traced              whether torch's compiler can trace it: it changes nothing but what it returns
+    with_codes_of(x)       in compiled code: the saver for `x` alone, which knows of the layers before
+    observed_in_graph(compressed, gradient, rstd)     in compiled code: `observe` by an op, which returns `compressed`
+    has_dynamic_sizes      whether the sizes of its codes depend on values
 
 `QuantizerSaver(PerGroup(bits=4))` gives every layer and sample the same bits; `MixedPrecision` (runtime/allocation)
 gives each layer a saver that allocates bits from a budget, by the gradients it observes.
@@ -20,7 +22,7 @@ checkpointing, swapping and `fewbit.memory.profile` see them. `take_apart` and `
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, Protocol, cast
 
 from torch import Tensor
 from torch.compiler import is_compiling
@@ -87,7 +89,6 @@ class QuantizerSaver:
     A tensor that would not get smaller (samples of very few elements) is saved as it is.
     """
 
-    is_traced: ClassVar[bool] = True
     quantizer: Quantizer
     _last: Last = field(default_factory=Last, init=False, repr=False, compare=False)
 
@@ -129,8 +130,6 @@ class QuantizerSaver:
 @dataclass(frozen=True)
 class ExactSaver:
     """Saves tensors as they are, like torch's own layers."""
-
-    is_traced: ClassVar[bool] = True
 
     def compress(self, x: Tensor) -> Compressed:
         """Return `x` itself."""
@@ -241,7 +240,8 @@ def tensors_in(compressed: Any) -> list[Tensor]:
     if isinstance(compressed, tuple):
         return [t for part in compressed for t in tensors_in(part)]
     parts = [getattr(compressed, field.name) for field in fields(compressed) if field.init]
-    return [part for part in parts if isinstance(part, Tensor)]
+    inner = [t for part in parts if hasattr(part, "decompress") for t in tensors_in(part)]
+    return [part for part in parts if isinstance(part, Tensor)] + inner
 
 
 def put_together(value: Any, tensors: Sequence[Tensor]) -> Any:

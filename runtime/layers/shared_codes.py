@@ -16,7 +16,7 @@ from ..quantizers import Outlier, OutlierCompressed
 from ..tensors.layout import as_dense
 from ..tensors.spec import TensorSpec
 
-_CODES = "_fewbit_codes"
+_CODES, _HANDLE = "_fewbit_codes", "_fewbit_handle"
 
 
 def leave(y: Tensor, codes: OutlierCompressed) -> None:
@@ -80,6 +80,21 @@ def _bits_attached(x: Tensor) -> Tensor:
 def _attached(x: Tensor) -> tuple[Tensor, ...]:
     """Return the parts of the codes attached to `x`."""
     return tuple(part.view_as(part) for part in _found_attached(x)[0][:-1])
+
+
+def first_handle(x: Tensor, handle: int) -> int:
+    """Return the first handle that this graph's layers attached to `x` unchanged: `handle` if none did."""
+    return _handle_attached(x, handle).shape[0]
+
+
+@torch.compiler.allow_in_graph
+def _handle_attached(x: Tensor, handle: int) -> Tensor:
+    """Return a tensor of as many elements as the first handle attached to `x`, which is `handle` if none was."""
+    first, version = getattr(x, _HANDLE, (handle, x._version))
+    if version != x._version:
+        first = handle
+    setattr(x, _HANDLE, (first, x._version))
+    return torch.empty(first, device="meta")
 
 
 def _found_attached(x: Tensor) -> tuple[tuple[Any, ...], int]:

@@ -13,7 +13,17 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .base import CompressedFunction, CompressedLayer, apply, batched, check_first_derivative, compresses, keep, kept
+from .base import (
+    CompressedFunction,
+    CompressedLayer,
+    apply,
+    batched,
+    check_first_derivative,
+    compresses,
+    keep,
+    kept,
+    observed,
+)
 from .normalization import CompressedNorm, copies_of
 from .saver import Saver
 
@@ -72,7 +82,7 @@ class CompressedSoftmax(CompressedFunction):
         check_first_derivative()
         (compressed,) = kept(ctx)
         grad = grads[0]
-        ctx.saver.observe(batched(grad, 2))
+        compressed = observed(ctx.saver, compressed, batched(grad, 2))
         ys = [c.decompress().view(grad.shape) for c in compressed]
         return (ys[0] * (grad - (ys[-1] * grad).sum(ctx.dim, keepdim=True))).to(ctx.dtype), None, None, None
 
@@ -94,7 +104,7 @@ class CompressedLogSoftmax(CompressedFunction):
         check_first_derivative()
         (compressed,) = kept(ctx)
         grad = grads[0]
-        ctx.saver.observe(batched(grad, 2))
+        compressed = observed(ctx.saver, compressed, batched(grad, 2))
         return (
             (grad - compressed.decompress().view(grad.shape) * grad.sum(ctx.dim, keepdim=True)).to(ctx.dtype),
             None,

@@ -80,6 +80,8 @@ def check_sample_bits(bits: object, N: int) -> Tensor:
     Raises:
         FewbitError: `bits` is not N integers from 1 to 8.
     """
+    if torch.compiler.is_compiling() and isinstance(bits, Tensor):
+        return bits  # a graph has no values yet; ops check them
     try:
         values = torch.as_tensor(bits)
     except (TypeError, ValueError, RuntimeError):

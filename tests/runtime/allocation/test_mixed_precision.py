@@ -6,9 +6,10 @@ import fewbit
 import pytest
 import torch
 from fewbit import FewbitError, memory
-from fewbit.runtime import layers
+from fewbit.runtime import layers, ops
 from fewbit.runtime.allocation import MixedPrecision
 from fewbit.runtime.layers import QuantizerSaver
+from fewbit.runtime.layers.callers import forget_inputs
 from fewbit.runtime.quantizers import PerGroup
 from torch import nn
 from torch.nn import functional as F
@@ -351,3 +352,89 @@ def test_a_model_without_compressed_layers_is_refused():
 def test_samples_are_checked(indices):
     with pytest.raises(FewbitError, match=r"^samples are integers"):
         MixedPrecision(network()).samples(indices)
+
+
+class TestInCompiledGraphs:
+    """What savers learn there they learn by ops, which find them by a number."""
+
+    @staticmethod
+    def saver_of(model):
+        (saver, *_) = MixedPrecision(model, bits=2.5).savers.values()
+        return saver
+
+    def test_opcheck(self):
+        saver = self.saver_of(network())
+        x, bits = torch.randn(6, 3, 8, 8), torch.arange(1, 7, dtype=torch.uint8)
+        host = self.saver_of(network())
+        for op, arguments in (
+            (ops.allocate_bits, (x, saver.handle, 64)),
+            (ops.share_bits, (x, bits, saver.handle, host.handle)),
+            (ops.observe, (torch.randn(6, 16, 8, 8), None, bits, saver.handle)),
+            (ops.copy_to, (x, torch.device("cpu"))),
+        ):
+            torch.library.opcheck(op, arguments)
+
+    def test_a_copy_learns_for_itself(self):
+        model = network()
+        saver = self.saver_of(model)
+        twin = copy.deepcopy(saver)
+        assert twin.handle != saver.handle
+        bits = torch.full((6,), 2, dtype=torch.uint8)
+        ops.allocate_bits(torch.randn(6, 3, 8, 8), twin.handle, 64)
+        ops.observe(torch.randn(6, 16, 8, 8), None, bits, twin.handle)
+        assert twin.magnitude is not None and saver.magnitude is None
+
+    def test_an_empty_batch_has_bits_for_no_sample(self):
+        assert len(ops.allocate_bits(torch.empty(0, 8), self.saver_of(network()).handle, 64)) == 0
+
+    def test_a_saver_that_is_gone_is_refused_in_one_line(self):
+        with pytest.raises(FewbitError, match="a saver that is gone"):
+            ops.allocate_bits(torch.randn(2, 8), 10**9, 64)
+
+    def test_an_iteration_begins_with_each_forward_pass(self):
+        """A graph's first layer compresses again, with a gradient between or without; and begins none in between."""
+        model = network()
+        precision = MixedPrecision(model, bits=2.5)
+        first, second, *_ = precision.savers.values()
+        x, y = torch.randn(6, 3, 8, 8), torch.randn(6, 16, 8, 8)
+        for step in range(3):
+            for saver in (first, second):
+                bits = ops.allocate_bits(x if saver is first else y, saver.handle, 64)
+                assert len(saver.batches) == 1 and precision.iterations == step
+        ops.observe(y, None, bits, second.handle)
+        ops.allocate_bits(y, second.handle, 64)  # in a forward pass that begins elsewhere
+        assert precision.iterations == 3 and not first.batches
+
+    def test_blocks_compiled_one_by_one_are_eagers(self):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)) for _ in range(3)))
+        fewbit.convert(model, level="L3", bits=2.5)
+        forget_inputs(model)  # compiled code does not know its caller
+        twin = copy.deepcopy(model)
+        for block in model:
+            block.compile(backend="aot_eager", fullgraph=True)
+        for seed in range(3):
+            x = torch.randn(17, 64)
+            for net in (model, twin):
+                torch.manual_seed(seed)
+                net.zero_grad()
+                net(x).square().sum().backward()
+            for ours, eagers in zip(model.parameters(), twin.parameters(), strict=True):
+                torch.testing.assert_close(ours.grad, eagers.grad)
+
+    def test_a_saver_that_no_compiler_traces_ends_the_graph(self):
+        class Counting:
+            def __init__(self):
+                self.seen = {}
+
+            def compress(self, x):
+                self.seen[len(self.seen)] = float(x.detach().abs().max())  # a number of values
+                return PerGroup(4).compress(x)
+
+            def observe(self, gradient, rstd=None):
+                self.seen[len(self.seen)] = float(gradient.abs().max())
+
+        model = nn.Sequential(nn.Linear(64, 64), layers.Linear(64, 64, saver=Counting()), nn.Linear(64, 8))
+        compiled = torch.compile(model, backend="aot_eager")
+        compiled(torch.randn(16, 64)).sum().backward()
+        assert len(model[1].saver.seen) == 2 and model[1].weight.grad is not None

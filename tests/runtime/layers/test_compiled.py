@@ -8,6 +8,7 @@ import torch
 from fewbit import layers
 from fewbit.layers import QuantizerSaver
 from fewbit.quantizers import PerGroup
+from fewbit.runtime.allocation.mixed_precision import SampleSaver
 from fewbit.runtime.layers.callers import forget_inputs
 from fewbit.runtime.layers.preact import PreActConv2d, PreActLinear
 from layer_cases import CASES, EXACT, stirred
@@ -252,3 +253,53 @@ def test_multihead_attention_is_eagers_in_one_graph(need_weights, dropout):
         if not need_weights or dropout:
             assert all(map(same, ours[1], expected[1]))
     assert counter.frame_count <= 2
+
+
+class Branches(nn.Module):
+    """Layers that share an input, a normalization, and a convolution behind them."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.norm = nn.Linear(32, 64), nn.Linear(32, 64), nn.LayerNorm(64)
+        self.act, self.convolution = nn.GELU(), nn.Conv1d(4, 8, 3)
+        self.batch_norm, self.head = nn.BatchNorm1d(8), nn.Linear(14, 8)
+
+    def forward(self, x):
+        x = x.sin()
+        y = self.norm(self.act(self.query(x) * self.key(x)))
+        return self.head(self.batch_norm(self.convolution(y.view(len(y), 4, 16)))).softmax(-1)
+
+
+def bits_allocated(model):
+    """Bits, magnitude of the gradients and sharing of each layer with mixed precision."""
+    found = [layer.saver for layer in model.modules() if hasattr(layer, "saver")]
+    savers = [s for s in (getattr(saver, "saver", saver) for saver in found) if isinstance(s, SampleSaver)]
+    return [(saver.average, float(saver.magnitude), len(saver.batches), saver.host is None) for saver in savers]
+
+
+@pytest.mark.parametrize("level", ["L3", "L4"])
+def test_mixed_precision_is_eagers_in_one_graph_of_any_batch(level):
+    torch.manual_seed(0)
+    model = fewbit.convert(Branches(), level=level, bits=2.5).model
+    forget_inputs(model)
+    twin, counter = copy.deepcopy(model), CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    for step, n in enumerate((17, 20, 23, 20)):
+        x = torch.randn(n, 32)
+        y, grads, _ = passes(compiled, model, x, step)
+        eager_y, eager_grads, _ = passes(twin, twin, x, step)
+        assert same(y, eager_y)
+        assert all(map(same, grads, eager_grads))
+        assert bits_allocated(model) == bits_allocated(twin)
+    assert len({average for average, *_ in bits_allocated(model)}) > 1  # they were allocated among layers
+    assert not all(alone for *_, alone in bits_allocated(model))  # two layers share the codes of their input
+    assert counter.frame_count <= 2
+
+
+def test_mixed_precision_compiled_by_inductor_learns_and_allocates():
+    model = fewbit.convert(Branches(), level="L3", bits=2.5).model
+    compiled = torch.compile(model, fullgraph=True)
+    for _ in range(3):
+        compiled(torch.randn(20, 32)).square().sum().backward()
+    assert all(magnitude > 0 and batches < 2 for _, magnitude, batches, _ in bits_allocated(model))
+    assert len({average for average, *_ in bits_allocated(model)}) > 1
