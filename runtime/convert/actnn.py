@@ -36,7 +36,7 @@ from ..quantizers import PerGroup
 from .find import Found, modules_of
 from .method import Activations, Applied, Handler, Make
 from .report import Left, Replaced, one_line
-from .swap import form_of, precision_of, recast, recast_by, restore, torch_class, why_not
+from .swap import form_of, precision_of, restore, swap_class, swapped_by, torch_class, why_not
 
 _CONVOLUTIONS = tuple(f"Conv{kind}{d}d" for kind in ("", "Transpose") for d in (1, 2, 3))
 # The layers of torch.nn that have a compressed form: what `fewbit.layers` exports under the same name.
@@ -130,7 +130,7 @@ def convert_layers(
             continue
         was, form = one_line(restore(module)), form_of(module, _FORMS)
         assert form is not None
-        recast(module, form, "level", saver)
+        swap_class(module, form, "level", saver)
         replaced.append((module, Replaced(layer.name, was, "", getattr(form, "kept_bits", bits), math.nan)))
     return replaced, left
 
@@ -147,7 +147,7 @@ def why_left(module: nn.Module, level: Level) -> str | None:
 
 def is_converted(module: nn.Module) -> bool:
     """Return whether `module` is a compressed layer made by a level."""
-    return isinstance(module, CompressedLayer) and recast_by(module) == "level"
+    return isinstance(module, CompressedLayer) and swapped_by(module) == "level"
 
 
 def stop_sharing(model: nn.Module) -> None:

@@ -33,7 +33,7 @@ from ..layers.base import CompressedLayer
 from ..layers.huggingface import like
 from .find import Found
 from .recognize import recognize
-from .swap import recast_by
+from .swap import swapped_by
 
 __all__ = ["Neighbours", "Outcome"]
 
@@ -134,7 +134,7 @@ class Neighbours:
         """Return the outcome for a tensor that is passed to `module`."""
         name = type(module).__name__
         if isinstance(module, CompressedLayer | FewBitActivation) or (
-            isinstance(module, nn.Module) and (recast_by(module) is not None or id(module) in self._replaced)
+            isinstance(module, nn.Module) and (swapped_by(module) is not None or id(module) in self._replaced)
         ):
             return _SAVES
         if isinstance(module, nn.Linear | _ConvNd) or like(type(module)) is nn.Linear:

@@ -1,6 +1,6 @@
 """Swaps the class of a layer for a subclass, and back: how `level` and `outliers` convert layers with weights.
 
-    recast(layer, layers.Linear, "level", saver)        layer.__class__ becomes layers.Linear
+    swap_class(layer, layers.Linear, "level", saver)        layer.__class__ becomes layers.Linear
     restore(layer)                                      and nn.Linear again
 
 The layer remains the same object, with its parameters, buffers, hooks, mode and places, so every reference to it stays
@@ -18,7 +18,17 @@ from ..layers.base import CompressedLayer
 from ..layers.huggingface import form_of_class, like
 from ..layers.saver import Saver
 
-__all__ = ["By", "form_of", "precision_of", "recast", "recast_by", "restore", "torch_class", "was_changed", "why_not"]
+__all__ = [
+    "By",
+    "form_of",
+    "precision_of",
+    "restore",
+    "swap_class",
+    "swapped_by",
+    "torch_class",
+    "was_changed",
+    "why_not",
+]
 
 By = Literal["level", "outliers"]
 Forms = Mapping[type, type]
@@ -37,7 +47,7 @@ class _Former:
     by: By
 
 
-def recast(layer: nn.Module, form: type[nn.Module], by: By, saver: Saver) -> None:
+def swap_class(layer: nn.Module, form: type[nn.Module], by: By, saver: Saver) -> None:
     """Change the class of `layer` to `form`, a subclass of its torch class; an earlier swap is undone first.
 
     Args:
@@ -65,7 +75,7 @@ def restore(layer: nn.Module) -> nn.Module:
     return layer
 
 
-def recast_by(layer: nn.Module) -> By | None:
+def swapped_by(layer: nn.Module) -> By | None:
     """Return the method that swapped the class of `layer`, or None if it was not swapped."""
     former = vars(layer).get(_FORMER)
     return former and former.by

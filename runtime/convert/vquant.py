@@ -33,7 +33,7 @@ from .find import ORIGINAL, Found, modules_of, original_of
 from .method import Activations, Applied, Handler, Make
 from .placement import put, put_back
 from .report import Left, Replaced, one_line
-from .swap import form_of, recast, recast_by, restore, torch_class, why_not
+from .swap import form_of, restore, swap_class, swapped_by, torch_class, why_not
 
 Wanted = Callable[[str, nn.Module], bool]
 
@@ -200,7 +200,7 @@ class ByValue:
             else:
                 new, form = module, form_of(module, _FORMS)
                 assert form is not None
-                recast(new, form, "outliers", saver)
+                swap_class(new, form, "outliers", saver)
             replaced.append(Replaced(each.name, was, one_line(new), self._bits(new), math.nan))
         if any(isinstance(_module(each), CompressedLayer) for each in found):
             note_inputs(self.model)
@@ -219,10 +219,10 @@ class ByValue:
 
 def torch_again(model: nn.Module) -> nn.Module:
     """Undo `value_aware` in place; return `model`, or the original if `model` is itself a replacement."""
-    if not any(recast_by(module) == "level" for module in model.modules()):
+    if not any(swapped_by(module) == "level" for module in model.modules()):
         forget_inputs(model)
     for module in model.modules():
-        if recast_by(module) == "outliers":
+        if swapped_by(module) == "outliers":
             restore(module)
     return relus_again(model)
 
