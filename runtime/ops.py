@@ -37,10 +37,14 @@ kernels that compilers write: kernels that differ in nothing else are compiled o
     outlier_quantize(x, bits, ratio, relu, value_dtype, sample_every) -> packed, counts, offsets, values, levels
     outlier_dequantize(packed, counts, offsets, values, levels, bits, relu, count, dtype) -> x (count,)    V-Quant
 
-    allocate_bits(x, saver, group_size) -> bits              uint8 (N,) on the CPU; mixed precision in a compiled graph:
-    share_bits(x, bits, saver, host) -> bits                 the saver of a handle (tensors/handles.py) learns of x, of
-    observe(gradient, rstd, bits, saver) -> bits             its sharing the codes of `host`, and of the gradient
-    copy_to(x, device) -> x                  a copy, pinned in host memory, that compilers do not make again
+    to_host(x) -> x                       a copy in pinned host memory
+    to_device_of(x, gradient) -> x        and back; by the gradient, compilers see that it is for the backward pass
+
+    begin_iteration(iteration, precision)                       mixed precision in a compiled graph. A `MixedPrecision`
+    allocate_bits(x, iteration, saver, group_size) -> bits      and its savers, given by their handles
+    share_bits(x, bits, saver, host) -> bits                    (tensors/handles.py), learn of a forward pass, of x, of
+    observe(gradient, rstd, bits, saver) -> bits                sharing the codes of `host`, and of the gradient.
+                                                                bits uint8 (N,), on the CPU as all but x and gradient
 
     preact_encode(A, x, γ, β, mean, inverse_deviation, bits, slope) -> packed, A₃                                   BLPA
     preact_decode(packed, γ, β, bits, slope, shape, stride, dtype) -> Ã₃
@@ -65,6 +69,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..tables import FewbitError
 from .backends import implementations
 from .backends.arguments import (
     check_buffers,
@@ -108,6 +113,8 @@ NAMESPACE = "fewbit"
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 
 _PURE = (torch.Tag.pt2_compliant_tag,)
+# Ops of tensors on the host, which no graph of a GPU may record.
+_ON_HOST = (*_PURE, *([torch.Tag.cudagraph_unsafe] if hasattr(torch.Tag, "cudagraph_unsafe") else []))
 _library = torch.library.Library(NAMESPACE, "DEF")
 _library.define(
     "activation(Tensor x, str function, float[] parameters, str table) -> (Tensor, Tensor)",
@@ -339,14 +346,14 @@ def _fake_groups(x: Tensor, copies: int, group_size: int = GROUP_SIZE) -> Tensor
 
 _ROWS = "Tensor packed, Tensor minimum, Tensor range"
 _OUTLIERS = "Tensor packed, Tensor counts, Tensor offsets, Tensor values, Tensor levels"
-for _suffix, _bits in (("", "int bits"), ("_samples", "Tensor bits")):
+for _suffix, _bits, _tags in (("", "int bits", _PURE), ("_samples", "Tensor bits", _ON_HOST)):
     _library.define(
         f"per_group_quantize{_suffix}(Tensor x, {_bits}, int group_size, Tensor? seed) -> (Tensor, Tensor, Tensor)",
-        tags=_PURE,
+        tags=_tags,
     )
     _library.define(
         f"per_group_dequantize{_suffix}({_ROWS}, {_bits}, int group_size, SymInt features, ScalarType dtype) -> Tensor",
-        tags=_PURE,
+        tags=_tags,
     )
 _library.define(
     "per_group_quantize_buffers(Tensor[] xs, int[] bits, int[] group_sizes, Tensor? seeds, bool[] stochastic)"
@@ -385,63 +392,100 @@ fixed_point_dequantize = torch.ops.fewbit.fixed_point_dequantize.default
 outlier_quantize = torch.ops.fewbit.outlier_quantize.default
 outlier_dequantize = torch.ops.fewbit.outlier_dequantize.default
 
-_library.define("copy_to(Tensor x, Device device) -> Tensor", tags=_PURE)
-copy_to = torch.ops.fewbit.copy_to.default
+_library.define("to_host(Tensor x) -> Tensor", tags=_ON_HOST)
+_library.define("to_device_of(Tensor x, Tensor gradient) -> Tensor", tags=_ON_HOST)
+to_host = torch.ops.fewbit.to_host.default
+to_device_of = torch.ops.fewbit.to_device_of.default
 
 
-def _copy_to(x: Tensor, device: torch.device) -> Tensor:
-    pinned = x.device.type == "cuda" and device.type == "cpu"
-    return torch.empty_like(x, device=device, pin_memory=pinned).copy_(x)
+def _to_host(x: Tensor) -> Tensor:
+    return torch.empty_like(x, device="cpu", pin_memory=x.device.type == "cuda").copy_(x)
 
 
-_library.impl("copy_to", _copy_to, "CompositeExplicitAutograd")
+def _to_device_of(x: Tensor, gradient: Tensor) -> Tensor:
+    return x.to(gradient.device, copy=True)
 
 
-@torch.library.register_fake(copy_to, lib=_library)
-def _(x: Tensor, device: torch.device) -> Tensor:
-    return torch.empty_like(x, device=device)
+for _name, _function in (("to_host", _to_host), ("to_device_of", _to_device_of)):
+    _library.impl(_name, _function, "CompositeExplicitAutograd")
 
 
-_STATEFUL = (*_PURE, torch.Tag.nondeterministic_seeded)  # neither merged nor computed again
-_library.define("allocate_bits(Tensor x, SymInt saver, int group_size) -> Tensor", tags=_STATEFUL)
-_library.define("share_bits(Tensor x, Tensor bits, SymInt saver, SymInt host) -> Tensor", tags=_STATEFUL)
-_library.define("observe(Tensor gradient, Tensor? rstd, Tensor bits, SymInt saver) -> Tensor", tags=_STATEFUL)
+@torch.library.register_fake(to_host, lib=_library)
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x, device="cpu")
 
+
+@torch.library.register_fake(to_device_of, lib=_library)
+def _(x: Tensor, gradient: Tensor) -> Tensor:
+    return torch.empty_like(x, device=gradient.device)
+
+
+# ---- mixed precision in compiled graphs: savers learn by ops ---------------------------------------------------------
+
+_STATEFUL = (*_ON_HOST, torch.Tag.nondeterministic_seeded)  # not computed again
+_library.define("begin_iteration(Tensor(a!) iteration, Tensor precision) -> ()", tags=_ON_HOST)
+_library.define("allocate_bits(Tensor x, Tensor iteration, Tensor saver, int group_size) -> Tensor", tags=_STATEFUL)
+_library.define("share_bits(Tensor x, Tensor bits, Tensor saver, Tensor host) -> Tensor", tags=_STATEFUL)
+_library.define("observe(Tensor gradient, Tensor? rstd, Tensor bits, Tensor saver) -> Tensor", tags=_STATEFUL)
+
+begin_iteration = torch.ops.fewbit.begin_iteration.default
 allocate_bits = torch.ops.fewbit.allocate_bits.default
 share_bits = torch.ops.fewbit.share_bits.default
 observe = torch.ops.fewbit.observe.default
 
 
-def _allocate_bits(x: Tensor, saver: int, group_size: int) -> Tensor:
-    return by_handle(saver).allocate(x, group_size)
+def _begin_iteration(iteration: Tensor, precision: Tensor) -> None:
+    iteration += 1
+    if (found := by_handle(precision)) is not None:
+        found.begin()
 
 
-def _share_bits(x: Tensor, bits: Tensor, saver: int, host: int) -> Tensor:
-    by_handle(saver).join(by_handle(host), x)
+def _allocate_bits(x: Tensor, iteration: Tensor, saver: Tensor, group_size: int) -> Tensor:
+    found = by_handle(saver)
+    if found is None:
+        raise FewbitError("a compiled model was converted back, or its precision removed: compile it again")
+    return found.allocate(x, group_size)
+
+
+def _share_bits(x: Tensor, bits: Tensor, saver: Tensor, host: Tensor) -> Tensor:
+    guest, owner = by_handle(saver), by_handle(host)
+    if guest is not owner and guest is not None and owner is not None:
+        guest.join(owner, x)
     return bits.clone()
 
 
-def _observe(gradient: Tensor, rstd: Tensor | None, bits: Tensor, saver: int) -> Tensor:
-    by_handle(saver).observe(gradient, rstd)
+def _observe(gradient: Tensor, rstd: Tensor | None, bits: Tensor, saver: Tensor) -> Tensor:
+    if (found := by_handle(saver)) is not None:  # which may be gone since the forward pass
+        found.observe(gradient, rstd)
     return bits.clone()
 
 
-for _name, _function in (("allocate_bits", _allocate_bits), ("share_bits", _share_bits), ("observe", _observe)):
+for _name, _function in (
+    ("begin_iteration", _begin_iteration),
+    ("allocate_bits", _allocate_bits),
+    ("share_bits", _share_bits),
+    ("observe", _observe),
+):
     _library.impl(_name, _function, "CompositeExplicitAutograd")
 
 
+@torch.library.register_fake(begin_iteration, lib=_library)
+def _(iteration: Tensor, precision: Tensor) -> None:
+    return None
+
+
 @torch.library.register_fake(allocate_bits, lib=_library)
-def _(x: Tensor, saver: int, group_size: int) -> Tensor:
+def _(x: Tensor, iteration: Tensor, saver: Tensor, group_size: int) -> Tensor:
     return torch.empty(x.shape[0], dtype=torch.uint8, device="cpu")
 
 
 @torch.library.register_fake(share_bits, lib=_library)
-def _(x: Tensor, bits: Tensor, saver: int, host: int) -> Tensor:
+def _(x: Tensor, bits: Tensor, saver: Tensor, host: Tensor) -> Tensor:
     return torch.empty_like(bits)
 
 
 @torch.library.register_fake(observe, lib=_library)
-def _(gradient: Tensor, rstd: Tensor | None, bits: Tensor, saver: int) -> Tensor:
+def _(gradient: Tensor, rstd: Tensor | None, bits: Tensor, saver: Tensor) -> Tensor:
     return torch.empty_like(bits)
 
 

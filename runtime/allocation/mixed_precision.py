@@ -31,9 +31,9 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 from .. import ops
 from ..layers.base import CompressedLayer
-from ..layers.saver import Last, Saver, Whole, compress_rows, is_held, last_innermost
+from ..layers.saver import Last, Saver, Whole, compress_rows, is_held, is_no_smaller, last_innermost
 from ..layers.shared_codes import first_handle
-from ..quantizers import Compressed, PerGroup
+from ..quantizers import Compressed, PerGroup, PerGroupCompressed
 from ..tensors.abstract import is_abstract
 from ..tensors.checks import check_integer
 from ..tensors.dtypes import total_bytes
@@ -103,9 +103,8 @@ class MixedPrecision:
         self._weights = 0  # layers with weights since the iteration began
         self._last = Last()  # the tensor compressed last,
         self._owner: SampleSaver | None = None  # and the saver that compressed it
-        self._hooked = False  # whether the model's hook began the iteration, and not a compiled graph
-        self._first: SampleSaver | None = None  # the saver that a graph began it with
-        self._observed = False  # whether there was a gradient since
+        self.iteration = torch.zeros(1, dtype=torch.int64, device="cpu")  # of compiled graphs: orders their ops
+        self.handle = new_handle(self)
         self._hook = model.register_forward_pre_hook(self._before_forward)  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
@@ -161,27 +160,18 @@ class MixedPrecision:
             saver.batches.clear()
 
     def _before_forward(self, model: nn.Module, inputs: Any) -> None:
-        """Begin an iteration before a forward pass that may save tensors; a compiled one says so itself."""
-        if is_compiling() or not torch.is_grad_enabled() or _in_backward():
+        """Begin an iteration before a forward pass that may save tensors."""
+        if not torch.is_grad_enabled():
             return
-        self._hooked, self._first = True, None
-        self._begin()
+        if is_compiling():
+            ops.begin_iteration(self.iteration, self.handle)
+        else:
+            self.begin()
 
-    def begin_in_graph(self, saver: "SampleSaver") -> None:
-        """Begin an iteration if `saver`, in a compiled graph, is the first to compress since the last one."""
-        if self._hooked or _in_backward() or not (self._first is None or self._first is saver or self._observed):
+    def begin(self) -> None:
+        """Reallocate across layers by the last iteration, and begin the next, unless a backward pass is running."""
+        if _in_backward():
             return
-        self._first = saver
-        self._begin()
-
-    def note_gradient(self) -> None:
-        """Note that the iteration's backward pass has begun."""
-        self._last.forget()
-        self._hooked, self._observed = False, True
-
-    def _begin(self) -> None:
-        """Reallocate across layers by the last iteration."""
-        self._observed = False
         if any(saver.batches for saver in self.savers.values()):
             self.iterations += 1
             if self.across_layers and self.iterations % self.every == 0:
@@ -189,6 +179,9 @@ class MixedPrecision:
         self._weights = 0
         for saver in self.savers.values():
             saver.batches.clear()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, handle=new_handle(self))
 
     def _share_out(self) -> None:
         used = [s for s in self.savers.values() if s.batches and s.magnitude is not None and is_comparable(s.layer)]
@@ -265,7 +258,7 @@ class SampleSaver:
     batches: list[Batch] = field(default_factory=list)
     guests: list["SampleSaver"] = field(default_factory=list)
     host: "SampleSaver | None" = None
-    handle: int = field(init=False, repr=False)
+    handle: Tensor = field(init=False, repr=False)
     _shape: torch.Size = field(default_factory=torch.Size)
     _before: int = 0
 
@@ -344,28 +337,29 @@ class SampleSaver:
 
     # In compiled code what a saver learns is learnt by ops, which call it back by its handle.
 
-    def with_codes_of(self, x: Tensor) -> Saver:
-        """Return the saver of `x` in this graph: a guest of the saver of another layer that got `x` before."""
-        host = first_handle(x, self.handle)
-        return self if host == self.handle else _Guest(self, host)
+    def with_codes_of(self, x: Tensor, way: int) -> Saver:
+        """Return the saver of `x` in this graph: a guest of the layer that got `x` first and compresses it alike."""
+        return _Guest(self, first_handle(x, self.handle, way))
 
-    def compress_in_graph(self, x: Tensor, quantizer: PerGroup, host: int) -> Compressed:
+    def compress_in_graph(self, x: Tensor, quantizer: PerGroup, host: Tensor) -> Compressed:
         """Return `x` compressed with the bits that the saver of the handle `host` allocates."""
-        bits = ops.allocate_bits(x, host, quantizer.group_size)
+        if is_no_smaller(x.shape, x.element_size(), quantizer.group_size, self.least):
+            return Whole(x)
+        bits = ops.allocate_bits(x, self.precision.iteration, host, quantizer.group_size)
         compressed = quantizer.compress(x, sample_bits=bits)  # equal for all guests, so that compilers merge it
-        own = bits if host == self.handle else ops.share_bits(x, bits, self.handle, host)
-        return replace(compressed, bits=own)
+        return replace(compressed, bits=ops.share_bits(x, bits, self.handle, host))
 
     def observed_in_graph(self, compressed: Any, gradient: Tensor, rstd: Tensor | None = None) -> Any:
-        """Return `compressed`, or several, with bits that depend on this saver's having observed the gradient."""
-        if isinstance(compressed, tuple):
-            first, *others = compressed
-            return self.observed_in_graph(first, gradient, rstd), *others
-        return replace(compressed, bits=ops.observe(gradient, rstd, compressed.bits, self.handle))
+        """Return `compressed`, or several, one with bits that depend on this saver's having observed the gradient."""
+        parts = list(compressed) if isinstance(compressed, tuple) else [compressed]
+        for i, part in enumerate(parts):
+            if isinstance(part, PerGroupCompressed):
+                parts[i] = replace(part, bits=ops.observe(gradient, rstd, part.bits, self.handle))
+                break
+        return tuple(parts) if isinstance(compressed, tuple) else parts[0]
 
     def allocate(self, x: Tensor, group_size: int) -> Tensor:
         """Return the bits of the samples of `x`, uint8 (N,): of the op `allocate_bits`."""
-        self.precision.begin_in_graph(self)
         if x.numel() == 0:
             return torch.ones(len(x), dtype=torch.uint8, device="cpu")
         if self.host is not None:
@@ -399,7 +393,7 @@ class SampleSaver:
 
     def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
         """Update the magnitude of the gradients; non-finite ones are ignored."""
-        self.precision.note_gradient()
+        self.precision._last.forget()
         if is_abstract(gradient):
             return
         t = gradient_factor(self.layer, gradient.detach(), self._shape, rstd, self._before)
@@ -451,7 +445,7 @@ class _Guest:
 
     has_dynamic_sizes: ClassVar[bool] = True
     saver: SampleSaver
-    host: int
+    host: Tensor
 
     def compress(self, x: Tensor) -> Compressed:
         """Return `x` compressed."""

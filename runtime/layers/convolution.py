@@ -144,7 +144,7 @@ class ConvTranspose3d(_TransposedConvolution, nn.ConvTranspose3d):
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, arguments: Arguments, saver: Saver) -> Tensor:
     if not compresses(x, weight, bias):
         return arguments.forward(x, weight, bias)
-    return apply(CompressedConvolution, x, weight, bias, arguments, found_in_graph(saver, x))
+    return apply(CompressedConvolution, x, weight, bias, arguments, found_in_graph(saver, x, -1))
 
 
 class CompressedConvolution(CompressedFunction):

@@ -39,7 +39,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None, saver: Saver, *, 
     """`torch.nn.functional.linear`, which saves its input through `saver`; samples are dimension `sample_dim`."""
     if not compresses(input, weight, bias):
         return F.linear(input, weight, bias)
-    return apply(CompressedLinear, input, weight, bias, found_in_graph(saver, input), sample_dim)
+    return apply(CompressedLinear, input, weight, bias, found_in_graph(saver, input, sample_dim), sample_dim)
 
 
 class CompressedLinear(CompressedFunction):

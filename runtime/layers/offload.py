@@ -209,7 +209,7 @@ class SwappingSaver:
         if isinstance(compressed, Whole):
             return compressed
         if is_compiling():
-            return _in_host_memory(compressed)
+            return InHostMemory(_with_parts(compressed, ops.to_host))
         tensors: list[Tensor] = []
         skeleton = take_apart(compressed, tensors)
         return Swapped(partial(put_together, skeleton), tuple(self.swapper.out(t) for t in tensors), self.swapper)
@@ -224,18 +224,20 @@ class SwappingSaver:
         """Whether the sizes of the codes depend on values."""
         return getattr(self.saver, "has_dynamic_sizes", False)
 
-    def with_codes_of(self, x: Tensor) -> Saver:
+    def with_codes_of(self, x: Tensor, way: int) -> Saver:
         """Return the saver of `x` in this graph, in host memory."""
-        return replace(self, saver=found_in_graph(self.saver, x))
+        return replace(self, saver=found_in_graph(self.saver, x, way))
 
     def observed_in_graph(self, compressed: Any, gradient: Tensor, rstd: Tensor | None = None) -> Any:
         """Pass the gradient on to `saver`."""
-        if isinstance(compressed, tuple):
-            first, *others = compressed
-            return self.observed_in_graph(first, gradient, rstd), *others
-        if not isinstance(compressed, InHostMemory):
-            return observed(self.saver, compressed, gradient, rstd)
-        return replace(compressed, codes=observed(self.saver, compressed.codes, gradient, rstd))
+        parts = compressed if isinstance(compressed, tuple) else (compressed,)
+        codes = tuple([part.codes if isinstance(part, InHostMemory) else part for part in parts])
+        codes = observed(self.saver, codes, gradient, rstd)
+        found = [
+            replace(part, codes=c, gradient=gradient) if isinstance(part, InHostMemory) else c
+            for part, c in zip(parts, codes, strict=True)
+        ]
+        return tuple(found) if isinstance(compressed, tuple) else found[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,11 +266,11 @@ class InHostMemory:
 
     Attributes:
         codes: the compressed tensor, with its parts there.
-        device: of the tensor.
+        gradient: of the layer's output, in the backward pass: the parts return to its device.
     """
 
     codes: Compressed
-    device: torch.device
+    gradient: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
@@ -277,12 +279,9 @@ class InHostMemory:
 
     def decompress(self) -> Tensor:
         """Return the tensor on its device."""
-        return _with_parts(self.codes, lambda part: ops.copy_to(part, self.device)).decompress()
-
-
-def _in_host_memory(codes: Any) -> InHostMemory:
-    device = codes.packed.device
-    return InHostMemory(_with_parts(codes, lambda part: ops.copy_to(part, torch.device("cpu"))), device)
+        gradient = self.gradient
+        assert gradient is not None, "observed before"
+        return _with_parts(self.codes, lambda part: ops.to_device_of(part, gradient)).decompress()
 
 
 def _with_parts(codes: Any, function: Callable[[Tensor], Tensor]) -> Any:

@@ -20,7 +20,7 @@ class OutlierSaver(QuantizerSaver):
 
     quantizer: Outlier
 
-    def with_codes_of(self, x: Tensor) -> Saver:
+    def with_codes_of(self, x: Tensor, way: int) -> Saver:
         """Return a saver of `x` alone that has found its codes, for a compiler, which does not find them later."""
         codes = found(x)
         if codes is None and self.quantizer.sample_every > 1:  # sizes that depend on values are known outside functions

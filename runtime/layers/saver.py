@@ -8,7 +8,8 @@ A saver may also have
 
     compress_rows(x)       x whose last dimension is a row; no group spans two rows (PerGroup.within)
     compress_once(x, rows)     the input of several layers, which then share its codes
-    with_codes_of(x)       in compiled code: the saver for `x` alone, which knows of the layers before
+    with_codes_of(x, way)      in compiled code: the saver for `x` alone, which knows of the layers before that
+                           compress it in the same way
     observed_in_graph(compressed, gradient, rstd)     in compiled code: `observe` by an op, which returns `compressed`
     has_dynamic_sizes      whether the sizes of its codes depend on values
 
@@ -22,6 +23,7 @@ checkpointing, swapping and `fewbit.memory.profile` see them. `take_apart` and `
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
+from math import prod
 from typing import Any, Protocol, cast
 
 from torch import Tensor
@@ -30,6 +32,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..quantizers import Compressed, PerGroup, Quantizer
 from ..tensors.dtypes import total_bytes
+from ..tensors.rows import packed_bytes
 from .callers import is_callers
 
 
@@ -179,10 +182,30 @@ def compress_input(saver: Saver, x: Tensor, *, rows: bool = False) -> Compressed
     return compress_rows(saver, x) if rows else saver.compress(x)
 
 
-def found_in_graph(saver: Saver, x: Tensor) -> Saver:
-    """Return `saver`, in compiled code with the codes that another layer has attached to `x`."""
+def found_in_graph(saver: Saver, x: Tensor, way: int) -> Saver:
+    """Return `saver`, in compiled code with the codes that another layer has attached to `x`.
+
+    Args:
+        saver: of the layer.
+        x: its input.
+        way: −1 if it is compressed as it is, else its dimension of samples, where each row is compressed by itself.
+    """
     find = getattr(saver, "with_codes_of", None) if is_compiling() else None
-    return saver if find is None else find(x)
+    return saver if find is None else find(x, way)
+
+
+def is_no_smaller(shape: Sequence[int], itemsize: int, group_size: int, bits: int) -> bool:
+    """Return whether codes of a sample (`PerGroup`) take its bytes or more, which compiled code asks before there are.
+
+    Args:
+        shape: of the tensor, the first dimension of samples.
+        itemsize: bytes of an element.
+        group_size: G.
+        bits: of a code.
+    """
+    elements = prod(shape[1:])
+    groups = -(-elements // max(1, min(group_size, elements)))
+    return packed_bytes([bits], elements) + 4 * groups + 1 >= elements * itemsize
 
 
 def compress_rows(saver: Saver, x: Tensor) -> Compressed:

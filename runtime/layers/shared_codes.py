@@ -16,7 +16,7 @@ from ..quantizers import Outlier, OutlierCompressed
 from ..tensors.layout import as_dense
 from ..tensors.spec import TensorSpec
 
-_CODES, _HANDLE = "_fewbit_codes", "_fewbit_handle"
+_CODES, _HANDLES = "_fewbit_codes", "_fewbit_handles"
 
 
 def leave(y: Tensor, codes: OutlierCompressed) -> None:
@@ -82,19 +82,19 @@ def _attached(x: Tensor) -> tuple[Tensor, ...]:
     return tuple(part.view_as(part) for part in _found_attached(x)[0][:-1])
 
 
-def first_handle(x: Tensor, handle: int) -> int:
-    """Return the first handle that this graph's layers attached to `x` unchanged: `handle` if none did."""
-    return _handle_attached(x, handle).shape[0]
-
-
 @torch.compiler.allow_in_graph
-def _handle_attached(x: Tensor, handle: int) -> Tensor:
-    """Return a tensor of as many elements as the first handle attached to `x`, which is `handle` if none was."""
-    first, version = getattr(x, _HANDLE, (handle, x._version))
-    if version != x._version:
-        first = handle
-    setattr(x, _HANDLE, (first, x._version))
-    return torch.empty(first, device="meta")
+def first_handle(x: Tensor, handle: Tensor, way: int) -> Tensor:
+    """Return the first handle that a layer of this graph attached to `x` unchanged: `handle` if none did.
+
+    Args:
+        x: input of the layer.
+        handle: of its saver.
+        way: number of the way in which the layer compresses it: others have handles of their own.
+    """
+    handles, version = getattr(x, _HANDLES, ({}, x._version))
+    handles = {way: handle} | (handles if version == x._version else {})
+    setattr(x, _HANDLES, (handles, x._version))
+    return handles[way].clone()
 
 
 def _found_attached(x: Tensor) -> tuple[tuple[Any, ...], int]:

@@ -1,35 +1,30 @@
-"""Numbers that stand for objects in compiled graphs, whose ops take no objects.
+"""Tensors that stand for objects in compiled graphs, whose ops take no objects.
 
-    handle = new_handle(saver)        in the order in which objects get theirs
+    handle = new_handle(saver)        int64 (1,) on the CPU: a number, in the order in which objects get theirs
     by_handle(handle) is saver
 
-A handle keeps nothing alive, and a copy of an object needs one of its own.
+As an input of a graph a tensor is another one in each call: a number would be a constant, and each layer a graph of its
+own. A handle keeps nothing alive, and a copy of an object needs one of its own.
 """
 
 import itertools
 import weakref
 from typing import Any
 
-from ...tables import FewbitError
+import torch
+from torch import Tensor
 
 _objects: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
 
 
-def new_handle(target: Any) -> int:
-    """Return a number for `target`, which can be referred to weakly."""
-    handle = next(_numbers)
-    _objects[handle] = target
-    return handle
+def new_handle(target: Any) -> Tensor:
+    """Return a handle of `target`, which can be referred to weakly."""
+    number = next(_numbers)
+    _objects[number] = target
+    return torch.tensor([number], device="cpu")
 
 
-def by_handle(handle: int) -> Any:
-    """Return the object of a handle.
-
-    Raises:
-        FewbitError: the object is gone, or there was none.
-    """
-    try:
-        return _objects[int(handle)]
-    except KeyError:
-        raise FewbitError(f"a compiled graph refers to a saver that is gone (number {int(handle)})") from None
+def by_handle(handle: Tensor) -> Any:
+    """Return the object of a handle; None if it is gone."""
+    return _objects.get(int(handle))

@@ -1,6 +1,7 @@
 """Bits that a training shares out: budgets kept, gradients unbiased and less noisy, checkpoints, odd models."""
 
 import copy
+import gc
 
 import fewbit
 import pytest
@@ -8,10 +9,13 @@ import torch
 from fewbit import FewbitError, memory
 from fewbit.runtime import layers, ops
 from fewbit.runtime.allocation import MixedPrecision
+from fewbit.runtime.allocation.mixed_precision import SampleSaver
 from fewbit.runtime.layers import QuantizerSaver
 from fewbit.runtime.layers.callers import forget_inputs
 from fewbit.runtime.quantizers import PerGroup
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional as F
 
 
@@ -354,62 +358,95 @@ def test_samples_are_checked(indices):
         MixedPrecision(network()).samples(indices)
 
 
+def in_graphs(model, x, steps=3, **how):
+    """The model's gradients and allocation after steps, compiled and eager; the same random numbers in each."""
+    forget_inputs(model)  # compiled code does not know its caller
+    found = []
+    for net in (model, copy.deepcopy(model)):
+        call = torch.compile(net, backend="aot_eager", **how) if net is model else net
+        for seed in range(steps):
+            torch.manual_seed(seed)
+            net.zero_grad()
+            call(x).square().sum().backward()
+        savers = [m.saver for m in net.modules() if isinstance(getattr(m, "saver", None), SampleSaver)]
+        allocated = [(s.average, float(s.magnitude), len(s.batches), s.precision.iterations) for s in savers]
+        found.append((allocated, [p.grad for p in net.parameters()]))
+    return found
+
+
 class TestInCompiledGraphs:
-    """What savers learn there they learn by ops, which find them by a number."""
+    """What savers learn there they learn by ops, which find them by a handle."""
 
     @staticmethod
     def saver_of(model):
-        (saver, *_) = MixedPrecision(model, bits=2.5).savers.values()
-        return saver
+        precision = MixedPrecision(model, bits=2.5)
+        (saver, *_) = precision.savers.values()
+        return precision, saver
+
+    @staticmethod
+    def same(model, x, **how):
+        (ours, gradients), (eagers, expected) = in_graphs(model, x, **how)
+        assert ours == eagers
+        for a, b in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(a, b)
 
     def test_opcheck(self):
-        saver = self.saver_of(network())
-        x, bits = torch.randn(6, 3, 8, 8), torch.arange(1, 7, dtype=torch.uint8)
-        host = self.saver_of(network())
+        precision, saver = self.saver_of(network())
+        _, host = self.saver_of(network())
+        x, gradient = torch.randn(6, 3, 8, 8), torch.randn(6, 16, 8, 8)
+        bits = torch.arange(1, 7, dtype=torch.uint8)
         for op, arguments in (
-            (ops.allocate_bits, (x, saver.handle, 64)),
+            (ops.begin_iteration, (precision.iteration, precision.handle)),
+            (ops.allocate_bits, (x, precision.iteration, saver.handle, 64)),
             (ops.share_bits, (x, bits, saver.handle, host.handle)),
-            (ops.observe, (torch.randn(6, 16, 8, 8), None, bits, saver.handle)),
-            (ops.copy_to, (x, torch.device("cpu"))),
+            (ops.observe, (gradient, None, bits, saver.handle)),
+            (ops.to_host, (x,)),
+            (ops.to_device_of, (x, gradient)),
         ):
             torch.library.opcheck(op, arguments)
 
     def test_a_copy_learns_for_itself(self):
         model = network()
-        saver = self.saver_of(model)
+        _, saver = self.saver_of(model)
         twin = copy.deepcopy(saver)
-        assert twin.handle != saver.handle
         bits = torch.full((6,), 2, dtype=torch.uint8)
-        ops.allocate_bits(torch.randn(6, 3, 8, 8), twin.handle, 64)
+        ops.allocate_bits(torch.randn(6, 3, 8, 8), twin.precision.iteration, twin.handle, 64)
         ops.observe(torch.randn(6, 16, 8, 8), None, bits, twin.handle)
         assert twin.magnitude is not None and saver.magnitude is None
 
     def test_an_empty_batch_has_bits_for_no_sample(self):
-        assert len(ops.allocate_bits(torch.empty(0, 8), self.saver_of(network()).handle, 64)) == 0
+        precision, saver = self.saver_of(network())
+        assert len(ops.allocate_bits(torch.empty(0, 8), precision.iteration, saver.handle, 64)) == 0
 
-    def test_a_saver_that_is_gone_is_refused_in_one_line(self):
-        with pytest.raises(FewbitError, match="a saver that is gone"):
-            ops.allocate_bits(torch.randn(2, 8), 10**9, 64)
+    def test_a_saver_that_is_gone_allocates_nothing_and_learns_nothing(self):
+        gone, bits = torch.tensor([10**9]), torch.ones(2, dtype=torch.uint8)
+        with pytest.raises(FewbitError, match="compile it again"):
+            ops.allocate_bits(torch.randn(2, 8), torch.zeros(1, dtype=torch.int64), gone, 64)
+        assert torch.equal(ops.observe(torch.randn(2, 8), None, bits, gone), bits)
 
-    def test_an_iteration_begins_with_each_forward_pass(self):
-        """A graph's first layer compresses again, with a gradient between or without; and begins none in between."""
-        model = network()
-        precision = MixedPrecision(model, bits=2.5)
-        first, second, *_ = precision.savers.values()
-        x, y = torch.randn(6, 3, 8, 8), torch.randn(6, 16, 8, 8)
-        for step in range(3):
-            for saver in (first, second):
-                bits = ops.allocate_bits(x if saver is first else y, saver.handle, 64)
-                assert len(saver.batches) == 1 and precision.iterations == step
-        ops.observe(y, None, bits, second.handle)
-        ops.allocate_bits(y, second.handle, 64)  # in a forward pass that begins elsewhere
-        assert precision.iterations == 3 and not first.batches
+    def test_a_model_converted_back_after_its_forward_pass_has_its_gradient(self):
+        model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 8))
+        fewbit.convert(model, level="L3", bits=2.5)
+        y = torch.compile(model, backend="aot_eager", fullgraph=True)(torch.randn(16, 64)).sum()
+        fewbit.revert(model)
+        gc.collect()
+        y.backward()
+        assert model[2].weight.grad.norm() > 0
+
+    def test_more_blocks_compiled_one_by_one_than_a_function_may_have_graphs(self):
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(10)))
+        fewbit.convert(model, level="L3", bits=2.5)
+        forget_inputs(model)
+        for block in model:
+            block.compile(backend="eager", fullgraph=True)
+        model(torch.randn(16, 64)).sum().backward()
+        assert all(block[0].weight.grad is not None for block in model)
 
     def test_blocks_compiled_one_by_one_are_eagers(self):
         torch.manual_seed(0)
         model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)) for _ in range(3)))
         fewbit.convert(model, level="L3", bits=2.5)
-        forget_inputs(model)  # compiled code does not know its caller
+        forget_inputs(model)
         twin = copy.deepcopy(model)
         for block in model:
             block.compile(backend="aot_eager", fullgraph=True)
@@ -421,6 +458,95 @@ class TestInCompiledGraphs:
                 net(x).square().sum().backward()
             for ours, eagers in zip(model.parameters(), twin.parameters(), strict=True):
                 torch.testing.assert_close(ours.grad, eagers.grad)
+
+    def test_a_first_layer_that_is_called_again_and_again(self):
+        class Tied(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.cell, self.out, self.head = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 8)
+
+            def forward(self, x):
+                for _ in range(3):
+                    x = self.cell(x).cos()
+                return self.head(self.out(x).sin())
+
+        self.same(fewbit.convert(Tied(), level="L3", bits=2.5).model, torch.randn(17, 64), fullgraph=True)
+
+    def test_parts_that_are_not_compiled(self):
+        class Trunk(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.trunk = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+
+            @torch.compiler.disable
+            def apart(self, x):
+                return self.trunk(x)
+
+            def forward(self, x):
+                return self.apart(x * 2) + 1
+
+        self.same(fewbit.convert(Trunk(), level="L3", bits=2.5).model, torch.randn(17, 64))
+
+    def test_layers_of_different_kinds_on_one_input_have_codes_of_their_own(self):
+        class Kinds(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear, self.convolution = nn.Linear(64, 64), nn.Conv1d(4, 4, 3, padding=1)
+
+            def forward(self, x):
+                x = x.sin()
+                return (self.linear(x) + self.convolution(x)).sin()
+
+        model = fewbit.convert(Kinds(), level="L3", bits=2.5).model
+        (allocated, gradients), _ = in_graphs(model, torch.randn(17, 4, 64), fullgraph=True)
+        assert [count for _, _, count, _ in allocated] == [1, 1]
+        assert all(gradient.isfinite().all() for gradient in gradients)
+
+    @pytest.mark.parametrize("level", ["L3", "L4"])
+    def test_frozen_attention_to_a_memory(self, level):
+        class Attends(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.query = nn.Linear(32, 32)
+                self.attention = nn.MultiheadAttention(32, 4, batch_first=True).requires_grad_(False)
+
+            def forward(self, x):
+                return self.attention(self.query(x), x, x)[0]
+
+        model = fewbit.convert(Attends(), level=level, bits=2.5).model
+        forget_inputs(model)
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        compiled(torch.randn(4, 16, 32)).square().sum().backward()
+        assert model.query.weight.grad.norm() > 0
+
+    def test_samples_of_few_elements_stay_exact(self):
+        model = fewbit.convert(nn.Sequential(nn.Linear(2, 64), nn.Linear(64, 8)), level="L3", bits=2.5).model
+        plain = copy.deepcopy(model)
+        fewbit.revert(plain)
+        forget_inputs(model)
+        x = torch.randn(16, 2)
+        for call in (torch.compile(model, backend="aot_eager", fullgraph=True), plain):
+            call(x).sum().backward()
+        assert torch.equal(model[0].weight.grad, plain[0].weight.grad)
+
+    def test_codes_in_host_memory_return_in_the_backward_pass(self):
+        model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.LayerNorm(64))
+        fewbit.convert(model, level="L4", bits=2.5)
+        forget_inputs(model)
+        moved = {}
+
+        def counting(name):
+            def compiler(graph, _):
+                moved[name] = {node.target for node in graph.graph.nodes} & {ops.to_host, ops.to_device_of}
+                return make_boxed_func(graph)
+
+            return compiler
+
+        divide = min_cut_rematerialization_partition
+        backend = aot_autograd(fw_compiler=counting("forward"), bw_compiler=counting("backward"), partition_fn=divide)
+        model._forward_pre_hooks.clear()  # the precision's has a graph of its own
+        torch.compile(model, backend=backend, fullgraph=True)(torch.randn(32, 64)).square().sum().backward()
+        assert moved == {"forward": {ops.to_host}, "backward": {ops.to_device_of}}
 
     def test_a_saver_that_no_compiler_traces_ends_the_graph(self):
         class Counting:

@@ -293,7 +293,7 @@ def test_mixed_precision_is_eagers_in_one_graph_of_any_batch(level):
         assert bits_allocated(model) == bits_allocated(twin)
     assert len({average for average, *_ in bits_allocated(model)}) > 1  # they were allocated among layers
     assert not all(alone for *_, alone in bits_allocated(model))  # two layers share the codes of their input
-    assert counter.frame_count <= 2
+    assert counter.frame_count <= 3  # the model's hook is one, which begins an iteration
 
 
 def test_mixed_precision_compiled_by_inductor_learns_and_allocates():
