@@ -254,10 +254,14 @@ def file_stem(name: str) -> str:
 
 def _best_table(module: Measured, bits: int, kind: str) -> Table:
     try:
-        solved = solve(module.activation, bits, kind, module.weight, certify=False)
+        default = _under(_default_table(module.activation, bits, kind), module)
     except FewbitError as error:
         raise FewbitError(f"{_called(module.name)}: {error}") from None
-    candidates = [_under(table, module) for table in (solved, _default_table(module.activation, bits, kind))]
+    try:
+        solved = solve(module.activation, bits, kind, module.weight, certify=False)
+    except FewbitError:  # all inputs are so far out that doubles do not tell f' from its limit
+        return replace(default, lower_bound=0.0)
+    candidates = [_under(solved, module), default]
     # The solver is exact only over a grid: if it is too coarse for the weight, the default table may be better.
     best = min(candidates, key=lambda table: table.error)
     return replace(best, lower_bound=min(solved.lower_bound or 0.0, best.error))

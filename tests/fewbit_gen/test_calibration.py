@@ -157,6 +157,16 @@ def test_the_file_of_a_name_that_is_a_path_stays_in_the_folder(tmp_path):
     assert list(tmp_path.iterdir()) == [tmp_path / "folder"]
 
 
+@pytest.mark.parametrize("activation", ["tanh", "softplus(beta=2)", "gelu", "silu", "elu(alpha=3)"])
+@pytest.mark.parametrize("place", [5277, 5278, ruler.BINS_OF_SIGN + 6800])
+def test_inputs_too_far_out_to_solve_for_have_the_default_table(activation, place):
+    counts = np.zeros(ruler.BINS)
+    counts[place] = 1.0
+    calibration = Calibration((Measured("a", activation, counts, 1),))
+    (row,) = calibration.report(2)
+    assert 0 <= row.error <= row.default_error
+
+
 places = st.integers(0, ruler.BINS - 1) | st.integers(ruler.BINS_OF_SIGN - 7000, ruler.BINS_OF_SIGN + 7000)
 
 

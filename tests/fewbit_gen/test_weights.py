@@ -41,7 +41,7 @@ def test_reads_and_writes_one_canonical_text(spec, canonical, domain):
 @given(number, number)
 def test_canonical_text_reads_back_to_the_same_weight(a, b):
     low, high = sorted((a, b))
-    if low == high:
+    if high - low < max(1e-305, 1e-12 * max(abs(low), abs(high))):  # of no width that doubles have digits for: refused
         return
     weight = parse_weight(f"uniform:{low!r},{high!r}")
     assert weight.domain == (low, high)
