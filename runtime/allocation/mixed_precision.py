@@ -31,7 +31,7 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 from .. import ops
 from ..layers.base import CompressedLayer
-from ..layers.saver import Last, Saver, Whole, compress_rows, is_held, is_no_smaller, last_innermost
+from ..layers.saver import TRACES_SIZES, Last, Saver, Whole, compress_rows, is_held, is_no_smaller, last_innermost
 from ..layers.shared_codes import first_handle
 from ..quantizers import Compressed, PerGroup, PerGroupCompressed
 from ..tensors.abstract import is_abstract
@@ -339,7 +339,7 @@ class SampleSaver:
 
     def with_codes_of(self, x: Tensor, way: int) -> Saver:
         """Return the saver of `x` in this graph: a guest of the layer that got `x` first and compresses it alike."""
-        return _Guest(self, first_handle(x, self.handle, way))
+        return _Guest(self, first_handle(x, self.handle, way)) if TRACES_SIZES else self
 
     def compress_in_graph(self, x: Tensor, quantizer: PerGroup, host: Tensor) -> Compressed:
         """Return `x` compressed with the bits that the saver of the handle `host` allocates."""

@@ -45,7 +45,8 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from ..layers.huggingface import Conv1D
 from ..layers.huggingface import RMSNorm as RMSNormOfTransformers
 
-_LINEAR = nn.Linear | Conv1D
+_LINEAR = (nn.Linear, Conv1D)
+_WITH_WEIGHTS = (*_LINEAR, _ConvNd)  # tuples: compilers before torch 2.11 trace no unions
 
 
 def quantization_variance(x: Tensor, group_size: int) -> Tensor:
@@ -78,7 +79,7 @@ def _squared_ranges(groups: Tensor) -> Tensor:
 
 def has_weights(layer: nn.Module) -> bool:
     """Return whether a layer multiplies its input by a learned matrix."""
-    return isinstance(layer, _LINEAR | _ConvNd)
+    return isinstance(layer, _WITH_WEIGHTS)
 
 
 def is_comparable(layer: nn.Module) -> bool:

@@ -16,13 +16,13 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.compiler import is_compiling
+from torch.compiler import disable, is_compiling
 
 from ...tables import FewbitError
 from ...tables.errors import shown
 from ..quantizers import Compressed, PerGroup
 from ..tensors.dtypes import DTYPES
-from .saver import QuantizerSaver, Saver, put_together, take_apart, tensors_in
+from .saver import TRACES_SIZES, QuantizerSaver, Saver, put_together, take_apart, tensors_in
 
 DEFAULT_LAYER_BITS = 4  # as ActNN's L1 and L2
 
@@ -127,12 +127,19 @@ def _listing(function: type[CompressedFunction]) -> dict[str, Any]:
 
 
 def apply(function: type[CompressedFunction], *arguments: Any) -> Any:
-    """Return ``function.apply(*arguments)``."""
+    """Return ``function.apply(*arguments)``; before torch 2.10 a graph ends at sizes that depend on values."""
     if not is_compiling():
         return function.eager.apply(*arguments)
     if not any(getattr(a, "has_dynamic_sizes", False) for a in arguments):
         return function.apply(*arguments)
-    return function.apply_listing(*arguments)[0]
+    return function.apply_listing(*arguments)[0] if TRACES_SIZES else _apart(function, *arguments)
+
+
+def _run(function: type[CompressedFunction], *arguments: Any) -> Any:
+    return function.eager.apply(*arguments)
+
+
+_apart: Any = disable(_run)  # before torch 2.10 the graph ends here
 
 
 def keep(ctx: Any, compressed: Any, *others: Tensor | None) -> None:

@@ -26,14 +26,19 @@ from functools import cache
 from math import prod
 from typing import Any, Protocol, cast
 
+import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.torch_version import TorchVersion
 
 from ..quantizers import Compressed, PerGroup, Quantizer
 from ..tensors.dtypes import total_bytes
 from ..tensors.rows import packed_bytes
 from .callers import is_callers
+
+# Whether torch's compiler traces functions of autograd in which sizes depend on values.
+TRACES_SIZES = TorchVersion(torch.__version__) >= (2, 10)
 
 
 class Saver(Protocol):

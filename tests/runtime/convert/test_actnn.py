@@ -9,6 +9,7 @@ import pytest
 import torch
 from fewbit import layers, memory
 from fewbit.runtime.convert.actnn import LEVELS
+from fewbit.runtime.layers.saver import TRACES_SIZES
 from fewbit.tables import FewbitError
 from torch import nn
 from torch.nn import functional as F
@@ -305,12 +306,12 @@ def test_under_autocast_the_outputs_are_the_same(make, x):
 
 @pytest.mark.parametrize("level", ["L2", "L3", "L4"])
 def test_a_compiled_model_gives_the_same_outputs(level):
-    """In one graph, and nothing is compiled in later steps."""
+    """In one graph, from torch 2.10 on, and nothing is compiled in later steps."""
     layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 8), nn.LayerNorm(8)]
     model, x = nn.Sequential(*layers, nn.Dropout(0.5), nn.GELU(), nn.Linear(8, 8)).eval(), torch.randn(4, 3, 6, 6)
     expected = model(x)
     fewbit.convert(model, level=level)
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    compiled = torch.compile(model, backend="eager", fullgraph=TRACES_SIZES or level == "L2")
     for step in range(4):
         with torch._dynamo.config.patch(error_on_recompile=step > 1):
             y = compiled(x)
