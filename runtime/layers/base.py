@@ -127,7 +127,7 @@ def _listing(function: type[CompressedFunction]) -> dict[str, Any]:
 
 
 def apply(function: type[CompressedFunction], *arguments: Any) -> Any:
-    """Return ``function.apply(*arguments)``; before torch 2.10 a graph ends at sizes that depend on values."""
+    """Return ``function.apply(*arguments)``; before torch 2.11 a graph ends at sizes that depend on values."""
     if not is_compiling():
         return function.eager.apply(*arguments)
     if not any(getattr(a, "has_dynamic_sizes", False) for a in arguments):
@@ -139,7 +139,7 @@ def _run(function: type[CompressedFunction], *arguments: Any) -> Any:
     return function.eager.apply(*arguments)
 
 
-_apart: Any = disable(_run)  # before torch 2.10 the graph ends here
+_apart: Any = disable(_run)  # before torch 2.11 the graph ends here
 
 
 def keep(ctx: Any, compressed: Any, *others: Tensor | None) -> None:

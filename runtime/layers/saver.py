@@ -38,7 +38,7 @@ from ..tensors.rows import packed_bytes
 from .callers import is_callers
 
 # Whether torch's compiler traces functions of autograd in which sizes depend on values.
-TRACES_SIZES = TorchVersion(torch.__version__) >= (2, 10)
+TRACES_SIZES = TorchVersion(torch.__version__) >= "2.11"
 
 
 class Saver(Protocol):

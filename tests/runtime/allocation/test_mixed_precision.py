@@ -375,7 +375,7 @@ def in_graphs(model, x, steps=3, **how):
     return found
 
 
-@pytest.mark.skipif(not TRACES_SIZES, reason="before torch 2.10 the graph ends at each layer")
+@pytest.mark.skipif(not TRACES_SIZES, reason="before torch 2.11 the graph ends at each layer")
 class TestInCompiledGraphs:
     """What savers learn there they learn by ops, which find them by a handle."""
 

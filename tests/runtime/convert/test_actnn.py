@@ -306,7 +306,7 @@ def test_under_autocast_the_outputs_are_the_same(make, x):
 
 @pytest.mark.parametrize("level", ["L2", "L3", "L4"])
 def test_a_compiled_model_gives_the_same_outputs(level):
-    """In one graph, from torch 2.10 on, and nothing is compiled in later steps."""
+    """In one graph, from torch 2.11 on, and nothing is compiled in later steps."""
     layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 8), nn.LayerNorm(8)]
     model, x = nn.Sequential(*layers, nn.Dropout(0.5), nn.GELU(), nn.Linear(8, 8)).eval(), torch.randn(4, 3, 6, 6)
     expected = model(x)

@@ -278,7 +278,7 @@ def bits_allocated(model):
     return [(saver.average, float(saver.magnitude), len(saver.batches), saver.host is None) for saver in savers]
 
 
-@pytest.mark.skipif(not TRACES_SIZES, reason="before torch 2.10 the graph ends at each layer")
+@pytest.mark.skipif(not TRACES_SIZES, reason="before torch 2.11 the graph ends at each layer")
 @pytest.mark.parametrize("level", ["L3", "L4"])
 def test_mixed_precision_is_eagers_in_one_graph_of_any_batch(level):
     torch.manual_seed(0)
@@ -298,7 +298,7 @@ def test_mixed_precision_is_eagers_in_one_graph_of_any_batch(level):
     assert counter.frame_count <= 3  # the model's hook is one, which begins an iteration
 
 
-@pytest.mark.skipif(not TRACES_SIZES, reason="before torch 2.10 the graph ends at each layer")
+@pytest.mark.skipif(not TRACES_SIZES, reason="before torch 2.11 the graph ends at each layer")
 def test_mixed_precision_compiled_by_inductor_learns_and_allocates():
     model = fewbit.convert(Branches(), level="L3", bits=2.5).model
     compiled = torch.compile(model, fullgraph=True)
