@@ -392,103 +392,6 @@ fixed_point_dequantize = torch.ops.fewbit.fixed_point_dequantize.default
 outlier_quantize = torch.ops.fewbit.outlier_quantize.default
 outlier_dequantize = torch.ops.fewbit.outlier_dequantize.default
 
-_library.define("to_host(Tensor x) -> Tensor", tags=_ON_HOST)
-_library.define("to_device_of(Tensor x, Tensor gradient) -> Tensor", tags=_ON_HOST)
-to_host = torch.ops.fewbit.to_host.default
-to_device_of = torch.ops.fewbit.to_device_of.default
-
-
-def _to_host(x: Tensor) -> Tensor:
-    return torch.empty_like(x, device="cpu", pin_memory=x.device.type == "cuda").copy_(x)
-
-
-def _to_device_of(x: Tensor, gradient: Tensor) -> Tensor:
-    return x.to(gradient.device, copy=True)
-
-
-for _name, _function in (("to_host", _to_host), ("to_device_of", _to_device_of)):
-    _library.impl(_name, _function, "CompositeExplicitAutograd")
-
-
-@torch.library.register_fake(to_host, lib=_library)
-def _(x: Tensor) -> Tensor:
-    return torch.empty_like(x, device="cpu")
-
-
-@torch.library.register_fake(to_device_of, lib=_library)
-def _(x: Tensor, gradient: Tensor) -> Tensor:
-    return torch.empty_like(x, device=gradient.device)
-
-
-# ---- mixed precision in compiled graphs: savers learn by ops ---------------------------------------------------------
-
-_STATEFUL = (*_ON_HOST, torch.Tag.nondeterministic_seeded)  # not computed again
-_library.define("begin_iteration(Tensor(a!) iteration, Tensor precision) -> ()", tags=_ON_HOST)
-_library.define("allocate_bits(Tensor x, Tensor iteration, Tensor saver, int group_size) -> Tensor", tags=_STATEFUL)
-_library.define("share_bits(Tensor x, Tensor bits, Tensor saver, Tensor host) -> Tensor", tags=_STATEFUL)
-_library.define("observe(Tensor gradient, Tensor? rstd, Tensor bits, Tensor saver) -> Tensor", tags=_STATEFUL)
-
-begin_iteration = torch.ops.fewbit.begin_iteration.default
-allocate_bits = torch.ops.fewbit.allocate_bits.default
-share_bits = torch.ops.fewbit.share_bits.default
-observe = torch.ops.fewbit.observe.default
-
-
-def _begin_iteration(iteration: Tensor, precision: Tensor) -> None:
-    iteration += 1
-    if (found := by_handle(precision)) is not None:
-        found.begin()
-
-
-def _allocate_bits(x: Tensor, iteration: Tensor, saver: Tensor, group_size: int) -> Tensor:
-    found = by_handle(saver)
-    if found is None:
-        raise FewbitError("a compiled model was converted back, or its precision removed: compile it again")
-    return found.allocate(x, group_size)
-
-
-def _share_bits(x: Tensor, bits: Tensor, saver: Tensor, host: Tensor) -> Tensor:
-    guest, owner = by_handle(saver), by_handle(host)
-    if guest is not owner and guest is not None and owner is not None:
-        guest.join(owner, x)
-    return bits.clone()
-
-
-def _observe(gradient: Tensor, rstd: Tensor | None, bits: Tensor, saver: Tensor) -> Tensor:
-    if (found := by_handle(saver)) is not None:  # which may be gone since the forward pass
-        found.observe(gradient, rstd)
-    return bits.clone()
-
-
-for _name, _function in (
-    ("begin_iteration", _begin_iteration),
-    ("allocate_bits", _allocate_bits),
-    ("share_bits", _share_bits),
-    ("observe", _observe),
-):
-    _library.impl(_name, _function, "CompositeExplicitAutograd")
-
-
-@torch.library.register_fake(begin_iteration, lib=_library)
-def _(iteration: Tensor, precision: Tensor) -> None:
-    return None
-
-
-@torch.library.register_fake(allocate_bits, lib=_library)
-def _(x: Tensor, iteration: Tensor, saver: Tensor, group_size: int) -> Tensor:
-    return torch.empty(x.shape[0], dtype=torch.uint8, device="cpu")
-
-
-@torch.library.register_fake(share_bits, lib=_library)
-def _(x: Tensor, bits: Tensor, saver: Tensor, host: Tensor) -> Tensor:
-    return torch.empty_like(bits)
-
-
-@torch.library.register_fake(observe, lib=_library)
-def _(gradient: Tensor, rstd: Tensor | None, bits: Tensor, saver: Tensor) -> Tensor:
-    return torch.empty_like(bits)
-
-
 Parts = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -854,6 +757,105 @@ def _another(x: Tensor, first: Tensor) -> Tensor:
 
 _library.impl("another", _another, "CompositeExplicitAutograd")
 torch.library.register_fake(another, _another, lib=_library)
+
+
+# ---- swapping in compiled graphs ------------------------------------------------------------------------------------
+
+_library.define("to_host(Tensor x) -> Tensor", tags=_ON_HOST)
+_library.define("to_device_of(Tensor x, Tensor gradient) -> Tensor", tags=_ON_HOST)
+to_host = torch.ops.fewbit.to_host.default
+to_device_of = torch.ops.fewbit.to_device_of.default
+
+
+def _to_host(x: Tensor) -> Tensor:
+    return torch.empty_like(x, device="cpu", pin_memory=x.device.type == "cuda").copy_(x)
+
+
+def _to_device_of(x: Tensor, gradient: Tensor) -> Tensor:
+    return x.to(gradient.device, copy=True)
+
+
+for _name, _function in (("to_host", _to_host), ("to_device_of", _to_device_of)):
+    _library.impl(_name, _function, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake(to_host, lib=_library)
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x, device="cpu")
+
+
+@torch.library.register_fake(to_device_of, lib=_library)
+def _(x: Tensor, gradient: Tensor) -> Tensor:
+    return torch.empty_like(x, device=gradient.device)
+
+
+# ---- mixed precision in compiled graphs: savers learn by ops ---------------------------------------------------------
+
+_STATEFUL = (*_ON_HOST, torch.Tag.nondeterministic_seeded)  # not computed again
+_library.define("begin_iteration(Tensor(a!) iteration, Tensor precision) -> ()", tags=_ON_HOST)
+_library.define("allocate_bits(Tensor x, Tensor iteration, Tensor saver, int group_size) -> Tensor", tags=_STATEFUL)
+_library.define("share_bits(Tensor x, Tensor bits, Tensor saver, Tensor host) -> Tensor", tags=_STATEFUL)
+_library.define("observe(Tensor gradient, Tensor? rstd, Tensor bits, Tensor saver) -> Tensor", tags=_STATEFUL)
+
+begin_iteration = torch.ops.fewbit.begin_iteration.default
+allocate_bits = torch.ops.fewbit.allocate_bits.default
+share_bits = torch.ops.fewbit.share_bits.default
+observe = torch.ops.fewbit.observe.default
+
+
+def _begin_iteration(iteration: Tensor, precision: Tensor) -> None:
+    iteration += 1
+    if (found := by_handle(precision)) is not None:
+        found.begin()
+
+
+def _allocate_bits(x: Tensor, iteration: Tensor, saver: Tensor, group_size: int) -> Tensor:
+    found = by_handle(saver)
+    if found is None:
+        raise FewbitError("a compiled model was converted back, or its precision removed: compile it again")
+    return found.allocate(x, group_size)
+
+
+def _share_bits(x: Tensor, bits: Tensor, saver: Tensor, host: Tensor) -> Tensor:
+    guest, owner = by_handle(saver), by_handle(host)
+    if guest is not owner and guest is not None and owner is not None:
+        guest.join(owner, x)
+    return bits.clone()
+
+
+def _observe(gradient: Tensor, rstd: Tensor | None, bits: Tensor, saver: Tensor) -> Tensor:
+    if (found := by_handle(saver)) is not None:  # which may be gone since the forward pass
+        found.observe(gradient, rstd)
+    return bits.clone()
+
+
+for _name, _function in (
+    ("begin_iteration", _begin_iteration),
+    ("allocate_bits", _allocate_bits),
+    ("share_bits", _share_bits),
+    ("observe", _observe),
+):
+    _library.impl(_name, _function, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake(begin_iteration, lib=_library)
+def _(iteration: Tensor, precision: Tensor) -> None:
+    return None
+
+
+@torch.library.register_fake(allocate_bits, lib=_library)
+def _(x: Tensor, iteration: Tensor, saver: Tensor, group_size: int) -> Tensor:
+    return torch.empty(x.shape[0], dtype=torch.uint8, device="cpu")
+
+
+@torch.library.register_fake(share_bits, lib=_library)
+def _(x: Tensor, bits: Tensor, saver: Tensor, host: Tensor) -> Tensor:
+    return torch.empty_like(bits)
+
+
+@torch.library.register_fake(observe, lib=_library)
+def _(gradient: Tensor, rstd: Tensor | None, bits: Tensor, saver: Tensor) -> Tensor:
+    return torch.empty_like(bits)
 
 
 # ---- attention with dropout: the compiler cannot draw a mask twice ---------------------------------------------------

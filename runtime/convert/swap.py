@@ -1,6 +1,6 @@
 """Swaps the class of a layer for a subclass, and back: how `level` and `outliers` convert layers with weights.
 
-    swap_class(layer, layers.Linear, "level", saver)        layer.__class__ becomes layers.Linear
+    swap_class(layer, layers.Linear, "level", saver)    layer.__class__ becomes layers.Linear
     restore(layer)                                      and nn.Linear again
 
 The layer remains the same object, with its parameters, buffers, hooks, mode and places, so every reference to it stays
