@@ -27,7 +27,8 @@ kernels that compilers write: kernels that differ in nothing else are compiled o
     per_group_quantize(x, bits, group_size, seed) -> packed, minimum, range           x (N, D); ActNN. Without a seed
                                                                                       codes are rounded to nearest.
     per_group_dequantize(packed, minimum, range, bits, group_size, features, dtype) -> x
-    per_group_quantize_samples, per_group_dequantize_samples                 the same; bits uint8 (N,) on the CPU
+    per_group_quantize_samples, per_group_dequantize_samples     the same; bits uint8 (N,), and after the seed the room
+                                                                 for the codes in bytes, int64 (1,) on the CPU
     per_group_quantize_buffers(xs, bits, group_sizes, seeds, stochastic) -> buffers     tensors (…, D), each taken as
     per_group_dequantize_buffers(buffers, bits, group_sizes, dtype) -> xs    one sample, whose minima, ranges and codes
                                                                              are one tensor; seeds (N,), of one random
@@ -41,10 +42,10 @@ kernels that compilers write: kernels that differ in nothing else are compiled o
     to_device_of(x, gradient) -> x        and back; by the gradient, compilers see that it is for the backward pass
 
     begin_iteration(iteration, precision)                       mixed precision in a compiled graph. A `MixedPrecision`
-    allocate_bits(x, iteration, saver, group_size) -> bits      and its savers, given by their handles
+    allocate_bits(x, iteration, saver, group_size) -> bits, room    and its savers, given by their handles
     share_bits(x, bits, saver, host) -> bits                    (tensors/handles.py), learn of a forward pass, of x, of
     observe(gradient, rstd, bits, saver) -> bits                sharing the codes of `host`, and of the gradient.
-                                                                bits uint8 (N,), on the CPU as all but x and gradient
+                                                                iteration, saver, host, room int64 (1,) on the CPU
 
     preact_encode(A, x, γ, β, mean, inverse_deviation, bits, slope) -> packed, A₃                                   BLPA
     preact_decode(packed, γ, β, bits, slope, shape, stride, dtype) -> Ã₃
@@ -346,9 +347,13 @@ def _fake_groups(x: Tensor, copies: int, group_size: int = GROUP_SIZE) -> Tensor
 
 _ROWS = "Tensor packed, Tensor minimum, Tensor range"
 _OUTLIERS = "Tensor packed, Tensor counts, Tensor offsets, Tensor values, Tensor levels"
-for _suffix, _bits, _tags in (("", "int bits", _PURE), ("_samples", "Tensor bits", _ON_HOST)):
+for _suffix, _bits, _room, _tags in (
+    ("", "int bits", "", _PURE),
+    ("_samples", "Tensor bits", ", Tensor room", _ON_HOST),
+):
     _library.define(
-        f"per_group_quantize{_suffix}(Tensor x, {_bits}, int group_size, Tensor? seed) -> (Tensor, Tensor, Tensor)",
+        f"per_group_quantize{_suffix}(Tensor x, {_bits}, int group_size, Tensor? seed{_room})"
+        " -> (Tensor, Tensor, Tensor)",
         tags=_tags,
     )
     _library.define(
@@ -396,9 +401,16 @@ Parts = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def _register_per_group(backend: Any, key: str) -> None:
-    def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def quantize(x: Tensor, bits: int, group_size: int, seed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         check_rows("per_group_quantize", x, bits, group_size, seed)
         return backend.quantize(x.contiguous(), bits, group_size, NEAREST if seed is None else seed.tolist()[0])
+
+    def quantize_samples(
+        x: Tensor, bits: Tensor, group_size: int, seed: Tensor | None, room: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        check_rows("per_group_quantize", x, bits, group_size, seed, room)
+        key = NEAREST if seed is None else seed.tolist()[0]
+        return backend.quantize(x.contiguous(), bits, group_size, key, room.tolist()[0])
 
     def dequantize(
         packed: Tensor,
@@ -414,8 +426,9 @@ def _register_per_group(backend: Any, key: str) -> None:
         backend.dequantize(packed, minimum, range, bits, group_size, out)
         return out
 
+    _library.impl("per_group_quantize", quantize, key)
+    _library.impl("per_group_quantize_samples", quantize_samples, key)
     for suffix in ("", "_samples"):
-        _library.impl("per_group_quantize" + suffix, quantize, key)
         _library.impl("per_group_dequantize" + suffix, dequantize, key)
 
     if not hasattr(backend, "quantize_buffers"):
@@ -500,9 +513,9 @@ def _(x: Tensor, bits: int, group_size: int, seed: Tensor | None) -> tuple[Tenso
 
 
 @torch.library.register_fake(per_group_quantize_samples, lib=_library)
-def _(x: Tensor, bits: Tensor, group_size: int, seed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    check_rows("per_group_quantize", x, bits, group_size, seed)
-    size = torch.library.get_ctx().new_dynamic_size()  # by the values of `bits`
+def _(x: Tensor, bits: Tensor, group_size: int, seed: Tensor | None, room: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    check_rows("per_group_quantize", x, bits, group_size, seed, room)
+    size = torch.library.get_ctx().new_dynamic_size()  # by the value of `room`
     return x.new_empty(size, dtype=torch.uint8), *_fake_rows(x, group_size)
 
 
@@ -793,7 +806,9 @@ def _(x: Tensor, gradient: Tensor) -> Tensor:
 
 _STATEFUL = (*_ON_HOST, torch.Tag.nondeterministic_seeded)  # not computed again
 _library.define("begin_iteration(Tensor(a!) iteration, Tensor precision) -> ()", tags=_ON_HOST)
-_library.define("allocate_bits(Tensor x, Tensor iteration, Tensor saver, int group_size) -> Tensor", tags=_STATEFUL)
+_library.define(
+    "allocate_bits(Tensor x, Tensor iteration, Tensor saver, int group_size) -> (Tensor, Tensor)", tags=_STATEFUL
+)
 _library.define("share_bits(Tensor x, Tensor bits, Tensor saver, Tensor host) -> Tensor", tags=_STATEFUL)
 _library.define("observe(Tensor gradient, Tensor? rstd, Tensor bits, Tensor saver) -> Tensor", tags=_STATEFUL)
 
@@ -809,7 +824,7 @@ def _begin_iteration(iteration: Tensor, precision: Tensor) -> None:
         found.begin()
 
 
-def _allocate_bits(x: Tensor, iteration: Tensor, saver: Tensor, group_size: int) -> Tensor:
+def _allocate_bits(x: Tensor, iteration: Tensor, saver: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
     found = by_handle(saver)
     if found is None:
         raise FewbitError("a compiled model was converted back, or its precision removed: compile it again")
@@ -844,8 +859,8 @@ def _(iteration: Tensor, precision: Tensor) -> None:
 
 
 @torch.library.register_fake(allocate_bits, lib=_library)
-def _(x: Tensor, iteration: Tensor, saver: Tensor, group_size: int) -> Tensor:
-    return torch.empty(x.shape[0], dtype=torch.uint8, device="cpu")
+def _(x: Tensor, iteration: Tensor, saver: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[0], dtype=torch.uint8), torch.empty(1, dtype=torch.int64, device="cpu")
 
 
 @torch.library.register_fake(share_bits, lib=_library)

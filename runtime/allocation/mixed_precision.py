@@ -14,6 +14,8 @@ A layer whose gradient has not been observed (every layer, before the first back
 that the first iteration is ActNN with per-sample bits only, and an unused layer takes nothing from the others. The same
 holds for a layer whose sensitivities are not comparable with those of other kinds (sensitivity.py, `is_comparable`).
 
+The first stage works where the values are, and waits for no device; the second waits for it once.
+
 Layers whose rounding changes the gradient that they pass on, such as normalizations, have at least 2 bits where `bits`
 allows it. The paper has no such bound; with 1 bit there, the errors of a deep network multiply from layer to layer.
 """
@@ -39,7 +41,10 @@ from ..tensors.checks import check_integer
 from ..tensors.dtypes import total_bytes
 from ..tensors.handles import new_handle
 from ..tensors.packing import GROUP
+from ..tensors.rows import SampleBits, most_bytes
 from .greedy import allocate_at_least
+from .problem import MOST
+from .samples import allocate_samples
 from .sensitivity import gradient_factor, has_weights, is_comparable, passes_rounding_on, quantization_variance
 
 Gradients = Literal["average", "stale"]
@@ -185,8 +190,9 @@ class MixedPrecision:
 
     def _share_out(self) -> None:
         used = [s for s in self.savers.values() if s.batches and s.magnitude is not None and is_comparable(s.layer)]
-        known = [(saver, batch, batch.sensitivity()) for saver in used for batch in saver.batches]
-        known = [(saver, batch, w) for saver, batch, w in known if np.isfinite(w).all()]
+        batches = [(saver, batch) for saver in used for batch in saver.batches if batch.variance is not None]
+        sensitivities = _on_host([batch.sensitivity() for _, batch in batches])
+        known = [(*pair, w) for pair, w in zip(batches, sensitivities, strict=True) if np.isfinite(w).all()]
         if not known:
             return
         D = np.concatenate([np.full(len(w), batch.elements) for _, batch, w in known])
@@ -204,6 +210,18 @@ class MixedPrecision:
             saver.average = bits / elements if elements else saver.average
 
 
+def _on_host(tensors: Sequence[Tensor]) -> list[np.ndarray]:
+    """Return the values of `tensors`, float64 and one-dimensional, by one copy from each device."""
+    found: list[np.ndarray] = [np.empty(0)] * len(tensors)
+    for device in {t.device for t in tensors}:
+        there = [i for i, t in enumerate(tensors) if t.device == device]
+        values = torch.cat([tensors[i].double() for i in there]).cpu().numpy()
+        ends = np.cumsum([len(tensors[i]) for i in there])[:-1]
+        for i, part in zip(there, np.split(values, ends), strict=True):
+            found[i] = part
+    return found
+
+
 def _in_backward() -> bool:
     """Return whether a backward pass is running: a forward pass in it is a checkpoint's, which has to save the same."""
     return torch._C._current_graph_task_id() != -1  # the test of torch's own checkpoint
@@ -214,22 +232,21 @@ class Batch:
     """Statistics of a tensor that a layer has compressed.
 
     Attributes:
-        variance: V of each sample, float64 (N,).
-        magnitude: t, of each sample or of all: 1 or 0 dimensions; None before it is known.
+        variance: V of each sample, float64 (N,) on their device; None without values.
+        stale: t of each sample in the last epoch, NaN where it is not known; None if the average counts.
         elements: of a sample, including the padding of its last group of codes.
     """
 
     saver: "SampleSaver"
-    variance: np.ndarray
-    magnitude: np.ndarray | None
+    variance: Tensor | None
+    stale: Tensor | None
     elements: int
 
-    def sensitivity(self) -> np.ndarray:
+    def sensitivity(self) -> Tensor:
         """Return w of each sample, from the gradients observed so far."""
-        known = self.magnitude
-        if known is None:
-            of_all = self.saver.magnitudes()
-            known = np.asarray(sum(of_all) if of_all else 1.0)
+        assert self.variance is not None
+        average = self.saver.mean_magnitude(self.variance)
+        known = average if self.stale is None else torch.where(self.stale.isnan().any(), average, self.stale)
         return self.variance * known
 
 
@@ -241,7 +258,8 @@ class SampleSaver:
         precision: the `MixedPrecision` that it belongs to.
         layer: the layer.
         average: bits for each element, averaged over the samples.
-        magnitude: moving average of the mean of t (sensitivity.py); None before the first gradient.
+        magnitude: moving average of the mean of t (sensitivity.py); None before the first gradient, not finite before
+            the first that is.
         stale: last t of each sample of the data set, NaN for samples not seen; None under ``average``.
         batches: tensors compressed since the iteration began.
         handle: stands for the saver in compiled graphs.
@@ -285,22 +303,23 @@ class SampleSaver:
         if x.numel() == 0:
             return Whole(x)
         batch, bits = self._allocated(x, quantizer.group_size)
-        alike = is_abstract(x)
-        compressed = quantizer.compress(x, sample_bits=bits.tolist() if alike else torch.from_numpy(bits))
+        compressed = quantizer.compress(x, sample_bits=bits)
         if compressed.nbytes >= total_bytes([x]):
             return Whole(x)
         self.batches.append(batch)
         return compressed
 
-    def _allocated(self, x: Tensor, group_size: int) -> "tuple[Batch, np.ndarray]":
+    def _allocated(self, x: Tensor, group_size: int) -> tuple[Batch, SampleBits]:
         """Return the statistics of `x`, and the bits of its samples."""
         self._enter(x)
-        # Without values all samples count the same, and every layer has its average.
-        variance = np.ones(len(x)) if is_abstract(x) else quantization_variance(x, group_size).cpu().numpy()
-        elements = -(-x.shape[1:].numel() // GROUP) * GROUP
-        batch = Batch(self, variance, self._stale_magnitude(len(variance)), elements)
-        budget = round(self.average * elements * len(variance))
-        return batch, allocate_at_least(self.least, batch.sensitivity(), np.asarray(elements), budget)
+        N, D = len(x), x.shape[1:].numel()
+        elements = -(-D // GROUP) * GROUP
+        total = min(max(N, round(self.average * elements * N) // elements), MOST * N)
+        room = most_bytes(N, D, total)
+        if is_abstract(x):
+            return Batch(self, None, None, elements), SampleBits(x.new_empty(N, dtype=torch.uint8), room)
+        batch = Batch(self, quantization_variance(x, group_size), self._stale_magnitude(N, x.device), elements)
+        return batch, SampleBits(allocate_samples(batch.sensitivity(), self.least, total), room)
 
     def compress_once(self, x: Tensor, rows: bool = False) -> Compressed:
         """Return `x` compressed, with the codes of the previous layer if that compressed the same `x`.
@@ -345,8 +364,9 @@ class SampleSaver:
         """Return `x` compressed with the bits that the saver of the handle `host` allocates."""
         if is_no_smaller(x.shape, x.element_size(), quantizer.group_size, self.least):
             return Whole(x)
-        bits = ops.allocate_bits(x, self.precision.iteration, host, quantizer.group_size)
-        compressed = quantizer.compress(x, sample_bits=bits)  # equal for all guests, so that compilers merge it
+        bits, room = ops.allocate_bits(x, self.precision.iteration, host, quantizer.group_size)
+        # Equal for all guests, so that compilers merge it.
+        compressed = quantizer.compress(x, sample_bits=SampleBits(bits, room))
         return replace(compressed, bits=ops.share_bits(x, bits, self.handle, host))
 
     def observed_in_graph(self, compressed: Any, gradient: Tensor, rstd: Tensor | None = None) -> Any:
@@ -358,15 +378,15 @@ class SampleSaver:
                 break
         return tuple(parts) if isinstance(compressed, tuple) else parts[0]
 
-    def allocate(self, x: Tensor, group_size: int) -> Tensor:
-        """Return the bits of the samples of `x`, uint8 (N,): of the op `allocate_bits`."""
+    def allocate(self, x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+        """Return the bits of the samples of `x`, and the room for their codes: of the op `allocate_bits`."""
         if x.numel() == 0:
-            return torch.ones(len(x), dtype=torch.uint8, device="cpu")
+            return x.new_ones(len(x), dtype=torch.uint8), torch.zeros(1, dtype=torch.int64, device="cpu")
         if self.host is not None:
             self.leave()
-        batch, bits = self._allocated(x, group_size)
+        batch, found = self._allocated(x, group_size)
         self.batches.append(batch)
-        return torch.from_numpy(bits.astype(np.uint8))
+        return found.bits, torch.tensor([found.room], device="cpu")
 
     def _enter(self, x: Tensor) -> None:
         """Record the shape of the layer's input, and the number of layers with weights before it."""
@@ -387,9 +407,18 @@ class SampleSaver:
         """Least bits of each sample, if the budget allows it."""
         return 2 if passes_rounding_on(self.layer) else 1
 
-    def magnitudes(self) -> list[float]:
-        """Return the known magnitudes of this layer and its guests."""
-        return [float(saver.magnitude) for saver in (self, *self.guests) if saver.magnitude is not None]
+    def mean_magnitude(self, like: Tensor) -> Tensor:
+        """Return the sum of the known magnitudes of this layer and its guests, 1 if there are none, without dimensions.
+
+        Args:
+            like: a tensor of the dtype and device of the result.
+        """
+        given = [saver.magnitude for saver in (self, *self.guests) if saver.magnitude is not None]
+        if not given:
+            return like.new_ones(())
+        found = torch.stack([magnitude.to(like) for magnitude in given])
+        known = found.isfinite()
+        return torch.where(known.any(), torch.where(known, found, 0).sum(), 1)
 
     def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
         """Update the magnitude of the gradients; non-finite ones are ignored."""
@@ -401,37 +430,39 @@ class SampleSaver:
             return
         mean, before = t.mean(), self.magnitude
         if before is None:
-            self.magnitude = mean if bool(mean.isfinite()) else None
+            self.magnitude = mean
         else:
             before = before.to(mean.device)
-            mixed = torch.lerp(mean, before, self.precision.momentum)
+            mixed = torch.where(before.isfinite(), torch.lerp(mean, before, self.precision.momentum), mean)
             self.magnitude = torch.where(mean.isfinite(), mixed, before)
         self._remember(t)
 
-    def _stale_magnitude(self, N: int) -> np.ndarray | None:
-        """Return t of the batch's samples in the last epoch, or None."""
+    def _stale_magnitude(self, N: int, device: torch.device) -> Tensor | None:
+        """Return t of the batch's samples in the last epoch, NaN where it is not known; None if the average counts."""
         places = self.precision._current
         if self.precision.gradients == "average" or places is None or len(places) != N or self.stale is None:
             return None
-        found = torch.stack([s._last_seen(places) for s in (self, *self.guests) if s.stale is not None]).sum(0)
-        return None if bool(found.isnan().any()) else found.double().numpy()
+        there = places.to(device, non_blocking=True)
+        return torch.stack([s._last_seen(there) for s in (self, *self.guests) if s.stale is not None]).sum(0)
 
     def _last_seen(self, places: Tensor) -> Tensor:
         """Return the last t of each sample; for samples not seen the average, or NaN if there is none."""
         assert self.stale is not None
-        inside = places < len(self.stale)
-        found = torch.where(inside, self.stale[places.clamp(max=len(self.stale) - 1)], torch.nan)
-        default = torch.nan if self.magnitude is None else float(self.magnitude)
+        stale = self.stale.to(places.device)
+        inside = places < len(stale)
+        found = torch.where(inside, stale[places.clamp(max=len(stale) - 1)], torch.nan)
+        default = torch.nan if self.magnitude is None else self.magnitude.to(stale)
         return torch.where(found.isnan(), default, found)
 
     def _remember(self, t: Tensor) -> None:
         places = self.precision._current
         if self.precision.gradients == "average" or places is None or len(places) != len(t):
             return
-        old = torch.empty(0) if self.stale is None else self.stale
+        t = torch.where(t.isfinite(), t, torch.nan).float()
+        old = t.new_empty(0) if self.stale is None else self.stale.to(t.device)
         missing = int(places.max()) + 1 - len(old)
-        self.stale = torch.cat([old, torch.full((max(0, missing),), torch.nan)])
-        self.stale[places] = torch.where(t.isfinite(), t, torch.nan).float().cpu()
+        self.stale = torch.cat([old, t.new_full((max(0, missing),), torch.nan)])
+        self.stale[places.to(t.device, non_blocking=True)] = t
 
 
 @dataclass(frozen=True)

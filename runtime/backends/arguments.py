@@ -14,6 +14,7 @@ from ..tensors.dtypes import DTYPES, KINDS
 from ..tensors.glu_parts import GROUP_SIZE
 from ..tensors.layout import is_dense
 from ..tensors.packing import GROUP, packed_size
+from ..tensors.rows import Rows
 from ..tensors.table_registry import table_of
 from ..tensors.validation import check_groups, check_part, has_values, shown_part
 from .forwards import forward_of
@@ -199,7 +200,9 @@ def _shown(x: Tensor) -> str:
 # ---- quantizers ------------------------------------------------------------------------------------------------------
 
 
-def check_rows(op: str, x: Tensor, bits: int | Tensor, group_size: int, seed: Tensor | None) -> None:
+def check_rows(
+    op: str, x: Tensor, bits: int | Tensor, group_size: int, seed: Tensor | None, room: Tensor | None = None
+) -> None:
     """Raise FewbitError unless `per_group_quantize` (or its form with bits of each sample) can take these arguments."""
     _check_kind(op, x)
     if x.dim() != 2:
@@ -208,7 +211,7 @@ def check_rows(op: str, x: Tensor, bits: int | Tensor, group_size: int, seed: Te
     if seed is not None:
         _check_seeds(x, seed, 1)
     if isinstance(bits, Tensor):
-        _check_sample_bits(op, bits, x.shape[0])
+        _check_sample_bits(op, x, bits, room)
     else:
         check_integer("bits", bits, 1, 8)
 
@@ -369,13 +372,25 @@ def _check_result(op: str, dtype: torch.dtype, count: int) -> None:
         raise FewbitError(f"{op}: a number of elements is not below 0")
 
 
-def _check_sample_bits(op: str, bits: Tensor, N: int) -> None:
-    if bits.dtype != torch.uint8 or bits.dim() != 1 or bits.device.type not in ("cpu", "meta"):
-        raise FewbitError(f"{op}: the bits of samples are uint8 (N,) on cpu, not {_shown(bits)}")
+def _check_sample_bits(op: str, x: Tensor, bits: Tensor, room: Tensor | None) -> None:
+    N, D = x.shape
+    if bits.dtype != torch.uint8 or bits.dim() != 1 or bits.device != x.device:
+        raise FewbitError(f"{op}: the bits of samples are uint8 (N,) on {x.device}, not {_shown(bits)}")
+    if room is None or room.dtype != torch.int64 or room.shape != (1,) or room.device.type not in ("cpu", "meta"):
+        raise FewbitError(f"{op}: the room is int64 (1,) on cpu, not {room if room is None else _shown(room)}")
     if _are_concrete(bits, N) and bits.shape[0] != N:
         raise FewbitError(f"{op}: there are {N} samples, and bits of {bits.shape[0]}")
-    if has_values(bits) and bits.numel() and not bool(((bits - 1) < 8).all()):  # 0 − 1 is 255
+    if not has_values(bits, room):
+        return
+    if room.item() < 0:
+        raise FewbitError(f"{op}: the room is a number of bytes, not {room.item()}")
+    if bits.device.type != "cpu":  # kernels of other devices write nothing beyond it, and nobody waits for the values
+        return
+    if bits.numel() and not bool(((bits - 1) < 8).all()):  # 0 − 1 is 255
         raise FewbitError(f"{op}: the bits of a sample are from 1 to 8")
+    needed = int(Rows(N, D, bits).starts()[-1])
+    if room.item() < needed:
+        raise FewbitError(f"{op}: the codes take {needed} bytes, and there is room for {room.item()}")
 
 
 def _are_concrete(*values: Tensor | int) -> bool:

@@ -37,7 +37,7 @@ from ..tensors.layout import as_dense, flat, with_stride
 from ..tensors.packing import GROUP, packed_size
 from ..tensors.philox import draw_seed
 from ..tensors.plain import has_kernels
-from ..tensors.rows import check_sample_bits, packed_bytes, sample_bits_list
+from ..tensors.rows import SampleBits, check_sample_bits, packed_bytes, sample_bits_list
 from ..tensors.spec import TensorSpec
 from ..tensors.validation import Unpickled, check_form, check_groups
 from .base import check_tensor
@@ -88,14 +88,19 @@ class PerGroup(Unpickled):
         return _within(self, features)
 
     def compress(
-        self, x: Tensor, *, sample_bits: Tensor | Sequence[int] | None = None, generator: torch.Generator | None = None
+        self,
+        x: Tensor,
+        *,
+        sample_bits: Tensor | Sequence[int] | SampleBits | None = None,
+        generator: torch.Generator | None = None,
     ) -> "PerGroupCompressed":
         """Return `x` compressed.
 
         Args:
             x: float16, bfloat16, float32 or float64 (which is rounded to float32 first), of any shape and layout.
-            sample_bits: bits of each sample, N integers from 1 to 8, in place of `bits`. A sample's codes are those
-                that a quantizer of that many bits gives it from the same seed.
+            sample_bits: bits of each sample, N integers from 1 to 8, in place of `bits`; or bits allocated on the
+                device of `x`, which are not looked at. A sample's codes are those that a quantizer of that many bits
+                gives it from the same seed.
             generator: source of the one number that seeds the rounding; by default fewbit's own stream, which
                 `torch.manual_seed` restarts (key_stream.py). The same seed gives the same codes on every device.
 
@@ -107,16 +112,29 @@ class PerGroup(Unpickled):
         rows = _samples(x)
         if is_abstract(x):
             return PerGroupCompressed(self, TensorSpec.of(x), *_abstract(rows, self, sample_bits))
-        bits = self.bits if sample_bits is None else check_sample_bits(sample_bits, rows.shape[0])
+        given = None if sample_bits is None else _given(sample_bits, rows)
+        bits = self.bits if given is None else given.bits
         rows = as_kind(rows, keep_positive=False)
         if has_kernels(x):
-            kept = cpu.quantize(rows, bits, self.group_size, draw_seed(generator))
+            room = 0 if given is None else int(given.room)
+            kept = cpu.quantize(rows, bits, self.group_size, draw_seed(generator), room)
         else:
             drawn = generator is None
             seed = ops.draw_seeds(rows, 1) if drawn else torch.tensor([draw_seed(generator)], device="cpu")
-            quantize = ops.per_group_quantize if isinstance(bits, int) else ops.per_group_quantize_samples
-            kept = quantize(rows, bits, self.group_size, seed)
+            if given is None:
+                kept = ops.per_group_quantize(rows, self.bits, self.group_size, seed)
+            else:
+                room = given.room if isinstance(given.room, Tensor) else torch.tensor([given.room], device="cpu")
+                kept = ops.per_group_quantize_samples(rows, given.bits, self.group_size, seed, room)
         return PerGroupCompressed(self, TensorSpec.of(x), bits, *kept)
+
+
+def _given(sample_bits: Tensor | Sequence[int] | SampleBits, rows: Tensor) -> SampleBits:
+    """Return the bits of the samples `rows` (N, D) on their device; raises as `PerGroup.compress`."""
+    if isinstance(sample_bits, SampleBits):
+        return sample_bits
+    bits = check_sample_bits(sample_bits, rows.shape[0])
+    return SampleBits(bits.to(rows.device), packed_bytes(bits.tolist(), rows.shape[1]))
 
 
 @cache
@@ -155,9 +173,9 @@ class PerGroupCompressed(Unpickled):
     Attributes:
         quantizer: the quantizer that compressed it.
         form: shape, layout and dtype of the tensor.
-        bits: of all samples, or of each: uint8 (N,) on the CPU.
-        packed: codes, uint8 (N, ⌈D/8⌉·b), each sample packed by itself (packing.py); one row for all samples if their
-            bits differ (rows.py).
+        bits: of all samples, or of each: uint8 (N,) on the device of the codes.
+        packed: codes, uint8 (N, ⌈D/8⌉·b), each sample packed by itself (packing.py); one row for all samples if each
+            has bits of its own (rows.py).
         minimum: Z, bfloat16 (N, ⌈D/G⌉).
         range: R, bfloat16 (N, ⌈D/G⌉).
     """
@@ -224,7 +242,7 @@ def _samples(x: Tensor) -> Tensor:
 
 
 def _abstract(
-    rows: Tensor, quantizer: PerGroup, sample_bits: Tensor | Sequence[int] | None
+    rows: Tensor, quantizer: PerGroup, sample_bits: Tensor | Sequence[int] | SampleBits | None
 ) -> tuple[int | Tensor, Tensor, Tensor, Tensor]:
     """Return bits and empty codes, minima and ranges of the sizes that `rows` (N, D), without values, would have."""
     (N, D), bits = rows.shape, quantizer.bits
@@ -232,5 +250,6 @@ def _abstract(
     minimum, range_ = (rows.new_empty(N, groups, dtype=torch.bfloat16) for _ in range(2))
     if sample_bits is None:
         return bits, rows.new_empty(N, packed_size(D, bits), dtype=torch.uint8), minimum, range_
-    size = packed_bytes(sample_bits_list(sample_bits, N), D)
+    given = isinstance(sample_bits, SampleBits)
+    size = int(sample_bits.room) if given else packed_bytes(sample_bits_list(sample_bits, N), D)
     return rows.new_empty(N, dtype=torch.uint8), rows.new_empty(size, dtype=torch.uint8), minimum, range_

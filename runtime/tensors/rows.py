@@ -1,7 +1,9 @@
 """Memory layout of the packed codes of N samples, all with the same bits or each with its own.
 
 The same bits b: uint8 (N, w·b) with w = ⌈D/8⌉ groups of the packing. Separate bits b_n: one row of bytes in which
-sample n begins at the next multiple of 8, so that words of any size are aligned, and takes w·b_n; gaps are zero.
+sample n begins at the next multiple of 8, so that words of any size are aligned, and takes w·b_n; gaps are zero. Bits
+that were allocated on a device come with room for the codes of their budget (`SampleBits`): what they take exactly is
+known there alone, and to ask would be to wait for the device. Bytes that are left over at the end are zero too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +26,7 @@ class Rows:
 
     Attributes:
         N, D: number of samples, of elements in a sample.
-        bits: of all samples, or of each: uint8 (N,) on the CPU.
+        bits: of all samples, or of each: uint8 (N,).
     """
 
     N: int
@@ -37,19 +39,19 @@ class Rows:
         return -(-self.D // GROUP)
 
     def starts(self) -> Tensor:
-        """Return the first byte of each sample: int64 (N + 1,) on the CPU; the last entry is the total size."""
+        """Return the first byte of each sample, int64 (N + 1,) on the device of the bits; the last is the size."""
         if isinstance(self.bits, int):
             return torch.arange(self.N + 1) * (self.width * self.bits)
         sizes = self.bits.long() * self.width
         ends = (-(-sizes // ALIGNMENT) * ALIGNMENT).cumsum(0)
         return torch.cat([ends.new_zeros(1), ends])
 
-    def pack(self, codes: Tensor) -> Tensor:
-        """Return the codes (N, D), uint8, packed."""
+    def pack(self, codes: Tensor, room: int = 0) -> Tensor:
+        """Return the codes (N, D), uint8, packed; those of samples with bits of their own in `room` bytes."""
         codes = torch.nn.functional.pad(codes, (0, self.width * GROUP - self.D))
         if isinstance(self.bits, int):
             return pack(codes, self.bits).view(self.N, self.width * self.bits)
-        packed = codes.new_zeros(int(self.starts()[-1]))
+        packed = codes.new_zeros(room)
         for bits, samples, places in self._alike(codes.device):
             packed[places] = pack(codes[samples], bits).view(places.shape)
         return packed
@@ -70,8 +72,28 @@ class Rows:
         starts = self.starts()
         for bits in self.bits.unique().tolist():
             samples = (self.bits == bits).nonzero().squeeze(1)
-            places = starts[samples].unsqueeze(1) + torch.arange(self.width * bits)
+            places = starts[samples].unsqueeze(1) + torch.arange(self.width * bits, device=starts.device)
             yield bits, samples.to(device), places.to(device)
+
+
+@dataclass(frozen=True, eq=False)
+class SampleBits:
+    """Bits that were allocated to the samples of a tensor, and room for their codes.
+
+    Attributes:
+        bits: uint8 (N,), each from 1 to 8, on the device of the tensor.
+        room: bytes that are not less than the codes take; in a compiled graph int64 (1,) on the CPU.
+    """
+
+    bits: Tensor
+    room: int | Tensor
+
+
+def most_bytes(N: int, D: int, total: int) -> int:
+    """Return bytes in which the codes of `N` samples of `D` elements lie whose bits add up to `total` at most."""
+    width = -(-D // GROUP)
+    padding = max(-b * width % ALIGNMENT for b in range(1, 9))
+    return -(-total * width // ALIGNMENT) * ALIGNMENT + N * padding
 
 
 def check_sample_bits(bits: object, N: int) -> Tensor:
@@ -80,8 +102,6 @@ def check_sample_bits(bits: object, N: int) -> Tensor:
     Raises:
         FewbitError: `bits` is not N integers from 1 to 8.
     """
-    if torch.compiler.is_compiling() and isinstance(bits, Tensor):
-        return bits  # a graph has no values yet; ops check them
     try:
         values = torch.as_tensor(bits)
     except (TypeError, ValueError, RuntimeError):

@@ -19,7 +19,7 @@ from ...tables.errors import shown
 from .dtypes import DTYPES
 from .layout import is_dense
 from .packing import packed_size
-from .rows import Rows
+from .rows import Rows, most_bytes
 
 
 class Unpickled:
@@ -121,7 +121,8 @@ def check_groups(
     Args:
         owner: name in the message.
         rows: N samples of D elements.
-        bits: of all samples, or of each: uint8 (N,) on the CPU.
+        bits: of all samples, or of each: uint8 (N,). Their values are looked at on the CPU alone: kernels of other
+            devices read nothing beyond the codes.
         parts: packed, minimum, range.
         group_size: G.
         device: of all parts.
@@ -131,12 +132,14 @@ def check_groups(
         raise FewbitError(f"{owner}: group_size is an integer not below 1, not {shown(group_size)}")
     groups = -(-D // max(1, min(group_size, D)))
     if isinstance(bits, Tensor):
-        # Without values only where the codes have none either: the kernels read the bits from memory.
-        of_bits = bits.device if bits.is_meta and device.type == "meta" else torch.device("cpu")
-        check_part(owner, "bits", bits, torch.uint8, (N,), of_bits)
-        if N and has_values(bits) and not bool(((bits - 1) < 8).all()):  # 0 − 1 is 255
-            raise FewbitError(f"{owner}: the bits of each sample are from 1 to 8, not {shown(bits.tolist())}")
-        shape = (int(Rows(N, D, bits).starts()[-1]),) if has_values(bits) else tuple(parts[0].shape)
+        check_part(owner, "bits", bits, torch.uint8, (N,), device)
+        room = parts[0].numel() if isinstance(parts[0], Tensor) else 0
+        if device.type == "cpu" and has_values(bits):
+            if N and not bool(((bits - 1) < 8).all()):  # 0 − 1 is 255
+                raise FewbitError(f"{owner}: the bits of each sample are from 1 to 8, not {shown(bits.tolist())}")
+            least, most = int(Rows(N, D, bits).starts()[-1]), most_bytes(N, D, int(bits.sum()))
+            room = min(max(room, least), most)
+        shape = (room,)
     else:
         check_bits(owner, bits)
         shape = (N, packed_size(D, bits))

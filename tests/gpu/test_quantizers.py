@@ -5,7 +5,9 @@ That they give the reference's bits: tests/runtime/quantizers.
 
 import pytest
 import torch
+from fewbit import layers
 from fewbit.quantizers import FixedPoint, Outlier, PerGroup
+from fewbit.runtime.allocation.mixed_precision import MixedPrecision
 from fewbit.runtime.backends.cuda import fixed_point, outlier
 from fewbit.runtime.backends.cuda import per_group as cuda
 from fewbit.runtime.backends.cuda.codegen.compiler import has_compiler
@@ -57,6 +59,27 @@ def test_the_current_stream():
         y = PerGroup().compress(x).decompress()
     side.synchronize()
     assert (y == 2).all()
+
+
+def test_samples_with_bits_of_their_own_wait_for_nothing():
+    chain = [layers.Linear(256, 256, bits=2, device="cuda") for _ in range(3)]
+    model, x = torch.nn.Sequential(*chain), torch.randn(16, 256, device="cuda", requires_grad=True)
+    MixedPrecision(model, 2.5)
+
+    def passes():
+        torch.cuda.set_sync_debug_mode("default")
+        loss = model(x[:1]).sum()  # each iteration begins with a wait: the bits of the layers
+        torch.cuda.set_sync_debug_mode("error")
+        hidden = x
+        for layer in chain:
+            hidden = layer(hidden)
+        (loss + hidden.sum()).backward()
+
+    try:
+        passes()  # compiles and loads
+        passes()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_more_than_2_31_elements():

@@ -7,10 +7,12 @@ from fewbit.quantizers import FixedPoint, Outlier, PerGroup
 from fewbit.runtime import ops
 from fewbit.runtime.backends.reference import per_group as reference_per_group
 from fewbit.runtime.tensors.philox import NEAREST
+from fewbit.runtime.tensors.rows import Rows
 from quantizer_cases import reference, same_bits
 
 SEED = torch.tensor([12345])
 BITS = torch.tensor([1, 8, 3, 4], dtype=torch.uint8)
+ROOM = torch.tensor([Rows(4, 300, BITS).starts()[-1]])
 LAST = (torch.float32, torch.float16)
 
 
@@ -25,7 +27,7 @@ def cases():
         "per group": (ops.per_group_quantize, (x, 3, 64, SEED), ops.per_group_dequantize, (3, 64, 300)),
         "per group, to nearest": (ops.per_group_quantize, (x, 3, 64, None), ops.per_group_dequantize, (3, 64, 300)),
         "bits of samples": (
-            *(ops.per_group_quantize_samples, (x, BITS, 64, SEED)),
+            *(ops.per_group_quantize_samples, (x, BITS, 64, SEED, ROOM)),
             *(ops.per_group_dequantize_samples, (BITS, 64, 300)),
         ),
         "fixed point": (ops.fixed_point_quantize, (x, γ, β, 1, 4), ops.fixed_point_dequantize, (γ, β, 1, 4, 1200)),
@@ -187,8 +189,8 @@ class TestEach:
         family = name.split(",")[0].replace("bits of samples", "per group").replace("outliers", "outlier")
         plain = __import__(f"fewbit.runtime.backends.reference.{family.replace(' ', '_')}", fromlist=["quantize"])
         ours = parts_of(quantize(*arguments))
-        seeds = {id(SEED): 12345, id(None): NEAREST}
-        given = [*arguments[:-1], seeds.get(id(arguments[-1]), arguments[-1])]
+        numbers_of = {id(SEED): 12345, id(None): NEAREST, id(ROOM): int(ROOM)}
+        given = [numbers_of.get(id(a), a) if "per group" in family else a for a in arguments]
         expected = parts_of(plain.quantize(*given))
         assert all(same_bits(a, b) for a, b in zip(ours, expected, strict=True))
         for dtype in LAST:

@@ -50,8 +50,11 @@ _TOP = np.int32(0x7FFFFFFF)
 _FINITE = np.int32(0x7F7FFFFF)
 
 
-def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return packed codes, minima and ranges of `x` (N, D), as `PerGroupCompressed` saves them."""
+def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: int, room: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Return packed codes, minima and ranges of `x` (N, D), as `PerGroupCompressed` saves them.
+
+    The codes of samples with bits of their own take `room` bytes, which are not less than they need.
+    """
     N, D = x.shape
     G = max(1, min(group_size, D))
     groups = -(-D // G)
@@ -62,7 +65,7 @@ def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: int) -> tuple
     if starts is None:
         packed = torch.empty(N, -(-D // GROUP) * fixed, dtype=torch.uint8, device="cpu")
     else:
-        packed = torch.zeros(int(starts[-1]), dtype=torch.uint8, device="cpu")
+        packed = torch.zeros(room, dtype=torch.uint8, device="cpu")
     arguments = (x.data_ptr(), KINDS[x.dtype], D, G, stretch, count, fixed, seed, packed.data_ptr())
     places = (of_samples, 0 if starts is None else starts.data_ptr())
     run(_quantizer(), N * count, *arguments, minimum.data_ptr(), range_.data_ptr(), *places, 0)

@@ -22,16 +22,20 @@ def serves(x: Tensor, group_size: int) -> bool:
     return (group_size % GROUP == 0 or group_size >= x.shape[1]) and available()
 
 
-def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return packed codes, minima and ranges of `x` (N, D), as `PerGroupCompressed` saves them."""
+def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: int, room: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Return packed codes, minima and ranges of `x` (N, D), as `PerGroupCompressed` saves them.
+
+    The codes of samples with bits of their own take `room` bytes, which are not less than they need. The device is not
+    waited for.
+    """
     if not serves(x, group_size):
-        return reference.quantize(x, bits, group_size, seed)
+        return reference.quantize(x, bits, group_size, seed, room)
     N, D = x.shape
     G = max(1, min(group_size, D))
     rows = Rows(N, D, bits)
     groups = -(-D // G)
     minimum, range_ = (torch.empty(N, groups, dtype=torch.bfloat16, device=x.device) for _ in range(2))
-    places = _Places.of(rows, x.device)
+    places = _Places.of(rows, room)
     packed = places.empty(rows, x.device)
     arguments = (x.data_ptr(), packed.data_ptr(), minimum.data_ptr(), range_.data_ptr(), N, D, *places.addresses)
     _launch("quantize", x, rows, -(-N * groups // GROUPS_PER_BLOCK), *arguments, G, seed)
@@ -52,31 +56,28 @@ def dequantize(
     N, D = out.shape
     G = max(1, min(group_size, D))
     rows = Rows(N, D, bits)
-    places = _Places.of(rows, out.device)
+    places = _Places.of(rows, packed.numel())
     arguments = (packed.data_ptr(), minimum.data_ptr(), range_.data_ptr(), out.data_ptr(), N, D, *places.addresses)
     _launch("dequantize", out, rows, -(-N * rows.width * GROUP // CODES_PER_BLOCK), *arguments, G)
 
 
 @dataclass(frozen=True, eq=False)
 class _Places:
-    """Bits and first byte of each sample on the device, where they differ."""
+    """Bits and first byte of each sample, where they differ, and the bytes of all codes."""
 
     bits: Tensor | None
     starts: Tensor | None
     size: int
 
     @classmethod
-    def of(cls, rows: Rows, device: torch.device) -> "_Places":
-        if isinstance(rows.bits, int):
-            return cls(None, None, 0)
-        starts = rows.starts()
-        return cls(rows.bits.to(device), starts.to(device), int(starts[-1]))
+    def of(cls, rows: Rows, size: int) -> "_Places":
+        return cls(None, None, 0) if isinstance(rows.bits, int) else cls(rows.bits, rows.starts(), size)
 
     @property
-    def addresses(self) -> tuple[int, int]:
+    def addresses(self) -> tuple[int, int, int]:
         if self.bits is None or self.starts is None:
-            return 0, 0
-        return self.bits.data_ptr(), self.starts.data_ptr()
+            return 0, 0, 0
+        return self.bits.data_ptr(), self.starts.data_ptr(), self.size
 
     def empty(self, rows: Rows, device: torch.device) -> Tensor:
         """Return uninitialized memory for the codes."""

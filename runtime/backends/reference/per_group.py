@@ -16,9 +16,11 @@ INFINITY = 0x7F80
 
 
 def quantize(
-    x: Tensor, bits: int | Tensor, group_size: int, seed: int, rotated: bool = False
+    x: Tensor, bits: int | Tensor, group_size: int, seed: int, room: int = 0, rotated: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return packed codes, minima and ranges of `x` (N, D), as `PerGroupCompressed` saves them.
+
+    The codes of samples with bits of their own take `room` bytes, which are not less than they need.
 
     With `rotated`, D is a multiple of the group size, and codes are rounded by `rotated_halves`.
     """
@@ -43,7 +45,7 @@ def quantize(
     codes = torch.minimum((v + ξ) >> 16, top)
     plain = is_plain.repeat_interleave(G, dim=1)[:, :D]
     codes = torch.where(plain, codes, constant_bit.repeat_interleave(G, dim=1)[:, :D])
-    return rows.pack(codes.to(torch.uint8)), _half_of(minimum), _half_of(range_)
+    return rows.pack(codes.to(torch.uint8), room), _half_of(minimum), _half_of(range_)
 
 
 def _top(bits: int | Tensor, device: torch.device) -> Tensor:

@@ -8,6 +8,7 @@ from fewbit import FewbitError
 from fewbit.quantizers import PerGroup
 from fewbit.runtime.backends.reference import per_group as reference_kernels
 from fewbit.runtime.tensors.philox import NEAREST
+from fewbit.runtime.tensors.rows import Rows, SampleBits, most_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quantizer_cases import DTYPES, check_form, generator, reference, same_bits, tensors
@@ -115,6 +116,15 @@ class TestKernelsGiveTheReferencesBits:
     def test_with_bits_of_each_sample(self, backend, x, G, seed):
         bits = torch.randint(1, 9, (x.shape[0] if x.dim() > 1 else 1,), generator=generator(seed))
         assert_like_the_reference(backend, PerGroup(2, G), x, seed, sample_bits=bits)
+
+    @given(st.integers(1, 9), st.integers(1, 700), st.integers(0, 2**31))
+    def test_with_more_room_than_the_codes_of_samples_take(self, backend, N, D, seed):
+        x = torch.randn(N, D, generator=generator(seed))
+        bits = torch.randint(1, 9, (N,), generator=generator(seed), dtype=torch.uint8)
+        room = most_bytes(N, D, int(bits.sum()))
+        assert room >= Rows(N, D, bits).starts()[-1]
+        given_bits = SampleBits(backend.put(bits), room)
+        assert_like_the_reference(backend, PerGroup(2, 64), x, seed, sample_bits=given_bits)
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_of_blocks_of_whole_groups_and_those_at_the_end_of_a_sample(self, backend, dtype):

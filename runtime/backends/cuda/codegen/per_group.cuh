@@ -39,7 +39,13 @@ struct Rows {
     i64 N, D, width;
     const u8* sample_bits;  // of each sample, or null
     const i64* starts;      // first byte of each sample, or null
+    i64 size;               // bytes of all codes, where samples have bits of their own
     __device__ i64 start(i64 n, int bits) const { return starts ? starts[n] : n * width * bits; }
+    // The bits come from the device's memory, where the host does not look at them.
+    __device__ bool holds(i64 n, int bits) const
+    {
+        return !starts || (starts[n] >= 0 && starts[n] + width * bits <= size);
+    }
 };
 
 const u64 NEAREST = ~u64(0);  // philox.py
@@ -115,6 +121,8 @@ template <class T> struct WriteCodes {
     int lane;
     template <int bits> __device__ void run() const
     {
+        if (!rows.holds(n, bits))
+            return;
         u8* row = packed + rows.start(n, bits);
         write_codes<T, bits>(sample, h, begin, end, kept, row, u64(n * rows.width), seed, lane);
     }
@@ -171,8 +179,13 @@ template <class T> struct ReadCodes {
     i64 G, groups, n, group;  // of 8 codes within the sample
     template <int bits> __device__ void run() const
     {
-        const Word<bits> word = load_group<bits>(packed + rows.start(n, bits), group);
         const i64 at = group * 8;
+        if (!rows.holds(n, bits)) {
+            const float nan = __uint_as_float(0x7fc00000);
+            const float nothing[8] = {nan, nan, nan, nan, nan, nan, nan, nan};
+            return store_eight(nothing, out + n * rows.D + at, rows.D - at);
+        }
+        const Word<bits> word = load_group<bits>(packed + rows.start(n, bits), group);
         i64 g = quotient(at, G);
         GroupParameters kept = parameters(g);
         float values[8];

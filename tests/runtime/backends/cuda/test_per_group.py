@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from backends import backend_of
 from fewbit.quantizers import PerGroup
 from fewbit.runtime.backends.cuda import per_group as cuda
 from fewbit.runtime.backends.cuda.codegen.compiler import compile_source
 from fewbit.runtime.backends.cuda.codegen.per_group import per_group_source
-from host_kernels import needs_nvrtc, of_each_architecture
-from quantizer_cases import reference
+from fewbit.runtime.tensors.rows import Rows
+from host_kernels import needs_gxx, needs_nvrtc, of_each_architecture
+from quantizer_cases import generator, reference, same_bits
 
 
 @needs_nvrtc
@@ -27,3 +29,22 @@ def test_without_cuda_memory_nothing_is_served():
     assert not cuda.serves(torch.zeros(2, 8), 256)
     with reference():  # and the reference serves what nobody else does
         assert PerGroup().compress(torch.ones(2, 8)).decompress().sum() == 16
+
+
+@needs_gxx
+def test_what_has_no_room_is_not_written_and_is_read_as_nan(monkeypatch):
+    """Bits are not looked at by the host: whatever they are, kernels stay within the memory of the codes."""
+    backend_of("host-cuda", monkeypatch)
+    x, bits = torch.randn(5, 192, generator=generator()), torch.tensor([3, 8, 1, 4, 2], dtype=torch.uint8)
+    starts = Rows(5, 192, bits).starts().tolist()
+    whole, *parameters = cuda.quantize(x, bits, 64, 7, starts[-1])
+    values = torch.empty_like(x)
+    cuda.dequantize(whole, *parameters, bits, 64, values)
+    for missing in (1, 60, starts[-1]):
+        packed, *_ = cuda.quantize(x, bits, 64, 7, starts[-1] - missing)
+        inside = torch.tensor(starts[1:]) <= packed.numel()
+        last = starts[int(inside.sum())]
+        assert same_bits(packed[:last], whole[:last]) and not packed[last:].any()
+        found = torch.empty_like(x)
+        cuda.dequantize(packed, *parameters, bits, 64, found)
+        assert same_bits(found[inside], values[inside]) and found[~inside].isnan().all()
