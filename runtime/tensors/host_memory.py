@@ -12,6 +12,7 @@ is marked as free (MADV_FREE), and the system may reclaim its pages whenever mem
 import ctypes
 import sys
 import weakref
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -30,13 +31,21 @@ def is_large(x: Tensor) -> bool:
 
 def empty_like(x: Tensor) -> Tensor:
     """Return an uninitialized tensor like `x`, on huge pages if it is large and the system grants them."""
-    result = torch.empty_like(x)
-    if is_large(x) and _madvise is not None:
-        size = result.numel() * result.element_size()
-        start = -(-result.data_ptr() // _HUGE_PAGE) * _HUGE_PAGE
-        end = (result.data_ptr() + size) // _HUGE_PAGE * _HUGE_PAGE
+    return _on_huge_pages(torch.empty_like(x))
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return an uninitialized row-major tensor on the CPU, likewise."""
+    return _on_huge_pages(torch.empty(shape, dtype=dtype, device="cpu"))
+
+
+def _on_huge_pages(new: Tensor) -> Tensor:
+    if is_large(new) and _madvise is not None:
+        size = new.numel() * new.element_size()
+        start = -(-new.data_ptr() // _HUGE_PAGE) * _HUGE_PAGE
+        end = (new.data_ptr() + size) // _HUGE_PAGE * _HUGE_PAGE
         _madvise(start, end - start, _MADV_HUGEPAGE)  # only a hint: if refused, small pages are used
-    return result
+    return new
 
 
 def reused(shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -44,16 +53,18 @@ def reused(shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype) -> Te
 
     It may reuse the memory of an earlier such tensor that has been freed.
     """
-    empty = torch.empty(0, dtype=dtype, device="cpu")
     size = shape.numel() * dtype.itemsize
-    if size < _LEAST_BYTES or _madvise is None or type(empty) is not Tensor:  # a fake tensor has no memory either
+    if size < _LEAST_BYTES or _madvise is None:
+        return torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
+    nothing = torch.empty(0, dtype=dtype, device="cpu")
+    if type(nothing) is not Tensor:  # a fake tensor has no memory
         return torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
     block = _taken(size)
     start = min(-block.ctypes.data % _HUGE_PAGE, block.size - size)
     memory = block[start : start + size]
     # Torch holds `memory` as long as the storage lives, and so do views and other tensors of the storage.
     weakref.finalize(memory, _keep, block).atexit = False
-    return empty.set_(torch.from_numpy(memory).untyped_storage(), 0, shape, stride)
+    return nothing.set_(torch.from_numpy(memory).untyped_storage(), 0, shape, stride)
 
 
 def _taken(size: int) -> np.ndarray:

@@ -74,7 +74,7 @@ def places_of(indices: Tensor, corners: Tensor, places: Tensor) -> Tensor:
 
 def gradient(grad: Tensor, places: Tensor, offsets: Tensor, corners: Tensor, shape: Sequence[int]) -> Tensor:
     """Return the gradient of the input, of this `shape`: the sums of `grad` at the maxima, row-major."""
-    result = host_memory.empty_like(torch.empty(shape, dtype=grad.dtype, device="cpu"))
+    result = host_memory.empty(shape, grad.dtype)
     grad, corners = grad.contiguous(), corners.contiguous()
     size = corners.numel()
     images = grad.numel() // size
