@@ -68,7 +68,8 @@ kind_option = click.option(
     type=click.Choice(KINDS),
     default="shared",
     show_default=True,
-    help="shared: intervals may share a level; interval: each has its own.",
+    help="shared: intervals may share a level; interval: each has its own; stochastic: levels to round to at random, "
+    "without bias.",
 )
 
 weight_option = click.option(

@@ -53,9 +53,10 @@ def _rows(table: Table) -> list[str]:
     # Intervals are open on the left and closed on the right; the last one is unbounded.
     ends = ["-inf", *_numbers(table.boundaries), "inf"]
     levels = _numbers(table.levels)
-    head = ("", "above", "up to", "code", "level")
+    at_random = table.kind == "stochastic"
+    head = ("", "above", "up to", "code", *(("level", "or level") if at_random else ("level",)))
     body = [
-        ("", low, high, str(code), levels[code])
+        ("", low, high, str(code), *levels[code : code + (2 if at_random else 1)])
         for low, high, code in zip(ends, ends[1:], table.codes.tolist(), strict=False)
     ]
     return list(columns([head, *body], left=1))

@@ -19,7 +19,10 @@ _MOST_ROUNDS, _MOST_PANELS = 60, 200_000
 
 
 def table_error(table: Table, activation: Activation, weight: Weight) -> float:
-    """Return ∫ (f'(x) − q(x))² w(x) dx over the weight's domain (paper, equation 3); see `integrated_error`."""
+    """Return ∫ (f'(x) − q(x))² w(x) dx over the weight's domain (paper, equation 3); see `integrated_error`.
+
+    For a table of kind ``stochastic`` its mean over the draws.
+    """
     return integrated_error(table, activation, weight, table.levels.size)[0]
 
 
@@ -86,12 +89,14 @@ def _panels(
 ) -> tuple[Vector, Vector]:
     """Return the integral over every panel, and the error in it due to the rounding of f'."""
     x, dx = quadrature(left, right, order)
-    # The middle of a panel determines its level, so that a node rounded onto a boundary cannot change sides.
-    level = table(0.5 * (right + left))[:, None]
+    # The middle of a panel determines its levels, so that a node rounded onto a boundary cannot change sides.
+    low, high = (level[:, None] for level in table.around(0.5 * (right + left)))
     density = weight.density(x)
-    squares = (evaluate_derivative(activation, x) - level) ** 2 * density
+    slope = evaluate_derivative(activation, x)
+    squares = np.maximum((slope - low) * (high - slope) if table.kind == "stochastic" else (slope - low) ** 2, 0.0)
+    squares *= density
     panels = (squares * dx).sum(axis=1)
-    rounding = _ROUNDING * np.abs(level[:, 0]) * np.sqrt((density * dx).sum(axis=1))
+    rounding = _ROUNDING * np.maximum(np.abs(low), np.abs(high))[:, 0] * np.sqrt((density * dx).sum(axis=1))
     # Nodes are rounded by half a last digit each, which changes the integrand by as much of its range.
     moved = np.ptp(squares, axis=1) * np.spacing(np.maximum(np.abs(left), np.abs(right)))
     with np.errstate(over="ignore"):  # overflow gives no certificate, and the result is rejected

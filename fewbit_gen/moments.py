@@ -147,7 +147,12 @@ class Moments:
         fence = np.clip(table.boundaries, *self.edges[[0, -1]])
         w, fw, f2 = self.between(np.concatenate([self.edges[:1], fence, self.edges[-1:]]))
         level = table.levels[table.codes] - self.centre
-        error = float((f2 - 2 * level * fw + level * level * w).sum())
+        if table.kind == "stochastic":
+            above = table.levels[np.minimum(table.codes.astype(np.intp) + 1, table.levels.size - 1)] - self.centre
+            error = float(((level + above) * fw - level * above * w - f2).sum())
+            level = np.maximum(np.abs(level), np.abs(above))
+        else:
+            error = float((f2 - 2 * level * fw + level * level * w).sum())
         # Each moment is the difference of sums from the first edge on, which may be far larger: where nearly all mass
         # is to the left of the region where f' varies, their last digits are lost.
         mass, _, square = self._up_to(np.append(fence, self.edges[-1]))

@@ -82,3 +82,44 @@ def best_penalty(
         if guess in [trial.penalty for trial in trials]:
             break
     return max(trials, key=lambda trial: trial.bound)
+
+
+def greatest_bound(programme: Programme, K: int, near: Trial) -> Trial:
+    """Return the λ with the greatest bound of all, where costs tie and no λ yields K segments.
+
+    The bound is concave in λ and consists of straight lines, of slope segments − K. So it is greatest where a line that
+    rises meets one that falls.
+
+    Args:
+        programme: finds the least path for a λ.
+        K: number of segments.
+        near: a trial close to it.
+    """
+    rising = falling = None
+    for step in range(_MORE_TRIALS):
+        factor = 1 + 2.0**step * _NARROW / K
+        for penalty in (near.penalty / factor, near.penalty * factor):
+            trial = _tried(programme, K, penalty)
+            slope = trial.path.size - 1 - K
+            near = max(near, trial, key=lambda one: one.bound)
+            rising, falling = (trial if slope > 0 else rising), (trial if slope < 0 else falling)
+        if rising and falling:
+            break
+    while rising and falling:
+        up, down = rising.path.size - 1 - K, falling.path.size - 1 - K
+        penalty = (falling.bound - rising.bound + up * rising.penalty - down * falling.penalty) / (up - down)
+        if not rising.penalty < penalty < falling.penalty:
+            break
+        met = rising.bound + up * (penalty - rising.penalty)
+        trial = _tried(programme, K, penalty)
+        near = max(near, trial, key=lambda one: one.bound)
+        slope = trial.path.size - 1 - K
+        if slope == 0 or trial.bound >= met - 1e-15 * abs(met):
+            break
+        rising, falling = (trial, falling) if slope > 0 else (rising, trial)
+    return near
+
+
+def _tried(programme: Programme, K: int, penalty: float) -> Trial:
+    least, path = programme(penalty)
+    return Trial(penalty, least - penalty * K, path)

@@ -25,6 +25,7 @@ from .moments import Moments, evaluate_derivative
 from .refine import refine
 from .shared import solve_shared
 from .stationary_levels import stationary_levels
+from .stochastic import Segments, everywhere, range_of, refined_levels, solve_stochastic
 from .weights import ACCEPTED, Weight, parse_weight
 
 # Cells of the solvers' grids: enough to find the right basin; refinement finds the minimum.
@@ -60,7 +61,8 @@ def solve(
             `Activation`, or a callable: elementwise on float64 torch tensors and differentiable there or, with
             `derivative`, on NumPy arrays.
         bits: 1 to 8, for 2^bits levels; 3 if neither this nor `levels` is given.
-        kind: ``shared`` or ``interval`` (each interval has its own level, as in the paper).
+        kind: ``shared``, ``interval`` (each interval has its own level, as in the paper) or ``stochastic`` (levels to
+            round f' to at random, without bias; f' has to be bounded).
         weight: ``uniform:A,B`` or ``normal:MEAN,DEVIATION``.
         levels: the number of levels K, 2 to 256, instead of `bits`.
         kinks: points where f' jumps or bends, in addition to those known or detected.
@@ -75,7 +77,8 @@ def solve(
 
     Raises:
         FewbitError: an argument is invalid; the message says what is accepted. Or f' cannot be integrated in double
-            precision to the accuracy that a table states, or `effort` is exceeded before there is a table.
+            precision to the accuracy that a table states, has no bounds (kind ``stochastic``), or `effort` is exceeded
+            before there is a table.
     """
     K = level_count(bits, levels)
     kind = check_kind(kind)
@@ -111,6 +114,8 @@ def _solve(activation: Activation, K: int, kind: Kind, weight: Weight, certify: 
     f' is divided by a power of two if its variation is far from 1: otherwise its squares could leave the range of
     doubles, and thresholds for rounding would be wrong.
     """
+    if kind == "stochastic":
+        weight = everywhere(activation, weight)
     exponent, unseen = 0, UNSEEN
     while True:
         scaled = activation if exponent == 0 else times_power_of_two(activation, -exponent)
@@ -136,7 +141,11 @@ def _solve(activation: Activation, K: int, kind: Kind, weight: Weight, certify: 
 
 def _solved(moments: Moments, K: int, kind: Kind) -> Table:
     """Return the best table over the grid, refined."""
-    if _is_constant(moments):
+    if kind == "stochastic":
+        ends = range_of(moments.activation, moments)
+        if ends[1] - ends[0] > 4 * np.finfo(float).eps * max(abs(moments.centre), *map(abs, ends)):
+            return _polished(moments, kind, solve_stochastic(moments, ends, K))
+    if kind == "stochastic" or _is_constant(moments):
         level = np.array([moments.centre])
         spec = moments.weight.spec
         table = Table(moments.activation.name, kind, spec, np.empty(0), np.zeros(1, np.uint8), level, 0.0)
@@ -168,7 +177,9 @@ def _shown(table: Table, moments: Moments) -> Table:
     """
     found = features(moments.activation, moments.weight, moments.unseen)
     # By the triangle inequality: √error is off by at most √noise.
-    allowance = 2 * math.sqrt(table.error * found.noise) + found.noise
+    # (a segment's b − a, which multiplies the rounding of f' in a variance, is √6 deviations where values are spread)
+    share = math.sqrt(6.0) if table.kind == "stochastic" else 2.0
+    allowance = share * math.sqrt(table.error * found.noise) + found.noise
     if not (allowance <= _ROUGH * table.error or found.noise <= _NOISY**2 * found.size):
         raise FewbitError(
             f"the derivative of {table.activation} loses its digits in double precision under {table.weight}; "
@@ -216,6 +227,8 @@ def _is_constant(moments: Moments) -> bool:
 
 def problem_moments(activation: Activation, weight: Weight, kind: Kind, K: int, unseen: float = UNSEEN) -> Moments:
     """Return the moments over the grid that tables of `kind` with K levels are solved on."""
+    if kind == "stochastic":
+        weight = everywhere(activation, weight)
     if kind == "interval":
         return Moments.of(activation, weight, max(_INTERVAL_CELLS, _CELLS_PER_LEVEL * K), unseen=unseen)
     return Moments.of(activation, weight, _SHARED_CELLS, order=4, unseen=unseen)
@@ -227,9 +240,14 @@ def _polished(moments: Moments, kind: Kind, cuts: NDArray[np.float64]) -> Table:
     Args:
         moments: the problem.
         kind: of table.
-        cuts: initial cuts of x for kind `interval`, of centred f' for kind `shared`.
+        cuts: initial cuts of x for kind `interval`, of centred f' for kind `shared`; centred levels for `stochastic`.
     """
     activation, weight = moments.activation, moments.weight
+    if kind == "stochastic":
+        found = Segments.of(moments, refined_levels(moments, cuts))
+        levels, codes = found.levels + moments.centre, found.codes.astype(np.uint8)
+        table = Table(activation.name, kind, weight.spec, found.cuts, codes, levels, 0.0)
+        return replace(table, error=_table_error(table, moments))
     if kind == "interval":
         boundaries, codes = cuts, np.arange(cuts.size + 1)
     else:

@@ -9,6 +9,13 @@
 Intervals are closed on the right, as torch's own derivatives are at a threshold (ReLU'(0) = 0), so an exactly
 representable derivative is equal to torch's at every point. NaN belongs to the last interval.
 This is equation (2) of the Few-bit Backward paper with shared levels allowed (kind `shared`).
+
+A table of kind `stochastic` rounds at random between two levels: with increasing levels,
+
+    q(x) = y[c_i + 1]  with probability (f'(x) − y[c_i]) / (y[c_i + 1] − y[c_i]),  else y[c_i],
+
+so that E[q(x)] = f'(x) for every x; a code c_i = K − 1 stands for its level alone. f' itself, not the boundaries, then
+says how near x is to either level.
 """
 
 from __future__ import annotations
@@ -27,7 +34,7 @@ from .files import atomic_write
 from .json_format import dumps, read_json
 from .names import counted
 
-Kind = Literal["interval", "shared"]
+Kind = Literal["interval", "shared", "stochastic"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MAX_LEVELS = 256
 MAX_INTERVALS = 65_536
@@ -54,12 +61,12 @@ class Table:
 
     Attributes:
         activation: name of f, such as ``gelu`` or ``softplus(beta=2)``.
-        kind: ``interval`` (each interval has its own level) or ``shared``.
+        kind: ``interval`` (each interval has its own level), ``shared``, or ``stochastic`` (rounded at random).
         weight: w, for instance ``uniform:-10,10``.
         boundaries: float64 (m − 1,), finite and strictly increasing.
-        codes: uint8 (m,), each below K.
-        levels: float64 (K,), finite, 1 ≤ K ≤ 256.
-        error: ∫ (f'(x) − q(x))² w(x) dx.
+        codes: uint8 (m,), each below K; for ``stochastic`` of the lower of the two levels.
+        levels: float64 (K,), finite, 1 ≤ K ≤ 256; for ``stochastic`` increasing.
+        error: ∫ (f'(x) − q(x))² w(x) dx; for ``stochastic`` its mean over the draws, the variance.
         lower_bound: no table of this kind with K levels has a smaller error; None where not computed.
 
     Raises:
@@ -98,6 +105,8 @@ class Table:
             raise FewbitError(f"code {codes.max()} names no level: the table has {levels.size}")
         if self.kind == "interval" and not np.array_equal(codes, np.arange(levels.size)):
             raise FewbitError("an interval table has one level per interval: codes 0, 1, 2, …")
+        if self.kind == "stochastic" and np.any(levels[1:] <= levels[:-1]):
+            raise FewbitError("the levels of a stochastic table must be strictly increasing")
         error = _number("error", self.error)
         bound = None if self.lower_bound is None else _number("lower_bound", self.lower_bound)
         if error < 0 or (bound is not None and not 0 <= bound <= error):
@@ -124,13 +133,23 @@ class Table:
         return f"{self.activation}/{self.kind}/{self.levels.size}/{digest}"
 
     def encode(self, x: ArrayLike) -> NDArray[np.uint8]:
-        """Return the code of every element of `x`, in the shape of `x`."""
+        """Return the code of every element of `x`, in the shape of `x`; for ``stochastic`` the lower of its two."""
         interval = np.searchsorted(self.boundaries, np.asarray(x, dtype=np.float64), side="left")
         return self.codes[interval]
 
     def __call__(self, x: ArrayLike) -> NDArray[np.float64]:
-        """Return q(x), float64, in the shape of `x`."""
+        """Return q(x), float64, in the shape of `x`; for ``stochastic`` the lower of its two values."""
         return self.levels[self.encode(x)]
+
+    def around(self, x: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the least and the greatest value that q(x) may take, float64, each in the shape of `x`.
+
+        Example:
+            a, b = table.around(x)          # kind stochastic: E[(q(x) − f'(x))²] = (b − f'(x)) (f'(x) − a)
+        """
+        codes = self.encode(x).astype(np.intp)
+        above = np.minimum(codes + 1, self.levels.size - 1) if self.kind == "stochastic" else codes
+        return self.levels[codes], self.levels[above]
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Write the table to `path` atomically.

@@ -28,6 +28,7 @@ middle are: a numerical certificate, not one in interval arithmetic.
     cells.py         moments and ranges of g along the line
     mesh.py          edges, and which cells may still hold a boundary
     certificate.py   the passes
+    stochastic.py    the same for levels that f' is rounded to at random, which has a shorter proof
 
 The programmes themselves are in ../paths.py, the search for λ in ../penalty.py.
 """

@@ -13,6 +13,7 @@ from ..paths import F2, layered, least_penalty, path_to, penalised, reversed_pla
 from ..penalty import best_penalty
 from .cells import Mask, Vector, interval_cells, shared_cells
 from .mesh import MAX_CELLS, Indices, Mesh, Problem, cut_to_loss, narrowed
+from .stochastic import stochastic_bound
 
 TOLERANCE = 1e-6  # target of (error − bound) / error
 _FIRST_CELLS = 512
@@ -32,7 +33,7 @@ class Certificate:
     Attributes:
         bound: no table of the kind with K levels has a smaller error.
         better: boundaries, on the line, of a table with a smaller error than the known one, if the search found one
-            and stopped.
+            and stopped; its levels for kind `stochastic`.
     """
 
     bound: float
@@ -52,6 +53,8 @@ def certificate(moments: Moments, table: Table, K: int, tolerance: float = TOLER
     """
     if K == 1:
         return Certificate(table.error, None)
+    if table.kind == "stochastic":
+        return Certificate(*stochastic_bound(moments, table, K, tolerance))
     levels = np.sort(table.levels) - moments.centre
     lost = 2 * np.finfo(float).eps * float((levels**2).sum() * moments.prefix[0, -1])
     if table.error <= _rounding(moments.prefix[:, -1:], K, lost):

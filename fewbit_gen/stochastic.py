@@ -1,0 +1,223 @@
+"""Kind `stochastic`: the levels whose random rounding has the least variance, and no bias.
+
+    a value g of f' between neighbouring levels y⁻ < y⁺ becomes y⁺ with probability (g − y⁻)/(y⁺ − y⁻), else y⁻:
+    E[q] = g,     E[(q − g)²] = (y⁺ − g)(g − y⁻)
+
+The least and the greatest level are the ends of f' over *all* x, wherever the weight lies: a value beyond them could not
+be represented without bias. So the error is a sum over the K − 1 segments between levels, each of the cost
+
+    ∫ (b − g)(g − a) w = (a + b) ∫ g w − ab ∫ w − ∫ g² w,
+
+and the levels cut the line of the values of f' (monge.py): exact over a grid of values. It is refined on the exact
+moments: at the optimum
+
+    ∫ (g − y_{k−1}) w from y_{k−1} to y_k    =    ∫ (y_{k+1} − g) w from y_k to y_{k+1},
+
+or y_k lies on a value that f' has over a whole interval (SELU's λ), where the left side jumps past the right one. Two
+levels enter each equation beside its own: Newton's method with a tridiagonal Jacobian.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import solve_banded
+
+from ..tables.errors import FewbitError
+from .activations import Activation
+from .crossings import cut_by_values
+from .moments import Moments
+from .monge import FW, F2, W, best_cuts, prefix
+from .weights import Weight
+
+Vector = NDArray[np.float64]
+
+_ROUNDS, _STEPS, _HALVINGS = 4, 60, 6
+_ENOUGH = 1e-13  # a Newton step, relative to the range of f'
+_PINNED = 1e-9  # a level that its equation changes sign about, relative to the range of f', lies on a flat value
+_FAR = (1e3, 1e5, 1e7)  # where an f' that grows without limit shows it
+_WIDEST = 40.0  # beyond ± this f' of an expression is taken to have shown all its values
+_CANDIDATES = 32  # least levels to choose from, for each level
+
+
+def range_of(activation: Activation, moments: Moments) -> tuple[float, float]:
+    """Return the least and the greatest f' over all x, centred, from the moments of `everywhere`.
+
+    Raises:
+        FewbitError: f' has no bounds, so that no levels are without bias.
+    """
+    left, right = np.nextafter(moments.edges[:-1], np.inf), moments.edges[1:]
+    g = moments.centred(np.stack([left, right]))
+    ends = []
+    for sign in (-1.0, 1.0):
+        cell = int(np.unravel_index(np.argmax(sign * g), g.shape)[1])
+        near = slice(max(cell - 1, 0), cell + 2)
+        low, high = left[near], right[near]
+        for _ in range(60):  # f' has one extremum in a cell at most: by thirds
+            first, second = low + (high - low) / 3, high - (high - low) / 3
+            rises = sign * moments.centred(second) > sign * moments.centred(first)
+            low, high = np.where(rises, first, low), np.where(rises, high, second)
+        ends.append(float(sign * max(sign * g.flat[np.argmax(sign * g)], (sign * moments.centred(high)).max())))
+    beyond = np.asarray([sign * far for far in _FAR for sign in (-1.0, 1.0)])
+    with np.errstate(all="ignore"):
+        values = activation.derivative(beyond) - moments.centre
+    room = 0.5 * (ends[1] - ends[0])
+    if not ((values >= ends[0] - room) & (values <= ends[1] + room)).all():
+        raise FewbitError(
+            f"the derivative of {activation.name} grows without limit: levels that cover all its values, as kind "
+            "stochastic needs, do not exist"
+        )
+    return min(ends[0], float(values.min())), max(ends[1], float(values.max()))
+
+
+def everywhere(activation: Activation, weight: Weight) -> Weight:
+    """Return `weight` with a domain that reaches as far as f' varies; beyond the weight's own it is 0."""
+    low, high = weight.domain
+    reach = min(activation.reach, _WIDEST)
+    wide = min(low, -reach), max(high, reach)
+    if wide == weight.domain:
+        return weight
+
+    def density(x: Vector) -> Vector:
+        inside = (x >= low) & (x <= high)
+        return np.where(inside, weight.density(np.clip(x, low, high)), 0.0)
+
+    breaks = [x for x in (low, *weight.breakpoints, high) if wide[0] < x < wide[1]]
+    return replace(weight, domain=wide, density=density, breakpoints=tuple(breaks))
+
+
+def solve_stochastic(moments: Moments, ends: tuple[float, float], K: int) -> Vector:
+    """Return at most K levels, centred and increasing, from the least to the greatest f'.
+
+    Exact over the mean values of the grid's cells, of which the inner levels are chosen.
+
+    Args:
+        moments: the problem.
+        ends: the least and the greatest f', centred.
+        K: number of levels.
+    """
+    w, fw = moments.cells[0], moments.cells[1]
+    holds = w > 0
+    values, at = np.unique(np.clip(fw[holds] / w[holds], *ends), return_inverse=True)
+    mass = np.bincount(at, weights=w[holds])
+    # Beside the values of f', which lie far apart where it is steep, levels between them.
+    places = np.union1d(values, np.linspace(*ends, _CANDIDATES * K + 1))
+    up_to = np.searchsorted(values, places, side="right")
+    sums = prefix(np.stack([mass, values * mass, values * values * mass]))[:, up_to]
+    problem = np.stack([*sums, places, np.zeros(places.size)])
+    return places[best_cuts(problem, min(K - 1, places.size - 1))]
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The segments between levels.
+
+    Attributes:
+        levels: (K,) increasing, centred; the first and the last are the ends of f'.
+        sums: (3, K − 1) moments of each segment.
+        cuts, codes: (m − 1,) and (m,): where f' crosses an inner level, and the segment of each piece.
+    """
+
+    levels: Vector
+    sums: Vector
+    cuts: Vector
+    codes: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, moments: Moments, levels: Vector) -> "Segments":
+        """Measure the segments between `levels`."""
+        cuts, codes = cut_by_values(moments, levels[1:-1])
+        pieces = moments.between(np.concatenate([moments.edges[:1], cuts, moments.edges[-1:]]))
+        sums = np.stack([np.bincount(codes, weights=row, minlength=levels.size - 1) for row in pieces])
+        return cls(levels, sums, cuts, codes)
+
+    @property
+    def error(self) -> float:
+        """The variance."""
+        a, b = self.levels[:-1], self.levels[1:]
+        return float(((a + b) * self.sums[FW] - a * b * self.sums[W] - self.sums[F2]).sum())
+
+    @property
+    def residual(self) -> Vector:
+        """(K − 2,) the left side of each equation less its right side."""
+        y, (w, fw, _) = self.levels, self.sums
+        return (fw - y[:-1] * w)[:-1] - (y[1:] * w - fw)[1:]
+
+
+def refined_levels(moments: Moments, levels: Vector) -> Vector:
+    """Return stationary levels near `levels`, with an error that is no larger, up to rounding."""
+    state = Segments.of(moments, levels)
+    if levels.size < 3:
+        return levels
+    near = _PINNED * float(levels[-1] - levels[0])
+    pinned = None
+    for _ in range(_ROUNDS):
+        before, pinned = pinned, _pinned(moments, state.levels, near)
+        if before is not None and (pinned == before).all():
+            break
+        for _ in range(_STEPS):
+            after = _newton(moments, state, ~pinned)
+            if after is None:
+                break
+            moved = float(np.abs(after.levels - state.levels).max())
+            state = after
+            if moved <= _ENOUGH * (levels[-1] - levels[0]):
+                break
+    return state.levels
+
+
+def _pinned(moments: Moments, levels: Vector, near: float) -> NDArray[np.bool_]:
+    """Return (K − 2,): which inner levels have a mass of values of f' about them that keeps them there."""
+    sides = []
+    for shift in (-near, near):
+        y = levels.copy()
+        y[1:-1] += shift
+        at = Segments.of(moments, y) if (np.diff(y) > 0).all() else Segments.of(moments, levels)
+        sides.append(replace(at, levels=levels).residual)
+    return (sides[0] <= 0) & (sides[1] >= 0)
+
+
+def _newton(moments: Moments, state: Segments, free: NDArray[np.bool_]) -> Segments | None:
+    """Return the state after a step of the free levels, halved until the error decreases; None if it never does."""
+    y, K = state.levels, state.levels.size
+    h = moments.step(state.cuts)
+    slope = np.abs(moments.centred(state.cuts + h) - moments.centred(state.cuts - h)) / (2 * h)
+    passed = np.minimum(state.codes[1:], state.codes[:-1])
+    smooth = (np.abs(np.diff(state.codes)) == 1) & (slope > 0)
+    flow = np.where(smooth, moments.weight.density(state.cuts) / np.where(slope > 0, slope, 1), 0.0)
+    density = np.bincount(passed, weights=flow, minlength=K - 2)[: K - 2]
+    w = state.sums[W]
+    diagonal = (y[2:] - y[:-2]) * density
+    # Where values of f' lie on one side alone, or nowhere near, the level is moved towards the mean of the two sides.
+    least = 0.05 * (w[:-1] + w[1:])
+    bands = np.zeros((3, K - 2))
+    bands[0, 1:], bands[1], bands[2, :-1] = -w[1:-1], np.maximum(diagonal, least), -w[1:-1]
+    for row, shift in ((0, 1), (2, -1)):  # a level that stays has no part in the equations of others
+        bands[row] = np.where(np.roll(free, shift) & free, bands[row], 0.0)
+    residual = np.where(free, state.residual, 0.0)
+    bands[1] = np.where(free & (bands[1] > 0), bands[1], 1.0)
+    alone = np.zeros_like(bands)
+    alone[1] = bands[1] + np.abs(bands[0]) + np.abs(bands[2])
+    for system in (bands, alone):
+        try:
+            step = -solve_banded((1, 1), system, residual)
+        except np.linalg.LinAlgError:
+            continue
+        for halvings in range(_HALVINGS):
+            target = y.copy()
+            target[1:-1] += step * 0.5**halvings
+            if not (np.isfinite(target).all() and (np.diff(target) > 0).all()):
+                continue
+            after = Segments.of(moments, target)
+            if after.error < state.error - 1e-15 * moments.prefix[2, -1]:
+                return after
+            if np.abs(after.residual[free]).max(initial=0) < np.abs(residual).max(initial=0) and after.error <= (
+                state.error + 1e-15 * moments.prefix[2, -1]
+            ):
+                return after
+    return None
+
+
+def uniform_error(moments: Moments, ends: tuple[float, float], K: int) -> float:
+    """Return the error of K levels at equal distances."""
+    return Segments.of(moments, np.linspace(*ends, K)).error
