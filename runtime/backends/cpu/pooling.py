@@ -29,7 +29,7 @@ def max_pool(
     y, indices = reference.MAX_POOL[len(kernel)](x, kernel, stride, padding, dilation, ceil_mode)
     _, corners, places = reference.window(x, y.shape, kernel, stride, padding, dilation)
     if not _serves(x, indices):
-        return y, places[indices - corners].contiguous()
+        return y, places[indices.sub_(corners)].contiguous()
     return y, places_of(indices, corners, places)
 
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+_PARTS = 8  # into which images are divided, so that indices, of 64 bits, take little memory
+
 MAX_POOL: dict[int, Any] = {1: F.max_pool1d_with_indices, 2: F.max_pool2d_with_indices, 3: F.max_pool3d_with_indices}
 
 
@@ -28,7 +30,7 @@ def max_pool(
     """
     y, indices = MAX_POOL[len(kernel)](x, kernel, stride, padding, dilation, ceil_mode)
     _, corners, places = window(x, y.shape, kernel, stride, padding, dilation)
-    return y, places[indices - corners].contiguous()
+    return y, places[indices.sub_(corners)].contiguous()
 
 
 def max_pool_backward(
@@ -42,13 +44,14 @@ def max_pool_backward(
 ) -> Tensor:
     """Return the gradient of the input, of this `shape`: the sums of `grad` at the maxima, row-major."""
     dimensions = len(kernel)
-    grad_x = grad.new_zeros(shape)
+    size, outputs = math.prod(shape[-dimensions:]), math.prod(places.shape[-dimensions:])
+    grad_x = grad.new_zeros(math.prod(shape[:-dimensions]), size)
     offsets, corners = offsets_of(shape, places.shape, kernel, stride, padding, dilation, places.device)
-    last = math.prod(shape[-dimensions:]) - 1
-    indices = (offsets[places.int().clamp(max=offsets.numel() - 1)] + corners).clamp(0, last)
-    flat = grad_x.flatten(-dimensions)
-    flat.scatter_add_(-1, indices.flatten(-dimensions), grad.flatten(-dimensions))
-    return flat.view(shape)
+    grad, places, corners = grad.reshape(-1, outputs), places.reshape(-1, outputs), corners.flatten()
+    for there, at, g in zip(*(x.chunk(_PARTS) for x in (grad_x, places, grad)), strict=True):
+        indices = offsets[at.int().clamp_(max=offsets.numel() - 1)].add_(corners).clamp_(0, size - 1)
+        there.scatter_add_(-1, indices, g)
+    return grad_x.view(shape)
 
 
 def window(
