@@ -10,14 +10,21 @@ from ..tables.columns import columns
 from ..tables.names import counted
 
 
-def table_text(table: Table, seconds: float | None = None) -> str:
+def table_text(table: Table, seconds: float | None = None, uniform: float | None = None) -> str:
     """Return a table as lines: a description, its error, then one row per interval.
 
     Args:
         table: the table.
         seconds: the solving time, if it was solved just now.
+        uniform: of kind ``stochastic``, the error of as many levels at equal distances.
     """
-    return "\n".join([*_heading(table, seconds), "", *_rows(table)])
+    heading = _heading(table, seconds)
+    if uniform is not None:
+        heading.insert(
+            -1,
+            f"uniform      {uniform:.9g}  (levels at equal distances: the error is {table.error / uniform:.3g} of it)",
+        )
+    return "\n".join([*heading, "", *_rows(table)])
 
 
 def list_text(tables: Sequence[Table]) -> str:

@@ -1,4 +1,4 @@
-"""The best division of a line of values into K segments, where the cost of a segment satisfies the quadrangle inequality.
+"""The best division of a line of values into K segments whose costs satisfy the quadrangle inequality.
 
     shared        cost = ∫ g² − (∫ g)² / ∫ 1                   one level serves the segment: weighted 1-D k-means
     stochastic    cost = ∫ (e_i − g)(g − e_j)                  values are rounded at random to the segment's two ends

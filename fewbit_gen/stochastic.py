@@ -3,8 +3,8 @@
     a value g of f' between neighbouring levels y⁻ < y⁺ becomes y⁺ with probability (g − y⁻)/(y⁺ − y⁻), else y⁻:
     E[q] = g,     E[(q − g)²] = (y⁺ − g)(g − y⁻)
 
-The least and the greatest level are the ends of f' over *all* x, wherever the weight lies: a value beyond them could not
-be represented without bias. So the error is a sum over the K − 1 segments between levels, each of the cost
+The least and the greatest level are the ends of f' over *all* x, wherever the weight lies: what is beyond them
+could not be represented without bias. So the error is a sum over the K − 1 segments between levels, each of the cost
 
     ∫ (b − g)(g − a) w = (a + b) ∫ g w − ab ∫ w − ∫ g² w,
 
@@ -27,7 +27,7 @@ from ..tables.errors import FewbitError
 from .activations import Activation
 from .crossings import cut_by_values
 from .moments import Moments
-from .monge import FW, F2, W, best_cuts, prefix
+from .monge import F2, FW, W, best_cuts, prefix
 from .weights import Weight
 
 Vector = NDArray[np.float64]
@@ -37,6 +37,7 @@ _ENOUGH = 1e-13  # a Newton step, relative to the range of f'
 _PINNED = 1e-9  # a level that its equation changes sign about, relative to the range of f', lies on a flat value
 _FAR = (1e3, 1e5, 1e7)  # where an f' that grows without limit shows it
 _WIDEST = 40.0  # beyond ± this f' of an expression is taken to have shown all its values
+_CELLS = 16384
 _CANDIDATES = 32  # least levels to choose from, for each level
 
 
@@ -58,9 +59,7 @@ def range_of(activation: Activation, moments: Moments) -> tuple[float, float]:
             rises = sign * moments.centred(second) > sign * moments.centred(first)
             low, high = np.where(rises, first, low), np.where(rises, high, second)
         ends.append(float(sign * max(sign * g.flat[np.argmax(sign * g)], (sign * moments.centred(high)).max())))
-    beyond = np.asarray([sign * far for far in _FAR for sign in (-1.0, 1.0)])
-    with np.errstate(all="ignore"):
-        values = activation.derivative(beyond) - moments.centre
+    values = _far_out(activation) - moments.centre
     room = 0.5 * (ends[1] - ends[0])
     if not ((values >= ends[0] - room) & (values <= ends[1] + room)).all():
         raise FewbitError(
@@ -68,6 +67,18 @@ def range_of(activation: Activation, moments: Moments) -> tuple[float, float]:
             "stochastic needs, do not exist"
         )
     return min(ends[0], float(values.min())), max(ends[1], float(values.max()))
+
+
+def is_bounded(activation: Activation) -> bool:
+    """Return whether f' does not grow any more far out."""
+    near, *_, far = np.abs(_far_out(activation)).reshape(-1, 2).max(axis=1)
+    return bool(far <= 10 * near + 1)
+
+
+def _far_out(activation: Activation) -> Vector:
+    """Return f' at points far out on either side, nearer ones first."""
+    with np.errstate(all="ignore"):
+        return activation.derivative(np.asarray([sign * far for far in _FAR for sign in (-1.0, 1.0)]))
 
 
 def everywhere(activation: Activation, weight: Weight) -> Weight:
@@ -99,7 +110,7 @@ def solve_stochastic(moments: Moments, ends: tuple[float, float], K: int) -> Vec
     w, fw = moments.cells[0], moments.cells[1]
     holds = w > 0
     values, at = np.unique(np.clip(fw[holds] / w[holds], *ends), return_inverse=True)
-    mass = np.bincount(at, weights=w[holds])
+    mass = np.bincount(at, weights=w[holds]).astype(np.float64)
     # Beside the values of f', which lie far apart where it is steep, levels between them.
     places = np.union1d(values, np.linspace(*ends, _CANDIDATES * K + 1))
     up_to = np.searchsorted(values, places, side="right")
@@ -128,7 +139,7 @@ class Segments:
         """Measure the segments between `levels`."""
         cuts, codes = cut_by_values(moments, levels[1:-1])
         pieces = moments.between(np.concatenate([moments.edges[:1], cuts, moments.edges[-1:]]))
-        sums = np.stack([np.bincount(codes, weights=row, minlength=levels.size - 1) for row in pieces])
+        sums = np.stack([np.bincount(codes, weights=row, minlength=levels.size - 1) for row in pieces], dtype=float)
         return cls(levels, sums, cuts, codes)
 
     @property
@@ -218,6 +229,7 @@ def _newton(moments: Moments, state: Segments, free: NDArray[np.bool_]) -> Segme
     return None
 
 
-def uniform_error(moments: Moments, ends: tuple[float, float], K: int) -> float:
-    """Return the error of K levels at equal distances."""
-    return Segments.of(moments, np.linspace(*ends, K)).error
+def uniform_error(activation: Activation, weight: Weight, K: int) -> float:
+    """Return the error of K levels at equal distances from the least to the greatest f'."""
+    moments = Moments.of(activation, everywhere(activation, weight), _CELLS, order=4)
+    return Segments.of(moments, np.linspace(*range_of(activation, moments), K)).error

@@ -12,9 +12,9 @@ so that V grows by at most d times that for each level: its allowance, which dec
 
     V  ≥  the least sum of costs − allowances over all paths along K − 2 places,
 
-which the programme of monge.py finds: allowances belong to places, and leave the quadrangle inequality as it is. (Levels
-that share a place are fewer segments, which cost λ less each; λ is more than an allowance.) The distance to a level's
-neighbours is bounded by what a segment may cost: no more than the known table.
+which the programme of monge.py finds: allowances belong to places, and leave the quadrangle inequality as it is.
+(Levels that share a place are fewer segments, which cost λ less each; λ is more than an allowance.) The distance to a
+level's neighbours is bounded by what a segment may cost: no more than the known table.
 
 Intervals through which no path stays below the known table's error are left out, the others divided, until the gap is
 small enough.
@@ -22,6 +22,7 @@ small enough.
 
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,7 +85,7 @@ def stochastic_bound(moments: Moments, table: Table, K: int, tolerance: float) -
     rounding = 4 * _EPSILON * K * scale
     if K == 2 or error <= rounding:
         return (error if K == 2 else 0.0), None
-    inner = np.concatenate([np.linspace(a, b, _FIRST + 1)[:-1] for a, b in zip(levels[:-1], levels[1:], strict=True)])
+    inner = np.concatenate([np.linspace(a, b, _FIRST + 1)[:-1] for a, b in pairwise(levels)])
     edges = np.append(inner, levels[-1])
     ends = levels[[0, -1]]
     low, high = _with_ends(edges[:-1], edges[1:], ends)
@@ -121,7 +122,7 @@ def _up_to(moments: Moments, points: Vector) -> Vector:
     ends = moments.edges[[0, -1]]
     cuts, codes = cut_by_values(moments, points, 1e-13 * (ends[1] - ends[0]))
     pieces = moments.between(np.concatenate([ends[:1], cuts, ends[1:]]))
-    cells = np.stack([np.bincount(codes, weights=row, minlength=points.size + 1) for row in pieces])
+    cells = np.stack([np.bincount(codes, weights=row, minlength=points.size + 1) for row in pieces], dtype=float)
     return prefix(cells)[:, 1:-1]
 
 

@@ -18,7 +18,7 @@ from ...tables import KINDS, Table
 from ...tables.names import counted
 from .style import CYCLE, GREY, INK, MARKERS, shortened, style_axes
 
-LINE_STYLES: dict[str, Literal["--", "-"]] = {"interval": "--", "shared": "-", "stochastic": ":"}
+LINE_STYLES: dict[str, Literal["--", "-", ":"]] = {"interval": "--", "shared": "-", "stochastic": ":"}
 # Quadratures differ in their last digits: below this gap, error and bound are equal to rounding.
 LEAST_GAP = 1e-12
 GOAL = 1e-6  # relative gap to the lower bound that every shipped table must reach

@@ -52,13 +52,17 @@ def draw_panel(axes: Axes, row: Approximated, table: Table, span: Span) -> None:
     derivative = row.derivative(x)
     counts = (row.domain[0] <= x) & (x <= row.domain[1])
     lost = {"color": BLUE, "alpha": 0.22, "linewidth": 0}
-    axes.fill_between(x, derivative, table(x), where=counts, label="the difference", **lost)
+    below, above = table.around(x)
+    if table.kind == "stochastic":
+        axes.fill_between(x, below, above, where=counts, label="between two levels", **lost)
+    else:
+        axes.fill_between(x, derivative, below, where=counts, label="the difference", **lost)
     # NaN interrupts a line: f' has no value between the two sides of a jump.
     gaps = np.searchsorted(x, np.intersect1d(x, row.kinks), side="right")
     broken = np.insert(x, gaps, np.nan), np.insert(derivative, gaps, np.nan)
     axes.plot(*broken, color=INK, linewidth=1.2, label="$f'$, the derivative")
-    edges, values = steps(table, span)
-    axes.stairs(values, edges, baseline=None, color=VERMILION, linewidth=1.6, label="$q$, the table")
+    for edges, values in steps(table, span):
+        axes.stairs(values, edges, baseline=None, color=VERMILION, linewidth=1.6, label="$q$, the table")
     _draw_weight(axes, row, span)
     axes.set_xlim(*span)
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
@@ -82,12 +86,13 @@ def visible_span(row: Approximated) -> Span:
     return max(low, first - margin), min(high, last + margin)
 
 
-def steps(table: Table, span: Span) -> tuple[Vector, Vector]:
-    """Return the edges (m + 1,) and values (m,) of the m steps that q makes over `span`."""
+def steps(table: Table, span: Span) -> list[tuple[Vector, Vector]]:
+    """Return the edges (m + 1,) and values (m,) of the m steps that q makes over `span`; two of kind ``stochastic``."""
     low, high = span
     inner = (table.boundaries > low) & (table.boundaries < high)
     edges = np.concatenate([[low], table.boundaries[inner], [high]])
-    return edges, table(edges[1:])  # intervals are closed on the right
+    values = table.around(edges[1:])  # intervals are closed on the right
+    return [(edges, value) for value in values[: 2 if table.kind == "stochastic" else 1]]
 
 
 def legend_entries(panels: Iterable[Axes]) -> tuple[list[Artist], list[str]]:

@@ -29,9 +29,8 @@ _TABLES: dict[str, Table] = {}
 
 
 def register_table(table: Table) -> str:
-    """Register `table` with the ops and return its key."""
-    _TABLES.setdefault(table.key, table)
-    return table.key
+    """Register `table` with the ops and return its key; raise `FewbitError` if it is of kind ``stochastic``."""
+    return _TABLES.setdefault(table.key, _deterministic(table)).key
 
 
 def register_unpickled(module: object) -> str:
@@ -61,9 +60,17 @@ def table_of(key: str) -> Table:
 
 def _read(text: str) -> Table:
     try:
-        return table_from_dict(json.loads(text))
+        return _deterministic(table_from_dict(json.loads(text)))
     except (ValueError, RecursionError):
         raise FewbitError(f"no table: {shown(text)}") from None
+
+
+def _deterministic(table: Table) -> Table:
+    if table.kind == "stochastic":
+        raise FewbitError(
+            "a table of kind stochastic rounds at random, which no kernel does yet: use shared or interval"
+        )
+    return table
 
 
 @dataclass(frozen=True)

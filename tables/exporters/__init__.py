@@ -29,6 +29,7 @@ EXPORTERS: dict[str, Callable[[Table], bytes]] = {
     "python": lambda table: python_module(table).encode(),
     "c": lambda table: c_header(table).encode(),
 }
+_OF_ANY_KIND = ("json", "npz", "csv")  # the others hold a function, whose value is that of x alone
 SUFFIXES = {".json": "json", ".npz": "npz", ".csv": "csv", ".py": "python", ".h": "c"}
 
 
@@ -54,10 +55,15 @@ def export(table: Table, file_format: str) -> bytes:
         file_format: one of `EXPORTERS`.
 
     Raises:
-        FewbitError: `file_format` is not a key of `EXPORTERS`.
+        FewbitError: `file_format` is not a key of `EXPORTERS`, or holds no table of kind ``stochastic``.
     """
     if file_format not in EXPORTERS:
         raise FewbitError(f"unknown format {shown(file_format)}; accepted: {', '.join(EXPORTERS)}")
+    if table.kind == "stochastic" and file_format not in _OF_ANY_KIND:
+        raise FewbitError(
+            f"a table of kind stochastic has no one value at x, which {file_format} would give: "
+            f"export it as {', '.join(_OF_ANY_KIND)}"
+        )
     return EXPORTERS[file_format](table)
 
 

@@ -21,7 +21,10 @@ def test_all_of_torch_and_what_models_use_beyond_are_shipped():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("activation", shipped_activations())
 def test_every_activation_has_a_table_of_every_kind_at_every_width(activation, kind, weight):
-    for bits in range(EXACT.get(activation, 1) if kind == "interval" else 1, 9):
+    if kind == "stochastic" and activation == "squared_relu":
+        assert not any(table.kind == kind for table in shipped_tables(activation))  # its derivative has no bounds
+        return
+    for bits in range(EXACT.get(activation, 1) if kind == "interval" else 1, 5 if kind == "stochastic" else 9):
         table = load_table(activation, bits=bits, kind=kind, weight=weight)
         assert (table.activation, table.kind, table.weight) == (activation, kind, weight)
         assert table.bits == bits or table.error == 0

@@ -1,0 +1,194 @@
+"""Kind `stochastic`: levels to round to at random, without bias and with the least variance."""
+
+from itertools import combinations
+
+import fewbit
+import numpy as np
+import pytest
+from fewbit import FewbitError
+from fewbit.fewbit_gen import parse_activation, parse_weight, solve
+from fewbit.fewbit_gen.build import ACTIVATIONS
+from fewbit.fewbit_gen.certify import table_error
+from fewbit.fewbit_gen.lower_bound import certificate
+from fewbit.fewbit_gen.moments import Moments
+from fewbit.fewbit_gen.monge import best_cuts, prefix
+from fewbit.fewbit_gen.solver import problem_moments
+from fewbit.fewbit_gen.stochastic import Segments, everywhere, is_bounded, range_of, uniform_error
+from fewbit.tables import Table
+from fewbit.tables.exporters import csv_rows, export
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+WEIGHTS = ("uniform:-10,10", "normal:0,1", "normal:0,0.3")
+SMOOTH = ("gelu", "silu", "selu", "tanh", "sigmoid", "softplus", "elu", "gaussian", "hardswish")
+
+
+def variance(values, mass, levels):
+    """The mean square error of rounding to neighbouring levels, value by value."""
+    at = np.clip(np.searchsorted(levels, values, side="right") - 1, 0, len(levels) - 2)
+    a, b = levels[at], levels[at + 1]
+    return float(((b - values) * (values - a) * mass).sum())
+
+
+lines = st.integers(2, 10).flatmap(
+    lambda n: st.tuples(
+        st.lists(st.integers(-40, 40), min_size=n, max_size=n, unique=True),
+        st.lists(st.sampled_from([0.0, 1.0, 2.5, 1e-3]), min_size=n, max_size=n).filter(any),
+    )
+)
+
+
+@given(lines, st.integers(2, 5))
+def test_cuts_are_as_good_as_trying_all_levels(line, K):
+    values, mass = (np.asarray(row, float) for row in line)
+    order = np.argsort(values)
+    values, mass = values[order], mass[order]
+    sums = prefix(np.stack([mass, values * mass, values**2 * mass]))[:, 1:]
+    problem = np.stack([*sums, values, np.zeros(values.size)])
+    K = min(K, values.size)
+    found = variance(values, mass, values[best_cuts(problem, K - 1)])
+    tried = (
+        variance(values, mass, np.concatenate([values[:1], inner, values[-1:]]))
+        for inner in combinations(values[1:-1], K - 2)
+    )
+    assert found <= min(tried) + 1e-12 * (values**2 * mass).sum()
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("activation", SMOOTH)
+class TestTable:
+    @pytest.mark.parametrize("bits", [1, 2, 3, 4])
+    def test_is_proven_and_no_worse_than_equal_distances(self, activation, weight, bits):
+        table = solve(activation, bits, "stochastic", weight, effort=None)
+        assert table.levels.size == 2**bits
+        assert 0 <= table.error - table.lower_bound <= 1e-6 * table.error
+        act, w = parse_activation(activation), parse_weight(weight)
+        assert table.error <= uniform_error(act, w, 2**bits) * (1 + 1e-9)
+        assert table.error == pytest.approx(table_error(table, act, w), rel=1e-12)
+
+    def test_has_no_bias_anywhere(self, activation, weight):
+        """Wherever the weight lies: f' is between the two levels at every x."""
+        table = solve(activation, 3, "stochastic", weight, certify=False)
+        x = np.concatenate([np.linspace(-60, 60, 40_001), [-1e6, 1e6, 1e300, -1e300]])
+        f = parse_activation(activation).derivative(x)
+        below, above = table.around(x)
+        room = 1e-7 * np.ptp(table.levels)  # f' at a boundary, which is a double; and where f' has not settled
+        assert (below <= f + room).all() and (f <= above + room).all()
+
+
+def test_states_the_variance_of_draws():
+    table = solve("gelu", 2, "stochastic", "normal:0,1", certify=False)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(400_000)
+    f = parse_activation("gelu").derivative(x)
+    below, above = table.around(x)
+    q = np.where(rng.random(x.size) * (above - below) < f - below, above, below)
+    error = (q - f) ** 2
+    assert error.mean() == pytest.approx(table.error, abs=5 * error.std() / x.size**0.5)
+    assert abs((q - f).mean()) <= 5 * (q - f).std() / x.size**0.5
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(SMOOTH), st.sampled_from(WEIGHTS), st.integers(0, 2**31), st.sampled_from([4, 6, 8]))
+def test_no_levels_are_below_the_bound(activation, weight, seed, K):
+    """Those of a search from random levels, which a wrong proof would lie above."""
+    act, w = parse_activation(activation), parse_weight(weight)
+    bound = solve(act, None, "stochastic", w, levels=K).lower_bound
+    moments = problem_moments(act, w, "stochastic", K)
+    low, high = range_of(act, moments)
+    rng = np.random.default_rng(seed)
+    best = solve(act, None, "stochastic", w, levels=K, certify=False).levels - moments.centre
+    near = np.sort(best[1:-1] + rng.normal(0, 10.0 ** rng.uniform(-6, -1), K - 2) * (high - low))
+    levels = np.unique(np.clip([low, *near, high], low, high))
+    assert Segments.of(moments, levels).error >= bound * (1 - 1e-12)
+
+
+def test_the_bound_of_a_worse_table_holds_too():
+    """A table that is not the best is told so, or gets a bound that the best one meets."""
+    act, w = parse_activation("gelu"), parse_weight("normal:0,1")
+    best = solve(act, 3, "stochastic", w)
+    moments = problem_moments(act, w, "stochastic", 8)
+    ends = range_of(act, moments)
+    found = Segments.of(moments, np.linspace(*ends, 8))
+    levels, codes = found.levels + moments.centre, found.codes.astype(np.uint8)
+    worse = Table("gelu", "stochastic", w.spec, found.cuts, codes, levels, found.error)
+    result = certificate(moments, worse, 8)
+    assert result.bound <= best.error
+    assert result.better is not None and Segments.of(moments, result.better).error < worse.error
+
+
+def test_covers_what_lies_beyond_the_weight():
+    narrow = solve("gelu", 2, "stochastic", "normal:0,0.01")
+    wide = solve("gelu", 2, "stochastic", "uniform:-10,10")
+    np.testing.assert_allclose(narrow.levels[[0, -1]], wide.levels[[0, -1]], rtol=0, atol=1e-12)
+    assert narrow.error < 0.1 * wide.error / 20
+
+
+@pytest.mark.parametrize("activation", ["squared_relu", "x*x*x", "x*log(1 + x*x)", "exp(0.01*x)"])
+def test_a_derivative_without_bounds_is_refused(activation):
+    with pytest.raises(FewbitError, match=r"^the derivative of [^\n]* grows without limit: [^\n]*$"):
+        solve(activation, 3, "stochastic")
+
+
+def test_which_shipped_activations_have_bounds():
+    assert [name for name in ACTIVATIONS if not is_bounded(parse_activation(name))] == ["squared_relu"]
+
+
+@pytest.mark.parametrize("activation", ["relu", "leaky_relu", "relu6", "hardtanh"])
+def test_a_derivative_of_few_values_is_exact(activation):
+    table = solve(activation, 3, "stochastic")
+    assert table.error == 0
+    x = np.linspace(-8, 8, 1001)
+    assert (table.around(x)[0] == parse_activation(activation).derivative(x)).all()
+
+
+def test_a_constant_derivative_has_one_level():
+    table = solve("3*x", 2, "stochastic")
+    assert table.levels.tolist() == [3.0] and table.error == 0
+
+
+@pytest.mark.parametrize("factor", ["1e-30", "1e40"])
+def test_of_any_scale(factor):
+    one, scaled = (solve(f"{c}*tanh(x)", 3, "stochastic", "normal:0,1") for c in ("1", factor))
+    np.testing.assert_allclose(scaled.levels, one.levels * float(factor), rtol=1e-9, atol=float(factor) * 1e-12)
+    assert scaled.error == pytest.approx(one.error * float(factor) ** 2, rel=1e-9)
+
+
+def test_the_weights_own_domain_is_kept_where_it_is_wide_enough():
+    w = parse_weight("uniform:-50,50")
+    assert everywhere(parse_activation("gelu"), w) is w
+    wide = everywhere(parse_activation("gelu"), parse_weight("uniform:-1,1"))
+    assert wide.domain == (-40, 40) and wide.density(np.array([-2.0, -0.5, 2.0])).tolist() == [0, 1, 0]
+
+
+def test_is_written_and_read(tmp_path):
+    table = solve("silu", 3, "stochastic", "normal:0,1")
+    table.to_json(tmp_path / "t.json")
+    assert Table.from_json(tmp_path / "t.json") == table
+    rows = csv_rows(table).splitlines()
+    assert rows[0] == "above,up_to,code,level,or_level" and len(rows) == table.codes.size + 1
+
+
+@pytest.mark.parametrize("file_format", ["python", "c"])
+def test_is_no_function_of_x_to_export(file_format):
+    table = solve("silu", 2, "stochastic")
+    with pytest.raises(FewbitError, match="has no one value at x"):
+        export(table, file_format)
+
+
+def test_levels_that_do_not_increase_are_refused():
+    with pytest.raises(FewbitError, match="strictly increasing"):
+        Table("gelu", "stochastic", "normal:0,1", [0.0], [0, 1], [0.0, 1.0, 1.0], 0.1)
+
+
+def test_modules_say_that_they_do_not_round_at_random_yet():
+    with pytest.raises(FewbitError, match="kind stochastic rounds at random"):
+        fewbit.GELU(table=solve("gelu", 2, "stochastic"))
+
+
+def test_moments_agree_with_the_sum_over_segments():
+    act, w = parse_activation("selu"), parse_weight("uniform:-10,10")
+    table = solve(act, 3, "stochastic", w)
+    moments = Moments.of(act, everywhere(act, w), 4096)
+    error, rounding = moments.error(table)
+    assert abs(error - table.error) <= rounding + 1e-9 * table.error
