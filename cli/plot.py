@@ -10,7 +10,7 @@ from ..fewbit_gen import Activation, Weight, parse_activation, parse_weight
 from ..fewbit_gen.activations import EXAMPLES
 from ..fewbit_gen.library import find_or_solve
 from ..plots import check_figure_path, plot_approximation, plot_error, plot_gallery, plot_kinds
-from ..tables import KINDS, Table
+from ..tables import DETERMINISTIC, KINDS, Table
 from .options import BitsList, bits_list_option, bits_option, figure_option, kind_option, weight_option
 from .picture import approximated
 from .plot_blpa import COMMANDS as BLPA
@@ -87,13 +87,13 @@ def gallery(activations: tuple[str, ...], bits: int, kind: str, weight: str, col
 @weight_option
 @figure_option
 def kinds(activations: tuple[str, ...], bits: int, weight: str, output: Path) -> None:
-    """Draw tables of both kinds side by side, a row per activation; without ACTIVATION, three whose tables differ.
+    """Draw tables of kinds interval and shared side by side, a row per activation; by default three that differ.
 
     Example: fewbit plot kinds gelu tanh --bits 2 -o kinds.png
     """
     check_figure_path(output)
     w = parse_weight(weight)
-    tables = _tables(activations or KINDS_DIFFER, (bits,), KINDS, w)
+    tables = _tables(activations or KINDS_DIFFER, (bits,), DETERMINISTIC, w)
     write_figure(plot_kinds([approximated(a, w, tables[a]) for a in tables]), output)
 
 
@@ -122,7 +122,7 @@ def error(activations: tuple[str, ...], bits: tuple[int, ...], kind: str, weight
     Example: fewbit plot error gelu silu --bits 1,2,3,4 -o error.png
     """
     check_figure_path(output)
-    tables = _tables(activations or PAPER, bits, KINDS if kind == "both" else (kind,), parse_weight(weight))
+    tables = _tables(activations or PAPER, bits, DETERMINISTIC if kind == "both" else (kind,), parse_weight(weight))
     write_figure(plot_error([table for found in tables.values() for table in found]), output)
 
 

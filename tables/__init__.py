@@ -2,6 +2,6 @@
 
 from .errors import FewbitError
 from .shipped import DEFAULT_WEIGHT, load_table
-from .table import KINDS, Kind, Table
+from .table import DETERMINISTIC, KINDS, Kind, Table
 
-__all__ = ["DEFAULT_WEIGHT", "KINDS", "FewbitError", "Kind", "Table", "load_table"]
+__all__ = ["DEFAULT_WEIGHT", "DETERMINISTIC", "KINDS", "FewbitError", "Kind", "Table", "load_table"]

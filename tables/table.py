@@ -36,6 +36,7 @@ from .names import counted
 
 Kind = Literal["interval", "shared", "stochastic"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+DETERMINISTIC: tuple[Kind, ...] = ("interval", "shared")  # whose q is a function of x alone
 MAX_LEVELS = 256
 MAX_INTERVALS = 65_536
 

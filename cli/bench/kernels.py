@@ -15,7 +15,7 @@ from ...runtime.backends.cuda.codegen.compiler import Usage, compile_source
 from ...runtime.backends.cuda.codegen.formulas import FORMULAS, function_of
 from ...runtime.backends.cuda.codegen.lookup import Search, choose_search
 from ...runtime.backends.cuda.codegen.source import NUMBERS, Kernel, kernel_source
-from ...tables import DEFAULT_WEIGHT, KINDS, FewbitError, Table
+from ...tables import DEFAULT_WEIGHT, DETERMINISTIC, FewbitError, Table
 from ...tables.columns import columns
 from ...tables.names import counted
 from ..options import bits_list_option
@@ -140,7 +140,7 @@ def _tables(activations: Iterable[str], bits: Iterable[int]) -> list[Table]:
         find_or_solve(parse_activation(activation), b, kind, weight, certify=False)
         for activation in activations
         for b in sorted(bits)
-        for kind in KINDS
+        for kind in DETERMINISTIC
     ]
     return list({table.key: table for table in found}.values())
 

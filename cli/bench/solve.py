@@ -32,6 +32,7 @@ from ...fewbit_gen.interval import solve_interval
 from ...fewbit_gen.moments import Moments
 from ...fewbit_gen.shared import solve_shared
 from ...fewbit_gen.solver import solve
+from ...fewbit_gen.stochastic import Segments, range_of, solve_stochastic
 from ...fewbit_gen.weights import parse_weight
 from ...tables import DEFAULT_WEIGHT, KINDS, Kind
 from ...tables.columns import columns
@@ -116,6 +117,7 @@ TASKS = (
     Task("solver", "shared", FEWBIT, 100_000, 256),
     Task("solver", "shared", KMEANS1D, 100_000, 256),
     Task("solver", "shared", FEWBIT, 1_000_000, 256, bar_ms=5_000, bar_bytes=4 * _GIB),
+    Task("solver", "stochastic", FEWBIT, 1_000_000, 256, bar_ms=1_000, bar_bytes=4 * _GIB),
 )
 BUILD = Task("build", None, bar_ms=300_000)
 
@@ -278,6 +280,14 @@ def _shared_fewbit(moments: Moments, K: int) -> Vector:
     return solve_shared(moments, K)
 
 
+def _stochastic_fewbit(moments: Moments, K: int) -> Vector:
+    return solve_stochastic(moments, range_of(moments.activation, moments), K)
+
+
+def _stochastic_error(moments: Moments, levels: Vector) -> float:
+    return Segments.of(moments, levels).error
+
+
 def _shared_plain(moments: Moments, K: int) -> Vector:
     values, w = cell_means(moments)
     sums = np.concatenate([np.zeros((3, 1)), np.cumsum([w, w * values, w * values**2], axis=1)], axis=1)
@@ -297,8 +307,13 @@ _SOLVERS: dict[tuple[str | None, str], Callable[[Moments, int], Vector]] = {
     ("shared", FEWBIT): _shared_fewbit,
     ("shared", PLAIN): _shared_plain,
     ("shared", KMEANS1D): _shared_kmeans1d,
+    ("stochastic", FEWBIT): _stochastic_fewbit,
 }
-_ERRORS: dict[str | None, Callable[[Moments, Vector], float]] = {"interval": interval_error, "shared": shared_error}
+_ERRORS: dict[str | None, Callable[[Moments, Vector], float]] = {
+    "interval": interval_error,
+    "shared": shared_error,
+    "stochastic": _stochastic_error,
+}
 
 
 def _solver_run(task: Task) -> tuple[Callable[[], Vector], Callable[[Vector], float]]:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...tables import FewbitError, Table
+from ...tables import DETERMINISTIC, FewbitError, Table
 from ...tables.errors import shown
 from ...tables.table import table_from_dict, table_to_dict
 from .dtypes import arithmetic_dtype
@@ -66,7 +66,7 @@ def _read(text: str) -> Table:
 
 
 def _deterministic(table: Table) -> Table:
-    if table.kind == "stochastic":
+    if table.kind not in DETERMINISTIC:
         raise FewbitError(
             "a table of kind stochastic rounds at random, which no kernel does yet: use shared or interval"
         )

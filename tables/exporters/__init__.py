@@ -16,7 +16,7 @@ from pathlib import Path
 from ..errors import FewbitError, shown
 from ..files import atomic_write
 from ..json_format import dumps
-from ..table import Table, table_to_dict
+from ..table import DETERMINISTIC, Table, table_to_dict
 from .c_header import c_header
 from .csv_rows import csv_rows
 from .npz_archive import npz_archive
@@ -59,7 +59,7 @@ def export(table: Table, file_format: str) -> bytes:
     """
     if file_format not in EXPORTERS:
         raise FewbitError(f"unknown format {shown(file_format)}; accepted: {', '.join(EXPORTERS)}")
-    if table.kind == "stochastic" and file_format not in _OF_ANY_KIND:
+    if table.kind not in DETERMINISTIC and file_format not in _OF_ANY_KIND:
         raise FewbitError(
             f"a table of kind stochastic has no one value at x, which {file_format} would give: "
             f"export it as {', '.join(_OF_ANY_KIND)}"

@@ -70,7 +70,7 @@ def test_what_is_shipped_is_what_build_makes(run, tmp_path):
 
 
 def test_relu_is_shipped_once_a_kind_and_weight():
-    once = [("interval", 1, 0.0), ("shared", 1, 0.0)]
+    once = [("interval", 1, 0.0), ("shared", 1, 0.0), ("stochastic", 1, 0.0)]
     assert [(t.kind, t.bits, t.error) for t in shipped_tables("relu")] == 2 * once
 
 

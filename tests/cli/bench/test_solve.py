@@ -119,8 +119,10 @@ def test_the_bars_are_those_that_were_set():
     assert bars == {
         ("solve", "interval", None, 8): (50, None),
         ("solve", "shared", None, 8): (50, None),
+        ("solve", "stochastic", None, 8): (50, None),
         ("solver", "interval", 10_000, 16): (500, None),
         ("solver", "shared", 1_000_000, 256): (5_000, 4 * 2**30),
+        ("solver", "stochastic", 1_000_000, 256): (1_000, 4 * 2**30),
         ("build", None, None, None): (300_000, None),
     }
 

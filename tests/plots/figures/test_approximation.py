@@ -80,9 +80,16 @@ def test_a_long_expression_is_cut():
 @pytest.mark.parametrize("span", [(-3.0, 3.0), (-0.1, 5.0), (-9.0, -8.0)])
 def test_steps_are_those_of_the_table_within_the_span(span):
     table = fewbit.load_table("tanh", 3)
-    edges, values = steps(table, span)
+    ((edges, values),) = steps(table, span)
     assert (edges[0], edges[-1]) == span
     np.testing.assert_array_equal(values, table(0.5 * (edges[1:] + edges[:-1])))
+
+
+def test_a_table_that_rounds_at_random_has_steps_on_either_side_of_the_derivative():
+    table = fewbit.load_table("gelu", 3, "stochastic")
+    (axes,) = plot_approximation([row("gelu", table)]).axes
+    below, above = (patch.get_data().values for patch in axes.patches if isinstance(patch, StepPatch))
+    assert (below < above).all() and set(above) == set(table.levels[1:])
 
 
 def test_a_figure_leaves_no_trace():

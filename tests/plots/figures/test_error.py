@@ -79,7 +79,7 @@ def test_a_colour_is_an_activation_and_a_style_is_a_kind():
     assert drawn["gelu shared"].get_color() != drawn["tanh shared"].get_color()
     for kind, style in LINE_STYLES.items():
         assert drawn[f"gelu {kind}"].get_linestyle() == style
-    assert LINE_STYLES == {"interval": "--", "shared": "-"}
+    assert LINE_STYLES == {"interval": "--", "shared": "-", "stochastic": ":"}
 
 
 def test_exact_tables_are_named_in_words_and_not_drawn():
