@@ -37,10 +37,8 @@ def cut_by_values(moments: Moments, thresholds: Vector, tolerance: float = 0.0) 
     Returns:
         points (m − 1,) and codes (m,): in piece i, thresholds[codes[i] − 1] < g ≤ thresholds[codes[i]].
     """
-    # Both ends of each cell, evaluated inside the cell: at a kink they differ from the neighbour's.
-    left = np.nextafter(moments.edges[:-1], np.inf)
-    right = moments.edges[1:]
-    codes = np.searchsorted(thresholds, moments.centred(np.stack([left, right])), side="left")
+    left, right = moments.cell_ends
+    codes = np.searchsorted(thresholds, moments.at_cell_ends, side="left")
     jump = np.flatnonzero(codes[1, :-1] != codes[0, 1:])
     crosses, threshold, before, after = _expand(codes[0], codes[1])
     at = _bisect(moments, left[crosses], right[crosses], thresholds[threshold], before < after, tolerance)

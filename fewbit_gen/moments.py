@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,6 +122,16 @@ class Moments:
         prefix = np.concatenate([np.zeros((3, 1)), sums], axis=1)
         spread = spread if np.isfinite(spread) else float(np.abs(derivative).max())
         return Moments(activation, weight, edges, centre, moments, prefix, unseen, spread)
+
+    @cached_property
+    def cell_ends(self) -> Vector:
+        """(2, n) both ends of each cell, inside the cell: at a kink f' differs from the neighbour's."""
+        return np.stack([np.nextafter(self.edges[:-1], np.inf), self.edges[1:]])
+
+    @cached_property
+    def at_cell_ends(self) -> Vector:
+        """(2, n) g there."""
+        return self.centred(self.cell_ends)
 
     def centred(self, x: Vector) -> Vector:
         """Return g(x) = f'(x) − centre."""

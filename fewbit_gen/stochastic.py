@@ -33,6 +33,7 @@ from .weights import Weight
 Vector = NDArray[np.float64]
 
 _ROUNDS, _STEPS, _HALVINGS = 4, 60, 6
+_NO_LESS = 1e-14  # what a Newton step would take from the error, relative to it
 _ENOUGH = 1e-13  # a Newton step, relative to the range of f'
 _PINNED = 1e-9  # a level that its equation changes sign about, relative to the range of f', lies on a flat value
 _FAR = (1e3, 1e5, 1e7)  # where an f' that grows without limit shows it
@@ -47,8 +48,7 @@ def range_of(activation: Activation, moments: Moments) -> tuple[float, float]:
     Raises:
         FewbitError: f' has no bounds, so that no levels are without bias.
     """
-    left, right = np.nextafter(moments.edges[:-1], np.inf), moments.edges[1:]
-    g = moments.centred(np.stack([left, right]))
+    (left, right), g = moments.cell_ends, moments.at_cell_ends
     ends = []
     for sign in (-1.0, 1.0):
         cell = int(np.unravel_index(np.argmax(sign * g), g.shape)[1])
@@ -135,9 +135,9 @@ class Segments:
     codes: NDArray[np.int64]
 
     @classmethod
-    def of(cls, moments: Moments, levels: Vector) -> "Segments":
-        """Measure the segments between `levels`."""
-        cuts, codes = cut_by_values(moments, levels[1:-1])
+    def of(cls, moments: Moments, levels: Vector, tolerance: float = 0.0) -> "Segments":
+        """Measure the segments between `levels`, with cuts that are at most `tolerance` before the last double."""
+        cuts, codes = cut_by_values(moments, levels[1:-1], tolerance)
         pieces = moments.between(np.concatenate([moments.edges[:1], cuts, moments.edges[-1:]]))
         sums = np.stack([np.bincount(codes, weights=row, minlength=levels.size - 1) for row in pieces], dtype=float)
         return cls(levels, sums, cuts, codes)
@@ -157,7 +157,7 @@ class Segments:
 
 def refined_levels(moments: Moments, levels: Vector) -> Vector:
     """Return stationary levels near `levels`, with an error that is no larger, up to rounding."""
-    state = Segments.of(moments, levels)
+    state = _near(moments, levels)
     if levels.size < 3:
         return levels
     near = _PINNED * float(levels[-1] - levels[0])
@@ -177,13 +177,18 @@ def refined_levels(moments: Moments, levels: Vector) -> Vector:
     return state.levels
 
 
+def _near(moments: Moments, levels: Vector) -> Segments:
+    """Return the segments, with cuts so near to the true ones that what lies between changes no sum but by rounding."""
+    return Segments.of(moments, levels, 1e-13 * float(moments.edges[-1] - moments.edges[0]))
+
+
 def _pinned(moments: Moments, levels: Vector, near: float) -> NDArray[np.bool_]:
     """Return (K − 2,): which inner levels have a mass of values of f' about them that keeps them there."""
     sides = []
     for shift in (-near, near):
         y = levels.copy()
         y[1:-1] += shift
-        at = Segments.of(moments, y) if (np.diff(y) > 0).all() else Segments.of(moments, levels)
+        at = _near(moments, y if (np.diff(y) > 0).all() else levels)
         sides.append(replace(at, levels=levels).residual)
     return (sides[0] <= 0) & (sides[1] >= 0)
 
@@ -214,12 +219,14 @@ def _newton(moments: Moments, state: Segments, free: NDArray[np.bool_]) -> Segme
             step = -solve_banded((1, 1), system, residual)
         except np.linalg.LinAlgError:
             continue
+        if abs(float(step @ residual)) <= _NO_LESS * state.error:
+            return None
         for halvings in range(_HALVINGS):
             target = y.copy()
             target[1:-1] += step * 0.5**halvings
             if not (np.isfinite(target).all() and (np.diff(target) > 0).all()):
                 continue
-            after = Segments.of(moments, target)
+            after = _near(moments, target)
             if after.error < state.error - 1e-15 * moments.prefix[2, -1]:
                 return after
             if np.abs(after.residual[free]).max(initial=0) < np.abs(residual).max(initial=0) and after.error <= (

@@ -59,8 +59,7 @@ def certificate(moments: Moments, table: Table, K: int, tolerance: float = TOLER
     lost = 2 * np.finfo(float).eps * float((levels**2).sum() * moments.prefix[0, -1])
     if table.error <= _rounding(moments.prefix[:, -1:], K, lost):
         return Certificate(0.0, None)  # nothing exceeds rounding
-    ends = moments.centred(np.stack([np.nextafter(moments.edges[:-1], np.inf), moments.edges[1:]]))
-    low, high = float(ends.min()), float(ends.max())
+    low, high = float(moments.at_cell_ends.min()), float(moments.at_cell_ends.max())
     if table.kind == "interval":
         edges = resolved_grid(moments.activation, moments.weight, max(_FIRST_CELLS, 4 * K), 8, moments.unseen)
         at, heights = table.boundaries, np.abs(np.diff(table.levels))

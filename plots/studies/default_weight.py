@@ -125,7 +125,8 @@ def measure(name: str, steps: int, candidates: Sequence[str] = CANDIDATES) -> li
                 found = [gradient(few, case.loss, batch, dtype) for batch in batches]
                 error = fmean(float((a - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True))
                 rows.append(
-                    {"model": name, "steps": steps, "dtype": dtype, "bits": bits, "weight": weight, "error": error}
+                    {"model": name, "steps": steps, "dtype": dtype, "bits": bits, "weight": weight}
+                    | {"error": float(f"{error:.4g}")}
                 )
     return rows
 
