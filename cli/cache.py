@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 import click
 
-from ..tables import FewbitError
+from ..tables import KINDS, FewbitError, load_table
 from ..tables.cache import cache_folder, cached_files
 from ..tables.files import reason
 from ..tables.names import counted
@@ -57,7 +57,7 @@ def warm(everything: bool) -> None:
 def _warm_solver() -> None:
     from ..fewbit_gen import solve
 
-    for kind in ("shared", "interval"):
+    for kind in KINDS:
         solve("gelu", levels=4, kind=kind)
 
 
@@ -66,9 +66,10 @@ def _warm_training() -> None:
 
     from ..runtime.activations.modules import GELU
 
+    x = torch.zeros(2048, requires_grad=True)
     for bits in (1, 2, 3, 4):
-        x = torch.zeros(2048, requires_grad=True)
         GELU(bits=bits)(x).sum().backward()
+    GELU(table=load_table("gelu", 2, "stochastic"))(x).sum().backward()
 
 
 def _warm_compiled_training() -> None:

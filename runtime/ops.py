@@ -2,6 +2,7 @@
 
     activation(x, function, parameters, table) -> (f(x), packed codes)       differentiable
     encode(x, table) -> packed codes
+    encode_at_random(x, table, seed) -> packed codes      tables of kind stochastic; seed int64 (1,) on the CPU
     multiply(grad, packed, table, stride) -> grad · q(x)
 
 Tables and functions are passed as strings (see tensors/table_registry.py, backends/torch_functions.py), so that
@@ -79,6 +80,7 @@ from .backends.arguments import (
     check_codes,
     check_copied,
     check_copy,
+    check_deterministic,
     check_dtype,
     check_outlier_arguments,
     check_outlier_codes,
@@ -88,6 +90,7 @@ from .backends.arguments import (
     check_pooled,
     check_preact_codes,
     check_preact_input,
+    check_random_encoding,
     check_row_codes,
     check_rows,
     check_whole_groups,
@@ -122,6 +125,7 @@ _library.define(
     tags=_TAGS,
 )
 _library.define("encode(Tensor x, str table) -> Tensor", tags=_TAGS)
+_library.define("encode_at_random(Tensor x, str table, Tensor seed) -> Tensor", tags=_TAGS)
 _library.define(
     "multiply(Tensor grad, Tensor packed, str table, SymInt[] stride) -> Tensor",
     tags=_TAGS,
@@ -129,6 +133,7 @@ _library.define(
 
 activation = torch.ops.fewbit.activation.default
 encode = torch.ops.fewbit.encode.default
+encode_at_random = torch.ops.fewbit.encode_at_random.default
 multiply = torch.ops.fewbit.multiply.default
 
 
@@ -139,10 +144,12 @@ def _register_activation(backend: Any, key: str) -> None:
     def activation(x: Tensor, function: str, parameters: Sequence[float], table: str) -> tuple[Tensor, Tensor]:
         check_dtype(x, function)
         check_parameters(function, parameters)
+        check_deterministic("activation", table)
         return backend.activation(x, function, parameters, table)
 
     def encode(x: Tensor, table: str) -> Tensor:
         check_dtype(x, "encode")
+        check_deterministic("encode", table)
         return backend.encode(as_dense(x), table)
 
     def multiply(grad: Tensor, packed: Tensor, table: str, stride: Sequence[int]) -> Tensor:
@@ -158,6 +165,18 @@ for _key, _backend in implementations("activation"):
     _register_activation(_backend, _key)
 
 
+def _register_rounding(backend: Any, key: str) -> None:
+    def encode_at_random(x: Tensor, table: str, seed: Tensor) -> Tensor:
+        check_random_encoding(x, table, seed)
+        return backend.encode_at_random(as_dense(x), table, seed.tolist()[0])
+
+    _library.impl("encode_at_random", encode_at_random, key)
+
+
+for _key, _backend in implementations("rounding"):
+    _register_rounding(_backend, _key)
+
+
 @torch.library.register_fake(activation, lib=_library)
 def _(x: Tensor, function: str, parameters: Sequence[float], table: str) -> tuple[Tensor, Tensor]:
     check_dtype(x, function)
@@ -168,6 +187,12 @@ def _(x: Tensor, function: str, parameters: Sequence[float], table: str) -> tupl
 @torch.library.register_fake(encode, lib=_library)
 def _fake_encode(x: Tensor, table: str) -> Tensor:
     check_dtype(x, "encode")
+    return x.new_empty(packed_size(x.numel(), table_of(table).bits), dtype=torch.uint8)
+
+
+@torch.library.register_fake(encode_at_random, lib=_library)
+def _(x: Tensor, table: str, seed: Tensor) -> Tensor:
+    check_random_encoding(x, table, seed)
     return x.new_empty(packed_size(x.numel(), table_of(table).bits), dtype=torch.uint8)
 
 

@@ -12,7 +12,8 @@ from ...tables.errors import shown
 from .. import ops
 from ..backends.arguments import check_dtype, checked
 from ..backends.forwards import forward_of
-from ..tensors.layout import as_dense
+from ..tensors.layout import as_dense, with_stride
+from ..tensors.table_registry import table_of
 from . import fast_path, transforms
 from .table_lookup import resolve_key
 from .transforms import keeps
@@ -64,6 +65,9 @@ def apply(x: Tensor, function: str, parameters: tuple[float, ...], key: str, inp
     if not keeps(x):
         forward = overwrite or forward_of(function).call
         return checked(function, x, forward, x, *parameters)
+    if _is_at_random(key):
+        y = _rounded(x, function, parameters, key)
+        return y if overwrite is None else x.copy_(y)
     if transforms.are_active():
         y = transforms.activation(x, function, parameters, key)
         return y if overwrite is None else x.copy_(y)
@@ -87,6 +91,38 @@ def apply(x: Tensor, function: str, parameters: tuple[float, ...], key: str, inp
     # does not read it and crashes (torch 2.6 to 2.13).
     _ = x.grad_fn
     return x
+
+
+@torch.compiler.assume_constant_result
+def _is_at_random(key: str) -> bool:
+    return table_of(key).kind == "stochastic"
+
+
+def _rounded(x: Tensor, function: str, parameters: tuple[float, ...], key: str) -> Tensor:
+    """Return f(x), and save codes that are drawn at random: each element's level is f'(x) on average."""
+    if transforms.are_active():
+        raise FewbitError("tables of kind stochastic work under no transform of torch.func: use shared or interval")
+    check_dtype(x, function)
+    source = x.clone() if torch.compiler.is_compiling() and 0 in x.stride() else x  # as above
+    return _AtRandom.apply(source, function, parameters, key)
+
+
+class _AtRandom(torch.autograd.Function):
+    """x -> f(x), with codes of a table of kind `stochastic`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, function: str, parameters: tuple[float, ...], key: str) -> Tensor:
+        y = forward_of(function).call(x, *parameters)
+        dense = with_stride(x, y.stride())
+        ctx.save_for_backward(ops.encode_at_random(dense, key, ops.draw_seeds(x, 1)))
+        ctx.key, ctx.stride = key, y.stride()
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        (packed,) = ctx.saved_tensors
+        gradient = ops.multiply if torch.compiler.is_compiling() else ops.gradient
+        return gradient(grads[0], packed, ctx.key, ctx.stride), None, None, None
 
 
 class _Inplace(torch.autograd.Function):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...tables import FewbitError, Table
 from ...tables.errors import shown
-from ..backends.arguments import check_dtype, checked
+from ..backends.arguments import check_deterministic, check_dtype, checked
 from ..backends.reference.glu import product
 from ..backends.reference.glu_derivatives import derivative_of
 from ..backends.torch_functions import gelu_function
@@ -122,6 +122,7 @@ def plan_of(
     if check_keep(keep) != "parts":
         derivative_of(function)
     key = resolve_key(function, parameters, bits, table)
+    check_deterministic("a gated MLP", key)
     return GLUPlan(function, parameters, key, table_of(key).bits, up_bits, second_bits, keep)
 
 

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ...tables import FewbitError
+from ...tables import DETERMINISTIC, FewbitError
 from ...tables.errors import shown
 from ..tensors.checks import check_integer
 from ..tensors.dtypes import DTYPES, KINDS
@@ -66,6 +66,21 @@ def check_parameters(function: str, parameters: Sequence[float]) -> None:
         raise FewbitError(f"{function} takes {accepted}, not {len(parameters)} numbers")
 
 
+def check_deterministic(op: str, table: str) -> None:
+    """Raise FewbitError if the table's codes are drawn at random, which `op` does not."""
+    kind = table_of(table).kind
+    if kind not in DETERMINISTIC:
+        raise FewbitError(f"{op} takes tables of kind {' or '.join(DETERMINISTIC)}, not {kind}")
+
+
+def check_random_encoding(x: Tensor, table: str, seed: Tensor) -> None:
+    """Raise FewbitError unless `encode_at_random` can take these arguments."""
+    check_dtype(x, "encode_at_random")
+    _check_seeds(x, seed, 1)
+    if table_of(table).kind != "stochastic":
+        raise FewbitError(f"encode_at_random takes tables of kind stochastic, not {table_of(table).kind}")
+
+
 def checked(function: str, x: Any, forward: Callable[..., Any], *arguments: Any) -> Any:
     """Return ``forward(*arguments)``, torch's own; raise the TypeError of `check_dtype` for integers that it refuses.
 
@@ -109,6 +124,8 @@ def check_pair(
     """Raise FewbitError unless `glu` accepts these arguments."""
     check_dtype(gate, function)
     check_parameters(function, parameters)
+    if table:
+        check_deterministic("glu", table)
     if gate.shape != up.shape or gate.dtype != up.dtype or gate.device != up.device:
         raise FewbitError(f"gate and up have one shape, dtype and device, not {_shown(gate)} and {_shown(up)}")
     _check_seeds(gate, seeds, 2)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...tables import DETERMINISTIC, FewbitError, Table
+from ...tables import FewbitError, Table
 from ...tables.errors import shown
 from ...tables.table import table_from_dict, table_to_dict
 from .dtypes import arithmetic_dtype
@@ -29,8 +29,9 @@ _TABLES: dict[str, Table] = {}
 
 
 def register_table(table: Table) -> str:
-    """Register `table` with the ops and return its key; raise `FewbitError` if it is of kind ``stochastic``."""
-    return _TABLES.setdefault(table.key, _deterministic(table)).key
+    """Register `table` with the ops and return its key."""
+    _TABLES.setdefault(table.key, table)
+    return table.key
 
 
 def register_unpickled(module: object) -> str:
@@ -60,17 +61,9 @@ def table_of(key: str) -> Table:
 
 def _read(text: str) -> Table:
     try:
-        return _deterministic(table_from_dict(json.loads(text)))
+        return table_from_dict(json.loads(text))
     except (ValueError, RecursionError):
         raise FewbitError(f"no table: {shown(text)}") from None
-
-
-def _deterministic(table: Table) -> Table:
-    if table.kind not in DETERMINISTIC:
-        raise FewbitError(
-            "a table of kind stochastic rounds at random, which no kernel does yet: use shared or interval"
-        )
-    return table
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from itertools import combinations
 
-import fewbit
 import numpy as np
 import pytest
 from fewbit import FewbitError
@@ -179,11 +178,6 @@ def test_is_no_function_of_x_to_export(file_format):
 def test_levels_that_do_not_increase_are_refused():
     with pytest.raises(FewbitError, match="strictly increasing"):
         Table("gelu", "stochastic", "normal:0,1", [0.0], [0, 1], [0.0, 1.0, 1.0], 0.1)
-
-
-def test_modules_say_that_they_do_not_round_at_random_yet():
-    with pytest.raises(FewbitError, match="kind stochastic rounds at random"):
-        fewbit.GELU(table=solve("gelu", 2, "stochastic"))
 
 
 def test_moments_agree_with_the_sum_over_segments():
