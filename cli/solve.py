@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from ..fewbit_gen import Activation, Weight, parse_activation, parse_weight, solve
-from ..fewbit_gen.stochastic import uniform_error
+from ..fewbit_gen.solver import uniform_error
 from ..tables import FewbitError, Table
 from ..tables.json_format import dumps
 from ..tables.table import table_to_dict
@@ -76,13 +76,16 @@ def command(
     with compilation_shown():
         table = solve(act, bits=bits, levels=levels, kind=kind, weight=w, effort=effort)
     seconds = time.perf_counter() - start
-    uniform = uniform_error(act, w, table.levels.size) if kind == "stochastic" and table.error > 0 else None
     # Write files before printing: a reader that closes the pipe early (`| head`) does not prevent them.
     if output and file_format:
         write_table(table, output, file_format)
     if plot:
         _draw(table, act, w, plot)
-    click.echo(dumps(table_to_dict(table)) if as_json else table_text(table, seconds, uniform) + "\n", nl=False)
+    if as_json:
+        click.echo(dumps(table_to_dict(table)), nl=False)
+    else:
+        uniform = uniform_error(act, w, table.levels.size) if kind == "stochastic" and table.error > 0 else None
+        click.echo(table_text(table, seconds, uniform))
     for path in filter(None, (output, plot)):
         click.echo(f"wrote {path}", err=True)
 

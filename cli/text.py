@@ -18,13 +18,7 @@ def table_text(table: Table, seconds: float | None = None, uniform: float | None
         seconds: the solving time, if it was solved just now.
         uniform: of kind ``stochastic``, the error of as many levels at equal distances.
     """
-    heading = _heading(table, seconds)
-    if uniform is not None:
-        heading.insert(
-            -1,
-            f"uniform      {uniform:.9g}  (levels at equal distances: the error is {table.error / uniform:.3g} of it)",
-        )
-    return "\n".join([*heading, "", *_rows(table)])
+    return "\n".join([*_heading(table, seconds, uniform), "", *_rows(table)])
 
 
 def list_text(tables: Sequence[Table]) -> str:
@@ -39,7 +33,7 @@ def list_text(tables: Sequence[Table]) -> str:
     return "\n".join(columns([head, *body], left=3))
 
 
-def _heading(table: Table, seconds: float | None) -> list[str]:
+def _heading(table: Table, seconds: float | None, uniform: float | None) -> list[str]:
     K = table.levels.size
     shape = f"{counted(table.bits, 'bit')}, {counted(K, 'level')}, {counted(table.codes.size, 'interval')}"
     lines = [
@@ -51,6 +45,9 @@ def _heading(table: Table, seconds: float | None) -> list[str]:
     elif table.error > 0:
         gap = (table.error - table.lower_bound) / table.error
         lines.append(f"lower bound  {table.lower_bound:.9g}  ({100 * gap:.2g} % below the error)")
+    if uniform is not None:
+        ratio = table.error / uniform
+        lines.append(f"uniform      {uniform:.9g}  (levels at equal distances: the error is {ratio:.3g} of it)")
     if seconds is not None:
         lines.append(f"time         {seconds:.3g} s")
     return lines

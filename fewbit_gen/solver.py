@@ -234,6 +234,12 @@ def problem_moments(activation: Activation, weight: Weight, kind: Kind, K: int, 
     return Moments.of(activation, weight, _SHARED_CELLS, order=4, unseen=unseen)
 
 
+def uniform_error(activation: Activation, weight: Weight, K: int) -> float:
+    """Return the error of rounding at random to K levels at equal distances, from the least to the greatest f'."""
+    moments = problem_moments(activation, weight, "stochastic", K)
+    return Segments.of(moments, np.linspace(*range_of(activation, moments), K)).error
+
+
 def _polished(moments: Moments, kind: Kind, cuts: NDArray[np.float64]) -> Table:
     """Return the stationary table near a starting point, with its error.
 

@@ -25,7 +25,7 @@ from scipy.linalg import solve_banded
 
 from ..tables.errors import FewbitError
 from .activations import Activation
-from .crossings import cut_by_values
+from .crossings import near, sums_by_value
 from .moments import Moments
 from .monge import F2, FW, W, best_cuts, prefix
 from .weights import Weight
@@ -38,7 +38,6 @@ _ENOUGH = 1e-13  # a Newton step, relative to the range of f'
 _PINNED = 1e-9  # a level that its equation changes sign about, relative to the range of f', lies on a flat value
 _FAR = (1e3, 1e5, 1e7)  # where an f' that grows without limit shows it
 _WIDEST = 40.0  # beyond ± this f' of an expression is taken to have shown all its values
-_CELLS = 16384
 _CANDIDATES = 32  # least levels to choose from, for each level
 
 
@@ -137,9 +136,7 @@ class Segments:
     @classmethod
     def of(cls, moments: Moments, levels: Vector, tolerance: float = 0.0) -> "Segments":
         """Measure the segments between `levels`, with cuts that are at most `tolerance` before the last double."""
-        cuts, codes = cut_by_values(moments, levels[1:-1], tolerance)
-        pieces = moments.between(np.concatenate([moments.edges[:1], cuts, moments.edges[-1:]]))
-        sums = np.stack([np.bincount(codes, weights=row, minlength=levels.size - 1) for row in pieces], dtype=float)
+        cuts, codes, sums = sums_by_value(moments, levels[1:-1], tolerance)
         return cls(levels, sums, cuts, codes)
 
     @property
@@ -160,10 +157,10 @@ def refined_levels(moments: Moments, levels: Vector) -> Vector:
     state = _near(moments, levels)
     if levels.size < 3:
         return levels
-    near = _PINNED * float(levels[-1] - levels[0])
+    about = _PINNED * float(levels[-1] - levels[0])
     pinned = None
     for _ in range(_ROUNDS):
-        before, pinned = pinned, _pinned(moments, state.levels, near)
+        before, pinned = pinned, _pinned(moments, state.levels, about)
         if before is not None and (pinned == before).all():
             break
         for _ in range(_STEPS):
@@ -179,13 +176,13 @@ def refined_levels(moments: Moments, levels: Vector) -> Vector:
 
 def _near(moments: Moments, levels: Vector) -> Segments:
     """Return the segments, with cuts so near to the true ones that what lies between changes no sum but by rounding."""
-    return Segments.of(moments, levels, 1e-13 * float(moments.edges[-1] - moments.edges[0]))
+    return Segments.of(moments, levels, near(moments))
 
 
-def _pinned(moments: Moments, levels: Vector, near: float) -> NDArray[np.bool_]:
+def _pinned(moments: Moments, levels: Vector, about: float) -> NDArray[np.bool_]:
     """Return (K − 2,): which inner levels have a mass of values of f' about them that keeps them there."""
     sides = []
-    for shift in (-near, near):
+    for shift in (-about, about):
         y = levels.copy()
         y[1:-1] += shift
         at = _near(moments, y if (np.diff(y) > 0).all() else levels)
@@ -234,9 +231,3 @@ def _newton(moments: Moments, state: Segments, free: NDArray[np.bool_]) -> Segme
             ):
                 return after
     return None
-
-
-def uniform_error(activation: Activation, weight: Weight, K: int) -> float:
-    """Return the error of K levels at equal distances from the least to the greatest f'."""
-    moments = Moments.of(activation, everywhere(activation, weight), _CELLS, order=4)
-    return Segments.of(moments, np.linspace(*range_of(activation, moments), K)).error

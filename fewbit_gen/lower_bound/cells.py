@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..crossings import cut_by_values
+from ..crossings import near, sums_by_value
 from ..moments import Moments
+from ..monge import prefix
 
 Vector = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -38,19 +39,10 @@ def interval_cells(moments: Moments, points: Vector) -> Cells:
     monotone = np.logical_or((steps >= 0).all(axis=0), (steps <= 0).all(axis=0))
     low, high = g.min(axis=0), g.max(axis=0)
     beyond = np.where(monotone, 0.0, high - low)  # a turn between samples goes no further
-    return Cells(_prefix(moments.between(points)), low - beyond, high + beyond, monotone)
+    return Cells(prefix(moments.between(points)), low - beyond, high + beyond, monotone)
 
 
 def shared_cells(moments: Moments, points: Vector) -> Cells:
     """Return cells of the axis of values g; x belongs to the cell that contains g(x)."""
-    ends = moments.edges[[0, -1]]
-    # The mass within this tolerance of a crossing is too small to change a mean by its rounding error.
-    cuts, codes = cut_by_values(moments, points[1:-1], 1e-13 * (ends[1] - ends[0]))
-    per_piece = moments.between(np.concatenate([ends[:1], cuts, ends[1:]]))
-    per_cell = np.stack([np.bincount(codes, weights=row, minlength=points.size - 1) for row in per_piece], dtype=float)
-    return Cells(_prefix(per_cell), points[:-1], points[1:], np.ones(points.size - 1, dtype=np.bool_))
-
-
-def _prefix(per_cell: Vector) -> Vector:
-    sums = np.cumsum(per_cell, axis=1, dtype=np.longdouble).astype(np.float64)
-    return np.concatenate([np.zeros((3, 1)), sums], axis=1)
+    *_, per_cell = sums_by_value(moments, points[1:-1], near(moments))
+    return Cells(prefix(per_cell), points[:-1], points[1:], np.ones(points.size - 1, dtype=np.bool_))

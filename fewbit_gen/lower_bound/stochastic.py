@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...tables import Table
-from ..crossings import cut_by_values
+from ..crossings import near, sums_by_value
 from ..effort import OutOfTime
 from ..moments import Moments
 from ..monge import F2, FW, W, least_sums, prefix, trial_of
@@ -119,10 +119,7 @@ def stochastic_bound(moments: Moments, table: Table, K: int, tolerance: float) -
 
 def _up_to(moments: Moments, points: Vector) -> Vector:
     """Return (3, n) the integrals of w, gw and g²w over all x with f'(x) up to each of increasing points."""
-    ends = moments.edges[[0, -1]]
-    cuts, codes = cut_by_values(moments, points, 1e-13 * (ends[1] - ends[0]))
-    pieces = moments.between(np.concatenate([ends[:1], cuts, ends[1:]]))
-    cells = np.stack([np.bincount(codes, weights=row, minlength=points.size + 1) for row in pieces], dtype=float)
+    *_, cells = sums_by_value(moments, points, near(moments))
     return prefix(cells)[:, 1:-1]
 
 
@@ -158,7 +155,7 @@ def _allowances(line: _Line, most: float) -> Vector:
     last = _furthest(line, most)
     mirrored = _Line(
         *(-part[::-1] for part in (line.high, line.low, line.place)),
-        *(_mirrored(line, sums) for sums in (line.at_high, line.at_low, line.at_place)),
+        *(_mirrored(sums, line.at_high[:, -1:]) for sums in (line.at_high, line.at_low, line.at_place)),
     )
     first = n - 1 - _furthest(mirrored, most)[::-1]
     d = 0.5 * (line.high - line.low)
@@ -170,9 +167,8 @@ def _allowances(line: _Line, most: float) -> Vector:
     return np.where(d > 0, d * (span * own + widest * beside), 0.0)
 
 
-def _mirrored(line: _Line, sums: Vector) -> Vector:
-    """Return the integrals up to −g, of the mirrored values, in the order of mirrored intervals."""
-    total = line.at_high[:, -1:]
+def _mirrored(sums: Vector, total: Vector) -> Vector:
+    """Return the integrals up to −g of the mirrored values, in their order, given those up to g and over all."""
     return (np.asarray([[1.0], [-1.0], [1.0]]) * (total - sums))[:, ::-1]
 
 
@@ -209,8 +205,7 @@ def _largest_between(values: Vector, first: NDArray[np.int64], last: NDArray[np.
 def _through(problem: Vector, penalty: float) -> Vector:
     """Return the least penalised sum of a path through each place."""
     forward, _ = least_sums(problem, penalty)
-    total = problem[:3, -1:]
-    signs = np.asarray([[1.0], [-1.0], [1.0]])
-    mirrored = np.concatenate([signs * (total - problem[:3]), -problem[3:4], problem[4:]])[:, ::-1]
+    sums = _mirrored(problem[:3], problem[:3, -1:])
+    mirrored = np.concatenate([sums, -problem[3:4, ::-1], problem[4:, ::-1]])
     backward, _ = least_sums(np.ascontiguousarray(mirrored), penalty)
     return forward + backward[::-1] + problem[4]

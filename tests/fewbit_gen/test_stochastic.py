@@ -11,8 +11,8 @@ from fewbit.fewbit_gen.certify import table_error
 from fewbit.fewbit_gen.lower_bound import certificate
 from fewbit.fewbit_gen.moments import Moments
 from fewbit.fewbit_gen.monge import best_cuts, prefix
-from fewbit.fewbit_gen.solver import problem_moments
-from fewbit.fewbit_gen.stochastic import Segments, everywhere, is_bounded, range_of, uniform_error
+from fewbit.fewbit_gen.solver import problem_moments, uniform_error
+from fewbit.fewbit_gen.stochastic import Segments, everywhere, is_bounded, range_of
 from fewbit.tables import Table
 from fewbit.tables.exporters import csv_rows, export
 from hypothesis import given, settings

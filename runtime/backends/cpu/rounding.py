@@ -51,6 +51,7 @@ def _encoder() -> Kernel:
         most = np.float32(np.float32(top) * np.float32(65536))
         nothing = np.float32(0)
         single = scratch(BLOCK, np.float32(0))
+        inside = scratch(BLOCK, np.float32(0))
         cells = scratch(BLOCK, np.int32(0))
         random = scratch(_WORDS, np.uint32(0))
         dice = random.view(np.uint16)
@@ -69,17 +70,15 @@ def _encoder() -> Kernel:
                     value = single[j] if single[j] == single[j] else nothing
                     value = low if value < low else value
                     value = high if value > high else value
+                    inside[j] = value
                     t = np.float32(np.float32(value - low) * inverse)
                     cells[j] = min(np.int32(t), np.int32(last))
                 for i in range(count_of_jumps):
                     for j in range(count):
                         cells[j] += np.int32(1) if single[j] > jumps[i] else np.int32(0)
                 for j in range(count):
-                    value = single[j]
-                    value = low if value < low else value
-                    value = high if value > high else value
                     cell = cells[j]
-                    v = np.float32(np.float32(slope[cell] * value) + base[cell])
+                    v = np.float32(np.float32(slope[cell] * inside[j]) + base[cell])
                     u = np.float32(np.float32(v * np.float32(65536)) + np.float32(0.5))
                     u = u if u > nothing else nothing
                     u = u if u < most else most
