@@ -9,8 +9,8 @@ from ...tables.errors import shown
 from ..backends.forwards import forward_of
 from ..tensors.dtypes import DTYPES
 from ..tensors.table_registry import register_table, register_unpickled
-from .dispatch import apply, key_for, number
-from .table_lookup import resolve_table
+from .dispatch import Swapper, apply, key_for, number
+from .table_lookup import Rounding, resolve_table
 
 # torch.fx cannot trace control flow that depends on values, so it records this call as one node.
 fx.wrap("apply")
@@ -21,9 +21,11 @@ class FewBitActivation(nn.Module):
 
     Attributes:
         inplace: whether the input is overwritten.
+        swapper: where codes rounded at random wait for the backward pass; None: on their device.
     """
 
     inplace: bool
+    swapper: Swapper | None = None
     # Which arguments the `repr` of torch's module shows: see ActivationRow.torch_repr.
     _shown: ClassVar[Literal["named", "values", "nothing"]] = "named"
 
@@ -34,6 +36,7 @@ class FewBitActivation(nn.Module):
         inplace: bool = False,
         bits: int | None = None,
         table: Table | None = None,
+        rounding: Rounding | None = None,
     ) -> None:
         super().__init__()
         self.inplace = inplace
@@ -41,7 +44,7 @@ class FewBitActivation(nn.Module):
         self._function = function
         forward = forward_of(function)
         self._parameters_of_function = tuple(number(n, value, forward.bounds) for n, value in self._arguments.items())
-        self._table = resolve_table(function, self._parameters_of_function, bits, table)
+        self._table = resolve_table(function, self._parameters_of_function, bits, table, rounding)
         self._key = register_table(self.table)
         rounded = {forward.as_compared(self._parameters_of_function, dtype) for dtype in DTYPES}
         self._one_table = table is not None or len(rounded) == 1
@@ -57,6 +60,11 @@ class FewBitActivation(nn.Module):
         return self.table.bits
 
     @property
+    def rounding(self) -> Rounding:
+        """``stochastic`` if the gradient is f'(x) on average, ``deterministic`` if x alone determines it."""
+        return "stochastic" if self.table.kind == "stochastic" else "deterministic"
+
+    @property
     def activation(self) -> str:
         """The compiler's name of the function, whatever table is used for it: ``softplus(beta=2)``.
 
@@ -68,7 +76,7 @@ class FewBitActivation(nn.Module):
         """Return f(input); saves ⌈n/8⌉·bits bytes if a gradient is required."""
         parameters = self._parameters_of_function
         key = self._key if self._one_table else key_for(input.dtype, self._function, parameters)
-        return apply(input, self._function, parameters, key, self.inplace)
+        return apply(input, self._function, parameters, key, self.inplace, self.swapper)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -88,4 +96,5 @@ class FewBitActivation(nn.Module):
 
     def extra_repr(self) -> str:
         """Return torch's own arguments and the number of bits."""
-        return ", ".join([*self._torch_repr(), f"bits={self.bits}"])
+        rounding = [] if self.rounding == "deterministic" else ["rounding='stochastic'"]
+        return ", ".join([*self._torch_repr(), f"bits={self.bits}", *rounding])

@@ -28,7 +28,7 @@ from ..backends.torch_functions import gelu_function, torch_function
 from ..tensors.dtypes import DTYPES
 from . import functional
 from .overrides import TableOrPath, key_for_activation, read_tables
-from .table_lookup import DEFAULT_BITS
+from .table_lookup import DEFAULT_BITS, Rounding, check_rounding
 
 __all__ = ["few_bit"]
 
@@ -77,6 +77,7 @@ class few_bit(TorchFunctionMode):
         only: names of the functions to catch; all if None.
         exclude: names of functions to leave to torch.
         tables: activation (``gelu``, ``softplus``, ``softplus(beta=2)``) -> its table, or the file of a table.
+        rounding: ``stochastic`` for gradients without bias; a table that is given is rounded as its kind says.
 
     Raises:
         FewbitError: an argument is not one of the values above.
@@ -89,9 +90,11 @@ class few_bit(TorchFunctionMode):
         only: Iterable[str] | None = None,
         exclude: Iterable[str] = (),
         tables: Mapping[str, TableOrPath] | None = None,
+        rounding: Rounding = "deterministic",
     ) -> None:
         super().__init__()
-        self._bits = check_bits(bits)
+        check_rounding(rounding)
+        self._bits, self._rounding = check_bits(bits), rounding
         self._names = (frozenset(_NAMES) if only is None else _names("only", only)) - _names("exclude", exclude)
         self._tables = read_tables(tables)
         for key in self._tables:
@@ -112,14 +115,14 @@ class few_bit(TorchFunctionMode):
         return getattr(functional, name)(*args, **kwargs, **self._choice(name, args, kwargs))
 
     def _choice(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the keyword argument for the precision: the table for this activation, else the bits."""
+        """Return the keyword arguments for the precision: the table for this activation, else bits and rounding."""
         if self._tables:
             key = key_for_activation(self._tables, _activation(name, args, kwargs)) or key_for_activation(
                 self._tables, name
             )
             if key is not None:
                 return {"table": self._tables[key]}
-        return {"bits": self._bits}
+        return {"bits": self._bits, "rounding": self._rounding}
 
     def __repr__(self) -> str:
         return f"few_bit(bits={self._bits})"

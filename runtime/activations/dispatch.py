@@ -1,7 +1,8 @@
 """Shared path of every few-bit activation: check its arguments, look up its table, compute f(x) and save codes."""
 
 import math
-from typing import Any
+from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,10 +16,10 @@ from ..backends.forwards import forward_of
 from ..tensors.layout import as_dense, with_stride
 from ..tensors.table_registry import table_of
 from . import fast_path, transforms
-from .table_lookup import resolve_key
+from .table_lookup import Rounding, resolve_key
 from .transforms import keeps
 
-__all__ = ["apply", "keeps", "key_for", "number", "resolve_key"]
+__all__ = ["Swapper", "apply", "keeps", "key_for", "number", "resolve_key"]
 
 
 _NUMBERS = (int, float, np.integer, np.floating)  # a tuple: torch 2.6's compiler cannot read a union
@@ -34,6 +35,18 @@ def number(name: str, value: object, infinite: bool = False) -> float:
     return float(value)
 
 
+class Swapper(Protocol):
+    """Moves codes to host memory and back: layers/offload.py."""
+
+    def out(self, x: Tensor) -> Any:
+        """Return `x` in host memory, a dataclass with its `host` tensor, or `x` itself if it is small."""
+        ...
+
+    def back(self, moved: Any) -> Tensor:
+        """Return a moved tensor on its device."""
+        ...
+
+
 @torch.compiler.assume_constant_result
 def key_for(
     dtype: torch.dtype,
@@ -41,14 +54,22 @@ def key_for(
     parameters: tuple[float, ...],
     bits: int | None = None,
     table: Table | None = None,
+    rounding: Rounding | None = None,
 ) -> str:
     """Return the key of the table for x of `dtype`; torch rounds parameters at which f' jumps before comparing."""
     if table is None:
         parameters = forward_of(function).as_compared(parameters, dtype)
-    return resolve_key(function, parameters, bits, table)
+    return resolve_key(function, parameters, bits, table, rounding)
 
 
-def apply(x: Tensor, function: str, parameters: tuple[float, ...], key: str, inplace: bool = False) -> Tensor:
+def apply(
+    x: Tensor,
+    function: str,
+    parameters: tuple[float, ...],
+    key: str,
+    inplace: bool = False,
+    swapper: Swapper | None = None,
+) -> Tensor:
     """Return f(x), and save packed codes if a gradient is required.
 
     Args:
@@ -56,6 +77,7 @@ def apply(x: Tensor, function: str, parameters: tuple[float, ...], key: str, inp
         function: a name in `FORWARDS`; `parameters` are the values of its parameters.
         key: of a registered table.
         inplace: overwrite `x` with f(x) and return it, if torch has an in-place form.
+        swapper: moves codes that are rounded at random to host memory.
 
     Raises:
         TypeError: a gradient is required and the dtype is not a floating-point one listed above; integers that torch's
@@ -66,7 +88,7 @@ def apply(x: Tensor, function: str, parameters: tuple[float, ...], key: str, inp
         forward = overwrite or forward_of(function).call
         return checked(function, x, forward, x, *parameters)
     if _is_at_random(key):
-        y = _rounded(x, function, parameters, key)
+        y = _rounded(x, function, parameters, key, swapper)
         return y if overwrite is None else x.copy_(y)
     if transforms.are_active():
         y = transforms.activation(x, function, parameters, key)
@@ -98,31 +120,42 @@ def _is_at_random(key: str) -> bool:
     return table_of(key).kind == "stochastic"
 
 
-def _rounded(x: Tensor, function: str, parameters: tuple[float, ...], key: str) -> Tensor:
+def _rounded(x: Tensor, function: str, parameters: tuple[float, ...], key: str, swapper: Swapper | None) -> Tensor:
     """Return f(x), and save codes that are drawn at random: each element's level is f'(x) on average."""
     if transforms.are_active():
         raise FewbitError("tables of kind stochastic work under no transform of torch.func: use shared or interval")
     check_dtype(x, function)
     source = x.clone() if torch.compiler.is_compiling() and 0 in x.stride() else x  # as above
-    return _AtRandom.apply(source, function, parameters, key)
+    return _AtRandom.apply(source, function, parameters, key, swapper)
 
 
 class _AtRandom(torch.autograd.Function):
     """x -> f(x), with codes of a table of kind `stochastic`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, function: str, parameters: tuple[float, ...], key: str) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, function: str, parameters: tuple[float, ...], key: str, swapper: Swapper | None
+    ) -> Tensor:
         y = forward_of(function).call(x, *parameters)
         dense = with_stride(x, y.stride())
-        ctx.save_for_backward(ops.encode_at_random(dense, key, ops.draw_seeds(x, 1)))
-        ctx.key, ctx.stride = key, y.stride()
+        packed = ops.encode_at_random(dense, key, ops.draw_seeds(x, 1))
+        ctx.key, ctx.stride, ctx.swapper, ctx.moved = key, y.stride(), swapper, None
+        if swapper is not None:
+            packed = ops.to_host(packed) if torch.compiler.is_compiling() else swapper.out(packed)
+        if not isinstance(packed, Tensor):
+            ctx.moved, packed = replace(packed, host=None), packed.host
+        ctx.save_for_backward(packed)
         return y
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         (packed,) = ctx.saved_tensors
-        gradient = ops.multiply if torch.compiler.is_compiling() else ops.gradient
-        return gradient(grads[0], packed, ctx.key, ctx.stride), None, None, None
+        if ctx.moved is not None:
+            packed = ctx.swapper.back(replace(ctx.moved, host=packed))
+        if torch.compiler.is_compiling():
+            packed = packed if ctx.swapper is None else ops.to_device_of(packed, grads[0])
+            return ops.multiply(grads[0], packed, ctx.key, ctx.stride), None, None, None, None
+        return ops.gradient(grads[0], packed, ctx.key, ctx.stride), None, None, None, None
 
 
 class _Inplace(torch.autograd.Function):

@@ -9,6 +9,9 @@ Where f' takes two values (relu, relu6, leaky_relu, hardtanh, hardsigmoid, hards
 represents it exactly, whatever `bits` allows: the gradient is torch's own, at the kinks too. (For hardsigmoid in
 float64 it is grad/6, where torch multiplies by 1/6 rounded to float32.)
 
+Each f'(x) becomes a level of the table, always the same one for the same x. With ``rounding="stochastic"`` it becomes
+one of the two beside it, at random, and is f'(x) on average: the gradient has more error and no bias.
+
 swiglu, geglu, reglu and glu are act(gate) · up of two tensors: see gated.py.
 
 All accept float64, float32, float16 or bfloat16 of any shape and layout, and raise `FewbitError` for wrong arguments.
@@ -28,16 +31,24 @@ from ..backends.torch_functions import gelu_function
 from .dispatch import apply, keeps, key_for, number, resolve_key  # noqa: F401 (generated functions call `number`)
 from .gated import geglu, glu, reglu, swiglu
 from .generate import define, function_source
+from .table_lookup import Rounding
 from .user_functions import Custom, custom, solve_custom
 
 __all__ = ["activation", "geglu", "glu", "reglu", "swiglu"]
 __all__ += [row.name for row in ROW_OF_MODULE.values()]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-def gelu(input: Tensor, approximate: str = "none", *, bits: int | None = None, table: Table | None = None) -> Tensor:
+def gelu(
+    input: Tensor,
+    approximate: str = "none",
+    *,
+    bits: int | None = None,
+    table: Table | None = None,
+    rounding: Rounding | None = None,
+) -> Tensor:
     """`torch.nn.functional.gelu` with `bits` bits saved; ``approximate="tanh"`` has its own table."""
     function = gelu_function(approximate)
-    return apply(input, function, (), resolve_key(function, (), bits, table))
+    return apply(input, function, (), resolve_key(function, (), bits, table, rounding))
 
 
 for _row in ROW_OF_MODULE.values():
@@ -52,13 +63,14 @@ def activation(
     bits: int | None = None,
     table: Table | None = None,
     kinks: Sequence[float] = (),
+    rounding: Rounding | None = None,
 ) -> Tensor:
     """Return f(input) of any pointwise activation, an expression in x or a callable, with `bits` bits saved.
 
     See `fewbit.FewBit` for the arguments. The first call with a callable solves its table, so pass the same object
     every time: a lambda written in a `forward` is a new one each time.
     """
-    name, parameters, key = _custom_for(input.dtype, function, bits, table, tuple(kinks))
+    name, parameters, key = _custom_for(input.dtype, function, bits, table, tuple(kinks), rounding)
     if not isinstance(function, str) and not keeps(input):
         return function(input)
     return apply(input, name, parameters, key)
@@ -71,8 +83,9 @@ def _custom_for(
     bits: int | None,
     table: Table | None,
     kinks: tuple[float, ...],
+    rounding: Rounding | None,
 ) -> tuple[str, tuple[float, ...], str]:
-    own, key = _cached_custom(dtype, function, bits, table, kinks)
+    own, key = _cached_custom(dtype, function, bits, table, kinks, rounding)
     return own.function, tuple(own.arguments.values()), key
 
 
@@ -83,8 +96,9 @@ def _cached_custom(
     bits: int | None,
     table: Table | None,
     kinks: tuple[float, ...],
+    rounding: Rounding | None,
 ) -> tuple[Custom, str]:
     own = custom(function)
     if table is None and (kinks or not isinstance(function, str)):
-        table = solve_custom(function, bits, kinks)
-    return own, key_for(dtype, own.function, tuple(own.arguments.values()), bits, table)
+        table = solve_custom(function, bits, kinks, rounding)
+    return own, key_for(dtype, own.function, tuple(own.arguments.values()), bits, table, rounding)

@@ -7,6 +7,7 @@ from .gated import geglu as geglu
 from .gated import glu as glu
 from .gated import reglu as reglu
 from .gated import swiglu as swiglu
+from .table_lookup import Rounding
 
 def activation(
     input: Tensor,
@@ -15,9 +16,15 @@ def activation(
     bits: int | None = None,
     table: Table | None = None,
     kinks: Sequence[float] = (),
+    rounding: Rounding | None = None,
 ) -> Tensor: ...
 def gelu(
-    input: Tensor, approximate: str = "none", *, bits: int | None = None, table: Table | None = None
+    input: Tensor,
+    approximate: str = "none",
+    *,
+    bits: int | None = None,
+    table: Table | None = None,
+    rounding: Rounding | None = None,
 ) -> Tensor: ...
 
 # ---- written from the rows by tests/support/activation_stubs.py; not by hand -----------------------------------------
@@ -53,10 +60,24 @@ __all__ = [
     "threshold",
 ]
 
-def relu(input: Tensor, inplace: bool = False, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+def relu(
+    input: Tensor,
+    inplace: bool = False,
+    *,
+    bits: int | None = None,
+    table: Table | None = None,
+    rounding: Rounding | None = None,
+) -> Tensor:
     """`torch.nn.functional.relu`, exact in one bit."""
 
-def relu6(input: Tensor, inplace: bool = False, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+def relu6(
+    input: Tensor,
+    inplace: bool = False,
+    *,
+    bits: int | None = None,
+    table: Table | None = None,
+    rounding: Rounding | None = None,
+) -> Tensor:
     """`torch.nn.functional.relu6`, exact in one bit."""
 
 def leaky_relu(
@@ -66,46 +87,96 @@ def leaky_relu(
     *,
     bits: int | None = None,
     table: Table | None = None,
+    rounding: Rounding | None = None,
 ) -> Tensor:
     """`torch.nn.functional.leaky_relu`, exact in one bit."""
 
 def elu(
-    input: Tensor, alpha: float = 1.0, inplace: bool = False, *, bits: int | None = None, table: Table | None = None
+    input: Tensor,
+    alpha: float = 1.0,
+    inplace: bool = False,
+    *,
+    bits: int | None = None,
+    table: Table | None = None,
+    rounding: Rounding | None = None,
 ) -> Tensor:
     """`torch.nn.functional.elu` with `bits` bits kept; each alpha has its own table."""
 
 def celu(
-    input: Tensor, alpha: float = 1.0, inplace: bool = False, *, bits: int | None = None, table: Table | None = None
+    input: Tensor,
+    alpha: float = 1.0,
+    inplace: bool = False,
+    *,
+    bits: int | None = None,
+    table: Table | None = None,
+    rounding: Rounding | None = None,
 ) -> Tensor:
     """`torch.nn.functional.celu` with `bits` bits kept; each alpha has its own table."""
 
-def selu(input: Tensor, inplace: bool = False, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+def selu(
+    input: Tensor,
+    inplace: bool = False,
+    *,
+    bits: int | None = None,
+    table: Table | None = None,
+    rounding: Rounding | None = None,
+) -> Tensor:
     """`torch.nn.functional.selu` with `bits` bits kept."""
 
-def silu(input: Tensor, inplace: bool = False, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+def silu(
+    input: Tensor,
+    inplace: bool = False,
+    *,
+    bits: int | None = None,
+    table: Table | None = None,
+    rounding: Rounding | None = None,
+) -> Tensor:
     """`torch.nn.functional.silu` (Swish) with `bits` bits kept."""
 
-def mish(input: Tensor, inplace: bool = False, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+def mish(
+    input: Tensor,
+    inplace: bool = False,
+    *,
+    bits: int | None = None,
+    table: Table | None = None,
+    rounding: Rounding | None = None,
+) -> Tensor:
     """`torch.nn.functional.mish` with `bits` bits kept."""
 
 def softplus(
-    input: Tensor, beta: float = 1.0, threshold: float = 20.0, *, bits: int | None = None, table: Table | None = None
+    input: Tensor,
+    beta: float = 1.0,
+    threshold: float = 20.0,
+    *,
+    bits: int | None = None,
+    table: Table | None = None,
+    rounding: Rounding | None = None,
 ) -> Tensor:
     """`torch.nn.functional.softplus` with `bits` bits kept; each beta and threshold has its own table."""
 
-def softsign(input: Tensor, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+def softsign(
+    input: Tensor, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None
+) -> Tensor:
     """`torch.nn.functional.softsign` with `bits` bits kept."""
 
-def sigmoid(input: Tensor, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+def sigmoid(
+    input: Tensor, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None
+) -> Tensor:
     """`torch.nn.functional.sigmoid` with `bits` bits kept."""
 
-def logsigmoid(input: Tensor, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+def logsigmoid(
+    input: Tensor, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None
+) -> Tensor:
     """`torch.nn.functional.logsigmoid` with `bits` bits kept."""
 
-def tanh(input: Tensor, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+def tanh(
+    input: Tensor, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None
+) -> Tensor:
     """`torch.nn.functional.tanh` with `bits` bits kept."""
 
-def tanhshrink(input: Tensor, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+def tanhshrink(
+    input: Tensor, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None
+) -> Tensor:
     """`torch.nn.functional.tanhshrink` with `bits` bits kept."""
 
 def hardtanh(
@@ -116,19 +187,48 @@ def hardtanh(
     *,
     bits: int | None = None,
     table: Table | None = None,
+    rounding: Rounding | None = None,
 ) -> Tensor:
     """`torch.nn.functional.hardtanh`, exact in one bit."""
 
-def hardsigmoid(input: Tensor, inplace: bool = False, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+def hardsigmoid(
+    input: Tensor,
+    inplace: bool = False,
+    *,
+    bits: int | None = None,
+    table: Table | None = None,
+    rounding: Rounding | None = None,
+) -> Tensor:
     """`torch.nn.functional.hardsigmoid`, exact in one bit."""
 
-def hardswish(input: Tensor, inplace: bool = False, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+def hardswish(
+    input: Tensor,
+    inplace: bool = False,
+    *,
+    bits: int | None = None,
+    table: Table | None = None,
+    rounding: Rounding | None = None,
+) -> Tensor:
     """`torch.nn.functional.hardswish` with `bits` bits kept."""
 
-def hardshrink(input: Tensor, lambd: float = 0.5, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+def hardshrink(
+    input: Tensor,
+    lambd: float = 0.5,
+    *,
+    bits: int | None = None,
+    table: Table | None = None,
+    rounding: Rounding | None = None,
+) -> Tensor:
     """`torch.nn.functional.hardshrink`, exact in one bit."""
 
-def softshrink(input: Tensor, lambd: float = 0.5, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+def softshrink(
+    input: Tensor,
+    lambd: float = 0.5,
+    *,
+    bits: int | None = None,
+    table: Table | None = None,
+    rounding: Rounding | None = None,
+) -> Tensor:
     """`torch.nn.functional.softshrink`, exact in one bit."""
 
 def threshold(
@@ -139,11 +239,16 @@ def threshold(
     *,
     bits: int | None = None,
     table: Table | None = None,
+    rounding: Rounding | None = None,
 ) -> Tensor:
     """`torch.nn.functional.threshold`, exact in one bit."""
 
-def quick_gelu(input: Tensor, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+def quick_gelu(
+    input: Tensor, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None
+) -> Tensor:
     """x·σ(1.702x), the GELU of CLIP, as `transformers` computes it, with `bits` bits kept."""
 
-def squared_relu(input: Tensor, *, bits: int | None = None, table: Table | None = None) -> Tensor:
+def squared_relu(
+    input: Tensor, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None
+) -> Tensor:
     """relu(x)² (Primer), as `transformers` computes it, with `bits` bits kept."""

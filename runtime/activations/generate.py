@@ -21,7 +21,7 @@ def function_source(row: ActivationRow) -> str:
         f"def {row.name}(input: Tensor, {_arguments(row)}) -> Tensor:",
         _docstring(f"{_subject(row, 'nn.functional', row.name)}{_function_keeps(row)}."),
         *([f"    parameters = ({numbers})"] if numbers else []),
-        f'    key = {find_key}"{row.name}", {given}, bits, table)',
+        f'    key = {find_key}"{row.name}", {given}, bits, table, rounding)',
         f'    return apply(input, "{row.name}", {given}, key{", inplace" if row.overwrite else ""})',
     ]
     return "\n".join(lines) + "\n"
@@ -37,7 +37,7 @@ def class_source(row: ActivationRow) -> str:
         "",
         *([f'    _shown = "{row.torch_repr}"', ""] if row.torch_repr != "named" else []),
         f"    def __init__(self, {_arguments(row)}) -> None:",
-        f'        super().__init__("{row.name}", {{{numbers}}}, {inplace}, bits, table)',
+        f'        super().__init__("{row.name}", {{{numbers}}}, {inplace}, bits, table, rounding)',
     ]
     for parameter in row.parameters:
         lines += [
@@ -65,7 +65,8 @@ def _arguments(row: ActivationRow) -> str:
     """Return the arguments after `input` or `self`: torch's, then ours by keyword."""
     numbers = [f"{p.name}: float" + ("" if p.default is None else f" = {p.default!r}") for p in row.parameters]
     inplace = ["inplace: bool = False"] if row.overwrite else []
-    return ", ".join([*numbers, *inplace, "*", "bits: int | None = None", "table: Table | None = None"])
+    ours = ["bits: int | None = None", "table: Table | None = None", "rounding: Rounding | None = None"]
+    return ", ".join([*numbers, *inplace, "*", *ours])
 
 
 def _subject(row: ActivationRow, package: str, name: str | None) -> str:

@@ -1,4 +1,4 @@
-"""The activation modules of `torch.nn`, with torch's names, arguments and `repr` plus `bits` and `table`.
+"""The activation modules of `torch.nn`, with torch's names, arguments and `repr` plus `bits`, `table` and `rounding`.
 
     fewbit.GELU(bits=3)      in place of      torch.nn.GELU()
 
@@ -21,6 +21,7 @@ from ..backends.torch_functions import gelu_function
 from .base import FewBitActivation
 from .dispatch import keeps
 from .generate import class_source, define
+from .table_lookup import Rounding
 from .user_functions import check_frozen, custom, name_of, solve_custom
 
 __all__ = ["FewBit", *ROW_OF_MODULE]  # pyright: ignore[reportUnsupportedDunderAll]
@@ -29,8 +30,15 @@ __all__ = ["FewBit", *ROW_OF_MODULE]  # pyright: ignore[reportUnsupportedDunderA
 class GELU(FewBitActivation):
     """`torch.nn.GELU` with `bits` bits saved for each element."""
 
-    def __init__(self, approximate: str = "none", *, bits: int | None = None, table: Table | None = None) -> None:
-        super().__init__(gelu_function(approximate), {}, False, bits, table)
+    def __init__(
+        self,
+        approximate: str = "none",
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None:
+        super().__init__(gelu_function(approximate), {}, False, bits, table, rounding)
 
     @property
     def approximate(self) -> str:
@@ -54,6 +62,7 @@ class Hardtanh(FewBitActivation):
         *,
         bits: int | None = None,
         table: Table | None = None,
+        rounding: Rounding | None = None,
     ) -> None:
         if min_value is not None:
             warnings.warn("min_value is deprecated and renamed to min_val", FutureWarning, stacklevel=2)
@@ -61,7 +70,7 @@ class Hardtanh(FewBitActivation):
         if max_value is not None:
             warnings.warn("max_value is deprecated and renamed to max_val", FutureWarning, stacklevel=2)
             max_val = max_value
-        super().__init__("hardtanh", {"min_val": min_val, "max_val": max_val}, inplace, bits, table)
+        super().__init__("hardtanh", {"min_val": min_val, "max_val": max_val}, inplace, bits, table, rounding)
 
     @property
     def min_val(self) -> float:
@@ -97,6 +106,7 @@ class FewBit(FewBitActivation):
         bits: 1 to 8; 3 if neither this nor `table` is given.
         table: used as it is, without solving.
         kinks: points where f' jumps or bends, in addition to known and detected ones.
+        rounding: ``stochastic`` for an expression whose f' is bounded; ``deterministic`` otherwise.
 
     Raises:
         FewbitError: an argument is wrong; the callable is not elementwise, writes into its input or holds trainable
@@ -112,11 +122,12 @@ class FewBit(FewBitActivation):
         bits: int | None = None,
         table: Table | None = None,
         kinks: Sequence[float] = (),
+        rounding: Rounding | None = None,
     ) -> None:
         own = custom(activation)
         if table is None and (len(kinks) > 0 or not isinstance(activation, str)):
-            table = solve_custom(activation, bits, kinks)
-        super().__init__(own.function, own.arguments, False, bits, table)
+            table = solve_custom(activation, bits, kinks, rounding)
+        super().__init__(own.function, own.arguments, False, bits, table, rounding)
         self.function = activation
         self._custom = own
 

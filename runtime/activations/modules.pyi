@@ -4,6 +4,7 @@ from torch import Tensor
 
 from ...tables import Table
 from .base import FewBitActivation as FewBitActivation
+from .table_lookup import Rounding
 
 MODULES: dict[str, type[FewBitActivation]]
 
@@ -17,11 +18,19 @@ class FewBit(FewBitActivation):
         bits: int | None = None,
         table: Table | None = None,
         kinks: Sequence[float] = (),
+        rounding: Rounding | None = None,
     ) -> None: ...
     def forward(self, input: Tensor) -> Tensor: ...
 
 class GELU(FewBitActivation):
-    def __init__(self, approximate: str = "none", *, bits: int | None = None, table: Table | None = None) -> None: ...
+    def __init__(
+        self,
+        approximate: str = "none",
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None: ...
     @property
     def approximate(self) -> str: ...
 
@@ -36,6 +45,7 @@ class Hardtanh(FewBitActivation):
         *,
         bits: int | None = None,
         table: Table | None = None,
+        rounding: Rounding | None = None,
     ) -> None: ...
     @property
     def min_val(self) -> float: ...
@@ -74,12 +84,26 @@ __all__ = [
 class ReLU(FewBitActivation):
     """`torch.nn.ReLU`; one bit an element is exact."""
 
-    def __init__(self, inplace: bool = False, *, bits: int | None = None, table: Table | None = None) -> None: ...
+    def __init__(
+        self,
+        inplace: bool = False,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None: ...
 
 class ReLU6(FewBitActivation):
     """`torch.nn.ReLU6`; one bit an element is exact."""
 
-    def __init__(self, inplace: bool = False, *, bits: int | None = None, table: Table | None = None) -> None: ...
+    def __init__(
+        self,
+        inplace: bool = False,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None: ...
 
 class LeakyReLU(FewBitActivation):
     """`torch.nn.LeakyReLU`; one bit an element is exact."""
@@ -91,6 +115,7 @@ class LeakyReLU(FewBitActivation):
         *,
         bits: int | None = None,
         table: Table | None = None,
+        rounding: Rounding | None = None,
     ) -> None: ...
     @property
     def negative_slope(self) -> float:
@@ -100,7 +125,13 @@ class ELU(FewBitActivation):
     """`torch.nn.ELU` with `bits` bits kept for each element; each alpha has its own table."""
 
     def __init__(
-        self, alpha: float = 1.0, inplace: bool = False, *, bits: int | None = None, table: Table | None = None
+        self,
+        alpha: float = 1.0,
+        inplace: bool = False,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
     ) -> None: ...
     @property
     def alpha(self) -> float:
@@ -110,7 +141,13 @@ class CELU(FewBitActivation):
     """`torch.nn.CELU` with `bits` bits kept for each element; each alpha has its own table."""
 
     def __init__(
-        self, alpha: float = 1.0, inplace: bool = False, *, bits: int | None = None, table: Table | None = None
+        self,
+        alpha: float = 1.0,
+        inplace: bool = False,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
     ) -> None: ...
     @property
     def alpha(self) -> float:
@@ -119,23 +156,50 @@ class CELU(FewBitActivation):
 class SELU(FewBitActivation):
     """`torch.nn.SELU` with `bits` bits kept for each element."""
 
-    def __init__(self, inplace: bool = False, *, bits: int | None = None, table: Table | None = None) -> None: ...
+    def __init__(
+        self,
+        inplace: bool = False,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None: ...
 
 class SiLU(FewBitActivation):
     """`torch.nn.SiLU` (Swish) with `bits` bits kept for each element."""
 
-    def __init__(self, inplace: bool = False, *, bits: int | None = None, table: Table | None = None) -> None: ...
+    def __init__(
+        self,
+        inplace: bool = False,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None: ...
 
 class Mish(FewBitActivation):
     """`torch.nn.Mish` with `bits` bits kept for each element."""
 
-    def __init__(self, inplace: bool = False, *, bits: int | None = None, table: Table | None = None) -> None: ...
+    def __init__(
+        self,
+        inplace: bool = False,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None: ...
 
 class Softplus(FewBitActivation):
     """`torch.nn.Softplus` with `bits` bits kept for each element; each beta and threshold has its own table."""
 
     def __init__(
-        self, beta: float = 1.0, threshold: float = 20.0, *, bits: int | None = None, table: Table | None = None
+        self,
+        beta: float = 1.0,
+        threshold: float = 20.0,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
     ) -> None: ...
     @property
     def beta(self) -> float:
@@ -148,42 +212,73 @@ class Softplus(FewBitActivation):
 class Softsign(FewBitActivation):
     """`torch.nn.Softsign` with `bits` bits kept for each element."""
 
-    def __init__(self, *, bits: int | None = None, table: Table | None = None) -> None: ...
+    def __init__(
+        self, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None
+    ) -> None: ...
 
 class Sigmoid(FewBitActivation):
     """`torch.nn.Sigmoid` with `bits` bits kept for each element."""
 
-    def __init__(self, *, bits: int | None = None, table: Table | None = None) -> None: ...
+    def __init__(
+        self, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None
+    ) -> None: ...
 
 class LogSigmoid(FewBitActivation):
     """`torch.nn.LogSigmoid` with `bits` bits kept for each element."""
 
-    def __init__(self, *, bits: int | None = None, table: Table | None = None) -> None: ...
+    def __init__(
+        self, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None
+    ) -> None: ...
 
 class Tanh(FewBitActivation):
     """`torch.nn.Tanh` with `bits` bits kept for each element."""
 
-    def __init__(self, *, bits: int | None = None, table: Table | None = None) -> None: ...
+    def __init__(
+        self, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None
+    ) -> None: ...
 
 class Tanhshrink(FewBitActivation):
     """`torch.nn.Tanhshrink` with `bits` bits kept for each element."""
 
-    def __init__(self, *, bits: int | None = None, table: Table | None = None) -> None: ...
+    def __init__(
+        self, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None
+    ) -> None: ...
 
 class Hardsigmoid(FewBitActivation):
     """`torch.nn.Hardsigmoid`; one bit an element is exact."""
 
-    def __init__(self, inplace: bool = False, *, bits: int | None = None, table: Table | None = None) -> None: ...
+    def __init__(
+        self,
+        inplace: bool = False,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None: ...
 
 class Hardswish(FewBitActivation):
     """`torch.nn.Hardswish` with `bits` bits kept for each element."""
 
-    def __init__(self, inplace: bool = False, *, bits: int | None = None, table: Table | None = None) -> None: ...
+    def __init__(
+        self,
+        inplace: bool = False,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None: ...
 
 class Hardshrink(FewBitActivation):
     """`torch.nn.Hardshrink`; one bit an element is exact."""
 
-    def __init__(self, lambd: float = 0.5, *, bits: int | None = None, table: Table | None = None) -> None: ...
+    def __init__(
+        self,
+        lambd: float = 0.5,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None: ...
     @property
     def lambd(self) -> float:
         """f(x) = 0 where |x| ≤ lambd."""
@@ -191,7 +286,14 @@ class Hardshrink(FewBitActivation):
 class Softshrink(FewBitActivation):
     """`torch.nn.Softshrink`; one bit an element is exact."""
 
-    def __init__(self, lambd: float = 0.5, *, bits: int | None = None, table: Table | None = None) -> None: ...
+    def __init__(
+        self,
+        lambd: float = 0.5,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None: ...
     @property
     def lambd(self) -> float:
         """f(x) = 0 where |x| ≤ lambd."""
@@ -207,6 +309,7 @@ class Threshold(FewBitActivation):
         *,
         bits: int | None = None,
         table: Table | None = None,
+        rounding: Rounding | None = None,
     ) -> None: ...
     @property
     def threshold(self) -> float:
@@ -219,9 +322,13 @@ class Threshold(FewBitActivation):
 class QuickGELU(FewBitActivation):
     """x·σ(1.702x), the GELU of CLIP, as `transformers` computes it, with `bits` bits kept for each element."""
 
-    def __init__(self, *, bits: int | None = None, table: Table | None = None) -> None: ...
+    def __init__(
+        self, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None
+    ) -> None: ...
 
 class SquaredReLU(FewBitActivation):
     """relu(x)² (Primer), as `transformers` computes it, with `bits` bits kept for each element."""
 
-    def __init__(self, *, bits: int | None = None, table: Table | None = None) -> None: ...
+    def __init__(
+        self, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None
+    ) -> None: ...

@@ -21,7 +21,7 @@ from ..backends.expressions import canonical_text
 from ..backends.forwards import CALLABLE, custom_forward, register_callable
 from ..backends.torch_functions import FORWARDS, Forward
 from ..tensors.layout import with_stride
-from .table_lookup import DEFAULT_BITS, DEFAULT_KIND
+from .table_lookup import DEFAULT_BITS, DEFAULT_KIND, WEIGHT_OF_KIND, Rounding, check_rounding
 
 Function = Callable[[Tensor], Tensor]
 
@@ -61,12 +61,28 @@ def custom(activation: str | Function) -> Custom:
     return Custom(name, {}, forward)
 
 
-def solve_custom(activation: str | Function, bits: int | None = None, kinks: Sequence[float] = ()) -> Table:
-    """Return the table of an activation that `resolve_table` has no name for: a callable, or one with kinks."""
+def solve_custom(
+    activation: str | Function,
+    bits: int | None = None,
+    kinks: Sequence[float] = (),
+    rounding: Rounding | None = None,
+) -> Table:
+    """Return the table of an activation that `resolve_table` has no name for: a callable, or one with kinks.
+
+    Raises:
+        FewbitError: it is a callable, of which ``stochastic`` rounding would have to find f' for every x; or `solve`
+            refuses it.
+    """
     from ...fewbit_gen import solve
 
+    check_rounding(rounding)
     bits = check_bits(DEFAULT_BITS if bits is None else bits)
-    return solve(activation, bits, DEFAULT_KIND, DEFAULT_WEIGHT, kinks=kinks, certify=False)
+    table = solve(activation, bits, DEFAULT_KIND, DEFAULT_WEIGHT, kinks=kinks, certify=False)
+    if rounding != "stochastic" or table.error == 0:
+        return table
+    if not isinstance(activation, str):
+        raise FewbitError("rounding='stochastic' needs a derivative with a formula: give an expression in x")
+    return solve(activation, bits, "stochastic", WEIGHT_OF_KIND["stochastic"], kinks=kinks, certify=False)
 
 
 def check_callable(function: Function) -> None:

@@ -8,8 +8,8 @@
     L5  L4, and CUDA's allocator uses expandable segments, so that memory does not fragment
 
 The derivative of an activation is rounded at random to one of its two neighbouring levels, so that gradients are
-unbiased (layers/activation.py). A table always maps a derivative to the same level; it is used where it is exact, as
-for ReLU, and where the user gives one.
+unbiased, by the table of kind ``stochastic`` with the least variance; where there is none, as for a derivative without
+bounds, by groups (layers/activation.py). ``rounding="deterministic"`` uses tables of the least error instead.
 
 A layer is converted by changing its class to the subclass in `fewbit.layers` (swap.py); it remains the same object.
 """
@@ -27,6 +27,7 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 from .. import layers
 from ..activations.modules import FewBitActivation
+from ..activations.table_lookup import Rounding, check_rounding
 from ..layers.base import CompressedLayer
 from ..layers.callers import forget_inputs, note_inputs
 from ..layers.huggingface import like
@@ -188,9 +189,12 @@ class ActNN:
     Attributes:
         level: "L0" to "L5".
         bits: 1 to 8, of the layers; at L1 and L2 an integer, 4 if None; from L3 on an average, 2 if None.
+        rounding: of derivatives of activations, in `bits` rounded up: ``stochastic``, without bias, or
+            ``deterministic``, by the tables of the least error.
 
     Raises:
-        FewbitError: `level` is not "L0" to "L5", or `bits` is not a number from 1 to 8 (an integer below L3).
+        FewbitError: `level` is not "L0" to "L5", `bits` is not a number from 1 to 8 (an integer below L3), or
+            `rounding` is neither of these.
 
     Example:
         fewbit.convert(model, fewbit.ActNN("L3", bits=2))
@@ -198,9 +202,11 @@ class ActNN:
 
     level: str = "L3"
     bits: float | None = None
+    rounding: Rounding = "stochastic"
 
     def __post_init__(self) -> None:
         check_average_bits(check_level(self.level), self.bits)
+        check_rounding(self.rounding)
 
 
 @dataclass(frozen=True)
@@ -211,24 +217,26 @@ class ByLevel:
         model: the model to convert.
         name, level: of the config.
         bits: of the layers, on average.
+        rounding: of derivatives of activations.
     """
 
     model: nn.Module
     name: str
     level: Level
     bits: float
+    rounding: Rounding
     compresses_layers = True
 
     @classmethod
     def of(cls, config: ActNN, model: nn.Module, fused: bool) -> "ByLevel":
         """Return the method for `config`."""
         level = check_level(config.level)
-        return cls(model, config.level, level, check_average_bits(level, config.bits))
+        return cls(model, config.level, level, check_average_bits(level, config.bits), config.rounding)
 
     @property
     def activations(self) -> Activations:
         """Config of activations: `bits` rounded up, or None where the level does not convert them."""
-        return Activations(math.ceil(self.bits) if self.level.activations else None)
+        return Activations(math.ceil(self.bits) if self.level.activations else None, self.rounding)
 
     @property
     def asked(self) -> str:
@@ -265,8 +273,7 @@ class ByLevel:
             notes.append(expandable_segments())
         replaced = tuple(replace(row, now=f"layers.{one_line(module)}") for module, row in converted)
         taken = frozenset(id(layer.current) for layer in found)
-        rounded = derivatives if self.level.activations else None
-        return Applied(self.model, replaced, tuple(left), taken, tuple(notes), rounded, self.name)
+        return Applied(self.model, replaced, tuple(left), taken, tuple(notes), derivatives)
 
 
 def undo(model: nn.Module) -> nn.Module:

@@ -20,8 +20,9 @@ from torch import nn
 from ...tables import FewbitError, Table
 from ..activations.modules import FewBitActivation
 from ..activations.overrides import TableOrPath, key_for_activation, key_for_module, names_activation, read_tables
-from ..activations.table_lookup import DEFAULT_BITS
+from ..activations.table_lookup import DEFAULT_BITS, Rounding
 from ..layers.activation import Activation as RoundedActivation
+from ..layers.offload import SwappingSaver
 from ..layers.saver import Saver
 from .filters import Selectors, inventory, unwanted
 from .find import ORIGINAL, Activation, Form, Found, activations, form_of
@@ -46,6 +47,7 @@ def convert(
     level: str | None = None,
     fuse_preact: int | None = None,
     glu: str | Mapping[str, Any] | None = None,
+    rounding: Rounding | None = None,
     inputs: Any = None,
 ) -> Report:
     """Replace a model's activations, in place, by few-bit ones with the same outputs.
@@ -85,6 +87,8 @@ def convert(
             `include` and `exclude` also select the convolutions and Linears of the chains.
         glu: ``parts``, ``inputs`` or ``exact``: replace gated MLPs such as Llama's by `fewbit.nn.GatedMLP`, which saves
             its inner tensors in few bits (tensors/glu_parts.py); or a mapping with its keep, copy_bits and input_bits.
+        rounding: of derivatives of activations: ``deterministic``, the default, with the least error; or
+            ``stochastic``, the default of a `level`, without bias. A table that is given has the rounding of its kind.
         inputs: a batch, as a tensor, a tuple of arguments or a mapping of keywords: copies of the model run on it a few
             times, and the report gives the bytes that each row saves. Rows that save nothing are left, unless `include`
             is given.
@@ -100,7 +104,7 @@ def convert(
             another argument is wrong. The model is then unchanged.
     """
     _check_model(model)
-    configs = configs_of(methods, bits, level, outliers, fuse_preact, glu)
+    configs = configs_of(methods, bits, level, outliers, fuse_preact, glu, rounding)
     options = Options(tuple(configs), include, exclude, tables, fused, bits is not None or bool(methods))
     if inputs is None:
         return _convert(model, options)
@@ -152,11 +156,13 @@ def _convert(
     skipped |= {each: leave[each.name] for each in everything if each.name in leave}
     _check_keys(given, forms)
 
+    bits, rounding = methods.activations.bits, methods.activations.rounding
+
     def make(activation: Found, form: Form) -> FewBitActivation | str:
-        return _made(activation, form, methods.activation_bits or DEFAULT_BITS, given)
+        return _made(activation, form, bits or DEFAULT_BITS, given)
 
     made: dict[Found, FewBitActivation | RoundedActivation] = {}
-    for activation in found if methods.activation_bits else []:
+    for activation in found if bits else []:
         form = forms[activation]
         if isinstance(form, Form) and activation not in skipped:
             new = make(activation, form)
@@ -165,7 +171,7 @@ def _convert(
             else:
                 made[activation] = new
     applied = methods.apply(skipped, make)  # the model is unchanged up to here
-    found = [activation for activation in found if methods.activation_bits and not applied.takes(activation)]
+    found = [activation for activation in found if bits and not applied.takes(activation)]
     made = {activation: new for activation, new in made.items() if activation in found}
     if by_structure and include is None:
         known = {activation: forms[activation] for activation in made if not key_for_module(given, activation.names)}
@@ -173,12 +179,16 @@ def _convert(
             del made[activation]
             skipped[activation] = why
     notes = list(applied.notes)
-    if applied.derivatives is not None:
-        biased = {a: forms[a] for a, new in made.items() if _is_biased(a, new, given)}
-        for activation, form in biased.items():
-            made[activation] = _rounded(activation, form, made[activation].inplace, applied.derivatives)
-        if biased:
-            notes.append(f"{applied.derivatives_by}: {_ROUNDED}")
+    biased = [a for a, new in made.items() if _is_biased(a, new, given)] if rounding == "stochastic" else []
+    for activation in biased:
+        new = _at_random(activation, forms[activation], made[activation], applied.derivatives)
+        if isinstance(new, str):
+            forms[activation] = new
+            del made[activation]
+        else:
+            made[activation] = new
+    if any(activation in made for activation in biased):
+        notes.append(_ROUNDED)
     root = applied.model
     for activation, new in made.items():
         put(activation, new)
@@ -186,9 +196,7 @@ def _convert(
     replaced = [_replaced(activation, new) for activation, new in made.items()]
     left = [_left(activation, forms[activation], skipped) for activation in found if activation not in made]
     if options.asked and not methods.chosen and not replaced:
-        notes.append(
-            nothing_to_do(f"bits={methods.activation_bits}", "activation that few bits can stand for", bool(left))
-        )
+        notes.append(nothing_to_do(f"bits={bits}", "activation that few bits can stand for", bool(left)))
     return report_of(root, [*replaced, *applied.replaced], [*left, *applied.left], notes)
 
 
@@ -245,8 +253,7 @@ def _made(activation: Found, form: Form, bits: int, tables: Mapping[str, Table])
     return new
 
 
-# The report's note where `_rounded` was called.
-_ROUNDED = "derivatives of activations whose table is not exact are rounded at random, without bias, and not by a table"
+_ROUNDED = "derivatives of activations that no few levels represent exactly are rounded at random, without bias"
 
 
 def _is_biased(activation: Found, new: Any, tables: Mapping[str, Table]) -> bool:
@@ -256,9 +263,23 @@ def _is_biased(activation: Found, new: Any, tables: Mapping[str, Table]) -> bool
     return not (key_for_module(tables, activation.names) or key_for_activation(tables, new.activation))
 
 
-def _rounded(activation: Found, form: Any, inplace: bool, saver: Saver) -> RoundedActivation:
-    """Return the activation layer that saves its derivative through `saver`, rounded without bias."""
-    new = RoundedActivation(form.function, saver=saver, inplace=inplace)
+def _at_random(
+    activation: Found, form: Any, biased: Any, saver: Saver | None
+) -> FewBitActivation | RoundedActivation | str:
+    """Return the form of an activation whose derivative is rounded at random, or the reason there is none.
+
+    Args:
+        activation, form: the activation; its `Form`.
+        biased: its deterministic few-bit module, whose bits it takes.
+        saver: compresses the derivative where there is no table; if it swaps, codes go to host memory too.
+    """
+    try:
+        new: Any = form.make(bits=biased.bits, rounding="stochastic")
+        new.swapper = saver.swapper if isinstance(saver, SwappingSaver) else None
+    except FewbitError as error:
+        if saver is None:
+            return str(error)
+        new = RoundedActivation(form.function, saver=saver, inplace=biased.inplace)
     vars(new)[ORIGINAL] = activation.original
     return new
 

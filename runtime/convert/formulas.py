@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from ...tables import Table
 from ..activations.modules import FewBitActivation
-from ..activations.table_lookup import resolve_table
+from ..activations.table_lookup import Rounding, resolve_table
 from ..backends.torch_functions import FORWARDS, Forward
 from .recognize import Recognized
 
@@ -132,13 +132,19 @@ class Formula(FewBitActivation):
 
     Args:
         known: the recognized activation; its `formula` is not None.
-        bits, table: as for every few-bit activation.
+        bits, table, rounding: as for every few-bit activation.
     """
 
-    def __init__(self, known: Recognized, *, bits: int | None = None, table: Table | None = None) -> None:
+    def __init__(
+        self,
+        known: Recognized,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None:
         assert known.formula is not None
-        if table is None:
-            table = resolve_table(known.activation, (), bits)
+        table = resolve_table(known.activation, (), bits, table, rounding)
         super().__init__(_PREFIX + known.formula, {}, known.inplace, table=table)
         self._known = known
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from ...tables import Table
 from ..activations.catch import CAUGHT
 from ..activations.modules import FewBitActivation
+from ..activations.table_lookup import Rounding
 from ..backends.forwards import forward_of
 from ..backends.torch_functions import gelu_function
 
@@ -66,8 +67,16 @@ class HeldFunction(FewBitActivation):
     Called with more than x it runs the function itself, which saves x: the table is for the held arguments only.
     """
 
-    def __init__(self, function: Function, held: Held, *, bits: int | None = None, table: Table | None = None) -> None:
-        super().__init__(held.function, dict(held.arguments), held.inplace, bits, table)
+    def __init__(
+        self,
+        function: Function,
+        held: Held,
+        *,
+        bits: int | None = None,
+        table: Table | None = None,
+        rounding: Rounding | None = None,
+    ) -> None:
+        super().__init__(held.function, dict(held.arguments), held.inplace, bits, table, rounding)
         self._whole = function
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:

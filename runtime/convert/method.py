@@ -17,7 +17,7 @@ from torch import nn
 
 from ...tables.table import check_bits
 from ..activations.modules import FewBitActivation
-from ..activations.table_lookup import DEFAULT_BITS
+from ..activations.table_lookup import DEFAULT_BITS, Rounding, check_rounding
 from ..layers.saver import Saver
 from .find import Form, Found
 from .report import Left, Replaced
@@ -35,8 +35,8 @@ class Applied:
         replaced, left: rows of the report.
         taken: ids of the modules that the method claims, each with all its submodules.
         notes: further lines of the report.
-        derivatives: the saver for derivatives of activations whose table is inexact, and so biased; None: use tables.
-        derivatives_by: the report's name of the method that set `derivatives`.
+        derivatives: the saver for derivatives that are to be rounded at random and that no table of kind ``stochastic``
+            is for; None: such activations are left.
     """
 
     model: nn.Module
@@ -45,7 +45,6 @@ class Applied:
     taken: frozenset[int] = frozenset()
     notes: tuple[str, ...] = ()
     derivatives: Saver | None = None
-    derivatives_by: str = ""
 
     def takes(self, found: Found) -> bool:
         """Return whether `found` is claimed or inside a claimed module."""
@@ -61,7 +60,6 @@ class Applied:
             self.taken | later.taken,
             (*self.notes, *later.notes),
             later.derivatives or self.derivatives,
-            later.derivatives_by or self.derivatives_by,
         )
 
 
@@ -71,16 +69,19 @@ class Activations:
 
     Attributes:
         bits: 1 to 8 for each element; None leaves the activations unchanged.
+        rounding: ``deterministic``, with the least error, or ``stochastic``, without bias.
 
     Raises:
-        FewbitError: `bits` is not None or an integer from 1 to 8.
+        FewbitError: `bits` is not None or an integer from 1 to 8, or `rounding` is neither of these.
     """
 
     bits: int | None = DEFAULT_BITS
+    rounding: Rounding = "deterministic"
 
     def __post_init__(self) -> None:
         if self.bits is not None:
             check_bits(self.bits)
+        check_rounding(self.rounding)
 
 
 class Method(Protocol):

@@ -40,13 +40,13 @@ class Methods:
         model: the model to convert.
         chosen: each method with its candidates, in the order in which they run.
         parts: ids of modules that are claimed, because a converted module computes with them as one unit.
-        activation_bits: of activations that no method replaces; None if they stay unchanged and unreported.
+        activations: the config of activations that no method replaces; without bits they stay unchanged and unreported.
     """
 
     model: nn.Module
     chosen: tuple[tuple[Method, list[Found]], ...]
     parts: frozenset[int]
-    activation_bits: int | None
+    activations: Activations
 
     @property
     def candidates(self) -> list[Found]:
@@ -77,7 +77,9 @@ def nothing_to_do(asked: str, wants: str, any_left: bool) -> str:
     return f"{asked}: nothing to do here: {why}"
 
 
-def configs_of(methods: Sequence[Any], bits: Any, level: Any, outliers: Any, fuse_preact: Any, glu: Any) -> list[Any]:
+def configs_of(
+    methods: Sequence[Any], bits: Any, level: Any, outliers: Any, fuse_preact: Any, glu: Any, rounding: Any
+) -> list[Any]:
     """Return the configs that the arguments of `convert` stand for.
 
     Raises:
@@ -88,6 +90,7 @@ def configs_of(methods: Sequence[Any], bits: Any, level: Any, outliers: Any, fus
             raise FewbitError("bits is given twice")
         methods, bits = (), methods[0]
     keywords = {"bits": bits, "level": level, "outliers": outliers, "fuse_preact": fuse_preact, "glu": glu}
+    keywords["rounding"] = rounding
     given = [name for name, value in keywords.items() if value is not None]
     for config in methods:
         if not _is_config(config):
@@ -113,8 +116,9 @@ def configs_of(methods: Sequence[Any], bits: Any, level: Any, outliers: Any, fus
     if fuse_preact is not None:
         configs.append(BLPA(fuse_preact))
     if level is not None:
-        return [*configs, ActNN(level, bits)]
-    activations = Activations() if bits is None else Activations(bits)
+        return [*configs, ActNN(level, bits, **({} if rounding is None else {"rounding": rounding}))]
+    given_rounding = {} if rounding is None else {"rounding": rounding}
+    activations = Activations(**given_rounding) if bits is None else Activations(bits, **given_rounding)
     if outliers is not None:
         configs.append(VQuant(activations.bits or 0, outliers))
     return [*configs, activations]
@@ -141,7 +145,7 @@ def choose_methods(model: nn.Module, configs: Sequence[Any], fused: bool) -> Met
     kinds = {type(c) for c in configs}
     parts = {part for kind, handler in HANDLERS.items() for part in handler.parts(model, kind in kinds)}
     free = tuple((method, method.candidates()) for method in chosen)
-    return Methods(model, free, frozenset(parts), activations.bits)
+    return Methods(model, free, frozenset(parts), activations)
 
 
 def undo_methods(model: nn.Module) -> nn.Module:

@@ -14,7 +14,7 @@ from importlib import import_module
 import pytest
 import torch
 from fewbit.quantizers import FixedPoint, Outlier, PerGroup
-from fewbit.runtime.backends.cuda import activation, fixed_point, glu, outlier, per_group, preact
+from fewbit.runtime.backends.cuda import activation, fixed_point, glu, outlier, per_group, preact, rounding
 from fewbit.runtime.backends.cuda.codegen.compiler import has_compiler
 from fewbit.runtime.backends.cuda.codegen.fixed_point import ELEMENTS_PER_BLOCK
 from fewbit.runtime.tensors.table_registry import table_of
@@ -25,6 +25,7 @@ from host_kernels import (
     start_glu,
     start_outlier,
     start_per_group,
+    start_rounding,
 )
 from quantizer_cases import OUTLIER_PARTS, reference, same_bits
 
@@ -113,6 +114,13 @@ def launched_on_host(monkeypatch):
         launched.append(name)
         start_glu(_name(x), plan, name, 2, *arguments)
 
+    def launch_rounding(x, bits, blocks, *arguments):
+        if blocks:
+            launched.append("encode_at_random")
+            start_rounding(_name(x), bits, min(blocks, 2), *arguments)
+
+    monkeypatch.setattr(rounding, "_launch", launch_rounding)
+    monkeypatch.setattr(rounding, "available", lambda: True)
     monkeypatch.setattr(activation, "_kernel", activation_kernel)
     monkeypatch.setattr(activation, "available", lambda: True)
     monkeypatch.setattr(per_group, "_launch", launch_per_group)

@@ -15,6 +15,7 @@ from fewbit.runtime.backends.cuda.codegen.fixed_point import fixed_point_source
 from fewbit.runtime.backends.cuda.codegen.glu import glu_source
 from fewbit.runtime.backends.cuda.codegen.outlier import codes_source, selection_source
 from fewbit.runtime.backends.cuda.codegen.per_group import per_group_source
+from fewbit.runtime.backends.cuda.codegen.rounding import rounding_source
 from fewbit.runtime.tensors.packing import packed_size
 from fewbit.runtime.tensors.table_registry import table_of
 from fewbit.tables.exporters.c_header import c_name
@@ -257,6 +258,23 @@ def start_outlier(dtype, bits, name, blocks, *arguments):
     """Run such a kernel with the arguments of a launch."""
     library = outlier_library(dtype, bits)
     getattr(library, f"run_{name}")(ctypes.c_uint(blocks), *map(ctypes.c_longlong, arguments))
+
+
+_ROUNDING = "x, packed, slope, base, jumps, n, last, jump_count, low, high, inverse, top, seed"
+_ROUNDING_POINTERS = {"x": "{T}*", "packed": "unsigned char*", **dict.fromkeys(("slope", "base", "jumps"), "float*")}
+
+
+@functools.cache
+def rounding_library(dtype, bits):
+    """The kernel that rounds at random to a table's levels, for a dtype and a number of bits."""
+    assert COMPILER, "no g++"
+    source = '#include "host_cuda.h"\n' + rounding_source(dtype, bits) + '\n#include "host_numbers.h"\n'
+    return built(source + _entry("rounding::encode", "encode", _ROUNDING, _ROUNDING_POINTERS, dtype))
+
+
+def start_rounding(dtype, bits, blocks, *arguments):
+    """Run that kernel with the arguments of a launch."""
+    rounding_library(dtype, bits).run_encode(ctypes.c_uint(blocks), *map(ctypes.c_longlong, arguments))
 
 
 _GLU = """

@@ -1,4 +1,4 @@
-"""Tables of kind `stochastic` in activations: exact forward, a gradient without bias, equal codes on every backend."""
+"""Tables of kind `stochastic` in activations: exact forward, a gradient without bias."""
 
 import copy
 import dataclasses
@@ -11,13 +11,10 @@ from fewbit import FewbitError
 from fewbit.fewbit_gen import parse_activation
 from fewbit.runtime import ops
 from fewbit.runtime.backends.cpu import rounding as cpu
-from fewbit.runtime.backends.reference import rounding as reference
 from fewbit.runtime.tensors.packing import unpack
 from fewbit.runtime.tensors.rounding_table import OFF, position, prepare_rounding
 from fewbit.runtime.tensors.table_registry import register_table
 from fewbit.tables.shipped import shipped_activations, shipped_tables
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.nn import functional as F
 
 CPU = torch.device("cpu")
@@ -33,41 +30,6 @@ def numbers(n, dtype=torch.float32, seed=0):
     x = 3 * torch.randn(n, generator=torch.Generator().manual_seed(seed))
     x[: min(n, len(SPECIAL))] = torch.tensor(SPECIAL[:n])
     return x.to(dtype)
-
-
-class TestKernels:
-    @pytest.mark.parametrize("table", TABLES.values(), ids=[f"{n} {b}" for n, b in TABLES])
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
-    def test_give_the_codes_of_plain_torch(self, table, dtype):
-        key = register_table(table)
-        for n in (0, 1, 7, 8, 511, 512, 513, 5000):
-            x = numbers(n, dtype, n)
-            assert torch.equal(cpu.encode_at_random(x, key, 7 + n), reference.encode_at_random(x, key, 7 + n))
-
-    @given(st.integers(0, 2000), st.integers(0, 2**63 - 1), st.sampled_from(sorted(TABLES)))
-    def test_whatever_the_seed(self, n, seed, which):
-        x, key = numbers(n, seed=n), register_table(TABLES[which])
-        assert torch.equal(cpu.encode_at_random(x, key, seed), reference.encode_at_random(x, key, seed))
-
-    def test_threads_do_not_matter(self):
-        x, key = numbers(600_000), register_table(TABLES["gelu", 3])
-        threads = torch.get_num_threads()
-        try:
-            torch.set_num_threads(1)
-            one = cpu.encode_at_random(x, key, 5)
-            torch.set_num_threads(2)
-            assert torch.equal(cpu.encode_at_random(x, key, 5), one)
-        finally:
-            torch.set_num_threads(threads)
-
-    def test_opcheck(self):
-        key = register_table(TABLES["gelu", 2])
-        torch.library.opcheck(ops.encode_at_random, (torch.randn(5, 9), key, torch.tensor([3])))
-
-    def test_nan_has_the_greatest_code(self):
-        table = TABLES["gelu", 2]
-        codes = unpack(cpu.encode_at_random(torch.full((9,), torch.nan), register_table(table), 1), 2, 9)
-        assert codes.tolist() == [3] * 9
 
 
 @pytest.mark.parametrize("activation", shipped_activations())
@@ -216,3 +178,77 @@ class TestRefused:
         x = torch.randn(4, requires_grad=True)
         with pytest.raises(FewbitError, match="needs the derivative of nobody knows"):
             fewbit.GELU(table=unknown)(x)
+
+
+class TestRounding:
+    """The keyword `rounding`."""
+
+    X = torch.linspace(-3, 3, 4000)
+
+    def levels_of(self, function):
+        """The distinct gradients of equal elements, in two draws."""
+        x = self.X.clone().requires_grad_()
+        return [torch.autograd.grad(function(x).sum(), x)[0] for _ in range(2)]
+
+    @pytest.mark.parametrize(
+        "function",
+        [
+            fewbit.GELU(bits=2, rounding="stochastic"),
+            fewbit.GELU("tanh", bits=2, rounding="stochastic"),
+            fewbit.Softplus(beta=5, bits=1, rounding="stochastic"),
+            fewbit.ELU(0.5, inplace=False, bits=2, rounding="stochastic"),
+            fewbit.FewBit("x*sigmoid(1.7*x)", bits=2, rounding="stochastic"),
+            lambda x: fewbit.functional.silu(x, bits=2, rounding="stochastic"),
+            lambda x: fewbit.functional.gelu(x, bits=2, rounding="stochastic"),
+            lambda x: fewbit.functional.activation(x, "tanh(x)", bits=2, rounding="stochastic"),
+        ],
+        ids=lambda f: repr(f) if isinstance(f, torch.nn.Module) else "",
+    )
+    def test_stochastic_draws_anew(self, function):
+        one, two = self.levels_of(function)
+        assert not torch.equal(one, two)
+
+    def test_deterministic_is_the_default(self):
+        one, two = self.levels_of(fewbit.GELU(bits=2))
+        assert torch.equal(one, two)
+        assert fewbit.GELU().rounding == fewbit.GELU(rounding="deterministic").rounding == "deterministic"
+        assert fewbit.GELU(rounding="stochastic").rounding == "stochastic"
+        assert "rounding" not in repr(fewbit.GELU()) and "rounding" in repr(fewbit.GELU(rounding="stochastic"))
+
+    def test_what_is_exact_is_not_rounded(self):
+        assert fewbit.ReLU(rounding="stochastic").rounding == "deterministic"
+        one, two = self.levels_of(lambda x: fewbit.functional.leaky_relu(x, 0.1, rounding="stochastic"))
+        assert torch.equal(one, two)
+
+    def test_by_the_block(self):
+        with fewbit.few_bit(bits=2, rounding="stochastic"):
+            one, two = self.levels_of(F.gelu)
+        assert not torch.equal(one, two)
+        with pytest.raises(FewbitError, match="rounding is 'deterministic' or 'stochastic', not 'none'"):
+            fewbit.few_bit(rounding="none")
+
+    @pytest.mark.parametrize(
+        ("make", "says"),
+        [
+            (lambda: fewbit.GELU(rounding="up"), "rounding is 'deterministic' or 'stochastic', not 'up'"),
+            (lambda: fewbit.SquaredReLU(rounding="stochastic"), "grows without limit"),
+            (lambda: fewbit.FewBit(torch.sin, rounding="stochastic"), "needs a derivative with a formula"),
+            (
+                lambda: fewbit.GELU(table=TABLES["gelu", 2], rounding="deterministic"),
+                "kind stochastic is not rounded",
+            ),
+            (
+                lambda: fewbit.GELU(table=fewbit.load_table("gelu"), rounding="stochastic"),
+                "kind shared is not rounded",
+            ),
+        ],
+    )
+    def test_what_cannot_be_is_one_line(self, make, says):
+        with pytest.raises(FewbitError, match=says) as raised:
+            make()
+        assert "\n" not in str(raised.value)
+
+    def test_compiled_draws_anew_in_each_step(self):
+        act = torch.compile(fewbit.GELU(bits=2, rounding="stochastic"), fullgraph=True, backend="aot_eager")
+        one, two = self.levels_of(act)
+        assert not torch.equal(one, two)

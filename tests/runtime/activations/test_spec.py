@@ -38,6 +38,7 @@ def arguments_of(function):
     signature = inspect.signature(function)
     text = str(signature).replace("fewbit.tables.table.", "").replace("torch.Tensor", "Tensor")
     text = text.replace("torch._Tensor", "Tensor").replace("collections.abc.", "")
+    text = text.replace("Optional[Literal['deterministic', 'stochastic']]", "Rounding | None").replace("typing.", "")
     return ast.unparse(ast.parse(f"def f{text}: ...").body[0].args)
 
 

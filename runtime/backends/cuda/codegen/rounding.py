@@ -1,0 +1,49 @@
+"""CUDA C++ source of the kernel that rounds at random to a table's levels, for one dtype and number of bits."""
+
+from functools import cache
+from pathlib import Path
+
+from .source import NUMBERS, THREADS
+
+ELEMENTS_PER_BLOCK = THREADS * 8
+_PIECES = ("numbers", "packing", "kernels", "eights", "philox", "rounding")
+
+
+@cache
+def rounding_source(dtype: str, bits: int) -> str:
+    """Return the source of one kernel with a C name in the namespace `rounding`, `THREADS` threads a block:
+
+        encode(const T* x, u8* packed, const float* slope, const float* base, const float* jumps, i64 n, i64 last,
+               i64 jump_count, i64 low, i64 high, i64 inverse, i64 top, i64 seed)
+
+    The arguments are those of `RoundingTable`; low, high and inverse are the bits of a float32.
+
+    Args:
+        dtype: ``float32``, ``float16`` or ``bfloat16``.
+        bits: of a code.
+    """
+    number, _ = NUMBERS[dtype]
+    T = f"fewbit::{number}" if number in ("half", "bfloat16") else number
+    folder = Path(__file__).parent
+    pieces = [(folder / f"{name}.cuh").read_text() for name in _PIECES]
+    return "\n".join([*pieces, _KERNEL.format(T=T, bits=bits)])
+
+
+_KERNEL = """\
+namespace rounding {{
+
+using fewbit::i64;
+using fewbit::u8;
+using fewbit::u32;
+
+extern "C" __global__ void __launch_bounds__(fewbit::threads, fewbit::residents<{T}>)
+encode(const {T}* x, u8* packed, const float* slope, const float* base, const float* jumps, i64 n, i64 last,
+       i64 jump_count, i64 low, i64 high, i64 inverse, i64 top, i64 seed)
+{{
+    const fewbit::Lines lines = {{__uint_as_float(u32(low)), __uint_as_float(u32(high)), __uint_as_float(u32(inverse)),
+                                 slope, base, jumps, int(last), int(jump_count)}};
+    fewbit::round_at_random<{T}, {bits}>(x, packed, n, lines, u32(top), fewbit::u64(seed));
+}}
+
+}}  // namespace rounding
+"""

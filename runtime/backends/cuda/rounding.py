@@ -1,0 +1,49 @@
+"""Codes of a table of kind `stochastic` on the GPU, with the arithmetic of reference/rounding.py, step by step."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...tensors.dtypes import KINDS
+from ...tensors.packing import packed_size
+from ...tensors.rounding_table import prepare_rounding
+from ..reference import rounding as reference
+from .activation import BLOCKS_PER_MULTIPROCESSOR, available, compiled, start
+from .codegen.rounding import ELEMENTS_PER_BLOCK, rounding_source
+
+
+def encode_at_random(x: Tensor, table: str, seed: int) -> Tensor:
+    """Return the packed codes of the dense tensor `x` in memory order, rounded at random: uint8 (⌈n/8⌉·bits,)."""
+    if not available():
+        return reference.encode_at_random(x, table, seed)
+    t = prepare_rounding(table, x.device)
+    x = x if x.dtype in KINDS else x.float()
+    n = x.numel()
+    packed = torch.empty(packed_size(n, t.bits), dtype=torch.uint8, device=x.device)
+    lines = (t.slope.data_ptr(), t.base.data_ptr(), t.jumps.data_ptr(), n, t.last, t.jumps.numel())
+    ends = (_bits(t.low), _bits(t.high), _bits(t.inverse))
+    _launch(x, t.bits, -(-n // ELEMENTS_PER_BLOCK), x.data_ptr(), packed.data_ptr(), *lines, *ends, t.top, seed)
+    return packed
+
+
+@cache
+def _bits(value: float) -> int:
+    return int(np.float32(value).view(np.uint32))
+
+
+def _launch(x: Tensor, bits: int, blocks: int, *arguments: int) -> None:
+    """Run the kernel on torch's current stream of the device of `x`."""
+    if blocks:
+        device = x.get_device()
+        kernel, most = _kernel(str(x.dtype).removeprefix("torch."), bits, device)
+        start(kernel, "encode", device, min(blocks, most), *arguments)
+
+
+@cache
+def _kernel(dtype: str, bits: int, device: int) -> tuple[Any, int]:
+    """Return the kernel, and the number of blocks that fill the device."""
+    most = torch.cuda.get_device_properties(device).multi_processor_count * BLOCKS_PER_MULTIPROCESSOR
+    return compiled(rounding_source(dtype, bits), "encode", device), most

@@ -1,0 +1,92 @@
+"""Codes rounded at random to a table's levels: each backend's are plain torch's, whatever the numbers and the seed."""
+
+import fewbit
+import pytest
+import torch
+from fewbit.runtime import ops
+from fewbit.runtime.backends.cpu import rounding as cpu
+from fewbit.runtime.backends.cuda.codegen.compiler import compile_source
+from fewbit.runtime.backends.cuda.codegen.rounding import rounding_source
+from fewbit.runtime.backends.reference import rounding as reference
+from fewbit.runtime.tensors.packing import unpack
+from fewbit.runtime.tensors.table_registry import register_table
+from host_kernels import needs_nvrtc, of_each_architecture
+from hypothesis import given
+from hypothesis import strategies as st
+
+# f' smooth, with jumps (SELU, ReLU), and as a wave without end.
+TABLES = {
+    (name, bits): fewbit.load_table(name, bits, "stochastic", weight="normal:0,1")
+    for name in ("gelu", "silu", "selu", "tanh", "relu", "sin")
+    for bits in (1, 2, 3, 4)
+}
+SPECIAL = [0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e30, -1e30, 1e-40, 3.0, -3.0]
+
+
+def numbers(n, dtype=torch.float32, seed=0):
+    x = 3 * torch.randn(n, generator=torch.Generator().manual_seed(seed))
+    x[: min(n, len(SPECIAL))] = torch.tensor(SPECIAL[:n])
+    return x.to(dtype)
+
+
+def assert_like_the_reference(backend, x, key, seed):
+    codes = backend.module("rounding").encode_at_random(backend.put(x), key, seed)
+    assert torch.equal(codes.cpu(), reference.encode_at_random(x, key, seed))
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=[f"{n} {b}" for n, b in TABLES])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_codes_are_those_of_plain_torch(backend, table, dtype):
+    if table.bits not in backend.bits:
+        pytest.skip("g++ builds a kernel for each number of bits")
+    for n in (0, 1, 7, 8, 511, 512, 513, 5000):
+        assert_like_the_reference(backend, numbers(n, dtype, n), register_table(table), 7 + n)
+    assert backend.name != "host-cuda" or backend.launched
+
+
+@given(n=st.integers(0, 2000), seed=st.integers(0, 2**63 - 1), which=st.sampled_from([k for k in TABLES if k[1] > 1]))
+def test_whatever_the_seed(backend, n, seed, which):
+    assert_like_the_reference(backend, numbers(n, seed=n), register_table(TABLES[which]), seed)
+
+
+@given(st.lists(st.floats(width=32), min_size=1, max_size=40), st.sampled_from([k for k in TABLES if k[1] > 1]))
+def test_whatever_the_numbers(backend, values, which):
+    assert_like_the_reference(backend, torch.tensor(values), register_table(TABLES[which]), 5)
+
+
+def test_memory_that_begins_anywhere(backend):
+    x, key = numbers(1000), register_table(TABLES["silu", 3])
+    for offset in (1, 2, 3):
+        assert_like_the_reference(backend, x[offset:], key, 5)
+
+
+def test_threads_do_not_matter():
+    x, key = numbers(600_000), register_table(TABLES["gelu", 3])
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = cpu.encode_at_random(x, key, 5)
+        torch.set_num_threads(2)
+        assert torch.equal(cpu.encode_at_random(x, key, 5), one)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_opcheck():
+    key = register_table(TABLES["gelu", 2])
+    torch.library.opcheck(ops.encode_at_random, (torch.randn(5, 9), key, torch.tensor([3])))
+
+
+def test_nan_has_the_greatest_code(backend):
+    x, key = backend.put(torch.full((9,), torch.nan)), register_table(TABLES["gelu", 2])
+    assert unpack(backend.module("rounding").encode_at_random(x, key, 1).cpu(), 2, 9).tolist() == [3] * 9
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("dtype", "bits", "arch"), of_each_architecture({"float32": (3, 1, 8), "float16": (4, 2), "bfloat16": (3, 5)})
+)
+def test_the_kernel_compiles_and_does_not_spill(dtype, bits, arch):
+    code, (usage,) = compile_source(rounding_source(dtype, bits), arch)
+    assert code and usage.kernel == "encode"
+    assert usage.spilled + usage.stack == 0 and usage.registers <= 64
