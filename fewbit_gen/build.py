@@ -33,8 +33,9 @@ from .weights import parse_weight
 # All named activations that need no number. (threshold has no defaults; its tables are exact anyway.)
 ACTIVATIONS = tuple(sorted(name for name in FAMILIES if name != "threshold"))
 BITS = tuple(range(1, 9))
-# Of kind stochastic those are shipped that are proven optimal to `LARGEST_GAP`; others are solved when they are needed.
-_PROVEN_AT_RANDOM = BITS[:4]
+# Of kind stochastic with 5 bits and more the bound is wider where f' is nearly constant over long pieces: the error,
+# which is the product of two small distances there, is not what its derivatives by the levels say.
+_LARGEST_GAP_AT_RANDOM = 5e-3
 # Tolerance for another machine's rounding in exp and in sums; a wrong digit in a file far exceeds it.
 TOLERANCE = 1e-9
 
@@ -81,9 +82,14 @@ class Check:
         return (self.table.error - self.bound) / self.table.error if self.table.error else 0.0
 
     @property
+    def largest_gap(self) -> float:
+        """The gap that a shipped table of this kind and size may have."""
+        return _LARGEST_GAP_AT_RANDOM if self.table.kind == "stochastic" and self.table.bits > 4 else LARGEST_GAP
+
+    @property
     def holds(self) -> bool:
-        """Whether the stored error is correct to `TOLERANCE`, and the lower bound within `LARGEST_GAP` of it."""
-        return self.drift <= TOLERANCE and self.gap <= LARGEST_GAP
+        """Whether the stored error is correct to `TOLERANCE`, and the lower bound within `largest_gap` of it."""
+        return self.drift <= TOLERANCE and self.gap <= self.largest_gap
 
 
 def problems(activations: Sequence[str] = ACTIVATIONS, bits: Sequence[int] = BITS) -> tuple[Problem, ...]:
@@ -94,7 +100,7 @@ def problems(activations: Sequence[str] = ACTIVATIONS, bits: Sequence[int] = BIT
     return tuple(
         Problem(name, weight, kind, b)
         for name, weight, kind, b in itertools.product(activations, WEIGHTS, KINDS, bits)
-        if kind != "stochastic" or (b in _PROVEN_AT_RANDOM and is_bounded(parse_activation(name)))
+        if kind != "stochastic" or is_bounded(parse_activation(name))
     )
 
 
@@ -138,7 +144,8 @@ def build(folder: Path, todo: Sequence[Problem]) -> Iterator[Table]:
 
 _PROVENANCE = (
     f"made by `fewbit tables build`: exact over a grid, refined to a stationary point, and certified: no table of "
-    f"the kind with as many levels has an error below lower_bound, within {LARGEST_GAP:g} of the error"
+    f"the kind with as many levels has an error below lower_bound, within {LARGEST_GAP:g} of the error; "
+    f"of kind stochastic with 5 bits and more, within {_LARGEST_GAP_AT_RANDOM:g}"
 )
 
 

@@ -24,12 +24,13 @@ def test_every_activation_has_a_table_of_every_kind_at_every_width(activation, k
     if kind == "stochastic" and activation == "squared_relu":
         assert not any(table.kind == kind for table in shipped_tables(activation))  # its derivative has no bounds
         return
-    for bits in range(EXACT.get(activation, 1) if kind == "interval" else 1, 5 if kind == "stochastic" else 9):
+    for bits in range(EXACT.get(activation, 1) if kind == "interval" else 1, 9):
         table = load_table(activation, bits=bits, kind=kind, weight=weight)
         assert (table.activation, table.kind, table.weight) == (activation, kind, weight)
         assert table.bits == bits or table.error == 0
         assert (table.error == 0) == (activation in EXACT)
-        assert 0 <= table.error - table.lower_bound <= 1e-6 * table.error
+        proven = 5e-3 if kind == "stochastic" and bits > 4 else 1e-6  # fewbit_gen/build.py says why
+        assert 0 <= table.error - table.lower_bound <= proven * table.error
 
 
 def test_defaults_are_3_bits_shared():
