@@ -21,6 +21,8 @@ _PREACT = ("PreActConv1d", "PreActConv2d", "PreActConv3d", "PreActLinear")
 _HOMES = {
     "solve": ".fewbit_gen",
     "MixedPrecision": ".runtime.allocation",
+    "adaptation_state": ".runtime.activations.following",
+    "load_adaptation_state": ".runtime.activations.following",
     "calibrate": ".runtime.calibrate",
     "convert": ".runtime.convert.api",
     "revert": ".runtime.convert.api",

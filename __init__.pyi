@@ -7,6 +7,8 @@ from .runtime import models as models
 from .runtime import quantizers as quantizers
 from .runtime.activations import functional as functional
 from .runtime.activations.catch import few_bit as few_bit
+from .runtime.activations.following import adaptation_state as adaptation_state
+from .runtime.activations.following import load_adaptation_state as load_adaptation_state
 from .runtime.activations.gated_modules import GEGLU as GEGLU
 from .runtime.activations.gated_modules import GLU as GLU
 from .runtime.activations.gated_modules import ReGLU as ReGLU

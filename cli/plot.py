@@ -13,6 +13,7 @@ from ..plots import check_figure_path, plot_approximation, plot_error, plot_gall
 from ..tables import DETERMINISTIC, KINDS, Table
 from .options import BitsList, bits_list_option, bits_option, figure_option, kind_option, weight_option
 from .picture import approximated
+from .plot_adaptation import adaptation
 from .plot_blpa import COMMANDS as BLPA
 from .plot_memory import memory
 from .plot_throughput import throughput
@@ -40,6 +41,7 @@ command.add_command(throughput)
 command.add_command(memory)
 command.add_command(training)
 command.add_command(variance)
+command.add_command(adaptation)
 for study in (*BLPA, *VQUANT):
     command.add_command(study)
 

@@ -20,22 +20,18 @@ from torch import Tensor, nn
 
 from ..fewbit_gen import parse_activation
 from ..fewbit_gen.calibration import Calibration, Measured
-from ..fewbit_gen.weights import ruler
 from ..tables import FewbitError
 from ..tables.errors import shown
 from ..tables.table import check_bits, check_kind
+from .activations.following import adaptation_of
 from .activations.modules import FewBitActivation
 from .convert.find import Found, activations, form_of
+from .tensors.input_histogram import InputHistogram, bins_of
 
 __all__ = ["Calibration", "calibrate"]
 
 Batch = Any
 Loss = Callable[[Any, Batch], Tensor]
-
-# Larger than any gradient that training survives; sums of many squares of it are still finite.
-_LARGEST_GRADIENT = 1e140
-# Elements processed at once: bounds the memory needed besides two bytes an element.
-_AT_ONCE = 1 << 22
 
 
 def calibrate(
@@ -93,9 +89,7 @@ class _Recorder:
         self.name = name
         self.activation = activation
         self.ran = False
-        self.counts: Tensor | None = None  # float64 (BINS,), where the gradients are
-        self.elements = 0
-        self.used: Tensor | None = None  # number of elements counted, on the same device: reading it would synchronise
+        self.histogram = InputHistogram()
         self.bins: Tensor | None = None  # of the input of the call in progress
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -120,53 +114,11 @@ class _Recorder:
     def leave(self, _: nn.Module | None, __: tuple[Any, ...], output: Any) -> None:
         bins, self.bins = self.bins, None
         if bins is not None and isinstance(output, Tensor) and output.requires_grad:
-            output.register_hook(partial(self.record, bins))
-
-    def record(self, bins: Tensor, gradient: Tensor) -> None:
-        gradient, bins = gradient.detach().reshape(-1), bins.reshape(-1)
-        if self.counts is None or self.used is None:
-            # There is no float64 on Apple's GPUs.
-            device = torch.device("cpu") if gradient.device.type == "mps" else gradient.device
-            self.counts = torch.zeros(ruler.BINS, dtype=torch.float64, device=device)
-            self.used = torch.zeros((), dtype=torch.int64, device=device)
-        for part, places in zip(gradient.split(_AT_ONCE), bins.split(_AT_ONCE), strict=True):
-            self._add(part.to(self.counts.device).double(), places.to(self.counts.device), self.counts, self.used)
-        self.elements += gradient.numel()
-
-    @staticmethod
-    def _add(gradient: Tensor, bins: Tensor, counts: Tensor, used: Tensor) -> None:
-        usable = (bins >= 0) & (gradient.abs() <= _LARGEST_GRADIENT)  # False for NaN
-        counts.index_add_(0, bins.clamp(min=0).int(), torch.where(usable, gradient, 0).square_())
-        used += usable.sum()
+            output.register_hook(partial(self.histogram.add, bins))
 
     def measured(self) -> Measured | None:
         """Return the measured histogram, or None if its weight is 0."""
-        if self.counts is None or self.used is None or not (self.counts > 0).any():
-            return None
-        used = int(self.used)
-        return Measured(self.name, self.activation, self.counts.cpu().numpy(), used, self.elements - used)
-
-
-def bins_of(x: Tensor) -> Tensor:
-    """Return the bin of each element of `x` on `weights.ruler`, int16, -1 for NaN and the infinities.
-
-    An input beyond the ruler is in its last bin. A float64 is rounded to float32 first.
-    """
-    places = torch.empty(x.shape, dtype=torch.int16, device=x.device)
-    for part, values in zip(places.view(-1).split(_AT_ONCE), x.reshape(-1).split(_AT_ONCE), strict=True):
-        part.copy_(_bins_of_few(values))
-    return places
-
-
-def _bins_of_few(x: Tensor) -> Tensor:
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    sizes = wide.abs().clamp_(max=ruler.LARGEST).float().view(torch.int32)
-    # Bins are closed on the right: the edge between two belongs to the smaller of two positive ones, and to the larger,
-    # in magnitude, of two negative ones.
-    positive = wide > 0
-    places = ((sizes - positive.int()) >> ruler.DROPPED_BITS).sub_(ruler.FIRST - 1).clamp_(0, ruler.BINS_OF_SIGN - 1)
-    bins = torch.where(positive, places + ruler.BINS_OF_SIGN, ruler.BINS_OF_SIGN - 1 - places)
-    return bins.masked_fill_(~x.isfinite(), -1)
+        return self.histogram.measured(self.name, self.activation)
 
 
 def _recorders(model: nn.Module) -> dict[Found, _Recorder]:
@@ -241,11 +193,14 @@ def _left_alone(model: nn.Module) -> Iterator[None]:
     buffers = [
         (m, name, b, b.detach().clone()) for m in model.modules() for name, b in m._buffers.items() if b is not None
     ]
+    adaptations = [found for module in model.modules() if (found := adaptation_of(module)) is not None]
     devices = {t.device.index for t in chain(model.parameters(), model.buffers()) if t.device.type == "cuda"}
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=sorted(devices)))
         stack.enter_context(_uncompiled())
         stack.enter_context(torch.enable_grad())
+        for adaptation in adaptations:
+            adaptation.is_paused = True
         for parameter, _ in parameters:
             parameter.grad = None
             if parameter.is_leaf and parameter.requires_grad:  # no gradient needs to stay until the end
@@ -253,6 +208,8 @@ def _left_alone(model: nn.Module) -> Iterator[None]:
         try:
             yield
         finally:
+            for adaptation in adaptations:
+                adaptation.is_paused = False
             for parameter, gradient in parameters:
                 parameter.grad = gradient
             with torch.no_grad():
@@ -276,7 +233,7 @@ def _calibration(recorders: list[_Recorder], batches: int, bits: int, kind: str)
     silent = tuple(name for name, m in measured.items() if m is None)
     if modules:
         return Calibration(modules, silent, batches, bits, kind)
-    if sum(r.elements for r in recorders):
+    if sum(r.histogram.elements for r in recorders):
         raise FewbitError("every gradient that reached an activation was 0, NaN or infinite: is the loss finite?")
     what = "no gradient reached" if any(r.ran for r in recorders) else "no batch went through"
     raise FewbitError(f"{what} any of the {len(silent)} activations, such as {silent[0] or 'the model itself'}")

@@ -4,6 +4,8 @@
     encode(x, table) -> packed codes
     encode_at_random(x, table, seed) -> packed codes      tables of kind stochastic; seed int64 (1,) on the CPU
     multiply(grad, packed, table, stride) -> grad · q(x)
+    encode_following(x, following, bits, seed) -> packed codes, version     by the table in use of a `FollowingTable`
+    multiply_following(grad, packed, version, following, bits, stride) -> grad · q(x)
 
 Tables and functions are passed as strings (see tensors/table_registry.py, backends/torch_functions.py), so that
 torch.compile sees constants and no table needs an op of its own. The packed code is an *output* of `activation`: only
@@ -98,6 +100,7 @@ from .backends.arguments import (
     refuse,
 )
 from .backends.forwards import forward_of
+from .backends.reference import activation as reference_activation
 from .backends.reference import attention as reference_attention
 from .backends.reference import preact as reference_preact
 from .backends.reference.outlier import POSITION_BLOCK, count_of
@@ -199,6 +202,68 @@ def _(x: Tensor, table: str, seed: Tensor) -> Tensor:
 @torch.library.register_fake(multiply, lib=_library)
 def _(grad: Tensor, packed: Tensor, table: str, stride: Sequence[int]) -> Tensor:
     check_codes(grad, packed, table, stride)
+    return torch.empty_strided(grad.shape, stride, dtype=grad.dtype, device=grad.device)
+
+
+_library.define(
+    "encode_following(Tensor x, Tensor following, int bits, Tensor? seed) -> (Tensor, Tensor)",
+    tags=(*_TAGS, *_ON_HOST[1:], torch.Tag.nondeterministic_seeded),  # not computed again, by another table
+)
+_library.define(
+    "multiply_following(Tensor grad, Tensor packed, Tensor version, Tensor following, int bits, SymInt[] stride)"
+    " -> Tensor",
+    tags=_ON_HOST,
+)
+
+encode_following = torch.ops.fewbit.encode_following.default
+multiply_following = torch.ops.fewbit.multiply_following.default
+
+
+def _following_of(handle: Tensor) -> Any:
+    found = by_handle(handle)
+    if found is None:
+        raise FewbitError("a compiled model was converted back: compile it again")
+    return found
+
+
+def _encode_following(x: Tensor, following: Tensor, bits: int, seed: Tensor | None) -> tuple[Tensor, Tensor]:
+    key, version = _following_of(following).begin(x)
+    if seed is not None:
+        packed = encode_at_random(x, key, seed)
+    elif x.device.type == "cuda":  # whose kernels are compiled for each table
+        packed = reference_activation.encode(as_dense(x), key)
+    else:
+        packed = encode(x, key)
+    return _of_bits(packed, x.numel(), bits, table_of(key).bits), version
+
+
+def _multiply_following(
+    grad: Tensor, packed: Tensor, version: Tensor, following: Tensor, bits: int, stride: Sequence[int]
+) -> Tensor:
+    key = _following_of(following).end(version, grad)
+    packed = packed[: packed_size(grad.numel(), table_of(key).bits)]
+    if grad.device.type == "cuda":
+        return reference_activation.multiply(with_stride(grad, stride), packed, key)
+    return multiply(grad, packed, key, stride)
+
+
+def _of_bits(packed: Tensor, n: int, bits: int, taken: int) -> Tensor:
+    """Return the codes in the memory of codes of `bits` bits, where a table takes fewer."""
+    return packed if taken == bits else torch.nn.functional.pad(packed, (0, packed_size(n, bits) - packed.numel()))
+
+
+for _name, _function in (("encode_following", _encode_following), ("multiply_following", _multiply_following)):
+    _library.impl(_name, _function, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake(encode_following, lib=_library)
+def _(x: Tensor, following: Tensor, bits: int, seed: Tensor | None) -> tuple[Tensor, Tensor]:
+    codes = x.new_empty(packed_size(x.numel(), bits), dtype=torch.uint8)
+    return codes, torch.empty(2, dtype=torch.int64, device="cpu")
+
+
+@torch.library.register_fake(multiply_following, lib=_library)
+def _(grad: Tensor, packed: Tensor, version: Tensor, following: Tensor, bits: int, stride: Sequence[int]) -> Tensor:
     return torch.empty_strided(grad.shape, stride, dtype=grad.dtype, device=grad.device)
 
 

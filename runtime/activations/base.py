@@ -10,6 +10,7 @@ from ..backends.forwards import forward_of
 from ..tensors.dtypes import DTYPES
 from ..tensors.table_registry import register_table, register_unpickled
 from .dispatch import Swapper, apply, key_for, number
+from .following import FollowingTable
 from .table_lookup import Rounding, resolve_table
 
 # torch.fx cannot trace control flow that depends on values, so it records this call as one node.
@@ -22,10 +23,12 @@ class FewBitActivation(nn.Module):
     Attributes:
         inplace: whether the input is overwritten.
         swapper: where codes rounded at random wait for the backward pass; None: on their device.
+        following: the table if it follows the training (`convert` with `adapt`).
     """
 
     inplace: bool
     swapper: Swapper | None = None
+    following: FollowingTable | None = None
     # Which arguments the `repr` of torch's module shows: see ActivationRow.torch_repr.
     _shown: ClassVar[Literal["named", "values", "nothing"]] = "named"
 
@@ -52,7 +55,7 @@ class FewBitActivation(nn.Module):
     @property
     def table(self) -> Table:
         """The table that replaces the derivative (of float64, where torch rounds a parameter for other dtypes)."""
-        return self._table
+        return self._table if self.following is None else self.following.table
 
     @property
     def bits(self) -> int:
@@ -76,7 +79,13 @@ class FewBitActivation(nn.Module):
         """Return f(input); saves ⌈n/8⌉·bits bytes if a gradient is required."""
         parameters = self._parameters_of_function
         key = self._key if self._one_table else key_for(input.dtype, self._function, parameters)
-        return apply(input, self._function, parameters, key, self.inplace, self.swapper)
+        return apply(input, self._function, parameters, key, self.inplace, self.swapper, self.following)
+
+    def stop_following(self) -> None:
+        """Keep the table in use from now on."""
+        if self.following is not None:
+            self._table, self.following = self.following.table, None
+            self._key = register_table(self._table)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -16,6 +16,8 @@ from ..backends.forwards import forward_of
 from ..tensors.layout import as_dense, with_stride
 from ..tensors.table_registry import table_of
 from . import fast_path, transforms
+from .following import FollowingTable
+from .following import apply as follow
 from .table_lookup import Rounding, resolve_key
 from .transforms import keeps
 
@@ -69,6 +71,7 @@ def apply(
     key: str,
     inplace: bool = False,
     swapper: Swapper | None = None,
+    following: FollowingTable | None = None,
 ) -> Tensor:
     """Return f(x), and save packed codes if a gradient is required.
 
@@ -78,6 +81,7 @@ def apply(
         key: of a registered table.
         inplace: overwrite `x` with f(x) and return it, if torch has an in-place form.
         swapper: moves codes that are rounded at random to host memory.
+        following: the table in place of `key`, but under torch.func.
 
     Raises:
         TypeError: a gradient is required and the dtype is not a floating-point one listed above; integers that torch's
@@ -87,6 +91,9 @@ def apply(
     if not keeps(x):
         forward = overwrite or forward_of(function).call
         return checked(function, x, forward, x, *parameters)
+    if following is not None and not transforms.are_active():
+        y = follow(x, function, parameters, following)
+        return y if overwrite is None else x.copy_(y)
     if _is_at_random(key):
         y = _rounded(x, function, parameters, key, swapper)
         return y if overwrite is None else x.copy_(y)

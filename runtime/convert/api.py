@@ -18,12 +18,16 @@ import torch
 from torch import nn
 
 from ...tables import FewbitError, Table
+from ...tables.names import counted
+from ..activations.following import Adaptation, FollowingTable, adaptation_of
 from ..activations.modules import FewBitActivation
 from ..activations.overrides import TableOrPath, key_for_activation, key_for_module, names_activation, read_tables
 from ..activations.table_lookup import DEFAULT_BITS, Rounding
+from ..backends.forwards import CALLABLE
 from ..layers.activation import Activation as RoundedActivation
 from ..layers.offload import SwappingSaver
 from ..layers.saver import Saver
+from ..tensors.checks import check_integer
 from .filters import Selectors, inventory, unwanted
 from .find import ORIGINAL, Activation, Form, Found, activations, form_of
 from .measure import measure
@@ -48,6 +52,7 @@ def convert(
     fuse_preact: int | None = None,
     glu: str | Mapping[str, Any] | None = None,
     rounding: Rounding | None = None,
+    adapt: int | None = None,
     inputs: Any = None,
 ) -> Report:
     """Replace a model's activations, in place, by few-bit ones with the same outputs.
@@ -89,6 +94,9 @@ def convert(
             its inner tensors in few bits (tensors/glu_parts.py); or a mapping with its keep, copy_bits and input_bits.
         rounding: of derivatives of activations: ``deterministic``, the default, with the least error; or
             ``stochastic``, the default of a `level`, without bias. A table that is given has the rounding of its kind.
+        adapt: steps, such as 200, after which tables of activations are solved anew each time for the inputs that
+            arrive in training, and exchanged (activations/following.py); `fewbit.adaptation_state` is for checkpoints.
+            Exact tables, those of callables and `tables` stay.
         inputs: a batch, as a tensor, a tuple of arguments or a mapping of keywords: copies of the model run on it a few
             times, and the report gives the bytes that each row saves. Rows that save nothing are left, unless `include`
             is given.
@@ -104,8 +112,10 @@ def convert(
             another argument is wrong. The model is then unchanged.
     """
     _check_model(model)
+    if adapt is not None:
+        check_integer("adapt", adapt, 2)
     configs = configs_of(methods, bits, level, outliers, fuse_preact, glu, rounding)
-    options = Options(tuple(configs), include, exclude, tables, fused, bits is not None or bool(methods))
+    options = Options(tuple(configs), include, exclude, tables, fused, bits is not None or bool(methods), adapt)
     if inputs is None:
         return _convert(model, options)
 
@@ -126,6 +136,7 @@ class Options:
         configs: one for each method, in the order in which they run.
         include, exclude, tables, fused: as for `convert`.
         asked: whether the user requested few-bit activations, so that the report notes if there are none.
+        adapt: as for `convert`.
     """
 
     configs: tuple[Any, ...]
@@ -134,6 +145,7 @@ class Options:
     tables: Mapping[str, TableOrPath] | None
     fused: bool
     asked: bool
+    adapt: int | None
 
 
 def _convert(
@@ -190,9 +202,12 @@ def _convert(
     if any(activation in made for activation in biased):
         notes.append(_ROUNDED)
     root = applied.model
+    _stop_adapting(root)
     for activation, new in made.items():
         put(activation, new)
         root = root if activation.places else new
+    if options.adapt is not None:
+        notes.append(_adapt(root, options.adapt, {a.name: new for a, new in made.items() if _follows(a, new, given)}))
     replaced = [_replaced(activation, new) for activation, new in made.items()]
     left = [_left(activation, forms[activation], skipped) for activation in found if activation not in made]
     if options.asked and not methods.chosen and not replaced:
@@ -230,6 +245,7 @@ def revert(model: nn.Module) -> nn.Module:
             model is then unchanged.
     """
     _check_model(model)
+    _stop_adapting(model)
     model = undo_methods(model)
     for activation in activations(model):
         model = put_back(activation) or model
@@ -254,6 +270,31 @@ def _made(activation: Found, form: Form, bits: int, tables: Mapping[str, Table])
 
 
 _ROUNDED = "derivatives of activations that no few levels represent exactly are rounded at random, without bias"
+
+
+def _follows(activation: Found, new: Any, tables: Mapping[str, Table]) -> bool:
+    """Return whether the table of `new` can follow the training: inexact, of a named function, and not the user's."""
+    return _is_biased(activation, new, tables) and not new.activation.startswith(CALLABLE)
+
+
+def _adapt(model: nn.Module, every: int, activations: Mapping[str, Any]) -> str:
+    """Let the tables of `activations` follow the training; return the note for the report."""
+    for new in activations.values():
+        new.following = FollowingTable(new.activation, new.table)
+    if activations:
+        Adaptation(model, {name: new.following for name, new in activations.items()}, every)
+        return f"adapt={every}: {counted(len(activations), 'table')} will follow the training"
+    return nothing_to_do(f"adapt={every}", "activation whose table could follow the training", False)
+
+
+def _stop_adapting(model: nn.Module) -> None:
+    """Let the tables of `model` stay what they are."""
+    adaptation = adaptation_of(model)
+    if adaptation is not None:
+        adaptation.remove()
+        for module in model.modules():
+            if isinstance(module, FewBitActivation):
+                module.stop_following()
 
 
 def _is_biased(activation: Found, new: Any, tables: Mapping[str, Table]) -> bool:

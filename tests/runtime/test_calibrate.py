@@ -9,8 +9,9 @@ import torch
 from fewbit.fewbit_gen.activations import parse_activation
 from fewbit.fewbit_gen.certify import table_error
 from fewbit.fewbit_gen.weights import ruler
-from fewbit.runtime import calibrate as home
-from fewbit.runtime.calibrate import bins_of, calibrate
+from fewbit.runtime.calibrate import calibrate
+from fewbit.runtime.tensors import input_histogram
+from fewbit.runtime.tensors.input_histogram import bins_of
 from fewbit.tables import FewbitError
 from hypothesis import given
 from hypothesis import strategies as st
@@ -339,7 +340,7 @@ class TestWhatIsCounted:
     def test_large_tensors_are_worked_on_in_parts(self, monkeypatch):
         model, batches = mlp(nn.GELU()), batches_of(2)
         expected = calibrate(model, batches, squared)
-        monkeypatch.setattr(home, "_AT_ONCE", 7)
+        monkeypatch.setattr(input_histogram, "_AT_ONCE", 7)
         same(calibrate(model, batches, squared), expected)
         x = torch.randn(4, 6).t()
         assert torch.equal(bins_of(x), bins_of(x.contiguous().reshape(-1)).view(6, 4))

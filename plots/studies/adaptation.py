@@ -1,0 +1,171 @@
+"""Errors of tables through a training: of the default, of tables calibrated once, and of tables that follow it.
+
+A model trains in few bits with `convert(adapt=…)`. Every so many steps the inputs of its activations are measured on a
+batch that it does not train on, weighted by squared gradients; under each measurement the error ∫ (f' − q)² w is taken
+of the default table, of the table for the measurement before the first step, and of the table in use.
+
+Two more trainings from the same weights on the same batches, exactly and with default tables, end in losses to compare.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...fewbit_gen import parse_activation
+from ...fewbit_gen.calibration import Measured
+from ...fewbit_gen.certify import table_error
+from ...runtime.activations.modules import FewBitActivation
+from ...runtime.calibrate import calibrate
+from ...runtime.convert.api import convert
+from ...tables import Table
+from ...tables.shipped import load_table
+from . import trainer
+from .data import Corpus, random_windows, spread_windows
+from .settings import SETTINGS, Settings
+from .trainer import Curve, next_character
+from .training import MODELS, adamw
+
+VARIANTS = ("exact", "default", "following")
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors of one activation's tables under what arrives at a step.
+
+    Attributes:
+        step: from 0 on; the table that follows was last exchanged before it.
+        module: name.
+        default, once, following: of the tables named above.
+        best: of the table solved for these inputs themselves.
+    """
+
+    step: int
+    module: str
+    default: float
+    once: float
+    following: float
+    best: float
+
+
+@dataclass(frozen=True)
+class Followed:
+    """One training with tables that follow it, beside two others.
+
+    Attributes:
+        model: one of `MODELS`.
+        bits, adapt, seed, steps: of the training.
+        losses: validation loss at the end, by variant.
+        errors: every so many steps and after the last, of each activation.
+    """
+
+    model: str
+    bits: int
+    adapt: int
+    seed: int
+    steps: int
+    losses: dict[str, float]
+    errors: tuple[Errors, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all numbers for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Followed":
+        """Return what `to_dict` made a dict of."""
+        return cls(**{**data, "errors": tuple(Errors(**row) for row in data["errors"])})
+
+    def ratio(self, which: str, step: int | None = None) -> float:
+        """Return the mean of ``once``, ``following`` or ``best`` over the default's, after step 0 or at one."""
+        rows = [e for e in self.errors if (e.step > 0 if step is None else e.step == step)]
+        return fmean(getattr(e, which) / e.default for e in rows)
+
+    @property
+    def worst(self) -> float:
+        """The largest error of a table that follows, relative to the default's, after step 0."""
+        return max(e.following / e.default for e in self.errors if e.step > 0)
+
+
+def follow(
+    name: str,
+    bits: int,
+    corpus: Corpus,
+    adapt: int = 200,
+    seed: int = 0,
+    steps: int | None = None,
+    every: int = 100,
+    after_step: Callable[[], object] = lambda: None,
+) -> Followed:
+    """Train the model `name` exactly, with default tables, and with tables that follow; return errors and losses."""
+    settings = replace(SETTINGS[name], seed=seed, **({} if steps is None else {"steps": steps}))
+    models = {variant: _model(name, settings, bits, adapt, variant) for variant in VARIANTS}
+    probe = random_windows(corpus.training, settings.batch, settings.size.context, torch.Generator().manual_seed(12345))
+    watch = _Watch(models["following"], bits, probe, every)
+    trainees = [adamw(model, settings, curve=Curve()) for model in models.values()]
+    trainees[-1] = replace(trainees[-1], before_step=watch)
+    trainer.train(trainees, _batches(corpus, settings), after_step)
+    watch.measure(settings.steps)
+    held_out = spread_windows(corpus.validation, settings.validation_windows, settings.size.context)
+    losses = {variant: _validation_loss(model, held_out.split(settings.batch)) for variant, model in models.items()}
+    return Followed(name, bits, adapt, seed, settings.steps, losses, tuple(watch.found))
+
+
+def _model(name: str, settings: Settings, bits: int, adapt: int, variant: str) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        model = MODELS[name](settings.size)
+    if variant != "exact":
+        convert(model, bits, adapt=adapt if variant == "following" else None)
+    return model
+
+
+def _batches(corpus: Corpus, settings: Settings) -> Iterator[Tensor]:
+    draw = torch.Generator().manual_seed(settings.seed)
+    for _ in range(settings.steps):
+        yield random_windows(corpus.training, settings.batch, settings.size.context, draw)
+
+
+@dataclass
+class _Watch:
+    """Takes the errors of a model's tables, every so many steps: called with each step's number before it."""
+
+    model: nn.Module
+    bits: int
+    probe: Tensor
+    every: int
+    found: list[Errors] = field(default_factory=list)
+    _once: dict[str, Table] = field(default_factory=dict)
+
+    def __call__(self, step: int) -> None:
+        if step % self.every == 0:
+            self.measure(step)
+
+    def measure(self, step: int) -> None:
+        """Take the errors of all activations' tables."""
+        calibration = calibrate(self.model, [self.probe], _loss, inputs=lambda windows: windows[:, :-1])
+        for module in calibration:
+            current = self.model.get_submodule(module.name)
+            assert isinstance(current, FewBitActivation)
+            best = calibration.table(module.name, self.bits)
+            once = self._once.setdefault(module.name, best)
+            tables = load_table(module.activation, self.bits), once, current.table, best
+            self.found.append(Errors(step, module.name, *(_error(table, module) for table in tables)))
+
+
+def _loss(output: Tensor, windows: Tensor) -> Tensor:
+    return F.cross_entropy(output.flatten(0, 1), windows[:, 1:].flatten())
+
+
+def _error(table: Table, module: Measured) -> float:
+    return float(f"{table_error(table, parse_activation(module.activation), module.weight):.6g}")
+
+
+def _validation_loss(model: nn.Module, parts: Sequence[Tensor]) -> float:
+    with torch.no_grad():
+        total = sum(next_character(model, part).item() * len(part) for part in parts)
+    return total / sum(map(len, parts))
