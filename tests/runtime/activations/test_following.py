@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+from pathlib import Path
 
 import fewbit
 import pytest
@@ -12,6 +13,7 @@ from fewbit.fewbit_gen import parse_activation
 from fewbit.fewbit_gen.certify import table_error
 from fewbit.runtime import ops
 from fewbit.runtime.activations.following import Adaptation, FollowingTable, adaptation_of, is_due
+from processes import said_by_two
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
@@ -320,3 +322,8 @@ def test_an_adaptation_of_ones_own():
     assert adaptation.steps == 3 and act.table != fewbit.GELU(bits=1).table
     adaptation.remove()
     assert adaptation_of(act) is None
+
+
+def test_two_processes_have_the_same_tables(tmp_path):
+    one, two = said_by_two(Path(__file__).parents[2] / "support" / "parallel_tables.py", tmp_path / "meeting")
+    assert one == two and len(set(one.splitlines())) == 3  # the default's, and those for the steps 0 and 4

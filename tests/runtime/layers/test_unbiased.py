@@ -112,6 +112,28 @@ def test_the_bytes_are_those_of_the_codes(module, bits):
     assert kept == 64 * 256 * bits / 8
 
 
+@pytest.mark.parametrize("bits", [2, 4])
+def test_the_gradient_of_a_network_is_unbiased(bits):
+    """Over 300 draws, along 64 directions at random and that of the gradient itself."""
+    torch.manual_seed(0)
+    exact = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 8)).double()
+    model, x, w = copy.deepcopy(exact), torch.randn(64, 32).double(), torch.randn(64, 8).double()
+    report = fewbit.convert(model, bits, level="L2")
+    assert sum("rounding='stochastic'" in row.now for row in report.replaced) == 2
+
+    def gradient(one):
+        one.zero_grad()
+        (one(x * 1) * w).sum().backward()
+        return torch.cat([p.grad.flatten() for p in one.parameters()])
+
+    true = gradient(exact)
+    draws = torch.stack([gradient(model) for _ in range(300)])
+    directions = torch.cat([torch.randn(64, len(true)).double(), true[None]])
+    along = draws @ directions.T
+    z = (along.mean(0) - directions @ true) / (along.std(0) / 300**0.5)
+    assert z.abs().max() < 4.5 and 0.4 < z.square().mean() < 2
+
+
 class TestConversion:
     def model(self):
         torch.manual_seed(0)

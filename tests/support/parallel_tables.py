@@ -1,0 +1,20 @@
+"""A process of a data-parallel training whose tables follow it: prints the keys of the tables after each step."""
+
+import sys
+
+import fewbit
+import torch
+from processes import group_of_two
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+rank, meeting = int(sys.argv[1]), sys.argv[2]
+with group_of_two(rank, meeting):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 4))
+    fewbit.convert(model, 2, adapt=4)
+    parallel = DistributedDataParallel(model)
+    draw = torch.Generator().manual_seed(rank)
+    for _ in range(9):
+        parallel((1 + rank) * torch.randn(32, 16, generator=draw)).square().mean().backward()
+        print(model[1].table.key, model[3].table.key)
