@@ -9,7 +9,9 @@ known there alone, and to ask would be to wait for the device. Bytes that are le
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -42,6 +44,8 @@ class Rows:
         """Return the first byte of each sample, int64 (N + 1,) on the device of the bits; the last is the size."""
         if isinstance(self.bits, int):
             return torch.arange(self.N + 1) * (self.width * self.bits)
+        if self.bits.device.type == "cpu" and type(self.bits) is Tensor:  # numpy's calls take a fraction of torch's
+            return torch.from_numpy(np.append(0, aligned_sizes(self.bits.numpy(), self.width).cumsum()))
         sizes = self.bits.long() * self.width
         ends = (-(-sizes // ALIGNMENT) * ALIGNMENT).cumsum(0)
         return torch.cat([ends.new_zeros(1), ends])
@@ -74,6 +78,11 @@ class Rows:
             samples = (self.bits == bits).nonzero().squeeze(1)
             places = starts[samples].unsqueeze(1) + torch.arange(self.width * bits, device=starts.device)
             yield bits, samples.to(device), places.to(device)
+
+
+def aligned_sizes(bits: NDArray[np.uint8], width: int) -> NDArray[np.int64]:
+    """Return the bytes from the beginning of each sample of `width` groups to that of the next."""
+    return -(-bits.astype(np.int64) * width // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True, eq=False)

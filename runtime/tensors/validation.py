@@ -19,7 +19,7 @@ from ...tables.errors import shown
 from .dtypes import DTYPES
 from .layout import is_dense
 from .packing import packed_size
-from .rows import Rows, most_bytes
+from .rows import Rows, aligned_sizes, most_bytes
 
 
 class Unpickled:
@@ -135,9 +135,11 @@ def check_groups(
         check_part(owner, "bits", bits, torch.uint8, (N,), device)
         room = parts[0].numel() if isinstance(parts[0], Tensor) else 0
         if device.type == "cpu" and has_values(bits):
-            if N and not bool(((bits - 1) < 8).all()):  # 0 − 1 is 255
+            values = bits.detach().numpy()
+            if N and not (values.min() >= 1 and values.max() <= 8):
                 raise FewbitError(f"{owner}: the bits of each sample are from 1 to 8, not {shown(bits.tolist())}")
-            least, most = int(Rows(N, D, bits).starts()[-1]), most_bytes(N, D, int(bits.sum()))
+            least = int(aligned_sizes(values, Rows(N, D, bits).width).sum())
+            most = most_bytes(N, D, int(values.sum(dtype=int)))
             room = min(max(room, least), most)
         shape = (room,)
     else:
