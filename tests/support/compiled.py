@@ -103,6 +103,21 @@ def gradients(model, *inputs):
     return loss.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
+class Perceptron(nn.Module):
+    """Two linear maps with a GELU and a normalization between them, and the mean square of what comes out."""
+
+    def __init__(self, width=128):
+        super().__init__()
+        self.up, self.norm, self.down = (
+            nn.Linear(width, 4 * width),
+            nn.LayerNorm(4 * width),
+            nn.Linear(4 * width, width),
+        )
+
+    def forward(self, x):
+        return self.down(self.norm(F.gelu(self.up(x)))).square().mean()
+
+
 class Block(nn.Module):
     """A transformer's block: norm, attention, norm, MLP, two residuals."""
 

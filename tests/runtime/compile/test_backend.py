@@ -382,14 +382,13 @@ class TestOptions:
 
 TRAIN = """
 import sys, torch
-from compiled import LanguageModel, gradients
+from compiled import Perceptron, gradients
 assert "fewbit.runtime.compile.backend" not in sys.modules
 torch.manual_seed(0)
-model = LanguageModel(blocks=1, dropout=0.1)
-tokens = torch.randint(0, 320, (4, 64))
+model, x = Perceptron(), torch.randn(64, 128)
 options = {"bits": 4, "rounding": "nearest", "smallest": 1024}
 few = torch.compile(model, backend="fewbit", options=options, fullgraph=True)
-loss, near = gradients(few, tokens)
+loss, near = gradients(few, x)
 import fewbit
 report = fewbit.compile_report(few)
 from torch._dynamo.utils import counters
@@ -399,17 +398,12 @@ print(float(loss), float(near.norm()), report.nbytes, counters["aot_autograd"]["
 
 @pytest.mark.slow
 class TestInductor:
-    @pytest.fixture(scope="class")
-    def inductor(self, tmp_path_factory):
-        """The compiler's cache: it holds no graph at first, and tests share the kernels that g++ builds."""
-        return str(tmp_path_factory.mktemp("inductor"))
-
-    def test_found_by_its_name_and_again_in_the_cache_by_a_second_process(self, tmp_path, inductor):
+    def test_found_by_its_name_and_again_in_the_cache_by_a_second_process(self, tmp_path):
         """The second process compiles nothing, computes the same, and has the report if its description is there."""
 
         def trained(descriptions):
             folders = {
-                "TORCHINDUCTOR_CACHE_DIR": inductor,
+                "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
                 "FEWBIT_CACHE": str(tmp_path / descriptions),
             }
             path = os.pathsep.join(p for p in sys.path if p)
@@ -424,9 +418,9 @@ class TestInductor:
         assert (first.stdout.split()[3], second.stdout.split()[3]) == ("0", "1")
         assert "FewbitError: torch found a graph of this model in its cache" in without.stderr.splitlines()[-1]
 
-    def test_computes_what_the_graphs_say(self, inductor, monkeypatch):
+    def test_computes_what_the_graphs_say(self, tmp_path, monkeypatch):
         """Beside Inductor alone: the loss bit for bit with dropout, the gradients near, the bytes of the report."""
-        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", inductor)
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
         model = LanguageModel(blocks=1, dropout=0.1)
         plain = torch.compile(copy.deepcopy(model), fullgraph=True)
         torch.manual_seed(0)
