@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from ...runtime.activations.following import adaptation_of
 from ...runtime.convert.api import convert
 from ...runtime.layers.activation import Activation
 from ...tables.files import atomic_write
@@ -159,12 +160,16 @@ def bias_and_noise(
 ) -> dict[str, float]:
     """Return bias and noise of the gradient of a copy of `exact` that was given to `prepare`.
 
-    Tables that follow have followed the batch itself, and go on. The squared bias is that of the mean less what noise adds to it.
+    Tables that follow have followed the batch itself, and stay so. The squared bias is that of the mean, less what noise
+    adds to it.
     """
     true, few = _gradient(copy.deepcopy(exact).train(), loss, batch), copy.deepcopy(exact).train()
     prepare(few)
     for _ in range(10):
         _gradient(few, loss, batch)
+    adaptation = adaptation_of(few)
+    if adaptation is not None:
+        adaptation.is_paused = True
     found = torch.stack([_gradient(few, loss, batch) for _ in range(draws)])
     noise = float(found.var(0).sum())
     bias = max(0.0, float((found.mean(0) - true).square().sum()) - noise / draws)
