@@ -160,8 +160,8 @@ def bias_and_noise(
 ) -> dict[str, float]:
     """Return bias and noise of the gradient of a copy of `exact` that was given to `prepare`.
 
-    Tables that follow have followed the batch itself, and stay so. The squared bias is that of the mean, less what noise
-    adds to it.
+    Tables that follow have followed the batch itself, and stay so. The squared bias is that of the mean, less what
+    noise adds to it.
     """
     true, few = _gradient(copy.deepcopy(exact).train(), loss, batch), copy.deepcopy(exact).train()
     prepare(few)
