@@ -298,7 +298,7 @@ def prove(table: Table) -> dict[str, Any]:
         return content | {"bound": 0.0, "line": [], "layers": []}
     stochastic = table.kind == "stochastic"
     moments = problem_moments(parse_activation(table.activation), parse_weight(table.weight), table.kind, K)
-    extremes = _extremes(moments)
+    extremes = _extremes(moments, _FAR if stochastic else ())
     line = _line(moments, table, extremes)
     segments = K - stochastic
     proof = _proven(line, table.error, segments)
@@ -369,8 +369,8 @@ def _turns(moments: Moments) -> Vector:
     return 0.5 * (low + high)
 
 
-def _extremes(moments: Moments) -> Vector:
-    """Return points at which f' is as small, and as large, as it gets."""
-    x = np.concatenate([_turns(moments), *moments.cell_ends, _FAR])
+def _extremes(moments: Moments, further: tuple[float, ...]) -> Vector:
+    """Return points at which f' is as small, and as large, as it gets on the grid and at points further out."""
+    x = np.concatenate([_turns(moments), *moments.cell_ends, further])
     g = moments.centred(x)
     return x[[g.argmin(), g.argmax()]]

@@ -46,12 +46,12 @@ def test_verify_replays_proofs_in_several_processes(run, tmp_path):
 
 
 def test_verify_fails_where_a_table_is_not_the_best(run, tmp_path):
-    table = fewbit.load_table("gelu", 2)
-    table = dataclasses.replace(table, boundaries=table.boundaries * 1.1, lower_bound=None)
+    table = fewbit.load_table("gelu", 1)
+    table = dataclasses.replace(table, boundaries=table.boundaries + 0.1, lower_bound=None)
     error = table_error(table, parse_activation("gelu"), parse_weight(table.weight))
     outcome = verified(run, tmp_path, dataclasses.replace(table, error=error, lower_bound=error))
     assert outcome.status == 1
-    assert outcome.err.splitlines()[0].startswith("Table(gelu, 2 bits")
+    assert outcome.err.splitlines()[0].startswith("Table(gelu, 1 bit")
     assert outcome.err.splitlines()[-1] == "fewbit: 1 of 1 tables of 1 to 4 bits are not proven"
 
 

@@ -24,8 +24,8 @@ def test_an_exact_table_needs_no_layers():
 
 @pytest.mark.parametrize("kind", ["interval", "shared"])
 def test_a_table_that_is_not_the_best_has_no_proof(kind):
-    table = fewbit.load_table("gelu", 2, kind)
-    worse = replace(table, boundaries=table.boundaries * 1.05, lower_bound=None)
+    table = fewbit.load_table("gelu", 1, kind)
+    worse = replace(table, boundaries=table.boundaries + 0.1, lower_bound=None)
     error = table_error(worse, parse_activation("gelu"), parse_weight(table.weight))
     with pytest.raises(FewbitError, match="no proof of Table"):
         prove(replace(worse, error=error))

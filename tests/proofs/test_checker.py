@@ -56,19 +56,17 @@ def test_a_table_of_each_activation_is_proven(activation):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("activation", "bits", "weight"), [("selu", 2, "uniform:-10,10"), ("tanh", 2, "normal:0,1"), ("gelu", 3, "normal:0,1")]
-)
-def test_each_kind_is_proven_to_a_millionth(activation, bits, weight, kind):
+@pytest.mark.parametrize(("activation", "weight"), [("selu", "uniform:-10,10"), ("tanh", "normal:0,1")])
+def test_each_kind_is_proven_to_a_millionth(activation, weight, kind):
     """Interval tables of tanh come in pairs, mirror images of each other; SELU has a value of positive mass."""
-    table = fewbit.load_table(activation, bits, kind, weight=weight)
-    error, bound = checker.check(proof_of(activation, bits, kind, weight))
+    table = fewbit.load_table(activation, 2, kind, weight=weight)
+    error, bound = checker.check(proof_of(activation, 2, kind, weight))
     assert error == pytest.approx(table.error, rel=1e-9)
     assert 0 < error - bound <= TOLERANCE * error
 
 
-def test_a_proof_of_other_numbers_of_levels_and_weights_holds():
-    table = fewbit.solve("silu", levels=5, weight="normal:0.5,2")
+def test_a_proof_of_another_number_of_levels_and_weight_holds():
+    table = fewbit.solve("silu", levels=3, weight="normal:0.5,2")
     error, bound = checker.check(prove(table))
     assert error - bound <= TOLERANCE * error
 
@@ -120,7 +118,7 @@ TAMPERED = {
     "fewer levels": lambda proof: proof.update(levels=proof["levels"] - 1),
     "another error": in_table("error", lambda error: error * (1 + 1e-6)),
     "another level": in_table("levels", lambda levels: [levels[0], levels[1] + 1e-3, *levels[2:]]),
-    "another boundary": in_table("boundaries", lambda at: [at[0] - 1e-2, *at[1:]]),
+    "another boundary": in_table("boundaries", lambda at: [1.05 * x for x in at]),
     "boundaries out of order": in_table("boundaries", lambda at: at[::-1]),
     "another activation": in_table("activation", "silu"),
     "another weight": in_table("weight", "uniform:-9,10"),
@@ -162,7 +160,8 @@ def test_a_proof_without_a_field_is_refused(proofs, missing):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", "null", "7", '{"table": 1}', '{"table": {"kind": []}}', "[" * 100_000, '{"bound": NaN', "\x00"]
+    "content",
+    ["", "[]", "{}", "null", "7", '{"table": 1}', '{"table": {"kind": []}}', "[" * 100_000, '{"bound": NaN', "\x00"],
 )
 def test_hostile_files_are_refused_in_one_line(tmp_path, capsys, content):
     path = tmp_path / "proof.json"
