@@ -96,20 +96,18 @@ def holds(a: Cell, b: Cell, stochastic: bool) -> bool:
         return most <= 0
     (u, fu, u2), (v, fv, v2) = a.after, b.before
     w, fw, f2 = v - u, fv - fu, v2 - u2
-    if stochastic:
-        s, t = a.end, b.begin
-        cost, left, right, r_a, r_b = fw * s + fw * t - w * s * t - f2, w * t - fw, fw - w * s, arb(0), arb(0)
-    elif not w > 0:
+    if not (stochastic or w > 0):
         return most <= 0
-    else:
-        mean = fw / w
-        cost = f2 - fw * mean
-        if cost >= most:
-            return True
-        (left, r_a), (right, r_b) = (
+    s, t, mean = a.end, b.begin, arb(0) if stochastic else fw / w
+    cost = fw * s + fw * t - w * s * t - f2 if stochastic else f2 - fw * mean
+    if cost >= most:
+        return True
+    left, right, r_a, r_b = w * t - fw, fw - w * s, arb(0), arb(0)
+    if not stochastic:
+        (d_a, r_a), (d_b, r_b) = (
             ((c.low - mean).max(mean - c.high).max(arb(0)), (c.high - mean).max(mean - c.low)) for c in (a, b)
         )
-        left, right = left * left, right * right
+        left, right = d_a * d_a, d_b * d_b
     for x, y in product((arb(0), a.measure), (arb(0), b.measure)):
         bend = x * r_a + y * r_b
         least = cost + x * left + y * right - (0 if stochastic else bend * bend / (w + x + y))
