@@ -50,7 +50,7 @@ from .text import table_text
     type=FILE,
     metavar="FILE",
     help="Write a proof of the lower bound, to a millionth, for up to 16 levels of a shipped activation under a weight "
-    "uniform:… or normal:…; `python -m fewbit.proofs.checker FILE` checks it without the solver.",
+    "uniform:A,B or normal:MEAN,DEVIATION; `python -m fewbit.proofs FILE` checks it without the solver.",
 )
 def command(
     activation: str,

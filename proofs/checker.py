@@ -1,6 +1,6 @@
 """Checks, in ball arithmetic, a proof that no few-bit table has an error below a bound. It needs python-flint alone.
 
-    python -m fewbit.proofs.checker gelu.proof.json
+    python -m fewbit.proofs gelu.proof.json
 
 A table of K levels cuts a line into n segments, and its error is the sum of what they cost. With g = f' the line is
 
@@ -23,7 +23,6 @@ Both right sides are concave in (x, y), so that the corners suffice. Mass beyond
 """
 
 import json
-import sys
 from bisect import bisect_left
 from collections.abc import Callable
 from itertools import accumulate, chain, pairwise, product
@@ -176,7 +175,7 @@ def _check(proof: dict[str, Any], table: dict[str, Any]) -> tuple[float, float]:
     meshes.append([cell(end, end, bound, 0.0)])
     for a, b in chain.from_iterable(product(*pair) for pair in pairwise(meshes)):
         if a.begin < b.end and not holds(a, b, stochastic):
-            raise Refused(f"V is not proven from {a.begin!r} … {a.end!r} to {b.begin!r} … {b.end!r}")
+            raise Refused(f"V is not proven from {a.begin!r}, {a.end!r} to {b.begin!r}, {b.end!r}")
     return top, bound
 
 
@@ -191,7 +190,3 @@ def main(paths: list[str]) -> int:
             return 1
         print(f"{path}: no table has an error below {bound!r}, and this one's is at most {error!r}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,5 @@
 import dataclasses
+import subprocess
 import sys
 
 import fewbit
@@ -60,3 +61,11 @@ def test_verify_names_the_extra_that_is_missing(run, monkeypatch):
     outcome = run("tables", "verify", "--proofs")
     assert outcome.status == 2
     assert outcome.err.rstrip().endswith("pip install 'fewbit[proofs]'") and outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["none.json"], []], ids=["a missing file", "nothing"])
+def test_the_module_fails_in_one_line(arguments):
+    command = [sys.executable, "-m", "fewbit.proofs", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert (done.stdout + done.stderr).count("\n") == 1
