@@ -34,6 +34,7 @@ from .integrals import ORDER, Integrand, Part
 
 BITS = 96  # of a ball's middle
 ROOM, LEAST = 1e-9, 1e-14  # by which a table's error may be off: relative to it, and at least
+SLACK = 1e-9  # by which f' may exceed the levels that it is rounded to
 
 
 class Refused(ValueError):
@@ -118,9 +119,11 @@ def holds(a: Cell, b: Cell, stochastic: bool) -> bool:
 def error_of(f: Integrand, boundaries: list[float], codes: list[int], levels: list[float], stochastic: bool) -> arb:
     """Return the error of a table."""
     error = arb(0)
-    for part in f.parts(boundaries):
+    for part in f.parts(boundaries, lambda part: stochastic and not part.monotone and part.high - part.low > SLACK):
         code = codes[bisect_left(boundaries, part.end)]
         a, b = arb(levels[code]), arb(levels[min(code + stochastic, len(levels) - 1)])
+        if stochastic and not (part.low >= a - 2 * SLACK and part.high <= b + 2 * SLACK):
+            raise Refused(f"f' does not lie between its two levels up to x = {part.end!r}")
         w, fw, f2 = part.moments.entries()
         error += (fw * (a + b) - w * a * b - f2) * (1 if stochastic else -1)
     return error

@@ -147,6 +147,13 @@ def test_levels_short_of_the_values_of_the_derivative_are_refused(proofs):
         checker.check(proof)
 
 
+def test_a_boundary_that_leaves_values_beyond_their_levels_is_refused(proofs):
+    proof = copy.deepcopy(proofs["stochastic"])
+    proof["table"]["boundaries"][1] -= 1e-2
+    with pytest.raises(checker.Refused, match="between its two levels"):
+        checker.check(proof)
+
+
 def test_a_proof_of_another_table_is_refused(proofs):
     other = proof_of("gelu", 2, "shared", "normal:0,1")
     with pytest.raises(checker.Refused):
