@@ -34,8 +34,8 @@ Mask = NDArray[np.bool_]
 
 FORMAT = 1
 TOLERANCE = 1e-6  # of (error − bound) / error
-_AIM = 0.9 * TOLERANCE
-_ROUNDING = 3e-8  # of the error: by which the bound is lowered at least, for the rounding of the numbers here
+_AIM = 0.8 * TOLERANCE
+_ROUNDING = 1.5e-7  # of the error: by which the bound is lowered at least, for the rounding of the numbers here
 _MOST_LEVELS = 16
 _FIRST_CELLS = 64
 _PASSES, _MOST_CELLS = 80, 2_000  # of a layer
