@@ -1,15 +1,17 @@
 """`fewbit tables`: the shipped tables."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from ..tables import load_table
+from ..tables import Table, load_table
 from ..tables.json_format import dumps
 from ..tables.shipped import DATA, shipped_activations, shipped_tables
 from ..tables.table import table_to_dict
 from .options import FILE, activation_argument, bits_option, json_option, kind_option, weight_option
 from .progress import with_progress
+from .proofs import provable, replays, require_checker
 from .text import list_text, table_text
 
 
@@ -76,14 +78,22 @@ def build(output: Path) -> None:
     help="Folder to verify.  [default: fewbit's own]",
 )
 @click.option("--bounds", is_flag=True, help="Also recompute the lower bounds, which takes as long as solving.")
-def verify(folder: Path, bounds: bool) -> None:
-    """Recompute the error of every shipped table and compare; with --bounds, prove each optimal again.
+@click.option(
+    "--proofs",
+    is_flag=True,
+    help="Also write a proof of each lower bound of 1 to 4 bits and replay it in ball arithmetic (python-flint), by a "
+    "checker that shares nothing with the solver. Takes minutes.",
+)
+def verify(folder: Path, bounds: bool, proofs: bool) -> None:
+    """Recompute the error of every shipped table and compare; with --bounds or --proofs, prove each optimal again.
 
     Example: fewbit tables verify
     """
     from ..fewbit_gen.build import TOLERANCE, table_files
     from ..fewbit_gen.build import verify as verify_files
 
+    if proofs:
+        require_checker()
     paths = table_files(folder)
     checks = [c for _, group in with_progress(verify_files(paths, bounds), len(paths), "verifying") for c in group]
     wrong = [check for check in checks if not check.holds]
@@ -101,3 +111,21 @@ def verify(folder: Path, bounds: bool) -> None:
         f"lower bounds{' again' if bounds else ''} within "
         + ", ".join(f"{gap:.2g} of them, allowed {allowed:.2g}" for allowed, gap in sorted(gaps.items()))
     )
+    if proofs:
+        _replay([check.table for check in checks])
+
+
+def _replay(tables: Sequence[Table]) -> None:
+    todo = provable(tables)
+    done = list(with_progress(replays(todo), len(todo), "proving"))
+    refused = [one for one in done if one.refused]
+    for one in refused:
+        click.echo(f"{one.table!r}: {one.refused}", err=True)
+    if refused:
+        raise click.ClickException(f"{len(refused)} of {len(done)} tables of 1 to 4 bits are not proven")
+    if done:
+        gap, size = max(one.gap for one in done), max(one.size for one in done)
+        click.echo(
+            f"{len(done)} tables of 1 to 4 bits proven in ball arithmetic, to {gap:.2g} of their errors; "
+            f"proofs of up to {size / 1e3:.0f} kB, {sum(one.size for one in done) / 1e6:.3g} MB together"
+        )

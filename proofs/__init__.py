@@ -1,0 +1,1 @@
+"""The checker of proofs: it shares nothing with the compiler that writes them, and needs python-flint alone."""

@@ -1,0 +1,77 @@
+"""Integrals of w, gw and g²w over parts of the x axis, in balls: g = f' of a named activation, w a named weight."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from itertools import accumulate, pairwise
+from operator import mul
+from typing import NamedTuple
+
+from flint import arb, arb_mat, arb_series
+
+from .derivatives import DERIVATIVES, ONE
+
+ORDER = 10  # even: of a Taylor polynomial
+
+
+class Part(NamedTuple):
+    """Part of the x axis, up to `end`: integrals of w, gw and g²w, the range of g, and whether g is monotone."""
+
+    end: float
+    moments: arb_mat
+    low: arb
+    high: arb
+    monotone: bool
+
+
+class Integrand:
+    """g and w of a problem, and integrals over the domain of w."""
+
+    def __init__(self, activation: str, weight: str) -> None:
+        family, _, parameters = weight.partition(":")
+        a, b = (float(number) for number in parameters.split(","))
+        if family not in ("uniform", "normal") or not (abs(a) < 1e9 and 0 < b - a * (family == "uniform") < 1e9):
+            raise KeyError(weight)
+        self.domain = (a, b) if family == "uniform" else (a - 12 * b, a + 12 * b)
+        top = 1 / (b * (2 * arb.pi()).sqrt())
+        self.density = ONE if family == "uniform" else lambda x: top * (-((x - a) / b) * ((x - a) / b) / 2).exp()
+        self.kinks, self.pieces = DERIVATIVES[activation]
+
+    def g(self, x: arb_series, at: float) -> arb_series:
+        """Return g(x), by the piece that holds `at`."""
+        return self.pieces[bisect_left(self.kinks, at)](x)
+
+    def parts(self, points: list[float], split: Callable[[Part], bool] = lambda part: False) -> Iterator[Part]:
+        """Yield parts of the domain that end at `points` and kinks, none of them to `split` if it can be halved."""
+        low, high = self.domain
+        even = (low + (high - low) * i / 64 for i in range(65))
+        cuts = sorted({low, high, *(x for x in (*points, *self.kinks, *even) if low < x < high)})
+        todo = list(pairwise(cuts))[::-1]
+        while todo:
+            a, b = todo.pop()
+            part, middle = self.part(a, b), (a + b) / 2
+            sharp = all(m.rad() < 1e-20 * (1 + m.abs_upper()) for m in (*part.moments.entries(), part.high - part.low))
+            if (sharp and not split(part)) or not a + 1e-13 * (1 + abs(a)) < middle < b:
+                yield part
+            else:
+                todo += [(middle, b), (a, middle)]
+
+    def part(self, a: float, b: float) -> Part:
+        """Return the part (a, b]: Taylor polynomials about its middle, with the last coefficient over all of it."""
+        r, near, far = (arb(b) - a) / 2, arb_series([(arb(a) + b) / 2, 1]), arb_series([arb(a).union(arb(b)), 1])
+        powers = list(accumulate([r] * (ORDER + 1), mul))
+        (g, w), (g_far, w_far) = ((self.g(x, (a + b) / 2), self.density(x)) for x in (near, far))
+
+        def integral(h: arb_series, rest: arb_series) -> arb:
+            terms = [h[k] * powers[k] / (k + 1) for k in range(0, ORDER, 2)]
+            return 2 * (sum(terms, start=arb(0)) + rest[ORDER] * powers[ORDER] / (ORDER + 1))
+
+        def value(t: arb) -> arb:
+            total = g_far[ORDER]
+            for k in reversed(range(ORDER)):
+                total = total * t + g[k]
+            return total
+
+        moments = [integral(w, w_far), integral(g * w, g_far * w_far), integral(g * g * w, g_far * g_far * w_far)]
+        monotone = bool(g_far[1] >= 0 or g_far[1] <= 0)
+        ends = (value(r), value(-r)) if monotone else (value(arb(0, r)),)
+        return Part(b, arb_mat(3, 1, moments), min(x.lower() for x in ends), max(x.upper() for x in ends), monotone)
