@@ -9,7 +9,9 @@ elements otherwise. Instead v is interpolated: straight lines on cells of equal 
     t = (x − low) · inverse      cell = ⌊t⌋ + number of jumps below x      v = slope[cell] · x + base[cell]
 
 x is cut to [low, high] first, outside of which f' is settled. A jump of f' has two lines in its cell, one for either
-side. v is off by at most `OFF` of the distance of two levels, with no sign: that is the bias that is left.
+side. v is off by at most `OFF` of the distance of two levels, with no sign: that is the bias that is left. Of 64 levels
+and more some are so close that v bends within the narrowest cells; there it was off by up to a thirtieth of their
+distance, which is 10⁻⁴ of f'.
 """
 
 from collections.abc import Callable

@@ -44,7 +44,16 @@ def test_lines_are_near_the_position_between_levels(activation):
         for jump in t.jumps:
             cell += inside > jump
         v = (t.slope[cell] * inside + t.base[cell]).double().numpy()
-        off = np.abs(v - position(table)(x.double().numpy()))
+        exact = position(table)(x.double().numpy())
+        off = np.abs(v - exact)
+        if table.levels.size > 32:
+            # A line across a bend of v, at a level between unequal gaps, is off by up to a quarter of what f' changes
+            # in a cell, divided by the smaller gap; cells are as narrow as they get.
+            change = np.abs(np.diff(parse_activation(activation).derivative(t.low + np.arange(t.last + 2) / t.inverse)))
+            gaps = np.pad(np.diff(table.levels), 1, mode="edge")
+            at = exact.astype(int)
+            smallest = np.minimum(np.minimum(gaps[at], gaps[at + 1]), gaps[np.minimum(at + 2, gaps.size - 1)])
+            off = np.maximum(0, off - np.quantile(change, 0.9999) / (4 * smallest))
         settled = parse_activation(activation).reach <= 40
         within = np.abs(x.numpy()) <= (np.inf if settled else 40)
         assert off[within].max() <= 2 * OFF + 1e-5 * table.levels.size
