@@ -4,7 +4,8 @@
     encode(x, table) -> packed codes
     encode_at_random(x, table, seed) -> packed codes      tables of kind stochastic; seed int64 (1,) on the CPU
     multiply(grad, packed, table, stride) -> grad · q(x)
-    encode_following(x, following, bits, seed) -> packed codes, version     by the table in use of a `FollowingTable`
+    activation_following(x, function, parameters, following, bits, seed)    by the table in use of a `FollowingTable`
+        -> f(x), packed codes, version
     multiply_following(grad, packed, version, following, bits, stride) -> grad · q(x)
 
 Tables and functions are passed as strings (see tensors/table_registry.py, backends/torch_functions.py), so that
@@ -206,7 +207,8 @@ def _(grad: Tensor, packed: Tensor, table: str, stride: Sequence[int]) -> Tensor
 
 
 _library.define(
-    "encode_following(Tensor x, Tensor following, int bits, Tensor? seed) -> (Tensor, Tensor)",
+    "activation_following(Tensor x, str function, float[] parameters, Tensor following, int bits, Tensor? seed)"
+    " -> (Tensor, Tensor, Tensor)",
     tags=(*_TAGS, *_ON_HOST[1:], torch.Tag.nondeterministic_seeded),  # not computed again, by another table
 )
 _library.define(
@@ -215,7 +217,7 @@ _library.define(
     tags=_ON_HOST,
 )
 
-encode_following = torch.ops.fewbit.encode_following.default
+activation_following = torch.ops.fewbit.activation_following.default
 multiply_following = torch.ops.fewbit.multiply_following.default
 
 
@@ -226,15 +228,18 @@ def _following_of(handle: Tensor) -> Any:
     return found
 
 
-def _encode_following(x: Tensor, following: Tensor, bits: int, seed: Tensor | None) -> tuple[Tensor, Tensor]:
+def _activation_following(
+    x: Tensor, function: str, parameters: Sequence[float], following: Tensor, bits: int, seed: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     key, version = _following_of(following).begin(x)
     if seed is not None:
-        packed = encode_at_random(x, key, seed)
+        y = forward_of(function).call(x, *parameters)
+        packed = encode_at_random(with_stride(x, y.stride()), key, seed)
     elif x.device.type == "cuda":  # whose kernels are compiled for each table
-        packed = reference_activation.encode(as_dense(x), key)
+        y, packed = reference_activation.activation(x, function, parameters, key)
     else:
-        packed = encode(x, key)
-    return _of_bits(packed, x.numel(), bits, table_of(key).bits), version
+        y, packed = activation(x, function, parameters, key)
+    return y, _of_bits(packed, x.numel(), bits, table_of(key).bits), version
 
 
 def _multiply_following(
@@ -252,14 +257,16 @@ def _of_bits(packed: Tensor, n: int, bits: int, taken: int) -> Tensor:
     return packed if taken == bits else torch.nn.functional.pad(packed, (0, packed_size(n, bits) - packed.numel()))
 
 
-for _name, _function in (("encode_following", _encode_following), ("multiply_following", _multiply_following)):
+for _name, _function in (("activation_following", _activation_following), ("multiply_following", _multiply_following)):
     _library.impl(_name, _function, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake(encode_following, lib=_library)
-def _(x: Tensor, following: Tensor, bits: int, seed: Tensor | None) -> tuple[Tensor, Tensor]:
+@torch.library.register_fake(activation_following, lib=_library)
+def _(
+    x: Tensor, function: str, parameters: Sequence[float], following: Tensor, bits: int, seed: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     codes = x.new_empty(packed_size(x.numel(), bits), dtype=torch.uint8)
-    return codes, torch.empty(2, dtype=torch.int64, device="cpu")
+    return forward_of(function).call(x, *parameters), codes, torch.empty(2, dtype=torch.int64, device="cpu")
 
 
 @torch.library.register_fake(multiply_following, lib=_library)

@@ -26,10 +26,8 @@ from ...tables.errors import shown
 from ...tables.table import table_from_dict, table_to_dict
 from .. import ops
 from ..backends.arguments import check_dtype, refuse
-from ..backends.forwards import forward_of
 from ..tensors.checks import check_integer
 from ..tensors.handles import new_handle
-from ..tensors.layout import with_stride
 from ..tensors.table_registry import register_table
 from .table_lookup import WEIGHT_OF_KIND
 
@@ -136,8 +134,7 @@ class _Following(torch.autograd.Function):
         bits: int,
         seed: Tensor | None,
     ) -> Tensor:
-        y = forward_of(function).call(x, *parameters)
-        packed, version = ops.encode_following(with_stride(x, y.stride()), handle, bits, seed)
+        y, packed, version = ops.activation_following(x, function, parameters, handle, bits, seed)
         ctx.save_for_backward(packed, version, handle)
         ctx.bits, ctx.stride = bits, y.stride()
         return y

@@ -206,8 +206,9 @@ class TestCompiled:
         following = FollowingTable("gelu", fewbit.load_table("gelu", 2))
         x = torch.randn(5, 9)
         tests = ("test_schema", "test_faketensor")
-        torch.library.opcheck(ops.encode_following, (x, following.handle, 2, None), test_utils=tests)
-        packed, version = ops.encode_following(x, following.handle, 2, None)
+        arguments = (x, "gelu", (), following.handle, 2, None)
+        torch.library.opcheck(ops.activation_following, arguments, test_utils=tests)
+        _, packed, version = ops.activation_following(*arguments)
         arguments = (x, packed, version, following.handle, 2, [9, 1])
         torch.library.opcheck(ops.multiply_following, arguments, test_utils=tests)
 
