@@ -7,8 +7,9 @@ of the default table, of the table for the measurement before the first step, an
 Two more trainings from the same weights on the same batches, exactly and with default tables, end in losses to compare.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from statistics import fmean
 from typing import Any
 
@@ -25,9 +26,9 @@ from ...runtime.convert.api import convert
 from ...tables import Table
 from ...tables.shipped import load_table
 from . import trainer
-from .data import Corpus, random_windows, spread_windows
+from .data import Corpus, endless_windows, spread_windows
 from .settings import SETTINGS, Settings
-from .trainer import Curve, next_character
+from .trainer import Curve, held_out_loss
 from .training import MODELS, adamw
 
 VARIANTS = ("exact", "default", "following")
@@ -80,10 +81,9 @@ class Followed:
         """Return what `to_dict` made a dict of."""
         return cls(**{**data, "errors": tuple(Errors(**row) for row in data["errors"])})
 
-    def ratio(self, which: str, step: int | None = None) -> float:
-        """Return the mean of ``once``, ``following`` or ``best`` over the default's, after step 0 or at one."""
-        rows = [e for e in self.errors if (e.step > 0 if step is None else e.step == step)]
-        return fmean(getattr(e, which) / e.default for e in rows)
+    def ratio(self, which: str) -> float:
+        """Return the mean of ``once``, ``following`` or ``best`` over the default's, after step 0."""
+        return fmean(getattr(e, which) / e.default for e in self.errors if e.step > 0)
 
     @property
     def worst(self) -> float:
@@ -104,14 +104,15 @@ def follow(
     """Train the model `name` exactly, with default tables, and with tables that follow; return errors and losses."""
     settings = replace(SETTINGS[name], seed=seed, **({} if steps is None else {"steps": steps}))
     models = {variant: _model(name, settings, bits, adapt, variant) for variant in VARIANTS}
-    probe = random_windows(corpus.training, settings.batch, settings.size.context, torch.Generator().manual_seed(12345))
+    probe = next(endless_windows(corpus.training, settings.batch, settings.size.context, seed=12345))
     watch = _Watch(models["following"], bits, probe, every)
     trainees = [adamw(model, settings, curve=Curve()) for model in models.values()]
     trainees[-1] = replace(trainees[-1], before_step=watch)
-    trainer.train(trainees, _batches(corpus, settings), after_step)
+    batches = endless_windows(corpus.training, settings.batch, settings.size.context, settings.seed)
+    trainer.train(trainees, islice(batches, settings.steps), after_step)
     watch.measure(settings.steps)
     held_out = spread_windows(corpus.validation, settings.validation_windows, settings.size.context)
-    losses = {variant: _validation_loss(model, held_out.split(settings.batch)) for variant, model in models.items()}
+    losses = {variant: held_out_loss(model, held_out.split(settings.batch)) for variant, model in models.items()}
     return Followed(name, bits, adapt, seed, settings.steps, losses, tuple(watch.found))
 
 
@@ -122,12 +123,6 @@ def _model(name: str, settings: Settings, bits: int, adapt: int, variant: str) -
     if variant != "exact":
         convert(model, bits, adapt=adapt if variant == "following" else None)
     return model
-
-
-def _batches(corpus: Corpus, settings: Settings) -> Iterator[Tensor]:
-    draw = torch.Generator().manual_seed(settings.seed)
-    for _ in range(settings.steps):
-        yield random_windows(corpus.training, settings.batch, settings.size.context, draw)
 
 
 @dataclass
@@ -163,9 +158,3 @@ def _loss(output: Tensor, windows: Tensor) -> Tensor:
 
 def _error(table: Table, module: Measured) -> float:
     return float(f"{table_error(table, parse_activation(module.activation), module.weight):.6g}")
-
-
-def _validation_loss(model: nn.Module, parts: Sequence[Tensor]) -> float:
-    with torch.no_grad():
-        total = sum(next_character(model, part).item() * len(part) for part in parts)
-    return total / sum(map(len, parts))

@@ -11,7 +11,7 @@ words       the words of the same text, numbered by frequency
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data import topics
@@ -62,6 +62,14 @@ def digits(*, normalized: bool = True) -> Images:
     images, classes = pixels_of_digits()
     whole = _split("digits", images, classes, _HELD_OUT_EVERY - 1)
     return _normalized(whole) if normalized else whole
+
+
+def endless_batches(data: Images, count: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield `count` random training images with their classes, without end, equal for equal seeds."""
+    draw = torch.Generator().manual_seed(seed)
+    while True:
+        chosen = torch.randint(len(data.training), (count,), generator=draw)
+        yield data.training[chosen], data.training_classes[chosen]
 
 
 def shuffled_digits() -> Images:
@@ -187,6 +195,13 @@ def unigram_entropy(text: Tensor) -> float:
 def random_windows(text: Tensor, count: int, context: int, draw: torch.Generator) -> Tensor:
     """Return `count` windows of context + 1 characters from anywhere in `text`, int64 (count, context + 1)."""
     return _windows(text, torch.randint(len(text) - context, (count,), generator=draw), context)
+
+
+def endless_windows(text: Tensor, count: int, context: int, seed: int) -> Iterator[Tensor]:
+    """Yield `random_windows` without end, equal for equal seeds."""
+    draw = torch.Generator().manual_seed(seed)
+    while True:
+        yield random_windows(text, count, context, draw)
 
 
 def spread_windows(text: Tensor, count: int, context: int) -> Tensor:

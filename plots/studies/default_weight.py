@@ -34,7 +34,7 @@ from ...tables import Table
 from ...tables.files import atomic_write
 from .. import compact_json
 from . import trainer
-from .data import digits, random_windows, standard_library
+from .data import digits, endless_batches, endless_windows, standard_library
 from .settings import Size
 from .small_networks import BERT, GPT2, Llama, ViT, resnet
 from .trainer import Loss, Trainee, cross_entropy, learning_rate_factor, next_character
@@ -79,16 +79,11 @@ def masked_character(model: nn.Module, windows: Tensor) -> Tensor:
 
 
 def _windows(seed: int) -> Iterator[Tensor]:
-    draw, text = torch.Generator().manual_seed(seed), _text()
-    while True:
-        yield random_windows(text, 16, _SIZE.context, draw)
+    return endless_windows(_text(), 16, _SIZE.context, seed)
 
 
 def _images(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    draw, data = torch.Generator().manual_seed(seed), _digits()
-    while True:
-        chosen = torch.randint(len(data.training), (64,), generator=draw)
-        yield data.training[chosen], data.training_classes[chosen]
+    return endless_batches(_digits(), 64, seed)
 
 
 @cache

@@ -37,7 +37,8 @@ from ...runtime.layers.activation import Activation
 from ...tables.files import atomic_write
 from .. import compact_json
 from . import trainer
-from .data import digits, random_windows, spread_windows, standard_library
+from .data import digits, endless_batches, endless_windows, spread_windows, standard_library
+from .default_weight import gradient
 from .settings import Size
 from .small_networks import Transformer, resnet
 from .trainer import Loss, Trainee, cross_entropy, learning_rate_factor, next_character
@@ -70,16 +71,11 @@ class Network:
 
 
 def _windows(seed: int) -> Iterator[Tensor]:
-    draw, text = torch.Generator().manual_seed(seed), _text().training
-    while True:
-        yield random_windows(text, 16, _SIZE.context, draw)
+    return endless_windows(_text().training, 16, _SIZE.context, seed)
 
 
 def _images(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    draw, data = torch.Generator().manual_seed(seed), _digits()
-    while True:
-        chosen = torch.randint(len(data.training), (64,), generator=draw)
-        yield data.training[chosen], data.training_classes[chosen]
+    return endless_batches(_digits(), 64, seed)
 
 
 _text, _digits = cache(standard_library), cache(digits)
@@ -163,24 +159,18 @@ def bias_and_noise(
     Tables that follow have followed the batch itself, and stay so. The squared bias is that of the mean, less what
     noise adds to it.
     """
-    true, few = _gradient(copy.deepcopy(exact).train(), loss, batch), copy.deepcopy(exact).train()
+    true, few = gradient(copy.deepcopy(exact).train(), loss, batch, "float32"), copy.deepcopy(exact).train()
     prepare(few)
     for _ in range(10):
-        _gradient(few, loss, batch)
+        gradient(few, loss, batch, "float32")
     adaptation = adaptation_of(few)
     if adaptation is not None:
         adaptation.is_paused = True
-    found = torch.stack([_gradient(few, loss, batch) for _ in range(draws)])
+    found = torch.stack([gradient(few, loss, batch, "float32") for _ in range(draws)])
     noise = float(found.var(0).sum())
     bias = max(0.0, float((found.mean(0) - true).square().sum()) - noise / draws)
     size = float(true.norm())
     return {"bias": bias**0.5 / size, "noise": noise**0.5 / size}
-
-
-def _gradient(model: nn.Module, loss: Loss, batch: Any) -> Tensor:
-    model.zero_grad()
-    loss(model, batch).backward()
-    return torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
 
 
 def _held_out_loss(model: nn.Module, network: Network) -> float:

@@ -90,6 +90,13 @@ def next_character(model: nn.Module, windows: Tensor) -> Tensor:
     return F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
 
 
+def held_out_loss(model: nn.Module, parts: Sequence[Tensor]) -> float:
+    """Return the mean `next_character` over all windows of `parts`."""
+    with torch.no_grad():
+        total = sum(next_character(model, part).item() * len(part) for part in parts)
+    return total / sum(map(len, parts))
+
+
 def learning_rate_factor(step: int, steps: int) -> float:
     """Return the learning rate at `step` (0 to steps − 1) relative to the largest: a warm-up, then a cosine."""
     warm_up = max(1, steps // 20)

@@ -26,7 +26,7 @@ from .data import Corpus, random_windows, spread_windows, unigram_entropy
 from .runs import Run, Training
 from .settings import Settings, Size
 from .small_networks import GPT2, Transformer
-from .trainer import Curve, Loss, Trainee, learning_rate_factor, next_character
+from .trainer import Curve, Loss, Trainee, held_out_loss, learning_rate_factor, next_character
 
 
 @dataclass(frozen=True)
@@ -146,13 +146,11 @@ class _Made:
         with self.variant.context():
             saved = profile_call(self.model, lambda: self.variant.loss(self.model, example))
         by_module = saved.by_module()
-        with torch.no_grad():
-            losses = [next_character(self.model, part).item() * len(part) for part in held_out]
         return Run(
             variant=self.variant.name,
             losses=tuple(self.curve.losses),
             seconds=tuple(self.curve.seconds),
-            validation_loss=sum(losses) / sum(map(len, held_out)),
+            validation_loss=held_out_loss(self.model, held_out),
             activation_bytes=sum(by_module.get(found.name, 0) for found in activations(self.model)),
             saved_bytes=saved.total,
         )

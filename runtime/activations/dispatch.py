@@ -13,7 +13,7 @@ from ...tables.errors import shown
 from .. import ops
 from ..backends.arguments import check_dtype, checked
 from ..backends.forwards import forward_of
-from ..tensors.layout import as_dense, with_stride
+from ..tensors.layout import as_dense, with_known_order, with_stride
 from ..tensors.table_registry import table_of
 from . import fast_path, transforms
 from .following import FollowingTable
@@ -101,10 +101,8 @@ def apply(
         y = transforms.activation(x, function, parameters, key)
         return y if overwrite is None else x.copy_(y)
     if torch.compiler.is_compiling():
-        # The compiler preserves the order of strides, which is undefined for an expanded tensor. It also plans memory;
-        # it saves for the backward pass what the op returns.
-        source = x.clone() if 0 in x.stride() else x
-        y = ops.activation(source, function, parameters, key)[0]
+        # The compiler plans memory; it saves for the backward pass what the op returns.
+        y = ops.activation(with_known_order(x), function, parameters, key)[0]
         return y if overwrite is None else x.copy_(y)
     if overwrite is None:
         if fast_path.serves(x):
@@ -132,8 +130,7 @@ def _rounded(x: Tensor, function: str, parameters: tuple[float, ...], key: str, 
     if transforms.are_active():
         raise FewbitError("tables of kind stochastic work under no transform of torch.func: use shared or interval")
     check_dtype(x, function)
-    source = x.clone() if torch.compiler.is_compiling() and 0 in x.stride() else x  # as above
-    return _AtRandom.apply(source, function, parameters, key, swapper)
+    return _AtRandom.apply(with_known_order(x), function, parameters, key, swapper)
 
 
 class _AtRandom(torch.autograd.Function):

@@ -15,6 +15,7 @@ With torch.distributed counts are summed over all processes, which therefore hav
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ from .. import ops
 from ..backends.arguments import check_dtype, refuse
 from ..tensors.checks import check_integer
 from ..tensors.handles import new_handle
+from ..tensors.layout import with_known_order
+from ..tensors.passes import in_backward
 from ..tensors.table_registry import register_table
 from .table_lookup import WEIGHT_OF_KIND
 
@@ -116,9 +119,8 @@ class FollowingTable:
 def apply(x: Tensor, function: str, parameters: tuple[float, ...], following: FollowingTable) -> Tensor:
     """Return f(x) of a tensor whose gradient is required, and save codes by the table in use."""
     check_dtype(x, function)
-    source = x.clone() if is_compiling() and 0 in x.stride() else x  # the order of expanded strides is undefined
     seed = ops.draw_seeds(x, 1) if following.kind == "stochastic" else None
-    return _Following.apply(source, function, parameters, following.handle, following.bits, seed)
+    return _Following.apply(with_known_order(x), function, parameters, following.handle, following.bits, seed)
 
 
 class _Following(torch.autograd.Function):
@@ -189,7 +191,7 @@ class Adaptation:
 
     def begin(self) -> None:
         """Begin a step, unless a backward pass is running, whose forward passes are a checkpoint's."""
-        if torch._C._current_graph_task_id() != -1:
+        if in_backward():
             return
         counts = is_due(self.steps, self.every)
         self.steps, self._since = self.steps + 1, 0 if counts else self._since + 1
@@ -279,12 +281,10 @@ class Adaptation:
         self.load(state["state"])
 
 
-_executors: dict[str, ThreadPoolExecutor] = {}
-
-
+@cache
 def _solver() -> ThreadPoolExecutor:
     """Return the thread that solves tables: one, so that training keeps the other cores."""
-    return _executors.setdefault("solver", ThreadPoolExecutor(1, thread_name_prefix="fewbit-tables"))
+    return ThreadPoolExecutor(1, thread_name_prefix="fewbit-tables")
 
 
 def _ready(table: Table) -> "Future[Table]":

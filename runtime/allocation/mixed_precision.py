@@ -41,6 +41,7 @@ from ..tensors.checks import check_integer
 from ..tensors.dtypes import total_bytes
 from ..tensors.handles import new_handle
 from ..tensors.packing import GROUP
+from ..tensors.passes import in_backward
 from ..tensors.rows import SampleBits, most_bytes
 from .greedy import allocate_at_least
 from .problem import MOST
@@ -175,7 +176,7 @@ class MixedPrecision:
 
     def begin(self) -> None:
         """Reallocate across layers by the last iteration, and begin the next, unless a backward pass is running."""
-        if _in_backward():
+        if in_backward():
             return
         if any(saver.batches for saver in self.savers.values()):
             self.iterations += 1
@@ -220,11 +221,6 @@ def _on_host(tensors: Sequence[Tensor]) -> list[np.ndarray]:
         for i, part in zip(there, np.split(values, ends), strict=True):
             found[i] = part
     return found
-
-
-def _in_backward() -> bool:
-    """Return whether a backward pass is running: a forward pass in it is a checkpoint's, which has to save the same."""
-    return torch._C._current_graph_task_id() != -1  # the test of torch's own checkpoint
 
 
 @dataclass(frozen=True, eq=False)

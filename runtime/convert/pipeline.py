@@ -90,7 +90,8 @@ def configs_of(
             raise FewbitError("bits is given twice")
         methods, bits = (), methods[0]
     keywords = {"bits": bits, "level": level, "outliers": outliers, "fuse_preact": fuse_preact, "glu": glu}
-    keywords["rounding"] = rounding
+    rounded = {} if rounding is None else {"rounding": rounding}
+    keywords |= rounded
     given = [name for name, value in keywords.items() if value is not None]
     for config in methods:
         if not _is_config(config):
@@ -116,9 +117,8 @@ def configs_of(
     if fuse_preact is not None:
         configs.append(BLPA(fuse_preact))
     if level is not None:
-        return [*configs, ActNN(level, bits, **({} if rounding is None else {"rounding": rounding}))]
-    given_rounding = {} if rounding is None else {"rounding": rounding}
-    activations = Activations(**given_rounding) if bits is None else Activations(bits, **given_rounding)
+        return [*configs, ActNN(level, bits, **rounded)]
+    activations = Activations(**rounded) if bits is None else Activations(bits, **rounded)
     if outliers is not None:
         configs.append(VQuant(activations.bits or 0, outliers))
     return [*configs, activations]

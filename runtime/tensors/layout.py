@@ -19,6 +19,13 @@ def as_dense(x: Tensor) -> Tensor:
     return x if x.is_contiguous() or _memory_order(x) is not None else x.clone()
 
 
+def with_known_order(x: Tensor) -> Tensor:
+    """Return `x`, while compiling a copy of an expanded one: the compiler preserves the order of strides, of which an
+    expanded tensor has none.
+    """
+    return x.clone() if torch.compiler.is_compiling() and 0 in x.stride() else x
+
+
 def flat(x: Tensor) -> Tensor:
     """Return the elements of the dense tensor `x` in memory order: a view, (n,)."""
     if x.is_contiguous():

@@ -8,6 +8,7 @@ known there alone, and to ask would be to wait for the device. Bytes that are le
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from ...tables.errors import shown
 from .packing import GROUP, pack, unpack
 
 ALIGNMENT = 8
+
+Integers = TypeVar("Integers", Tensor, NDArray[np.int64])
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,9 +48,9 @@ class Rows:
         if isinstance(self.bits, int):
             return torch.arange(self.N + 1) * (self.width * self.bits)
         if self.bits.device.type == "cpu" and type(self.bits) is Tensor:  # numpy's calls take a fraction of torch's
-            return torch.from_numpy(np.append(0, aligned_sizes(self.bits.numpy(), self.width).cumsum()))
-        sizes = self.bits.long() * self.width
-        ends = (-(-sizes // ALIGNMENT) * ALIGNMENT).cumsum(0)
+            sizes = aligned_sizes(self.bits.numpy().astype(np.int64), self.width)
+            return torch.from_numpy(np.append(0, sizes.cumsum()))
+        ends = aligned_sizes(self.bits.long(), self.width).cumsum(0)
         return torch.cat([ends.new_zeros(1), ends])
 
     def pack(self, codes: Tensor, room: int = 0) -> Tensor:
@@ -80,9 +83,9 @@ class Rows:
             yield bits, samples.to(device), places.to(device)
 
 
-def aligned_sizes(bits: NDArray[np.uint8], width: int) -> NDArray[np.int64]:
-    """Return the bytes from the beginning of each sample of `width` groups to that of the next."""
-    return -(-bits.astype(np.int64) * width // ALIGNMENT) * ALIGNMENT
+def aligned_sizes(bits: Integers, width: int) -> Integers:
+    """Return the bytes from the beginning of each sample of `width` groups to that of the next, for int64 `bits`."""
+    return -(-bits * width // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True, eq=False)

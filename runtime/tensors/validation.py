@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -135,11 +136,11 @@ def check_groups(
         check_part(owner, "bits", bits, torch.uint8, (N,), device)
         room = parts[0].numel() if isinstance(parts[0], Tensor) else 0
         if device.type == "cpu" and has_values(bits):
-            values = bits.detach().numpy()
+            values = bits.detach().numpy().astype(np.int64)
             if N and not (values.min() >= 1 and values.max() <= 8):
                 raise FewbitError(f"{owner}: the bits of each sample are from 1 to 8, not {shown(bits.tolist())}")
             least = int(aligned_sizes(values, Rows(N, D, bits).width).sum())
-            most = most_bytes(N, D, int(values.sum(dtype=int)))
+            most = most_bytes(N, D, int(values.sum()))
             room = min(max(room, least), most)
         shape = (room,)
     else:

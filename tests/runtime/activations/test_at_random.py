@@ -15,21 +15,10 @@ from fewbit.runtime.tensors.packing import unpack
 from fewbit.runtime.tensors.rounding_table import OFF, position, prepare_rounding
 from fewbit.runtime.tensors.table_registry import register_table
 from fewbit.tables.shipped import shipped_activations, shipped_tables
+from rounding_cases import SPECIAL, TABLES, numbers
 from torch.nn import functional as F
 
 CPU = torch.device("cpu")
-TABLES = {
-    (name, bits): fewbit.load_table(name, bits, "stochastic", weight="normal:0,1")
-    for name in ("gelu", "silu", "selu", "tanh", "relu", "sin")
-    for bits in (1, 2, 3, 4)
-}
-SPECIAL = [0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e30, -1e30, 1e-40, 3.0, -3.0]
-
-
-def numbers(n, dtype=torch.float32, seed=0):
-    x = 3 * torch.randn(n, generator=torch.Generator().manual_seed(seed))
-    x[: min(n, len(SPECIAL))] = torch.tensor(SPECIAL[:n])
-    return x.to(dtype)
 
 
 @pytest.mark.parametrize("activation", shipped_activations())

@@ -1,6 +1,5 @@
 """Codes rounded at random to a table's levels: each backend's are plain torch's, whatever the numbers and the seed."""
 
-import fewbit
 import pytest
 import torch
 from fewbit.runtime import ops
@@ -13,20 +12,7 @@ from fewbit.runtime.tensors.table_registry import register_table
 from host_kernels import needs_nvrtc, of_each_architecture
 from hypothesis import given
 from hypothesis import strategies as st
-
-# f' smooth, with jumps (SELU, ReLU), and as a wave without end.
-TABLES = {
-    (name, bits): fewbit.load_table(name, bits, "stochastic", weight="normal:0,1")
-    for name in ("gelu", "silu", "selu", "tanh", "relu", "sin")
-    for bits in (1, 2, 3, 4)
-}
-SPECIAL = [0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e30, -1e30, 1e-40, 3.0, -3.0]
-
-
-def numbers(n, dtype=torch.float32, seed=0):
-    x = 3 * torch.randn(n, generator=torch.Generator().manual_seed(seed))
-    x[: min(n, len(SPECIAL))] = torch.tensor(SPECIAL[:n])
-    return x.to(dtype)
+from rounding_cases import TABLES, numbers
 
 
 def assert_like_the_reference(backend, x, key, seed):
