@@ -29,7 +29,9 @@ compilers merge equal calls, and two tensors must not be rounded alike. `separat
 kernels that compilers write: kernels that differ in nothing else are compiled once.
 
     per_group_quantize(x, bits, group_size, seed) -> packed, minimum, range           x (N, D); ActNN. Without a seed
-                                                                                      codes are rounded to nearest.
+                                                                                      codes are rounded to nearest. All
+                                                                                      six take `levels` last, a name or
+                                                                                      the key of a table (levels.py)
     per_group_dequantize(packed, minimum, range, bits, group_size, features, dtype) -> x
     per_group_quantize_samples, per_group_dequantize_samples     the same; bits uint8 (N,), and after the seed the room
                                                                  for the codes in bytes, int64 (1,) on the CPU
@@ -111,6 +113,7 @@ from .tensors.dtypes import KINDS
 from .tensors.glu_parts import GROUP_SIZE
 from .tensors.handles import by_handle
 from .tensors.layout import as_dense, with_stride
+from .tensors.levels import UNIFORM
 from .tensors.packing import packed_size
 from .tensors.philox import NEAREST, draw_seed
 from .tensors.table_registry import table_of
@@ -449,21 +452,24 @@ for _suffix, _bits, _room, _tags in (
     ("_samples", "Tensor bits", ", Tensor room", _ON_HOST),
 ):
     _library.define(
-        f"per_group_quantize{_suffix}(Tensor x, {_bits}, int group_size, Tensor? seed{_room})"
+        f"per_group_quantize{_suffix}(Tensor x, {_bits}, int group_size, Tensor? seed{_room},"
+        ' str levels="uniform")'
         " -> (Tensor, Tensor, Tensor)",
         tags=_tags,
     )
     _library.define(
-        f"per_group_dequantize{_suffix}({_ROWS}, {_bits}, int group_size, SymInt features, ScalarType dtype) -> Tensor",
+        f"per_group_dequantize{_suffix}({_ROWS}, {_bits}, int group_size, SymInt features, ScalarType dtype,"
+        ' str levels="uniform") -> Tensor',
         tags=_tags,
     )
 _library.define(
-    "per_group_quantize_buffers(Tensor[] xs, int[] bits, int[] group_sizes, Tensor? seeds, bool[] stochastic)"
-    " -> Tensor[]",
+    "per_group_quantize_buffers(Tensor[] xs, int[] bits, int[] group_sizes, Tensor? seeds, bool[] stochastic,"
+    ' str levels="uniform") -> Tensor[]',
     tags=_PURE,
 )
 _library.define(
-    "per_group_dequantize_buffers(Tensor[] buffers, int[] bits, int[] group_sizes, ScalarType dtype) -> Tensor[]",
+    "per_group_dequantize_buffers(Tensor[] buffers, int[] bits, int[] group_sizes, ScalarType dtype,"
+    ' str levels="uniform") -> Tensor[]',
     tags=_PURE,
 )
 _library.define(
@@ -498,16 +504,19 @@ Parts = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def _register_per_group(backend: Any, key: str) -> None:
-    def quantize(x: Tensor, bits: int, group_size: int, seed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        check_rows("per_group_quantize", x, bits, group_size, seed)
-        return backend.quantize(x.contiguous(), bits, group_size, NEAREST if seed is None else seed.tolist()[0])
+    def quantize(
+        x: Tensor, bits: int, group_size: int, seed: Tensor | None, levels: str = UNIFORM
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        check_rows("per_group_quantize", x, bits, group_size, seed, levels)
+        key = NEAREST if seed is None else seed.tolist()[0]
+        return backend.quantize(x.contiguous(), bits, group_size, key, 0, levels)
 
     def quantize_samples(
-        x: Tensor, bits: Tensor, group_size: int, seed: Tensor | None, room: Tensor
+        x: Tensor, bits: Tensor, group_size: int, seed: Tensor | None, room: Tensor, levels: str = UNIFORM
     ) -> tuple[Tensor, Tensor, Tensor]:
-        check_rows("per_group_quantize", x, bits, group_size, seed, room)
+        check_rows("per_group_quantize", x, bits, group_size, seed, levels, room)
         key = NEAREST if seed is None else seed.tolist()[0]
-        return backend.quantize(x.contiguous(), bits, group_size, key, room.tolist()[0])
+        return backend.quantize(x.contiguous(), bits, group_size, key, room.tolist()[0], levels)
 
     def dequantize(
         packed: Tensor,
@@ -517,10 +526,11 @@ def _register_per_group(backend: Any, key: str) -> None:
         group_size: int,
         features: int,
         dtype: torch.dtype,
+        levels: str = UNIFORM,
     ) -> Tensor:
-        check_row_codes("per_group_dequantize", packed, minimum, range, bits, group_size, features, dtype)
+        check_row_codes("per_group_dequantize", packed, minimum, range, bits, group_size, features, dtype, levels)
         out = torch.empty(minimum.shape[0], features, dtype=dtype, device=minimum.device)
-        backend.dequantize(packed, minimum, range, bits, group_size, out)
+        backend.dequantize(packed, minimum, range, bits, group_size, out, levels)
         return out
 
     _library.impl("per_group_quantize", quantize, key)
@@ -532,16 +542,21 @@ def _register_per_group(backend: Any, key: str) -> None:
         return
 
     def quantize_buffers(
-        xs: list[Tensor], bits: list[int], group_sizes: list[int], seeds: Tensor | None, stochastic: list[bool]
+        xs: list[Tensor],
+        bits: list[int],
+        group_sizes: list[int],
+        seeds: Tensor | None,
+        stochastic: list[bool],
+        levels: str = UNIFORM,
     ) -> list[Tensor]:
-        check_whole_groups("per_group_quantize_buffers", xs, bits, group_sizes, seeds, stochastic)
-        return backend.quantize_buffers(xs, bits, group_sizes, seeds, stochastic)
+        check_whole_groups("per_group_quantize_buffers", xs, bits, group_sizes, seeds, stochastic, levels)
+        return backend.quantize_buffers(xs, bits, group_sizes, seeds, stochastic, levels)
 
     def dequantize_buffers(
-        buffers: list[Tensor], bits: list[int], group_sizes: list[int], dtype: torch.dtype
+        buffers: list[Tensor], bits: list[int], group_sizes: list[int], dtype: torch.dtype, levels: str = UNIFORM
     ) -> list[Tensor]:
-        check_buffers("per_group_dequantize_buffers", buffers, bits, group_sizes, dtype)
-        return backend.dequantize_buffers(buffers, bits, group_sizes, dtype)
+        check_buffers("per_group_dequantize_buffers", buffers, bits, group_sizes, dtype, levels)
+        return backend.dequantize_buffers(buffers, bits, group_sizes, dtype, levels)
 
     _library.impl("per_group_quantize_buffers", quantize_buffers, key)
     _library.impl("per_group_dequantize_buffers", dequantize_buffers, key)
@@ -602,16 +617,20 @@ for _family, _register in (
 
 
 @torch.library.register_fake(per_group_quantize, lib=_library)
-def _(x: Tensor, bits: int, group_size: int, seed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    check_rows("per_group_quantize", x, bits, group_size, seed)
+def _(
+    x: Tensor, bits: int, group_size: int, seed: Tensor | None, levels: str = UNIFORM
+) -> tuple[Tensor, Tensor, Tensor]:
+    check_rows("per_group_quantize", x, bits, group_size, seed, levels)
     N, D = x.shape
     packed = x.new_empty(N, packed_size(D, bits), dtype=torch.uint8)
     return packed, *_fake_rows(x, group_size)
 
 
 @torch.library.register_fake(per_group_quantize_samples, lib=_library)
-def _(x: Tensor, bits: Tensor, group_size: int, seed: Tensor | None, room: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    check_rows("per_group_quantize", x, bits, group_size, seed, room)
+def _(
+    x: Tensor, bits: Tensor, group_size: int, seed: Tensor | None, room: Tensor, levels: str = UNIFORM
+) -> tuple[Tensor, Tensor, Tensor]:
+    check_rows("per_group_quantize", x, bits, group_size, seed, levels, room)
     size = torch.library.get_ctx().new_dynamic_size()  # by the value of `room`
     return x.new_empty(size, dtype=torch.uint8), *_fake_rows(x, group_size)
 
@@ -631,8 +650,9 @@ def _fake_row_values(
     group_size: int,
     features: int,
     dtype: torch.dtype,
+    levels: str = UNIFORM,
 ) -> Tensor:
-    check_row_codes("per_group_dequantize", packed, minimum, range, bits, group_size, features, dtype)
+    check_row_codes("per_group_dequantize", packed, minimum, range, bits, group_size, features, dtype, levels)
     return minimum.new_empty(minimum.shape[0], features, dtype=dtype)
 
 
@@ -642,9 +662,14 @@ torch.library.register_fake(per_group_dequantize_samples, _fake_row_values, lib=
 
 @torch.library.register_fake(per_group_quantize_buffers, lib=_library)
 def _(
-    xs: list[Tensor], bits: list[int], group_sizes: list[int], seeds: Tensor | None, stochastic: list[bool]
+    xs: list[Tensor],
+    bits: list[int],
+    group_sizes: list[int],
+    seeds: Tensor | None,
+    stochastic: list[bool],
+    levels: str = UNIFORM,
 ) -> list[Tensor]:
-    check_whole_groups("per_group_quantize_buffers", xs, bits, group_sizes, seeds, stochastic)
+    check_whole_groups("per_group_quantize_buffers", xs, bits, group_sizes, seeds, stochastic, levels)
     return [
         x.new_empty(*x.shape[:-1], buffer_size(x.shape[-1], b, G), dtype=torch.uint8)
         for x, b, G in zip(xs, bits, group_sizes, strict=True)
@@ -652,8 +677,10 @@ def _(
 
 
 @torch.library.register_fake(per_group_dequantize_buffers, lib=_library)
-def _(buffers: list[Tensor], bits: list[int], group_sizes: list[int], dtype: torch.dtype) -> list[Tensor]:
-    elements = check_buffers("per_group_dequantize_buffers", buffers, bits, group_sizes, dtype)
+def _(
+    buffers: list[Tensor], bits: list[int], group_sizes: list[int], dtype: torch.dtype, levels: str = UNIFORM
+) -> list[Tensor]:
+    elements = check_buffers("per_group_dequantize_buffers", buffers, bits, group_sizes, dtype, levels)
     return [buffer.new_empty(*buffer.shape[:-1], D, dtype=dtype) for buffer, D in zip(buffers, elements, strict=True)]
 
 

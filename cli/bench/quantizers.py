@@ -27,6 +27,7 @@ from .timing import Run, gpu_events, processor, take_turns
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PAIR_BAR = 0.60  # of the speed of two copies, on the CPU
 REFERENCE_BAR = 10.0  # times the speed of the reference
+FITTED_BAR = 1.10  # fitted levels relative to uniform ones
 GPU_BAR = 0.80  # of the copy's bandwidth, for compress and for decompress
 _SAMPLES = 64
 _REFERENCE_ROUNDS = 2
@@ -42,12 +43,14 @@ class QuantizerTiming:
         compress_ms, decompress_ms: each separately.
         pair_ms: compress followed by decompress.
         ready_ms: the same with the result in allocated memory, as for the copy: the time of the kernels themselves.
+        fitted_ms: compress followed by decompress by fitted levels.
         copy_ms, clone_ms: one copy of the tensor, into allocated and into new memory.
         reference_ms: compress and decompress by the reference.
         medians: the medians of all these.
         share, ready_share: time of two copies divided by `pair_ms` and by `ready_ms`.
         compress_share, decompress_share: bandwidth relative to the copy's.
         times_reference: `reference_ms` divided by `pair_ms`.
+        fitted_ratio: `fitted_ms` divided by `pair_ms`.
     """
 
     dtype: str
@@ -58,6 +61,7 @@ class QuantizerTiming:
     decompress_ms: float
     pair_ms: float
     ready_ms: float
+    fitted_ms: float
     copy_ms: float
     clone_ms: float
     reference_ms: float
@@ -67,12 +71,17 @@ class QuantizerTiming:
     compress_share: float
     decompress_share: float
     times_reference: float
+    fitted_ratio: float
 
     def met(self) -> dict[str, bool]:
         """Return the bars and whether each is met."""
         if self.device == "cuda":
             return {"compress": self.compress_share >= GPU_BAR, "decompress": self.decompress_share >= GPU_BAR}
-        return {"copies": self.share >= PAIR_BAR, "reference": self.times_reference >= REFERENCE_BAR}
+        return {
+            "copies": self.share >= PAIR_BAR,
+            "reference": self.times_reference >= REFERENCE_BAR,
+            "fitted": self.fitted_ratio <= FITTED_BAR,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers for JSON."""
@@ -114,7 +123,7 @@ def bench_per_group(bits: int, dtype: str, n: int, device: str = "cpu", rounds: 
     """
     D = max(1, n // _SAMPLES)
     x = torch.randn(_SAMPLES, D, dtype=torch.float32).to(DTYPES[dtype]).to(device)
-    ready, quantizer = torch.empty_like(x), PerGroup(bits)
+    ready, quantizer, fitted = torch.empty_like(x), PerGroup(bits), PerGroup(bits, levels="fitted")
     compressed = quantizer.compress(x)
     compressed.decompress()
     clock = gpu_events if device == "cuda" else processor
@@ -131,6 +140,7 @@ def bench_per_group(bits: int, dtype: str, n: int, device: str = "cpu", rounds: 
         "compress": lambda: quantizer.compress(x),
         "decompress": compressed.decompress,
         "pair": pair,
+        "fitted": lambda: fitted.compress(x).decompress(),
         "ready": ready_pair,
         "copy": lambda: ready.copy_(x),
         "clone": lambda: x.clone(),
@@ -145,7 +155,7 @@ def bench_per_group(bits: int, dtype: str, n: int, device: str = "cpu", rounds: 
     moved = (bytes_of + compressed.nbytes) / (2 * bytes_of)  # relative to a copy
     return QuantizerTiming(
         *(dtype, x.numel(), bits, device, best["compress"], best["decompress"], best["pair"]),
-        best["ready"],
+        *(best["ready"], best["fitted"]),
         *(best["copy"], best["clone"], best["reference"]),
         medians={name: 1e3 * found.median(name) for name, found in times.items()},
         share=2 * best["copy"] / best["pair"],
@@ -153,6 +163,7 @@ def bench_per_group(bits: int, dtype: str, n: int, device: str = "cpu", rounds: 
         compress_share=moved * best["copy"] / best["compress"],
         decompress_share=moved * best["copy"] / best["decompress"],
         times_reference=best["reference"] / best["pair"],
+        fitted_ratio=best["fitted"] / best["pair"],
     )
 
 
@@ -171,12 +182,13 @@ def _lines(timings: Sequence[QuantizerTiming]) -> list[str]:
         "compress GB/s share",
         "decompress GB/s share",
         "reference / pair",
+        "fitted / pair",
         "bars met",
     )
     body = []
     for t in timings:
         shown = (t.compress_ms, t.decompress_ms, t.pair_ms, t.ready_ms, t.copy_ms, t.clone_ms, t.reference_ms)
-        ratios = (t.share, t.ready_share, t.compress_share, t.decompress_share, t.times_reference)
+        ratios = (t.share, t.ready_share, t.compress_share, t.decompress_share, t.times_reference, t.fitted_ratio)
         met = ", ".join(f"{name} {MET[reached]}" for name, reached in t.met().items())
         body.append((str(t.bits), *(f"{v:.2f}" for v in (*shown, *ratios)), met))
     return list(columns([("bits", *times, *shares), *body], left=1))

@@ -109,7 +109,7 @@ def measure(name: str, steps: int, candidates: Sequence[str] = CANDIDATES) -> li
         torch.manual_seed(0)
         model = case.make()
     stream = case.batches(0)
-    _train(model, case.loss, stream, steps)
+    train(model, case.loss, stream, steps)
     batches = [next(stream) for _ in range(2)]
     rows = []
     for dtype in DTYPES:
@@ -151,7 +151,8 @@ def _table(activation: str, bits: int, weight: str) -> Table:
     return solve(activation, bits, weight=weight, certify=False)
 
 
-def _train(model: nn.Module, loss: Loss, batches: Iterable[Any], steps: int) -> None:
+def train(model: nn.Module, loss: Loss, batches: Iterable[Any], steps: int) -> None:
+    """Train `model` exactly, in place, for so many steps."""
     if not steps:
         return
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3)

@@ -40,6 +40,7 @@ from ..tensors.abstract import is_abstract
 from ..tensors.checks import check_integer
 from ..tensors.dtypes import total_bytes
 from ..tensors.handles import new_handle
+from ..tensors.levels import UNIFORM, check_levels
 from ..tensors.packing import GROUP
 from ..tensors.passes import in_backward
 from ..tensors.rows import SampleBits, most_bytes
@@ -61,7 +62,7 @@ class MixedPrecision:
     Args:
         model: with compressed layers (fewbit.layers), which are found at construction.
         bits: average, from 1 to 8, not necessarily an integer.
-        group_size: of `PerGroup`.
+        group_size, levels: of `PerGroup`; levels by a name.
         gradients: the estimate of the coming gradient's magnitude; see above. With ``stale`` call `samples` before each
             forward pass.
         momentum: of the moving average, at least 0 and below 1.
@@ -70,8 +71,8 @@ class MixedPrecision:
         wanted: predicate that selects the compressed layers; all by default.
 
     Raises:
-        FewbitError: `bits`, `group_size`, `gradients`, `momentum` or `every` is not one of the values above, or the
-            model has no compressed layer.
+        FewbitError: `bits`, `group_size`, `levels`, `gradients`, `momentum` or `every` is not one of the values above,
+            or the model has no compressed layer.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class MixedPrecision:
         bits: float = 2.0,
         *,
         group_size: int = 256,
+        levels: str = UNIFORM,
         gradients: Gradients = "average",
         momentum: float = 0.9,
         every: int = 1,
@@ -95,7 +97,8 @@ class MixedPrecision:
         check_integer("every", every, 1)
         self.target, self.gradients, self.momentum = float(bits), gradients, float(momentum)
         self.every, self.across_layers = every, across_layers
-        self.quantizer = PerGroup(group_size=group_size)
+        check_levels(levels, None)
+        self.quantizer = PerGroup(group_size=group_size, levels=levels)
         self.iterations = 0
         layers = {name: m for name, m in model.named_modules() if isinstance(m, CompressedLayer) and wanted(m)}
         if not layers:

@@ -13,6 +13,7 @@ from ..tensors.checks import check_integer
 from ..tensors.dtypes import DTYPES, KINDS
 from ..tensors.glu_parts import GROUP_SIZE
 from ..tensors.layout import is_dense
+from ..tensors.levels import check_levels
 from ..tensors.packing import GROUP, packed_size
 from ..tensors.rows import Rows
 from ..tensors.table_registry import table_of
@@ -218,7 +219,13 @@ def _shown(x: Tensor) -> str:
 
 
 def check_rows(
-    op: str, x: Tensor, bits: int | Tensor, group_size: int, seed: Tensor | None, room: Tensor | None = None
+    op: str,
+    x: Tensor,
+    bits: int | Tensor,
+    group_size: int,
+    seed: Tensor | None,
+    levels: str,
+    room: Tensor | None = None,
 ) -> None:
     """Raise FewbitError unless `per_group_quantize` (or its form with bits of each sample) can take these arguments."""
     _check_kind(op, x)
@@ -231,6 +238,7 @@ def check_rows(
         _check_sample_bits(op, x, bits, room)
     else:
         check_integer("bits", bits, 1, 8)
+    check_levels(levels, None if isinstance(bits, Tensor) else bits)
 
 
 def check_row_codes(
@@ -242,9 +250,11 @@ def check_row_codes(
     group_size: int,
     features: int,
     dtype: torch.dtype,
+    levels: str,
 ) -> None:
     """Raise FewbitError unless `per_group_dequantize` (or its form for samples) can take these arguments."""
     _check_result(op, dtype, features)
+    check_levels(levels, None if isinstance(bits, Tensor) else bits)
     if _are_concrete(packed, minimum, range_, features):
         N = minimum.shape[0] if minimum.dim() else 0
         check_groups(op, (N, features), bits, (packed, minimum, range_), group_size, minimum.device)
@@ -257,9 +267,12 @@ def check_whole_groups(
     group_sizes: Sequence[int],
     seeds: Tensor | None,
     stochastic: Sequence[bool],
+    levels: str,
 ) -> None:
     """Raise FewbitError unless `per_group_quantize_buffers` can take these arguments."""
     _check_equally_many(op, xs, bits, group_sizes, stochastic)
+    for b in bits:
+        check_levels(levels, b)
     for x, group_size in zip(xs, group_sizes, strict=True):
         _check_kind(op, x)
         if not x.dim() or x.shape[-1] % group_size or x.shape[-1] % GROUP:
@@ -276,7 +289,12 @@ def check_whole_groups(
 
 
 def check_buffers(
-    op: str, buffers: Sequence[Tensor], bits: Sequence[int], group_sizes: Sequence[int], dtype: torch.dtype
+    op: str,
+    buffers: Sequence[Tensor],
+    bits: Sequence[int],
+    group_sizes: Sequence[int],
+    dtype: torch.dtype,
+    levels: str,
 ) -> list[int]:
     """Return for each buffer the elements D whose codes are its last dimension.
 
@@ -285,6 +303,8 @@ def check_buffers(
     """
     _check_result(op, dtype, 0)
     _check_equally_many(op, buffers, bits, group_sizes)
+    for b in bits:
+        check_levels(levels, b)
     found = []
     for buffer, b, group_size in zip(buffers, bits, group_sizes, strict=True):
         size: Any = buffer.shape[-1] if buffer.dim() else -1

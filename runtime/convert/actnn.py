@@ -34,6 +34,7 @@ from ..layers.huggingface import like
 from ..layers.offload import Swapper, SwappingSaver
 from ..layers.saver import QuantizerSaver, Saver
 from ..quantizers import PerGroup
+from ..tensors.levels import FITTED, check_levels
 from .find import Found, modules_of
 from .method import Activations, Applied, Handler, Make
 from .report import Left, Replaced, one_line
@@ -112,16 +113,16 @@ def _is_listed(module: nn.Module) -> bool:
 
 
 def convert_layers(
-    found: list[Found], level: Level, bits: float, skipped: Mapping[Found, str]
+    found: list[Found], level: Level, bits: float, levels: str, skipped: Mapping[Found, str]
 ) -> tuple[list[tuple[nn.Module, Replaced]], list[Left]]:
-    """Convert, in place, the layers of `found` that `level` covers, at `bits` bits.
+    """Convert, in place, the layers of `found` that `level` covers, at `bits` bits and with these levels of groups.
 
     Returns:
         The converted layers, with rows of the report whose `now` is still empty; the rows of layers left.
     """
     replaced: list[tuple[nn.Module, Replaced]] = []
     left: list[Left] = []
-    saver = QuantizerSaver(PerGroup(bits=int(bits)))
+    saver = QuantizerSaver(PerGroup(int(bits), levels=levels))
     for layer in found:
         module = layer.current
         assert isinstance(module, nn.Module)
@@ -191,10 +192,12 @@ class ActNN:
         bits: 1 to 8, of the layers; at L1 and L2 an integer, 4 if None; from L3 on an average, 2 if None.
         rounding: of derivatives of activations, in `bits` rounded up: ``stochastic``, without bias, or
             ``deterministic``, by the tables of the least error.
+        group_levels: where the levels of a group lie, a name as in `quantizers.PerGroup`: ``fitted``, for each group
+            where its values lie, with less variance in as many bytes; or ``uniform``, equally far apart as in ActNN.
 
     Raises:
         FewbitError: `level` is not "L0" to "L5", `bits` is not a number from 1 to 8 (an integer below L3), or
-            `rounding` is neither of these.
+            `rounding` or `group_levels` is none of these.
 
     Example:
         fewbit.convert(model, fewbit.ActNN("L3", bits=2))
@@ -203,10 +206,12 @@ class ActNN:
     level: str = "L3"
     bits: float | None = None
     rounding: Rounding = "stochastic"
+    group_levels: str = FITTED
 
     def __post_init__(self) -> None:
         check_average_bits(check_level(self.level), self.bits)
         check_rounding(self.rounding)
+        check_levels(self.group_levels, None)
 
 
 @dataclass(frozen=True)
@@ -218,6 +223,7 @@ class ByLevel:
         name, level: of the config.
         bits: of the layers, on average.
         rounding: of derivatives of activations.
+        group_levels: of the layers.
     """
 
     model: nn.Module
@@ -225,13 +231,15 @@ class ByLevel:
     level: Level
     bits: float
     rounding: Rounding
+    group_levels: str
     compresses_layers = True
 
     @classmethod
     def of(cls, config: ActNN, model: nn.Module, fused: bool) -> "ByLevel":
         """Return the method for `config`."""
         level = check_level(config.level)
-        return cls(model, config.level, level, check_average_bits(level, config.bits), config.rounding)
+        bits = check_average_bits(level, config.bits)
+        return cls(model, config.level, level, bits, config.rounding, config.group_levels)
 
     @property
     def activations(self) -> Activations:
@@ -255,15 +263,15 @@ class ByLevel:
     def apply(self, found: list[Found], skipped: Mapping[Found, str], make: Make) -> Applied:
         """Convert the layers and, by the level, allocate their bits and swap their saved tensors to host memory."""
         stop_sharing(self.model)
-        converted, left = convert_layers(found, self.level, self.bits, skipped)
+        converted, left = convert_layers(found, self.level, self.bits, self.group_levels, skipped)
         if self.level.mixed and any(isinstance(module, CompressedLayer) for module, _ in converted):
             from ..allocation import MixedPrecision
 
-            MixedPrecision(self.model, self.bits, wanted=is_converted)
+            MixedPrecision(self.model, self.bits, levels=self.group_levels, wanted=is_converted)
         if any(isinstance(module, CompressedLayer) for module, _ in converted):
             note_inputs(self.model)
         notes = []
-        derivatives: Saver = QuantizerSaver(PerGroup(bits=math.ceil(self.bits)))
+        derivatives: Saver = QuantizerSaver(PerGroup(math.ceil(self.bits), levels=self.group_levels))
         if self.level.swaps:
             swapper = Swapper()
             swap_layers(self.model, swapper)

@@ -144,19 +144,19 @@ def built(source):
 _PER_GROUP = """
 extern "C" void run_quantize(unsigned blocks, const {T}* x, unsigned char* packed, unsigned short* minima,
     unsigned short* ranges, long long N, long long D, const unsigned char* bits, const long long* starts,
-    long long size, long long G, long long seed)
+    long long size, long long G, long long seed, const float* lines, long long width, long long shape)
 {{
     host::launch(blocks, {threads}, [=] {{
-        per_group::quantize(x, packed, minima, ranges, N, D, bits, starts, size, G, seed);
+        per_group::quantize(x, packed, minima, ranges, N, D, bits, starts, size, G, seed, lines, width, shape);
     }});
 }}
 
 extern "C" void run_dequantize(unsigned blocks, const unsigned char* packed, const unsigned short* minima,
     const unsigned short* ranges, {T}* out, long long N, long long D, const unsigned char* bits,
-    const long long* starts, long long size, long long G)
+    const long long* starts, long long size, long long G, const float* lines, long long width, long long shape)
 {{
     host::launch(blocks, {threads}, [=] {{
-        per_group::dequantize(packed, minima, ranges, out, N, D, bits, starts, size, G);
+        per_group::dequantize(packed, minima, ranges, out, N, D, bits, starts, size, G, lines, width, shape);
     }});
 }}
 """

@@ -17,6 +17,20 @@ from numba import carray, njit  # pyright: ignore[reportPrivateImportUsage]
 from torch import Tensor
 
 from ...tensors.dtypes import KINDS, largest
+from ...tensors.levels import (
+    ABOVE,
+    BELOW,
+    CHOOSES,
+    EXPONENTS,
+    FIRST_EXPONENT,
+    LEAST_RANGE,
+    LOWERED,
+    NOTHING,
+    OTHERWISE_LEAST,
+    SAMPLE,
+    UNIFORM,
+    prepare_levels,
+)
 from ...tensors.philox import GOLDEN_RATIO, NEAREST
 from ...tensors.rows import Rows
 from ..reference.per_group import buffer_size, elements_of, keys_of
@@ -49,11 +63,19 @@ _PLANS = 4096  # of buffers, that are kept
 _TOP = np.int32(0x7FFFFFFF)
 _FINITE = np.int32(0x7F7FFFFF)
 
+_LEAST_RANGE = np.float32(LEAST_RANGE)
+_NOTHING, _BELOW, _ABOVE = np.float32(NOTHING), np.float32(BELOW), np.float32(ABOVE)
+_NORMAL_LOWERED, _SKEWED_LOWERED = np.int32(LOWERED[1]), np.int32(LOWERED[2])
+_CPU = torch.device("cpu")
 
-def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: int, room: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+
+def quantize(
+    x: Tensor, bits: int | Tensor, group_size: int, seed: int, room: int = 0, levels: str = UNIFORM
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return packed codes, minima and ranges of `x` (N, D), as `PerGroupCompressed` saves them.
 
-    The codes of samples with bits of their own take `room` bytes, which are not less than they need.
+    The codes of samples with bits of their own take `room` bytes, which are not less than they need. `levels` is a name
+    or a key (tensors/levels.py).
     """
     N, D = x.shape
     G = max(1, min(group_size, D))
@@ -68,17 +90,23 @@ def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: int, room: in
         packed = torch.zeros(room, dtype=torch.uint8, device="cpu")
     arguments = (x.data_ptr(), KINDS[x.dtype], D, G, stretch, count, fixed, seed, packed.data_ptr())
     places = (of_samples, 0 if starts is None else starts.data_ptr())
-    run(_quantizer(), N * count, *arguments, minimum.data_ptr(), range_.data_ptr(), *places, 0)
+    run(_quantizer(), N * count, *arguments, minimum.data_ptr(), range_.data_ptr(), *places, 0, *_lines(levels))
     return packed, minimum, range_
 
 
 def dequantize(
-    packed: Tensor, minimum: Tensor, range_: Tensor, bits: int | Tensor, group_size: int, out: Tensor
+    packed: Tensor,
+    minimum: Tensor,
+    range_: Tensor,
+    bits: int | Tensor,
+    group_size: int,
+    out: Tensor,
+    levels: str = UNIFORM,
 ) -> None:
     """Write the dequantized codes to `out` (N, D)."""
     if out.dtype not in KINDS:
         single = torch.empty(out.shape, dtype=torch.float32, device="cpu")
-        dequantize(packed, minimum, range_, bits, group_size, single)
+        dequantize(packed, minimum, range_, bits, group_size, single, levels)
         out.copy_(single)
         return
     N, D = out.shape
@@ -87,7 +115,14 @@ def dequantize(
     fixed, of_samples, starts = _bits(Rows(N, D, bits))
     arguments = (packed.data_ptr(), minimum.data_ptr(), range_.data_ptr(), D, G, stretch, count, fixed)
     places = (of_samples, 0 if starts is None else starts.data_ptr())
-    run(_dequantizer(), N * count, *arguments, _limit(out.dtype), out.data_ptr(), KINDS[out.dtype], *places)
+    numbers = (_limit(out.dtype), out.data_ptr(), KINDS[out.dtype])
+    run(_dequantizer(), N * count, *arguments, *numbers, *places, *_lines(levels))
+
+
+def _lines(levels: str) -> tuple[int, int, int]:
+    """Return the address of the lines of `levels`, which live as long as the process, their width and the shape."""
+    prepared = prepare_levels(levels, _CPU)
+    return prepared.lines.data_ptr(), prepared.width, prepared.shape
 
 
 Empty = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
@@ -104,12 +139,13 @@ def quantize_buffers(
     group_sizes: Sequence[int],
     seeds: Tensor | None,
     stochastic: Sequence[bool],
+    levels: str = UNIFORM,
     empty: Empty = _empty,
 ) -> list[Tensor]:
     """Return minima, ranges and packed codes of each of `xs` in one buffer, as reference/per_group.py describes it."""
     buffers = []
     for x, b, G, key in zip(xs, bits, group_sizes, keys_of(seeds, stochastic), strict=True):
-        plan = _quantizing(x.shape, x.dtype, b, G)
+        plan = _quantizing(x.shape, x.dtype, b, G, levels)
         x = x.contiguous()
         buffer = empty(plan.shape, plan.stride, torch.uint8)
         start = buffer.data_ptr()
@@ -126,14 +162,15 @@ def dequantize_buffers(
     bits: Sequence[int],
     group_sizes: Sequence[int],
     dtype: torch.dtype,
+    levels: str = UNIFORM,
     empty: Empty = _empty,
 ) -> list[Tensor]:
     """Return the tensors that `quantize_buffers` gave the buffers of."""
     if dtype not in KINDS:
-        return [x.to(dtype) for x in dequantize_buffers(buffers, bits, group_sizes, torch.float32, empty)]
+        return [x.to(dtype) for x in dequantize_buffers(buffers, bits, group_sizes, torch.float32, levels, empty)]
     xs = []
     for buffer, b, G in zip(buffers, bits, group_sizes, strict=True):
-        plan = _dequantizing(buffer.shape, dtype, b, G)
+        plan = _dequantizing(buffer.shape, dtype, b, G, levels)
         buffer = buffer.contiguous()
         x = empty(plan.shape, plan.stride, dtype)
         start = buffer.data_ptr()
@@ -167,19 +204,21 @@ class _Plan:
 
 
 @lru_cache(_PLANS)
-def _quantizing(shape: torch.Size, dtype: torch.dtype, bits: int, group_size: int) -> _Plan:
+def _quantizing(shape: torch.Size, dtype: torch.dtype, bits: int, group_size: int, levels: str) -> _Plan:
     n = shape.numel()
     stretch, count = _stretches(n, group_size)
-    job = Job(0, 1, count, 0, KINDS[dtype], n, group_size, stretch, count, bits, 0, 0, 0, 0, 0, 0, 1)
+    sizes = (n, group_size, stretch, count, bits)
+    job = Job(0, 1, count, 0, KINDS[dtype], *sizes, 0, 0, 0, 0, 0, 0, 1, *_lines(levels))
     return _plan(_quantizer(), job, (*shape[:-1], buffer_size(shape[-1], bits, group_size)), n // group_size)
 
 
 @lru_cache(_PLANS)
-def _dequantizing(buffer: torch.Size, dtype: torch.dtype, bits: int, group_size: int) -> _Plan:
+def _dequantizing(buffer: torch.Size, dtype: torch.dtype, bits: int, group_size: int, levels: str) -> _Plan:
     shape = torch.Size((*buffer[:-1], elements_of(buffer[-1], bits, group_size)))
     n = shape.numel()
     stretch, count = _stretches(n, group_size)
-    job = Job(0, 1, count, 0, 0, 0, n, group_size, stretch, count, bits, _limit(dtype), 0, KINDS[dtype], 0, 0)
+    sizes = (n, group_size, stretch, count, bits)
+    job = Job(0, 1, count, 0, 0, 0, *sizes, _limit(dtype), 0, KINDS[dtype], 0, 0, *_lines(levels))
     return _plan(_dequantizer(), job, shape, n // group_size)
 
 
@@ -226,6 +265,8 @@ def _quantizer() -> Kernel:
         of_samples = vector(words[14], np.uint8(0), N)
         starts = vector(words[15], np.int64(0), N)
         rotated = words[16]
+        width_of_lines, shape = words[18], words[19]
+        lines = vector(words[17], np.float32(0), 54 * width_of_lines)
         size = 4 if kind == 0 else 2
         ahead = BLOCK * 4 if kind == 0 else BLOCK * 2  # past the last block it is useless but harmless
         single = scratch(BLOCK, np.float32(0))
@@ -234,6 +275,8 @@ def _quantizer() -> Kernel:
         dice = random.view(np.uint16)
         small = scratch(BLOCK, np.uint8(0))
         staged = scratch(_STAGE, np.uint8(0))
+        distance = scratch(BLOCK, np.float32(0))
+        position = scratch(BLOCK, np.float32(0))
         while True:
             part = take(job)  # pyright: ignore[reportCallIssue]
             if part >= parts:
@@ -244,6 +287,7 @@ def _quantizer() -> Kernel:
                 end = min(start + stretch, D)
                 bits = fixed if fixed else np.int64(of_samples[n])
                 row = packed + (n * width * fixed if fixed else starts[n])
+                curve = lines[bits * 6 * width_of_lines :], width_of_lines, shape, distance, position
                 top = np.int32((1 << bits) - 1)
                 group = n * groups + start // G
                 counter = n * width + start // GROUP
@@ -254,23 +298,23 @@ def _quantizer() -> Kernel:
                         values = _loaded(at, kind, BLOCK, single)
                         if G == USUAL:
                             _draw(seed, counter, BLOCK, rotated, group, USUAL, 0, turns, random)  # x is being fetched
-                            _keep_groups(values, BLOCK, USUAL, minima, ranges, group)
-                            _find_codes(values, BLOCK, USUAL, 0, minima, ranges, group, dice, top, small)
+                            _keep_groups(values, BLOCK, USUAL, shape, minima, ranges, group)
+                            _find_codes(values, BLOCK, USUAL, 0, minima, ranges, group, dice, top, curve, small)
                         elif G == HALF:
                             _draw(seed, counter, BLOCK, rotated, group, HALF, 0, turns, random)
-                            _keep_groups(values, BLOCK, HALF, minima, ranges, group)
-                            _find_codes(values, BLOCK, HALF, 0, minima, ranges, group, dice, top, small)
+                            _keep_groups(values, BLOCK, HALF, shape, minima, ranges, group)
+                            _find_codes(values, BLOCK, HALF, 0, minima, ranges, group, dice, top, curve, small)
                         else:
                             _draw(seed, counter, BLOCK, rotated, group, QUARTER, 0, turns, random)
-                            _keep_groups(values, BLOCK, QUARTER, minima, ranges, group)
-                            _find_codes(values, BLOCK, QUARTER, 0, minima, ranges, group, dice, top, small)
+                            _keep_groups(values, BLOCK, QUARTER, shape, minima, ranges, group)
+                            _find_codes(values, BLOCK, QUARTER, 0, minima, ranges, group, dice, top, curve, small)
                         write_codes(small, BLOCK, bits, staged, row, start // GROUP)
                     else:
                         length = end - start
                         values = _loaded(at, kind, length, single)
                         _draw(seed, counter, length, rotated, group, G, 0, turns, random)
-                        _keep_groups(values, length, G, minima, ranges, group)
-                        _find_codes(values, length, G, 0, minima, ranges, group, dice, top, small)
+                        _keep_groups(values, length, G, shape, minima, ranges, group)
+                        _find_codes(values, length, G, 0, minima, ranges, group, dice, top, curve, small)
                         write_codes(small, length, bits, staged, row, start // GROUP)
                     continue
                 for first in range(start, end, G):
@@ -280,13 +324,19 @@ def _quantizer() -> Kernel:
                         read(x, kind, n * D + at, length, single)
                         below, above = _ends(single, 0, length)
                         low, high = min(low, below), max(high, above)
-                    _keep_parameters(low, high, minima, ranges, group + (first - start) // G)
+                    at_group = group + (first - start) // G
+                    _keep_parameters(low, high, minima, ranges, at_group)
+                    if shape == CHOOSES and _can_tell(ranges[at_group]):
+                        Z, R = as_float(np.int32(minima[at_group]) << 16), as_float(np.int32(ranges[at_group]) << 16)
+                        length = min(SAMPLE, min(first + G, end) - first)
+                        read(x, kind, n * D + first, length, single)
+                        _tell(_count(single, 0, length, Z, R), ranges, at_group)
                 for at in range(start, end, BLOCK):
                     length = min(BLOCK, end - at)
                     read(x, kind, n * D + at, length, single)
                     here = n * groups + at // G
                     _draw(seed, n * width + at // GROUP, length, rotated, here, G, at % G, turns, random)
-                    _find_codes(single, length, G, at % G, minima, ranges, here, dice, top, small)
+                    _find_codes(single, length, G, at % G, minima, ranges, here, dice, top, curve, small)
                     write_codes(small, length, bits, staged, row, at // GROUP)
 
     return build(quantize)
@@ -326,12 +376,57 @@ def _loaded(at: Any, kind: Any, length: Any, single: Any) -> Any:
 
 
 @njit(inline="always")
-def _keep_groups(values: Any, length: Any, G: Any, minima: Any, ranges: Any, group: Any) -> None:
+def _keep_groups(values: Any, length: Any, G: Any, shape: Any, minima: Any, ranges: Any, group: Any) -> None:
     """Store the parameters of `values` as those of the groups from `group` on."""
     for first in range(0, length, G):
         count = G if length % G == 0 else min(G, length - first)
         low, high = _ends(values, first, count)  # pyright: ignore[reportCallIssue]
-        _keep_parameters(low, high, minima, ranges, group + first // G)  # pyright: ignore[reportCallIssue]
+        at = group + first // G
+        _keep_parameters(low, high, minima, ranges, at)  # pyright: ignore[reportCallIssue]
+        if shape == CHOOSES and _can_tell(ranges[at]):  # pyright: ignore[reportCallIssue]
+            Z, R = as_float(np.int32(minima[at]) << 16), as_float(np.int32(ranges[at]) << 16)  # pyright: ignore[reportCallIssue]
+            beyond = _count(values, first, min(count, SAMPLE), Z, R)  # pyright: ignore[reportCallIssue]
+            _tell(beyond, ranges, at)  # pyright: ignore[reportCallIssue]
+
+
+@njit(inline="always")
+def _can_tell(r: Any) -> Any:
+    """Return whether a range of these 16 bits can tell the shape of its group's levels."""
+    return FIRST_EXPONENT <= r >> 7 < FIRST_EXPONENT + EXPONENTS
+
+
+@njit(inline="always")
+def _count(values: Any, first: Any, count: Any, Z: Any, R: Any) -> Any:
+    """Return how many of `count` values are not below 1/64, 1/4 and 3/4 of the range."""
+    nothing = np.float32(Z + np.float32(R * _NOTHING))
+    below, above = np.float32(Z + np.float32(R * _BELOW)), np.float32(Z + np.float32(R * _ABOVE))
+    at_all, some, much = np.int32(0), np.int32(0), np.int32(0)
+    here = values[first : first + count]
+    for j in range(count):
+        at_all += np.int32(here[j] >= nothing)
+        some += np.int32(here[j] >= below)
+        much += np.int32(here[j] >= above)
+    return at_all, some, much
+
+
+@njit(inline="always")
+def _tell(beyond: Any, ranges: Any, at: Any) -> None:
+    """Lower the saved range of a group by the shape of the levels that fit it, as reference/per_group.py chooses it."""
+    low, middle, high = beyond[0] - beyond[1], beyond[1] - beyond[2], beyond[2]
+    if middle > 3 * (low + high):
+        ranges[at] = np.uint16(ranges[at] - _NORMAL_LOWERED)
+    elif 2 * low > middle + 4 * high:
+        ranges[at] = np.uint16(ranges[at] - _SKEWED_LOWERED)
+
+
+@njit(inline="always")
+def _told(r: Any) -> Any:
+    """Return the shape that the 16 bits of a saved range tell, or 0, and what they were lowered by."""
+    if r == 0 or r >= OTHERWISE_LEAST:
+        return 0, np.int32(0)
+    if r >> 7 <= EXPONENTS:
+        return 1, _NORMAL_LOWERED
+    return 2, _SKEWED_LOWERED
 
 
 @njit(inline="always")
@@ -363,15 +458,26 @@ def _find_codes(
     group: Any,
     dice: Any,
     top: Any,
+    curve: Any,
     small: Any,
 ) -> None:
-    """Write the codes of `values`, a byte each, to `small`; they begin `skipped` elements into a group."""
+    """Write the codes of `values`, a byte each, to `small`; they begin `skipped` elements into a group.
+
+    `curve` holds the lines for codes of these bits, their width and the shape, and two arrays to work in.
+    """
+    lines, width, given, distance, position = curve
     steps = np.float32(top << 16)
     for first in range(-skipped, length, G):
         start = max(first, 0)
         count = G if skipped == 0 and length % G == 0 else min(first + G, length) - start
         z, r = np.int32(minima[group]), np.int32(ranges[group])
         group += 1
+        shape = np.int64(given)
+        if given == CHOOSES:
+            told, lowered = _told(r)  # pyright: ignore[reportCallIssue]
+            shape, r = np.int64(told), np.int32(r + lowered)
+        line = lines[2 * shape * width :]
+        knots, line = np.int64(line[0]), line[1:]
         here, codes, chances = values[start : start + count], small[start : start + count], dice[start : start + count]
         if r == 0 or r >= 0x8000:  # not finite, constant
             bit = np.uint8(0)
@@ -382,6 +488,38 @@ def _find_codes(
         else:
             Z = as_float(z << 16)  # pyright: ignore[reportCallIssue]
             scale = np.float32(steps / as_float(r << 16))  # pyright: ignore[reportCallIssue]
+            if knots == 2:
+                c0, c1, K1, c2, K2 = line[0], line[1], line[2], line[3], line[4]
+                for j in range(count):
+                    d = np.float32(np.float32(here[j] - Z) * scale)
+                    y = np.float32(c0 * d) + _bent(d, c1, K1) + _bent(d, c2, K2) + np.float32(0.5)  # pyright: ignore[reportCallIssue]
+                    code = np.int32(np.int32(np.int32(y) + np.int32(chances[j])) >> np.int32(16))
+                    codes[j] = np.uint8(min(code, top))
+                continue
+            if knots == 4:
+                c0, c1, K1, c2, K2 = line[0], line[1], line[2], line[3], line[4]
+                c3, K3, c4, K4 = line[5], line[6], line[7], line[8]
+                for j in range(count):
+                    d = np.float32(np.float32(here[j] - Z) * scale)
+                    y = np.float32(c0 * d) + _bent(d, c1, K1) + _bent(d, c2, K2)  # pyright: ignore[reportCallIssue]
+                    y = y + _bent(d, c3, K3) + _bent(d, c4, K4) + np.float32(0.5)  # pyright: ignore[reportCallIssue]
+                    code = np.int32(np.int32(np.int32(y) + np.int32(chances[j])) >> np.int32(16))
+                    codes[j] = np.uint8(min(code, top))
+                continue
+            if knots:  # of tables
+                for j in range(count):
+                    distance[j] = np.float32(np.float32(here[j] - Z) * scale)
+                    position[j] = np.float32(line[0] * distance[j])
+                for k in range(knots):
+                    c1, K1 = line[1 + 2 * k], line[2 + 2 * k]
+                    for j in range(count):
+                        position[j] += _bent(distance[j], c1, K1)  # pyright: ignore[reportCallIssue]
+                for j in range(count):
+                    code = np.int32(
+                        np.int32(np.int32(position[j] + np.float32(0.5)) + np.int32(chances[j])) >> np.int32(16)
+                    )
+                    codes[j] = np.uint8(min(code, top))
+                continue
             for j in range(count):
                 y = np.float32(np.float32(here[j] - Z) * scale) + np.float32(0.5)
                 code = np.int32(np.int32(np.int32(y) + np.int32(chances[j])) >> np.int32(16))
@@ -407,7 +545,7 @@ def _keep_parameters(low: Any, high: Any, minima: Any, ranges: Any, at: Any) -> 
     difference = np.float32(b - Z)
     back = np.float32(difference - b)
     lost = np.float32(np.float32(b - np.float32(difference - back)) + np.float32(-Z - back))
-    bits = np.int64(as_bits(max(difference, np.float32(2.0**-100))))
+    bits = np.int64(as_bits(max(difference, _LEAST_RANGE)))
     if lost > 0:
         bits += 1
     range_ = (bits + 0xFFFF) >> 16
@@ -430,11 +568,14 @@ def _dequantizer() -> Kernel:
         ranges = vector(words[5], np.uint16(0), N * groups)
         of_samples = vector(words[14], np.uint8(0), N)
         starts = vector(words[15], np.int64(0), N)
+        width_of_lines, shape = words[17], words[18]
+        lines = vector(words[16], np.float32(0), 54 * width_of_lines)
         size = 4 if kind == 0 else 2
         ahead = BLOCK * 4 if kind == 0 else BLOCK * 2  # past the last block it is useless but harmless
         single = scratch(BLOCK, np.float32(0))
         small = scratch(BLOCK, np.uint8(0))
         staged = scratch(_STAGE, np.uint8(0))
+        position = scratch(BLOCK, np.float32(0))
         while True:
             part = take(job)  # pyright: ignore[reportCallIssue]
             if part >= parts:
@@ -445,6 +586,7 @@ def _dequantizer() -> Kernel:
                 end = min(start + stretch, D)
                 bits = fixed if fixed else np.int64(of_samples[n])
                 row = packed + (n * width * fixed if fixed else starts[n])
+                curve = lines[(bits * 6 + 1) * width_of_lines :], width_of_lines, shape, position
                 top = np.float32((1 << bits) - 1)
                 for at in range(start, end, BLOCK):
                     length = min(BLOCK, end - at)
@@ -455,14 +597,14 @@ def _dequantizer() -> Kernel:
                     if length == BLOCK and G in (USUAL, HALF, QUARTER):
                         read_codes(row, at // GROUP, BLOCK, bits, staged, small)
                         if G == USUAL:
-                            _find_values(small, BLOCK, USUAL, 0, minima, ranges, group, top, limit, values)
+                            _find_values(small, BLOCK, USUAL, 0, minima, ranges, group, top, limit, curve, values)
                         elif G == HALF:
-                            _find_values(small, BLOCK, HALF, 0, minima, ranges, group, top, limit, values)
+                            _find_values(small, BLOCK, HALF, 0, minima, ranges, group, top, limit, curve, values)
                         else:
-                            _find_values(small, BLOCK, QUARTER, 0, minima, ranges, group, top, limit, values)
+                            _find_values(small, BLOCK, QUARTER, 0, minima, ranges, group, top, limit, curve, values)
                     else:
                         read_codes(row, at // GROUP, length, bits, staged, small)
-                        _find_values(small, length, G, at % G, minima, ranges, group, top, limit, values)
+                        _find_values(small, length, G, at % G, minima, ranges, group, top, limit, curve, values)
                     if kind:
                         write(to, kind, 0, length, single)
 
@@ -480,15 +622,26 @@ def _find_values(
     group: Any,
     top: Any,
     limit: Any,
+    curve: Any,
     values: Any,
 ) -> None:
-    """Write the dequantized codes of `small` to `values`; they begin `skipped` elements into a group."""
+    """Write the dequantized codes of `small` to `values`; they begin `skipped` elements into a group.
+
+    `curve` holds the lines for codes of these bits, their width and the shape, and an array to work in.
+    """
+    lines, width, given, position = curve
     patterns = values.view(np.int32)
     for first in range(-skipped, length, G):
         start = max(first, 0)
         count = G if skipped == 0 and length % G == 0 else min(first + G, length) - start
         z, r = np.int32(minima[group]), np.int32(ranges[group])
         group += 1
+        shape = np.int64(given)
+        if given == CHOOSES:
+            told, lowered = _told(r)  # pyright: ignore[reportCallIssue]
+            shape, r = np.int64(told), np.int32(r + lowered)
+        line = lines[2 * shape * width :]
+        knots, line = np.int64(line[0]), line[1:]
         codes = small[start : start + count]
         if r >= 0x8000:
             shown = patterns[start : start + count]
@@ -499,7 +652,45 @@ def _find_values(
             here = values[start : start + count]
             Z = as_float(z << 16)  # pyright: ignore[reportCallIssue]
             step = np.float32(as_float(r << 16) / top)  # pyright: ignore[reportCallIssue]
-            for j in range(count):
-                value = np.float32(Z + np.float32(np.float32(codes[j]) * step))
-                value = limit if value > limit else value
-                here[j] = -limit if value < -limit else value
+            if knots == 2:
+                c0, c1, K1, c2, K2 = line[0], line[1], line[2], line[3], line[4]
+                for j in range(count):
+                    d = np.float32(codes[j])
+                    y = np.float32(c0 * d) + _bent(d, c1, K1) + _bent(d, c2, K2)  # pyright: ignore[reportCallIssue]
+                    here[j] = np.float32(Z + np.float32(y * step))
+            elif knots == 4:
+                c0, c1, K1, c2, K2 = line[0], line[1], line[2], line[3], line[4]
+                c3, K3, c4, K4 = line[5], line[6], line[7], line[8]
+                for j in range(count):
+                    d = np.float32(codes[j])
+                    y = np.float32(c0 * d) + _bent(d, c1, K1) + _bent(d, c2, K2)  # pyright: ignore[reportCallIssue]
+                    y = y + _bent(d, c3, K3) + _bent(d, c4, K4)  # pyright: ignore[reportCallIssue]
+                    here[j] = np.float32(Z + np.float32(y * step))
+            elif knots:  # of tables
+                for j in range(count):
+                    position[j] = np.float32(line[0] * np.float32(codes[j]))
+                for k in range(knots):
+                    c1, K1 = line[1 + 2 * k], line[2 + 2 * k]
+                    for j in range(count):
+                        position[j] += _bent(np.float32(codes[j]), c1, K1)  # pyright: ignore[reportCallIssue]
+                for j in range(count):
+                    here[j] = np.float32(Z + np.float32(position[j] * step))
+            else:
+                for j in range(count):
+                    here[j] = np.float32(Z + np.float32(np.float32(codes[j]) * step))
+            _cut(here, count, Z, as_float(r << 16), limit)  # pyright: ignore[reportCallIssue]
+
+
+@njit(inline="always")
+def _bent(d: Any, c: Any, K: Any) -> Any:
+    """Return what a knot at `K` adds to a curve."""
+    return np.float32(c * max(np.float32(d - K), np.float32(0)))
+
+
+@njit(inline="always")
+def _cut(values: Any, count: Any, Z: Any, R: Any, limit: Any) -> None:
+    """Cut the values of a group to `limit`, the greatest finite number of its dtype, unless all are well within."""
+    if not np.float32(abs(Z) + R) < np.float32(limit * np.float32(0.5)):
+        for j in range(count):
+            value = limit if values[j] > limit else values[j]
+            values[j] = -limit if value < -limit else value

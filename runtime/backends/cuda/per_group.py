@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...tensors.dtypes import KINDS
+from ...tensors.levels import UNIFORM, prepare_levels
 from ...tensors.packing import GROUP
 from ...tensors.rows import Rows
 from ..reference import per_group as reference
@@ -22,14 +23,16 @@ def serves(x: Tensor, group_size: int) -> bool:
     return (group_size % GROUP == 0 or group_size >= x.shape[1]) and available()
 
 
-def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: int, room: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def quantize(
+    x: Tensor, bits: int | Tensor, group_size: int, seed: int, room: int = 0, levels: str = UNIFORM
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return packed codes, minima and ranges of `x` (N, D), as `PerGroupCompressed` saves them.
 
-    The codes of samples with bits of their own take `room` bytes, which are not less than they need. The device is not
-    waited for.
+    The codes of samples with bits of their own take `room` bytes, which are not less than they need. `levels` is a name
+    or a key (tensors/levels.py). The device is not waited for.
     """
     if not serves(x, group_size):
-        return reference.quantize(x, bits, group_size, seed, room)
+        return reference.quantize(x, bits, group_size, seed, room, levels)
     N, D = x.shape
     G = max(1, min(group_size, D))
     rows = Rows(N, D, bits)
@@ -38,19 +41,25 @@ def quantize(x: Tensor, bits: int | Tensor, group_size: int, seed: int, room: in
     places = _Places.of(rows, room)
     packed = places.empty(rows, x.device)
     arguments = (x.data_ptr(), packed.data_ptr(), minimum.data_ptr(), range_.data_ptr(), N, D, *places.addresses)
-    _launch("quantize", x, rows, -(-N * groups // GROUPS_PER_BLOCK), *arguments, G, seed)
+    _launch("quantize", x, rows, -(-N * groups // GROUPS_PER_BLOCK), *arguments, G, seed, *_lines(levels, x))
     return packed, minimum, range_
 
 
 def dequantize(
-    packed: Tensor, minimum: Tensor, range_: Tensor, bits: int | Tensor, group_size: int, out: Tensor
+    packed: Tensor,
+    minimum: Tensor,
+    range_: Tensor,
+    bits: int | Tensor,
+    group_size: int,
+    out: Tensor,
+    levels: str = UNIFORM,
 ) -> None:
     """Write the dequantized codes to `out` (N, D)."""
     if not serves(out, GROUP):
-        return reference.dequantize(packed, minimum, range_, bits, group_size, out)
+        return reference.dequantize(packed, minimum, range_, bits, group_size, out, levels)
     if out.dtype not in KINDS:
         single = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-        dequantize(packed, minimum, range_, bits, group_size, single)
+        dequantize(packed, minimum, range_, bits, group_size, single, levels)
         out.copy_(single)
         return
     N, D = out.shape
@@ -58,7 +67,13 @@ def dequantize(
     rows = Rows(N, D, bits)
     places = _Places.of(rows, packed.numel())
     arguments = (packed.data_ptr(), minimum.data_ptr(), range_.data_ptr(), out.data_ptr(), N, D, *places.addresses)
-    _launch("dequantize", out, rows, -(-N * rows.width * GROUP // CODES_PER_BLOCK), *arguments, G)
+    _launch("dequantize", out, rows, -(-N * rows.width * GROUP // CODES_PER_BLOCK), *arguments, G, *_lines(levels, out))
+
+
+def _lines(levels: str, x: Tensor) -> tuple[int, int, int]:
+    """Return the address of the lines of `levels` on the device of `x`, their width and the shape."""
+    prepared = prepare_levels(levels, x.device)
+    return prepared.lines.data_ptr(), prepared.width, prepared.shape
 
 
 @dataclass(frozen=True, eq=False)

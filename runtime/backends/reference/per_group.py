@@ -1,4 +1,4 @@
-"""Per-group quantization in plain torch: see quantizers/per_group.py for the mathematics."""
+"""Per-group quantization in plain torch: see quantizers/per_group.py and tensors/levels.py for the mathematics."""
 
 from collections.abc import Sequence
 
@@ -6,21 +6,41 @@ import torch
 from torch import Tensor
 
 from ...tensors.dtypes import largest
+from ...tensors.levels import (
+    ABOVE,
+    BELOW,
+    CHOOSES,
+    EXPONENTS,
+    FIRST_EXPONENT,
+    LEAST_RANGE,
+    LOWERED,
+    NOTHING,
+    OTHERWISE_LEAST,
+    SAMPLE,
+    UNIFORM,
+    prepare_levels,
+)
 from ...tensors.packing import GROUP, packed_size
 from ...tensors.philox import NEAREST, random_halves, rotated_halves
 from ...tensors.rows import Rows
 
-LEAST_RANGE = 2.0**-100  # 2^16·255 / R is then a finite float32
 NOT_A_NUMBER = 0x7FC0
 INFINITY = 0x7F80
 
 
 def quantize(
-    x: Tensor, bits: int | Tensor, group_size: int, seed: int, room: int = 0, rotated: bool = False
+    x: Tensor,
+    bits: int | Tensor,
+    group_size: int,
+    seed: int,
+    room: int = 0,
+    levels: str = UNIFORM,
+    rotated: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return packed codes, minima and ranges of `x` (N, D), as `PerGroupCompressed` saves them.
 
-    The codes of samples with bits of their own take `room` bytes, which are not less than they need.
+    The codes of samples with bits of their own take `room` bytes, which are not less than they need. `levels` is a name
+    or a key (tensors/levels.py).
 
     With `rotated`, D is a multiple of the group size, and codes are rounded by `rotated_halves`.
     """
@@ -34,7 +54,14 @@ def quantize(
     Z, R = _float_of(minimum), _float_of(range_)
     scale = torch.where(is_plain, (top << 16).float() / R, 0)
     difference = torch.where(is_plain.unsqueeze(2), h - Z.unsqueeze(2), 0)
-    v = (difference * scale.unsqueeze(2) + 0.5).int().view(N, groups * G)[:, :D]
+    prepared = prepare_levels(levels, x.device)
+    shape = torch.full_like(range_, prepared.shape)
+    if prepared.shape == CHOOSES:
+        counted = (torch.arange(groups * G, device=x.device) < D).view(groups, G)[:, :SAMPLE]
+        shape = torch.where(is_plain, _chosen_shape(h[..., :SAMPLE], counted, Z, R, range_), 0)
+        range_ = range_ - torch.tensor(LOWERED, dtype=torch.int32, device=x.device)[shape]
+    lines = prepared.lines[_each(bits, x.device), shape, 0].unsqueeze(2)
+    v = (_on_curve(difference * scale.unsqueeze(2), lines) + 0.5).int().view(N, groups * G)[:, :D]
     width = rows.width * GROUP
     if seed == NEAREST:
         ξ: int | Tensor = 1 << 15
@@ -53,8 +80,41 @@ def _top(bits: int | Tensor, device: torch.device) -> Tensor:
 
     A tensor even for a single number: `number / tensor` and `tensor / number` may round twice on some devices.
     """
-    b = torch.as_tensor(bits, dtype=torch.int32, device=device).view(-1, 1)
-    return (1 << b) - 1
+    return (1 << _each(bits, device)) - 1
+
+
+def _each(bits: int | Tensor, device: torch.device) -> Tensor:
+    """Return b as int32: (1, 1), or (N, 1) for the bits of N samples."""
+    return torch.as_tensor(bits, dtype=torch.int32, device=device).view(-1, 1)
+
+
+def _chosen_shape(h: Tensor, counted: Tensor, Z: Tensor, R: Tensor, range_: Tensor) -> Tensor:
+    """Return the shape of the levels that fit each group, int64 (N, groups).
+
+    Of `low`, `middle` and `high` values in the lowest quarter of the range, the middle half and the highest quarter:
+    normal (1) if the middle is above 3 times the others; skewed (2) if the lowest quarter is above half of the middle
+    and 2 times the highest. Values within 1/64 of the minimum count for nothing: any levels represent them well.
+
+    Args:
+        h: the first values of each group, (N, groups, n).
+        counted: (groups, n), which of them are there.
+        Z, R: minima and ranges.
+        range_: the 16 bits of the ranges.
+    """
+    beyond = [((h >= (Z + R * part).unsqueeze(2)) & counted).sum(2) for part in (NOTHING, BELOW, ABOVE)]
+    low, middle, high = beyond[0] - beyond[1], beyond[1] - beyond[2], beyond[2]
+    shape = torch.where(middle > 3 * (low + high), 1, torch.where(2 * low > middle + 4 * high, 2, 0))
+    exponent = range_ >> 7
+    tells = (exponent >= FIRST_EXPONENT) & (exponent < FIRST_EXPONENT + EXPONENTS)
+    return torch.where(tells, shape, 0)
+
+
+def _on_curve(d: Tensor, lines: Tensor) -> Tensor:
+    """Return c_0 d + Σ_j c_j max(d − K_j, 0), with `lines` (…, W) as `Levels` holds them."""
+    y = lines[..., 1] * d
+    for j in range(2, lines.shape[-1], 2):
+        y = y + lines[..., j] * (d - lines[..., j + 1]).clamp(min=0)
+    return y
 
 
 def group_parameters(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -84,7 +144,13 @@ def group_parameters(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor,
 
 
 def dequantize(
-    packed: Tensor, minimum: Tensor, range_: Tensor, bits: int | Tensor, group_size: int, out: Tensor
+    packed: Tensor,
+    minimum: Tensor,
+    range_: Tensor,
+    bits: int | Tensor,
+    group_size: int,
+    out: Tensor,
+    levels: str = UNIFORM,
 ) -> None:
     """Write the dequantized codes to `out` (N, D)."""
     N, D = out.shape
@@ -93,8 +159,12 @@ def dequantize(
     z = (_bits_of(minimum)).repeat_interleave(G, dim=1)[:, :D]
     r = (_bits_of(range_)).repeat_interleave(G, dim=1)[:, :D]
     constant = z << 16 | codes << 15 | r & 0x7FFF
-    R = _float_of(r)
-    values = _float_of(z) + codes.float() * (R / _top(bits, out.device).float())
+    prepared = prepare_levels(levels, out.device)
+    told = torch.where((r == 0) | (r >= OTHERWISE_LEAST), 0, torch.where(r >> 7 <= EXPONENTS, 1, 2))
+    shape = told if prepared.shape == CHOOSES else torch.full_like(told, prepared.shape)
+    R = _float_of(r + torch.tensor(LOWERED, dtype=torch.int32, device=out.device)[told])
+    level = _on_curve(codes.float(), prepared.lines[_each(bits, out.device), shape, 1])
+    values = _float_of(z) + level * (R / _top(bits, out.device).float())
     limit = largest(out.dtype)  # levels outside the group may be outside the dtype's range
     out.copy_(torch.where(r >= 0x8000, constant.view(torch.float32), values.clamp(-limit, limit)))
 
@@ -122,6 +192,7 @@ def quantize_buffers(
     group_sizes: Sequence[int],
     seeds: Tensor | None,
     stochastic: Sequence[bool],
+    levels: str = UNIFORM,
 ) -> list[Tensor]:
     """Return minima, ranges and packed codes of each of `xs` (…, D), taken as one sample, in one buffer.
 
@@ -131,7 +202,7 @@ def quantize_buffers(
     """
     buffers = []
     for x, b, G, key in zip(xs, bits, group_sizes, keys_of(seeds, stochastic), strict=True):
-        parts = quantize(x.reshape(1, x.numel()), b, G, key, rotated=True)
+        parts = quantize(x.reshape(1, x.numel()), b, G, key, 0, levels, rotated=True)
         packed, minimum, range_ = (part.view(torch.uint8).view(-1) for part in parts)
         shape = (*x.shape[:-1], buffer_size(x.shape[-1], b, G))
         buffers.append(torch.cat([minimum, range_, packed]).view(shape))
@@ -139,7 +210,11 @@ def quantize_buffers(
 
 
 def dequantize_buffers(
-    buffers: Sequence[Tensor], bits: Sequence[int], group_sizes: Sequence[int], dtype: torch.dtype
+    buffers: Sequence[Tensor],
+    bits: Sequence[int],
+    group_sizes: Sequence[int],
+    dtype: torch.dtype,
+    levels: str = UNIFORM,
 ) -> list[Tensor]:
     """Return the tensors that `quantize_buffers` gave the buffers of."""
     xs = []
@@ -150,7 +225,7 @@ def dequantize_buffers(
         size = n // G * 2
         minimum, range_, packed = buffer.reshape(-1).split([size, size, packed_size(n, b)])
         low, height = (part.clone().view(torch.bfloat16).view(1, -1) for part in (minimum, range_))  # aligned
-        dequantize(packed.view(1, -1), low, height, b, G, x.view(1, n))
+        dequantize(packed.view(1, -1), low, height, b, G, x.view(1, n), levels)
         xs.append(x)
     return xs
 

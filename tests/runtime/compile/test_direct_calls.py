@@ -27,6 +27,6 @@ def test_compiled_code_calls_the_kernels(dynamic, monkeypatch):
     with torch._inductor.config.patch(force_disable_caches=True):
         found = torch.compile(there_and_back, fullgraph=True, dynamic=dynamic)(x, y, seeds)
     # With an allocator: ops call them without.
-    assert called == [["quantize_buffers", "empty"], ["dequantize_buffers", "empty"]]
+    assert called == [["quantize_buffers", "levels", "empty"], ["dequantize_buffers", "levels", "empty"]]
     for one, wanted in zip(found, expected, strict=True):
         assert torch.equal(one, wanted) and one.stride() == wanted.stride()

@@ -7,6 +7,7 @@ from backends import assert_like_the_reference
 from fewbit import FewbitError
 from fewbit.quantizers import PerGroup
 from fewbit.runtime.backends.reference import per_group as reference_kernels
+from fewbit.runtime.tensors.levels import SHAPES
 from fewbit.runtime.tensors.philox import NEAREST
 from fewbit.runtime.tensors.rows import Rows, SampleBits, most_bytes
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from quantizer_cases import DTYPES, check_form, generator, reference, same_bits,
 
 BITS = range(1, 9)
 SIZES = st.sampled_from([1, 2, 7, 8, 16, 100, 256, 10**9])
+LEVELS = st.sampled_from(sorted(SHAPES))
 
 
 def compress(x, bits=2, group_size=256, seed=0):
@@ -62,7 +64,7 @@ class TestAnyTensor:
                 assert Fraction(Z) <= low
                 assert Fraction(Z) + Fraction(R) >= high
                 widest = (1 + Fraction(2) ** -7) * (high - low + Fraction(2) ** -7 * abs(low))
-                assert Fraction(R) <= max(widest * (1 + Fraction(2) ** -20), Fraction(2) ** -99)
+                assert Fraction(R) <= max(widest * (1 + Fraction(2) ** -20), Fraction(2) ** -63)
 
     @settings(max_examples=60)
     @given(tensors(dtypes=(torch.float32, torch.float64)), st.integers(1, 8), SIZES)
@@ -107,15 +109,15 @@ class TestAnyTensor:
 
 
 class TestKernelsGiveTheReferencesBits:
-    @given(tensors(special=True), st.data(), SIZES)
-    def test_of_any_tensor(self, backend, x, data, G):
+    @given(tensors(special=True), st.data(), SIZES, LEVELS)
+    def test_of_any_tensor(self, backend, x, data, G, levels):
         bits = data.draw(st.sampled_from(backend.bits))
-        assert_like_the_reference(backend, PerGroup(bits, G), x, seed=5)
+        assert_like_the_reference(backend, PerGroup(bits, G, levels), x, seed=5)
 
-    @given(tensors(special=True, dtypes=DTYPES), SIZES, st.integers(0, 2**31))
-    def test_with_bits_of_each_sample(self, backend, x, G, seed):
+    @given(tensors(special=True, dtypes=DTYPES), SIZES, st.integers(0, 2**31), LEVELS)
+    def test_with_bits_of_each_sample(self, backend, x, G, seed, levels):
         bits = torch.randint(1, 9, (x.shape[0] if x.dim() > 1 else 1,), generator=generator(seed))
-        assert_like_the_reference(backend, PerGroup(2, G), x, seed, sample_bits=bits)
+        assert_like_the_reference(backend, PerGroup(2, G, levels), x, seed, sample_bits=bits)
 
     @given(st.integers(1, 9), st.integers(1, 700), st.integers(0, 2**31))
     def test_with_more_room_than_the_codes_of_samples_take(self, backend, N, D, seed):
@@ -139,7 +141,8 @@ class TestKernelsGiveTheReferencesBits:
             x[2, 1024:2048] = -x[2, 1024:2048].abs()
             x[2, 256:512:2], x[2, 1280:1536:2] = -0.0, 0.0
             for D in (x.shape[1], 2048, 1024, 1023):
-                assert_like_the_reference(backend, PerGroup(bits), x[:, :D].to(dtype), seed=bits)
+                for levels in ("uniform", "fitted"):
+                    assert_like_the_reference(backend, PerGroup(bits, levels=levels), x[:, :D].to(dtype), seed=bits)
 
     @pytest.mark.parametrize("G", [1, 8, 100, 256, 512, 10**9])
     @pytest.mark.parametrize("D", [1, 7, 8, 255, 256, 257, 511, 512, 513, 1000, 4096])

@@ -37,7 +37,7 @@ __device__ inline void keep_copy(
     }
     const i64 eight = group * lanes + lane;
     if (left > 0)
-        store_group<bits>(packed, eight, codes_of<bits>(h, left, kept, u64(eight), seed));
+        store_group<bits>(packed, eight, codes_of<bits>(h, left, kept, Straight{}, u64(eight), seed));
 }
 
 // Read gate and up (n) once; write h (n), the packed codes of act' and of the copies of up and act(gate), and their

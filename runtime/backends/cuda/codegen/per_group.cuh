@@ -27,7 +27,7 @@ __device__ inline GroupParameters group_parameters(int low_key, int high_key)
     // What the subtraction lost (Knuth's two-sum); if something, the range is the next number.
     const float back = __fsub_rn(difference, high);
     const float lost = __fadd_rn(__fsub_rn(high, __fsub_rn(difference, back)), __fsub_rn(-Z, back));
-    const float least = __uint_as_float(0x0d800000);  // 2^-100
+    const float least = __uint_as_float(0x1f800000);  // 2^-64
     const u32 range = (__float_as_uint(difference > least ? difference : least) + (lost > 0) + 0xffff) >> 16;
     if ((minimum & 0x7f80) == 0x7f80 || range >= 0x7f80)
         return not_finite;
@@ -50,9 +50,78 @@ struct Rows {
 
 const u64 NEAREST = ~u64(0);  // philox.py
 
+// ---- where the levels of a group lie (runtime/tensors/levels.py) ---------------------------------------------------
+
+constexpr int chooses = -1;
+constexpr int first_values = 64;  // that a group chooses by
+constexpr u32 first_exponent = 108, exponents = 31;
+constexpr u32 normal_lowered = (first_exponent - 1) << 7, skewed_lowered = (first_exponent - 1 - exponents) << 7;
+
+// c_0, and for each of `count` knots c_j and K_j, in pairs of knots.
+struct Line {
+    const float* numbers;
+    __device__ int count() const { return int(numbers[0]); }
+    __device__ float at(float d) const
+    {
+        float y = __fmul_rn(numbers[1], d);
+#pragma unroll 1
+        for (int j = 0; j < count(); ++j) {
+            const float beyond = __fsub_rn(d, numbers[3 + 2 * j]);
+            y = __fadd_rn(y, __fmul_rn(numbers[2 + 2 * j], beyond > 0.0f ? beyond : 0.0f));
+        }
+        return y;
+    }
+};
+
+// Levels equally far apart.
+struct Straight {
+    __device__ int count() const { return 0; }
+    __device__ float at(float d) const { return d; }
+};
+
+// The lines of each number of bits, shape and direction (0: to a position, 1: to a level), `width` numbers each.
+struct Levels {
+    const float* lines;
+    i64 width, shape;
+    __device__ Line line(int bits, int shape, int direction) const
+    {
+        return {lines + ((bits * 3 + shape) * 2 + direction) * width};
+    }
+};
+
+// The shape of a group by its saved range, which becomes the range itself.
+__device__ inline int take_shape(GroupParameters& kept, i64 given)
+{
+    if (given != chooses)
+        return int(given);
+    const u32 exponent = kept.range >> 7;
+    if (kept.range == 0 || exponent > 2 * exponents)
+        return 0;
+    kept.range += exponent <= exponents ? normal_lowered : skewed_lowered;
+    return exponent <= exponents ? 1 : 2;
+}
+
+// Lowers the range of a group by the shape that fits `beyond`: how many of its first values are not below 1/64, 1/4 and
+// 3/4 of the range.
+__device__ inline void tell_shape(GroupParameters& kept, const int (&beyond)[3])
+{
+    const int low = beyond[0] - beyond[1], middle = beyond[1] - beyond[2], high = beyond[2];
+    if (middle > 3 * (low + high))
+        kept.range -= normal_lowered;
+    else if (2 * low > middle + 4 * high)
+        kept.range -= skewed_lowered;
+}
+
+__device__ inline bool can_tell(GroupParameters kept)
+{
+    const u32 exponent = kept.range >> 7;
+    return exponent >= first_exponent && exponent < first_exponent + exponents;
+}
+
 // The word of 8 codes.
-template <int bits>
-__device__ inline Word<bits> codes_of(const float (&h)[8], i64 left, GroupParameters kept, u64 counter, u64 seed)
+template <int bits, class Curve>
+__device__ inline Word<bits> codes_of(
+    const float (&h)[8], i64 left, GroupParameters kept, Curve line, u64 counter, u64 seed)
 {
     constexpr u32 top = (1u << bits) - 1;
     Word<bits> word = 0;
@@ -62,7 +131,8 @@ __device__ inline Word<bits> codes_of(const float (&h)[8], i64 left, GroupParame
         const Random random = philox(counter, seed);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            const float y = __fadd_rn(__fmul_rn(__fsub_rn(h[i], Z), scale), 0.5f);
+            const float d = __fmul_rn(__fsub_rn(h[i], Z), scale);
+            const float y = __fadd_rn(line.count() ? line.at(d) : d, 0.5f);
             const u32 chance = seed == NEAREST ? 0x8000u : random.half(i);
             const u32 code = (u32(int(y)) + chance) >> 16;
             if (i < left)
@@ -83,12 +153,13 @@ constexpr int span = lanes * 8;  // elements a warp takes at once
 // The codes of a group, `span` of them after the other; h holds those of the first `span`.
 template <class T, int bits>
 __device__ inline void write_codes(
-    const T* sample, float (&h)[8], i64 begin, i64 end, GroupParameters kept, u8* row, u64 first, u64 seed, int lane)
+    const T* sample, float (&h)[8], i64 begin, i64 end, GroupParameters kept, Line line, u8* row, u64 first, u64 seed,
+    int lane)
 {
     for (i64 at = begin + lane * 8; at < end; at += span) {
         if (at >= begin + span)
             load_eight(sample + at, end - at, h);
-        store_group<bits>(row, at / 8, codes_of<bits>(h, end - at, kept, first + at / 8, seed));
+        store_group<bits>(row, at / 8, codes_of<bits>(h, end - at, kept, line, first + at / 8, seed));
     }
 }
 
@@ -114,6 +185,8 @@ template <class T> struct WriteCodes {
     float (&h)[8];
     i64 begin, end;
     GroupParameters kept;
+    const Levels& levels;
+    int shape;
     u8* packed;
     const Rows& rows;
     i64 n;
@@ -124,14 +197,15 @@ template <class T> struct WriteCodes {
         if (!rows.holds(n, bits))
             return;
         u8* row = packed + rows.start(n, bits);
-        write_codes<T, bits>(sample, h, begin, end, kept, row, u64(n * rows.width), seed, lane);
+        const Line line = levels.line(bits, shape, 0);
+        write_codes<T, bits>(sample, h, begin, end, kept, line, row, u64(n * rows.width), seed, lane);
     }
 };
 
 // Quantize x (N, D) in groups of G, a warp each. G is a multiple of 8, or at least D.
 template <class T, int fixed>
 __device__ inline void quantize_groups(
-    const T* x, u8* packed, u16* minima, u16* ranges, const Rows& rows, i64 G, u64 seed)
+    const T* x, u8* packed, u16* minima, u16* ranges, const Rows& rows, i64 G, u64 seed, const Levels& levels)
 {
     const i64 groups = (rows.D + G - 1) / G;
     const int lane = threadIdx.x % lanes;
@@ -161,13 +235,32 @@ __device__ inline void quantize_groups(
             low = their_low < low ? their_low : low;
             high = their_high > high ? their_high : high;
         }
-        const GroupParameters kept = group_parameters(low, high);
+        GroupParameters kept = group_parameters(low, high);
+        if (levels.shape == chooses && can_tell(kept)) {
+            const float Z = __uint_as_float(kept.minimum << 16), R = __uint_as_float(kept.range << 16);
+            int beyond[3];
+            constexpr float shares[3] = {0.015625f, 0.25f, 0.75f};
+#pragma unroll
+            for (int k = 0; k < 3; ++k) {
+                const float from = __fadd_rn(Z, __fmul_rn(R, shares[k]));
+                int count = 0;
+#pragma unroll
+                for (int i = 0; i < 8; ++i)
+                    count += lane * 8 < first_values && begin + lane * 8 + i < end && h[i] >= from;
+#pragma unroll
+                for (int other = 1; other < lanes; other *= 2)
+                    count += __shfl_xor_sync(0xffffffffu, count, other);
+                beyond[k] = count;
+            }
+            tell_shape(kept, beyond);
+        }
         if (lane == 0) {
             minima[item] = u16(kept.minimum);
             ranges[item] = u16(kept.range);
         }
+        const int shape = take_shape(kept, levels.shape);
         const int bits = rows.sample_bits ? rows.sample_bits[n] : fixed;
-        with_bits<fixed>(bits, WriteCodes<T>{sample, h, begin, end, kept, packed, rows, n, seed, lane});
+        with_bits<fixed>(bits, WriteCodes<T>{sample, h, begin, end, kept, levels, shape, packed, rows, n, seed, lane});
     }
 }
 
@@ -175,6 +268,7 @@ template <class T> struct ReadCodes {
     const u8* packed;
     const u16 *minima, *ranges;
     T* out;
+    const Levels& levels;
     const Rows& rows;
     i64 G, groups, n, group;  // of 8 codes within the sample
     template <int bits> __device__ void run() const
@@ -188,17 +282,21 @@ template <class T> struct ReadCodes {
         const Word<bits> word = load_group<bits>(packed + rows.start(n, bits), group);
         i64 g = quotient(at, G);
         GroupParameters kept = parameters(g);
+        Line line = levels.line(bits, take_shape(kept, levels.shape), 1);
         float values[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            if (at + i >= (g + 1) * G && at + i < rows.D)
+            if (at + i >= (g + 1) * G && at + i < rows.D) {
                 kept = parameters(++g);
+                line = levels.line(bits, take_shape(kept, levels.shape), 1);
+            }
             const u32 code = unpack<bits>(word, i);
             if (kept.is_constant()) {
                 values[i] = __uint_as_float(kept.minimum << 16 | code << 15 | (kept.range & 0x7fff));
             } else {
                 const float step = __fdiv_rn(__uint_as_float(kept.range << 16), float((1u << bits) - 1));
-                const float value = __fadd_rn(__uint_as_float(kept.minimum << 16), __fmul_rn(float(code), step));
+                const float level = line.count() ? line.at(float(code)) : float(code);
+                const float value = __fadd_rn(__uint_as_float(kept.minimum << 16), __fmul_rn(level, step));
                 const float below = value > limit<T> ? limit<T> : value;
                 values[i] = below < -limit<T> ? -limit<T> : below;
             }
@@ -214,14 +312,14 @@ template <class T> struct ReadCodes {
 // Write the values of the codes of x (N, D) to `out`, 8 a thread. G is any number.
 template <class T, int fixed>
 __device__ inline void dequantize_groups(
-    const u8* packed, const u16* minima, const u16* ranges, T* out, const Rows& rows, i64 G)
+    const u8* packed, const u16* minima, const u16* ranges, T* out, const Rows& rows, i64 G, const Levels& levels)
 {
     const i64 groups = (rows.D + G - 1) / G;
     const i64 stride = i64(gridDim.x) * threads;
     for (i64 i = i64(blockIdx.x) * threads + threadIdx.x; i < rows.N * rows.width; i += stride) {
         const i64 n = quotient(i, rows.width);
         const int bits = rows.sample_bits ? rows.sample_bits[n] : fixed;
-        with_bits<fixed>(bits, ReadCodes<T>{packed, minima, ranges, out, rows, G, groups, n, i - n * rows.width});
+        with_bits<fixed>(bits, ReadCodes<T>{packed, minima, ranges, out, levels, rows, G, groups, n, i - n * rows.width});
     }
 }
 

@@ -1,0 +1,143 @@
+"""Levels between the minimum and the maximum of a group: equally far apart, or closer where its values lie.
+
+The K = 2^b levels of a group are at t_0 = 0 < … < t_{K−1} = 1 of its range. A value is rounded at random to one of its
+two neighbours, without bias wherever the levels lie, and with less variance where they lie closer:
+
+    uniform    t_k = k / (K − 1)
+    normal     the best for groups of 256 normal numbers: closer in the middle
+    skewed     the best for values after ReLU, GELU and the like: closer near the minimum
+    fitted     for each group one of the three, by where its first 64 values lie
+    a Table    of kind stochastic: its levels, from the first as 0 to the last as 1
+
+The levels of a shape lie on a *curve*, equally far apart between few knots (fewbit_gen/group_levels.py finds the best).
+So a position between levels, and a level from its code, take no look-up but a maximum and a product for each knot, in
+pinned arithmetic: float32, each operation by itself, from left to right, with d = (h − Z) · 2^16·B/R:
+
+    position · 2^16    v = c_0 d + Σ_j c_j max(d − K_j, 0) + ½                   K_j of the knots in units of d
+    level · B          p = c_0 code + Σ_j c_j max(code − K_j, 0)                 K_j of the knots in codes
+
+A group that chose another shape than uniform says so in the exponent of its saved range R: ranges from 2^-19 to 2^12
+are then saved with exponents that no range has otherwise, for no R is saved below `LEAST_RANGE`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...tables import FewbitError
+from ...tables.errors import shown
+from .table_registry import table_of
+
+Knots = tuple[tuple[int, int], ...]
+"""(code, position) between the first level and the last, positions in units of 1 / `GRID`."""
+
+UNIFORM, FITTED = "uniform", "fitted"
+GRID = 64
+NORMAL: Mapping[int, Knots] = {
+    2: ((1, 24), (2, 40)),
+    3: ((1, 14), (6, 50)),
+    4: ((1, 8), (3, 17), (12, 47), (14, 56)),
+    5: ((2, 8), (6, 17), (25, 47), (29, 56)),
+    6: ((5, 9), (12, 17), (51, 47), (58, 55)),
+    7: ((9, 8), (27, 18), (100, 46), (118, 56)),
+    8: ((21, 9), (55, 18), (201, 46), (234, 55)),
+}
+SKEWED: Mapping[int, Knots] = {
+    2: ((1, 15), (2, 33)),
+    3: ((4, 26), (6, 46)),
+    4: ((9, 28), (13, 47)),
+    5: ((19, 28), (27, 47)),
+    6: ((37, 27), (54, 46)),
+    7: ((74, 27), (107, 45)),
+    8: ((153, 28), (218, 46)),
+}
+SHAPES: Mapping[str, tuple[Mapping[int, Knots], ...]] = {
+    UNIFORM: ({},),
+    "normal": ({}, NORMAL),
+    "skewed": ({}, SKEWED),
+    FITTED: ({}, NORMAL, SKEWED),
+}
+"""The shapes that groups by each name have: the first is uniform, shapes without knots are so too."""
+
+CHOOSES = -1
+LEAST_RANGE = 2.0**-64
+# Exponents, biased, of the ranges that can tell a shape, and what their pattern is lowered by for shapes 1 and 2.
+FIRST_EXPONENT, EXPONENTS = 108, 31
+LOWERED = (0, (FIRST_EXPONENT - 1) << 7, (FIRST_EXPONENT - 1 - EXPONENTS) << 7)
+OTHERWISE_LEAST = (2 * EXPONENTS + 1) << 7  # the pattern of `LEAST_RANGE`
+# The values that a group chooses by, and the shares of the range between which they are counted.
+SAMPLE = 64
+BELOW, ABOVE, NOTHING = 0.25, 0.75, 0.015625
+
+
+@dataclass(frozen=True, eq=False)
+class Levels:
+    """Levels in the form that kernels take.
+
+    Attributes:
+        shape: of all groups, 0 or 1; `CHOOSES` if each group has its own, 0, 1 or 2.
+        lines: float32 (9, 3, 2, W), of each number of bits, shape and direction (position, level): the number of knots,
+            c_0, and c_j and K_j of each knot.
+    """
+
+    shape: int
+    lines: Tensor
+
+    @property
+    def width(self) -> int:
+        """W."""
+        return self.lines.shape[-1]
+
+    def of(self, bits: int, shape: int, direction: int) -> tuple[float, list[tuple[float, float]]]:
+        """Return c_0, and c_j and K_j of each knot."""
+        count, first, *rest = self.lines[bits, shape, direction].tolist()
+        return first, list(zip(rest[::2], rest[1::2], strict=True))[: int(count)]
+
+
+def check_levels(levels: object, bits: int | None) -> None:
+    """Raise FewbitError unless `levels` names levels, or a table of `bits` bits (None: each sample has its own)."""
+    if isinstance(levels, str) and levels in SHAPES:
+        return
+    if not isinstance(levels, str):
+        names = ", ".join(repr(name) for name in SHAPES)
+        raise FewbitError(f"levels are {names} or a table of kind 'stochastic', not {shown(levels)}")
+    table = table_of(levels)
+    if table.kind != "stochastic" or 2**table.bits != table.levels.size:
+        raise FewbitError(
+            f"levels are those of a table of kind 'stochastic' with 2^bits of them, not of {table.kind!r}"
+        )
+    if bits != table.bits:
+        wanted = "samples have bits of their own" if bits is None else f"codes have {bits}"
+        raise FewbitError(f"the table of the levels is one of {table.bits} bits, and {wanted}")
+
+
+@cache
+def prepare_levels(levels: str, device: torch.device) -> Levels:
+    """Return the levels by a name or the key of a table, which `check_levels` accepts, for tensors on `device`."""
+    if levels in SHAPES:
+        knots = {
+            (bits, shape): [(code, at / GRID) for code, at in of_bits]
+            for shape, curves in enumerate(SHAPES[levels])
+            for bits, of_bits in curves.items()
+        }
+        shape = CHOOSES if levels == FITTED else len(SHAPES[levels]) - 1
+    else:
+        table = table_of(levels)
+        t = (table.levels - table.levels[0]) / (table.levels[-1] - table.levels[0])
+        knots, shape = {(table.bits, 1): [*enumerate(t.tolist())][1:-1]}, 1
+    width = 2 + 2 * max((len(part) for part in knots.values()), default=0)
+    lines = np.zeros((9, 3, 2, width), np.float32)
+    lines[..., 1] = 1
+    for (bits, of_shape), inner in knots.items():
+        B = 2**bits - 1
+        codes, at = (np.array(part, np.float64) for part in zip((0, 0.0), *inner, (B, 1.0), strict=True))
+        slopes = np.diff(codes) / (np.diff(at) * B)
+        for direction, (steep, ends) in enumerate(((slopes, at * B * 65536), (1 / slopes, codes))):
+            parts = np.stack([np.diff(steep), ends[1:-1]], axis=1).ravel()
+            lines[bits, of_shape, direction, : 2 + parts.size] = [len(inner), steep[0], *parts]
+    with torch.device("cpu"):  # whatever the default device
+        return Levels(shape, torch.from_numpy(lines).to(device))
