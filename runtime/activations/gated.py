@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...tables import FewbitError, Table
 from ...tables.errors import shown
-from ..backends.arguments import check_deterministic, check_dtype, checked
+from ..backends.arguments import check_dtype, checked
 from ..backends.reference.glu import product
 from ..backends.reference.glu_derivatives import derivative_of
 from ..backends.torch_functions import gelu_function
@@ -25,7 +25,7 @@ from ..tensors.glu_parts import DEFAULT_COPY_BITS, GLUPlan, Keep, check_copy_bit
 from ..tensors.table_registry import table_of
 from . import transforms
 from .gated_autograd import fewbit_glu
-from .table_lookup import resolve_key
+from .table_lookup import Rounding, resolve_key
 from .transforms import keeps
 
 CopyBits = int | tuple[int, int]
@@ -39,6 +39,7 @@ def swiglu(
     copy_bits: CopyBits = DEFAULT_COPY_BITS,
     keep: Keep = "parts",
     table: Table | None = None,
+    rounding: Rounding | None = None,
 ) -> Tensor:
     """Return silu(gate) · up, the gated unit of Llama, Mistral, Qwen and Phi.
 
@@ -50,12 +51,14 @@ def swiglu(
         keep: what to save: ``parts`` as above; ``inputs``, copies of up and gate, from which the rest is recomputed;
             ``exact``, gate and up unchanged, for torch's own gradients.
         table: of act', used as it is.
+        rounding: of the code: ``deterministic``, the default, with the least error, or ``stochastic``, without bias. A
+            `table` has the rounding of its kind.
 
     Raises:
         FewbitError: an argument is not one of the values above.
         TypeError: a gradient is required and the dtype is not a floating-point one listed above.
     """
-    return _apply(gate, up, "silu", bits, copy_bits, keep, table)
+    return _apply(gate, up, "silu", bits, copy_bits, keep, table, rounding)
 
 
 def geglu(
@@ -67,9 +70,10 @@ def geglu(
     copy_bits: CopyBits = DEFAULT_COPY_BITS,
     keep: Keep = "parts",
     table: Table | None = None,
+    rounding: Rounding | None = None,
 ) -> Tensor:
     """Return gelu(gate, approximate) · up, the gated unit of T5 and (``approximate="tanh"``) Gemma: see `swiglu`."""
-    return _apply(gate, up, gelu_function(approximate), bits, copy_bits, keep, table)
+    return _apply(gate, up, gelu_function(approximate), bits, copy_bits, keep, table, rounding)
 
 
 def reglu(
@@ -80,9 +84,10 @@ def reglu(
     copy_bits: CopyBits = DEFAULT_COPY_BITS,
     keep: Keep = "parts",
     table: Table | None = None,
+    rounding: Rounding | None = None,
 ) -> Tensor:
     """Return relu(gate) · up: see `swiglu`. One bit represents relu' exactly."""
-    return _apply(gate, up, "relu", bits, copy_bits, keep, table)
+    return _apply(gate, up, "relu", bits, copy_bits, keep, table, rounding)
 
 
 def glu(
@@ -93,15 +98,23 @@ def glu(
     copy_bits: CopyBits = DEFAULT_COPY_BITS,
     keep: Keep = "parts",
     table: Table | None = None,
+    rounding: Rounding | None = None,
 ) -> Tensor:
     """Return sigmoid(gate) · up: see `swiglu`. (`torch.nn.functional.glu` takes both in one tensor.)"""
-    return _apply(gate, up, "sigmoid", bits, copy_bits, keep, table)
+    return _apply(gate, up, "sigmoid", bits, copy_bits, keep, table, rounding)
 
 
 def _apply(
-    gate: Tensor, up: Tensor, function: str, bits: int | None, copy_bits: CopyBits, keep: Keep, table: Table | None
+    gate: Tensor,
+    up: Tensor,
+    function: str,
+    bits: int | None,
+    copy_bits: CopyBits,
+    keep: Keep,
+    table: Table | None,
+    rounding: Rounding | None,
 ) -> Tensor:
-    return apply(gate, up, plan_of(function, (), bits, copy_bits, keep, table))
+    return apply(gate, up, plan_of(function, (), bits, copy_bits, keep, table, rounding))
 
 
 @torch.compiler.assume_constant_result
@@ -112,6 +125,7 @@ def plan_of(
     copy_bits: CopyBits = DEFAULT_COPY_BITS,
     keep: Keep = "parts",
     table: Table | None = None,
+    rounding: Rounding | None = None,
 ) -> GLUPlan:
     """Return the plan for act of `parameters`; the arguments are those of `swiglu`.
 
@@ -121,9 +135,9 @@ def plan_of(
     up_bits, second_bits = check_copy_bits(copy_bits)
     if check_keep(keep) != "parts":
         derivative_of(function)
-    key = resolve_key(function, parameters, bits, table)
-    check_deterministic("a gated MLP", key)
-    return GLUPlan(function, parameters, key, table_of(key).bits, up_bits, second_bits, keep)
+    key = resolve_key(function, parameters, bits, table, rounding)
+    found = table_of(key)
+    return GLUPlan(function, parameters, key, found.bits, up_bits, second_bits, keep, found.kind == "stochastic")
 
 
 def apply(gate: Tensor, up: Tensor, plan: GLUPlan) -> Tensor:

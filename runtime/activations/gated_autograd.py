@@ -24,9 +24,12 @@ def keep(gate: Tensor, up: Tensor, plan: GLUPlan, wanted: Wanted) -> tuple[Tenso
         if wanted.h_alone:
             return h, (h,)
         return h, (*([up] if has_up else []), *([gate] if has_second else []))
-    constants = _constants(plan, has_code, has_up, has_second)
-    h, *parts = ops.glu(gate, up, ops.draw_seeds(gate, 2), *constants)
-    return h, tuple(parts)
+    at_random = has_code and plan.at_random
+    constants = _constants(plan, has_code and not at_random, has_up, has_second)
+    h, codes, *copies = ops.glu(gate, up, ops.draw_seeds(gate, 2), *constants)
+    if at_random:  # in a pass of its own: the codes in one with act(gate) are those of tables without randomness
+        codes = ops.encode_at_random(gate.contiguous(), plan.table, ops.draw_seeds(gate, 1))
+    return h, (codes, *copies)
 
 
 def gradients(

@@ -10,6 +10,7 @@ from ..backends.torch_functions import gelu_function
 from ..tensors.glu_parts import DEFAULT_COPY_BITS, GLUPlan, Keep, check_copy_bits, check_keep
 from ..tensors.table_registry import register_unpickled, table_of
 from .gated import CopyBits, apply, plan_of
+from .table_lookup import Rounding
 
 __all__ = ["GEGLU", "GLU", "ReGLU", "SwiGLU"]
 
@@ -21,9 +22,17 @@ class GatedUnit(nn.Module):
         plan: what to save.
     """
 
-    def __init__(self, function: str, bits: int | None, copy_bits: CopyBits, keep: Keep, table: Table | None) -> None:
+    def __init__(
+        self,
+        function: str,
+        bits: int | None,
+        copy_bits: CopyBits,
+        keep: Keep,
+        table: Table | None,
+        rounding: Rounding | None,
+    ) -> None:
         super().__init__()
-        self.plan: GLUPlan = plan_of(function, (), bits, copy_bits, keep, table)
+        self.plan: GLUPlan = plan_of(function, (), bits, copy_bits, keep, table, rounding)
         self._table = table_of(self.plan.table)
 
     @property
@@ -54,8 +63,9 @@ class SwiGLU(GatedUnit):
         copy_bits: CopyBits = DEFAULT_COPY_BITS,
         keep: Keep = "parts",
         table: Table | None = None,
+        rounding: Rounding | None = None,
     ) -> None:
-        super().__init__("silu", bits, copy_bits, keep, table)
+        super().__init__("silu", bits, copy_bits, keep, table, rounding)
 
 
 class GEGLU(GatedUnit):
@@ -69,8 +79,9 @@ class GEGLU(GatedUnit):
         copy_bits: CopyBits = DEFAULT_COPY_BITS,
         keep: Keep = "parts",
         table: Table | None = None,
+        rounding: Rounding | None = None,
     ) -> None:
-        super().__init__(gelu_function(approximate), bits, copy_bits, keep, table)
+        super().__init__(gelu_function(approximate), bits, copy_bits, keep, table, rounding)
 
 
 class ReGLU(GatedUnit):
@@ -83,8 +94,9 @@ class ReGLU(GatedUnit):
         copy_bits: CopyBits = DEFAULT_COPY_BITS,
         keep: Keep = "parts",
         table: Table | None = None,
+        rounding: Rounding | None = None,
     ) -> None:
-        super().__init__("relu", bits, copy_bits, keep, table)
+        super().__init__("relu", bits, copy_bits, keep, table, rounding)
 
 
 class GLU(GatedUnit):
@@ -97,8 +109,9 @@ class GLU(GatedUnit):
         copy_bits: CopyBits = DEFAULT_COPY_BITS,
         keep: Keep = "parts",
         table: Table | None = None,
+        rounding: Rounding | None = None,
     ) -> None:
-        super().__init__("sigmoid", bits, copy_bits, keep, table)
+        super().__init__("sigmoid", bits, copy_bits, keep, table, rounding)
 
 
 def check_plan(module: Any, key: str) -> None:
@@ -108,6 +121,8 @@ def check_plan(module: Any, key: str) -> None:
         raise FewbitError(f"a pickled {type(module).__name__} holds the GLUPlan of its table, not {shown(plan)}")
     check_copy_bits((plan.up_bits, plan.second_bits))
     check_keep(plan.keep)
+    if plan.at_random is not (table_of(key).kind == "stochastic"):
+        raise FewbitError(f"at_random tells whether the table is rounded at random, not {shown(plan.at_random)}")
     if plan.code_bits != table_of(key).bits:
         raise FewbitError(f"the table has codes of {table_of(key).bits} bits, not {shown(plan.code_bits)}")
 
@@ -116,7 +131,10 @@ def plan_text(plan: GLUPlan) -> str:
     """Return the text of a plan in a `repr`."""
     if plan.keep == "exact":
         return "keep='exact'"
+    rounding = ", rounding='stochastic'" if plan.at_random else ""
     copies = plan.up_bits if plan.up_bits == plan.second_bits else (plan.up_bits, plan.second_bits)
     return (
-        f"bits={plan.code_bits}, copy_bits={copies}" if plan.keep == "parts" else f"copy_bits={copies}, keep='inputs'"
+        f"bits={plan.code_bits}, copy_bits={copies}{rounding}"
+        if plan.keep == "parts"
+        else f"copy_bits={copies}, keep='inputs'"
     )

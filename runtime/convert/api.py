@@ -182,7 +182,16 @@ def _convert(
                 forms[activation] = new
             else:
                 made[activation] = new
-    applied = methods.apply(skipped, make)  # the model is unchanged up to here
+
+    def make_part(activation: Found, form: Form) -> FewBitActivation | str:
+        """Return the form of an activation whose table a gated MLP takes."""
+        new = make(activation, form)
+        if rounding == "stochastic" and not isinstance(new, str) and _is_biased(activation, new, given):
+            at_random = _at_random(activation, form, new, None)
+            new = at_random if isinstance(at_random, FewBitActivation) else new  # SquaredReLU has no such table
+        return new
+
+    applied = methods.apply(skipped, make_part)  # the model is unchanged up to here
     found = [activation for activation in found if bits and not applied.takes(activation)]
     made = {activation: new for activation, new in made.items() if activation in found}
     if by_structure and include is None:

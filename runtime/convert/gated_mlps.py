@@ -254,6 +254,7 @@ def _adopted(original: nn.Module, attribute: str, act: FewBitActivation, options
         act.table.bits,
         *check_copy_bits(options.copy_bits),
         options.keep,
+        act.rounding == "stochastic",
     )
     new.set_plan(plan, options.input_bits)
     vars(new)[ORIGINAL] = original

@@ -30,6 +30,7 @@ from ..activations import transforms
 from ..activations.gated import CopyBits, apply, plan_of
 from ..activations.gated_autograd import fewbit_glu, gradients, keep
 from ..activations.gated_modules import check_plan, plan_text
+from ..activations.table_lookup import Rounding
 from ..activations.transforms import keeps
 from ..backends.arguments import check_dtype, refuse
 from ..quantizers.per_group import constant_group_within
@@ -73,7 +74,7 @@ class GatedMLP(nn.Module):
         activation: one of `ACTIVATIONS`.
         bias: whether the projections have one.
         fused: whether one projection computes gate and up.
-        bits, copy_bits, keep, table: as for `functional.swiglu`.
+        bits, copy_bits, keep, table, rounding: as for `functional.swiglu`.
         input_bits: 1 to 8, or None.
         device, dtype: of the projections.
 
@@ -98,6 +99,7 @@ class GatedMLP(nn.Module):
         keep: Keep = "parts",
         input_bits: int | None = None,
         table: Table | None = None,
+        rounding: Rounding | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -113,7 +115,7 @@ class GatedMLP(nn.Module):
             self.gate_proj = nn.Linear(hidden_size, intermediate_size, **made)
             self.up_proj = nn.Linear(hidden_size, intermediate_size, **made)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, **made)
-        self.set_plan(plan_of(ACTIVATIONS[activation], (), bits, copy_bits, keep, table), input_bits)
+        self.set_plan(plan_of(ACTIVATIONS[activation], (), bits, copy_bits, keep, table, rounding), input_bits)
 
     def set_plan(self, plan: GLUPlan, input_bits: int | None = None) -> None:
         """Set the plan and `input_bits`; the projections do not change."""

@@ -6,8 +6,9 @@
     exact       gate and up unchanged                                        32 bits in bfloat16      2
 
 A copy is `PerGroup(bits, 256)` of the elements in row-major order: 32 bits for a group's minimum and range. With
-`parts` every gradient is linear in the stochastically rounded values, so that its only bias is the table's; `inputs`
-puts rounded numbers through act and act', which are not linear. `exact` gives torch's own gradients, bit for bit.
+`parts` every gradient is linear in the stochastically rounded values, so that its only bias is the table's, and there
+is none if its codes are rounded at random too; `inputs` puts rounded numbers through act and act', which are not
+linear. `exact` gives torch's own gradients, bit for bit.
 
 The bits are divided by their effect on the gradients of all parameters (`fewbit bench glu-bits`, a small Llama after
 100 steps; squared errors relative to the exact gradient, noise + bias): of all 21 ways to give 11 bits to code, up and
@@ -42,6 +43,7 @@ class GLUPlan(NamedTuple):
         up_bits: of the copy of up.
         second_bits: of the copy of act(gate), with `inputs` of gate.
         keep: "parts", "inputs" or "exact", see above.
+        at_random: whether the table is of kind ``stochastic``, whose codes are drawn at random.
     """
 
     function: str
@@ -51,6 +53,7 @@ class GLUPlan(NamedTuple):
     up_bits: int
     second_bits: int
     keep: Keep
+    at_random: bool = False
 
     @property
     def bits(self) -> float:

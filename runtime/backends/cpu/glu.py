@@ -52,7 +52,7 @@ def copy(x: Tensor, bits: int, seed: int, group_size: int = GROUP_SIZE) -> tuple
     """Return the packed codes of the elements of `x` and their groups; both empty for 0 bits."""
     if bits == 0:
         return reference.copy(x, bits, seed, group_size)
-    rows = as_kind(x.reshape(1, -1), keep_positive=False)
+    rows = as_kind(x.contiguous().view(1, -1), keep_positive=False)
     packed, minimum, range_ = per_group.quantize(rows, bits, group_size, seed)
     return packed.view(-1), torch.cat([minimum, range_])
 

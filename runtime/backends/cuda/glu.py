@@ -73,7 +73,7 @@ def backward(
 
 def copy(x: Tensor, bits: int, seed: int, group_size: int = GROUP_SIZE) -> tuple[Tensor, Tensor]:
     """Return the packed codes of the elements of `x` and their groups; both empty for 0 bits."""
-    rows = as_kind(x.reshape(1, -1), keep_positive=False)
+    rows = as_kind(x.contiguous().view(1, -1), keep_positive=False)
     if bits == 0 or not per_group.serves(rows, group_size):
         return reference.copy(x, bits, seed, group_size)
     packed, minimum, range_ = per_group.quantize(rows, bits, group_size, seed)

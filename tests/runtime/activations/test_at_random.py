@@ -162,10 +162,6 @@ class TestRefused:
             with pytest.raises(FewbitError):
                 call()
 
-    def test_gated_mlps(self):
-        with pytest.raises(FewbitError, match="a gated MLP takes tables of kind interval or shared, not stochastic"):
-            fewbit.functional.swiglu(torch.randn(3, 4), torch.randn(3, 4), table=TABLES["silu", 2])
-
     def test_transforms(self):
         act = fewbit.GELU(table=TABLES["gelu", 2])
         with pytest.raises(FewbitError, match="no transform"):

@@ -27,6 +27,10 @@ LAYOUTS = {
 }
 
 
+def grads_of_sum(function, inputs, options):
+    return torch.autograd.grad(function(*inputs, **options).sum(), inputs)
+
+
 class TestForward:
     @pytest.mark.parametrize("keep", KEEPS)
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -41,6 +45,17 @@ class TestForward:
         gate, up = (LAYOUTS[layout](x) for x in pair((16, 40)))
         ours, exact = swiglu(gate, up), F.silu(gate) * up
         assert same(ours, exact) and ours.stride() == exact.stride()
+
+    @pytest.mark.parametrize("options", [{"keep": "parts"}, {"keep": "inputs"}, {"rounding": "stochastic"}], ids=str)
+    @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "expanded"])
+    def test_gradients_in_any_layout_are_those_of_dense_tensors(self, backend, layout, options):
+        gate, up = (backend.put(x.detach()).requires_grad_() for x in pair((16, 40)))
+        dense = [LAYOUTS[layout](x).detach().clone(memory_format=torch.contiguous_format) for x in (gate, up)]
+        torch.manual_seed(1)
+        ours = torch.autograd.grad(swiglu(LAYOUTS[layout](gate), LAYOUTS[layout](up), **options).sum(), (gate, up))
+        torch.manual_seed(1)
+        theirs = grads_of_sum(swiglu, [x.requires_grad_() for x in dense], options)
+        assert all(same(LAYOUTS[layout](a), b) for a, b in zip(ours, theirs, strict=True))
 
     def test_awkward_numbers(self):
         gate = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-45, 3e38, -3e38]).repeat(8).requires_grad_()
