@@ -325,6 +325,26 @@ def test_an_adaptation_of_ones_own():
     assert adaptation_of(act) is None
 
 
-def test_two_processes_have_the_same_tables(tmp_path):
-    one, two = said_by_two(Path(__file__).parents[2] / "support" / "parallel_tables.py", tmp_path / "meeting")
-    assert one == two and len(set(one.splitlines())) == 3  # the default's, and those for the steps 0 and 4
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What two processes that train together say, replicated and sharded."""
+    script = Path(__file__).parents[2] / "support" / "parallel_tables.py"
+    return said_by_two(script, tmp_path_factory.mktemp("tables") / "meeting")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "ddp",
+        pytest.param(
+            "fsdp",
+            marks=pytest.mark.skipif(
+                not hasattr(torch.cpu.Stream, "record_event"), reason="FSDP2 of this torch does not run on the CPU"
+            ),
+        ),
+    ],
+)
+def test_two_processes_have_the_same_tables(kind, said):
+    one, two = ([line for line in text.splitlines() if line.startswith(kind)] for text in said)
+    assert one == two and len(one) == 9, said[0]
+    assert len(set(one)) == 3  # the default's, and those for the steps 0 and 4
