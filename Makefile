@@ -9,7 +9,7 @@ FEWBIT := PYTHONPATH=build/path FEWBIT_CACHE=build/cache $(PYTHON)
 
 FUZZ_EXAMPLES ?= 5000
 
-.PHONY: demo test lint types unit fuzz zoo tables bench kernels gpu gpu-tests bench-gpu clean
+.PHONY: demo test lint types unit thorough fuzz zoo tables bench kernels gpu gpu-tests bench-gpu clean
 
 demo: .venv/ready
 	$(BIN)/fewbit demo
@@ -29,6 +29,11 @@ types: .venv/ready
 unit: .venv/ready
 	$(BIN)/fewbit cache warm --all
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -c tests/pytest.ini -n auto --dist loadfile tests
+
+# The tests with ten times the examples of each property, drawn anew: an hour or two.
+thorough: .venv/ready
+	$(BIN)/fewbit cache warm --all
+	OMP_NUM_THREADS=1 FEWBIT_EXAMPLES=400 FEWBIT_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest -c tests/pytest.ini -n auto --dist loadfile tests
 
 # Hostile inputs of every kind, many more of them than `make test` draws.
 fuzz: .venv/ready

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # The first call of a compiled function takes seconds, so no deadline; a failure in CI must come again on the
-# next run. The fixture `backend` is the same for all examples of a test.
+# next run. The fixture `backend` is the same for all examples of a test. `make thorough` draws more of them.
 settings.register_profile(
     "fewbit",
+    max_examples=int(os.environ.get("FEWBIT_EXAMPLES", "40")),
     deadline=None,
     derandomize="CI" in os.environ,
     print_blob=True,

@@ -13,7 +13,7 @@ from fewbit.runtime.layers.gated_mlp import GatedMLP
 from glu_cases import UNITS, grads, kept_bytes, pair, relative, same
 from torch import nn
 
-DRAWS = 400
+DRAWS = 200
 
 
 def mean_gradient(function, inputs, **options):

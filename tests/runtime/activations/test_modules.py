@@ -409,7 +409,10 @@ class TestCompiled:
             return sum((activation(y) * torch.arange(y.numel()).view(y.shape)).sum() for y in layouts(x))
 
         x = torch.randn(5, 3, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
-        with torch._inductor.config.patch(force_disable_caches=True):
+        with (
+            torch._inductor.config.patch(fx_graph_cache=False),
+            torch._functorch.config.patch(enable_autograd_cache=False),
+        ):
             compiled = torch.autograd.grad(torch.compile(f, fullgraph=True, dynamic=True)(x), x)[0]
         # A few roundings of 2^-53 in another order; a wrong code moves a term by a hundredth.
         torch.testing.assert_close(compiled, torch.autograd.grad(f(x), x)[0], rtol=1e-12, atol=1e-10)

@@ -24,7 +24,7 @@ def test_compiled_code_calls_the_kernels(dynamic, monkeypatch):
     for name in ("quantize_buffers", "dequantize_buffers"):
         function = getattr(per_group, name)
         monkeypatch.setattr(per_group, name, lambda *a, f=function, **k: called.append([f.__name__, *k]) or f(*a, **k))
-    with torch._inductor.config.patch(force_disable_caches=True):
+    with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
         found = torch.compile(there_and_back, fullgraph=True, dynamic=dynamic)(x, y, seeds)
     # With an allocator: ops call them without.
     assert called == [["quantize_buffers", "levels", "empty"], ["dequantize_buffers", "levels", "empty"]]
