@@ -75,6 +75,9 @@ class PerGroup(Unpickled):
 
     Raises:
         FewbitError: an attribute is not one of the values above.
+
+    Example:
+        PerGroup(bits=2, levels="fitted").compress(x).decompress()
     """
 
     bits: int = 2
