@@ -58,7 +58,7 @@ def swiglu(
         FewbitError: an argument is not one of the values above.
         TypeError: a gradient is required and the dtype is not a floating-point one listed above.
     """
-    return _apply(gate, up, "silu", bits, copy_bits, keep, table, rounding)
+    return apply(gate, up, plan_of("silu", (), bits, copy_bits, keep, table, rounding))
 
 
 def geglu(
@@ -73,7 +73,7 @@ def geglu(
     rounding: Rounding | None = None,
 ) -> Tensor:
     """Return gelu(gate, approximate) · up, the gated unit of T5 and (``approximate="tanh"``) Gemma: see `swiglu`."""
-    return _apply(gate, up, gelu_function(approximate), bits, copy_bits, keep, table, rounding)
+    return apply(gate, up, plan_of(gelu_function(approximate), (), bits, copy_bits, keep, table, rounding))
 
 
 def reglu(
@@ -87,7 +87,7 @@ def reglu(
     rounding: Rounding | None = None,
 ) -> Tensor:
     """Return relu(gate) · up: see `swiglu`. One bit represents relu' exactly."""
-    return _apply(gate, up, "relu", bits, copy_bits, keep, table, rounding)
+    return apply(gate, up, plan_of("relu", (), bits, copy_bits, keep, table, rounding))
 
 
 def glu(
@@ -101,20 +101,7 @@ def glu(
     rounding: Rounding | None = None,
 ) -> Tensor:
     """Return sigmoid(gate) · up: see `swiglu`. (`torch.nn.functional.glu` takes both in one tensor.)"""
-    return _apply(gate, up, "sigmoid", bits, copy_bits, keep, table, rounding)
-
-
-def _apply(
-    gate: Tensor,
-    up: Tensor,
-    function: str,
-    bits: int | None,
-    copy_bits: CopyBits,
-    keep: Keep,
-    table: Table | None,
-    rounding: Rounding | None,
-) -> Tensor:
-    return apply(gate, up, plan_of(function, (), bits, copy_bits, keep, table, rounding))
+    return apply(gate, up, plan_of("sigmoid", (), bits, copy_bits, keep, table, rounding))
 
 
 @torch.compiler.assume_constant_result

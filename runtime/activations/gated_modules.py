@@ -22,17 +22,9 @@ class GatedUnit(nn.Module):
         plan: what to save.
     """
 
-    def __init__(
-        self,
-        function: str,
-        bits: int | None,
-        copy_bits: CopyBits,
-        keep: Keep,
-        table: Table | None,
-        rounding: Rounding | None,
-    ) -> None:
+    def __init__(self, plan: GLUPlan) -> None:
         super().__init__()
-        self.plan: GLUPlan = plan_of(function, (), bits, copy_bits, keep, table, rounding)
+        self.plan = plan
         self._table = table_of(self.plan.table)
 
     @property
@@ -65,7 +57,7 @@ class SwiGLU(GatedUnit):
         table: Table | None = None,
         rounding: Rounding | None = None,
     ) -> None:
-        super().__init__("silu", bits, copy_bits, keep, table, rounding)
+        super().__init__(plan_of("silu", (), bits, copy_bits, keep, table, rounding))
 
 
 class GEGLU(GatedUnit):
@@ -81,7 +73,7 @@ class GEGLU(GatedUnit):
         table: Table | None = None,
         rounding: Rounding | None = None,
     ) -> None:
-        super().__init__(gelu_function(approximate), bits, copy_bits, keep, table, rounding)
+        super().__init__(plan_of(gelu_function(approximate), (), bits, copy_bits, keep, table, rounding))
 
 
 class ReGLU(GatedUnit):
@@ -96,7 +88,7 @@ class ReGLU(GatedUnit):
         table: Table | None = None,
         rounding: Rounding | None = None,
     ) -> None:
-        super().__init__("relu", bits, copy_bits, keep, table, rounding)
+        super().__init__(plan_of("relu", (), bits, copy_bits, keep, table, rounding))
 
 
 class GLU(GatedUnit):
@@ -111,7 +103,7 @@ class GLU(GatedUnit):
         table: Table | None = None,
         rounding: Rounding | None = None,
     ) -> None:
-        super().__init__("sigmoid", bits, copy_bits, keep, table, rounding)
+        super().__init__(plan_of("sigmoid", (), bits, copy_bits, keep, table, rounding))
 
 
 def check_plan(module: Any, key: str) -> None:

@@ -238,7 +238,7 @@ def check_rows(
         _check_sample_bits(op, x, bits, room)
     else:
         check_integer("bits", bits, 1, 8)
-    check_levels(levels, None if isinstance(bits, Tensor) else bits)
+    check_levels(levels, bits)
 
 
 def check_row_codes(
@@ -254,7 +254,7 @@ def check_row_codes(
 ) -> None:
     """Raise FewbitError unless `per_group_dequantize` (or its form for samples) can take these arguments."""
     _check_result(op, dtype, features)
-    check_levels(levels, None if isinstance(bits, Tensor) else bits)
+    check_levels(levels, bits)
     if _are_concrete(packed, minimum, range_, features):
         N = minimum.shape[0] if minimum.dim() else 0
         check_groups(op, (N, features), bits, (packed, minimum, range_), group_size, minimum.device)

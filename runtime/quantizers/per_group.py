@@ -87,7 +87,7 @@ class PerGroup(Unpickled):
     def __post_init__(self) -> None:
         check_integer("bits", self.bits, 1, 8)
         check_integer("group_size", self.group_size, 1, 2**31)
-        check_levels(register_table(self.levels) if isinstance(self.levels, Table) else self.levels, self.bits)
+        check_levels(self.levels_key, self.bits)
 
     @property
     def levels_key(self) -> str:
@@ -225,7 +225,7 @@ class PerGroupCompressed(Unpickled):
         parts = (self.packed, self.minimum, self.range)
         if not isinstance(self.quantizer, PerGroup):
             raise FewbitError(f"PerGroup: the quantizer is a PerGroup, not {shown(self.quantizer)}")
-        check_levels(self.quantizer.levels_key, self.bits if isinstance(self.bits, int) else None)
+        check_levels(self.quantizer.levels_key, self.bits)
         check_groups("PerGroup", _sizes(self.form.shape), self.bits, parts, self.quantizer.group_size, self.form.device)
 
     def decompress(self) -> Tensor:

@@ -92,14 +92,9 @@ class Levels:
         """W."""
         return self.lines.shape[-1]
 
-    def of(self, bits: int, shape: int, direction: int) -> tuple[float, list[tuple[float, float]]]:
-        """Return c_0, and c_j and K_j of each knot."""
-        count, first, *rest = self.lines[bits, shape, direction].tolist()
-        return first, list(zip(rest[::2], rest[1::2], strict=True))[: int(count)]
 
-
-def check_levels(levels: object, bits: int | None) -> None:
-    """Raise FewbitError unless `levels` names levels, or a table of `bits` bits (None: each sample has its own)."""
+def check_levels(levels: object, bits: int | Tensor | None) -> None:
+    """Raise FewbitError unless `levels` names levels, or a table of as many `bits`; samples may have their own."""
     if isinstance(levels, str) and levels in SHAPES:
         return
     if not isinstance(levels, str):
@@ -110,8 +105,8 @@ def check_levels(levels: object, bits: int | None) -> None:
         raise FewbitError(
             f"levels are those of a table of kind 'stochastic' with 2^bits of them, not of {table.kind!r}"
         )
-    if bits != table.bits:
-        wanted = "samples have bits of their own" if bits is None else f"codes have {bits}"
+    if not isinstance(bits, int) or bits != table.bits:
+        wanted = f"codes have {bits}" if isinstance(bits, int) else "samples have bits of their own"
         raise FewbitError(f"the table of the levels is one of {table.bits} bits, and {wanted}")
 
 

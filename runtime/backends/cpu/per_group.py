@@ -420,13 +420,19 @@ def _tell(beyond: Any, ranges: Any, at: Any) -> None:
 
 
 @njit(inline="always")
-def _told(r: Any) -> Any:
-    """Return the shape that the 16 bits of a saved range tell, or 0, and what they were lowered by."""
-    if r == 0 or r >= OTHERWISE_LEAST:
-        return 0, np.int32(0)
-    if r >> 7 <= EXPONENTS:
-        return 1, _NORMAL_LOWERED
-    return 2, _SKEWED_LOWERED
+def _line_of(r: Any, lines: Any, width: Any, given: Any) -> Any:
+    """Return the number of knots of a group's levels, their line, and the 16 bits of its range.
+
+    By the 16 bits that were saved, if `given` is not the shape of all groups.
+    """
+    shape = np.int64(given)
+    if given == CHOOSES:
+        shape = np.int64(0)
+        if r != 0 and r < OTHERWISE_LEAST:
+            shape = np.int64(1 if r >> 7 <= EXPONENTS else 2)
+            r = np.int32(r + (_NORMAL_LOWERED if shape == 1 else _SKEWED_LOWERED))
+    line = lines[2 * shape * width :]
+    return np.int64(line[0]), line[1:], r
 
 
 @njit(inline="always")
@@ -472,12 +478,7 @@ def _find_codes(
         count = G if skipped == 0 and length % G == 0 else min(first + G, length) - start
         z, r = np.int32(minima[group]), np.int32(ranges[group])
         group += 1
-        shape = np.int64(given)
-        if given == CHOOSES:
-            told, lowered = _told(r)  # pyright: ignore[reportCallIssue]
-            shape, r = np.int64(told), np.int32(r + lowered)
-        line = lines[2 * shape * width :]
-        knots, line = np.int64(line[0]), line[1:]
+        knots, line, r = _line_of(r, lines, width, given)  # pyright: ignore[reportCallIssue]
         here, codes, chances = values[start : start + count], small[start : start + count], dice[start : start + count]
         if r == 0 or r >= 0x8000:  # not finite, constant
             bit = np.uint8(0)
@@ -636,12 +637,7 @@ def _find_values(
         count = G if skipped == 0 and length % G == 0 else min(first + G, length) - start
         z, r = np.int32(minima[group]), np.int32(ranges[group])
         group += 1
-        shape = np.int64(given)
-        if given == CHOOSES:
-            told, lowered = _told(r)  # pyright: ignore[reportCallIssue]
-            shape, r = np.int64(told), np.int32(r + lowered)
-        line = lines[2 * shape * width :]
-        knots, line = np.int64(line[0]), line[1:]
+        knots, line, r = _line_of(r, lines, width, given)  # pyright: ignore[reportCallIssue]
         codes = small[start : start + count]
         if r >= 0x8000:
             shown = patterns[start : start + count]

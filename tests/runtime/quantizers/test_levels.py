@@ -46,7 +46,8 @@ class TestLines:
         fitted = prepare_levels("fitted", CPU)
 
         def on(direction, d):
-            first, knots = fitted.of(bits, shape, direction)
+            count, first, *rest = fitted.lines[bits, shape, direction].tolist()
+            knots = list(zip(rest[::2], rest[1::2], strict=True))[: int(count)]
             return first * d + sum(c * np.maximum(d - K, 0) for c, K in knots)
 
         assert np.abs(on(1, np.arange(B + 1.0)) / B - levels).max() < 1e-6

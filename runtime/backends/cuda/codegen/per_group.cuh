@@ -57,15 +57,14 @@ constexpr int first_values = 64;  // that a group chooses by
 constexpr u32 first_exponent = 108, exponents = 31;
 constexpr u32 normal_lowered = (first_exponent - 1) << 7, skewed_lowered = (first_exponent - 1 - exponents) << 7;
 
-// c_0, and for each of `count` knots c_j and K_j, in pairs of knots.
+// The number of knots, c_0, and c_j and K_j of each knot.
 struct Line {
     const float* numbers;
-    __device__ int count() const { return int(numbers[0]); }
     __device__ float at(float d) const
     {
         float y = __fmul_rn(numbers[1], d);
 #pragma unroll 1
-        for (int j = 0; j < count(); ++j) {
+        for (int j = 0; j < int(numbers[0]); ++j) {
             const float beyond = __fsub_rn(d, numbers[3 + 2 * j]);
             y = __fadd_rn(y, __fmul_rn(numbers[2 + 2 * j], beyond > 0.0f ? beyond : 0.0f));
         }
@@ -75,7 +74,6 @@ struct Line {
 
 // Levels equally far apart.
 struct Straight {
-    __device__ int count() const { return 0; }
     __device__ float at(float d) const { return d; }
 };
 
@@ -132,7 +130,7 @@ __device__ inline Word<bits> codes_of(
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const float d = __fmul_rn(__fsub_rn(h[i], Z), scale);
-            const float y = __fadd_rn(line.count() ? line.at(d) : d, 0.5f);
+            const float y = __fadd_rn(line.at(d), 0.5f);
             const u32 chance = seed == NEAREST ? 0x8000u : random.half(i);
             const u32 code = (u32(int(y)) + chance) >> 16;
             if (i < left)
@@ -295,8 +293,8 @@ template <class T> struct ReadCodes {
                 values[i] = __uint_as_float(kept.minimum << 16 | code << 15 | (kept.range & 0x7fff));
             } else {
                 const float step = __fdiv_rn(__uint_as_float(kept.range << 16), float((1u << bits) - 1));
-                const float level = line.count() ? line.at(float(code)) : float(code);
-                const float value = __fadd_rn(__uint_as_float(kept.minimum << 16), __fmul_rn(level, step));
+                const float above = __fmul_rn(line.at(float(code)), step);
+                const float value = __fadd_rn(__uint_as_float(kept.minimum << 16), above);
                 const float below = value > limit<T> ? limit<T> : value;
                 values[i] = below < -limit<T> ? -limit<T> : below;
             }
