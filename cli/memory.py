@@ -1,7 +1,6 @@
 """`fewbit memory`: memory that training keeps for backward, and its peak, exact and with any method."""
 
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ from ..tables.columns import columns
 from ..tables.files import atomic_write, check_writable
 from ..tables.json_format import dumps
 from ..tables.names import counted
+from ..tables.sizes import parse_size
 from ..tables.table import check_bits
 from .memory_codes import codes
 from .options import FILE, json_option
@@ -28,14 +28,6 @@ if TYPE_CHECKING:
     from ..runtime.memory.listing import Field, Sort
     from ..runtime.plan.memory import Comparison, Need, Peak, Profile
 
-# 16G means 16 GiB, the convention for GPUs.
-_UNITS = {"": 1, "b": 1} | {
-    unit: base**power
-    for power, letter in enumerate("kmgt", 1)
-    for unit, base in ((letter, 1024), (f"{letter}ib", 1024), (f"{letter}b", 1000))
-}
-
-
 class ByteSize(click.ParamType):
     """A size such as ``16GiB`` or ``80GB``, converted to a whole number of bytes."""
 
@@ -43,12 +35,10 @@ class ByteSize(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the bytes; on failure, report the accepted form in one line."""
-        if isinstance(value, int):
-            return value
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", value.strip().lower())
-        if not found or found[2] not in _UNITS or float(found[1]) == 0:
-            self.fail(f"{value!r} is not a size such as 16GiB or 80GB", param, ctx)
-        return int(float(found[1]) * _UNITS[found[2]])
+        try:
+            return parse_size(value)
+        except FewbitError as error:
+            self.fail(str(error), param, ctx)
 
 
 class _TargetGroup(click.Group):

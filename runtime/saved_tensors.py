@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ from .quantizers import Compressed, FixedPoint, Quantizer
 from .tensors.abstract import is_abstract
 from .tensors.dtypes import DTYPES
 from .tensors.layout import as_dense, flat, with_stride
-from .tensors.packing import pack, unpack
+from .tensors.packing import pack, packed_size, unpack
 from .tensors.spec import TensorSpec
 
 # Nodes that autocast and views put between a tensor and the copy that an op saves.
@@ -69,6 +69,8 @@ _EXACT_OPERANDS: Mapping[str, tuple[int, str]] = {
     **dict.fromkeys(("div", "divide", "true_divide", "truediv", "itruediv", "idiv"), (1, "other")),
     "scaled_dot_product_attention": (3, "attn_mask"),
 }
+# Functions whose gradient asks for the sign of the one tensor that they save.
+_OF_SIGNS = frozenset(("relu", "leaky_relu"))
 _DROPOUTS = frozenset(("scaled_dot_product_attention", "multi_head_attention_forward"))
 
 
@@ -83,6 +85,8 @@ def compress_saved_tensors(
       memory anyway. (A frozen weight cast by autocast cannot be distinguished from an activation.)
     * tensors without history, through which no gradient flows: inputs and other constants, masks, means and deviations
       of normalizations, the log-sum-exp of attention. Floating-point dropout masks, on the CPU, take one exact bit.
+    * for relu and leaky_relu the signs, all that their gradient asks for, in a bit of their own, whichever op saves the
+      values too: a small positive number that is rounded to 0 would lose its whole gradient.
     * tensors with infinities or NaN
     * outputs of log_softmax and logsumexp; every tensor saved by functions that divide by it, take its logarithm, root,
       norm, inverse or a power (except whole powers and powers above 1), and by the losses of torch.nn.functional; the
@@ -117,7 +121,47 @@ def compress_saved_tensors(
             "compress_saved_tensors takes a quantizer that compresses a tensor by itself, as PerGroup(bits=4) or "
             f"Outlier(), not {shown(quantizer)}"
         )
-    return _Hooks(_Store(quantizer, smallest, {t.untyped_storage()._cdata for t in keep}))
+    return _Hooks(_Store(_Always(quantizer), smallest, {t.untyped_storage()._cdata for t in keep}))
+
+
+class Chooser(Protocol):
+    """Chooses for each saved tensor how it is compressed."""
+
+    def choose(self, x: Tensor, function: str) -> Quantizer:
+        """Return the quantizer of `x`, which the torch function of this name saves."""
+        ...
+
+    def share(self, compressed: Compressed) -> None:
+        """Note that another op saves the tensor, or a part of it, that `compressed` was made of."""
+        ...
+
+    def keep(self, x: Tensor) -> None:
+        """Note that `x` is saved exactly, because it must not be rounded or would not become smaller."""
+        ...
+
+
+def compress_by(chooser: Chooser, *, smallest: int = 1024) -> torch.autograd.graph.saved_tensors_hooks:
+    """Return the context of `compress_saved_tensors` with a quantizer chosen for each tensor.
+
+    Args:
+        chooser: is asked once for each block of memory that may be rounded, when it is saved first.
+        smallest: least number of elements of a tensor to compress.
+    """
+    return _Hooks(_Store(chooser, smallest, set()))
+
+
+@dataclass(frozen=True)
+class _Always:
+    """Chooses one quantizer for all tensors."""
+
+    quantizer: Quantizer
+
+    def choose(self, x: Tensor, function: str) -> Quantizer:
+        return self.quantizer
+
+    def share(self, compressed: Compressed) -> None: ...
+
+    def keep(self, x: Tensor) -> None: ...
 
 
 class _Hooks(torch.autograd.graph.saved_tensors_hooks):
@@ -273,6 +317,15 @@ class _Exact:
         """Return the tensor `x` with its version."""
         return cls(x.detach(), x._version)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes saved."""
+        return self.whole.numel() * self.whole.element_size()
+
+    def decompress(self) -> Tensor:
+        """Return the tensor, as `tensor` does."""
+        return self.tensor()
+
     def tensor(self) -> Tensor:
         """Return the tensor.
 
@@ -286,6 +339,14 @@ class _Exact:
                 f"{self.version} instead"
             )
         return self.whole
+
+
+class Exactly:
+    """The quantizer that a `Chooser` gives a tensor that is to be saved as it is: once, like codes, for all its users."""
+
+    def compress(self, x: Tensor) -> _Exact:
+        """Return `x`; a copy if it is a part of a larger block of memory, which it would keep alive."""
+        return _Exact.of(x if x.numel() * x.element_size() == x.untyped_storage().nbytes() else x.clone())
 
 
 @dataclass(eq=False)
@@ -310,13 +371,14 @@ class _Store:
     """State shared by the hooks of one context.
 
     Attributes:
+        chooser, smallest: as for `compress_by`.
         kept: identities of storages to save exactly.
         running: the torch function that is running.
         entries: identity of a storage → its compressed blocks, as long as a graph refers to them.
         compiled: shapes saved by compiled graphs.
     """
 
-    quantizer: Quantizer
+    chooser: Chooser
     smallest: int
     kept: set[int]
     running: _Running = field(default_factory=_Running)
@@ -330,9 +392,10 @@ class _Store:
         compiled = saver == _COMPILED
         if not is_plain(x):
             self.running.codes = x.numel() if compiled and x.dtype == torch.uint8 else self.running.codes
+            self.chooser.keep(x)
             return x
         if _stays(x) or x.untyped_storage()._cdata in self.kept or self._is_exact(x, saver):
-            return _Exact.of(x)
+            return self._exact(x)
         if compiled:
             self.running.undecided = _Undecided(x, _Exact.of(x))
             return self.running.undecided
@@ -348,21 +411,29 @@ class _Store:
 
     def _packed(self, x: Tensor) -> _Exact | _View | _Copy:
         storage = StorageWeakRef(x.untyped_storage())
-        entry = self._entry_with(x, storage.cdata)
+        entry = None if self.running.name in _OF_SIGNS else self._entry_with(x, storage.cdata)
         if entry is None:
             core = _without_repeats(x)
             small = x.numel() < self.smallest or (core.dim() > 1 and 1 in (core.shape[-1], x.shape[-1]))
             if small or _overlaps(core):
-                return _Exact.of(x)
+                return self._exact(x)
+            if self.running.name in _OF_SIGNS:
+                return _Copy(_Signs.of(core), x.shape, core.stride())
             compressed = self._compressed(core)
-            if compressed is None or compressed.nbytes >= core.numel() * core.element_size():
-                return _Exact.of(x)
+            if compressed is None or compressed.nbytes > core.numel() * core.element_size():
+                return self._exact(x)
             if core.numel() < x.numel() or as_dense(core) is not core:
                 return _Copy(compressed, x.shape, core.stride())
             start = int(x.storage_offset())
             entry = _Entry(compressed, start, start + x.numel(), x._version, x.dtype, storage)
             self._remember(entry)
+        else:
+            self.chooser.share(entry.compressed)
         return _View(entry, x.shape, x.stride(), int(x.storage_offset()) - entry.start)
+
+    def _exact(self, x: Tensor) -> _Exact:
+        self.chooser.keep(x)
+        return _Exact.of(x)
 
     def _is_exact(self, x: Tensor, saver: str) -> bool:
         """Return whether `x` must not be rounded, by its history and by the function that saves it."""
@@ -390,7 +461,7 @@ class _Store:
         with torch.no_grad():
             if x.grad_fn is None and _may_be_dropouts(self.running.name, x):
                 return _Bits.of(x)
-            quantizer: Any = self.quantizer
+            quantizer: Any = self.chooser.choose(x, self.running.name)
             if x.dim() > 1 and hasattr(quantizer, "within"):
                 quantizer = quantizer.within(x.shape[min(range(x.dim()), key=x.stride)])
             compressed = quantizer.compress(x)
@@ -501,7 +572,7 @@ def _may_be_dropouts(function: str, x: Tensor) -> bool:
 
 def _is_finite(compressed: Compressed, x: Tensor) -> bool:
     """Return whether all of `x` is finite or has no values; `PerGroup`'s minima are NaN where it is not finite."""
-    if is_abstract(x):
+    if is_abstract(x) or isinstance(compressed, _Exact):
         return True
     minimum = getattr(compressed, "minimum", None)
     if isinstance(minimum, Tensor):
@@ -542,7 +613,40 @@ class _Bits:
 
     def decompress(self) -> Tensor:
         """Return the tensor."""
-        return self.form.filled(unpack(self.bits, 1, self.form.numel).to(self.form.dtype) * self.value)
+        return self.form.filled(unpack(self.bits, 1, self.form.numel)).mul_(self.value)
+
+
+@dataclass(frozen=True, eq=False)
+class _Signs:
+    """1 or −1 in place of each number of a tensor, in one bit.
+
+    Attributes:
+        form: shape, layout and dtype of the tensor.
+        bits: packed bits, 0 where the number is at most 0.
+    """
+
+    form: TensorSpec
+    bits: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor) -> "_Signs":
+        """Return the signs of `x`."""
+        x = as_dense(x.detach())
+        if is_abstract(x):
+            return cls(TensorSpec.of(x), x.new_empty(packed_size(x.numel(), 1), dtype=torch.uint8))
+        return cls(TensorSpec.of(x), pack((~(flat(x) <= 0)).to(torch.uint8), 1))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes saved."""
+        return self.bits.numel()
+
+    def decompress(self) -> Tensor:
+        """Return 1 and −1."""
+        if is_abstract(self.bits):
+            return self.form.empty()
+        x = self.form.filled(unpack(self.bits, 1, self.form.numel))
+        return x.mul_(2).sub_(1)
 
 
 def _without_repeats(x: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ class Peak:
 
 def peak_of(call: Callable[[], object]) -> int:
     """Return the peak bytes of the storages that `call` makes."""
-    with _Tracker() as tracker:
+    with StorageTracker() as tracker:
         call()
     return tracker.peak()
 
@@ -63,9 +63,9 @@ def peak_of_step(model: nn.Module, *inputs: object, **keywords: object) -> Peak:
         for mode in values_for(model, (inputs, keywords)):
             stack.enter_context(mode)
         parameters = [p for p in model.parameters() if p.requires_grad]
-        stack.enter_context(_gradients_aside(parameters, (inputs, keywords)))
-        stack.enter_context(_no_collection())
-        with _Tracker() as tracker:
+        stack.enter_context(gradients_aside(parameters, (inputs, keywords)))
+        stack.enter_context(no_collection())
+        with StorageTracker() as tracker:
             outputs = model(*inputs, **keywords)
             roots = _roots(outputs)
             if roots:
@@ -86,7 +86,7 @@ def _roots(outputs: object) -> list[Tensor]:
 
 
 @contextmanager
-def _gradients_aside(parameters: list[nn.Parameter], inputs: object) -> Iterator[None]:
+def gradients_aside(parameters: list[nn.Parameter], inputs: object) -> Iterator[None]:
     """Remove the gradients of all leaves in this block, and restore them afterwards."""
     leaves = [*parameters, *(t for t in tree_leaves(inputs) if isinstance(t, Tensor) and t.is_leaf and t.requires_grad)]
     before = [leaf.grad for leaf in leaves]
@@ -100,7 +100,7 @@ def _gradients_aside(parameters: list[nn.Parameter], inputs: object) -> Iterator
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Disable garbage collection in this block, so that the same step has the same peak."""
     gc.collect()
     enabled = gc.isenabled()
@@ -113,7 +113,7 @@ def _no_collection() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class _Event:
+class StorageEvent:
     """A storage was made, resized or freed.
 
     Attributes:
@@ -127,24 +127,32 @@ class _Event:
     counts: bool
 
 
-class _Tracker(TorchDispatchMode):
-    """Records when storages are first seen and when they are freed."""
+class StorageTracker(TorchDispatchMode):
+    """Records when storages are first seen and when they are freed.
+
+    Attributes:
+        events: of the storages, in order.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._events: list[_Event] = []
+        self.events: list[StorageEvent] = []
         self._seen: dict[int, tuple[int, int]] = {}  # identity of a living storage -> its number and bytes
         self._made = 0
 
     def peak(self, but: list[Tensor] | None = None) -> int:
         """Return the largest sum of bytes so far, without the storages of the living tensors `but`."""
-        out = {self._seen[identity_of(t)][0] for t in but or () if identity_of(t) in self._seen}
+        out = {self.number_of(t) for t in but or ()}
         now = most = 0
-        for event in self._events:
+        for event in self.events:
             now += 0 if event.number in out else event.delta
             if event.counts and now > most:
                 most = now
         return max(most, now)
+
+    def number_of(self, x: Tensor) -> int | None:
+        """Return the number of the storage of `x`, None if it was not made here."""
+        return self._seen.get(identity_of(x), (None, 0))[0]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
@@ -175,7 +183,7 @@ class _Tracker(TorchDispatchMode):
 
     def _note(self, number: int, delta: int) -> None:
         counts = not in_scratch()
-        if counts and self._events and not self._events[-1].counts:
-            self._events.append(_Event(0, 0, True))  # all results of a kernel live at once
+        if counts and self.events and not self.events[-1].counts:
+            self.events.append(StorageEvent(0, 0, True))  # all results of a kernel live at once
         if delta:
-            self._events.append(_Event(number, delta, counts))
+            self.events.append(StorageEvent(number, delta, counts))

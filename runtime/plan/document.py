@@ -1,0 +1,234 @@
+"""A plan: what is done with each saved tensor, activation and block, and what that is predicted to cost.
+
+    plan = fewbit.plan(model, batch, memory="16GiB")
+    print(plan)                                     choices by groups of equal layers, memory, error, time
+    plan.to_json("plan.json")                       a file to read and to edit; Plan.from_json reads it
+    fewbit.fit(model, plan=plan)                    trains by it
+"""
+
+import hashlib
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from torch import nn
+
+from ...tables import FewbitError
+from ...tables.columns import columns
+from ...tables.errors import shown
+from ...tables.files import atomic_write
+from ...tables.json_format import dumps, read_json
+from ..memory.listing import share, size_text
+from ..tensors.checks import check_integer
+from .options import without_numbers
+from .problem import EXACT, GROUPS, HOST, METHODS, RECOMPUTE, TABLE
+
+FORMAT = "fewbit plan 1"
+_WITH_BITS = (GROUPS, TABLE, HOST)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is done with a saved tensor, an activation or a block.
+
+    Attributes:
+        target: place of a tensor, ``layers.0.mlp:1``; name of an activation, for ``table``, or a block, ``recompute``.
+        method: ``exact``, ``groups`` (codes of `PerGroup`), ``table`` (of an activation's derivative), ``recompute``
+            or ``host`` (codes in host memory).
+        bits: of the codes, 1 to 8; None where there are none.
+        exact_bytes: bytes that are saved exactly.
+        nbytes: bytes that are saved by this plan, on the device.
+        noise: squared error of the gradient, relative to its squared norm, that averages out over steps.
+        bias: squared error that does not.
+        seconds: that it adds to a step.
+
+    Raises:
+        FewbitError: the method is none of these, or the bits do not suit it.
+    """
+
+    target: str
+    method: str
+    bits: int | None
+    exact_bytes: int
+    nbytes: int
+    noise: float
+    bias: float
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise FewbitError(f"the method of {self.target} is one of {', '.join(METHODS)}, not {shown(self.method)}")
+        if self.method in _WITH_BITS:
+            check_integer(f"bits of {self.target}", self.bits, 1, 8)
+        elif self.bits is not None:
+            raise FewbitError(f"{self.target} is {self.method}, which has no bits, but {shown(self.bits)} are given")
+
+    @property
+    def text(self) -> str:
+        """The choice in a few words."""
+        words = {EXACT: "exact", GROUPS: f"{self.bits} bits", TABLE: f"table, {self.bits} bits"}
+        return words.get(self.method, "recompute" if self.method == RECOMPUTE else f"{self.bits} bits, host memory")
+
+
+@dataclass(frozen=True)
+class PeakMemory:
+    """What is in memory at the peak of a step, in bytes.
+
+    Attributes:
+        parameters: with buffers.
+        gradients: of the parameters, as far as they exist by then.
+        optimizer: its state.
+        saved: by the plan's choices.
+        workspace: all else: results in use, temporary ones, gradients of activations.
+        moment: where in the step the peak lies.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    saved: int
+    workspace: int
+    moment: str
+
+    @property
+    def total(self) -> int:
+        """The peak."""
+        return self.parameters + self.gradients + self.optimizer + self.saved + self.workspace
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan for the training of one model. `str(plan)` is a table.
+
+    Attributes:
+        model: what identifies the model: a digest of its modules and parameters.
+        choices: in the order of the forward pass.
+        peak: predicted.
+        exact_peak: of a step that saves all exactly.
+        error: predicted relative error of the gradient.
+        bias: the part of it that does not average out.
+        seconds: of an exact step.
+        gap: how much better a plan could be at most, relative, by the solver's bound.
+        limits: what the plan was made for: memory, error, time.
+        batch: samples in a batch.
+        notes: what was estimated and not measured, and what would be gained by more memory.
+    """
+
+    model: str
+    choices: tuple[Choice, ...]
+    peak: PeakMemory
+    exact_peak: int
+    error: float
+    bias: float
+    seconds: float
+    gap: float
+    limits: dict[str, float | None]
+    batch: int
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def time(self) -> float:
+        """Time of a step relative to the exact one, predicted."""
+        return 1 + sum(choice.seconds for choice in self.choices) / max(self.seconds, 1e-9)
+
+    @property
+    def saved(self) -> int:
+        """Bytes saved for the backward pass, of what is planned."""
+        return sum(choice.nbytes for choice in self.choices)
+
+    @property
+    def exact_saved(self) -> int:
+        """Bytes that would be saved exactly."""
+        return sum(choice.exact_bytes for choice in self.choices)
+
+    def with_choice(self, target: str, method: str, bits: int | None = None) -> "Plan":
+        """Return the plan with another choice for `target`; its predictions are then those of the plan before.
+
+        Raises:
+            FewbitError: the plan has no such target, or the choice is wrong.
+        """
+        if all(choice.target != target for choice in self.choices):
+            raise FewbitError(f"the plan has no {shown(target)}")
+        changed = [replace(c, method=method, bits=bits) if c.target == target else c for c in self.choices]
+        return replace(self, choices=tuple(changed))
+
+    def check_model(self, model: nn.Module) -> None:
+        """Raise FewbitError unless the plan was made for this model, or one of the same modules and parameters."""
+        if signature(model) != self.model:
+            raise FewbitError(f"this plan was made for another model than this {type(model).__name__}")
+
+    def to_json(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a file."""
+        with atomic_write(path) as stream:
+            stream.write(dumps({"format": FORMAT, **asdict(self)}).encode())
+
+    @staticmethod
+    def from_json(path: str | os.PathLike[str]) -> "Plan":
+        """Return the plan of a file.
+
+        Raises:
+            FewbitError: the file cannot be read or holds no plan.
+        """
+        data = read_json(path)
+        if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
+            raise FewbitError(f"{os.fspath(path)}: not a plan")
+        try:
+            choices = tuple(_read(Choice, row) for row in data.pop("choices"))
+            peak = _read(PeakMemory, data.pop("peak"))
+            return _read(Plan, {**data, "choices": choices, "peak": peak, "notes": tuple(data.pop("notes"))})
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise FewbitError(f"{os.fspath(path)}: not a plan: {error}") from None
+
+    def __str__(self) -> str:
+        rows = [("saved by", "choice", "tensors", "exact", "now", "of the error", "time")]
+        total = sum(c.noise + c.bias for c in self.choices)
+        for (name, text), group in _grouped(self.choices).items():
+            error = sum(c.noise + c.bias for c in group)
+            exact, now = sum(c.exact_bytes for c in group), sum(c.nbytes for c in group)
+            seconds = sum(c.seconds for c in group)
+            of_error = share(error, total) if total else "0 %"
+            time = f"+{100 * seconds / max(self.seconds, 1e-9):.1f} %"
+            rows.append((name, text, str(len(group)), size_text(exact), size_text(now), of_error, time))
+        peak = self.peak
+        parts = ("parameters", "gradients", "optimizer", "saved", "workspace")
+        made_of = ", ".join(f"{name} {size_text(getattr(peak, name))}" for name in parts)
+        lines = [
+            *columns(rows, 2),
+            "",
+            f"saved: {size_text(self.exact_saved)} exactly, {size_text(self.saved)} by this plan",
+            f"peak: {size_text(peak.total)} ({peak.total:,} bytes), {size_text(self.exact_peak)} exactly; {peak.moment}",
+            f"  {made_of}",
+            f"error of the gradient: {self.error:.3g}, of which {self.bias:.3g} does not average out",
+            f"time of a step: {self.time:.3f} of the exact one, batch of {self.batch}",
+            f"a plan could be better by {self.gap:.2%} at most",
+            *self.notes,
+        ]
+        return "\n".join(lines)
+
+
+def _read(kind: type, data: dict[str, Any]) -> Any:
+    names = {f.name for f in fields(kind)}
+    if unknown := set(data) - names:
+        raise FewbitError(f"a plan has no {', '.join(sorted(unknown))}")
+    return kind(**data)
+
+
+def _grouped(choices: Sequence[Choice]) -> dict[tuple[str, str], list[Choice]]:
+    """Return the choices by target without the numbers of layers, and method."""
+    found: defaultdict[tuple[str, str], list[Choice]] = defaultdict(list)
+    for choice in choices:
+        found[without_numbers(choice.target), choice.text].append(choice)
+    return found
+
+
+def signature(model: nn.Module) -> str:
+    """Return a digest of the names and classes of a model's modules, and the shapes of its parameters."""
+    digest = hashlib.sha256()
+    for name, module in model.named_modules():
+        digest.update(f"{name}:{type(module).__name__};".encode())
+    for name, parameter in model.named_parameters():
+        digest.update(f"{name}:{tuple(parameter.shape)};".encode())
+    return digest.hexdigest()
+

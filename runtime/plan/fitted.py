@@ -1,0 +1,174 @@
+"""Trains a model by a plan: tables by `convert`, blocks by `torch.utils.checkpoint`, all else by hooks.
+
+    fitted = fewbit.fit(model, plan=plan)
+    fitted.undo()
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import checkpoint
+
+from ...tables import FewbitError
+from ..convert.api import convert, revert
+from ..convert.method import Activations
+from ..layers.offload import Swapper, SwappingSaver
+from ..layers.saver import QuantizerSaver
+from ..quantizers import Compressed, PerGroup, Quantizer
+from ..saved_tensors import Exactly
+from .document import Choice, Plan
+from .places import Places
+from .problem import GROUPS, HOST, RECOMPUTE, TABLE
+
+_ATTRIBUTE = "_fewbit_fitted"
+
+
+class Fitted:
+    """A model that trains by a plan. Made by `fewbit.fit`.
+
+    Attributes:
+        model: the model, which has hooks now.
+        plan: the plan that is carried out.
+    """
+
+    def __init__(self, model: nn.Module, plan: Plan) -> None:
+        undo_fit(model)
+        plan.check_model(model)
+        self.model, self.plan = model, plan
+        self._blocks: list[nn.Module] = []
+        self._policy = _Planned()
+        self._refresh: Callable[[], None] | None = None
+        self.use(plan)
+        self._places = Places(model, self._policy)
+        vars(model)[_ATTRIBUTE] = self
+
+    def use(self, plan: Plan) -> None:
+        """Train by another plan for the same model from the next step on."""
+        _put_back(self.model, self._blocks)
+        revert(self.model)
+        tables: defaultdict[int, list[str]] = defaultdict(list)
+        for choice in plan.choices:
+            if choice.method == TABLE and choice.bits is not None:
+                tables[choice.bits].append(choice.target)
+        for bits, names in tables.items():
+            convert(self.model, Activations(bits), include=names)
+        self._blocks = [self.model.get_submodule(c.target) for c in plan.choices if c.method == RECOMPUTE]
+        for block in self._blocks:
+            _recompute(block)
+        self._policy.choices = {choice.target: choice for choice in plan.choices}
+        self.plan = plan
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """Places that saved a tensor and that the plan does not know; they save it exactly."""
+        return tuple(sorted(self._policy.unknown))
+
+    def undo(self) -> nn.Module:
+        """Return the model as it was before `fit`."""
+        self._places.remove()
+        _put_back(self.model, self._blocks)
+        revert(self.model)
+        vars(self.model).pop(_ATTRIBUTE, None)
+        return self.model
+
+    def __str__(self) -> str:
+        return str(self.plan)
+
+
+def undo_fit(model: nn.Module) -> None:
+    """Undo an earlier `fit` of the model, if there is one."""
+    fitted = vars(model).get(_ATTRIBUTE)
+    if fitted is not None:
+        fitted.undo()
+
+
+class _Planned:
+    """The policy that carries out a plan.
+
+    Attributes:
+        choices: by target.
+        unknown: places that are in no plan.
+    """
+
+    def __init__(self) -> None:
+        self.choices: dict[str, Choice] = {}
+        self.unknown: set[str] = set()
+        self._swapper = Swapper()
+
+    def choose(self, place: str, x: Tensor, function: str) -> Quantizer:
+        choice = self.choices.get(place)
+        if choice is None:
+            if x.requires_grad:
+                self.unknown.add(place)
+            return Exactly()
+        if choice.method == GROUPS:
+            return PerGroup(choice.bits or 0)
+        if choice.method == HOST:
+            return _ToHost(PerGroup(choice.bits or 0), self._swapper)
+        return Exactly()
+
+    def share(self, compressed: Compressed, module: str) -> None: ...
+
+    def keep(self, x: Tensor, module: str) -> None: ...
+
+    def enter(self, module: str, given: list[Tensor]) -> None: ...
+
+    def leave(self, module: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class _ToHost:
+    """A quantizer whose codes wait in host memory."""
+
+    quantizer: PerGroup
+    swapper: Swapper
+
+    def within(self, features: int) -> "_ToHost":
+        return _ToHost(self.quantizer.within(features), self.swapper)
+
+    def compress(self, x: Tensor) -> Compressed:
+        return SwappingSaver(QuantizerSaver(self.quantizer), self.swapper).compress(x)
+
+
+# ---- recomputing -----------------------------------------------------------------------------------------------------
+
+
+def _recompute(block: nn.Module) -> None:
+    """Let a block compute its forward pass again in the backward pass."""
+    if "forward" in vars(block):
+        raise FewbitError(f"the forward of {type(block).__name__} has been replaced, so it cannot be recomputed")
+    vars(block)["forward"] = partial(_checkpointed, block)
+
+
+def _put_back(model: nn.Module, blocks: list[nn.Module]) -> None:
+    for block in blocks:
+        vars(block).pop("forward", None)
+    blocks.clear()
+
+
+def _checkpointed(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    forward = partial(type(block).forward, block)
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    contexts = lambda: (nullcontext(), _same_statistics(block))  # noqa: E731
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+
+@contextmanager
+def _same_statistics(block: nn.Module) -> Iterator[None]:
+    """Leave the running statistics of normalizations as the first forward pass left them."""
+    buffers = [b for m in block.modules() if isinstance(m, _NormBase) for b in m.buffers()]
+    before = [b.clone() for b in buffers]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, values in zip(buffers, before, strict=True):
+                buffer.copy_(values)

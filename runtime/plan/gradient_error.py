@@ -1,0 +1,265 @@
+"""Measures what rounding each saved tensor does to the gradient, by a few backward passes of one forward pass.
+
+The sensitivity of a tensor is the squared error of the gradient, relative to its squared norm, for each unit of
+variance that quantizing the tensor adds to its elements. The forward pass runs once, exactly, and saves all; in each
+backward pass some tensors come back rounded at random, and all others as they were.
+
+    one pass     all inputs of linear layers and convolutions at once: each errs in its own weight's gradient alone
+    two a kind   tensors of equal layers at once, others one by one: of two draws the errors e₁ and e₂ have
+                 E⟨e₁, e₂⟩ = ‖bias‖², and E‖e‖² − ‖bias‖² is noise, which averages out over steps
+
+The errors of tensors rounded in one pass are independent, so that their squares add; those of a pass are shared equally
+among its tensors. Variances at other numbers of bits are those of the tensors, quantized.
+"""
+
+import gc
+import weakref
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from ..convert.api import convert, revert
+from ..convert.find import Form, form_of
+from ..convert.method import Activations
+from ..layers.huggingface import Conv1D
+from ..quantizers import Compressed, PerGroup
+from .places import Places
+from .step import Step
+
+BITS = (1, 2, 3, 4, 5, 6, 8)
+PROBE = 4  # bits of the tensors that a pass rounds
+TABLE_BITS = (1, 2, 3, 4)
+TABLE_PROBE = 3
+SEGMENTS = 3  # passes for the tensors of one place in equal layers: of the first layers, those in the middle, the last
+SAMPLE = 1 << 18  # elements of a tensor that say what variance quantizing it has
+_LINEAR = (nn.Linear, Conv1D, _ConvNd)
+_FUNCTIONS = frozenset(("linear", "addmm", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"))
+
+
+@dataclass(frozen=True)
+class Errors:
+    """What rounding a tensor at each number of bits does to the gradient.
+
+    Attributes:
+        noise: squared relative error that averages out, by number of bits.
+        bias: the rest.
+    """
+
+    noise: Mapping[int, float]
+    bias: Mapping[int, float]
+
+
+def measure_errors(step: Step, kinds: Mapping[str, str]) -> dict[str, Errors]:
+    """Return the errors of each saved tensor of a step by its place, from a few backward passes.
+
+    Args:
+        step: on real tensors.
+        kinds: of each place; places of equal kind, of equal layers, are measured together.
+    """
+    with step.apart():
+        prober = _Prober()
+        with Places(step.model, prober):
+            loss, output = step.forward()
+        del output
+        parameters = step.parameters
+        names = {id(p): name for name, p in step.model.named_parameters()}
+        owners = [names[id(p)].rpartition(".")[0] for p in parameters]
+        gradient = _Gradient(loss, parameters, prober)
+        exact = gradient.of(())
+        scale = sum(float(g.double().square().sum()) for g in exact) or 1.0
+        probes = prober.living()
+        result: dict[str, Errors] = {}
+        local = [probe for probe in probes if _is_local(probe, step.model)]
+        if local:
+            first = gradient.of(local)
+            of_module: defaultdict[str, float] = defaultdict(float)
+            for owner, g, h in zip(owners, exact, first, strict=True):
+                of_module[owner] += float((h - g).double().square().sum()) / scale
+            for probe in local:
+                result[probe.place] = probe.errors(sum(of_module[user] for user in probe.users), 0.0)
+        for together in _together([p for p in probes if p.place not in result], kinds):
+            one, two = (_difference(gradient.of(together), exact) for _ in range(2))
+            square = (_product(one, one) + _product(two, two)) / 2 / scale / len(together)
+            bias = min(max(0.0, _product(one, two) / scale / len(together)), square)
+            for probe in together:
+                result[probe.place] = probe.errors(square - bias, bias)
+        del loss, gradient
+    gc.collect()
+    return result
+
+
+def measure_tables(step: Step, activations: Mapping[str, nn.Module]) -> dict[str, dict[int, float]]:
+    """Return the squared relative error of the gradient with codes of a table, by name of an activation and bits.
+
+    The activations of the first layers, those in the middle and the last ones are measured together, with tables of
+    `TABLE_PROBE` bits; other tables err as their own errors say.
+
+    Args:
+        step: on real tensors.
+        activations: that have tables, by name.
+    """
+    by_class: defaultdict[str, list[str]] = defaultdict(list)
+    for name, module in activations.items():
+        by_class[type(module).__name__].append(name)
+    result: dict[str, dict[int, float]] = {}
+    with step.apart():
+        state = torch.random.get_rng_state()
+
+        def gradient() -> list[Tensor]:
+            torch.random.set_rng_state(state)
+            loss, _ = step.forward()
+            found = torch.autograd.grad(loss, step.parameters, allow_unused=True)
+            return [torch.zeros_like(p) if g is None else g for p, g in zip(step.parameters, found, strict=True)]
+
+        exact = gradient() if activations else []
+        scale = _product(exact, exact) or 1.0
+        for names in by_class.values():
+            parts = min(SEGMENTS, len(names))
+            for i in range(parts):
+                segment = names[i * len(names) // parts : (i + 1) * len(names) // parts]
+                report = convert(step.model, Activations(TABLE_PROBE), include=segment)
+                errors = {row.name: row.error for row in report.replaced}
+                wrong = _difference(gradient(), exact) if errors else []
+                revert(step.model)
+                for name in errors:
+                    result[name] = _by_bits(step.model, name, _product(wrong, wrong) / scale / len(errors))
+    return result
+
+
+def _by_bits(model: nn.Module, name: str, error: float) -> dict[int, float]:
+    """Return the errors with tables of other numbers of bits than `TABLE_PROBE`, whose error is given."""
+    form = form_of(model.get_submodule(name))
+    assert isinstance(form, Form)
+    tables = {bits: form.make(bits=bits).table for bits in TABLE_BITS}
+    of_probe = tables[TABLE_PROBE].error
+    return {
+        table.bits: error * (table.error / of_probe if of_probe else 0.0)
+        for bits, table in tables.items()
+        if table.bits == bits
+    }
+
+
+def _together(probes: Iterable["_Probe"], kinds: Mapping[str, str]) -> Iterator[list["_Probe"]]:
+    """Yield the probes that one pass measures."""
+    by_kind: defaultdict[str, list[_Probe]] = defaultdict(list)
+    for probe in probes:
+        by_kind[kinds.get(probe.place, probe.place)].append(probe)
+    for each in by_kind.values():
+        parts = min(SEGMENTS, len(each))
+        for i in range(parts):
+            yield each[i * len(each) // parts : (i + 1) * len(each) // parts]
+
+
+def _is_local(probe: "_Probe", model: nn.Module) -> bool:
+    """Return whether a tensor serves the gradients of the weights of linear layers alone."""
+    modules = dict(model.named_modules())
+    return probe.function in _FUNCTIONS and all(isinstance(modules.get(user), _LINEAR) for user in probe.users)
+
+
+def _difference(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Tensor]:
+    return [x - y for x, y in zip(a, b, strict=True)]
+
+
+def _product(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    return sum(float((x.double() * y.double()).sum()) for x, y in zip(a, b, strict=True))
+
+
+@dataclass
+class _Gradient:
+    """The gradient of a loss, as often as it is asked for."""
+
+    loss: Tensor
+    parameters: list[nn.Parameter]
+    prober: "_Prober"
+
+    def of(self, rounded: Collection["_Probe"]) -> list[Tensor]:
+        """Return the gradient with these tensors rounded."""
+        self.prober.rounded = {id(probe) for probe in rounded}
+        found = torch.autograd.grad(self.loss, self.parameters, retain_graph=True, allow_unused=True)
+        self.prober.rounded = set()
+        return [torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, found, strict=True)]
+
+
+@dataclass(eq=False)
+class _Probe:
+    """A saved tensor that comes back exactly or rounded."""
+
+    place: str
+    function: str
+    x: Tensor
+    quantizer: PerGroup
+    prober: "_Prober"
+    users: list[str]
+    variances: dict[int, float] = field(default_factory=dict)
+    nbytes: int = 0
+
+    def decompress(self) -> Tensor:
+        """Return the tensor."""
+        return self.quantizer.compress(self.x).decompress() if id(self) in self.prober.rounded else self.x
+
+    def errors(self, noise: float, bias: float) -> Errors:
+        """Return the errors for all numbers of bits of those at `PROBE` bits."""
+        variances = quantization_variances(self.x, self.quantizer)
+        share = {bits: v / variances[PROBE] if variances[PROBE] else 0.0 for bits, v in variances.items()}
+        return Errors(
+            {bits: noise * s for bits, s in share.items()}, {bits: bias * s for bits, s in share.items()}
+        )
+
+
+def quantization_variances(x: Tensor, quantizer: PerGroup) -> dict[int, float]:
+    """Return the sum of squared errors of `x`, or of its first elements, quantized with each number of bits."""
+    rows = x if x.numel() <= SAMPLE else x[: max(1, SAMPLE * len(x) // x.numel())]
+    found = {}
+    for bits in BITS:
+        back = PerGroup(bits, quantizer.group_size).compress(rows).decompress()
+        found[bits] = float((back - rows).double().square().sum())
+    return found
+
+
+@dataclass(frozen=True)
+class _Probing:
+    """The quantizer of one tensor that is to be measured."""
+
+    prober: "_Prober"
+    place: str
+    function: str
+    quantizer: PerGroup = PerGroup(PROBE)
+
+    def within(self, features: int) -> "_Probing":
+        return _Probing(self.prober, self.place, self.function, self.quantizer.within(features))
+
+    def compress(self, x: Tensor) -> Compressed:
+        module = self.place.rpartition(":")[0]
+        probe = _Probe(self.place, self.function, x.detach(), self.quantizer, self.prober, [module])
+        self.prober.probes.append(weakref.ref(probe))
+        return probe
+
+
+class _Prober:
+    """The policy that saves all tensors exactly, until a backward pass asks for some of them rounded."""
+
+    def __init__(self) -> None:
+        self.probes: list[weakref.ref[_Probe]] = []
+        self.rounded: set[int] = set()
+
+    def living(self) -> list[_Probe]:
+        """Return the tensors that the graph still needs, in the order of saving."""
+        return [probe for probe in (reference() for reference in self.probes) if probe is not None]
+
+    def choose(self, place: str, x: Tensor, function: str) -> Any:
+        return _Probing(self, place, function)
+
+    def share(self, compressed: Any, module: str) -> None:
+        if isinstance(compressed, _Probe) and module not in compressed.users:
+            compressed.users.append(module)
+
+    def keep(self, x: Tensor, module: str) -> None: ...
+
+    def enter(self, module: str, given: list[Tensor]) -> None: ...
+
+    def leave(self, module: str) -> None: ...

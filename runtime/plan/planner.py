@@ -1,0 +1,366 @@
+"""`fewbit.plan` finds the best training that fits; `fewbit.fit` trains by it.
+
+    plan = fewbit.plan(model, batch, memory="16GiB")      measures, solves, predicts
+    fewbit.fit(model, plan=plan)                          carries it out
+    fewbit.fit(model, batch, memory="16GiB")              both
+
+1  trace     a step that saves nothing: memory at each moment, and the life of each saved tensor (trace.py)
+2  measure   what rounding each does to the gradient (gradient_error.py), and what it takes of time (seconds.py)
+3  solve     one option for each tensor, within the memory at every moment (options.py, problem.py, solver.py)
+4  carry out tables, recomputed blocks and hooks (fitted.py)
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ...tables import FewbitError
+from ...tables.errors import shown
+from ...tables.names import nearest_names
+from ...tables.sizes import parse_size
+from ..convert.measure import read_inputs
+from ..memory.listing import size_text
+from ..memory.storages import parts_of
+from ..tensors.abstract import is_abstract
+from .document import Choice, PeakMemory, Plan, signature
+from .fitted import Fitted, undo_fit
+from .gradient_error import measure_errors, measure_tables
+from .options import Known, kind_of, problem_of, tables_of
+from .problem import EXACT, Limits, Price, Problem, Solution
+from .seconds import Measured, Roofline, Scaled, Speeds, device_of
+from .shape_errors import errors_by_shape, table_errors_by_shape
+from .solver import is_feasible, merge, solve, split
+from .step import Loss, Step
+from .trace import Trace, scaled, trace
+
+MOST_OPTIONS = 1500  # that the solver is given at once
+# Copies of the trained parameters in an optimizer's state.
+OPTIMIZERS = {
+    **dict.fromkeys(("adamw", "adam", "nadam", "radam", "adamax"), 2.0),
+    **dict.fromkeys(("momentum", "lion", "rmsprop", "adagrad"), 1.0),
+    **dict.fromkeys(("adamw8bit", "adam8bit"), 0.5),
+    "sgd": 0.0,
+}
+
+
+def plan(
+    model: nn.Module,
+    *inputs: Any,
+    loss: Loss | None = None,
+    memory: str | int | None = None,
+    error: float | None = None,
+    time: float | None = None,
+    optimizer: str | torch.optim.Optimizer = "adamw",
+    batch: str | None = None,
+    gpu: str | None = None,
+    price: Price | None = None,
+    recompute: bool = True,
+) -> Plan:
+    """Find the training of a model that fits into a memory at the least error and time.
+
+    Each saved tensor is saved exactly, in codes of 1 to 8 bits, in host memory (on a GPU), or not at all, because its
+    activation saves codes of a table or its block is recomputed. The model runs a few training steps, and is left as it
+    was. On the meta device nothing runs: errors are then estimated from shapes, and times from the data sheet of `gpu`.
+
+    Args:
+        model: in the mode in which it trains. Within `torch.autocast`, plan within it too.
+        *inputs: a batch: arguments of the model, or one mapping of its keywords.
+        loss: function of the model's output that returns one number; by default the output named `loss`, or the output
+            itself.
+        memory: most bytes at the peak of a step, with parameters, gradients and the optimizer's state: "16GiB".
+        error: largest relative error of the gradient, such as 0.05.
+        time: longest step relative to the exact one, such as 1.05. Without `memory`, the least memory is sought.
+        optimizer: its name (`OPTIMIZERS`), or the optimizer.
+        batch: "max" finds the largest batch that fits, of samples such as the given ones.
+        gpu: name of the GPU (`DEVICES`) for which times are estimated; default on the meta device is "a100".
+        price: weights of error and time, by which plans within the limits are compared.
+        recompute: whether blocks may be recomputed.
+
+    Raises:
+        FewbitError: nothing is limited, no plan is within the limits, an argument is wrong, or the output is no loss.
+
+    Example:
+        plan = fewbit.plan(model, {"input_ids": ids, "labels": ids}, memory="16GiB")
+    """
+    limits = Limits(None if memory is None else parse_size(memory), _positive("error", error), _time(time))
+    if limits == Limits():
+        raise FewbitError("give memory=, such as '16GiB', or error= or time=")
+    if batch not in (None, "max"):
+        raise FewbitError(f"batch is None or 'max', not {shown(batch)}")
+    if batch == "max" and limits.memory is None:
+        raise FewbitError("batch='max' needs memory=")
+    undo_fit(model)
+    args, keywords = read_inputs(inputs[0]) if len(inputs) == 1 else (inputs, {})
+    step = Step(model, args, keywords, loss)
+    planner = _Planner(step, limits, price or Price(), static_bytes(model, optimizer), gpu, recompute)
+    return planner.largest() if batch == "max" else planner.plan()
+
+
+def fit(model: nn.Module, *inputs: Any, plan: Plan | None = None, **limits: Any) -> Fitted:
+    """Train a model by a plan: from now on, each of its forward passes saves what the plan says.
+
+    Args:
+        model: changed in place; `fitted.undo()` or `fewbit.revert(model)` puts it back. Forward passes stay the same.
+        *inputs: a batch, to plan for, as for `fewbit.plan`.
+        plan: a plan for this model; then neither inputs nor limits are given.
+        **limits: arguments of `fewbit.plan`.
+
+    Returns:
+        The model with its plan; `print` shows the plan.
+
+    Raises:
+        FewbitError: the plan is for another model, or as for `fewbit.plan`.
+
+    Example:
+        fitted = fewbit.fit(model, batch, memory="16GiB")
+    """
+    if plan is None:
+        plan = globals()["plan"](model, *inputs, **limits)
+    elif inputs or limits:
+        raise FewbitError("give a plan, or a batch and limits to make one")
+    return Fitted(model, plan)
+
+
+# ---- memory that is there throughout ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Static:
+    """Bytes that are there in every step.
+
+    Attributes:
+        parameters: with buffers.
+        optimizer: its state.
+        update: temporary memory of the optimizer's step.
+    """
+
+    parameters: int
+    optimizer: int
+    update: int
+
+
+def static_bytes(model: nn.Module, optimizer: str | torch.optim.Optimizer) -> Static:
+    """Return the memory of parameters and optimizer: of this rank's shards where they are sharded.
+
+    Raises:
+        FewbitError: the optimizer's name is not known.
+    """
+    trained = [_bytes(p) for p in model.parameters() if p.requires_grad]
+    held = sum({id(t): _bytes(t) for t in (*model.parameters(), *model.buffers())}.values())
+    on_cpu = all(p.device.type == "cpu" for p in model.parameters())
+    # One parameter after another on the CPU; on a GPU all of them at once (foreach).
+    update = 2 * max(trained, default=0) if on_cpu else sum(trained)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        found = [t for state in optimizer.state.values() for t in tree_leaves(state) if isinstance(t, Tensor)]
+        if found:
+            return Static(held, sum(map(_bytes, found)), update)
+        group = optimizer.param_groups[0]
+        optimizer = "momentum" if group.get("momentum") else type(optimizer).__name__.lower()
+    if not isinstance(optimizer, str) or optimizer.lower() not in OPTIMIZERS:
+        near = nearest_names(optimizer, [*OPTIMIZERS]) if isinstance(optimizer, str) else []
+        hint = f"; nearest: {', '.join(near)}" if near else ""
+        raise FewbitError(f"{shown(optimizer)} is no optimizer that fewbit knows: {', '.join(OPTIMIZERS)}{hint}")
+    copies = OPTIMIZERS[optimizer.lower()]
+    return Static(held, int(copies * sum(trained)), update if copies else 0)
+
+
+def _bytes(x: Tensor) -> int:
+    return sum(part.numel() * part.element_size() for part in parts_of(x))
+
+
+def _positive(name: str, value: float | None) -> float | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
+        raise FewbitError(f"{name} is a number above 0, not {shown(value)}")
+    return value
+
+
+def _time(value: float | None) -> float | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1):
+        raise FewbitError(f"time is a number of at least 1, the time of an exact step, not {shown(value)}")
+    return value
+
+
+# ---- planning --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Planner:
+    """One call of `plan`.
+
+    Attributes:
+        step: model, batch, loss.
+        limits, price, gpu, recompute: as for `plan`.
+        static: memory of parameters and optimizer.
+    """
+
+    step: Step
+    limits: Limits
+    price: Price
+    static: Static
+    gpu: str | None
+    recompute: bool
+
+    def plan(self) -> Plan:
+        """Return the plan for the step's batch."""
+        return self.solved(self.measured())
+
+    def measured(self, step: Step | None = None) -> Known:
+        """Trace and measure a step."""
+        step = step or self.step
+        traced = trace(step)
+        kinds = {x.place: kind_of(x) for x in traced.tensors}
+        tables = tables_of(step.model)
+        speeds: Speeds
+        if self.is_abstract or self.gpu is not None:
+            speeds = Roofline(step, device_of(self.gpu or "a100"))
+        else:
+            speeds = Measured(step)
+        if self.is_abstract:
+            return Known(traced, errors_by_shape(traced), table_errors_by_shape(tables), speeds)
+        return Known(traced, measure_errors(step, kinds), measure_tables(step, tables), speeds)
+
+    @property
+    def is_abstract(self) -> bool:
+        """Whether the model or the batch has no values."""
+        tensors = (*self.step.model.parameters(), *tree_leaves((self.step.inputs, self.step.keywords)))
+        return any(isinstance(t, Tensor) and is_abstract(t) for t in tensors)
+
+    def solved(self, known: Known) -> Plan:
+        """Return the plan for what was measured."""
+        problem = self.problem(known)
+        kinds = [kind_of(x) for x in known.trace.tensors]
+        merged = merge(problem, kinds, MOST_OPTIONS)
+        solution = solve(merged, self.limits, self.price)
+        if merged is not problem:
+            solution = split(solution, problem.options)
+        return self.document(known, problem, solution, self.notes(merged, solution))
+
+    def problem(self, known: Known) -> Problem:
+        """Return the problem, whose last moment is the optimizer's step."""
+        fixed = self.static.parameters + self.static.optimizer
+        host = self.step.device.type in ("cuda", "meta")
+        problem = problem_of(self.step, known, fixed, host=host, recompute=self.recompute)
+        update = int(known.trace.gradients[-1]) + self.static.update
+        return replace(problem, base=np.append(problem.base, update))
+
+    def document(self, known: Known, problem: Problem, solution: Solution, notes: list[str]) -> Plan:
+        """Return the plan that a solution stands for."""
+        traced = known.trace
+        exact = [o for o in problem.options if o.method == EXACT]
+        exact_bytes = {o.covers[0]: o.saved for o in exact}
+        order = sorted(solution.chosen, key=lambda o: o.covers[0])
+        choices = [
+            Choice(
+                *(o.target, o.method, o.bits, sum(exact_bytes[i] for i in o.covers), o.saved),
+                *(o.noise, o.bias, o.seconds),
+            )
+            for o in order
+        ]
+        usage = problem.usage(solution.chosen)
+        at = int(np.argmax(usage))
+        gradients = np.append(traced.gradients, traced.gradients[-1])
+        held = int(usage[at] - problem.base[at])
+        peak = PeakMemory(
+            *(self.static.parameters, int(gradients[at]), self.static.optimizer, held),
+            *(int(problem.base[at] - gradients[at]), _moment(traced, at)),
+        )
+        return Plan(
+            signature(self.step.model),
+            tuple(choices),
+            peak,
+            problem.fixed + int(problem.usage(exact).max()),
+            *(solution.error, solution.bias**0.5, problem.seconds, solution.gap),
+            {"memory": self.limits.memory, "error": self.limits.error, "time": self.limits.time},
+            _batch_of(self.step),
+            tuple(notes),
+        )
+
+    def notes(self, merged: Problem, solution: Solution) -> list[str]:
+        """Return what was estimated, and what more memory would bring."""
+        notes = []
+        if self.is_abstract:
+            notes.append("errors are estimated from shapes, not measured; times are those of a roofline")
+        elif self.gpu is not None:
+            notes.append(f"times are those of a roofline for {self.gpu}, not measured")
+        if self.limits.memory is not None and solution.price > 0:
+            more = int(self.limits.memory * 1.1)
+            better = solve(merged, replace(self.limits, memory=more), self.price)
+            notes.append(
+                f"with {size_text(more)}: error {better.error:.3g}, time "
+                f"{1 + better.seconds / max(merged.seconds, 1e-9):.3f}"
+            )
+        return notes
+
+    # ---- the largest batch -------------------------------------------------------------------------------------------
+
+    def largest(self) -> Plan:
+        """Return the plan for the largest batch that fits.
+
+        Memory grows evenly with the batch, so traces of the batch and of twice the batch tell it for any other; errors
+        are taken as those of the given batch. The batch found is traced itself.
+        """
+        samples, known = _batch_of(self.step), self.measured()
+        double = trace(_with_batch(self.step, 2 * samples))
+
+        def fits(count: int) -> bool:
+            factor = count / samples
+            guess = replace(known, trace=scaled(known.trace, double, factor), speeds=Scaled(known.speeds, factor))
+            return self.is_feasible(guess)
+
+        low, high = 0, 1
+        while fits(high):
+            low, high = high, 2 * high
+            if high > 1 << 24:
+                raise FewbitError("any batch fits: the memory of a step does not grow with it")
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        for count in dict.fromkeys((low, low - 1, int(low * 0.98), int(low * 0.95))):
+            if count < 1:
+                break
+            step = _with_batch(self.step, count)
+            found = replace(known, trace=trace(step), speeds=Scaled(known.speeds, count / samples))
+            if self.is_feasible(found):
+                return replace(self, step=step).solved(found)
+        raise FewbitError(f"not even one sample fits into {self.limits.memory:,} bytes")
+
+    def is_feasible(self, known: Known) -> bool:
+        """Return whether there is a plan within the limits."""
+        problem = merge(self.problem(known), [kind_of(x) for x in known.trace.tensors], MOST_OPTIONS)
+        return is_feasible(problem, self.limits)
+
+
+def _batch_of(step: Step) -> int:
+    """Return the samples in a batch: the size of the first dimension of the first tensor."""
+    leaves = [t for t in tree_leaves((step.inputs, step.keywords)) if isinstance(t, Tensor) and t.dim()]
+    return len(leaves[0]) if leaves else 1
+
+
+def _with_batch(step: Step, samples: int) -> Step:
+    """Return the step with another number of samples: the given ones, repeated, and the first of them."""
+    given = _batch_of(step)
+
+    def resized(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or not leaf.dim() or len(leaf) != given:
+            return leaf
+        return torch.cat([leaf] * -(-samples // given))[:samples]
+
+    inputs, keywords = tree_map(resized, (step.inputs, dict(step.keywords)))
+    return replace(step, inputs=inputs, keywords=keywords)
+
+
+def _moment(traced: Trace, at: int) -> str:
+    """Return where in the step a moment lies, in words."""
+    if at >= len(traced.base):
+        return "in the optimizer's step"
+    if at < traced.backward:
+        inside = [(span.end - span.start, name) for name, spans in traced.calls.items() for span in spans if span.start <= at < span.end]
+        name = min(inside)[1] if inside else ""
+        return f"in the forward pass of {name or 'the model'}" if inside else "after the forward pass"
+    ahead = [(x.freed, x.module) for x in traced.tensors if x.freed >= at]
+    return f"in the backward pass of {min(ahead)[1] or 'the model'}" if ahead else "at the end of the backward pass"

@@ -1,0 +1,244 @@
+"""Estimates the time that a plan adds to a step: measured on this machine, or by a roofline for another.
+
+    Measured(step)          runs the step a few times, and quantizers on a tensor of the step's dtype
+    Roofline(device)        bytes over bandwidth, operations over speed, for a model on the meta device
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Protocol
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from ...tables import FewbitError
+from ...tables.names import nearest_names
+from ..quantizers import PerGroup
+from ..tensors.dtypes import DTYPES
+from .step import Step
+
+ELEMENTS = 1 << 20  # of the tensor that quantizers are timed with
+CALL = 30e-6  # seconds of Python that a tensor takes in hooks, there and back
+
+
+class Speeds(Protocol):
+    """Seconds of a step and of what a plan may add to it."""
+
+    @property
+    def step(self) -> float:
+        """Of an exact step."""
+        ...
+
+    def forward(self, module: str) -> float:
+        """Of the forward pass of a module, by name."""
+        ...
+
+    def codes(self, elements: int, bits: int, itemsize: int) -> float:
+        """To quantize and dequantize a tensor once each."""
+        ...
+
+    def transfer(self, nbytes: int) -> float:
+        """To copy bytes to host memory and back, as far as nothing else hides it."""
+        ...
+
+
+class Measured:
+    """Times of this machine. Quantizers are timed when they are asked for first.
+
+    Args:
+        step: on real tensors.
+        runs: of the step, of which the median counts.
+    """
+
+    def __init__(self, step: Step, runs: int = 3) -> None:
+        self._device = step.device
+        self._per_element: dict[int, float] = {}
+        dtypes = [p.dtype for p in step.model.parameters() if p.dtype in DTYPES]
+        self._dtype = dtypes[0] if dtypes else torch.float32
+        self._modules, self._step = _timed(step, runs, self._now)
+
+    @property
+    def step(self) -> float:
+        """Of an exact step."""
+        return self._step
+
+    def forward(self, module: str) -> float:
+        """Of the forward pass of a module."""
+        return self._modules.get(module, 0.0)
+
+    def codes(self, elements: int, bits: int, itemsize: int) -> float:
+        """To quantize and dequantize a tensor once each."""
+        if bits not in self._per_element:
+            x = torch.randn(64, ELEMENTS // 64, device=self._device, dtype=self._dtype)
+            quantizer = PerGroup(bits)
+            quantizer.compress(x).decompress()
+            times = []
+            for _ in range(3):
+                start = self._now()
+                quantizer.compress(x).decompress()
+                times.append(self._now() - start)
+            self._per_element[bits] = median(times) / ELEMENTS
+        return CALL + elements * self._per_element[bits]
+
+    def transfer(self, nbytes: int) -> float:
+        """To copy bytes to host memory and back: on the CPU there is no other memory."""
+        return 2 * nbytes / 12e9 if self._device.type == "cuda" else 0.0
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
+
+
+def _timed(step: Step, runs: int, now: Callable[[], float]) -> tuple[dict[str, float], float]:
+    """Return the seconds of each module's forward pass, and of a step."""
+    modules: defaultdict[str, list[float]] = defaultdict(list)
+    steps = []
+    with step.apart():
+        for run in range(runs + 1):
+            starts: dict[str, float] = {}
+            handles: list[Any] = []
+            for name, module in step.model.named_modules():
+                handles.append(module.register_forward_pre_hook(_starting(starts, name, now)))
+                handles.append(module.register_forward_hook(_ending(modules, starts, name, now)))
+            start = now()
+            loss, output = step.forward()
+            for handle in handles:
+                handle.remove()
+            torch.autograd.grad(loss, step.parameters, allow_unused=True)
+            del loss, output
+            if run:
+                steps.append(now() - start)
+            else:
+                modules.clear()  # the first run warms up
+    return {name: median(times) for name, times in modules.items()}, median(steps)
+
+
+def _starting(starts: dict[str, float], name: str, now: Callable[[], float]) -> Callable[..., None]:
+    def hook(*_: object) -> None:
+        starts[name] = now()
+
+    return hook
+
+
+def _ending(
+    found: defaultdict[str, list[float]], starts: dict[str, float], name: str, now: Callable[[], float]
+) -> Callable[..., None]:
+    def hook(*_: object) -> None:
+        found[name].append(now() - starts[name])
+
+    return hook
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Times of a batch that is larger by a factor.
+
+    Attributes:
+        speeds: of the batch that was measured.
+        factor: by which the batch is larger.
+    """
+
+    speeds: Speeds
+    factor: float
+
+    @property
+    def step(self) -> float:
+        """Of an exact step."""
+        return self.speeds.step * self.factor
+
+    def forward(self, module: str) -> float:
+        """Of the forward pass of a module."""
+        return self.speeds.forward(module) * self.factor
+
+    def codes(self, elements: int, bits: int, itemsize: int) -> float:
+        """To quantize and dequantize a tensor, of the larger batch, once each."""
+        return self.speeds.codes(elements, bits, itemsize)
+
+    def transfer(self, nbytes: int) -> float:
+        """To copy bytes to host memory and back."""
+        return self.speeds.transfer(nbytes)
+
+
+# ---- by a roofline ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a data sheet says of a GPU, and the share of it that training reaches.
+
+    Attributes:
+        memory: bytes.
+        bandwidth: bytes a second, of its memory.
+        flops: operations a second of dense matrix products in bfloat16.
+        host: bytes a second to host memory, in one direction.
+        efficiency: share of `flops` and of `bandwidth` that is reached.
+    """
+
+    memory: int
+    bandwidth: float
+    flops: float
+    host: float
+    efficiency: float = 0.5
+
+
+GIB = 1 << 30
+DEVICES = {
+    "t4": Device(16 * GIB, 320e9, 65e12, 12e9),
+    "rtx3090": Device(24 * GIB, 936e9, 71e12, 25e9),
+    "rtx4090": Device(24 * GIB, 1008e9, 165e12, 25e9),
+    "l40s": Device(48 * GIB, 864e9, 362e12, 25e9),
+    "a100": Device(80 * GIB, 2039e9, 312e12, 25e9),
+    "h100": Device(80 * GIB, 3350e9, 989e12, 55e9),
+    "h200": Device(141 * GIB, 4800e9, 989e12, 55e9),
+}
+
+
+def device_of(name: str) -> Device:
+    """Return the GPU of a name in `DEVICES`; raise FewbitError if there is none."""
+    if name not in DEVICES:
+        near = nearest_names(name, [*DEVICES])
+        hint = f"; nearest: {', '.join(near)}" if near else ""
+        raise FewbitError(f"{name!r} is no GPU that fewbit knows: {', '.join(DEVICES)}{hint}")
+    return DEVICES[name]
+
+
+class Roofline:
+    """Times by operations and bytes, for a device that is not there.
+
+    Args:
+        step: on any tensors, such as those of the meta device; its forward pass runs once to count operations.
+        device: the GPU.
+    """
+
+    def __init__(self, step: Step, device: Device) -> None:
+        self._device = device
+        counter = FlopCounterMode(display=False)
+        with step.apart(), torch.no_grad(), counter:
+            step.model(*step.inputs, **step.keywords)
+        root = type(step.model).__name__
+        self._flops: dict[str, float] = {}
+        for name, counts in counter.get_flop_counts().items():
+            inner = "" if name in (root, "Global") else name.removeprefix(f"{root}.")
+            self._flops[inner] = float(sum(counts.values()))
+
+    @property
+    def step(self) -> float:
+        """Of an exact step: a backward pass takes twice a forward pass."""
+        return 3 * self.forward("")
+
+    def forward(self, module: str) -> float:
+        """Of the forward pass of a module."""
+        return self._flops.get(module, 0.0) / (self._device.flops * self._device.efficiency)
+
+    def codes(self, elements: int, bits: int, itemsize: int) -> float:
+        """To quantize and dequantize a tensor: it is read and written once each, its codes as well."""
+        return 2 * elements * (itemsize + bits / 8) / (self._device.bandwidth * self._device.efficiency)
+
+    def transfer(self, nbytes: int) -> float:
+        """To copy bytes to host memory and back; half of it is hidden behind computation."""
+        return nbytes / self._device.host
+

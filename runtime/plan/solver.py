@@ -1,0 +1,180 @@
+"""Solves the planner's problem (problem.py) by mixed-integer linear programming, with HiGHS of scipy.
+
+A binary variable an option; a row a tensor, that one of the options which cover it is chosen; a row a moment, that
+memory suffices. HiGHS solves it by branch and bound, whose relaxation bounds the price from below: the gap between the
+two is what a better plan could still gain.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array, hstack
+
+from ...tables import FewbitError
+from .problem import Limits, Option, Price, Problem, Solution
+
+GAP = 1e-4  # relative, at which HiGHS stops
+SECONDS = 20.0  # after which it returns the best solution so far
+_TOLERANCE = 2e-6  # of HiGHS, relative to a row of the size of 1
+
+
+def solve(problem: Problem, limits: Limits, price: Price | None = None, *, seconds: float = SECONDS) -> Solution:
+    """Return the options of least price within `limits`; of least memory if memory is not limited.
+
+    Args:
+        problem: what is to be planned.
+        limits: on memory, error and time.
+        price: weights of error and time.
+        seconds: after which the best solution found so far is returned, with its gap.
+
+    Raises:
+        FewbitError: nothing is limited, or there is no plan within the limits; the least memory is named.
+    """
+    price = price or Price()
+    if limits == Limits():
+        raise FewbitError("limit memory, error or time: without limits the plan is to save all exactly")
+    if limits.memory is None:
+        least = _solve(problem, limits, None, price, seconds)
+        if least is None:
+            raise FewbitError(_unreachable(limits))
+        return replace(least, price=_peak(problem, least.chosen))
+    solution = _solve(problem, limits, limits.memory - problem.fixed, price, seconds)
+    if solution is None:
+        least = _solve(problem, replace(limits, memory=None), None, price, seconds)
+        if least is None:
+            raise FewbitError(_unreachable(limits))
+        more = _peak(problem, least.chosen)
+        within = "" if limits.error is None and limits.time is None else " within these limits on error and time"
+        raise FewbitError(
+            f"no plan{within} fits into {limits.memory:,} bytes: the least is {more:,}, of which {problem.fixed:,} are "
+            "parameters and the optimizer's state"
+        )
+    return solution
+
+
+def is_feasible(problem: Problem, limits: Limits, *, seconds: float = SECONDS) -> bool:
+    """Return whether there is a plan within `limits`, of which memory is one."""
+    assert limits.memory is not None
+    least = _solve(problem, replace(limits, memory=None), None, Price(), seconds)
+    return least is not None and _peak(problem, least.chosen) <= limits.memory
+
+
+def _unreachable(limits: Limits) -> str:
+    said = [f"{name}={value}" for name in ("error", "time") if (value := getattr(limits, name)) is not None]
+    return f"no plan is within {' and '.join(said)}"
+
+
+def _peak(problem: Problem, chosen: Iterable[Option]) -> int:
+    return problem.fixed + int(problem.usage(chosen).max())
+
+
+def _solve(
+    problem: Problem, limits: Limits, memory: int | None, price: Price, seconds: float
+) -> Solution | None:
+    """Return the solution within `memory` bytes without what is fixed, or that of least memory; None if there is none.
+
+    Variables are the options and, to minimise it, the peak, in units of the exact one.
+    """
+    options = problem.options
+    count = len(options)
+    prices = np.array([price.of(option, problem.seconds) for option in options])
+    scale = float(np.median(prices[prices > 0])) if (prices > 0).any() else 1.0  # tolerances are absolute
+    covers = _rows(((i, j) for j, option in enumerate(options) for i in option.covers), (problem.tensors, count))
+    moments = problem.moments
+    unit = float(max(problem.base.max() + 1, 1) if memory is None else max(memory, 1))
+    held = csr_array(problem.held_at(moments) / unit)
+    base = problem.base[moments] / unit
+    with_peak = memory is None
+    column = csr_array(np.ones((len(moments), 1)))
+    held = hstack([held, -column]) if with_peak else held
+    most = -base if with_peak else (1 - _TOLERANCE) - base
+    constraints = [
+        LinearConstraint(_wide(covers, with_peak), 1, 1),
+        LinearConstraint(held, -np.inf, most),
+    ]
+    if limits.error is not None:
+        constraints.append(_at_most(lambda o: o.error, options, limits.error**2, with_peak))
+    if limits.time is not None:
+        constraints.append(_at_most(lambda o: o.seconds, options, (limits.time - 1) * problem.seconds, with_peak))
+    found = milp(
+        np.append(np.zeros(count), 1.0) if with_peak else prices / scale,
+        integrality=np.append(np.ones(count), 0.0) if with_peak else np.ones(count),
+        bounds=Bounds(0, np.append(np.ones(count), np.inf) if with_peak else 1),
+        constraints=constraints,
+        options={"mip_rel_gap": GAP, "time_limit": seconds},
+    )
+    if found.x is None:
+        return None
+    chosen = tuple(option for option, x in zip(options, found.x[:count], strict=True) if x > 0.5)
+    bound = found.mip_dual_bound
+    bound = float(found.fun if bound is None else bound)
+    if with_peak:
+        return Solution(chosen, float(found.fun) * unit + problem.fixed, bound * unit + problem.fixed)
+    return Solution(chosen, float(found.fun) * scale, bound * scale)
+
+
+def _rows(places: Iterable[tuple[int, int]], shape: tuple[int, int]) -> csr_array:
+    """Return a matrix with ones at `places`."""
+    listed = list(places)
+    rows, columns = (np.array(part, np.int64) for part in zip(*listed, strict=True)) if listed else ([], [])
+    return csr_array((np.ones(len(listed)), (rows, columns)), shape=shape)
+
+
+def _wide(matrix: csr_array, with_peak: bool) -> csr_array:
+    return csr_array(hstack([matrix, csr_array((matrix.shape[0], 1))])) if with_peak else matrix
+
+
+def _at_most(
+    quantity: Callable[[Option], float], options: tuple[Option, ...], most: float, with_peak: bool
+) -> LinearConstraint:
+    unit = most if most > 0 else 1.0
+    row = np.array([quantity(option) / unit for option in options] + [0.0] * with_peak)
+    return LinearConstraint(row[None], -np.inf, most / unit)
+
+
+def merge(problem: Problem, kinds: list[str], most: int) -> Problem:
+    """Return a problem of at most about `most` options, in which runs of equal tensors are covered together.
+
+    Args:
+        problem: with tensors in the order of the forward pass.
+        kinds: of each tensor; equal tensors, such as those of one place in several equal layers, have equal kinds.
+        most: number of options.
+    """
+    if len(problem.options) <= most:
+        return problem
+    members: defaultdict[str, list[int]] = defaultdict(list)
+    for i, kind in enumerate(kinds):
+        members[kind].append(i)
+    per_tensor = len(problem.options) / max(1, problem.tensors)
+    runs = max(1, int(most / per_tensor / len(members)))
+    run_of = {i: place * runs // len(each) for each in members.values() for place, i in enumerate(each)}
+    return Problem(problem.tensors, _merged(problem.options, kinds, run_of), problem.base, problem.fixed, problem.seconds)
+
+
+def _merged(options: Iterable[Option], kinds: list[str], run_of: dict[int, int]) -> tuple[Option, ...]:
+    """Return the options of each run together: those of one method and number of bits, for equal tensors."""
+    groups: defaultdict[tuple[object, ...], list[Option]] = defaultdict(list)
+    for option in options:
+        covered = tuple(sorted(kinds[i] for i in option.covers))
+        groups[option.method, option.bits, covered, min(run_of[i] for i in option.covers)].append(option)
+    return tuple(
+        Option(
+            each[0].method,
+            ",".join(o.target for o in each),
+            each[0].bits,
+            tuple(i for o in each for i in o.covers),
+            tuple(hold for o in each for hold in o.holds),
+            *(sum(getattr(o, name) for o in each) for name in ("saved", "noise", "bias", "seconds")),
+        )
+        for each in groups.values()
+    )
+
+
+def split(solution: Solution, options: tuple[Option, ...]) -> Solution:
+    """Return the solution of a merged problem in the options of the problem that it was merged of."""
+    by_key = {(o.method, o.bits, o.target): o for o in options}
+    chosen = tuple(by_key[o.method, o.bits, target] for o in solution.chosen for target in o.target.split(","))
+    return replace(solution, chosen=chosen)

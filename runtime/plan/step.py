@@ -1,0 +1,93 @@
+"""One training step of a model: its forward pass, its loss and the parameters whose gradients count."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from ...tables import FewbitError
+from ..memory.peak import gradients_aside
+from ..memory.values import values_for
+
+Loss = Callable[[Any], Tensor]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A model, the batch and the loss.
+
+    Attributes:
+        model: any module in training mode or not; a step leaves its gradients, buffers and random state as they were.
+        inputs, keywords: of its forward pass.
+        loss: of its output; None takes the output named `loss`, or the output itself if it is one number.
+    """
+
+    model: nn.Module
+    inputs: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    loss: Loss | None = None
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters that are trained."""
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+    def forward(self) -> tuple[Tensor, Any]:
+        """Run the forward pass; return the loss and the model's output, which a training loop holds until the end.
+
+        Raises:
+            FewbitError: the output is no loss and there is no function to make one, or nothing requires a gradient.
+        """
+        output = self.model(*self.inputs, **self.keywords)
+        loss = self.loss_of(output)
+        if not loss.requires_grad:
+            raise FewbitError("the loss does not require a gradient: nothing is saved, and there is nothing to plan")
+        return loss, output
+
+    def loss_of(self, output: Any) -> Tensor:
+        """Return the loss of the model's output."""
+        if self.loss is not None:
+            found = self.loss(output)
+        else:
+            found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+        if not isinstance(found, Tensor) or found.numel() != 1:
+            raise FewbitError("the model's output is no loss: give loss=, a function of the output that returns one number")
+        return found.sum()
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Leave gradients, buffers and the random state as they were at the end of this block."""
+        with ExitStack() as stack:
+            for mode in values_for(self.model, (self.inputs, self.keywords)):
+                stack.enter_context(mode)
+            stack.enter_context(gradients_aside(self.parameters, (self.inputs, self.keywords)))
+            stack.enter_context(_buffers_aside(self.model))
+            devices = {t.device for t in self._tensors() if t.device.type == "cuda"}
+            stack.enter_context(torch.random.fork_rng([*devices]))
+            stack.enter_context(torch.enable_grad())
+            yield
+
+    @property
+    def device(self) -> torch.device:
+        """Of the parameters, or of the first input where there are none."""
+        return next((t.device for t in self._tensors()), torch.device("cpu"))
+
+    def _tensors(self) -> Iterator[Tensor]:
+        yield from self.model.parameters()
+        yield from (t for t in tree_leaves((self.inputs, self.keywords)) if isinstance(t, Tensor))
+
+
+@contextmanager
+def _buffers_aside(model: nn.Module) -> Iterator[None]:
+    """Restore the buffers at the end, such as the running statistics of batch normalization."""
+    before = {buffer: buffer.detach().clone() for buffer in model.buffers()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, values in before.items():
+                buffer.copy_(values)

@@ -1,0 +1,324 @@
+"""Traces the memory of a training step that saves nothing, and when each saved tensor would be held.
+
+One step runs with hooks that drop every tensor that may be rounded, and give zeros in the backward pass. So its memory
+is what remains whatever a plan chooses: the base of the problem. It takes less than any plan, and runs where training
+does not fit; on the meta device it allocates nothing. A tensor's codes are held from the moment when it is saved; the
+tensor itself, if it is saved exactly, from the moment when the forward pass lets go of it.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+import weakref
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...tables import FewbitError
+from ..memory.peak import StorageTracker, no_collection
+from ..memory.storages import parts_of
+from ..quantizers import Compressed
+from ..saved_tensors import Exactly
+from ..tensors.abstract import scratch
+from ..tensors.spec import TensorSpec
+from .places import Places
+from .problem import Hold
+from .step import Step
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A tensor that may be rounded, and its life in the step.
+
+    Attributes:
+        place: as `Places` names it.
+        module: name of the module that saves it first.
+        function: name of the torch function that saves it first.
+        shape, dtype: of the tensor.
+        features: elements of its innermost dimension.
+        saved, freed: moments between which its codes are held.
+        exact: what it takes to hold it exactly.
+        users: names of all modules that save it.
+    """
+
+    place: str
+    module: str
+    function: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    features: int
+    saved: int
+    freed: int
+    exact: tuple[Hold, ...]
+    users: tuple[str, ...]
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the exact tensor."""
+        return self.elements * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Span:
+    """One call of a module in the forward pass, from a moment to another."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A traced step.
+
+    Attributes:
+        tensors: what may be rounded, in the order of saving.
+        base: bytes at each moment.
+        calls: of each module.
+        kept: what one module alone saves exactly in any case: (module, life of the storage).
+        inputs: lives of the storages that each module is given, as far as a gradient flows through them.
+        backward: the moment at which the backward pass begins.
+        gradients: bytes of the parameters' gradients at each moment, which are in `base`.
+    """
+
+    tensors: tuple[Traced, ...]
+    base: NDArray[np.int64]
+    calls: dict[str, tuple[Span, ...]]
+    kept: tuple[tuple[str, Hold], ...]
+    inputs: dict[str, tuple[Hold, ...]]
+    backward: int
+    gradients: NDArray[np.int64]
+
+
+def trace(step: Step) -> Trace:
+    """Run a step that saves nothing, and return its memory and the lives of the tensors that it would save.
+
+    Raises:
+        FewbitError: the model's output is no loss, or the model asks for values that it does not have.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(step.apart())
+        stack.enter_context(no_collection())
+        tracker = stack.enter_context(StorageTracker())
+        recorder = _Recorder(tracker)
+        with Places(step.model, recorder):
+            loss, output = step.forward()
+        backward = recorder.now
+        loss.backward()
+        recorder.finish()
+        gradients = {n for p in step.parameters for n in _numbers(tracker, p.grad)}
+        del loss, output
+    return recorder.trace(backward, gradients)
+
+
+def _numbers(tracker: StorageTracker, x: Tensor | None) -> Iterator[int]:
+    for part in () if x is None else parts_of(x):
+        number = tracker.number_of(part)
+        if number is not None:
+            yield number
+
+
+def scaled(one: Trace, double: Trace, factor: float) -> Trace:
+    """Return the trace of a batch that is `factor` times that of `one`, given that of twice the batch.
+
+    Raises:
+        FewbitError: the two steps differ in more than the sizes of their tensors.
+    """
+    same = len(one.base) == len(double.base) and [x.place for x in one.tensors] == [x.place for x in double.tensors]
+    if not same or len(one.kept) != len(double.kept):
+        raise FewbitError("a step of twice the batch allocates in another order, so the largest batch is not known")
+
+    def line(a: Any, b: Any) -> Any:
+        return a + (b - a) * (factor - 1)
+
+    def hold(a: Hold, b: Hold) -> Hold:
+        return Hold(a.start, a.end, max(0, int(line(a.nbytes, b.nbytes))))
+
+    def tensor(a: Traced, b: Traced) -> Traced:
+        shape = tuple(max(1, round(line(m, n))) for m, n in zip(a.shape, b.shape, strict=True))
+        return replace(a, shape=shape, exact=tuple(map(hold, a.exact, b.exact)))
+
+    return replace(
+        one,
+        tensors=tuple(map(tensor, one.tensors, double.tensors)),
+        base=line(one.base, double.base).astype(np.int64),
+        kept=tuple((m, hold(a, b)) for (m, a), (_, b) in zip(one.kept, double.kept, strict=True)),
+        inputs={m: tuple(map(hold, holds, double.inputs[m])) for m, holds in one.inputs.items()},
+        gradients=line(one.gradients, double.gradients).astype(np.int64),
+    )
+
+
+@dataclass
+class _Life:
+    """What is recorded of one tensor until its trace is made."""
+
+    place: str
+    module: str
+    function: str
+    form: TensorSpec
+    features: int
+    saved: int
+    storage: int | None  # number of the storage; None if it lives on anyway
+    is_part: bool
+    users: list[str]
+    restored: list[int] = field(default_factory=list)  # numbers of the storages made in the backward pass
+    freed: int = -1
+
+
+class _Dropped:
+    """Codes without memory, and a life that ends when autograd lets go of them."""
+
+    nbytes = 0
+
+    def __init__(self, life: _Life, recorder: "_Recorder") -> None:
+        self.life, self._recorder = life, recorder
+        weakref.finalize(self, recorder.free, life).atexit = False
+
+    def decompress(self) -> Tensor:
+        """Return zeros."""
+        with scratch():
+            x = self.life.form.empty().zero_()
+        number = self._recorder.tracker.number_of(x)
+        if number is not None:
+            self.life.restored.append(number)
+        return x
+
+
+@dataclass(frozen=True)
+class _Drop:
+    """The quantizer of one tensor that drops it."""
+
+    recorder: "_Recorder"
+    place: str
+    function: str
+
+    def compress(self, x: Tensor) -> Compressed:
+        return self.recorder.drop(x, self.place, self.function)
+
+
+class _Recorder:
+    """The policy that drops all tensors and records their lives."""
+
+    def __init__(self, tracker: StorageTracker) -> None:
+        self.tracker = tracker
+        self.lives: list[_Life] = []
+        self.calls: dict[str, list[Span]] = {}
+        self._open: dict[str, list[int]] = {}
+        self._kept: dict[int, set[str]] = {}  # number of a storage -> modules that save it exactly
+        self._inputs: dict[str, set[int]] = {}
+        self._end = -1
+
+    @property
+    def now(self) -> int:
+        """The present moment."""
+        return len(self.tracker.events)
+
+    def choose(self, place: str, x: Tensor, function: str) -> Any:
+        if x.untyped_storage()._cdata and self.tracker.number_of(x) is None:
+            return Exactly()  # an input, or made before the step
+        return _Drop(self, place, function)
+
+    def drop(self, x: Tensor, place: str, function: str) -> _Dropped:
+        module = place.rpartition(":")[0]
+        features = x.shape[min(range(x.dim()), key=x.stride)] if x.dim() else 1
+        is_part = x.numel() * x.element_size() < x.untyped_storage().nbytes()
+        number = self.tracker.number_of(x)
+        life = _Life(place, module, function, TensorSpec.of(x), features, self.now, number, is_part, [module])
+        self.lives.append(life)
+        return _Dropped(life, self)
+
+    def free(self, life: _Life) -> None:
+        life.freed = self.now
+
+    def share(self, compressed: Any, module: str) -> None:
+        if isinstance(compressed, _Dropped) and module not in compressed.life.users:
+            compressed.life.users.append(module)
+
+    def keep(self, x: Tensor, module: str) -> None:
+        if x.layout == torch.strided and (number := self.tracker.number_of(x)) is not None:
+            self._kept.setdefault(number, set()).add(module)
+
+    def enter(self, module: str, given: list[Tensor]) -> None:
+        self._open.setdefault(module, []).append(self.now)
+        numbers = {self.tracker.number_of(x) for x in given if x.requires_grad and x.layout == torch.strided}
+        self._inputs.setdefault(module, set()).update(n for n in numbers if n is not None)
+
+    def leave(self, module: str) -> None:
+        self.calls.setdefault(module, []).append(Span(self._open[module].pop(), self.now))
+
+    def finish(self) -> None:
+        """Note the end of the step."""
+        self._end = self.now
+
+    def trace(self, backward: int, gradients: set[int]) -> Trace:
+        """Return what was recorded."""
+        end = self._end
+        storages = _storages(self.tracker, end)
+        tensors = []
+        for life in self.lives:
+            freed = end if life.freed < 0 else min(life.freed, end)
+            if freed <= life.saved:
+                continue  # of a part of the graph that the loss does not need
+            windows = [(storages[n].start, storages[n].end) for n in life.restored if n in storages]
+            born = life.saved if life.is_part or life.storage is None else min(storages[life.storage].end, freed)
+            nbytes = life.form.numel * life.form.dtype.itemsize
+            exact = tuple(Hold(a, b, nbytes) for a, b in _without(born, freed, windows))
+            shape = tuple(life.form.shape)
+            tensors.append(
+                Traced(
+                    *(life.place, life.module, life.function, shape, life.form.dtype),
+                    *(life.features, life.saved, freed, exact, tuple(life.users)),
+                )
+            )
+        kept = tuple(
+            (next(iter(modules)), storages[number])
+            for number, modules in self._kept.items()
+            if len(modules) == 1 and storages[number].end > storages[number].start
+        )
+        calls = {module: tuple(spans) for module, spans in self.calls.items()}
+        inputs = {module: tuple(storages[n] for n in numbers) for module, numbers in self._inputs.items()}
+        of_gradients = np.zeros(max(end, 1), np.int64)
+        for number in gradients:
+            of_gradients[storages[number].start :] += storages[number].nbytes
+        return Trace(tuple(tensors), _levels(self.tracker, end), calls, kept, inputs, backward, of_gradients)
+
+
+def _storages(tracker: StorageTracker, end: int) -> dict[int, Hold]:
+    """Return the life of each storage by number."""
+    born: dict[int, int] = {}
+    size: dict[int, int] = {}
+    dead: dict[int, int] = {}
+    for moment, event in enumerate(tracker.events[:end]):
+        if event.delta > 0:
+            born.setdefault(event.number, moment)
+            size[event.number] = size.get(event.number, 0) + event.delta
+        elif event.delta < 0:
+            dead[event.number] = moment
+    return {number: Hold(start, dead.get(number, end), size[number]) for number, start in born.items()}
+
+
+def _levels(tracker: StorageTracker, end: int) -> NDArray[np.int64]:
+    """Return the bytes after each event; those inside a kernel are those before it, and its end counts."""
+    total, before, levels = 0, 0, []
+    for event in tracker.events[:end]:
+        total += event.delta
+        before = total if event.counts else before
+        levels.append(before)
+    return np.array(levels or [0], np.int64)
+
+
+def _without(start: int, end: int, windows: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield the parts of [start, end) outside of all windows."""
+    for a, b in sorted(windows):
+        if start < min(a, end):
+            yield start, min(a, end)
+        start = max(start, b)
+    if start < end:
+        yield start, end

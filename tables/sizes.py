@@ -1,0 +1,26 @@
+"""Sizes in bytes, as people write them."""
+
+import re
+
+from .errors import FewbitError, shown
+
+# 16G means 16 GiB, the convention for GPUs.
+_UNITS = {"": 1, "b": 1} | {
+    unit: base**power
+    for power, letter in enumerate("kmgt", 1)
+    for unit, base in ((letter, 1024), (f"{letter}ib", 1024), (f"{letter}b", 1000))
+}
+
+
+def parse_size(value: object) -> int:
+    """Return a whole number of bytes, from a number or a text such as ``16GiB`` or ``80GB``.
+
+    Raises:
+        FewbitError: it is no such text, or not above 0.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", value.strip().lower()) if isinstance(value, str) else None
+    if found is None or found[2] not in _UNITS or float(found[1]) == 0:
+        raise FewbitError(f"{shown(value)} is not a size such as 16GiB or 80GB")
+    return int(float(found[1]) * _UNITS[found[2]])
