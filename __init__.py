@@ -27,6 +27,8 @@ _HOMES = {
     "convert": ".runtime.convert.api",
     "revert": ".runtime.convert.api",
     "few_bit": ".runtime.activations.catch",
+    **dict.fromkeys(("plan", "fit"), ".runtime.plan.planner"),
+    "Plan": ".runtime.plan.document",
     "compress_saved_tensors": ".runtime.saved_tensors",
     "compile_report": ".runtime.compile.report",
     "inductor_options": ".runtime.compile.backend",

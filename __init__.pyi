@@ -32,6 +32,9 @@ from .runtime.layers.preact import PreActConv2d as PreActConv2d
 from .runtime.layers.preact import PreActConv3d as PreActConv3d
 from .runtime.layers.preact import PreActLinear as PreActLinear
 from .runtime.plan import memory as memory
+from .runtime.plan.document import Plan as Plan
+from .runtime.plan.planner import fit as fit
+from .runtime.plan.planner import plan as plan
 from .runtime.saved_tensors import compress_saved_tensors as compress_saved_tensors
 from .tables import FewbitError as FewbitError
 from .tables import Table as Table

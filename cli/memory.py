@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..runtime.memory.listing import Field, Sort
     from ..runtime.plan.memory import Comparison, Need, Peak, Profile
 
+
 class ByteSize(click.ParamType):
     """A size such as ``16GiB`` or ``80GB``, converted to a whole number of bytes."""
 

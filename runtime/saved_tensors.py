@@ -35,7 +35,7 @@ from ..tables.errors import shown
 from .quantizers import Compressed, FixedPoint, Quantizer
 from .tensors.abstract import is_abstract
 from .tensors.dtypes import DTYPES
-from .tensors.layout import as_dense, flat, with_stride
+from .tensors.layout import as_dense, flat
 from .tensors.packing import pack, packed_size, unpack
 from .tensors.spec import TensorSpec
 
@@ -135,8 +135,9 @@ class Chooser(Protocol):
         """Note that another op saves the tensor, or a part of it, that `compressed` was made of."""
         ...
 
-    def keep(self, x: Tensor) -> None:
-        """Note that `x` is saved exactly, because it must not be rounded or would not become smaller."""
+    def keep(self, x: Tensor, in_bits: bool = False) -> None:
+        """Note that `x` is saved exactly: as it is, because it must not be rounded or would not become smaller; or in
+        one bit an element, such as signs and masks of dropout."""
         ...
 
 
@@ -161,7 +162,7 @@ class _Always:
 
     def share(self, compressed: Compressed) -> None: ...
 
-    def keep(self, x: Tensor) -> None: ...
+    def keep(self, x: Tensor, in_bits: bool = False) -> None: ...
 
 
 class _Hooks(torch.autograd.graph.saved_tensors_hooks):
@@ -290,15 +291,14 @@ class _View:
 
 @dataclass(frozen=True)
 class _Copy:
-    """Saved in place of a non-dense tensor: codes that no other tensor shares."""
+    """Saved in place of a tensor with gaps or repeats: codes that no other tensor shares, of a tensor without."""
 
     compressed: Compressed
     shape: torch.Size
-    stride: tuple[int, ...]
 
     def tensor(self) -> Tensor:
-        """Return the tensor, decompressed."""
-        return with_stride(self.compressed.decompress(), self.stride).expand(self.shape)
+        """Return the tensor, decompressed, without the gaps."""
+        return self.compressed.decompress().expand(self.shape)
 
 
 @dataclass(frozen=True)
@@ -342,7 +342,7 @@ class _Exact:
 
 
 class Exactly:
-    """The quantizer that a `Chooser` gives a tensor that is to be saved as it is: once, like codes, for all its users."""
+    """The quantizer that a `Chooser` gives a tensor to be saved as it is: once, as codes are, for all its users."""
 
     def compress(self, x: Tensor) -> _Exact:
         """Return `x`; a copy if it is a part of a larger block of memory, which it would keep alive."""
@@ -418,12 +418,13 @@ class _Store:
             if small or _overlaps(core):
                 return self._exact(x)
             if self.running.name in _OF_SIGNS:
-                return _Copy(_Signs.of(core), x.shape, core.stride())
+                self.chooser.keep(x, in_bits=True)
+                return _Copy(_Signs.of(core), x.shape)
             compressed = self._compressed(core)
             if compressed is None or compressed.nbytes > core.numel() * core.element_size():
                 return self._exact(x)
             if core.numel() < x.numel() or as_dense(core) is not core:
-                return _Copy(compressed, x.shape, core.stride())
+                return _Copy(compressed, x.shape)
             start = int(x.storage_offset())
             entry = _Entry(compressed, start, start + x.numel(), x._version, x.dtype, storage)
             self._remember(entry)
@@ -460,6 +461,7 @@ class _Store:
         """Return `x` compressed, or None if it is not finite or, from dropout, has no exact form in bits."""
         with torch.no_grad():
             if x.grad_fn is None and _may_be_dropouts(self.running.name, x):
+                self.chooser.keep(x, in_bits=True)
                 return _Bits.of(x)
             quantizer: Any = self.chooser.choose(x, self.running.name)
             if x.dim() > 1 and hasattr(quantizer, "within"):

@@ -29,7 +29,7 @@ from ..layers.offload import SwappingSaver
 from ..layers.saver import Saver
 from ..tensors.checks import check_integer
 from .filters import Selectors, inventory, unwanted
-from .find import ORIGINAL, Activation, Form, Found, activations, form_of
+from .find import FITTED, ORIGINAL, Activation, Form, Found, activations, form_of
 from .measure import measure
 from .neighbours import Neighbours
 from .pipeline import choose_methods, configs_of, nothing_to_do, undo_methods
@@ -243,6 +243,8 @@ def _only_adding(model: nn.Module, forms: Mapping[Found, Any], unknown_too: bool
 def revert(model: nn.Module) -> nn.Module:
     """Put back, in place, the modules that `convert` replaced, with the hooks that their replacements have now.
 
+    A model that trains by a plan, of `fewbit.fit`, is put back too.
+
     Args:
         model: a converted model, a copy or a pickle of one; any other is left unchanged.
 
@@ -254,6 +256,9 @@ def revert(model: nn.Module) -> nn.Module:
             model is then unchanged.
     """
     _check_model(model)
+    fitted = vars(model).pop(FITTED, None)
+    if fitted is not None:
+        fitted.undo()
     _stop_adapting(model)
     model = undo_methods(model)
     for activation in activations(model):

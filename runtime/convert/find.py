@@ -22,6 +22,8 @@ Activation = nn.Module | Function
 
 # Attribute in which a replacement holds the original: not a submodule, so that nothing else sees it.
 ORIGINAL = "_fewbit_original"
+# Attribute of a model that trains by a plan (plan/fitted.py): an object whose `undo` puts the model back.
+FITTED = "_fewbit_fitted"
 
 
 def original_of(activation: Activation) -> Activation | None:

@@ -1,9 +1,9 @@
 """A plan: what is done with each saved tensor, activation and block, and what that is predicted to cost.
 
-    plan = fewbit.plan(model, batch, memory="16GiB")
-    print(plan)                                     choices by groups of equal layers, memory, error, time
-    plan.to_json("plan.json")                       a file to read and to edit; Plan.from_json reads it
-    fewbit.fit(model, plan=plan)                    trains by it
+plan = fewbit.plan(model, batch, memory="16GiB")
+print(plan)                                     choices by groups of equal layers, memory, error, time
+plan.to_json("plan.json")                       a file to read and to edit; Plan.from_json reads it
+fewbit.fit(model, plan=plan)                    trains by it
 """
 
 import hashlib
@@ -198,7 +198,8 @@ class Plan:
             *columns(rows, 2),
             "",
             f"saved: {size_text(self.exact_saved)} exactly, {size_text(self.saved)} by this plan",
-            f"peak: {size_text(peak.total)} ({peak.total:,} bytes), {size_text(self.exact_peak)} exactly; {peak.moment}",
+            f"peak: {size_text(peak.total)} ({peak.total:,} bytes), {size_text(self.exact_peak)} exactly",
+            f"  {peak.moment}",
             f"  {made_of}",
             f"error of the gradient: {self.error:.3g}, of which {self.bias:.3g} does not average out",
             f"time of a step: {self.time:.3f} of the exact one, batch of {self.batch}",
@@ -231,4 +232,3 @@ def signature(model: nn.Module) -> str:
     for name, parameter in model.named_parameters():
         digest.update(f"{name}:{tuple(parameter.shape)};".encode())
     return digest.hexdigest()
-

@@ -1,11 +1,11 @@
 """Trains a model by a plan: tables by `convert`, blocks by `torch.utils.checkpoint`, all else by hooks.
 
-    fitted = fewbit.fit(model, plan=plan)
-    fitted.undo()
+fitted = fewbit.fit(model, plan=plan)
+fitted.undo()
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ...tables import FewbitError
 from ..convert.api import convert, revert
+from ..convert.find import FITTED
 from ..convert.method import Activations
 from ..layers.offload import Swapper, SwappingSaver
 from ..layers.saver import QuantizerSaver
@@ -26,8 +27,6 @@ from ..saved_tensors import Exactly
 from .document import Choice, Plan
 from .places import Places
 from .problem import GROUPS, HOST, RECOMPUTE, TABLE
-
-_ATTRIBUTE = "_fewbit_fitted"
 
 
 class Fitted:
@@ -44,10 +43,9 @@ class Fitted:
         self.model, self.plan = model, plan
         self._blocks: list[nn.Module] = []
         self._policy = _Planned()
-        self._refresh: Callable[[], None] | None = None
         self.use(plan)
         self._places = Places(model, self._policy)
-        vars(model)[_ATTRIBUTE] = self
+        vars(model)[FITTED] = self
 
     def use(self, plan: Plan) -> None:
         """Train by another plan for the same model from the next step on."""
@@ -72,11 +70,10 @@ class Fitted:
 
     def undo(self) -> nn.Module:
         """Return the model as it was before `fit`."""
+        vars(self.model).pop(FITTED, None)
         self._places.remove()
         _put_back(self.model, self._blocks)
-        revert(self.model)
-        vars(self.model).pop(_ATTRIBUTE, None)
-        return self.model
+        return revert(self.model)
 
     def __str__(self) -> str:
         return str(self.plan)
@@ -84,7 +81,7 @@ class Fitted:
 
 def undo_fit(model: nn.Module) -> None:
     """Undo an earlier `fit` of the model, if there is one."""
-    fitted = vars(model).get(_ATTRIBUTE)
+    fitted = vars(model).get(FITTED)
     if fitted is not None:
         fitted.undo()
 
@@ -116,7 +113,7 @@ class _Planned:
 
     def share(self, compressed: Compressed, module: str) -> None: ...
 
-    def keep(self, x: Tensor, module: str) -> None: ...
+    def keep(self, x: Tensor, module: str, in_bits: bool) -> None: ...
 
     def enter(self, module: str, given: list[Tensor]) -> None: ...
 

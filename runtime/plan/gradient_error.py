@@ -206,9 +206,7 @@ class _Probe:
         """Return the errors for all numbers of bits of those at `PROBE` bits."""
         variances = quantization_variances(self.x, self.quantizer)
         share = {bits: v / variances[PROBE] if variances[PROBE] else 0.0 for bits, v in variances.items()}
-        return Errors(
-            {bits: noise * s for bits, s in share.items()}, {bits: bias * s for bits, s in share.items()}
-        )
+        return Errors({bits: noise * s for bits, s in share.items()}, {bits: bias * s for bits, s in share.items()})
 
 
 def quantization_variances(x: Tensor, quantizer: PerGroup) -> dict[int, float]:
@@ -228,7 +226,7 @@ class _Probing:
     prober: "_Prober"
     place: str
     function: str
-    quantizer: PerGroup = PerGroup(PROBE)
+    quantizer: PerGroup
 
     def within(self, features: int) -> "_Probing":
         return _Probing(self.prober, self.place, self.function, self.quantizer.within(features))
@@ -252,13 +250,13 @@ class _Prober:
         return [probe for probe in (reference() for reference in self.probes) if probe is not None]
 
     def choose(self, place: str, x: Tensor, function: str) -> Any:
-        return _Probing(self, place, function)
+        return _Probing(self, place, function, PerGroup(PROBE))
 
     def share(self, compressed: Any, module: str) -> None:
         if isinstance(compressed, _Probe) and module not in compressed.users:
             compressed.users.append(module)
 
-    def keep(self, x: Tensor, module: str) -> None: ...
+    def keep(self, x: Tensor, module: str, in_bits: bool) -> None: ...
 
     def enter(self, module: str, given: list[Tensor]) -> None: ...
 

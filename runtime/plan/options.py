@@ -157,7 +157,8 @@ def _of_blocks(model: nn.Module, known: Known) -> Iterator[Option]:
     for name in blocks_of(model):
         calls = trace.calls.get(name, ())
         members = [i for i, x in enumerate(trace.tensors) if all(_within(user, name) for user in x.users)]
-        if len(calls) != 1 or not members:
+        shared = any(_within(x.module, name) and i not in members for i, x in enumerate(trace.tensors))
+        if len(calls) != 1 or not members or shared:  # what others save too would be saved first by them
             continue
         (call,) = calls
         tensors = [trace.tensors[i] for i in members]
@@ -165,12 +166,15 @@ def _of_blocks(model: nn.Module, known: Known) -> Iterator[Option]:
             continue
         start = _backward_start(tensors, trace)
         holds = [Hold(max(h.start, start), h.end, h.nbytes) for x in tensors for h in x.exact if h.end > start]
-        own = [
-            h for m, h in trace.kept if _within(m, name) and call.start <= h.start < call.end and h.end > start
-        ]
-        holds += [Hold(call.end, start, -h.nbytes) for h in own]
+        own = [k for k in trace.kept if _within(k.module, name) and call.start <= k.life.start < call.end]
+        whole = [k.life for k in own if not k.in_bits and k.life.end > start]
+        holds += [Hold(call.end, start, -life.nbytes) for life in whole]
+        # What is saved in bits, recomputing saves whole, unless it is the memory of a tensor that it saves anyway.
+        storages, end = {x.storage for x in tensors}, max(x.freed for x in tensors)
+        masks = {k.storage: k.life.nbytes for k in own if k.in_bits and k.storage not in storages}
+        holds += [Hold(start, end, nbytes) for nbytes in masks.values()]
         room = int(exact[call.start : call.end].max() - exact[call.start])
-        known_room = sum(x.nbytes for x in tensors) + sum(h.nbytes for h in own)
+        known_room = sum(x.nbytes for x in tensors) + sum(h.nbytes for h in whole) + sum(masks.values())
         holds.append(Hold(start, start + 1, max(0, room - known_room)))
         given = [Hold(h.end, start, h.nbytes) for h in trace.inputs.get(name, ()) if h.end < start]
         saved = sum(h.nbytes for h in given)

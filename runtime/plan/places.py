@@ -8,6 +8,7 @@ policy: one that measures (trace.py, gradient_error.py) or one that carries out 
 """
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -29,8 +30,8 @@ class Policy(Protocol):
         """Note that `module` saves again what `compressed` was made of."""
         ...
 
-    def keep(self, x: Tensor, module: str) -> None:
-        """Note that `module` saves `x` exactly, by the rules of `compress_saved_tensors`."""
+    def keep(self, x: Tensor, module: str, in_bits: bool) -> None:
+        """Note that `module` saves `x` exactly, by the rules of `compress_saved_tensors`: as it is, or in bits."""
         ...
 
     def enter(self, module: str, given: list[Tensor]) -> None:
@@ -56,8 +57,8 @@ class Places:
         self._handles: list[Any] = []
         for name, module in model.named_modules():
             if module is not model:
-                self._handles.append(module.register_forward_pre_hook(self._entering(name), with_kwargs=True))
-                self._handles.append(module.register_forward_hook(self._leaving(name), always_call=True))
+                self._handles.append(module.register_forward_pre_hook(_Entering(self, name), with_kwargs=True))
+                self._handles.append(module.register_forward_hook(_Leaving(self, name), always_call=True))
         self._handles.append(model.register_forward_pre_hook(self._begin, prepend=True))
         self._handles.append(model.register_forward_hook(self._end, always_call=True))
 
@@ -91,21 +92,17 @@ class Places:
         self._running = []
         context.__exit__(None, None, None)
 
-    def _entering(self, name: str) -> Any:
-        def enter(_: nn.Module, *given: object) -> None:
-            if self._context is not None:
-                self._running.append(name)
-                self.policy.enter(name, [t for t in tree_leaves(given) if isinstance(t, Tensor)])
+    def entered(self, name: str, given: object) -> None:
+        """Note that a module begins."""
+        if self._context is not None:
+            self._running.append(name)
+            self.policy.enter(name, [t for t in tree_leaves(given) if isinstance(t, Tensor)])
 
-        return enter
-
-    def _leaving(self, name: str) -> Any:
-        def leave(*_: object) -> None:
-            if self._context is not None and self._running[-1] == name:
-                self._running.pop()
-                self.policy.leave(name)
-
-        return leave
+    def left(self, name: str) -> None:
+        """Note that a module ends."""
+        if self._context is not None and self._running[-1] == name:
+            self._running.pop()
+            self.policy.leave(name)
 
     # ---- of the saved tensors: a `Chooser` ---------------------------------------------------------------------------
 
@@ -120,6 +117,28 @@ class Places:
         """Pass it on to the policy."""
         self.policy.share(compressed, self._running[-1])
 
-    def keep(self, x: Tensor) -> None:
+    def keep(self, x: Tensor, in_bits: bool = False) -> None:
         """Pass it on to the policy."""
-        self.policy.keep(x, self._running[-1])
+        self.policy.keep(x, self._running[-1], in_bits)
+
+
+@dataclass(frozen=True)
+class _Entering:
+    """The hook before a module; an object, so that copies of the model have their own."""
+
+    places: Places
+    name: str
+
+    def __call__(self, _: nn.Module, *given: object) -> None:
+        self.places.entered(self.name, given)
+
+
+@dataclass(frozen=True)
+class _Leaving:
+    """The hook after a module."""
+
+    places: Places
+    name: str
+
+    def __call__(self, *_: object) -> None:
+        self.places.left(self.name)

@@ -10,7 +10,6 @@
 4  carry out tables, recomputed blocks and hooks (fitted.py)
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -101,6 +100,9 @@ def plan(
     return planner.largest() if batch == "max" else planner.plan()
 
 
+_plan = plan  # `fit` has an argument of that name
+
+
 def fit(model: nn.Module, *inputs: Any, plan: Plan | None = None, **limits: Any) -> Fitted:
     """Train a model by a plan: from now on, each of its forward passes saves what the plan says.
 
@@ -119,11 +121,9 @@ def fit(model: nn.Module, *inputs: Any, plan: Plan | None = None, **limits: Any)
     Example:
         fitted = fewbit.fit(model, batch, memory="16GiB")
     """
-    if plan is None:
-        plan = globals()["plan"](model, *inputs, **limits)
-    elif inputs or limits:
+    if plan is not None and (inputs or limits):
         raise FewbitError("give a plan, or a batch and limits to make one")
-    return Fitted(model, plan)
+    return Fitted(model, _plan(model, *inputs, **limits) if plan is None else plan)
 
 
 # ---- memory that is there throughout ---------------------------------------------------------------------------------
@@ -359,7 +359,12 @@ def _moment(traced: Trace, at: int) -> str:
     if at >= len(traced.base):
         return "in the optimizer's step"
     if at < traced.backward:
-        inside = [(span.end - span.start, name) for name, spans in traced.calls.items() for span in spans if span.start <= at < span.end]
+        inside = [
+            (span.end - span.start, name)
+            for name, spans in traced.calls.items()
+            for span in spans
+            if span.start <= at < span.end
+        ]
         name = min(inside)[1] if inside else ""
         return f"in the forward pass of {name or 'the model'}" if inside else "after the forward pass"
     ahead = [(x.freed, x.module) for x in traced.tensors if x.freed >= at]

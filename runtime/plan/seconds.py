@@ -1,7 +1,7 @@
 """Estimates the time that a plan adds to a step: measured on this machine, or by a roofline for another.
 
-    Measured(step)          runs the step a few times, and quantizers on a tensor of the step's dtype
-    Roofline(device)        bytes over bandwidth, operations over speed, for a model on the meta device
+Measured(step)          runs the step a few times, and quantizers on a tensor of the step's dtype
+Roofline(device)        bytes over bandwidth, operations over speed, for a model on the meta device
 """
 
 import time
@@ -72,7 +72,7 @@ class Measured:
     def codes(self, elements: int, bits: int, itemsize: int) -> float:
         """To quantize and dequantize a tensor once each."""
         if bits not in self._per_element:
-            x = torch.randn(64, ELEMENTS // 64, device=self._device, dtype=self._dtype)
+            x = torch.linspace(-3, 3, ELEMENTS, device=self._device).sin().to(self._dtype).view(64, -1)
             quantizer = PerGroup(bits)
             quantizer.compress(x).decompress()
             times = []
@@ -241,4 +241,3 @@ class Roofline:
     def transfer(self, nbytes: int) -> float:
         """To copy bytes to host memory and back; half of it is hidden behind computation."""
         return nbytes / self._device.host
-

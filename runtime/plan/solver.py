@@ -71,15 +71,18 @@ def _peak(problem: Problem, chosen: Iterable[Option]) -> int:
     return problem.fixed + int(problem.usage(chosen).max())
 
 
-def _solve(
-    problem: Problem, limits: Limits, memory: int | None, price: Price, seconds: float
-) -> Solution | None:
+def _solve(problem: Problem, limits: Limits, memory: int | None, price: Price, seconds: float) -> Solution | None:
     """Return the solution within `memory` bytes without what is fixed, or that of least memory; None if there is none.
 
     Variables are the options and, to minimise it, the peak, in units of the exact one.
     """
     options = problem.options
     count = len(options)
+    if not options:  # nothing is saved that could be rounded
+        peak = int(problem.base.max())
+        if memory is None:
+            return Solution((), problem.fixed + peak, problem.fixed + peak)
+        return Solution((), 0.0, 0.0) if peak <= memory else None
     prices = np.array([price.of(option, problem.seconds) for option in options])
     scale = float(np.median(prices[prices > 0])) if (prices > 0).any() else 1.0  # tolerances are absolute
     covers = _rows(((i, j) for j, option in enumerate(options) for i in option.covers), (problem.tensors, count))
@@ -90,10 +93,10 @@ def _solve(
     with_peak = memory is None
     column = csr_array(np.ones((len(moments), 1)))
     held = hstack([held, -column]) if with_peak else held
-    most = -base if with_peak else (1 - _TOLERANCE) - base
+    most = -base if with_peak else 1 + 0.5 / unit - _TOLERANCE - base  # bytes are whole numbers
     constraints = [
-        LinearConstraint(_wide(covers, with_peak), 1, 1),
-        LinearConstraint(held, -np.inf, most),
+        LinearConstraint(_wide(covers, with_peak, problem.tensors), 1, 1),
+        LinearConstraint(held, np.full(len(most), -np.inf), most),  # pyright: ignore[reportArgumentType]
     ]
     if limits.error is not None:
         constraints.append(_at_most(lambda o: o.error, options, limits.error**2, with_peak))
@@ -102,7 +105,7 @@ def _solve(
     found = milp(
         np.append(np.zeros(count), 1.0) if with_peak else prices / scale,
         integrality=np.append(np.ones(count), 0.0) if with_peak else np.ones(count),
-        bounds=Bounds(0, np.append(np.ones(count), np.inf) if with_peak else 1),
+        bounds=Bounds(0, np.append(np.ones(count), np.inf if with_peak else [])),  # pyright: ignore[reportArgumentType]
         constraints=constraints,
         options={"mip_rel_gap": GAP, "time_limit": seconds},
     )
@@ -123,8 +126,8 @@ def _rows(places: Iterable[tuple[int, int]], shape: tuple[int, int]) -> csr_arra
     return csr_array((np.ones(len(listed)), (rows, columns)), shape=shape)
 
 
-def _wide(matrix: csr_array, with_peak: bool) -> csr_array:
-    return csr_array(hstack([matrix, csr_array((matrix.shape[0], 1))])) if with_peak else matrix
+def _wide(matrix: csr_array, with_peak: bool, covered: int) -> csr_array:
+    return csr_array(hstack([matrix, csr_array((covered, 1))])) if with_peak else matrix
 
 
 def _at_most(
@@ -151,7 +154,9 @@ def merge(problem: Problem, kinds: list[str], most: int) -> Problem:
     per_tensor = len(problem.options) / max(1, problem.tensors)
     runs = max(1, int(most / per_tensor / len(members)))
     run_of = {i: place * runs // len(each) for each in members.values() for place, i in enumerate(each)}
-    return Problem(problem.tensors, _merged(problem.options, kinds, run_of), problem.base, problem.fixed, problem.seconds)
+    return Problem(
+        problem.tensors, _merged(problem.options, kinds, run_of), problem.base, problem.fixed, problem.seconds
+    )
 
 
 def _merged(options: Iterable[Option], kinds: list[str], run_of: dict[int, int]) -> tuple[Option, ...]:

@@ -55,7 +55,9 @@ class Step:
         else:
             found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
         if not isinstance(found, Tensor) or found.numel() != 1:
-            raise FewbitError("the model's output is no loss: give loss=, a function of the output that returns one number")
+            raise FewbitError(
+                "the model's output is no loss: give loss=, a function of the output that returns one number"
+            )
         return found.sum()
 
     @contextmanager

@@ -6,6 +6,7 @@ does not fit; on the meta device it allocates nothing. A tensor's codes are held
 tensor itself, if it is saved exactly, from the moment when the forward pass lets go of it.
 """
 
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import weakref
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -23,6 +23,7 @@ from ..memory.storages import parts_of
 from ..quantizers import Compressed
 from ..saved_tensors import Exactly
 from ..tensors.abstract import scratch
+from ..tensors.layout import as_dense
 from ..tensors.spec import TensorSpec
 from .places import Places
 from .problem import Hold
@@ -42,6 +43,7 @@ class Traced:
         saved, freed: moments between which its codes are held.
         exact: what it takes to hold it exactly.
         users: names of all modules that save it.
+        storage: number of the storage that held it, None if it lives on anyway.
     """
 
     place: str
@@ -54,6 +56,7 @@ class Traced:
     freed: int
     exact: tuple[Hold, ...]
     users: tuple[str, ...]
+    storage: int | None
 
     @property
     def elements(self) -> int:
@@ -75,6 +78,23 @@ class Span:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """A storage that a module saves exactly in any case.
+
+    Attributes:
+        module: its name.
+        storage: number of the storage.
+        life: of the storage.
+        in_bits: whether it is saved in one bit an element.
+    """
+
+    module: str
+    storage: int
+    life: Hold
+    in_bits: bool
+
+
+@dataclass(frozen=True)
 class Trace:
     """A traced step.
 
@@ -82,7 +102,7 @@ class Trace:
         tensors: what may be rounded, in the order of saving.
         base: bytes at each moment.
         calls: of each module.
-        kept: what one module alone saves exactly in any case: (module, life of the storage).
+        kept: what one module alone saves exactly in any case.
         inputs: lives of the storages that each module is given, as far as a gradient flows through them.
         backward: the moment at which the backward pass begins.
         gradients: bytes of the parameters' gradients at each moment, which are in `base`.
@@ -91,7 +111,7 @@ class Trace:
     tensors: tuple[Traced, ...]
     base: NDArray[np.int64]
     calls: dict[str, tuple[Span, ...]]
-    kept: tuple[tuple[str, Hold], ...]
+    kept: tuple[Kept, ...]
     inputs: dict[str, tuple[Hold, ...]]
     backward: int
     gradients: NDArray[np.int64]
@@ -149,7 +169,7 @@ def scaled(one: Trace, double: Trace, factor: float) -> Trace:
         one,
         tensors=tuple(map(tensor, one.tensors, double.tensors)),
         base=line(one.base, double.base).astype(np.int64),
-        kept=tuple((m, hold(a, b)) for (m, a), (_, b) in zip(one.kept, double.kept, strict=True)),
+        kept=tuple(replace(a, life=hold(a.life, b.life)) for a, b in zip(one.kept, double.kept, strict=True)),
         inputs={m: tuple(map(hold, holds, double.inputs[m])) for m, holds in one.inputs.items()},
         gradients=line(one.gradients, double.gradients).astype(np.int64),
     )
@@ -211,7 +231,9 @@ class _Recorder:
         self.lives: list[_Life] = []
         self.calls: dict[str, list[Span]] = {}
         self._open: dict[str, list[int]] = {}
-        self._kept: dict[int, set[str]] = {}  # number of a storage -> modules that save it exactly
+        self._kept: dict[
+            tuple[int, bool], set[str]
+        ] = {}  # number of a storage, whether in bits -> modules that save it
         self._inputs: dict[str, set[int]] = {}
         self._end = -1
 
@@ -230,7 +252,9 @@ class _Recorder:
         features = x.shape[min(range(x.dim()), key=x.stride)] if x.dim() else 1
         is_part = x.numel() * x.element_size() < x.untyped_storage().nbytes()
         number = self.tracker.number_of(x)
-        life = _Life(place, module, function, TensorSpec.of(x), features, self.now, number, is_part, [module])
+        life = _Life(
+            place, module, function, TensorSpec.of(as_dense(x.detach())), features, self.now, number, is_part, [module]
+        )
         self.lives.append(life)
         return _Dropped(life, self)
 
@@ -241,9 +265,9 @@ class _Recorder:
         if isinstance(compressed, _Dropped) and module not in compressed.life.users:
             compressed.life.users.append(module)
 
-    def keep(self, x: Tensor, module: str) -> None:
+    def keep(self, x: Tensor, module: str, in_bits: bool) -> None:
         if x.layout == torch.strided and (number := self.tracker.number_of(x)) is not None:
-            self._kept.setdefault(number, set()).add(module)
+            self._kept.setdefault((number, in_bits), set()).add(module)
 
     def enter(self, module: str, given: list[Tensor]) -> None:
         self._open.setdefault(module, []).append(self.now)
@@ -274,13 +298,13 @@ class _Recorder:
             tensors.append(
                 Traced(
                     *(life.place, life.module, life.function, shape, life.form.dtype),
-                    *(life.features, life.saved, freed, exact, tuple(life.users)),
+                    *(life.features, life.saved, freed, exact, tuple(life.users), life.storage),
                 )
             )
         kept = tuple(
-            (next(iter(modules)), storages[number])
-            for number, modules in self._kept.items()
-            if len(modules) == 1 and storages[number].end > storages[number].start
+            Kept(next(iter(modules)), number, storages[number], in_bits)
+            for (number, in_bits), modules in self._kept.items()
+            if len(modules) == 1
         )
         calls = {module: tuple(spans) for module, spans in self.calls.items()}
         inputs = {module: tuple(storages[n] for n in numbers) for module, numbers in self._inputs.items()}

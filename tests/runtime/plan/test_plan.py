@@ -1,0 +1,337 @@
+"""Plans as a user makes them: what is predicted is what is measured, and a fitted model trains."""
+
+import copy
+import gc
+import pickle
+
+import fewbit
+import pytest
+import torch
+from fewbit import FewbitError, Plan
+from fewbit.runtime.memory.peak import StorageTracker
+from torch import nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):
+    def __init__(self, width, dropout=0.0):
+        super().__init__()
+        self.norm, self.up, self.act = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU()
+        self.down, self.drop = nn.Linear(4 * width, width), nn.Dropout(dropout)
+
+    def forward(self, x):
+        return x + self.drop(self.down(self.act(self.up(self.norm(x)))))
+
+
+class Net(nn.Module):
+    def __init__(self, layers=4, width=64, dropout=0.0):
+        super().__init__()
+        self.start = nn.Linear(16, width)
+        self.layers = nn.ModuleList(Block(width, dropout) for _ in range(layers))
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x, labels=None):
+        x = self.start(x)
+        for layer in self.layers:
+            x = layer(x)
+        y = self.head(x)
+        return y if labels is None else {"loss": F.cross_entropy(y.flatten(0, -2), labels.flatten()), "logits": y}
+
+
+class Convs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.start = nn.Conv2d(3, 16, 3, padding=1)
+        self.layers = nn.Sequential(*(ConvBlock(16) for _ in range(3)))
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x, labels):
+        y = self.head(self.layers(self.start(x)).mean((2, 3)))
+        return {"loss": F.cross_entropy(y, labels)}
+
+
+class ConvBlock(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width)
+
+    def forward(self, x):
+        return F.relu(x + self.norm(self.conv(x)))
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def batch(count=8):
+    return {"x": torch.randn(count, 32, 16), "labels": torch.randint(0, 10, (count, 32))}
+
+
+def images(count=8):
+    return {"x": torch.randn(count, 3, 16, 16), "labels": torch.randint(0, 10, (count,))}
+
+
+CASES = [(Net, batch), (lambda: Net(dropout=0.1), batch), (Convs, images)]
+
+
+def measured_peak(model, inputs):
+    """The peak of a step, without parameters and the optimizer's state."""
+    for p in model.parameters():
+        p.grad = None
+    gc.collect()
+    gc.disable()
+    try:
+        with StorageTracker() as tracker:
+            output = model(**inputs)
+            output["loss"].backward()
+        return tracker.peak()
+    finally:
+        gc.enable()
+
+
+def gradient(model, inputs, seed=1):
+    torch.manual_seed(seed)
+    model.zero_grad()
+    model(**inputs)["loss"].backward()
+    return torch.cat([p.grad.flatten().double() for p in model.parameters()])
+
+
+def fixed(plan):
+    return plan.peak.parameters + plan.peak.optimizer
+
+
+class TestThePeak:
+    @pytest.mark.parametrize(("make", "data"), CASES)
+    @pytest.mark.parametrize("part", [0.05, 0.6])
+    def test_is_within_the_budget_and_as_predicted(self, make, data, part):
+        model, inputs = make(), data()
+        least = fewbit.plan(model, inputs, error=0.5)
+        budget = int(least.peak.total + part * (least.exact_peak - least.peak.total))
+        plan = fewbit.plan(model, inputs, memory=budget)
+        fitted = fewbit.fit(model, plan=plan)
+        measured = measured_peak(model, inputs) + fixed(plan)
+        assert plan.peak.total <= budget
+        assert measured <= plan.peak.total * 1.0001 + 64
+        assert measured >= 0.95 * plan.peak.total
+        assert fitted.unknown == ()
+
+    @pytest.mark.parametrize(("make", "data"), CASES)
+    def test_is_as_predicted_where_blocks_are_recomputed(self, make, data):
+        model, inputs = make(), data(32)
+        plan = fewbit.plan(model, inputs, error=1e-6)
+        assert any(choice.method == "recompute" for choice in plan.choices)
+        fewbit.fit(model, plan=plan)
+        assert 0.95 < (measured_peak(model, inputs) + fixed(plan)) / plan.peak.total <= 1.0001
+
+    def test_names_what_it_is_made_of(self):
+        model, inputs = Net(), batch()
+        plan = fewbit.plan(model, inputs, memory="1GB")
+        assert plan.peak.parameters == sum(p.numel() * 4 for p in model.parameters())
+        assert plan.peak.optimizer == 2 * plan.peak.parameters
+        assert plan.error == 0 and plan.time == 1 and plan.peak.total == plan.exact_peak
+        assert fewbit.plan(model, inputs, memory="1GB", optimizer="sgd").peak.optimizer == 0
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        assert fewbit.plan(model, inputs, memory="1GB", optimizer=optimizer).peak.optimizer == plan.peak.parameters
+
+    def test_may_lie_in_the_optimizers_step(self):
+        model = nn.Sequential(nn.Linear(1000, 1000))
+        plan = fewbit.plan(model, torch.randn(2, 1000), loss=lambda y: y.sum(), memory="1GB")
+        assert "optimizer" in plan.peak.moment
+        assert plan.peak.gradients == plan.peak.parameters
+
+
+class TestTheError:
+    @pytest.mark.parametrize(("make", "data"), [CASES[0], CASES[2]])
+    @pytest.mark.parametrize("part", [0.05, 0.7])
+    def test_is_as_measured(self, make, data, part):
+        model, inputs = make(), data()
+        least = fewbit.plan(model, inputs, error=0.5)
+        plan = fewbit.plan(model, inputs, memory=int(least.peak.total + part * (least.exact_peak - least.peak.total)))
+        exact = gradient(model, inputs)
+        fewbit.fit(model, plan=plan)
+        errors = [((gradient(model, inputs, s) - exact).norm() / exact.norm()).item() for s in range(1, 5)]
+        assert plan.error / 1.5 <= sum(errors) / 4 <= 1.5 * plan.error
+
+    def test_is_zero_where_blocks_are_recomputed_with_the_same_dropout(self):
+        model, inputs = Net(dropout=0.2), batch(32)
+        exact = gradient(model, inputs)
+        fewbit.fit(model, inputs, error=1e-6)
+        assert torch.equal(gradient(model, inputs), exact)
+
+    def test_of_a_limit_is_kept_with_the_least_memory(self):
+        model, inputs = Net(), batch()
+        plans = [fewbit.plan(model, inputs, error=error) for error in (0.02, 0.1)]
+        assert all(plan.error <= error for plan, error in zip(plans, (0.02, 0.1), strict=True))
+        assert plans[0].peak.total > plans[1].peak.total
+
+
+class TestMeasuring:
+    def test_leaves_the_model_as_it_was(self):
+        model, inputs = Convs(), images()
+        gradient(model, inputs)
+        before = copy.deepcopy(model.state_dict()), [p.grad.clone() for p in model.parameters()], torch.get_rng_state()
+        modules = [type(m) for m in model.modules()]
+        fewbit.plan(model, inputs, error=0.1)
+        assert all(torch.equal(a, b) for a, b in zip(before[0].values(), model.state_dict().values(), strict=True))
+        assert all(torch.equal(a, p.grad) for a, p in zip(before[1], model.parameters(), strict=True))
+        assert torch.equal(before[2], torch.get_rng_state())
+        assert modules == [type(m) for m in model.modules()]
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+    def test_on_the_meta_device_allocates_nothing_and_says_what_is_estimated(self):
+        with torch.device("meta"):
+            model, inputs = Net(), {"x": torch.empty(8, 32, 16), "labels": torch.empty(8, 32, dtype=torch.long)}
+        plan = fewbit.plan(model, inputs, error=0.1)
+        real = fewbit.plan(Net(), batch(), memory="1GB")
+        assert "estimated from shapes" in str(plan)
+        assert plan.exact_peak == pytest.approx(real.exact_peak, rel=0.02)
+
+    def test_finds_the_largest_batch(self):
+        model, inputs = Net(), batch(4)
+        plan = fewbit.plan(model, inputs, memory="3MB", batch="max")
+        assert plan.peak.total <= 3_000_000
+        large = batch(plan.batch)
+        fewbit.fit(model, plan=plan)
+        assert measured_peak(model, large) + fixed(plan) <= 3_000_000
+        with pytest.raises(FewbitError, match="no plan"):
+            fewbit.plan(model, batch(int(plan.batch * 1.1) + 1), memory="3MB")
+
+
+class TestAPlan:
+    def test_is_a_file(self, tmp_path):
+        model, inputs = Net(), batch()
+        plan = fewbit.plan(model, inputs, error=0.1)
+        plan.to_json(tmp_path / "plan.json")
+        assert Plan.from_json(tmp_path / "plan.json") == plan
+        assert pickle.loads(pickle.dumps(plan)) == plan
+
+    def test_can_be_edited(self):
+        model, inputs = Net(), batch()
+        plan = fewbit.plan(model, inputs, memory="1GB")
+        exact = gradient(model, inputs)
+        edited = plan.with_choice("layers.0.up:0", "groups", 2)
+        fewbit.fit(model, plan=edited)
+        wrong = gradient(model, inputs) - exact
+        start = sum(p.numel() for p in (*model.start.parameters(), *model.layers[0].norm.parameters()))
+        weight = slice(start, start + model.layers[0].up.weight.numel())
+        assert wrong[weight].norm() > 0 and wrong.norm() == wrong[weight].norm()
+        with pytest.raises(FewbitError, match="no 'nothing'"):
+            plan.with_choice("nothing", "exact")
+        with pytest.raises(FewbitError, match=r"bits of layers\.0\.up:0"):
+            plan.with_choice("layers.0.up:0", "groups", 9)
+
+    def test_of_another_model_is_refused(self):
+        plan = fewbit.plan(Net(), batch(), memory="1GB")
+        with pytest.raises(FewbitError, match="another model"):
+            fewbit.fit(Net(layers=3), plan=plan)
+
+    @pytest.mark.parametrize(
+        "text", ["", "[]", "{}", '{"format": "fewbit plan 1"}', '{"format": "fewbit plan 1", "a": 1}']
+    )
+    def test_of_a_hostile_file_is_refused_in_a_line(self, tmp_path, text):
+        (tmp_path / "plan.json").write_text(text)
+        with pytest.raises(FewbitError, match=r"plan\.json"):
+            Plan.from_json(tmp_path / "plan.json")
+
+    def test_with_a_broken_choice_is_refused(self, tmp_path):
+        fewbit.plan(Net(), batch(), memory="1GB").to_json(tmp_path / "plan.json")
+        text = (tmp_path / "plan.json").read_text().replace('"method": "exact"', '"method": "magic"', 1)
+        (tmp_path / "plan.json").write_text(text)
+        with pytest.raises(FewbitError, match="magic"):
+            Plan.from_json(tmp_path / "plan.json")
+
+    def test_prints_equal_layers_in_one_row(self):
+        text = str(fewbit.plan(Net(), batch(), memory="1GB"))
+        assert "layers.*.up:0" in text and "layers.1" not in text.split("peak")[0]
+
+
+class TestFit:
+    def test_trains_and_can_be_undone(self):
+        model, inputs = Net(), batch()
+        before, state = gradient(model, inputs), copy.deepcopy(model.state_dict())
+        fitted = fewbit.fit(model, inputs, error=0.2)
+        assert fewbit.plan(copy.deepcopy(model), inputs, error=0.2).peak.total == fitted.plan.peak.total
+        fewbit.fit(model, inputs, error=0.2)
+        assert 0 < (gradient(model, inputs) - before).norm() < 0.5 * before.norm()
+        assert list(model.state_dict()) == list(state)
+        fewbit.revert(model)
+        assert torch.equal(gradient(model, inputs), before)
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+    def test_leaves_the_forward_pass_as_it_was(self):
+        model, inputs = Convs(), images()
+        twin = copy.deepcopy(model)
+        fewbit.fit(model, inputs, error=0.3)
+        for _ in range(2):
+            assert torch.equal(model(**inputs)["loss"], twin(**inputs)["loss"])
+        with torch.no_grad():
+            assert torch.equal(model(**inputs)["loss"], twin(**inputs)["loss"])
+        assert all(torch.equal(a, b) for a, b in zip(model.buffers(), twin.buffers(), strict=True))
+
+    def test_recomputing_counts_running_statistics_once(self):
+        model, inputs = Convs(), images(64)
+        twin = copy.deepcopy(model)
+        fitted = fewbit.fit(model, inputs, error=1e-6)
+        assert any(c.method == "recompute" for c in fitted.plan.choices)
+        for net in (model, twin):
+            net(**inputs)["loss"].backward()
+        assert all(torch.equal(a, b) for a, b in zip(model.buffers(), twin.buffers(), strict=True))
+        assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+    def test_copies_train_by_the_plan_on_their_own(self):
+        model, inputs = Net(), batch()
+        exact = gradient(model, inputs)
+        fewbit.fit(model, inputs, error=0.2)
+        twin = copy.deepcopy(model)
+        fewbit.revert(model)
+        assert torch.equal(gradient(model, inputs), exact)
+        assert (gradient(twin, inputs) - exact).norm() > 0
+        assert torch.equal(gradient(fewbit.revert(twin), inputs), exact)
+
+    def test_a_forward_pass_that_fails_leaves_no_hooks_on(self):
+        model, inputs = Net(), batch()
+        fewbit.fit(model, inputs, error=0.2)
+        with pytest.raises(RuntimeError):
+            model(torch.randn(3, 5))
+        weight = torch.randn(64, 64, requires_grad=True)
+        x = torch.randn(64, 64, requires_grad=True)
+        (gradient_of_weight,) = torch.autograd.grad((x @ weight).sum(), weight)
+        assert torch.equal(gradient_of_weight, x.detach().T @ torch.ones(64, 64))
+        assert gradient(model, inputs).isfinite().all()
+
+
+class TestErrorsOfTheUser:
+    @pytest.mark.parametrize(
+        ("options", "match"),
+        [
+            ({}, "give memory="),
+            ({"memory": "much"}, "is not a size"),
+            ({"memory": 0}, "is not a size"),
+            ({"error": -1}, "error is a number above 0"),
+            ({"time": 0.9}, "time is a number of at least 1"),
+            ({"memory": "1KB"}, "the least is"),
+            ({"memory": "1GB", "optimizer": "adamww"}, "nearest: adamw"),
+            ({"memory": "1GB", "batch": "most"}, "batch is None or 'max'"),
+            ({"error": 0.1, "batch": "max"}, "needs memory="),
+            ({"memory": "1GB", "gpu": "h10"}, "nearest: h100"),
+        ],
+    )
+    def test_are_one_line(self, options, match):
+        with pytest.raises(FewbitError, match=match) as caught:
+            fewbit.plan(Net(), batch(), **options)
+        assert "\n" not in str(caught.value)
+
+    def test_an_output_that_is_no_loss(self):
+        with pytest.raises(FewbitError, match="give loss="):
+            fewbit.plan(Net(), torch.randn(2, 3, 16), memory="1GB")
+
+    def test_nothing_to_train(self):
+        model = Net().requires_grad_(False)
+        with pytest.raises(FewbitError, match="does not require a gradient"):
+            fewbit.plan(model, batch(), memory="1GB")
+
+    def test_a_plan_and_limits(self):
+        plan = fewbit.plan(Net(), batch(), memory="1GB")
+        with pytest.raises(FewbitError, match="give a plan, or"):
+            fewbit.fit(Net(), plan=plan, memory="1GB")
