@@ -27,7 +27,7 @@ from .codes import Groups, groups_of, hint, planes_of
 from .factors import arguments_of, table_of
 from .nodes import base_of, descendants, is_floating_input, is_pointwise, is_view, operator_of, tensor_of
 from .options import CompileOptions
-from .roles import Role, is_saved_itself
+from .roles import ROUNDED, Role, is_saved_itself
 
 _KEY = "fewbit"
 _BOOLEANS = 2048  # most truth values in a group, which has no parameters
@@ -116,7 +116,14 @@ def _choose(node: fx.Node, role: Role, table: Table | None, options: CompileOpti
     bits = 1 if role is Role.BOOLEAN and options.bits is not None else options.bits_for(role, module_names(node))
     if bits is None:
         return Choice(role, None, None, exact, role.value)
-    bits = max(1, bits - less)
+    return rounded(node, role, max(1, bits - less), options)
+
+
+def rounded(node: fx.Node, role: Role, bits: int, options: CompileOptions) -> Choice:
+    """Return the choice to save a node's value in `bits` bits, or exactly where that is not possible."""
+    x = tensor_of(node)
+    assert x is not None
+    elements, exact = hint(x.numel()), nbytes_of(node)
     if elements < options.smallest:
         return Choice(role, None, None, exact, "small")
     most, parameters = (_BOOLEANS, 0) if role is Role.BOOLEAN else (options.group, 4)
@@ -134,6 +141,25 @@ def _choose_integer(node: fx.Node, elements: int, exact: int) -> Choice:
     if width is None or elements * width // 8 >= exact:
         return Choice(Role.INTEGER, None, None, exact, Role.INTEGER.value)
     return Choice(Role.INTEGER, width, None, elements * width // 8)
+
+
+def place_of(node: fx.Node) -> str:
+    """Return the name of a value in options and plans: the module that computes it, and its name in the graph."""
+    return f"{(module_names(node) or ('',))[-1]}:{node.name}"
+
+
+def choose_by_place(forward: fx.Graph, results: int, options: CompileOptions) -> None:
+    """Change the bits of what a forward graph saves to those that the options have for its place."""
+    _, saved = results_and_saved(forward, results)
+    for node in saved:
+        choice = choice_of(node)
+        if choice is None or choice.bits is None or choice.role not in ROUNDED or choice.table is not None:
+            continue
+        place = place_of(node)
+        if place in options.places:
+            bits = options.places[place]
+            exact = Choice(choice.role, None, None, nbytes_of(node), "by plan")
+            node.meta[_KEY] = exact if bits is None else rounded(node, choice.role, bits, options)
 
 
 def module_names(node: fx.Node) -> tuple[str, ...]:

@@ -34,7 +34,9 @@ class CompileOptions:
         bits: of what is saved. "auto", the default, gives each role its own (`AUTO`, roles.py); 1 to 8 is for all that
             can be rounded, but queries and keys have twice as many, up to 8; None saves all exactly; a mapping gives
             bits, or None, to roles ("linear", "factor", "nonlinear", "attention", "scores", "probabilities") and to
-            modules by pattern ("model.layers.*.mlp"), "auto" to the rest.
+            modules by pattern ("model.layers.*.mlp"), "auto" to the rest. Those of a place, as a plan names it (a
+            module and the name of a value in its graph, "model.layers.0.mlp:mm_4"), change what that value takes, and
+            not which values are saved.
         rounding: "stochastic" rounds at random what enters the gradient linearly, and so without bias, and the rest to
             nearest; "nearest" rounds all so.
         group: most elements that share a minimum and a scale.
@@ -58,13 +60,16 @@ class CompileOptions:
     smallest: int = 4096
     budget: int | None = None
     recompute: float = 1.0
+    places: Mapping[str, Bits] = field(init=False, repr=False, default_factory=dict)
     _rules: tuple[tuple[str, Bits], ...] = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:
         if isinstance(self.bits, Mapping):
             for name, bits in self.bits.items():
                 check_bits(f"bits of {shown(name)}", bits)
-            object.__setattr__(self, "_rules", tuple(self.bits.items()))
+            object.__setattr__(self, "places", {name: bits for name, bits in self.bits.items() if ":" in name})
+            rules = tuple((name, bits) for name, bits in self.bits.items() if ":" not in name)
+            object.__setattr__(self, "_rules", rules)
         elif self.bits != "auto":
             check_bits("bits", self.bits)
         if self.rounding not in ("stochastic", "nearest"):

@@ -14,7 +14,7 @@ from torch._functorch.compile_utils import fx_graph_cse
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
 from ...tables import FewbitError
-from .cut import annotate, divide, few_bit_costs, pin, saved_bytes
+from .cut import annotate, choose_by_place, divide, few_bit_costs, pin, saved_bytes
 from .factors import merge
 from .options import CompileOptions
 from .report import GraphReport, record
@@ -61,17 +61,25 @@ class FewbitPartitioner(CustomPartitionerFn):
                 forward, backward = divide(gm, joint_inputs, kwargs)
             nbytes = saved_bytes(forward.graph, results)
             if budget is None or nbytes <= budget:
-                return self._with_codes(forward, backward, results, exact)
+                return self.finish(forward, backward, results, exact)
         raise FewbitError(f"1 bit for each value takes {nbytes:,} bytes, the budget is {budget:,}")
 
-    def _with_codes(
+    def finish(
         self, forward: fx.GraphModule, backward: fx.GraphModule, results: int, exact: int
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Put codes between the graphs, and report what they save."""
+        """Return the divided graphs with codes between them, and record what they save."""
+        graphs, report = self.with_codes(forward, backward, results, exact)
+        record(report, self)
+        return graphs
+
+    def with_codes(
+        self, forward: fx.GraphModule, backward: fx.GraphModule, results: int, exact: int
+    ) -> tuple[tuple[fx.GraphModule, fx.GraphModule], GraphReport]:
+        """Put codes between the graphs; return them, and what they save."""
+        choose_by_place(forward.graph, results, self.options)
         saved = rewrite(forward.graph, backward.graph, results, self.options)
         for module in (forward, backward):
             module.graph.eliminate_dead_code()
             module.graph.lint()
             module.recompile()
-        record(GraphReport(tuple(saved), exact), self)
-        return forward, backward
+        return (forward, backward), GraphReport(tuple(saved), exact)

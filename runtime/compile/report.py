@@ -39,6 +39,7 @@ class SavedTensor:
         exact_bytes: bytes of the value.
         nbytes: bytes that are saved; 0 for parameters and other inputs, which live on anyway.
         reason: why it is saved exactly, or "".
+        parts: names of the buffers of its codes in the graphs.
     """
 
     name: str
@@ -51,6 +52,7 @@ class SavedTensor:
     exact_bytes: int
     nbytes: int
     reason: str = ""
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,10 @@ def _file(key: str) -> Path:
 def _read(key: str) -> GraphReport | None:
     try:
         text = json.loads(_file(key).read_text())
-        tensors = (SavedTensor(**{**row, "shape": tuple(row["shape"])}) for row in text["tensors"])
+        tensors = (
+            SavedTensor(**{**row, "shape": tuple(row["shape"]), "parts": tuple(row["parts"])})
+            for row in text["tensors"]
+        )
         return GraphReport(tuple(tensors), int(text["exact_graph_bytes"]))
     except (OSError, ValueError, TypeError, KeyError, FewbitError):
         return None

@@ -67,7 +67,7 @@ def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: Compil
     kept = _parts_of(saved, parts)
     output.args = (tuple(results + kept),)
     _describe(output, outputs, len(kept))
-    return [_row(node, choice) for node, choice in choices.items()]
+    return [_row(node, choice, parts.get(node, ())) for node, choice in choices.items()]
 
 
 def _parts_of(saved: Sequence[Any], parts: Mapping[fx.Node, tuple[fx.Node, ...]]) -> list[Any]:
@@ -187,7 +187,9 @@ def _quantize_all(
     """Return the nodes of the parts that each value is saved as, computed right after its last use."""
     order = {node: place for place, node in enumerate(graph.nodes)}
     calls = _calls(rounded, lambda node: _after_run(_last_use(node, order)))
-    at_random = {node: options.rounding == "stochastic" and _is_random(choice) for node, choice in rounded.items()}
+    at_random = {
+        node: options.rounding == "stochastic" and not rounds_to_nearest(choice) for node, choice in rounded.items()
+    }
     drawing = [call for call in calls if any(map(at_random.__getitem__, call.nodes))]
     if config.fallback_random and not all(call.by_kernel for call in drawing):
         raise FewbitError(
@@ -199,8 +201,8 @@ def _quantize_all(
     for call in calls:
         choices = [rounded[node] for node in call.nodes]
         if call.by_kernel:
-            stochastic = tuple(at_random[node] for node in call.nodes)
-            function = partial(_quantize_by_kernel, forms=tuple(map(_form, choices)), stochastic=stochastic)
+            drawn = tuple(at_random[node] for node in call.nodes)
+            function = partial(_quantize_by_kernel, forms=tuple(map(_form, choices)), stochastic=drawn)
         else:
             function = _saving(choices[0])
         with graph.inserting_before(call.before):
@@ -209,8 +211,9 @@ def _quantize_all(
     return parts
 
 
-def _is_random(choice: Choice) -> bool:
-    return choice.role in ROUNDED and choice.role not in _TO_NEAREST
+def rounds_to_nearest(choice: Choice) -> bool:
+    """Return whether a value is rounded to nearest, whatever the options say."""
+    return choice.role not in ROUNDED or choice.role in _TO_NEAREST
 
 
 def _saving(choice: Choice) -> "partial[tuple[Tensor, ...]]":
@@ -388,7 +391,7 @@ def _describe(output: fx.Node, results: int, saved: int) -> None:
         output.meta["desc"] = [*descriptions[:results], *map(SavedForBackwardsAOTOutput, range(saved))]
 
 
-def _row(node: fx.Node, choice: Choice | None) -> SavedTensor:
+def _row(node: fx.Node, choice: Choice | None, parts: Sequence[fx.Node]) -> SavedTensor:
     x = tensor_of(node)
     assert x is not None
     is_input = base_of(node).op == "placeholder" and (choice is None or choice.bits is None)
@@ -401,8 +404,9 @@ def _row(node: fx.Node, choice: Choice | None) -> SavedTensor:
         role=choice.role.value if choice else Role.OTHER.value,
         bits=choice.bits if choice else None,
         exact_bytes=nbytes_of(node),
-        nbytes=0 if is_input else choice.nbytes if choice else nbytes_of(node),
+        nbytes=0 if is_input else sum(map(nbytes_of, parts)) if parts else nbytes_of(node),
         reason=choice.reason if choice else "not a value of the forward pass",
+        parts=tuple(part.name for part in parts),
     )
 
 

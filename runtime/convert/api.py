@@ -256,9 +256,14 @@ def revert(model: nn.Module) -> nn.Module:
             model is then unchanged.
     """
     _check_model(model)
-    fitted = vars(model).pop(FITTED, None)
+    fitted = vars(model).get(FITTED)
     if fitted is not None:
-        fitted.undo()
+        return fitted.undo()
+    return undo_conversion(model)
+
+
+def undo_conversion(model: nn.Module) -> nn.Module:
+    """Put back the modules that `convert` replaced, and leave a plan's hooks; see `revert`."""
     _stop_adapting(model)
     model = undo_methods(model)
     for activation in activations(model):

@@ -113,6 +113,7 @@ class Plan:
         gap: how much better a plan could be at most, relative, by the solver's bound.
         limits: what the plan was made for: memory, error, time.
         batch: samples in a batch.
+        compiled: whether it is for `torch.compile` with the backend fewbit.
         notes: what was estimated and not measured, and what would be gained by more memory.
     """
 
@@ -126,12 +127,18 @@ class Plan:
     gap: float
     limits: dict[str, float | None]
     batch: int
+    compiled: bool
     notes: tuple[str, ...] = field(default=())
 
     @property
     def time(self) -> float:
         """Time of a step relative to the exact one, predicted."""
         return 1 + sum(choice.seconds for choice in self.choices) / max(self.seconds, 1e-9)
+
+    @property
+    def compile_options(self) -> dict[str, Any]:
+        """The options of the backend fewbit for a compiled step: the bits of each place."""
+        return {"bits": {c.target: c.bits for c in self.choices}}
 
     @property
     def saved(self) -> int:

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from ...tables import FewbitError
-from ..convert.api import convert, revert
+from ..convert.api import convert, undo_conversion
 from ..convert.find import FITTED
 from ..convert.method import Activations
 from ..layers.offload import Swapper, SwappingSaver
@@ -44,13 +44,16 @@ class Fitted:
         self._blocks: list[nn.Module] = []
         self._policy = _Planned()
         self.use(plan)
-        self._places = Places(model, self._policy)
+        self._places = None if plan.compiled else Places(model, self._policy)
         vars(model)[FITTED] = self
 
     def use(self, plan: Plan) -> None:
         """Train by another plan for the same model from the next step on."""
-        _put_back(self.model, self._blocks)
-        revert(self.model)
+        self._put_back()
+        self.plan = plan
+        if plan.compiled:
+            self.model.compile(backend="fewbit", options=plan.compile_options)
+            return
         tables: defaultdict[int, list[str]] = defaultdict(list)
         for choice in plan.choices:
             if choice.method == TABLE and choice.bits is not None:
@@ -61,7 +64,6 @@ class Fitted:
         for block in self._blocks:
             _recompute(block)
         self._policy.choices = {choice.target: choice for choice in plan.choices}
-        self.plan = plan
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -71,9 +73,19 @@ class Fitted:
     def undo(self) -> nn.Module:
         """Return the model as it was before `fit`."""
         vars(self.model).pop(FITTED, None)
-        self._places.remove()
-        _put_back(self.model, self._blocks)
-        return revert(self.model)
+        if self._places is not None:
+            self._places.remove()
+        self._put_back()
+        return self.model
+
+    def _put_back(self) -> None:
+        """Undo all but the hooks."""
+        if self.plan.compiled:
+            self.model._compiled_call_impl = None
+        for block in self._blocks:
+            vars(block).pop("forward", None)
+        self._blocks.clear()
+        undo_conversion(self.model)
 
     def __str__(self) -> str:
         return str(self.plan)
@@ -142,12 +154,6 @@ def _recompute(block: nn.Module) -> None:
     if "forward" in vars(block):
         raise FewbitError(f"the forward of {type(block).__name__} has been replaced, so it cannot be recomputed")
     vars(block)["forward"] = partial(_checkpointed, block)
-
-
-def _put_back(model: nn.Module, blocks: list[nn.Module]) -> None:
-    for block in blocks:
-        vars(block).pop("forward", None)
-    blocks.clear()
 
 
 def _checkpointed(block: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from ..convert.find import Form, activations, form_of
@@ -47,22 +49,39 @@ class Known:
     tables: Mapping[str, Mapping[int, float]]
     speeds: Speeds
 
+    @property
+    def kinds(self) -> list[str]:
+        """Of each tensor, the same text for those of equal layers."""
+        return [kind_of(x) for x in self.trace.tensors]
 
-def problem_of(step: Step, known: Known, fixed: int, *, host: bool, recompute: bool = True) -> Problem:
-    """Return the planner's problem.
+    @property
+    def gradients(self) -> NDArray[np.int64]:
+        """Bytes of the parameters' gradients at each moment."""
+        return self.trace.gradients
 
-    Args:
-        step: what was measured.
-        known: what the measurements found.
-        fixed: bytes that are there throughout.
-        host: whether tensors may wait in host memory.
-        recompute: whether blocks may be recomputed.
-    """
-    options = [option for i, x in enumerate(known.trace.tensors) for option in _of_tensor(i, x, known, host)]
-    options += _of_activations(step.model, known)
-    if recompute:
-        options += _of_blocks(step.model, known)
-    return Problem(len(known.trace.tensors), tuple(options), known.trace.base, fixed, known.speeds.step)
+    def problem(self, step: Step, fixed: int, recompute: bool = True) -> Problem:
+        """Return the planner's problem.
+
+        Args:
+            step: what was measured.
+            fixed: bytes that are there throughout.
+            recompute: whether blocks may be recomputed.
+        """
+        host = step.device.type in ("cuda", "meta")
+        options = [option for i, x in enumerate(self.trace.tensors) for option in _of_tensor(i, x, self, host)]
+        options += _of_activations(step.model, self)
+        if recompute:
+            options += _of_blocks(step.model, self)
+        return Problem(len(self.trace.tensors), tuple(options), self.trace.base, fixed, self.speeds.step)
+
+    def moment(self, at: int) -> str:
+        """Return where in the step a moment lies, in words."""
+        if at < self.trace.backward:
+            calls = [(span, name) for name, spans in self.trace.calls.items() for span in spans]
+            inside = [(span.end - span.start, name) for span, name in calls if span.start <= at < span.end]
+            return f"in the forward pass of {min(inside)[1] or 'the model'}" if inside else "after the forward pass"
+        ahead = [(x.freed, x.module) for x in self.trace.tensors if x.freed >= at]
+        return f"in the backward pass of {min(ahead)[1] or 'the model'}" if ahead else "after the backward pass"
 
 
 # ---- one tensor ------------------------------------------------------------------------------------------------------

@@ -26,16 +26,17 @@ from ..convert.measure import read_inputs
 from ..memory.listing import size_text
 from ..memory.storages import parts_of
 from ..tensors.abstract import is_abstract
+from .compiled import CompiledKnown, know_compiled
 from .document import Choice, PeakMemory, Plan, signature
 from .fitted import Fitted, undo_fit
 from .gradient_error import measure_errors, measure_tables
-from .options import Known, kind_of, problem_of, tables_of
+from .options import Known, kind_of, tables_of
 from .problem import EXACT, Limits, Price, Problem, Solution
 from .seconds import Measured, Roofline, Scaled, Speeds, device_of
 from .shape_errors import errors_by_shape, table_errors_by_shape
 from .solver import is_feasible, merge, solve, split
 from .step import Loss, Step
-from .trace import Trace, scaled, trace
+from .trace import scaled, trace
 
 MOST_OPTIONS = 1500  # that the solver is given at once
 # Copies of the trained parameters in an optimizer's state.
@@ -59,6 +60,7 @@ def plan(
     gpu: str | None = None,
     price: Price | None = None,
     recompute: bool = True,
+    compiled: bool = False,
 ) -> Plan:
     """Find the training of a model that fits into a memory at the least error and time.
 
@@ -79,6 +81,8 @@ def plan(
         gpu: name of the GPU (`DEVICES`) for which times are estimated; default on the meta device is "a100".
         price: weights of error and time, by which plans within the limits are compared.
         recompute: whether blocks may be recomputed.
+        compiled: plan for `torch.compile` with the backend fewbit. The step is compiled to measure it, which takes its
+            time; what is computed again is then the compiler's choice.
 
     Raises:
         FewbitError: nothing is limited, no plan is within the limits, an argument is wrong, or the output is no loss.
@@ -93,10 +97,12 @@ def plan(
         raise FewbitError(f"batch is None or 'max', not {shown(batch)}")
     if batch == "max" and limits.memory is None:
         raise FewbitError("batch='max' needs memory=")
+    if batch == "max" and compiled:
+        raise FewbitError("batch='max' plans steps that are not compiled")
     undo_fit(model)
     args, keywords = read_inputs(inputs[0]) if len(inputs) == 1 else (inputs, {})
     step = Step(model, args, keywords, loss)
-    planner = _Planner(step, limits, price or Price(), static_bytes(model, optimizer), gpu, recompute)
+    planner = _Planner(step, limits, price or Price(), static_bytes(model, optimizer), gpu, recompute, compiled)
     return planner.largest() if batch == "max" else planner.plan()
 
 
@@ -194,7 +200,7 @@ class _Planner:
 
     Attributes:
         step: model, batch, loss.
-        limits, price, gpu, recompute: as for `plan`.
+        limits, price, gpu, recompute, compiled: as for `plan`.
         static: memory of parameters and optimizer.
     """
 
@@ -204,14 +210,23 @@ class _Planner:
     static: Static
     gpu: str | None
     recompute: bool
+    compiled: bool
 
     def plan(self) -> Plan:
         """Return the plan for the step's batch."""
         return self.solved(self.measured())
 
-    def measured(self, step: Step | None = None) -> Known:
-        """Trace and measure a step."""
-        step = step or self.step
+    def measured(self) -> Known | CompiledKnown:
+        """Trace and measure the step."""
+        if self.compiled:
+            if self.is_abstract:
+                raise FewbitError("a compiled step is planned on real tensors, not on the meta device")
+            return know_compiled(self.step, Measured(self.step))
+        return self.measured_eagerly()
+
+    def measured_eagerly(self) -> Known:
+        """Trace and measure a step that is not compiled."""
+        step = self.step
         traced = trace(step)
         kinds = {x.place: kind_of(x) for x in traced.tensors}
         tables = tables_of(step.model)
@@ -230,27 +245,24 @@ class _Planner:
         tensors = (*self.step.model.parameters(), *tree_leaves((self.step.inputs, self.step.keywords)))
         return any(isinstance(t, Tensor) and is_abstract(t) for t in tensors)
 
-    def solved(self, known: Known) -> Plan:
+    def solved(self, known: Known | CompiledKnown) -> Plan:
         """Return the plan for what was measured."""
         problem = self.problem(known)
-        kinds = [kind_of(x) for x in known.trace.tensors]
-        merged = merge(problem, kinds, MOST_OPTIONS)
+        merged = merge(problem, known.kinds, MOST_OPTIONS)
         solution = solve(merged, self.limits, self.price)
         if merged is not problem:
             solution = split(solution, problem.options)
         return self.document(known, problem, solution, self.notes(merged, solution))
 
-    def problem(self, known: Known) -> Problem:
+    def problem(self, known: Known | CompiledKnown) -> Problem:
         """Return the problem, whose last moment is the optimizer's step."""
         fixed = self.static.parameters + self.static.optimizer
-        host = self.step.device.type in ("cuda", "meta")
-        problem = problem_of(self.step, known, fixed, host=host, recompute=self.recompute)
-        update = int(known.trace.gradients[-1]) + self.static.update
+        problem = known.problem(self.step, fixed, self.recompute)
+        update = int(known.gradients[-1]) + self.static.update
         return replace(problem, base=np.append(problem.base, update))
 
-    def document(self, known: Known, problem: Problem, solution: Solution, notes: list[str]) -> Plan:
+    def document(self, known: Known | CompiledKnown, problem: Problem, solution: Solution, notes: list[str]) -> Plan:
         """Return the plan that a solution stands for."""
-        traced = known.trace
         exact = [o for o in problem.options if o.method == EXACT]
         exact_bytes = {o.covers[0]: o.saved for o in exact}
         order = sorted(solution.chosen, key=lambda o: o.covers[0])
@@ -263,11 +275,12 @@ class _Planner:
         ]
         usage = problem.usage(solution.chosen)
         at = int(np.argmax(usage))
-        gradients = np.append(traced.gradients, traced.gradients[-1])
+        gradients = np.append(known.gradients, known.gradients[-1])
+        moment = "in the optimizer's step" if at == len(usage) - 1 else known.moment(at)
         held = int(usage[at] - problem.base[at])
         peak = PeakMemory(
             *(self.static.parameters, int(gradients[at]), self.static.optimizer, held),
-            *(int(problem.base[at] - gradients[at]), _moment(traced, at)),
+            *(int(problem.base[at] - gradients[at]), moment),
         )
         return Plan(
             signature(self.step.model),
@@ -277,6 +290,7 @@ class _Planner:
             *(solution.error, solution.bias**0.5, problem.seconds, solution.gap),
             {"memory": self.limits.memory, "error": self.limits.error, "time": self.limits.time},
             _batch_of(self.step),
+            self.compiled,
             tuple(notes),
         )
 
@@ -304,7 +318,7 @@ class _Planner:
         Memory grows evenly with the batch, so traces of the batch and of twice the batch tell it for any other; errors
         are taken as those of the given batch. The batch found is traced itself.
         """
-        samples, known = _batch_of(self.step), self.measured()
+        samples, known = _batch_of(self.step), self.measured_eagerly()
         double = trace(_with_batch(self.step, 2 * samples))
 
         def fits(count: int) -> bool:
@@ -331,7 +345,7 @@ class _Planner:
 
     def is_feasible(self, known: Known) -> bool:
         """Return whether there is a plan within the limits."""
-        problem = merge(self.problem(known), [kind_of(x) for x in known.trace.tensors], MOST_OPTIONS)
+        problem = merge(self.problem(known), known.kinds, MOST_OPTIONS)
         return is_feasible(problem, self.limits)
 
 
@@ -352,20 +366,3 @@ def _with_batch(step: Step, samples: int) -> Step:
 
     inputs, keywords = tree_map(resized, (step.inputs, dict(step.keywords)))
     return replace(step, inputs=inputs, keywords=keywords)
-
-
-def _moment(traced: Trace, at: int) -> str:
-    """Return where in the step a moment lies, in words."""
-    if at >= len(traced.base):
-        return "in the optimizer's step"
-    if at < traced.backward:
-        inside = [
-            (span.end - span.start, name)
-            for name, spans in traced.calls.items()
-            for span in spans
-            if span.start <= at < span.end
-        ]
-        name = min(inside)[1] if inside else ""
-        return f"in the forward pass of {name or 'the model'}" if inside else "after the forward pass"
-    ahead = [(x.freed, x.module) for x in traced.tensors if x.freed >= at]
-    return f"in the backward pass of {min(ahead)[1] or 'the model'}" if ahead else "at the end of the backward pass"

@@ -1,0 +1,95 @@
+"""What torch's allocator gives and takes back during a call, as its profiler records it: also in compiled code.
+
+    record = allocations(call)      each block: when it is allocated and freed, and its bytes
+
+Unlike the operations that peak.py follows, this includes the scratch memory of kernels, and the buffers of compiled
+graphs; it needs values, on the CPU or a GPU.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch._C._profiler import _EventType
+from torch.profiler import ProfilerActivity, profile, record_function
+
+_MARK = "fewbit mark"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of memory, at an address, from the event that allocates it until before the event that frees it."""
+
+    start: int
+    end: int
+    nbytes: int
+    address: int
+
+
+@dataclass(frozen=True)
+class Allocations:
+    """The memory events of a call.
+
+    Attributes:
+        blocks: allocated in the call; `end` is the number of events for those that outlive it.
+        levels: bytes after each event, of these blocks.
+        marks: numbers of the events before which `mark()` was called.
+    """
+
+    blocks: tuple[Block, ...]
+    levels: NDArray[np.int64]
+    marks: tuple[int, ...]
+
+    @property
+    def peak(self) -> int:
+        """The most bytes at once."""
+        return int(max(0, self.levels.max(initial=0)))
+
+
+def mark() -> None:
+    """Note this moment among the events that `allocations` records."""
+    with record_function(_MARK):
+        pass
+
+
+def allocations(call: Callable[[], object], device: torch.device) -> Allocations:
+    """Run `call` and return the memory that it takes on `device`; what it returns lives until its end."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    with profile(activities=activities, profile_memory=True) as profiler:
+        result = call()
+    del result
+    results: Any = profiler.profiler
+    events = sorted(_walk(results.kineto_results.experimental_event_tree()), key=lambda event: event.start_time_ns)
+    blocks: list[Block] = []
+    living: dict[int, tuple[int, int]] = {}
+    levels: list[int] = []
+    marks: list[int] = []
+    for event in events:
+        if event.tag != _EventType.Allocation:
+            if event.name == _MARK:
+                marks.append(len(levels))
+            continue
+        fields = event.extra_fields
+        if fields.device.type != device.type:
+            continue
+        before = levels[-1] if levels else 0
+        if fields.alloc_size > 0:
+            living[fields.ptr] = len(levels), fields.alloc_size
+        elif fields.ptr not in living:
+            continue  # from before the call
+        else:
+            start, nbytes = living.pop(fields.ptr)
+            blocks.append(Block(start, len(levels), nbytes, fields.ptr))
+        levels.append(before + fields.alloc_size)
+    blocks += [Block(start, len(levels), nbytes, address) for address, (start, nbytes) in living.items()]
+    blocks.sort(key=lambda block: block.start)
+    return Allocations(tuple(blocks), np.array(levels, np.int64), tuple(marks))
+
+
+def _walk(events: Any) -> Iterator[Any]:
+    for event in events:
+        yield event
+        yield from _walk(event.children)

@@ -1,0 +1,459 @@
+"""What is known of a compiled step: its memory, as torch's allocator saw it, and the errors of what its graphs save.
+
+1  observe   the graphs, divided as the backend divides them, run op by op; what they save comes back rounded, value by
+             value, in repeated calls of the backward graphs
+2  compile   with the backend's own bits; the allocator's events of one step tell when each value's codes live
+3  options   each value exactly or with 1 to 8 bits, which change the bytes of its codes and nothing else
+
+Which values are saved and which are computed again is the min-cut's choice (compile/cut.py), at the backend's bits.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, fx
+
+from ...tables import FewbitError
+from ..compile.backend import compile_graph, inductor_options
+from ..compile.codes import Form, dequantize, quantize
+from ..compile.cut import Choice, choice_of, place_of, results_and_saved, rounded
+from ..compile.options import CompileOptions
+from ..compile.partitioner import FewbitPartitioner
+from ..compile.report import GraphReport
+from ..compile.rewrite import rounds_to_nearest
+from ..compile.roles import ROUNDED
+from ..memory.allocator import Allocations, allocations, mark
+from .options import without_numbers
+from .problem import EXACT, GROUPS, Hold, Option, Problem
+from .seconds import Speeds
+from .step import Step
+
+BITS = (1, 2, 3, 4, 5, 6, 7, 8)
+PROBE = 4
+SEGMENTS = 3
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value that a compiled graph saves in codes.
+
+    Attributes:
+        place: its name in options and plans.
+        module: that computes it.
+        role: what the backward pass does with it.
+        shape: of the value.
+        exact_bytes: of the value.
+        sizes: bytes of its codes, by bits.
+        noise, bias: squared relative errors of the gradient, by bits.
+    """
+
+    place: str
+    module: str
+    role: str
+    shape: tuple[int, ...]
+    itemsize: int
+    exact_bytes: int
+    sizes: dict[int, int]
+    noise: dict[int, float]
+    bias: dict[int, float]
+
+
+@dataclass(frozen=True)
+class CompiledKnown:
+    """What is known of a compiled step.
+
+    Attributes:
+        values: what its graphs save in codes.
+        holds: when the codes of each value live, and their bytes at the backend's own bits.
+        base: bytes at each event of the allocator, without these codes.
+        gradients: bytes of what outlives the step, at each event.
+        backward: the event at which the backward pass begins.
+        speeds: of quantizers on this machine.
+        seconds: of a step with the backend's own bits.
+    """
+
+    values: tuple[Value, ...]
+    holds: tuple[Hold, ...]
+    base: NDArray[np.int64]
+    gradients: NDArray[np.int64]
+    backward: int
+    speeds: Speeds
+    seconds: float
+
+    @property
+    def kinds(self) -> list[str]:
+        """Of each value, the same text for those of equal layers."""
+        return [f"{without_numbers(v.module)} {v.role} {v.shape}" for v in self.values]
+
+    def problem(self, step: Step, fixed: int, recompute: bool = True) -> Problem:
+        """Return the planner's problem; `recompute` is for eager steps, as the compiler decides it here."""
+        return Problem(len(self.values), tuple(_options(self)), self.base, fixed, self.seconds)
+
+    def moment(self, at: int) -> str:
+        """Return where in the step a moment lies, in words."""
+        if at < self.backward:
+            return "in the compiled forward pass"
+        ahead = [(hold.end, value.module) for hold, value in zip(self.holds, self.values, strict=True) if hold.end > at]
+        return (
+            f"in the compiled backward pass of {min(ahead)[1] or 'the model'}" if ahead else "after the backward pass"
+        )
+
+
+def know_compiled(step: Step, speeds: Speeds) -> CompiledKnown:
+    """Observe and compile a step.
+
+    Args:
+        step: on real tensors.
+        speeds: of quantizers on this machine.
+
+    Raises:
+        FewbitError: the compiled graphs save nothing that could be rounded.
+    """
+    values = observe(step)
+    if not values:
+        raise FewbitError("the compiled graphs save nothing that could be rounded")
+    run = compile_step(step)
+    record = run.record
+    holds = _lives(values, run)
+    base = record.levels.copy()
+    for hold in holds:
+        base[hold.start : hold.end] -= hold.nbytes
+    gradients = np.zeros(len(record.levels), np.int64)
+    for block in record.blocks:
+        if block.end == len(record.levels) and block.start >= record.marks[0]:
+            gradients[block.start :] += block.nbytes
+    return CompiledKnown(tuple(values), tuple(holds), base, gradients, record.marks[0], speeds, run.seconds)
+
+
+def _options(known: CompiledKnown) -> Iterator[Option]:
+    for i, (value, hold) in enumerate(zip(known.values, known.holds, strict=True)):
+        exact = Hold(hold.start, hold.end, value.exact_bytes)
+        yield Option(EXACT, value.place, None, (i,), (exact,), value.exact_bytes)
+        for bits, nbytes in value.sizes.items():
+            seconds = known.speeds.codes(value.exact_bytes // value.itemsize, bits, value.itemsize)
+            costs = value.noise[bits], value.bias[bits], seconds
+            yield Option(GROUPS, value.place, bits, (i,), (Hold(hold.start, hold.end, nbytes),), nbytes, *costs)
+
+
+# ---- compiling -------------------------------------------------------------------------------------------------------
+
+
+class _Reporting(FewbitPartitioner):
+    """The backend's partitioner; notes what it reports.
+
+    Attributes:
+        divided: of each graph what it saves, and the names of its buffers in the forward graph, in the order of the
+            backward graph's arguments.
+    """
+
+    def __init__(self, options: CompileOptions) -> None:
+        super().__init__(options)
+        self.divided: list[tuple[GraphReport, list[str]]] = []
+
+    def finish(
+        self, forward: fx.GraphModule, backward: fx.GraphModule, results: int, exact: int
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        graphs, report = self.with_codes(forward, backward, results, exact)
+        _, saved = results_and_saved(graphs[0].graph, results)
+        self.divided.append((report, [str(value) for value in saved]))
+        return graphs
+
+
+@dataclass(frozen=True)
+class CompiledRun:
+    """A compiled step.
+
+    Attributes:
+        record: the allocator's events of a step; the mark among them is where the backward pass begins.
+        addresses: of the buffers of each value's codes in that step, by place.
+        seconds: of a step.
+    """
+
+    record: Allocations
+    addresses: dict[str, list[int]]
+    seconds: float
+
+
+def compile_step(step: Step, **options: Any) -> CompiledRun:
+    """Compile a step with the backend's `options`, and run it."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    chosen = CompileOptions.of(options)
+    partitioner = _Reporting(chosen)
+    patches = {**inductor_options(**options), "custom_partitioner_fn": partitioner}
+    addresses: dict[str, list[int]] = {}
+
+    def inner_compile(graph: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
+        compiled: Any = compile_fx_inner(graph, inputs, **how)
+        if not how.get("is_backward"):
+            return compiled
+        report, names = partitioner.divided[-1]  # a graph's passes are compiled one after the other
+
+        def run(arguments: list[Any]) -> Any:
+            pointers = [x.untyped_storage().data_ptr() if isinstance(x, Tensor) else 0 for x in arguments]
+            by_name = dict(zip(names, pointers, strict=False))
+            for row in report.tensors:
+                addresses[f"{row.module}:{row.name}"] = [a for part in row.parts if (a := by_name.get(part))]
+            return compiled(arguments)
+
+        run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
+        return run
+
+    def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        with _without_caches():
+            return compile_graph(graph, inputs, chosen, patches, inner_compile=inner_compile)
+
+    compiled = torch.compile(step.model, backend=backend)
+
+    def run() -> object:
+        output = compiled(*step.inputs, **step.keywords)
+        loss = step.loss_of(output)
+        mark()
+        loss.backward()
+        return output
+
+    with step.apart():
+        times = []
+        for _ in range(3):  # the first compiles
+            start = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - start)
+            for p in step.parameters:
+                p.grad = None
+        record = allocations(run, step.device)
+    return CompiledRun(record, addresses, min(times))
+
+
+def _without_caches() -> Any:
+    from torch._functorch import config
+
+    return config.patch(enable_autograd_cache=False)  # a graph that is found there is not divided
+
+
+def _lives(values: Sequence[Value], run: CompiledRun) -> list[Hold]:
+    """Return when the codes of each value live, by the addresses that the backward graphs were given."""
+    boundary = run.record.marks[0]
+    between = {block.address: block for block in run.record.blocks if block.start < boundary < block.end}
+    holds = []
+    for value in values:
+        found = [between[a] for a in run.addresses.get(value.place, ()) if a in between]
+        start, end = min((b.start for b in found), default=boundary), max((b.end for b in found), default=boundary + 1)
+        holds.append(Hold(start, end, sum(b.nbytes for b in found)))
+    return holds
+
+
+# ---- observing -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Graph:
+    """A graph that was divided and has run.
+
+    Attributes:
+        saved: nodes of what it saves, with the choices of the backend.
+        backward: its backward graph.
+        arguments: of the backward graph's call.
+    """
+
+    saved: list[fx.Node]
+    options: CompileOptions
+    backward: fx.GraphModule | None = None
+    arguments: list[Any] = field(default_factory=list)
+
+
+class _Observing(FewbitPartitioner):
+    """Divides graphs as the backend does, and leaves what they save as it is."""
+
+    def __init__(self, options: CompileOptions) -> None:
+        super().__init__(options)
+        self.graphs: list[_Graph] = []
+
+    def finish(
+        self, forward: fx.GraphModule, backward: fx.GraphModule, results: int, exact: int
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        _, saved = results_and_saved(forward.graph, results)
+        self.graphs.append(_Graph([node for node in saved if isinstance(node, fx.Node)], self.options))
+        return forward, backward
+
+
+def observe(step: Step) -> list[Value]:
+    """Return what the compiled graphs of a step save in codes, with the errors that this brings."""
+    options = CompileOptions()
+    partitioner = _Observing(options)
+    patches = {**inductor_options(), "custom_partitioner_fn": partitioner}
+    ran: list[tuple[fx.GraphModule, list[Any]]] = []
+
+    def inner_compile(graph: fx.GraphModule, _: Sequence[Any], **how: Any) -> Callable[[list[Any]], Any]:
+        is_backward = bool(how.get("is_backward"))
+
+        def run(arguments: list[Any]) -> Any:
+            values = list(arguments)
+            arguments.clear()  # as compiled graphs do, which own their arguments
+            if is_backward:
+                ran.append((graph, values))
+            return graph(*values)
+
+        run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
+        return run
+
+    def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        with _without_caches():
+            return compile_graph(graph, inputs, options, patches, inner_compile=inner_compile)
+
+    with step.apart():
+        output = torch.compile(step.model, backend=backend)(*step.inputs, **step.keywords)
+        step.loss_of(output).backward()
+    with torch.no_grad():
+        return _values(partitioner.graphs, ran)
+
+
+@dataclass(frozen=True, eq=False)
+class _Probe:
+    """A value among the arguments of a backward graph.
+
+    Attributes:
+        node: of the value, in the forward graph.
+        choice: of the backend.
+        graph: number of the graph that ran.
+        argument: its place among the arguments.
+        options: of the backend.
+    """
+
+    node: fx.Node
+    choice: Choice
+    graph: int
+    argument: int
+    options: CompileOptions
+
+    def form(self, bits: int) -> Form | None:
+        """Return the groups and bits of its codes; None if it has none of so many bits."""
+        choice = rounded(self.node, self.choice.role, bits, self.options)
+        return None if choice.bits is None or choice.groups is None else (choice.groups, bits)
+
+
+def _values(graphs: Sequence[_Graph], ran: Sequence[tuple[fx.GraphModule, list[Any]]]) -> list[Value]:
+    """Return the values with their errors, from calls of the backward graphs with rounded arguments."""
+    probes: list[_Probe] = []
+    for number, (backward, _) in enumerate(ran):
+        names = [node.name for node in backward.graph.find_nodes(op="placeholder")]
+        graph = next(g for g in graphs if {n.name for n in g.saved} <= set(names))
+        for node in graph.saved:
+            choice = choice_of(node)
+            if choice is None or choice.bits is None or choice.role not in ROUNDED or choice.table is not None:
+                continue
+            probes.append(_Probe(node, choice, number, names.index(node.name), graph.options))
+    exact = [_tensors(graph(*arguments)) for graph, arguments in ran]
+    scale = sum(_product(g, g) for g in exact) or 1.0
+    outputs = {probe: _reached(ran[probe.graph][0], probe.argument) for probe in probes}
+    measured: dict[_Probe, tuple[float, float]] = {}
+    local = _apart(probes, outputs)
+    for together in _by_graph(local):
+        graph, arguments = ran[together[0].graph]
+        found = _tensors(graph(*_rounded(arguments, together)))
+        for probe in together:
+            wrong = [found[i] - exact[probe.graph][i] for i in outputs[probe]]
+            measured[probe] = _product(wrong, wrong) / scale, 0.0
+    for together in _by_kind([p for p in probes if p not in measured]):
+        graph, arguments = ran[together[0].graph]
+        right = exact[together[0].graph]
+        nearest = rounds_to_nearest(together[0].choice)
+        draws = [_tensors(graph(*_rounded(arguments, together))) for _ in range(1 if nearest else 2)]
+        one, two = ([a - b for a, b in zip(found, right, strict=True)] for found in (draws[0], draws[-1]))
+        square = (_product(one, one) + _product(two, two)) / 2 / scale / len(together)
+        # Rounding to nearest is the same in each draw, but another for each batch: it is counted as noise.
+        bias = 0.0 if nearest else min(max(0.0, _product(one, two) / scale / len(together)), square)
+        measured |= dict.fromkeys(together, (square - bias, bias))
+    return [_value(probe, *measured[probe], ran[probe.graph][1][probe.argument]) for probe in probes]
+
+
+def _value(probe: _Probe, noise: float, bias: float, x: Tensor) -> Value:
+    forms = {bits: form for bits in BITS if (form := probe.form(bits)) is not None}
+    variances = {bits: float((_back(probe, x, form) - x).double().square().sum()) for bits, form in forms.items()}
+    of_probe = variances.get(PROBE) or 1.0
+    sizes = {bits: x.numel() * bits // 8 + x.numel() // groups.size * 4 for bits, (groups, _) in forms.items()}
+    place = place_of(probe.node)
+    return Value(
+        *(place, place.rpartition(":")[0], probe.choice.role.value, tuple(x.shape), x.element_size()),
+        *(x.numel() * x.element_size(), sizes),
+        {bits: noise * v / of_probe for bits, v in variances.items()},
+        {bits: bias * v / of_probe for bits, v in variances.items()},
+    )
+
+
+def _rounded(arguments: Sequence[Any], probes: Sequence[_Probe]) -> list[Any]:
+    """Return the arguments with those of `probes` rounded to `PROBE` bits."""
+    values = list(arguments)
+    for probe in probes:
+        form = probe.form(PROBE)
+        if form is not None:
+            values[probe.argument] = _back(probe, values[probe.argument], form)
+    return values
+
+
+def _back(probe: _Probe, x: Tensor, form: Form) -> Tensor:
+    """Return `x` quantized as the backend does, and back."""
+    groups, bits = form
+    random = None
+    if not rounds_to_nearest(probe.choice):
+        random = torch.rand([*groups.rows(x).shape[:-1], 1], device=x.device)
+    return dequantize(quantize(x, groups, bits, random), groups, bits, x.dtype)
+
+
+def _tensors(results: Any) -> list[Tensor]:
+    return [r for r in results if isinstance(r, Tensor) and r.is_floating_point()]
+
+
+def _product(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    return sum(float((x.double() * y.double()).sum()) for x, y in zip(a, b, strict=True))
+
+
+def _reached(backward: fx.GraphModule, argument: int) -> tuple[int, ...]:
+    """Return which of a backward graph's floating-point results depend on an argument."""
+    start = backward.graph.find_nodes(op="placeholder")[argument]
+    reached = {start}
+    for node in backward.graph.nodes:
+        if any(i in reached for i in node.all_input_nodes):
+            reached.add(node)
+    results: Any = backward.graph.output_node().args[0]
+    tensors = [r for r in results if isinstance(r, fx.Node) and r.meta["val"].is_floating_point()]
+    return tuple(i for i, r in enumerate(tensors) if r in reached)
+
+
+def _apart(probes: Sequence[_Probe], outputs: dict[_Probe, tuple[int, ...]]) -> list[_Probe]:
+    """Return the probes that reach few results, none of which another of them reaches: measured in one call."""
+    found: list[_Probe] = []
+    taken: set[tuple[int, int]] = set()
+    for probe in probes:
+        own = {(probe.graph, i) for i in outputs[probe]}
+        if 0 < len(own) <= 4 and not own & taken and not rounds_to_nearest(probe.choice):
+            taken |= own
+            found.append(probe)
+    return found
+
+
+def _by_graph(probes: Sequence[_Probe]) -> list[list[_Probe]]:
+    found: defaultdict[int, list[_Probe]] = defaultdict(list)
+    for probe in probes:
+        found[probe.graph].append(probe)
+    return list(found.values())
+
+
+def _by_kind(probes: Sequence[_Probe]) -> Iterator[list[_Probe]]:
+    """Yield the probes that one call measures: those of equal modules, roles and shapes, in up to `SEGMENTS` parts."""
+    found: defaultdict[tuple[object, ...], list[_Probe]] = defaultdict(list)
+    for probe in probes:
+        module = place_of(probe.node).rpartition(":")[0]
+        made = str(probe.node.target)
+        found[probe.graph, without_numbers(module), probe.choice.role, made, str(probe.node.meta["val"].shape)].append(
+            probe
+        )
+    for each in found.values():
+        parts = min(SEGMENTS, len(each))
+        for i in range(parts):
+            yield each[i * len(each) // parts : (i + 1) * len(each) // parts]

@@ -1,0 +1,70 @@
+"""Small models to plan for, with their batches."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):
+    def __init__(self, width, dropout=0.0):
+        super().__init__()
+        self.norm, self.up, self.act = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU()
+        self.down, self.drop = nn.Linear(4 * width, width), nn.Dropout(dropout)
+
+    def forward(self, x):
+        return x + self.drop(self.down(self.act(self.up(self.norm(x)))))
+
+
+class Net(nn.Module):
+    def __init__(self, layers=4, width=64, dropout=0.0):
+        super().__init__()
+        self.start = nn.Linear(16, width)
+        self.layers = nn.ModuleList(Block(width, dropout) for _ in range(layers))
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x, labels=None):
+        x = self.start(x)
+        for layer in self.layers:
+            x = layer(x)
+        y = self.head(x)
+        return y if labels is None else {"loss": F.cross_entropy(y.flatten(0, -2), labels.flatten()), "logits": y}
+
+
+class Convs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.start = nn.Conv2d(3, 16, 3, padding=1)
+        self.layers = nn.Sequential(*(ConvBlock(16) for _ in range(3)))
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x, labels):
+        y = self.head(self.layers(self.start(x)).mean((2, 3)))
+        return {"loss": F.cross_entropy(y, labels)}
+
+
+class ConvBlock(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width)
+
+    def forward(self, x):
+        return F.relu(x + self.norm(self.conv(x)))
+
+
+def batch(count=8):
+    return {"x": torch.randn(count, 32, 16), "labels": torch.randint(0, 10, (count, 32))}
+
+
+def images(count=8):
+    return {"x": torch.randn(count, 3, 16, 16), "labels": torch.randint(0, 10, (count,))}
+
+
+def gradient(model, inputs, seed=1):
+    torch.manual_seed(seed)
+    model.zero_grad()
+    model(**inputs)["loss"].backward()
+    return torch.cat([p.grad.flatten().double() for p in model.parameters()])
+
+
+def fixed(plan):
+    return plan.peak.parameters + plan.peak.optimizer
