@@ -204,11 +204,26 @@ def record(report: GraphReport, partitioner: object) -> None:
     if current is None:
         _add(_Record(report, partitioner))
         return
-    current.recorded = True
     _add(_Record(report, partitioner, current.parameters))
+    describe(report)
+
+
+def describe(report: GraphReport) -> None:
+    """Keep the report of a graph that was just divided on disk, for a process that finds the graph in torch's cache."""
+    current = _compiling.get()
+    if current is None:
+        return
+    current.recorded = True
     # A folder that cannot be written costs the report of a graph that a cache spares, and no training.
     with suppress(OSError, FewbitError), atomic_write(_file(current.key)) as stream:
         stream.write(json.dumps(asdict(report)).encode())
+
+
+def ignore() -> None:
+    """Report nothing of the graph that was just divided: it runs to be measured, and then no more."""
+    current = _compiling.get()
+    if current is not None:
+        current.recorded = True
 
 
 def _add(record: _Record) -> None:

@@ -25,7 +25,7 @@ from ..compile.codes import Form, dequantize, quantize
 from ..compile.cut import Choice, choice_of, place_of, results_and_saved, rounded
 from ..compile.options import CompileOptions
 from ..compile.partitioner import FewbitPartitioner
-from ..compile.report import GraphReport
+from ..compile.report import GraphReport, describe, ignore
 from ..compile.rewrite import rounds_to_nearest
 from ..compile.roles import ROUNDED
 from ..memory.allocator import Allocations, allocations, mark
@@ -161,6 +161,7 @@ class _Reporting(FewbitPartitioner):
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         graphs, report = self.with_codes(forward, backward, results, exact)
         _, saved = results_and_saved(graphs[0].graph, results)
+        describe(report)
         self.divided.append((report, [str(value) for value in saved]))
         return graphs
 
@@ -209,6 +210,7 @@ def compile_step(step: Step, **options: Any) -> CompiledRun:
         with _without_caches():
             return compile_graph(graph, inputs, chosen, patches, inner_compile=inner_compile)
 
+    _forget(step.model)
     compiled = torch.compile(step.model, backend=backend)
 
     def run() -> object:
@@ -227,7 +229,20 @@ def compile_step(step: Step, **options: Any) -> CompiledRun:
             for p in step.parameters:
                 p.grad = None
         record = allocations(run, step.device)
+    _forget(step.model)
     return CompiledRun(record, addresses, min(times))
+
+
+def _forget(model: torch.nn.Module) -> None:
+    """Drop what Dynamo has compiled of the modules' forward passes: it refuses to compile one more than 8 times."""
+    from torch._dynamo.eval_frame import reset_code
+
+    for kind in {type(module) for module in model.modules()}:
+        forward: Any = kind.forward
+        while forward is not None:
+            if hasattr(forward, "__code__"):
+                reset_code(forward.__code__)
+            forward = getattr(forward, "__wrapped__", None)
 
 
 def _without_caches() -> Any:
@@ -277,6 +292,7 @@ class _Observing(FewbitPartitioner):
     def finish(
         self, forward: fx.GraphModule, backward: fx.GraphModule, results: int, exact: int
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        ignore()
         _, saved = results_and_saved(forward.graph, results)
         self.graphs.append(_Graph([node for node in saved if isinstance(node, fx.Node)], self.options))
         return forward, backward
@@ -306,6 +322,7 @@ def observe(step: Step) -> list[Value]:
         with _without_caches():
             return compile_graph(graph, inputs, options, patches, inner_compile=inner_compile)
 
+    _forget(step.model)
     with step.apart():
         output = torch.compile(step.model, backend=backend)(*step.inputs, **step.keywords)
         step.loss_of(output).backward()

@@ -26,7 +26,7 @@ from ..convert.measure import read_inputs
 from ..memory.listing import size_text
 from ..memory.storages import parts_of
 from ..tensors.abstract import is_abstract
-from .compiled import CompiledKnown, know_compiled
+from .compiled import CompiledKnown, compile_step, know_compiled
 from .document import Choice, PeakMemory, Plan, signature
 from .fitted import Fitted, undo_fit
 from .gradient_error import measure_errors, measure_tables
@@ -38,7 +38,8 @@ from .solver import is_feasible, merge, solve, split
 from .step import Loss, Step
 from .trace import scaled, trace
 
-MOST_OPTIONS = 1500  # that the solver is given at once
+MOST_OPTIONS = 800  # that the solver is given at once
+ATTEMPTS = 6  # at a compiled plan, of which each is compiled
 # Copies of the trained parameters in an optimizer's state.
 OPTIMIZERS = {
     **dict.fromkeys(("adamw", "adam", "nadam", "radam", "adamax"), 2.0),
@@ -214,7 +215,32 @@ class _Planner:
 
     def plan(self) -> Plan:
         """Return the plan for the step's batch."""
-        return self.solved(self.measured())
+        known = self.measured()
+        return self.verified(known) if isinstance(known, CompiledKnown) else self.solved(known)
+
+    def verified(self, known: CompiledKnown) -> Plan:
+        """Return a plan that was compiled and whose peak is the measured one.
+
+        The compiler orders and fuses by what is saved, so that a step may take more than was predicted from another
+        one. What it takes too much, the next attempt is given less.
+
+        Raises:
+            FewbitError: no attempt stays within the memory.
+        """
+        memory, given, measured = self.limits.memory, self.limits, 0
+        for _ in range(ATTEMPTS):
+            found = self.solved(known, given)
+            run = compile_step(self.step, **found.compile_options)
+            fixed = self.static.parameters + self.static.optimizer
+            update = int(known.gradients[-1]) + self.static.update
+            measured = fixed + max(run.record.peak, update)
+            if memory is None or measured <= memory:
+                workspace = found.peak.workspace + measured - found.peak.total
+                return replace(found, peak=replace(found.peak, workspace=workspace))
+            assert given.memory is not None
+            least_step = (memory - fixed) // 100
+            given = replace(given, memory=given.memory - max(measured - memory, least_step))
+        raise FewbitError(f"no compiled plan stays within {memory:,} bytes: one that should have takes {measured:,}")
 
     def measured(self) -> Known | CompiledKnown:
         """Trace and measure the step."""
@@ -245,11 +271,11 @@ class _Planner:
         tensors = (*self.step.model.parameters(), *tree_leaves((self.step.inputs, self.step.keywords)))
         return any(isinstance(t, Tensor) and is_abstract(t) for t in tensors)
 
-    def solved(self, known: Known | CompiledKnown) -> Plan:
+    def solved(self, known: Known | CompiledKnown, limits: Limits | None = None) -> Plan:
         """Return the plan for what was measured."""
         problem = self.problem(known)
         merged = merge(problem, known.kinds, MOST_OPTIONS)
-        solution = solve(merged, self.limits, self.price)
+        solution = solve(merged, limits or self.limits, self.price)
         if merged is not problem:
             solution = split(solution, problem.options)
         return self.document(known, problem, solution, self.notes(merged, solution))

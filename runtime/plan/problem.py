@@ -104,13 +104,24 @@ class Problem:
         largest = np.array(
             [a + int(np.argmax(self.base[a:b])) for a, b in zip(edges, [*edges[1:], len(self.base)], strict=True)]
         )
-        held, base = self.held_at(largest), self.base[largest]
+        # Options that hold bytes in the same proportions say the same, such as the numbers of bits of one tensor.
+        alike = {_proportions(option): j for j, option in enumerate(self.options)}
+        held, base = self.held_at(largest)[:, sorted(alike.values())], self.base[largest]
         order = np.argsort(-(base + held.sum(1) / max(1, self.tensors)), kind="stable")
+        held, base = held[order], base[order]
+        table = np.column_stack([base, held])
         kept: list[int] = []
-        for i in order:
-            rows = np.array(kept, np.int64)
-            if not bool(((base[rows] >= base[i]) & (held[rows] >= held[i]).all(1)).any()):
-                kept.append(int(i))
+        rows, last = np.empty_like(table), 0
+        for row, place in zip(table, order, strict=True):
+            count = len(kept)
+            if count and (rows[last] >= row).all():  # what dominated the moment before, often dominates this one
+                continue
+            above = np.flatnonzero((rows[:count] >= row).all(1))
+            if len(above):
+                last = int(above[0])
+                continue
+            rows[count] = row
+            kept.append(int(place))
         return largest[sorted(kept)]
 
     def held_at(self, moments: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -121,6 +132,11 @@ class Problem:
                 first, last = np.searchsorted(moments, (hold.start, hold.end))
                 held[first:last, j] += hold.nbytes
         return held
+
+
+def _proportions(option: Option) -> tuple[object, ...]:
+    most = max((abs(hold.nbytes) for hold in option.holds), default=1) or 1
+    return tuple((hold.start, hold.end, round(hold.nbytes / most, 6)) for hold in option.holds)
 
 
 @dataclass(frozen=True)

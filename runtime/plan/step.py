@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ...tables import FewbitError
+from ..memory.on_gpu import as_on_gpu
 from ..memory.peak import gradients_aside
 from ..memory.values import values_for
+from ..tensors.abstract import is_abstract
 
 Loss = Callable[[Any], Tensor]
 
@@ -66,6 +68,8 @@ class Step:
         with ExitStack() as stack:
             for mode in values_for(self.model, (self.inputs, self.keywords)):
                 stack.enter_context(mode)
+            if any(map(is_abstract, self._tensors())):
+                stack.enter_context(as_on_gpu())
             stack.enter_context(gradients_aside(self.parameters, (self.inputs, self.keywords)))
             stack.enter_context(_buffers_aside(self.model))
             devices = {t.device for t in self._tensors() if t.device.type == "cuda"}

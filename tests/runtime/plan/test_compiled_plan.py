@@ -44,6 +44,8 @@ class TestACompiledPlan:
             assert plan.peak.total <= budget < plan.exact_peak
             errors = [((gradient(model, inputs, s) - exact).norm() / exact.norm()).item() for s in range(3)]
             assert plan.error / 1.5 < sum(errors) / 3 < 1.5 * plan.error
+            (graph,) = fewbit.compile_report(model).graphs
+            assert plan.saved <= graph.nbytes <= 1.02 * plan.saved
         finally:
             fitted.undo()
         assert torch.equal(gradient(model, inputs), exact)
