@@ -6,6 +6,7 @@
     fewbit plot       figures
         fewbit calibrate  input distributions of a model's activations, and the best tables for them
         fewbit memory     what training keeps, and the largest batch
+        fewbit plan       the training that fits into a memory
         fewbit bench      speed on this machine
         fewbit cache      kernels and tables kept on disk
         fewbit demo       a tour: solve, draw, train
@@ -41,6 +42,7 @@ _HelpInstead: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "No
         "plot": "Draw derivatives with their tables, errors against bits, and trainings in few bits.",
         "calibrate": "Measure the inputs of a model's activations, and solve the best tables for them.",
         "memory": "Show the bytes that training saves for backward, and its peak, exactly and with any method.",
+        "plan": "Find the training of a model that fits into a memory at the least error and time.",
         "bench": "Measure speed on this machine.",
         "cache": "Show, fill and clear the folder of compiled kernels and solved tables.",
         "demo": "Solve a table for GELU, draw it, and train a small transformer with it.",

@@ -1,6 +1,5 @@
 """`fewbit memory`: memory that training keeps for backward, and its peak, exact and with any method."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -14,12 +13,12 @@ from ..tables.columns import columns
 from ..tables.files import atomic_write, check_writable
 from ..tables.json_format import dumps
 from ..tables.names import counted
-from ..tables.sizes import parse_size
 from ..tables.table import check_bits
 from .memory_codes import codes
-from .options import FILE, json_option
+from .options import FILE, ByteSize, json_option
 from .progress import with_progress
-from .target import FORMS, errors_in_one_line, load_target
+from .subject import Subject, built_in, of_user
+from .target import FORMS, errors_in_one_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,19 +26,6 @@ if TYPE_CHECKING:
     from ..plots.studies.memory_paper import Reproduced, Row
     from ..runtime.memory.listing import Field, Sort
     from ..runtime.plan.memory import Comparison, Need, Peak, Profile
-
-
-class ByteSize(click.ParamType):
-    """A size such as ``16GiB`` or ``80GB``, converted to a whole number of bytes."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the bytes; on failure, report the accepted form in one line."""
-        try:
-            return parse_size(value)
-        except FewbitError as error:
-            self.fail(str(error), param, ctx)
 
 
 class _TargetGroup(click.Group):
@@ -202,7 +188,7 @@ def of(
 
     if compiled and (meta or ":" not in target):
         raise FewbitError(f"--compiled runs the model, so TARGET is {FORMS}, without --meta")
-    subject = _of_user(target, size, meta) if ":" in target else _built_in(target, size, dtype, attention)
+    subject = of_user(target, size, meta) if ":" in target else built_in(target, size, dtype, attention)
     with errors_in_one_line(target, subject.source), memory.as_on_gpu() if subject.on_meta else nullcontext():
         model, inputs = subject.make(batch)
         if compiled:
@@ -269,56 +255,6 @@ def paper(output: Path | None, as_json: bool) -> None:
 
 
 # ---- measurement -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Subject:
-    """A model to measure.
-
-    Attributes:
-        make: takes a batch size, or None for the default one; returns the model and its inputs.
-        grows: whether `make` uses the batch size.
-        on_meta: whether the model is on the meta device.
-        source: the user's function, or None.
-    """
-
-    make: Callable[[int | None], tuple["nn.Module", Any]]
-    grows: bool
-    on_meta: bool
-    source: Callable[..., Any] | None = None
-
-
-def _built_in(name: str, size: int | None, dtype: str, attention: str) -> _Subject:
-    import torch
-
-    from ..runtime.plan import zoo
-
-    if zoo.find(name) is None and name.endswith(".py"):
-        raise FewbitError(f"{name!r} names no function; a TARGET is {FORMS}, or a model of `fewbit memory models`")
-    model = zoo.build(name, size, attention=attention, dtype=getattr(torch, dtype))
-    return _Subject(lambda batch: (model, zoo.inputs(name, batch or 1, size, getattr(torch, dtype))), True, True)
-
-
-def _of_user(target: str, size: int | None, meta: bool) -> _Subject:
-    import torch
-    from torch import nn
-
-    function = load_target(target)
-    takes = inspect.signature(function).parameters
-
-    def make(batch: int | None) -> tuple[nn.Module, Any]:
-        given = {"batch": batch, "sequence": size, "size": size}
-        with torch.device("meta") if meta else nullcontext():
-            made = function(**{name: value for name, value in given.items() if name in takes and value is not None})
-        if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
-            raise FewbitError(f"{target} must return (model, inputs), and returns {_what(made)}")
-        return made
-
-    return _Subject(make, "batch" in takes, meta, function)
-
-
-def _what(made: Any) -> str:
-    return f"{len(made)} things" if isinstance(made, tuple) and len(made) != 2 else f"a {type(made).__name__}"
 
 
 @dataclass(frozen=True)
@@ -404,7 +340,7 @@ def _compiled(model: "nn.Module", inputs: Any, bits: int | str, as_json: bool) -
     return dumps({"bits": bits, **totals, **asdict(report)}) if as_json else str(report)
 
 
-def _need(subject: _Subject, model: "nn.Module", inputs: Any, how: _Method, functions: bool) -> "Need":
+def _need(subject: Subject, model: "nn.Module", inputs: Any, how: _Method, functions: bool) -> "Need":
     """Return the memory that training needs: from two batch sizes where the subject allows it, else from its own."""
     from ..runtime.plan.memory import BITS, need_of
 

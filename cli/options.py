@@ -5,8 +5,9 @@ from typing import Any
 
 import click
 
-from ..tables import DEFAULT_WEIGHT, KINDS
+from ..tables import DEFAULT_WEIGHT, KINDS, FewbitError
 from ..tables.names import read_number
+from ..tables.sizes import parse_size
 from ..tables.table import check_bits
 
 
@@ -39,6 +40,19 @@ class Numbers(click.ParamType):
         if None in numbers:
             self.fail(f"{value!r} is not a list of numbers such as 0,3", param, ctx)
         return tuple(number for number in numbers if number is not None)
+
+
+class ByteSize(click.ParamType):
+    """A size such as ``16GiB`` or ``80GB``, converted to a whole number of bytes."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the bytes; on failure, report the accepted form in one line."""
+        try:
+            return parse_size(value)
+        except FewbitError as error:
+            self.fail(str(error), param, ctx)
 
 
 FILE = click.Path(path_type=Path)

@@ -235,7 +235,7 @@ def compile_step(step: Step, **options: Any) -> CompiledRun:
 
 def _forget(model: torch.nn.Module) -> None:
     """Drop what Dynamo has compiled of the modules' forward passes: it refuses to compile one more than 8 times."""
-    from torch._dynamo.eval_frame import reset_code
+    from torch._C._dynamo.eval_frame import reset_code
 
     for kind in {type(module) for module in model.modules()}:
         forward: Any = kind.forward

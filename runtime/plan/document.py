@@ -99,6 +99,42 @@ class PeakMemory:
 
 
 @dataclass(frozen=True)
+class Timeline:
+    """Bytes at moments of a step, in order: the most of what lies between two moments that are kept.
+
+    Attributes:
+        exact: of what a step that saves all exactly saves.
+        saved: of what the plan saves.
+        gradients: of the parameters' gradients.
+        workspace: of all else that changes.
+        backward: number of the moment at which the backward pass begins.
+    """
+
+    exact: tuple[int, ...]
+    saved: tuple[int, ...]
+    gradients: tuple[int, ...]
+    workspace: tuple[int, ...]
+    backward: int
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a plan, or another way to train, takes.
+
+    Attributes:
+        name: "plan", "exact", "checkpointing" (all blocks), or "4 bits" (all tensors).
+        memory: peak in bytes.
+        error: relative error of the gradient.
+        time: of a step, relative to the exact one.
+    """
+
+    name: str
+    memory: int
+    error: float
+    time: float
+
+
+@dataclass(frozen=True)
 class Plan:
     """A plan for the training of one model. `str(plan)` is a table.
 
@@ -115,6 +151,8 @@ class Plan:
         batch: samples in a batch.
         compiled: whether it is for `torch.compile` with the backend fewbit.
         notes: what was estimated and not measured, and what would be gained by more memory.
+        timeline: memory through the step.
+        frontier: plans for other memories, and other ways to train, as far as `plan` was asked for them.
     """
 
     model: str
@@ -128,7 +166,9 @@ class Plan:
     limits: dict[str, float | None]
     batch: int
     compiled: bool
+    timeline: Timeline
     notes: tuple[str, ...] = field(default=())
+    frontier: tuple[Point, ...] = field(default=())
 
     @property
     def time(self) -> float:
@@ -184,7 +224,11 @@ class Plan:
         try:
             choices = tuple(_read(Choice, row) for row in data.pop("choices"))
             peak = _read(PeakMemory, data.pop("peak"))
-            return _read(Plan, {**data, "choices": choices, "peak": peak, "notes": tuple(data.pop("notes"))})
+            curves = data.pop("timeline")
+            timeline = _read(Timeline, {k: tuple(v) if isinstance(v, list) else v for k, v in curves.items()})
+            parts = {"choices": choices, "peak": peak, "timeline": timeline, "notes": tuple(data.pop("notes"))}
+            frontier = tuple(_read(Point, point) for point in data.pop("frontier"))
+            return _read(Plan, {**data, **parts, "frontier": frontier})
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise FewbitError(f"{os.fspath(path)}: not a plan: {error}") from None
 

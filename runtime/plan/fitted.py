@@ -5,7 +5,7 @@ fitted.undo()
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -24,9 +24,12 @@ from ..layers.offload import Swapper, SwappingSaver
 from ..layers.saver import QuantizerSaver
 from ..quantizers import Compressed, PerGroup, Quantizer
 from ..saved_tensors import Exactly
+from ..tensors.checks import check_integer
 from .document import Choice, Plan
 from .places import Places
 from .problem import GROUPS, HOST, RECOMPUTE, TABLE
+
+Again = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Plan], Plan]
 
 
 class Fitted:
@@ -37,11 +40,13 @@ class Fitted:
         plan: the plan that is carried out.
     """
 
-    def __init__(self, model: nn.Module, plan: Plan) -> None:
+    def __init__(self, model: nn.Module, plan: Plan, again: Again) -> None:
         undo_fit(model)
         plan.check_model(model)
         self.model, self.plan = model, plan
+        self._again = again
         self._blocks: list[nn.Module] = []
+        self._refreshing: Any = None
         self._policy = _Planned()
         self.use(plan)
         self._places = None if plan.compiled else Places(model, self._policy)
@@ -70,11 +75,49 @@ class Fitted:
         """Places that saved a tensor and that the plan does not know; they save it exactly."""
         return tuple(sorted(self._policy.unknown))
 
+    def refresh(self, every: int) -> "Fitted":
+        """Plan again every so many training steps, on the step's own batch, for the same memory.
+
+        The errors that rounding brings change while a model trains; bits move to where they help most now, within the
+        bytes of the first plan. A step that plans takes as long as `fewbit.plan`, some tens of backward passes, and
+        leaves gradients, buffers and the random state as they are.
+
+        Args:
+            every: steps, at least 2.
+
+        Returns:
+            This object, whose `plan` is the plan in force.
+
+        Raises:
+            FewbitError: `every` is no such number, or the plan is for a compiled step, which would be compiled anew.
+        """
+        check_integer("every", every, 2)
+        if self.plan.compiled:
+            raise FewbitError("a plan for a compiled step is not refreshed: make another one, which is compiled anew")
+        if self._refreshing is not None:
+            self._refreshing.remove()
+        hook = _Refreshing(self, every)
+        self._refreshing = self.model.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
+        return self
+
+    def plan_again(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """Plan for another batch of the same model, and train by that plan."""
+        assert self._places is not None
+        self._places.suspended = True
+        self._put_back()
+        try:
+            plan = self._again(self.model, inputs, keywords, self.plan)
+        finally:
+            self._places.suspended = False
+        self.use(plan)
+
     def undo(self) -> nn.Module:
         """Return the model as it was before `fit`."""
         vars(self.model).pop(FITTED, None)
         if self._places is not None:
             self._places.remove()
+        if self._refreshing is not None:
+            self._refreshing.remove()
         self._put_back()
         return self.model
 
@@ -89,6 +132,26 @@ class Fitted:
 
     def __str__(self) -> str:
         return str(self.plan)
+
+
+class _Refreshing:
+    """The hook that counts training steps and plans again."""
+
+    def __init__(self, fitted: Fitted, every: int) -> None:
+        self.fitted, self.every = fitted, every
+        self.steps, self.planning = 0, False
+
+    def __call__(self, _: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if self.planning or not torch.is_grad_enabled():
+            return
+        self.steps += 1
+        if self.steps % self.every:
+            return
+        self.planning = True
+        try:
+            self.fitted.plan_again(inputs, keywords)
+        finally:
+            self.planning = False
 
 
 def undo_fit(model: nn.Module) -> None:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..convert.api import convert, revert
+from ..convert.api import convert, undo_conversion
 from ..convert.find import Form, form_of
 from ..convert.method import Activations
 from ..layers.huggingface import Conv1D
@@ -125,7 +125,7 @@ def measure_tables(step: Step, activations: Mapping[str, nn.Module]) -> dict[str
                 report = convert(step.model, Activations(TABLE_PROBE), include=segment)
                 errors = {row.name: row.error for row in report.replaced}
                 wrong = _difference(gradient(), exact) if errors else []
-                revert(step.model)
+                undo_conversion(step.model)
                 for name in errors:
                     result[name] = _by_bits(step.model, name, _product(wrong, wrong) / scale / len(errors))
     return result

@@ -59,6 +59,11 @@ class Known:
         """Bytes of the parameters' gradients at each moment."""
         return self.trace.gradients
 
+    @property
+    def backward(self) -> int:
+        """The moment at which the backward pass begins."""
+        return self.trace.backward
+
     def problem(self, step: Step, fixed: int, recompute: bool = True) -> Problem:
         """Return the planner's problem.
 

@@ -47,6 +47,10 @@ class Places:
     """Hooks of a model that ask a policy about each tensor saved in its forward pass, as long as gradients are on.
 
     A context manager: the hooks are removed at its end. Compiled calls run without them.
+
+    Attributes:
+        policy: that is asked.
+        suspended: whether forward passes that begin now run without.
     """
 
     def __init__(self, model: nn.Module, policy: Policy) -> None:
@@ -55,6 +59,7 @@ class Places:
         self._counts: Counter[str] = Counter()
         self._context: Any = None
         self._handles: list[Any] = []
+        self.suspended = False
         for name, module in model.named_modules():
             if module is not model:
                 self._handles.append(module.register_forward_pre_hook(_Entering(self, name), with_kwargs=True))
@@ -77,7 +82,9 @@ class Places:
     # ---- of the model's forward pass ---------------------------------------------------------------------------------
 
     def _begin(self, *_: object) -> None:
-        if self._context is not None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if self.suspended or self._context is not None:
+            return
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return
         self._running, self._context = [""], compress_by(self)
         self._counts.clear()

@@ -29,9 +29,10 @@ from ..tensors.abstract import is_abstract
 from .compiled import CompiledKnown, compile_step, know_compiled
 from .document import Choice, PeakMemory, Plan, signature
 from .fitted import Fitted, undo_fit
+from .frontier import points_of, timeline_of
 from .gradient_error import measure_errors, measure_tables
 from .options import Known, kind_of, tables_of
-from .problem import EXACT, Limits, Price, Problem, Solution
+from .problem import EXACT, RECOMPUTE, Limits, Price, Problem, Solution
 from .seconds import Measured, Roofline, Scaled, Speeds, device_of
 from .shape_errors import errors_by_shape, table_errors_by_shape
 from .solver import is_feasible, merge, solve, split
@@ -62,6 +63,7 @@ def plan(
     price: Price | None = None,
     recompute: bool = True,
     compiled: bool = False,
+    frontier: int = 0,
 ) -> Plan:
     """Find the training of a model that fits into a memory at the least error and time.
 
@@ -77,13 +79,15 @@ def plan(
         memory: most bytes at the peak of a step, with parameters, gradients and the optimizer's state: "16GiB".
         error: largest relative error of the gradient, such as 0.05.
         time: longest step relative to the exact one, such as 1.05. Without `memory`, the least memory is sought.
-        optimizer: its name (`OPTIMIZERS`), or the optimizer.
+        optimizer: its name (`OPTIMIZERS`), with "-fused" if its step takes no memory of its own; or the optimizer.
         batch: "max" finds the largest batch that fits, of samples such as the given ones.
         gpu: name of the GPU (`DEVICES`) for which times are estimated; default on the meta device is "a100".
         price: weights of error and time, by which plans within the limits are compared.
         recompute: whether blocks may be recomputed.
         compiled: plan for `torch.compile` with the backend fewbit. The step is compiled to measure it, which takes its
             time; what is computed again is then the compiler's choice.
+        frontier: number of further memories, from the least to that of exact training, for which plans are made to
+            compare, with other ways to train; `fewbit plan --plot` draws them.
 
     Raises:
         FewbitError: nothing is limited, no plan is within the limits, an argument is wrong, or the output is no loss.
@@ -103,7 +107,9 @@ def plan(
     undo_fit(model)
     args, keywords = read_inputs(inputs[0]) if len(inputs) == 1 else (inputs, {})
     step = Step(model, args, keywords, loss)
-    planner = _Planner(step, limits, price or Price(), static_bytes(model, optimizer), gpu, recompute, compiled)
+    planner = _Planner(
+        step, limits, price or Price(), static_bytes(model, optimizer), gpu, recompute, compiled, frontier
+    )
     return planner.largest() if batch == "max" else planner.plan()
 
 
@@ -116,11 +122,12 @@ def fit(model: nn.Module, *inputs: Any, plan: Plan | None = None, **limits: Any)
     Args:
         model: changed in place; `fitted.undo()` or `fewbit.revert(model)` puts it back. Forward passes stay the same.
         *inputs: a batch, to plan for, as for `fewbit.plan`.
-        plan: a plan for this model; then neither inputs nor limits are given.
+        plan: a plan for this model; then no inputs are given, and of the arguments of `fewbit.plan` only those that
+            `fitted.refresh` needs: loss and optimizer.
         **limits: arguments of `fewbit.plan`.
 
     Returns:
-        The model with its plan; `print` shows the plan.
+        The model with its plan; `print` shows the plan, and `refresh` makes it follow the training.
 
     Raises:
         FewbitError: the plan is for another model, or as for `fewbit.plan`.
@@ -128,9 +135,16 @@ def fit(model: nn.Module, *inputs: Any, plan: Plan | None = None, **limits: Any)
     Example:
         fitted = fewbit.fit(model, batch, memory="16GiB")
     """
-    if plan is not None and (inputs or limits):
+    if plan is not None and (inputs or set(limits) - {"loss", "optimizer"}):
         raise FewbitError("give a plan, or a batch and limits to make one")
-    return Fitted(model, _plan(model, *inputs, **limits) if plan is None else plan)
+    loss, optimizer, price = limits.get("loss"), limits.get("optimizer", "adamw"), limits.get("price") or Price()
+
+    def again(model: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], before: Plan) -> Plan:
+        step, memory = Step(model, args, keywords, loss), Limits(memory=before.peak.total)
+        recompute = any(choice.method == RECOMPUTE for choice in before.choices)
+        return _Planner(step, memory, price, static_bytes(model, optimizer), None, recompute, False).plan()
+
+    return Fitted(model, _plan(model, *inputs, **limits) if plan is None else plan, again)
 
 
 # ---- memory that is there throughout ---------------------------------------------------------------------------------
@@ -159,21 +173,27 @@ def static_bytes(model: nn.Module, optimizer: str | torch.optim.Optimizer) -> St
     """
     trained = [_bytes(p) for p in model.parameters() if p.requires_grad]
     held = sum({id(t): _bytes(t) for t in (*model.parameters(), *model.buffers())}.values())
-    on_cpu = all(p.device.type == "cpu" for p in model.parameters())
-    # One parameter after another on the CPU; on a GPU all of them at once (foreach).
-    update = 2 * max(trained, default=0) if on_cpu else sum(trained)
+    is_fused = False
+    # As torch chooses: one parameter after another on the CPU, all of them at once on a GPU ("foreach").
+    one_by_one = all(p.device.type == "cpu" for p in model.parameters())
     if isinstance(optimizer, torch.optim.Optimizer):
-        found = [t for state in optimizer.state.values() for t in tree_leaves(state) if isinstance(t, Tensor)]
-        if found:
-            return Static(held, sum(map(_bytes, found)), update)
         group = optimizer.param_groups[0]
-        optimizer = "momentum" if group.get("momentum") else type(optimizer).__name__.lower()
-    if not isinstance(optimizer, str) or optimizer.lower() not in OPTIMIZERS:
-        near = nearest_names(optimizer, [*OPTIMIZERS]) if isinstance(optimizer, str) else []
+        is_fused = bool(group.get("fused"))
+        one_by_one = one_by_one or group.get("foreach") is False
+        name = "momentum" if group.get("momentum") else type(optimizer).__name__
+    else:
+        name = optimizer
+    update = 0 if is_fused else 2 * max(trained, default=0) if one_by_one else sum(trained)
+    if isinstance(optimizer, torch.optim.Optimizer) and optimizer.state:
+        tensors = [t for state in optimizer.state.values() for t in tree_leaves(state) if isinstance(t, Tensor)]
+        return Static(held, sum(map(_bytes, tensors)), update)
+    if not isinstance(name, str) or name.lower().removesuffix("-fused") not in OPTIMIZERS:
+        near = nearest_names(name, [*OPTIMIZERS]) if isinstance(name, str) else []
         hint = f"; nearest: {', '.join(near)}" if near else ""
-        raise FewbitError(f"{shown(optimizer)} is no optimizer that fewbit knows: {', '.join(OPTIMIZERS)}{hint}")
-    copies = OPTIMIZERS[optimizer.lower()]
-    return Static(held, int(copies * sum(trained)), update if copies else 0)
+        raise FewbitError(f"{shown(name)} is no optimizer that fewbit knows: {', '.join(OPTIMIZERS)}{hint}")
+    copies = OPTIMIZERS[name.lower().removesuffix("-fused")]
+    update = update if copies and not name.lower().endswith("-fused") else 0
+    return Static(held, int(copies * sum(trained)), update)
 
 
 def _bytes(x: Tensor) -> int:
@@ -201,7 +221,7 @@ class _Planner:
 
     Attributes:
         step: model, batch, loss.
-        limits, price, gpu, recompute, compiled: as for `plan`.
+        limits, price, gpu, recompute, compiled, frontier: as for `plan`.
         static: memory of parameters and optimizer.
     """
 
@@ -212,6 +232,7 @@ class _Planner:
     gpu: str | None
     recompute: bool
     compiled: bool
+    frontier: int = 0
 
     def plan(self) -> Plan:
         """Return the plan for the step's batch."""
@@ -278,7 +299,10 @@ class _Planner:
         solution = solve(merged, limits or self.limits, self.price)
         if merged is not problem:
             solution = split(solution, problem.options)
-        return self.document(known, problem, solution, self.notes(merged, solution))
+        found = self.document(known, problem, solution, self.notes(merged, solution))
+        return (
+            replace(found, frontier=points_of(problem, merged, self.frontier, self.price)) if self.frontier else found
+        )
 
     def problem(self, known: Known | CompiledKnown) -> Problem:
         """Return the problem, whose last moment is the optimizer's step."""
@@ -317,6 +341,7 @@ class _Planner:
             {"memory": self.limits.memory, "error": self.limits.error, "time": self.limits.time},
             _batch_of(self.step),
             self.compiled,
+            timeline_of(problem, solution.chosen, exact, gradients, known.backward),
             tuple(notes),
         )
 

@@ -143,7 +143,7 @@ def _proportions(option: Option) -> tuple[object, ...]:
 class Price:
     """What a step's error and time cost, in one unit.
 
-    The default says that a step 10 % longer is as bad as a gradient whose relative error, without bias, is 0.1, and
+    The default says that a step 10 % longer is as bad as a gradient whose relative error, without bias, is 0.03, and
     that a squared error that does not average out weighs ten times one that does.
 
     Attributes:
@@ -154,7 +154,7 @@ class Price:
 
     noise: float = 1.0
     bias: float = 10.0
-    time: float = 0.1
+    time: float = 0.01
 
     def of(self, option: Option, seconds: float) -> float:
         """Return the price of an option in a step that takes `seconds` exactly."""

@@ -5,8 +5,11 @@ memory suffices. HiGHS solves it by branch and bound, whose relaxation bounds th
 two is what a better plan could still gain.
 """
 
+import os
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -40,7 +43,9 @@ def solve(problem: Problem, limits: Limits, price: Price | None = None, *, secon
         least = _solve(problem, limits, None, price, seconds)
         if least is None:
             raise FewbitError(_unreachable(limits))
-        return replace(least, price=_peak(problem, least.chosen))
+        # Of the plans of the least memory the one of the least price.
+        found = _solve(problem, limits, _peak(problem, least.chosen) - problem.fixed, price, seconds)
+        return least if found is None else replace(found, price=_peak(problem, found.chosen), bound=least.bound)
     solution = _solve(problem, limits, limits.memory - problem.fixed, price, seconds)
     if solution is None:
         least = _solve(problem, replace(limits, memory=None), None, price, seconds)
@@ -74,6 +79,20 @@ def _peak(problem: Problem, chosen: Iterable[Option]) -> int:
 def _solve(problem: Problem, limits: Limits, memory: int | None, price: Price, seconds: float) -> Solution | None:
     """Return the solution within `memory` bytes without what is fixed, or that of least memory; None if there is none.
 
+    HiGHS keeps a limit but for its tolerance; a solution that exceeds the memory by it is sought again within less.
+    """
+    for tolerance in (0.0, _TOLERANCE):
+        found = _solve_within(problem, limits, memory, price, seconds, tolerance)
+        if found is None or memory is None or int(problem.usage(found.chosen).max()) <= memory:
+            return found
+    return None
+
+
+def _solve_within(
+    problem: Problem, limits: Limits, memory: int | None, price: Price, seconds: float, tolerance: float
+) -> Solution | None:
+    """Return the solution within `memory` bytes less a tolerance, or that of least memory; None if there is none.
+
     Variables are the options and, to minimise it, the peak, in units of the exact one.
     """
     options = problem.options
@@ -93,7 +112,7 @@ def _solve(problem: Problem, limits: Limits, memory: int | None, price: Price, s
     with_peak = memory is None
     column = csr_array(np.ones((len(moments), 1)))
     held = hstack([held, -column]) if with_peak else held
-    most = -base if with_peak else 1 + 0.5 / unit - _TOLERANCE - base  # bytes are whole numbers
+    most = -base if with_peak else 1 + 0.5 / unit - tolerance - base  # bytes are whole numbers
     constraints = [
         LinearConstraint(_wide(covers, with_peak, problem.tensors), 1, 1),
         LinearConstraint(held, np.full(len(most), -np.inf), most),  # pyright: ignore[reportArgumentType]
@@ -102,13 +121,14 @@ def _solve(problem: Problem, limits: Limits, memory: int | None, price: Price, s
         constraints.append(_at_most(lambda o: o.error, options, limits.error**2, with_peak))
     if limits.time is not None:
         constraints.append(_at_most(lambda o: o.seconds, options, (limits.time - 1) * problem.seconds, with_peak))
-    found = milp(
-        np.append(np.zeros(count), 1.0) if with_peak else prices / scale,
-        integrality=np.append(np.ones(count), 0.0) if with_peak else np.ones(count),
-        bounds=Bounds(0, np.append(np.ones(count), np.inf if with_peak else [])),  # pyright: ignore[reportArgumentType]
-        constraints=constraints,
-        options={"mip_rel_gap": GAP, "time_limit": seconds},
-    )
+    with _quiet():
+        found = milp(
+            np.append(np.zeros(count), 1.0) if with_peak else prices / scale,
+            integrality=np.append(np.ones(count), 0.0) if with_peak else np.ones(count),
+            bounds=Bounds(0, np.append(np.ones(count), np.inf if with_peak else [])),  # pyright: ignore[reportArgumentType]
+            constraints=constraints,
+            options={"mip_rel_gap": GAP, "time_limit": seconds},
+        )
     if found.x is None:
         return None
     chosen = tuple(option for option, x in zip(options, found.x[:count], strict=True) if x > 0.5)
@@ -117,6 +137,25 @@ def _solve(problem: Problem, limits: Limits, memory: int | None, price: Price, s
     if with_peak:
         return Solution(chosen, float(found.fun) * unit + problem.fixed, bound * unit + problem.fixed)
     return Solution(chosen, float(found.fun) * scale, bound * scale)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Drop what is written to standard output: HiGHS 1.8 to 1.12 writes a line where it repairs a solution."""
+    sys.stdout.flush()
+    try:
+        output = os.dup(1)
+    except OSError:  # there is no standard output
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        os.dup2(output, 1)
+        os.close(nowhere)
+        os.close(output)
 
 
 def _rows(places: Iterable[tuple[int, int]], shape: tuple[int, int]) -> csr_array:

@@ -42,6 +42,12 @@ class Entry:
     spare: int = 0
 
 
+def _llama3(hidden: int, intermediate: int, layers: int, heads: int) -> Entry:
+    sizes = {"hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers}
+    options = {**sizes, "num_attention_heads": heads, "num_key_value_heads": 8, "vocab_size": 128256}
+    return Entry("LlamaConfig", "LlamaForCausalLM", options, size=4096)
+
+
 def _resnet(kind: str, *depths: int) -> Entry:
     sizes = [64, 128, 256, 512] if kind == "basic" else [256, 512, 1024, 2048]
     options = {"layer_type": kind, "depths": list(depths), "hidden_sizes": sizes, "num_labels": 1000}
@@ -116,6 +122,8 @@ ENTRIES: Mapping[str, Entry] = MappingProxyType(
         "gpt2-large": _gpt2(n_embd=1280, n_layer=36, n_head=20),
         "gpt2-xl": _gpt2(n_embd=1600, n_layer=48, n_head=25),
         "llama-7b": Entry("LlamaConfig", "LlamaForCausalLM", size=2048),
+        "llama-3-8b": _llama3(4096, 14336, 32, 32),
+        "llama-3-70b": _llama3(8192, 28672, 80, 64),
         "bert-base": _bert(),
         "bert-large": _bert(**_WIDE),
         "roberta-base": _roberta(),

@@ -236,6 +236,36 @@ class TestFit:
         assert gradient(model, inputs).isfinite().all()
 
 
+class TestRefreshing:
+    def test_moves_bits_within_the_same_memory_while_training(self):
+        model, inputs = Net(), batch()
+        fitted = fewbit.fit(model, inputs, memory=int(0.75 * fewbit.plan(model, inputs, memory="1GB").exact_peak))
+        fitted.refresh(every=3)
+        first, optimizer = fitted.plan, torch.optim.SGD(model.parameters(), 1.0)
+        for step in range(7):
+            optimizer.zero_grad()
+            model(**inputs)["loss"].backward()
+            optimizer.step()
+            assert (fitted.plan is first) == (step < 2)
+        assert fitted.plan.peak.total <= first.peak.total
+        assert measured_peak(model, inputs) + fixed(fitted.plan) <= first.peak.total * 1.0001 + 64
+        assert fitted.undo() is model
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+    def test_leaves_the_training_as_it_is(self):
+        model, inputs = Net(dropout=0.1), batch()
+        plan = fewbit.plan(model, inputs, memory="1GB")
+        exact = gradient(model, inputs)
+        fitted = fewbit.fit(model, plan=plan).refresh(every=2)
+        assert all(torch.equal(gradient(model, inputs), exact) for _ in range(4))
+        assert fitted.plan is not plan and fitted.plan.error == 0
+
+    def test_is_refused_in_a_line(self):
+        fitted = fewbit.fit(Net(), batch(), memory="1GB")
+        with pytest.raises(FewbitError, match="every"):
+            fitted.refresh(every=1)
+
+
 class TestErrorsOfTheUser:
     @pytest.mark.parametrize(
         ("options", "match"),

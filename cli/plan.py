@@ -1,0 +1,150 @@
+"""`fewbit plan`: the training that fits into a memory at the least error and time."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..tables import FewbitError
+from ..tables.files import check_writable
+from ..tables.json_format import dumps
+from .options import FILE, ByteSize, json_option
+from .subject import built_in, of_user
+from .target import errors_in_one_line
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ..runtime.plan.document import Plan
+
+FRONTIER = 12  # plans of a figure
+
+
+@click.command("plan")
+@click.argument("target")
+@click.option("--memory", type=ByteSize(), metavar="SIZE", help="Most memory at the peak of a step, such as 16GiB.")
+@click.option("--error", type=float, metavar="E", help="Largest relative error of the gradient, such as 0.05.")
+@click.option("--time", type=float, metavar="T", help="Longest step relative to the exact one, such as 1.05.")
+@click.option(
+    "--batch",
+    metavar="N",
+    help="Samples in a batch, or max: the largest that fits.  [default: 1, or the function's own]",
+)
+@click.option(
+    "--sequence",
+    "--size",
+    "size",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Tokens of a sequence, or height and width of an image.  [default: the model's]",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    default="bfloat16",
+    show_default=True,
+    help="Of a built-in model.",
+)
+@click.option("--optimizer", default="adamw", show_default=True, metavar="NAME", help="Whose state is in memory.")
+@click.option("--gpu", metavar="NAME", help="Estimate times for this GPU, such as a100, h100 or rtx4090.")
+@click.option("--meta", is_flag=True, help="Build the function's model on the meta device, where it takes no memory.")
+@click.option("--compiled", is_flag=True, help='Plan for torch.compile(backend="fewbit").')
+@click.option("--recompute/--no-recompute", default=True, show_default=True, help="Allow to recompute blocks.")
+@click.option("--plot", type=FILE, metavar="FILE", help="Draw memory through the step, and error against memory.")
+@click.option("-o", "--output", type=FILE, metavar="FILE", help="Write the plan as JSON, for fewbit.fit(plan=...).")
+@json_option
+def command(
+    target: str,
+    memory: int | None,
+    error: float | None,
+    time: float | None,
+    batch: str | None,
+    size: int | None,
+    dtype: str,
+    optimizer: str,
+    gpu: str | None,
+    meta: bool,
+    compiled: bool,
+    recompute: bool,
+    plot: Path | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Find the training of a model that fits into a memory at the least error and time.
+
+    TARGET is a model that `fewbit memory models` lists, or package.module:function or file.py:function. The function
+    returns (model, inputs) or (model, inputs, loss): inputs is a tensor, a tuple or a dict of keyword arguments; loss
+    takes the model's output, and may be left out if that has a loss. If the function has parameters named batch,
+    sequence or size, they receive those options.
+
+    Built-in models, and functions under --meta, take no memory; their errors are estimated from shapes and their times
+    from the data sheet of --gpu. All others run a few steps and are measured.
+
+    Example: fewbit plan train.py:setup --memory 16GiB -o plan.json
+    """
+    for file in (plot, output):
+        if file:
+            check_writable(file)
+    count = _count(batch)
+    from ..runtime.plan.planner import plan  # before any user code: reports that torch is missing
+
+    is_user = ":" in target
+    subject = of_user(target, size, meta, loss=True) if is_user else built_in(target, size, dtype, "sdpa")
+    with errors_in_one_line(target, subject.source):
+        model, inputs, *loss = subject.make(count)
+        model.train()
+        given: dict[str, Any] = {"loss": loss[0] if loss else None if is_user else _loss(inputs)}
+        found = plan(
+            model,
+            inputs,
+            **given,
+            memory=memory,
+            error=error,
+            time=time,
+            optimizer=optimizer,
+            batch="max" if batch == "max" else None,
+            gpu=gpu,
+            compiled=compiled,
+            recompute=recompute,
+            frontier=FRONTIER if plot else 0,
+        )
+    if output:
+        found.to_json(output)
+    if plot:
+        from ..plots.figures.save import save_figure
+
+        save_figure(_figure(found, target), plot)
+    click.echo(dumps(asdict(found)) if as_json else str(found), nl=not as_json)
+
+
+def _count(batch: str | None) -> int | None:
+    if batch is None or batch == "max":
+        return None
+    if not batch.isdecimal() or int(batch) < 1:
+        raise FewbitError(f"--batch is a number of samples or max, not {batch!r}")
+    return int(batch)
+
+
+def _loss(inputs: Any) -> Any:
+    """Return a loss of a built-in model's output: the cross-entropy of its logits, as a model that is trained has."""
+    from torch.nn import functional as F
+
+    def loss(output: Any) -> Any:
+        logits = output.logits if hasattr(output, "logits") else output[0]
+        rows = logits.flatten(0, -2).float()
+        return F.cross_entropy(rows, rows.new_zeros(len(rows), dtype=int))
+
+    return loss
+
+
+def _figure(found: "Plan", title: str) -> "Figure":
+    from ..plots.figures.plan import Memory, Way, plot_plan
+
+    line = found.timeline
+    kinds = {"gradients": line.gradients, "saved": line.saved, "workspace": line.workspace}
+    exact = [sum(sizes) for sizes in zip(line.exact, line.gradients, line.workspace, strict=True)]
+    fixed = found.peak.parameters + found.peak.optimizer
+    memory = Memory(fixed, kinds, exact, line.backward, found.limits["memory"])
+    ways = [Way(point.name, point.memory, point.error) for point in found.frontier]
+    return plot_plan(memory, ways, Way("chosen", found.peak.total, found.error), title)

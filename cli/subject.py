@@ -1,0 +1,73 @@
+"""The model that a command measures: a built-in one, or what a function of the user's returns."""
+
+import inspect
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..tables import FewbitError
+from .target import FORMS, load_target
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to measure.
+
+    Attributes:
+        make: takes a batch size, or None for the default one; returns the model and its inputs.
+        grows: whether `make` uses the batch size.
+        on_meta: whether the model is on the meta device.
+        source: the user's function, or None.
+    """
+
+    make: Callable[[int | None], Any]
+    grows: bool
+    on_meta: bool
+    source: Callable[..., Any] | None = None
+
+
+def built_in(name: str, size: int | None, dtype: str, attention: str) -> Subject:
+    """Return a model that `fewbit memory models` lists, on the meta device."""
+    import torch
+
+    from ..runtime.plan import zoo
+
+    if zoo.find(name) is None and name.endswith(".py"):
+        raise FewbitError(f"{name!r} names no function; a TARGET is {FORMS}, or a model of `fewbit memory models`")
+    model = zoo.build(name, size, attention=attention, dtype=getattr(torch, dtype))
+    return Subject(lambda batch: (model, zoo.inputs(name, batch or 1, size, getattr(torch, dtype))), True, True)
+
+
+def of_user(target: str, size: int | None, meta: bool, *, loss: bool = False) -> Subject:
+    """Return the model that a function of the user's makes.
+
+    Args:
+        target: names the function.
+        size: of a sequence or an image.
+        meta: whether to call it under the meta device.
+        loss: whether it may return a loss, too.
+    """
+    import torch
+    from torch import nn
+
+    function = load_target(target)
+    takes = inspect.signature(function).parameters
+
+    def make(batch: int | None) -> Any:
+        given = {"batch": batch, "sequence": size, "size": size}
+        with torch.device("meta") if meta else nullcontext():
+            made = function(**{name: value for name, value in given.items() if name in takes and value is not None})
+        if not (isinstance(made, tuple) and len(made) in ((2, 3) if loss else (2,)) and isinstance(made[0], nn.Module)):
+            form = "(model, inputs) or (model, inputs, loss)" if loss else "(model, inputs)"
+            raise FewbitError(f"{target} must return {form}, and returns {_what(made)}")
+        return made
+
+    return Subject(make, "batch" in takes, meta, function)
+
+
+def _what(made: Any) -> str:
+    return f"{len(made)} things" if isinstance(made, tuple) and len(made) != 2 else f"a {type(made).__name__}"
