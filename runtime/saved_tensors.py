@@ -36,7 +36,7 @@ from .quantizers import Compressed, FixedPoint, Quantizer
 from .tensors.abstract import is_abstract
 from .tensors.dtypes import DTYPES
 from .tensors.layout import as_dense, flat
-from .tensors.packing import pack, packed_size, unpack
+from .tensors.packing import pack_mask, packed_size, unpack_mask
 from .tensors.spec import TensorSpec
 
 # Nodes that autocast and views put between a tensor and the copy that an op saves.
@@ -604,9 +604,9 @@ class _Bits:
             return None
         x = as_dense(x)
         value, other = x.amax(), flat(x) != 0
-        if not bool((flat(x)[other] == value).all()):
+        if not torch.equal(flat(x) == value, other) and bool(other.any()):
             return None
-        return cls(TensorSpec.of(x), pack(other.to(torch.uint8), 1), value)
+        return cls(TensorSpec.of(x), pack_mask(other), value)
 
     @property
     def nbytes(self) -> int:
@@ -615,7 +615,7 @@ class _Bits:
 
     def decompress(self) -> Tensor:
         """Return the tensor."""
-        return self.form.filled(unpack(self.bits, 1, self.form.numel)).mul_(self.value)
+        return self.form.filled(unpack_mask(self.bits, self.form.numel)).mul_(self.value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -624,7 +624,7 @@ class _Signs:
 
     Attributes:
         form: shape, layout and dtype of the tensor.
-        bits: packed bits, 0 where the number is at most 0.
+        bits: packed bits, 1 where the number is at most 0.
     """
 
     form: TensorSpec
@@ -636,7 +636,7 @@ class _Signs:
         x = as_dense(x.detach())
         if is_abstract(x):
             return cls(TensorSpec.of(x), x.new_empty(packed_size(x.numel(), 1), dtype=torch.uint8))
-        return cls(TensorSpec.of(x), pack((~(flat(x) <= 0)).to(torch.uint8), 1))
+        return cls(TensorSpec.of(x), pack_mask(flat(x) <= 0))
 
     @property
     def nbytes(self) -> int:
@@ -647,8 +647,8 @@ class _Signs:
         """Return 1 and −1."""
         if is_abstract(self.bits):
             return self.form.empty()
-        x = self.form.filled(unpack(self.bits, 1, self.form.numel))
-        return x.mul_(2).sub_(1)
+        x = self.form.filled(unpack_mask(self.bits, self.form.numel))
+        return x.mul_(-2).add_(1)
 
 
 def _without_repeats(x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -71,6 +72,9 @@ def plan(
     activation saves codes of a table or its block is recomputed. The model runs a few training steps, and is left as it
     was. On the meta device nothing runs: errors are then estimated from shapes, and times from the data sheet of `gpu`.
 
+    Of several processes each plans, and all take the plan of the first; its memory is that of one rank. Plan before the
+    model is wrapped or sharded: what `DistributedDataParallel` and FSDP allocate beside it is not counted.
+
     Args:
         model: in the mode in which it trains. Within `torch.autocast`, plan within it too.
         *inputs: a batch: arguments of the model, or one mapping of its keywords.
@@ -107,10 +111,19 @@ def plan(
     undo_fit(model)
     args, keywords = read_inputs(inputs[0]) if len(inputs) == 1 else (inputs, {})
     step = Step(model, args, keywords, loss)
-    planner = _Planner(
+    planner = Planner(
         step, limits, price or Price(), static_bytes(model, optimizer), gpu, recompute, compiled, frontier
     )
-    return planner.largest() if batch == "max" else planner.plan()
+    return _agreed(planner.largest() if batch == "max" else planner.plan())
+
+
+def _agreed(found: Plan) -> Plan:
+    """Return the plan of the first rank, so that all ranks save the same; their batches tell them different errors."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return found
+    plans = [found]
+    dist.broadcast_object_list(plans, src=0)
+    return plans[0]
 
 
 _plan = plan  # `fit` has an argument of that name
@@ -142,7 +155,7 @@ def fit(model: nn.Module, *inputs: Any, plan: Plan | None = None, **limits: Any)
     def again(model: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], before: Plan) -> Plan:
         step, memory = Step(model, args, keywords, loss), Limits(memory=before.peak.total)
         recompute = any(choice.method == RECOMPUTE for choice in before.choices)
-        return _Planner(step, memory, price, static_bytes(model, optimizer), None, recompute, False).plan()
+        return _agreed(Planner(step, memory, price, static_bytes(model, optimizer), None, recompute, False).plan())
 
     return Fitted(model, _plan(model, *inputs, **limits) if plan is None else plan, again)
 
@@ -216,7 +229,7 @@ def _time(value: float | None) -> float | None:
 
 
 @dataclass
-class _Planner:
+class Planner:
     """One call of `plan`.
 
     Attributes:

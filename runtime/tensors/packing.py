@@ -6,6 +6,7 @@ The last group is padded with zeros, so n codes take ⌈n/8⌉·b bytes, for eve
 specification in plain torch, on any device; every kernel must give these bytes.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,6 +42,28 @@ def unpack(packed: Tensor, bits: int, n: int) -> Tensor:
     single = (packed.unsqueeze(-1) >> _shifts(8, packed)) & 1
     codes = (single.view(-1, bits) << _shifts(bits, packed)).sum(dim=1, dtype=torch.uint8)
     return codes[:n]
+
+
+def pack_mask(mask: Tensor) -> Tensor:
+    """Return the packed bits of truth values, read in row-major order: `pack` of one bit, by NumPy on the CPU.
+
+    Args:
+        mask: bool, any shape.
+    """
+    if mask.device.type != "cpu":
+        return pack(mask.to(torch.uint8), 1)
+    packed = mask.new_empty(packed_size(mask.numel(), 1), dtype=torch.uint8)
+    packed.numpy()[:] = np.packbits(mask.reshape(-1).numpy(), bitorder="little")
+    return packed
+
+
+def unpack_mask(packed: Tensor, n: int) -> Tensor:
+    """Return the `n` bits, uint8 (n,) of 0 and 1, that `pack_mask` packed."""
+    if packed.device.type != "cpu":
+        return unpack(packed, 1, n)
+    bits = packed.new_empty(n)
+    bits.numpy()[:] = np.unpackbits(packed.numpy(), count=n, bitorder="little")
+    return bits
 
 
 def _shifts(count: int, like: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ def target(tmp_path):
 def test_prints_a_plan_and_writes_it(run, target, tmp_path):
     files = "-o", f"{tmp_path}/plan.json", "--plot", f"{tmp_path}/p.png"
     result = run("plan", f"{target}:setup", "--error", "0.1", "--no-recompute", *files)
-    assert "peak:" in result.out and "layers.*.0:0" in result.out
+    assert "peak:" in result.out and "layers.*" in result.out
     plan = Plan.from_json(tmp_path / "plan.json")
     assert plan.error <= 0.1 and len(plan.frontier) > 10
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")

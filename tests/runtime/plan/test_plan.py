@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+from pathlib import Path
 
 import fewbit
 import pytest
@@ -10,6 +11,7 @@ import torch
 from fewbit import FewbitError, Plan
 from fewbit.runtime.memory.peak import StorageTracker
 from plan_cases import Convs, Net, batch, fixed, gradient, images
+from processes import said_by_two
 from torch import nn
 
 
@@ -264,6 +266,16 @@ class TestRefreshing:
         fitted = fewbit.fit(Net(), batch(), memory="1GB")
         with pytest.raises(FewbitError, match="every"):
             fitted.refresh(every=1)
+
+
+class TestSeveralProcesses:
+    def test_take_the_same_plan_and_train_by_it(self, tmp_path):
+        script = Path(__file__).parents[2] / "support" / "parallel_plans.py"
+        one, two = (said.splitlines() for said in said_by_two(script, tmp_path / "meeting"))
+        (plan,) = (line for line in one if line.startswith("plan"))
+        assert "groups" in plan and plan in two
+        (gradient,) = (line for line in one if line.startswith("gradient"))
+        assert gradient.endswith(" 0") and gradient in two
 
 
 class TestErrorsOfTheUser:

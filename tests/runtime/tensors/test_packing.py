@@ -1,6 +1,6 @@
 import pytest
 import torch
-from fewbit.runtime.tensors.packing import GROUP, pack, packed_size, unpack
+from fewbit.runtime.tensors.packing import GROUP, pack, pack_mask, packed_size, unpack, unpack_mask
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,3 +76,11 @@ def test_the_largest_code_stays_in_its_own_bits(bits):
         codes[position] = top
         packed = pack(torch.tensor(codes, dtype=torch.uint8), bits)
         assert int.from_bytes(bytes(packed.tolist()), "little") == top << (position * bits)
+
+
+@given(st.lists(st.booleans(), max_size=70))
+def test_truth_values_are_packed_as_codes_of_one_bit(values):
+    mask = torch.tensor(values, dtype=torch.bool)
+    packed = pack_mask(mask)
+    assert torch.equal(packed, pack(mask.to(torch.uint8), 1))
+    assert torch.equal(unpack_mask(packed, len(values)), mask.to(torch.uint8))

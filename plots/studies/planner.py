@@ -1,0 +1,336 @@
+"""Plans against what is measured: peak, error and time, beside uniform bits, ActNN, and gradient checkpointing.
+
+    python -m fewbit.plots.studies.planner -o plots/results/planner.json
+
+Five small models of `transformers`, on the CPU, eagerly. For each
+
+    budgets     plans for 20 memories from the least to that of exact training: peak and error, predicted and measured
+    uniform     hooks with 2, 3, 4 and 6 bits for all tensors, and ActNN's level L3: their peak and error, and the error
+                of the plan for the same peak that has the least error
+    blocks      `torch.utils.checkpoint` around every block: its peak and time, and the time of plans for the same peak,
+                by the default price and with time weighing a hundred times as much; steps of all in turn
+
+Peaks are those of the allocations that torch's operations make, with parameters and the state of AdamW.
+"""
+
+import argparse
+import gc
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...runtime.convert.api import convert, revert
+from ...runtime.memory.peak import StorageTracker
+from ...runtime.plan.document import Plan
+from ...runtime.plan.options import blocks_of
+from ...runtime.plan.planner import Planner, fit, static_bytes
+from ...runtime.plan.problem import Limits, Price
+from ...runtime.plan.step import Step
+from ...runtime.quantizers import PerGroup
+from ...runtime.saved_tensors import compress_saved_tensors
+from ...tables.files import atomic_write
+
+BUDGETS = 20
+UNIFORM = (2, 3, 4, 6)
+DRAWS = 3
+_VOCABULARY = 512
+
+Batch = Mapping[str, Tensor]
+
+
+def _tokens(count: int, length: int = 128) -> Batch:
+    ids = torch.randint(0, _VOCABULARY, (count, length))
+    return {"input_ids": ids, "labels": ids}
+
+
+def _images(count: int, size: int) -> Batch:
+    return {"pixel_values": torch.randn(count, 3, size, size), "labels": torch.randint(0, 10, (count,))}
+
+
+def gpt2() -> tuple[nn.Module, Batch]:
+    """Return GPT-2 of four layers, width 256, and 16 × 128 tokens."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes: dict[str, Any] = {"n_layer": 4, "n_embd": 256, "n_head": 4, "vocab_size": _VOCABULARY, "n_positions": 128}
+    return GPT2LMHeadModel(GPT2Config(**sizes, use_cache=False, bos_token_id=0, eos_token_id=0)), _tokens(16)
+
+
+def llama() -> tuple[nn.Module, Batch]:
+    """Return a Llama of four layers, width 256, and 16 × 128 tokens."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes: dict[str, Any] = {
+        "num_hidden_layers": 4,
+        "hidden_size": 256,
+        "intermediate_size": 704,
+        "vocab_size": _VOCABULARY,
+    }
+    config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, use_cache=False)
+    return LlamaForCausalLM(config), _tokens(16)
+
+
+def vit() -> tuple[nn.Module, Batch]:
+    """Return a ViT of four layers, width 192, and 16 images of 96 pixels."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    sizes: dict[str, Any] = {
+        "num_hidden_layers": 4,
+        "hidden_size": 192,
+        "intermediate_size": 768,
+        "num_attention_heads": 4,
+    }
+    config = ViTConfig(**sizes, image_size=96, patch_size=8)
+    config.num_labels = 10
+    return ViTForImageClassification(config), _images(16, 96)
+
+
+def resnet() -> tuple[nn.Module, Batch]:
+    """Return a ResNet-18 of an eighth to half the width, and 32 images of 64 pixels."""
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    config = ResNetConfig(depths=[2, 2, 2, 2], hidden_sizes=[32, 64, 128, 256], embedding_size=32, layer_type="basic")
+    config.num_labels = 10
+    return ResNetForImageClassification(config), _images(32, 64)
+
+
+def mixtral() -> tuple[nn.Module, Batch]:
+    """Return a mixture of four experts, four layers, width 128, and 16 × 128 tokens."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes: dict[str, Any] = {
+        "num_hidden_layers": 4,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "vocab_size": _VOCABULARY,
+    }
+    heads: dict[str, Any] = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    }
+    return MixtralForCausalLM(MixtralConfig(**sizes, **heads, use_cache=False)), _tokens(16)
+
+
+MODELS: Mapping[str, Callable[[], tuple[nn.Module, Batch]]] = {
+    "gpt2": gpt2,
+    "llama": llama,
+    "vit": vit,
+    "resnet": resnet,
+    "mixtral": mixtral,
+}
+
+Row = dict[str, Any]
+
+
+class Bench:
+    """One model and what is measured of it."""
+
+    def __init__(self, name: str) -> None:
+        torch.manual_seed(0)
+        self.name = name
+        self.model, batch = MODELS[name]()
+        self.batch = dict(batch)
+        self.model.train()
+        self.static = static_bytes(self.model, "adamw")
+        self.fixed = self.static.parameters + self.static.optimizer
+        self.known = self.planner(Limits(error=1.0)).measured()
+        self.exact = self.gradient(0)
+
+    def planner(self, limits: Limits, price: Price | None = None) -> Planner:
+        """Return a planner for the model within limits."""
+        step = Step(self.model, (), self.batch)
+        return Planner(step, limits, price or Price(), self.static, None, True, False)
+
+    def plan(self, limits: Limits, price: Price | None = None) -> Plan:
+        """Return a plan within limits."""
+        return self.planner(limits, price).solved(self.known)
+
+    def step(self, around: AbstractContextManager[Any] | None = None) -> Any:
+        """Run a step; return the model's output."""
+        with around or nullcontext():
+            output = self.model(**self.batch)
+        output.loss.backward()
+        return output
+
+    def gradient(self, seed: int, around: AbstractContextManager[Any] | None = None) -> Tensor:
+        """Return the gradient of a step whose dropout is always the same, and whose rounding is that of `seed`."""
+        self.model.zero_grad()
+        torch.manual_seed(seed)
+        if any(isinstance(m, nn.Dropout) and m.p for m in self.model.modules()):
+            torch.manual_seed(0)
+        self.step(around)
+        return torch.cat([p.grad.flatten().double() for p in self.model.parameters() if p.grad is not None])
+
+    def error(self, make: Callable[[], AbstractContextManager[Any]] = nullcontext) -> float:
+        """Return the mean relative error of the gradient over draws."""
+        draws = [self.gradient(seed, make()) for seed in range(1, 1 + DRAWS)]
+        return fmean(float((g - self.exact).norm() / self.exact.norm()) for g in draws)
+
+    def peak(self, around: AbstractContextManager[Any] | None = None) -> int:
+        """Return the peak of a step, with what is there throughout."""
+        self.model.zero_grad()
+        gc.collect()
+        gc.disable()
+        try:
+            with StorageTracker() as tracker:
+                output = self.step(around)
+            del output
+            gradients = sum(p.grad.nbytes for p in self.model.parameters() if p.grad is not None)
+            return self.fixed + max(tracker.peak(), gradients + self.static.update)
+        finally:
+            gc.enable()
+
+    def seconds(self) -> float:
+        """Return the time of a step."""
+        self.model.zero_grad()
+        start = time.perf_counter()
+        self.step()
+        return time.perf_counter() - start
+
+    # ---- what is measured --------------------------------------------------------------------------------------------
+
+    def budgets(self) -> Iterator[Row]:
+        """Yield plans for memories from the least to that of exact training, predicted and measured."""
+        least = self.plan(Limits(error=1.0))
+        for i in range(BUDGETS):
+            budget = int(least.peak.total + (least.exact_peak - least.peak.total) * i / (BUDGETS - 1)) + 1
+            plan = self.plan(Limits(memory=budget))
+            fitted = fit(self.model, plan=plan)
+            row = {"budget": budget, "peak": plan.peak.total, "measured_peak": self.peak(), "error": plan.error}
+            row |= {"measured_error": self.error(), "gap": plan.gap, "time": plan.time, "exact": plan.exact_peak}
+            fitted.undo()
+            yield {"model": self.name, "part": "budgets", **row}
+
+    def uniform(self) -> Iterator[Row]:
+        """Yield uniform bits and ActNN's L3, with the plan for the same peak."""
+        for bits in UNIFORM:
+            quantizer = PerGroup(bits)
+            peak = self.peak(compress_saved_tensors(quantizer))
+            error = self.error(lambda quantizer=quantizer: compress_saved_tensors(quantizer))
+            yield self._beside(f"{bits} bits", peak, error)
+        convert(self.model, level="L3")
+        for _ in range(3):  # sensitivities are averages
+            self.step()
+        peak, error = self.peak(), self.error()
+        revert(self.model)
+        yield self._beside("L3", peak, error)
+
+    def _beside(self, name: str, peak: int, error: float) -> Row:
+        plan = self.plan(Limits(memory=peak), Price(time=1e-5))
+        fitted = fit(self.model, plan=plan)
+        row = {"peak": peak, "error": error, "plan_peak": self.peak(), "plan_error": self.error()}
+        fitted.undo()
+        return {"model": self.name, "part": "uniform", "method": name, **row}
+
+    def blocks(self, runs: int = 7) -> Iterator[Row]:
+        """Yield checkpointing around every block, with the plan for the same peak; steps in turn."""
+        names = blocks_of(self.model)
+        outermost = [name for name in names if not any(name.startswith(f"{other}.") for other in names)]
+        exact = self.plan(Limits(memory=1 << 50))
+        recomputed = {name for o in self._options() if o.method == "recompute" and (name := o.target) in outermost}
+        covered = {i for o in self._options() if o.method == "recompute" and o.target in recomputed for i in o.covers}
+        choices = tuple(choice for i, choice in enumerate(exact.choices) if i not in covered) + tuple(
+            _recompute(exact, name) for name in recomputed
+        )
+        checkpointing = _with(exact, choices)
+        fitted = fit(self.model, plan=checkpointing)
+        peak = self.peak()
+        fitted.undo()
+        plan, fast = self.plan(Limits(memory=peak)), self.plan(Limits(memory=peak), Price(time=1.0))
+        ways: dict[str, Plan | None] = {"exact": None, "checkpointing": checkpointing, "plan": plan, "fast": fast}
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for run in range(runs + 1):
+            for name, way in ways.items():
+                running = None if way is None else fit(self.model, plan=way)
+                self.seconds()
+                taken = self.seconds()
+                if run:
+                    times[name].append(taken)
+                if running is not None:
+                    running.undo()
+        fitted = fit(self.model, plan=plan)
+        row = {"peak": peak, "plan_peak": self.peak(), "plan_error": self.error(), "plan_time": plan.time}
+        fitted.undo()
+        fitted = fit(self.model, plan=fast)
+        row |= {"fast_error": self.error(), "fast_time": fast.time, "blocks": len(recomputed)}
+        fitted.undo()
+        yield {"model": self.name, "part": "blocks", **row, **{f"{n}_s": median(t) for n, t in times.items()}}
+
+    def _options(self) -> Sequence[Any]:
+        return self.planner(Limits(error=1.0)).problem(self.known).options
+
+
+def _recompute(plan: Plan, name: str) -> Any:
+    from ...runtime.plan.document import Choice
+
+    return Choice(name, "recompute", None, 0, 0, 0.0, 0.0, 0.0)
+
+
+def _with(plan: Plan, choices: tuple[Any, ...]) -> Plan:
+    from dataclasses import replace
+
+    return replace(plan, choices=choices)
+
+
+def lines(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield what a reader wants to know of the rows."""
+    for name in MODELS:
+        own = [row for row in rows if row["model"] == name]
+        budgets = [row for row in own if row["part"] == "budgets"]
+        if budgets:
+            peaks = [row["measured_peak"] / row["peak"] for row in budgets]
+            above = sum(row["measured_peak"] > row["budget"] for row in budgets)
+            errors = [r["measured_error"] / r["error"] for r in budgets if r["error"] > 0]
+            near = sum(1 / 1.5 <= e <= 1.5 for e in errors)
+            yield (
+                f"{name:8} {len(budgets)} budgets: measured peak/predicted {min(peaks):.4f} to {max(peaks):.4f}, "
+                f"{above} above the budget; error measured/predicted {min(errors):.2f} to {max(errors):.2f}, "
+                f"{near} of {len(errors)} within 1.5"
+            )
+        for row in (row for row in own if row["part"] == "uniform"):
+            ratio = row["plan_error"] / row["error"] if row["error"] else float("nan")
+            yield (
+                f"{name:8} {row['method']:7} error {row['error']:.4f}, plan at its peak {row['plan_error']:.4f} "
+                f"(×{ratio:.2f}), peaks {row['peak'] / 1e6:.1f} and {row['plan_peak'] / 1e6:.1f} MB"
+            )
+        for row in (row for row in own if row["part"] == "blocks"):
+            one, two, three = (row[f"{way}_s"] / row["exact_s"] for way in ("checkpointing", "plan", "fast"))
+            yield (
+                f"{name:8} checkpointing ×{one:.3f}, plan at its peak ×{two:.3f} (÷ {two / one:.3f}; predicted "
+                f"{row['plan_time']:.3f}), error {row['plan_error']:.4f}; with time ×100 in the price ×{three:.3f} "
+                f"(÷ {three / one:.3f}; {row['fast_time']:.3f}), error {row['fast_error']:.4f}; "
+                f"peaks {row['peak'] / 1e6:.1f} and {row['plan_peak'] / 1e6:.1f} MB"
+            )
+
+
+PARTS = ("budgets", "uniform", "blocks")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure what the file does not have yet, write it after every part, and print what came out."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("-o", "--output", type=Path, required=True, help="JSON; what it has is not measured again")
+    parser.add_argument("--model", action="append", choices=MODELS, help="default: all")
+    parser.add_argument("--part", action="append", choices=PARTS, help="default: all")
+    chosen = parser.parse_args(arguments)
+    rows: list[Row] = json.loads(chosen.output.read_text())["rows"] if chosen.output.exists() else []
+    for name in chosen.model or MODELS:
+        todo = [p for p in chosen.part or PARTS if not any(r["model"] == name and r["part"] == p for r in rows)]
+        bench = Bench(name) if todo else None
+        for part in todo:
+            rows += getattr(bench, part)()
+            with atomic_write(chosen.output) as stream:
+                stream.write(json.dumps({"torch": torch.__version__, "rows": rows}, indent=0).encode())
+            print(*lines([r for r in rows if r["model"] == name and r["part"] == part]), sep="\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()
