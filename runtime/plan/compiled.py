@@ -27,9 +27,9 @@ from ..compile.options import CompileOptions
 from ..compile.partitioner import FewbitPartitioner
 from ..compile.report import GraphReport, describe, ignore
 from ..compile.rewrite import rounds_to_nearest
-from ..compile.roles import ROUNDED
+from ..compile.roles import ROUNDED, Role
 from ..memory.allocator import Allocations, allocations, mark
-from .options import without_numbers
+from .options import LEAST_BITS, LEAST_LINEAR, LEAST_OF_SCORES, without_numbers
 from .problem import EXACT, GROUPS, Hold, Option, Problem
 from .seconds import Speeds
 from .step import Step
@@ -37,6 +37,10 @@ from .step import Step
 BITS = (1, 2, 3, 4, 5, 6, 7, 8)
 PROBE = 4
 SEGMENTS = 3
+_LEAST_BITS = {
+    Role.LINEAR.value: LEAST_LINEAR,
+    **dict.fromkeys((Role.SCORES.value, Role.PROBABILITIES.value), LEAST_OF_SCORES),
+}
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,8 @@ def _options(known: CompiledKnown) -> Iterator[Option]:
     for i, (value, hold) in enumerate(zip(known.values, known.holds, strict=True)):
         exact = Hold(hold.start, hold.end, value.exact_bytes)
         yield Option(EXACT, value.place, None, (i,), (exact,), value.exact_bytes)
-        for bits, nbytes in value.sizes.items():
+        least = _LEAST_BITS.get(value.role, LEAST_BITS)
+        for bits, nbytes in ((b, size) for b, size in value.sizes.items() if b >= least):
             seconds = known.speeds.codes(value.exact_bytes // value.itemsize, bits, value.itemsize)
             costs = value.noise[bits], value.bias[bits], seconds
             yield Option(GROUPS, value.place, bits, (i,), (Hold(hold.start, hold.end, nbytes),), nbytes, *costs)

@@ -1,9 +1,11 @@
 """Trains a model by a plan: tables by `convert`, blocks by `torch.utils.checkpoint`, all else by hooks.
 
 fitted = fewbit.fit(model, plan=plan)
+fitted.refresh(every=500)       measures again while training
 fitted.undo()
 """
 
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -101,15 +103,18 @@ class Fitted:
         return self
 
     def plan_again(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """Plan for another batch of the same model, and train by that plan."""
+        """Plan for another batch of the same model, and train by that plan; by the same if there is none."""
         assert self._places is not None
         self._places.suspended = True
         self._put_back()
+        plan = self.plan
         try:
             plan = self._again(self.model, inputs, keywords, self.plan)
+        except FewbitError as error:  # such as a batch that is larger: no reason to end a training
+            warnings.warn(f"fewbit: the plan stays as it was: {error}", stacklevel=2)
         finally:
             self._places.suspended = False
-        self.use(plan)
+            self.use(plan)
 
     def undo(self) -> nn.Module:
         """Return the model as it was before `fit`."""

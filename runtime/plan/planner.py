@@ -11,6 +11,7 @@
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -151,13 +152,23 @@ def fit(model: nn.Module, *inputs: Any, plan: Plan | None = None, **limits: Any)
     if plan is not None and (inputs or set(limits) - {"loss", "optimizer"}):
         raise FewbitError("give a plan, or a batch and limits to make one")
     loss, optimizer, price = limits.get("loss"), limits.get("optimizer", "adamw"), limits.get("price") or Price()
-
-    def again(model: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], before: Plan) -> Plan:
-        step, memory = Step(model, args, keywords, loss), Limits(memory=before.peak.total)
-        recompute = any(choice.method == RECOMPUTE for choice in before.choices)
-        return _agreed(Planner(step, memory, price, static_bytes(model, optimizer), None, recompute, False).plan())
-
+    again = partial(_again, loss, optimizer, price)
     return Fitted(model, _plan(model, *inputs, **limits) if plan is None else plan, again)
+
+
+def _again(
+    loss: Loss | None,
+    optimizer: str | torch.optim.Optimizer,
+    price: Price,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    keywords: dict[str, Any],
+    before: Plan,
+) -> Plan:
+    """Return the plan for another batch, and the memory of the plan before."""
+    step, memory = Step(model, args, keywords, loss), Limits(memory=before.peak.total)
+    recompute = any(choice.method == RECOMPUTE for choice in before.choices)
+    return _agreed(Planner(step, memory, price, static_bytes(model, optimizer), None, recompute, False).plan())
 
 
 # ---- memory that is there throughout ---------------------------------------------------------------------------------

@@ -226,6 +226,14 @@ class TestFit:
         assert (gradient(twin, inputs) - exact).norm() > 0
         assert torch.equal(gradient(fewbit.revert(twin), inputs), exact)
 
+    def test_a_pickled_model_trains_by_the_plan(self):
+        model, inputs = Net(), batch()
+        exact = gradient(model, inputs)
+        fewbit.fit(model, inputs, error=0.2)
+        twin = pickle.loads(pickle.dumps(model))
+        assert (gradient(twin, inputs) - exact).norm() > 0
+        assert torch.equal(gradient(fewbit.revert(twin), inputs), exact)
+
     def test_a_forward_pass_that_fails_leaves_no_hooks_on(self):
         model, inputs = Net(), batch()
         fewbit.fit(model, inputs, error=0.2)
@@ -261,6 +269,16 @@ class TestRefreshing:
         fitted = fewbit.fit(model, plan=plan).refresh(every=2)
         assert all(torch.equal(gradient(model, inputs), exact) for _ in range(4))
         assert fitted.plan is not plan and fitted.plan.error == 0
+
+    def test_that_finds_no_plan_keeps_the_one_in_force(self):
+        model, inputs = Net(), batch()
+        fitted = fewbit.fit(model, inputs, error=0.1)
+        plan = fitted.plan
+        fitted.refresh(every=2)
+        model(**inputs)["loss"].backward()
+        with pytest.warns(UserWarning, match="the plan stays as it was: no plan fits"):
+            model(**batch(64))["loss"].backward()
+        assert fitted.plan is plan and not fitted.unknown
 
     def test_is_refused_in_a_line(self):
         fitted = fewbit.fit(Net(), batch(), memory="1GB")
