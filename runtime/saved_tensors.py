@@ -35,7 +35,7 @@ from ..tables.errors import shown
 from .quantizers import Compressed, FixedPoint, Quantizer
 from .tensors.abstract import is_abstract
 from .tensors.dtypes import DTYPES
-from .tensors.layout import as_dense, flat
+from .tensors.layout import as_dense, flat, with_stride
 from .tensors.packing import pack_mask, packed_size, unpack_mask
 from .tensors.spec import TensorSpec
 
@@ -295,10 +295,12 @@ class _Copy:
 
     compressed: Compressed
     shape: torch.Size
+    stride: tuple[int, ...] | None  # for compiled graphs, which were compiled for it; None: without the gaps
 
     def tensor(self) -> Tensor:
-        """Return the tensor, decompressed, without the gaps."""
-        return self.compressed.decompress().expand(self.shape)
+        """Return the tensor, decompressed."""
+        x = self.compressed.decompress()
+        return (x if self.stride is None else with_stride(x, self.stride)).expand(self.shape)
 
 
 @dataclass(frozen=True)
@@ -406,10 +408,10 @@ class _Store:
         undecided, self.running.undecided = self.running.undecided, None
         if undecided is not None and undecided.x is not None:
             if following is None or not _enters_softmax(undecided.x, following):
-                undecided.saved = self._packed(undecided.x)
+                undecided.saved = self._packed(undecided.x, compiled=True)
             undecided.x = None
 
-    def _packed(self, x: Tensor) -> _Exact | _View | _Copy:
+    def _packed(self, x: Tensor, compiled: bool = False) -> _Exact | _View | _Copy:
         storage = StorageWeakRef(x.untyped_storage())
         entry = None if self.running.name in _OF_SIGNS else self._entry_with(x, storage.cdata)
         if entry is None:
@@ -419,12 +421,12 @@ class _Store:
                 return self._exact(x)
             if self.running.name in _OF_SIGNS:
                 self.chooser.keep(x, in_bits=True)
-                return _Copy(_Signs.of(core), x.shape)
+                return _Copy(_Signs.of(core, nan_is_positive=self.running.name == "relu"), x.shape, None)
             compressed = self._compressed(core)
             if compressed is None or compressed.nbytes > core.numel() * core.element_size():
                 return self._exact(x)
             if core.numel() < x.numel() or as_dense(core) is not core:
-                return _Copy(compressed, x.shape)
+                return _Copy(compressed, x.shape, core.stride() if compiled else None)
             start = int(x.storage_offset())
             entry = _Entry(compressed, start, start + x.numel(), x._version, x.dtype, storage)
             self._remember(entry)
@@ -631,12 +633,12 @@ class _Signs:
     bits: Tensor
 
     @classmethod
-    def of(cls, x: Tensor) -> "_Signs":
-        """Return the signs of `x`."""
+    def of(cls, x: Tensor, nan_is_positive: bool) -> "_Signs":
+        """Return the signs of `x`; relu passes the gradient of NaN on as of positive numbers, leaky_relu does not."""
         x = as_dense(x.detach())
         if is_abstract(x):
             return cls(TensorSpec.of(x), x.new_empty(packed_size(x.numel(), 1), dtype=torch.uint8))
-        return cls(TensorSpec.of(x), pack_mask(flat(x) <= 0))
+        return cls(TensorSpec.of(x), pack_mask(flat(x) <= 0 if nan_is_positive else ~(flat(x) > 0)))
 
     @property
     def nbytes(self) -> int:

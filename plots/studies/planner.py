@@ -36,6 +36,7 @@ from ...runtime.plan.step import Step
 from ...runtime.quantizers import PerGroup
 from ...runtime.saved_tensors import compress_saved_tensors
 from ...tables.files import atomic_write
+from .. import compact_json
 
 BUDGETS = 20
 UNIFORM = (2, 3, 4, 6)
@@ -328,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for part in todo:
             rows += getattr(bench, part)()
             with atomic_write(chosen.output) as stream:
-                stream.write(json.dumps({"torch": torch.__version__, "rows": rows}, indent=0).encode())
+                stream.write(compact_json.dumps({"torch": torch.__version__, "rows": rows}).encode())
             print(*lines([r for r in rows if r["model"] == name and r["part"] == part]), sep="\n", flush=True)
 
 

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from ...runtime.plan.document import Plan
 from ...runtime.plan.planner import fit, plan
 from ...tables.files import atomic_write
+from .. import compact_json
 from .data import Corpus, standard_library
 from .runs import summary
 from .settings import Settings, Size
@@ -97,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             continue
         rows += runs_of(seed, corpus, SETTINGS)
         with atomic_write(chosen.output) as stream:
-            stream.write(json.dumps({"steps": SETTINGS.steps, "runs": rows}, indent=0).encode())
+            stream.write(compact_json.dumps({"steps": SETTINGS.steps, "runs": rows}).encode())
         print(*lines(rows), sep="\n", flush=True)
 
 

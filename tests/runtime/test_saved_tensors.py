@@ -1,6 +1,7 @@
 import copy
 import gc
 import weakref
+from contextlib import nullcontext
 
 import fewbit
 import pytest
@@ -69,6 +70,22 @@ class TestTraining:
         z = (torch.stack(draws).mean(0) - exact) / (torch.stack(draws).std(0) / 300**0.5)
         assert z.abs().max() < 5.5
         assert abs(z.mean()) < 5 / 8  # rows share their noise
+
+    @pytest.mark.parametrize("activation", [torch.relu, F.leaky_relu])
+    def test_signs_are_exact_and_take_a_bit_beside_the_codes_of_the_values(self, activation):
+        torch.manual_seed(0)
+        net = nn.Linear(64, 64, bias=False)
+        x = torch.cat([torch.randn(64, 64), 1e-3 * torch.randn(64, 64), torch.full((1, 64), float("nan"))])
+        x.requires_grad_()
+
+        def gradient(*contexts):
+            with contexts[0] if contexts else nullcontext():
+                y = net(activation(x * 1))
+            return torch.autograd.grad(y, x, torch.ones_like(y))[0]
+
+        counting = Counting(PerGroup(1))
+        assert torch.equal(gradient(compress_saved_tensors(counting)), gradient())
+        assert counting.shapes == [(129, 64)]  # of the Linear's input alone
 
     def test_what_is_saved_is_freed(self):
         x = torch.randn(100, 64, requires_grad=True)
