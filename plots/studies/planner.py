@@ -35,6 +35,7 @@ from ...runtime.plan.problem import Limits, Price
 from ...runtime.plan.step import Step
 from ...runtime.quantizers import PerGroup
 from ...runtime.saved_tensors import compress_saved_tensors
+from ...tables import FewbitError
 from ...tables.files import atomic_write
 from .. import compact_json
 
@@ -225,11 +226,15 @@ class Bench:
         yield self._beside("L3", peak, error)
 
     def _beside(self, name: str, peak: int, error: float) -> Row:
-        plan = self.plan(Limits(memory=peak), Price(time=1e-5))
+        found = {"model": self.name, "part": "uniform", "method": name, "peak": peak, "error": error}
+        try:
+            plan = self.plan(Limits(memory=peak), Price(time=1e-5))
+        except FewbitError:  # a plan gives some tensors more bits
+            return found
         fitted = fit(self.model, plan=plan)
-        row = {"peak": peak, "error": error, "plan_peak": self.peak(), "plan_error": self.error()}
+        found |= {"plan_peak": self.peak(), "plan_error": self.error()}
         fitted.undo()
-        return {"model": self.name, "part": "uniform", "method": name, **row}
+        return found
 
     def blocks(self, runs: int = 7) -> Iterator[Row]:
         """Yield checkpointing around every block, with the plan for the same peak; steps in turn."""
@@ -297,6 +302,9 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
                 f"{near} of {len(errors)} within 1.5"
             )
         for row in (row for row in own if row["part"] == "uniform"):
+            if "plan_error" not in row:
+                yield f"{name:8} {row['method']:7} error {row['error']:.4f}, and no plan of so little memory"
+                continue
             ratio = row["plan_error"] / row["error"] if row["error"] else float("nan")
             yield (
                 f"{name:8} {row['method']:7} error {row['error']:.4f}, plan at its peak {row['plan_error']:.4f} "
