@@ -15,7 +15,7 @@ from ..tables.json_format import dumps
 from ..tables.names import counted
 from ..tables.table import check_bits
 from .memory_codes import codes
-from .options import FILE, ByteSize, json_option
+from .options import FILE, ByteSize, json_option, size_option
 from .progress import with_progress
 from .subject import Subject, built_in, of_user
 from .target import FORMS, errors_in_one_line
@@ -89,14 +89,7 @@ def _method_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--batch", type=click.IntRange(1), metavar="N", help="Samples in a batch.  [default: 1, or the function's own]"
 )
-@click.option(
-    "--sequence",
-    "--size",
-    "size",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Tokens of a sequence, or height and width of an image.  [default: the model's]",
-)
+@size_option
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float16"]),

@@ -113,6 +113,15 @@ effort_option = click.option(
     help="Seconds to spend; the lower bound is the greatest one proven within them.",
 )
 
+size_option = click.option(
+    "--sequence",
+    "--size",
+    "size",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Tokens of a sequence, or height and width of an image.  [default: the model's]",
+)
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, to standard output.")
 
 figure_option = click.option(

@@ -9,7 +9,7 @@ import click
 from ..tables import FewbitError
 from ..tables.files import check_writable
 from ..tables.json_format import dumps
-from .options import FILE, ByteSize, json_option
+from .options import FILE, ByteSize, json_option, size_option
 from .subject import built_in, of_user
 from .target import errors_in_one_line
 
@@ -31,14 +31,7 @@ FRONTIER = 12  # plans of a figure
     metavar="N",
     help="Samples in a batch, or max: the largest that fits.  [default: 1, or the function's own]",
 )
-@click.option(
-    "--sequence",
-    "--size",
-    "size",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Tokens of a sequence, or height and width of an image.  [default: the model's]",
-)
+@size_option
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float16"]),
@@ -94,11 +87,10 @@ def command(
     with errors_in_one_line(target, subject.source):
         model, inputs, *loss = subject.make(count)
         model.train()
-        given: dict[str, Any] = {"loss": loss[0] if loss else None if is_user else _loss(inputs)}
         found = plan(
             model,
             inputs,
-            **given,
+            loss=loss[0] if loss else None if is_user else _cross_entropy,
             memory=memory,
             error=error,
             time=time,
@@ -126,16 +118,13 @@ def _count(batch: str | None) -> int | None:
     return int(batch)
 
 
-def _loss(inputs: Any) -> Any:
+def _cross_entropy(output: Any) -> Any:
     """Return a loss of a built-in model's output: the cross-entropy of its logits, as a model that is trained has."""
     from torch.nn import functional as F
 
-    def loss(output: Any) -> Any:
-        logits = output.logits if hasattr(output, "logits") else output[0]
-        rows = logits.flatten(0, -2).float()
-        return F.cross_entropy(rows, rows.new_zeros(len(rows), dtype=int))
-
-    return loss
+    logits = output.logits if hasattr(output, "logits") else output[0]
+    rows = logits.flatten(0, -2).float()
+    return F.cross_entropy(rows, rows.new_zeros(len(rows), dtype=int))
 
 
 def _figure(found: "Plan", title: str) -> "Figure":

@@ -4,13 +4,10 @@ import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..tables import FewbitError
 from .target import FORMS, load_target
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 
 from ...runtime.convert.api import convert, revert
 from ...runtime.memory.peak import StorageTracker
-from ...runtime.plan.document import Plan
+from ...runtime.plan.document import Choice, Plan
 from ...runtime.plan.options import blocks_of
 from ...runtime.plan.planner import Planner, fit, static_bytes
 from ...runtime.plan.problem import Limits, Price
@@ -241,12 +242,13 @@ class Bench:
         names = blocks_of(self.model)
         outermost = [name for name in names if not any(name.startswith(f"{other}.") for other in names)]
         exact = self.plan(Limits(memory=1 << 50))
-        recomputed = {name for o in self._options() if o.method == "recompute" and (name := o.target) in outermost}
-        covered = {i for o in self._options() if o.method == "recompute" and o.target in recomputed for i in o.covers}
+        options = self.planner(Limits(error=1.0)).problem(self.known).options
+        blocks = [o for o in options if o.method == "recompute" and o.target in outermost]
+        recomputed, covered = [o.target for o in blocks], {i for o in blocks for i in o.covers}
         choices = tuple(choice for i, choice in enumerate(exact.choices) if i not in covered) + tuple(
-            _recompute(exact, name) for name in recomputed
+            Choice(name, "recompute", None, 0, 0, 0.0, 0.0, 0.0) for name in recomputed
         )
-        checkpointing = _with(exact, choices)
+        checkpointing = replace(exact, choices=choices)
         fitted = fit(self.model, plan=checkpointing)
         peak = self.peak()
         fitted.undo()
@@ -269,21 +271,6 @@ class Bench:
         row |= {"fast_error": self.error(), "fast_time": fast.time, "blocks": len(recomputed)}
         fitted.undo()
         yield {"model": self.name, "part": "blocks", **row, **{f"{n}_s": median(t) for n, t in times.items()}}
-
-    def _options(self) -> Sequence[Any]:
-        return self.planner(Limits(error=1.0)).problem(self.known).options
-
-
-def _recompute(plan: Plan, name: str) -> Any:
-    from ...runtime.plan.document import Choice
-
-    return Choice(name, "recompute", None, 0, 0, 0.0, 0.0, 0.0)
-
-
-def _with(plan: Plan, choices: tuple[Any, ...]) -> Plan:
-    from dataclasses import replace
-
-    return replace(plan, choices=choices)
 
 
 def lines(rows: Sequence[Row]) -> Iterator[str]:

@@ -11,7 +11,7 @@ Which values are saved and which are computed again is the min-cut's choice (com
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,14 +29,13 @@ from ..compile.report import GraphReport, describe, ignore
 from ..compile.rewrite import rounds_to_nearest
 from ..compile.roles import ROUNDED, Role
 from ..memory.allocator import Allocations, allocations, mark
+from .gradient_error import PROBE, noise_and_bias, product, segments
 from .options import LEAST_BITS, LEAST_LINEAR, LEAST_OF_SCORES, without_numbers
 from .problem import EXACT, GROUPS, Hold, Option, Problem
 from .seconds import Speeds
 from .step import Step
 
 BITS = (1, 2, 3, 4, 5, 6, 7, 8)
-PROBE = 4
-SEGMENTS = 3
 _LEAST_BITS = {
     Role.LINEAR.value: LEAST_LINEAR,
     **dict.fromkeys((Role.SCORES.value, Role.PROBABILITIES.value), LEAST_OF_SCORES),
@@ -271,35 +270,23 @@ def _lives(values: Sequence[Value], run: CompiledRun) -> list[Hold]:
 # ---- observing -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(eq=False)
-class _Graph:
-    """A graph that was divided and has run.
+class _Observing(FewbitPartitioner):
+    """Divides graphs as the backend does, and leaves what they save as it is.
 
     Attributes:
-        saved: nodes of what it saves, with the choices of the backend.
-        backward: its backward graph.
-        arguments: of the backward graph's call.
+        saved: nodes of what each graph saves, with the choices of the backend.
     """
-
-    saved: list[fx.Node]
-    options: CompileOptions
-    backward: fx.GraphModule | None = None
-    arguments: list[Any] = field(default_factory=list)
-
-
-class _Observing(FewbitPartitioner):
-    """Divides graphs as the backend does, and leaves what they save as it is."""
 
     def __init__(self, options: CompileOptions) -> None:
         super().__init__(options)
-        self.graphs: list[_Graph] = []
+        self.saved: list[list[fx.Node]] = []
 
     def finish(
         self, forward: fx.GraphModule, backward: fx.GraphModule, results: int, exact: int
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         ignore()
         _, saved = results_and_saved(forward.graph, results)
-        self.graphs.append(_Graph([node for node in saved if isinstance(node, fx.Node)], self.options))
+        self.saved.append([node for node in saved if isinstance(node, fx.Node)])
         return forward, backward
 
 
@@ -332,7 +319,7 @@ def observe(step: Step) -> list[Value]:
         output = torch.compile(step.model, backend=backend)(*step.inputs, **step.keywords)
         step.loss_of(output).backward()
     with torch.no_grad():
-        return _values(partitioner.graphs, ran)
+        return _values(partitioner.saved, ran, options)
 
 
 @dataclass(frozen=True, eq=False)
@@ -344,7 +331,7 @@ class _Probe:
         choice: of the backend.
         graph: number of the graph that ran.
         argument: its place among the arguments.
-        options: of the backend.
+        options: of the backend, for the groups of other numbers of bits.
     """
 
     node: fx.Node
@@ -359,19 +346,21 @@ class _Probe:
         return None if choice.bits is None or choice.groups is None else (choice.groups, bits)
 
 
-def _values(graphs: Sequence[_Graph], ran: Sequence[tuple[fx.GraphModule, list[Any]]]) -> list[Value]:
+def _values(
+    saved: Sequence[list[fx.Node]], ran: Sequence[tuple[fx.GraphModule, list[Any]]], options: CompileOptions
+) -> list[Value]:
     """Return the values with their errors, from calls of the backward graphs with rounded arguments."""
     probes: list[_Probe] = []
     for number, (backward, _) in enumerate(ran):
         names = [node.name for node in backward.graph.find_nodes(op="placeholder")]
-        graph = next(g for g in graphs if {n.name for n in g.saved} <= set(names))
-        for node in graph.saved:
+        nodes = next(nodes for nodes in saved if {node.name for node in nodes} <= set(names))
+        for node in nodes:
             choice = choice_of(node)
             if choice is None or choice.bits is None or choice.role not in ROUNDED or choice.table is not None:
                 continue
-            probes.append(_Probe(node, choice, number, names.index(node.name), graph.options))
+            probes.append(_Probe(node, choice, number, names.index(node.name), options))
     exact = [_tensors(graph(*arguments)) for graph, arguments in ran]
-    scale = sum(_product(g, g) for g in exact) or 1.0
+    scale = sum(product(g, g) for g in exact) or 1.0
     outputs = {probe: _reached(ran[probe.graph][0], probe.argument) for probe in probes}
     measured: dict[_Probe, tuple[float, float]] = {}
     local = _apart(probes, outputs)
@@ -380,17 +369,16 @@ def _values(graphs: Sequence[_Graph], ran: Sequence[tuple[fx.GraphModule, list[A
         found = _tensors(graph(*_rounded(arguments, together)))
         for probe in together:
             wrong = [found[i] - exact[probe.graph][i] for i in outputs[probe]]
-            measured[probe] = _product(wrong, wrong) / scale, 0.0
+            measured[probe] = product(wrong, wrong) / scale, 0.0
     for together in _by_kind([p for p in probes if p not in measured]):
         graph, arguments = ran[together[0].graph]
         right = exact[together[0].graph]
         nearest = rounds_to_nearest(together[0].choice)
         draws = [_tensors(graph(*_rounded(arguments, together))) for _ in range(1 if nearest else 2)]
         one, two = ([a - b for a, b in zip(found, right, strict=True)] for found in (draws[0], draws[-1]))
-        square = (_product(one, one) + _product(two, two)) / 2 / scale / len(together)
         # Rounding to nearest is the same in each draw, but another for each batch: it is counted as noise.
-        bias = 0.0 if nearest else min(max(0.0, _product(one, two) / scale / len(together)), square)
-        measured |= dict.fromkeys(together, (square - bias, bias))
+        noise, bias = (product(one, one), 0.0) if nearest else noise_and_bias(one, two)
+        measured |= dict.fromkeys(together, (noise / scale / len(together), bias / scale / len(together)))
     return [_value(probe, *measured[probe], ran[probe.graph][1][probe.argument]) for probe in probes]
 
 
@@ -429,10 +417,6 @@ def _back(probe: _Probe, x: Tensor, form: Form) -> Tensor:
 
 def _tensors(results: Any) -> list[Tensor]:
     return [r for r in results if isinstance(r, Tensor) and r.is_floating_point()]
-
-
-def _product(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
-    return sum(float((x.double() * y.double()).sum()) for x, y in zip(a, b, strict=True))
 
 
 def _reached(backward: fx.GraphModule, argument: int) -> tuple[int, ...]:
@@ -476,6 +460,4 @@ def _by_kind(probes: Sequence[_Probe]) -> Iterator[list[_Probe]]:
             probe
         )
     for each in found.values():
-        parts = min(SEGMENTS, len(each))
-        for i in range(parts):
-            yield each[i * len(each) // parts : (i + 1) * len(each) // parts]
+        yield from segments(each)

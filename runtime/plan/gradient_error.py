@@ -17,7 +17,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ PROBE = 4  # bits of the tensors that a pass rounds
 TABLE_BITS = (1, 2, 3, 4)
 TABLE_PROBE = 3
 SEGMENTS = 3  # passes for the tensors of one place in equal layers: of the first layers, those in the middle, the last
+_T = TypeVar("_T")
 SAMPLE = 1 << 18  # elements of a tensor that say what variance quantizing it has
 _LINEAR = (nn.Linear, Conv1D, _ConvNd)
 _FUNCTIONS = frozenset(("linear", "addmm", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"))
@@ -84,10 +85,9 @@ def measure_errors(step: Step, kinds: Mapping[str, str]) -> dict[str, Errors]:
                 result[probe.place] = probe.errors(sum(of_module[user] for user in probe.users), 0.0)
         for together in _together([p for p in probes if p.place not in result], kinds):
             one, two = (_difference(gradient.of(together), exact) for _ in range(2))
-            square = (_product(one, one) + _product(two, two)) / 2 / scale / len(together)
-            bias = min(max(0.0, _product(one, two) / scale / len(together)), square)
+            noise, bias = noise_and_bias(one, two)
             for probe in together:
-                result[probe.place] = probe.errors(square - bias, bias)
+                result[probe.place] = probe.errors(noise / scale / len(together), bias / scale / len(together))
         del loss, gradient
     gc.collect()
     return result
@@ -117,17 +117,15 @@ def measure_tables(step: Step, activations: Mapping[str, nn.Module]) -> dict[str
             return [torch.zeros_like(p) if g is None else g for p, g in zip(step.parameters, found, strict=True)]
 
         exact = gradient() if activations else []
-        scale = _product(exact, exact) or 1.0
+        scale = product(exact, exact) or 1.0
         for names in by_class.values():
-            parts = min(SEGMENTS, len(names))
-            for i in range(parts):
-                segment = names[i * len(names) // parts : (i + 1) * len(names) // parts]
+            for segment in segments(names):
                 report = convert(step.model, Activations(TABLE_PROBE), include=segment)
                 errors = {row.name: row.error for row in report.replaced}
                 wrong = _difference(gradient(), exact) if errors else []
                 undo_conversion(step.model)
                 for name in errors:
-                    result[name] = _by_bits(step.model, name, _product(wrong, wrong) / scale / len(errors))
+                    result[name] = _by_bits(step.model, name, product(wrong, wrong) / scale / len(errors))
     return result
 
 
@@ -150,9 +148,7 @@ def _together(probes: Iterable["_Probe"], kinds: Mapping[str, str]) -> Iterator[
     for probe in probes:
         by_kind[kinds.get(probe.place, probe.place)].append(probe)
     for each in by_kind.values():
-        parts = min(SEGMENTS, len(each))
-        for i in range(parts):
-            yield each[i * len(each) // parts : (i + 1) * len(each) // parts]
+        yield from segments(each)
 
 
 def _is_local(probe: "_Probe", model: nn.Module) -> bool:
@@ -165,7 +161,22 @@ def _difference(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Tensor]:
     return [x - y for x, y in zip(a, b, strict=True)]
 
 
-def _product(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+def noise_and_bias(one: Sequence[Tensor], two: Sequence[Tensor]) -> tuple[float, float]:
+    """Return the squared error that averages out, and the rest, from the errors of two independent draws."""
+    square = (product(one, one) + product(two, two)) / 2
+    bias = min(max(0.0, product(one, two)), square)
+    return square - bias, bias
+
+
+def segments(equal: Sequence[_T]) -> Iterator[list[_T]]:
+    """Yield the parts of a list of equal layers' tensors that passes measure together, up to `SEGMENTS`."""
+    parts = min(SEGMENTS, len(equal))
+    for i in range(parts):
+        yield list(equal[i * len(equal) // parts : (i + 1) * len(equal) // parts])
+
+
+def product(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    """Return the inner product of two gradients."""
     return sum(float((x.double() * y.double()).sum()) for x, y in zip(a, b, strict=True))
 
 
