@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...plots.studies.small_networks import OfTransformers
+from ...runtime.compile.budget import with_budget
 from ...runtime.convert.api import convert
 from ...runtime.memory.record import profile_call
 from ...runtime.quantizers import PerGroup
@@ -111,7 +112,7 @@ class Training:
 
     def _compiled(self) -> Model:
         if self.variant in BUDGETS:
-            return torch.compile(self.own, backend=_with_budget(BUDGETS[self.variant]), fullgraph=True)
+            return torch.compile(self.own, backend=with_budget(BUDGETS[self.variant]), fullgraph=True)
         if self.variant in FEWBIT:
             return torch.compile(self.own, backend="fewbit", options=dict(FEWBIT[self.variant]), fullgraph=True)
         return torch.compile(self.own, fullgraph=True)
@@ -161,16 +162,3 @@ def _checkpoint(model: Any) -> None:
     """Let a model of `transformers` checkpoint each block; from 5.x on the method has another name."""
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
-
-
-def _with_budget(budget: float) -> Callable[..., Any]:
-    """Return Inductor as a backend of its own that compiles with an `activation_memory_budget`."""
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        from torch._functorch import config
-        from torch._inductor.compile_fx import compile_fx
-
-        with config.patch(activation_memory_budget=budget):
-            return compile_fx(graph, inputs)
-
-    return backend

@@ -30,11 +30,11 @@ from torch import Tensor, nn
 from ...runtime.convert.api import convert, revert
 from ...runtime.memory.peak import StorageTracker
 from ...runtime.plan.document import Choice, Plan
-from ...runtime.plan.options import blocks_of
 from ...runtime.plan.planner import Planner, fit, static_bytes
 from ...runtime.plan.problem import Limits, Price
 from ...runtime.plan.step import Step
 from ...runtime.quantizers import PerGroup
+from ...runtime.recompute import blocks_of
 from ...runtime.saved_tensors import compress_saved_tensors
 from ...tables import FewbitError
 from ...tables.files import atomic_write

@@ -27,6 +27,7 @@ from ..backends.forwards import CALLABLE
 from ..layers.activation import Activation as RoundedActivation
 from ..layers.offload import SwappingSaver
 from ..layers.saver import Saver
+from ..recompute import undo_checkpoint
 from ..tensors.checks import check_integer
 from .filters import Selectors, inventory, unwanted
 from .find import FITTED, ORIGINAL, Activation, Form, Found, activations, form_of
@@ -243,7 +244,7 @@ def _only_adding(model: nn.Module, forms: Mapping[Found, Any], unknown_too: bool
 def revert(model: nn.Module) -> nn.Module:
     """Put back, in place, the modules that `convert` replaced, with the hooks that their replacements have now.
 
-    A model that trains by a plan, of `fewbit.fit`, is put back too.
+    A model that trains by a plan, of `fewbit.fit`, or with `fewbit.checkpoint`, is put back too.
 
     Args:
         model: a converted model, a copy or a pickle of one; any other is left unchanged.
@@ -256,6 +257,7 @@ def revert(model: nn.Module) -> nn.Module:
             model is then unchanged.
     """
     _check_model(model)
+    undo_checkpoint(model)
     fitted = vars(model).get(FITTED)
     if fitted is not None:
         return fitted.undo()

@@ -1,4 +1,4 @@
-"""Trains a model by a plan: tables by `convert`, blocks by `torch.utils.checkpoint`, all else by hooks.
+"""Trains a model by a plan: tables by `convert`, recomputed blocks (runtime/recompute.py), all else by hooks.
 
 fitted = fewbit.fit(model, plan=plan)
 fitted.refresh(every=500)       measures again while training
@@ -7,16 +7,12 @@ fitted.undo()
 
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.utils.checkpoint import checkpoint
 
 from ...tables import FewbitError
 from ..convert.api import convert, undo_conversion
@@ -25,6 +21,7 @@ from ..convert.method import Activations
 from ..layers.offload import Swapper, SwappingSaver
 from ..layers.saver import QuantizerSaver
 from ..quantizers import Compressed, PerGroup, Quantizer
+from ..recompute import Recompute, recomputed_forward
 from ..saved_tensors import Exactly
 from ..tensors.checks import check_integer
 from .document import Choice, Plan
@@ -69,7 +66,7 @@ class Fitted:
             convert(self.model, Activations(bits), include=names)
         self._blocks = [self.model.get_submodule(c.target) for c in plan.choices if c.method == RECOMPUTE]
         for block in self._blocks:
-            _recompute(block)
+            vars(block)["forward"] = recomputed_forward(block, Recompute())
         self._policy.choices = {choice.target: choice for choice in plan.choices}
 
     @property
@@ -212,34 +209,3 @@ class _ToHost:
 
     def compress(self, x: Tensor) -> Compressed:
         return SwappingSaver(QuantizerSaver(self.quantizer), self.swapper).compress(x)
-
-
-# ---- recomputing -----------------------------------------------------------------------------------------------------
-
-
-def _recompute(block: nn.Module) -> None:
-    """Let a block compute its forward pass again in the backward pass."""
-    if "forward" in vars(block):
-        raise FewbitError(f"the forward of {type(block).__name__} has been replaced, so it cannot be recomputed")
-    vars(block)["forward"] = partial(_checkpointed, block)
-
-
-def _checkpointed(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    forward = partial(type(block).forward, block)
-    if not torch.is_grad_enabled():
-        return forward(*args, **kwargs)
-    contexts = lambda: (nullcontext(), _same_statistics(block))  # noqa: E731
-    return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
-
-
-@contextmanager
-def _same_statistics(block: nn.Module) -> Iterator[None]:
-    """Leave the running statistics of normalizations as the first forward pass left them."""
-    buffers = [b for m in block.modules() if isinstance(m, _NormBase) for b in m.buffers()]
-    before = [b.clone() for b in buffers]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, values in zip(buffers, before, strict=True):
-                buffer.copy_(values)

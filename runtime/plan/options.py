@@ -13,6 +13,7 @@ from torch import nn
 
 from ..convert.find import Form, activations, form_of
 from ..quantizers import PerGroup
+from ..recompute import blocks_of
 from ..tensors.packing import packed_size
 from .gradient_error import BITS, Errors
 from .problem import EXACT, GROUPS, HOST, RECOMPUTE, TABLE, Hold, Option, Problem
@@ -172,16 +173,6 @@ def _owned(trace: Trace) -> dict[str, list[int]]:
 
 
 # ---- blocks ----------------------------------------------------------------------------------------------------------
-
-
-def blocks_of(model: nn.Module) -> list[str]:
-    """Return the names of the blocks that may be recomputed: what lists and sequences of modules hold, but leaves."""
-    found = []
-    for name, module in model.named_modules():
-        parent = model.get_submodule(name.rpartition(".")[0]) if name else None
-        if isinstance(parent, nn.ModuleList | nn.Sequential) and any(True for _ in module.children()):
-            found.append(name)
-    return found
 
 
 def _of_blocks(model: nn.Module, known: Known) -> Iterator[Option]:

@@ -292,7 +292,7 @@ class Planner:
         if self.compiled:
             if self.is_abstract:
                 raise FewbitError("a compiled step is planned on real tensors, not on the meta device")
-            return know_compiled(self.step, Measured(self.step))
+            return know_compiled(self.step, Measured(self.step, eager=False))
         return self.measured_eagerly()
 
     def measured_eagerly(self) -> Known:
