@@ -33,7 +33,7 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 from .. import ops
 from ..layers.base import CompressedLayer
-from ..layers.saver import TRACES_SIZES, Last, Saver, Whole, compress_rows, is_held, is_no_smaller, last_innermost
+from ..layers.saver import TRACES_SIZES, Recent, Saver, Whole, compress_rows, is_held, is_no_smaller, last_innermost
 from ..layers.shared_codes import first_handle
 from ..quantizers import Compressed, PerGroup, PerGroupCompressed
 from ..tensors.abstract import is_abstract
@@ -110,8 +110,7 @@ class MixedPrecision:
             self.savers[name] = layer.saver = SampleSaver(self, layer, self.target)
         self._current: Tensor | None = None
         self._weights = 0  # layers with weights since the iteration began
-        self._last = Last()  # the tensor compressed last,
-        self._owner: SampleSaver | None = None  # and the saver that compressed it
+        self._recent = Recent()  # of each tensor the codes, and the saver that made them
         self.iteration = torch.zeros(1, dtype=torch.int64, device="cpu")  # of compiled graphs: orders their ops
         self.handle = new_handle(self)
         self._hook = model.register_forward_pre_hook(self._before_forward)  # pyright: ignore[reportAttributeAccessIssue]
@@ -321,7 +320,7 @@ class SampleSaver:
         return batch, SampleBits(allocate_samples(batch.sensitivity(), self.least, total), room)
 
     def compress_once(self, x: Tensor, rows: bool = False) -> Compressed:
-        """Return `x` compressed, with the codes of the previous layer if that compressed the same `x`.
+        """Return `x` compressed, with the codes of another layer if that compressed the same `x` shortly before.
 
         The bits of those codes then depend on the gradients of both layers. A tensor that is in memory anyway is saved
         as it is.
@@ -332,15 +331,13 @@ class SampleSaver:
             return Whole(x)
         if is_compiling():
             return compress_rows(self, x) if rows else self.compress(x)
-        compressed, owner = precision._last.found(x), precision._owner
-        if compressed is None or owner is None:
+        compressed, owner = precision._recent.found(x) or (None, self)
+        if compressed is None:
             if self.host is not None:
                 self.leave()
             compressed = self.compress_rows(x) if rows else self.compress(x)
-            precision._last.forget()
             if not isinstance(compressed, Whole):
-                precision._last.note(x, compressed)
-                precision._owner = self
+                precision._recent.note(x, (compressed, self))
         elif owner is not self:
             self.join(owner, x)
         return compressed
@@ -421,7 +418,7 @@ class SampleSaver:
 
     def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
         """Update the magnitude of the gradients; non-finite ones are ignored."""
-        self.precision._last.forget()
+        self.precision._recent.forget()
         if is_abstract(gradient):
             return
         t = gradient_factor(self.layer, gradient.detach(), self._shape, rstd, self._before)

@@ -9,7 +9,7 @@ reachable as an attribute that is not a submodule, because nothing calls it any 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,6 +165,7 @@ class ByGates:
             tuple(replaced(block, module) for block, module in new.items()),
             tuple(left(block, why) for block, why in outcomes.items() if isinstance(why, str)),
             frozenset(id(module) for block in new for module in (block.current, new[block])),
+            open=frozenset(id(part) for module in new.values() for part in _open(module)),
         )
 
 
@@ -282,7 +283,22 @@ def _activation_attribute(cls: type[nn.Module]) -> str | None:
 def parts(model: nn.Module, again: bool) -> set[int]:
     """Return the ids of the modules inside gated MLPs, which compute with them as one unit."""
     wholes = [module for module in model.modules() if isinstance(module, GatedMLP)]
-    return {id(part) for whole in wholes for part in whole.modules() if part is not whole}
+    claimed = {id(part) for whole in wholes for part in whole.modules() if part is not whole}
+    return claimed - {id(part) for whole in wholes for part in _open(whole)}
+
+
+def _open(block: GatedMLP) -> Iterator[nn.Module]:
+    """Yield the modules inside a gated MLP that save for themselves: those of adapters such as LoRA's.
+
+    What takes the block's product h rebuilds it from the block's parts, unless dropout makes another tensor of it.
+    """
+    for name in ("gate_up_proj", "gate_proj", "up_proj", "down_proj"):
+        projection = block._modules.get(name)
+        if projection is None or not projection._modules:
+            continue
+        drops = any(isinstance(m, nn.Dropout) and m.p for m in projection.modules())
+        if name != "down_proj" or drops:
+            yield from projection.modules()
 
 
 HANDLER = Handler(GatedMLPs, ByGates.of, ungate, parts)

@@ -37,6 +37,7 @@ class Applied:
         notes: further lines of the report.
         derivatives: the saver for derivatives that are to be rounded at random and that no table of kind ``stochastic``
             is for; None: such activations are left.
+        open: ids of the submodules of claimed modules that other methods may replace.
     """
 
     model: nn.Module
@@ -45,10 +46,12 @@ class Applied:
     taken: frozenset[int] = frozenset()
     notes: tuple[str, ...] = ()
     derivatives: Saver | None = None
+    open: frozenset[int] = frozenset()
 
     def takes(self, found: Found) -> bool:
         """Return whether `found` is claimed or inside a claimed module."""
-        return any(id(module) in self.taken for module in (found.current, *found.around))
+        claimed = any(id(module) in self.taken for module in (found.current, *found.around))
+        return claimed and id(found.current) not in self.open
 
     def then(self, later: "Applied") -> "Applied":
         """Return this result combined with a later one on the same model, whose rows replace those left here."""
@@ -60,6 +63,7 @@ class Applied:
             self.taken | later.taken,
             (*self.notes, *later.notes),
             later.derivatives or self.derivatives,
+            self.open - later.taken | later.open,
         )
 
 

@@ -74,25 +74,26 @@ class Swapper:
         self.ahead, self.smallest = ahead, smallest
         self._streams: dict[torch.device, Any] = {}
         self._moved: deque[weakref.ref[Progress]] = deque()  # in the order of the forward pass
-        self._last: tuple[Compressed, Swapped] | None = None  # the last input moved
+        self._recent: list[tuple[Compressed, Swapped]] = []  # the inputs moved last
 
     def found(self, compressed: Compressed) -> "Swapped | None":
-        """Return the swapped form of `compressed`, counting one more layer, if these codes were moved last."""
-        if self._last is None or self._last[0] is not compressed:
+        """Return the swapped form of `compressed`, counting one more layer, if it is among the last two moved."""
+        self._recent.sort(key=lambda entry: entry[0] is compressed)
+        if not self._recent or self._recent[-1][0] is not compressed:
             return None
-        swapped = self._last[1]
+        swapped = self._recent[-1][1]
         for tensor in swapped.tensors:
             if isinstance(tensor, Moved):
                 tensor.progress.layers += 1
         return swapped
 
     def note(self, compressed: Compressed, swapped: "Swapped") -> None:
-        """Record `swapped` as the swapped form of `compressed`, until the next codes or a backward pass."""
-        self._last = compressed, swapped
+        """Record `swapped` as the swapped form of `compressed`, until two others or a backward pass."""
+        self._recent = [*self._recent[-1:], (compressed, swapped)]
 
     def forget(self) -> None:
         """Drop the record."""
-        self._last = None
+        self._recent = []
 
     def out(self, x: Tensor) -> Tensor | Moved:
         """Return `x` moved to host memory, or `x` itself if it is small."""

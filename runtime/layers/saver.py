@@ -63,27 +63,34 @@ class Saver(Protocol):
         ...
 
 
-class Last:
-    """The codes of the tensor compressed last, and the identity of that tensor, without keeping its memory alive."""
+class Recent:
+    """The codes of the tensors compressed last, found by these tensors, without keeping their memory alive.
+
+    Two of them, for adapters take turns: the input of all of a block's, and what one of them passes on.
+    """
 
     def __init__(self) -> None:
-        self._entry: tuple[Any, StorageWeakRef, Compressed] | None = None
+        self._entries: list[tuple[Any, StorageWeakRef, Any]] = []
 
-    def found(self, x: Tensor) -> Compressed | None:
-        """Return the codes of `x` if `x` was compressed last and has not changed since; else None."""
-        entry = self._entry
-        return entry[2] if entry is not None and entry[0] == _identity(x) and not entry[1].expired() else None
+    def found(self, x: Tensor) -> Any:
+        """Return what was noted for `x`, if it was among the last and has not changed since; else None."""
+        identity = _identity(x)
+        for entry in self._entries:
+            if entry[0] == identity and not entry[1].expired():
+                self._entries.sort(key=lambda other: other is entry)
+                return entry[2]
+        return None
 
-    def note(self, x: Tensor, compressed: Compressed) -> None:
-        """Record the codes of `x`."""
-        self._entry = _identity(x), StorageWeakRef(x.untyped_storage()), compressed
+    def note(self, x: Tensor, codes: Any) -> None:
+        """Record the codes of `x`, and forget those that were used longest ago."""
+        self._entries = [*self._entries[-1:], (_identity(x), StorageWeakRef(x.untyped_storage()), codes)]
 
     def forget(self) -> None:
         """Drop the record."""
-        self._entry = None
+        self._entries = []
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Last, ()
+        return Recent, ()
 
 
 def _identity(x: Tensor) -> tuple[Any, ...]:
@@ -98,7 +105,7 @@ class QuantizerSaver:
     """
 
     quantizer: Quantizer
-    _last: Last = field(default_factory=Last, init=False, repr=False, compare=False)
+    _recent: Recent = field(default_factory=Recent, init=False, repr=False, compare=False)
 
     def compress(self, x: Tensor) -> Compressed:
         """Return `x` in few bits."""
@@ -116,23 +123,23 @@ class QuantizerSaver:
         return compressed if compressed.nbytes < total_bytes([x]) else Whole(x)
 
     def compress_once(self, x: Tensor, rows: bool = False) -> Compressed:
-        """Return `x` in few bits, with the same codes if another layer compressed the same `x` last.
+        """Return `x` in few bits, with the same codes if another layer compressed the same `x` shortly before.
 
         A tensor that autograd already holds is saved as it is: a compressed copy would add memory.
         """
         if is_compiling():  # the compiler merges equal calls
             return compress_rows(self, x) if rows else self.compress(x)
-        compressed = self._last.found(x)
+        compressed = self._recent.found(x)
         if compressed is None:
             compressed = Whole(x) if is_held(x) else compress_rows(self, x) if rows else self.compress(x)
             if not isinstance(compressed, Whole):
-                self._last.note(x, compressed)
+                self._recent.note(x, compressed)
         return compressed
 
     def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
         """Learn nothing."""
         if not is_compiling():
-            self._last.forget()
+            self._recent.forget()
 
 
 @dataclass(frozen=True)
