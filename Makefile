@@ -3,7 +3,7 @@
 #   make test    lint, types and all tests
 PYTHON ?= python3
 BIN := .venv/bin
-PACKAGES := cli fewbit_gen plots proofs runtime tables
+PACKAGES := cli fewbit_gen integrations plots proofs runtime tables
 
 FEWBIT := PYTHONPATH=build/path FEWBIT_CACHE=build/cache $(PYTHON)
 

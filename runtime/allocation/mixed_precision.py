@@ -143,13 +143,15 @@ class MixedPrecision:
             self._hook.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return bits and gradient magnitudes, for a checkpoint."""
-        return {
-            "iterations": self.iterations,
-            "layers": {
-                name: {"bits": s.average, "magnitude": s.magnitude, "stale": s.stale} for name, s in self.savers.items()
-            },
-        }
+        """Return bits, gradient magnitudes and the last iteration's statistics, for a checkpoint."""
+        names = {id(saver): name for name, saver in self.savers.items()}
+        layers = {}
+        for name, s in self.savers.items():
+            batches = [{"variance": b.variance, "stale": b.stale, "elements": b.elements} for b in s.batches]
+            host = names.get(id(s.host))
+            layers[name] = {"bits": s.average, "magnitude": s.magnitude, "stale": s.stale}
+            layers[name] |= {"batches": batches, "host": host}
+        return {"iterations": self.iterations, "layers": layers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned for the same layers.
@@ -165,7 +167,13 @@ class MixedPrecision:
         for name, saver in self.savers.items():
             saver.average = float(given[name]["bits"])
             saver.magnitude, saver.stale = given[name]["magnitude"], given[name]["stale"]
-            saver.batches.clear()
+            saver.batches[:] = [Batch(saver, **batch) for batch in given[name].get("batches", ())]
+            saver.leave()
+        for name, saver in self.savers.items():
+            host = given[name].get("host")
+            if host is not None:
+                saver.host = self.savers[host]
+                saver.host.guests.append(saver)
 
     def _before_forward(self, model: nn.Module, inputs: Any) -> None:
         """Begin an iteration before a forward pass that may save tensors."""

@@ -172,8 +172,18 @@ class ByGates:
 def ungate(model: nn.Module) -> nn.Module:
     """Put back the original gated MLPs; return `model`, or the original if `model` is itself a replacement."""
     for block in candidates(model):
+        _with_current_projections(block)
         model = put_back(block) or model
     return model
+
+
+def _with_current_projections(block: Found) -> Any:
+    """Return the original block, with the projections that its replacement has now: peft puts adapters around them."""
+    original: Any = block.original
+    if isinstance(block.current, GatedMLP):
+        current = block.current._modules
+        original._modules.update({name: current[name] for name in original._modules.keys() & current.keys()})
+    return original
 
 
 def candidates(model: nn.Module) -> list[Found]:
@@ -217,7 +227,7 @@ def made(block: Found, options: GatedMLPs, fused: bool, make: Make) -> GatedMLP 
         fused: as for `convert`.
         make: makes the few-bit form of the block's activation, which determines its table.
     """
-    original: Any = block.original
+    original = _with_current_projections(block)
     if why := not_supported(original):
         return why
     attribute = _activation_attribute(type(original))

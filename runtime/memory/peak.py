@@ -150,6 +150,11 @@ class StorageTracker(TorchDispatchMode):
                 most = now
         return max(most, now)
 
+    @property
+    def living(self) -> int:
+        """Bytes of the storages that are there now."""
+        return sum(size for _, size in self._seen.values())
+
     def number_of(self, x: Tensor) -> int | None:
         """Return the number of the storage of `x`, None if it was not made here."""
         return self._seen.get(identity_of(x), (None, 0))[0]

@@ -7,6 +7,7 @@ fewbit.fit(model, plan=plan)                    trains by it
 """
 
 import hashlib
+import json
 import os
 from collections import defaultdict
 from collections.abc import Sequence
@@ -209,7 +210,11 @@ class Plan:
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file."""
         with atomic_write(path) as stream:
-            stream.write(dumps({"format": FORMAT, **asdict(self)}).encode())
+            stream.write(self.to_text().encode())
+
+    def to_text(self) -> str:
+        """Return the plan as the text of its file."""
+        return dumps({"format": FORMAT, **asdict(self)})
 
     @staticmethod
     def from_json(path: str | os.PathLike[str]) -> "Plan":
@@ -218,19 +223,20 @@ class Plan:
         Raises:
             FewbitError: the file cannot be read or holds no plan.
         """
-        data = read_json(path)
-        if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
-            raise FewbitError(f"{os.fspath(path)}: not a plan")
+        return _plan_of(read_json(path), os.fspath(path))
+
+    @staticmethod
+    def from_text(text: str) -> "Plan":
+        """Return the plan that `to_text` wrote.
+
+        Raises:
+            FewbitError: the text is no plan.
+        """
         try:
-            choices = tuple(_read(Choice, row) for row in data.pop("choices"))
-            peak = _read(PeakMemory, data.pop("peak"))
-            curves = data.pop("timeline")
-            timeline = _read(Timeline, {k: tuple(v) if isinstance(v, list) else v for k, v in curves.items()})
-            parts = {"choices": choices, "peak": peak, "timeline": timeline, "notes": tuple(data.pop("notes"))}
-            frontier = tuple(_read(Point, point) for point in data.pop("frontier"))
-            return _read(Plan, {**data, **parts, "frontier": frontier})
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise FewbitError(f"{os.fspath(path)}: not a plan: {error}") from None
+            data = json.loads(text)
+        except ValueError as error:
+            raise FewbitError(f"not a plan: {error}") from None
+        return _plan_of(data, "text")
 
     def __str__(self) -> str:
         rows = [("saved by", "choice", "tensors", "exact", "now", "of the error", "time")]
@@ -258,6 +264,22 @@ class Plan:
             *self.notes,
         ]
         return "\n".join(lines)
+
+
+def _plan_of(data: Any, source: str) -> Plan:
+    """Return the plan that the data of a file hold; raise FewbitError if they hold none."""
+    if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
+        raise FewbitError(f"{source}: not a plan")
+    try:
+        choices = tuple(_read(Choice, row) for row in data.pop("choices"))
+        peak = _read(PeakMemory, data.pop("peak"))
+        curves = data.pop("timeline")
+        timeline = _read(Timeline, {k: tuple(v) if isinstance(v, list) else v for k, v in curves.items()})
+        parts = {"choices": choices, "peak": peak, "timeline": timeline, "notes": tuple(data.pop("notes"))}
+        frontier = tuple(_read(Point, point) for point in data.pop("frontier"))
+        return _read(Plan, {**data, **parts, "frontier": frontier})
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise FewbitError(f"{source}: not a plan: {error}") from None
 
 
 def _read(kind: type, data: dict[str, Any]) -> Any:

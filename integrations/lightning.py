@@ -1,0 +1,101 @@
+"""A callback for Lightning: fewer bytes between the passes of each step.
+
+    from fewbit.integrations.lightning import FewbitCallback
+
+    Trainer(callbacks=[FewbitCallback(method={"level": "L2"})]).fit(module, data)
+
+The module is converted before a strategy wraps it; plans are made for the first batch.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from ..runtime.memory.listing import size_text
+from ..tables import FewbitError
+from .preparation import Kept, Preparation, kept
+
+
+class FewbitCallback(Callback):
+    """Makes a module keep less while Lightning trains it.
+
+    Checkpoints have the plan and what the method has learned; a resumed training continues with these. The bytes that a
+    step holds between its passes are logged once, as `fewbit_saved_bytes` and `fewbit_peak_bytes`.
+
+    Args:
+        memory, error, time: limits for `fewbit.plan`; they take `inputs` and `loss`.
+        method: options of `fewbit.convert`, with saved= and checkpoint=, as for the callback of transformers.
+        inputs: of a batch, the arguments or keywords of the module's `forward`.
+        loss: of the output of `forward` and the batch, the number that training minimizes.
+        refresh: plan again after so many steps.
+
+    Raises:
+        FewbitError: there is neither a limit nor a method, or both, an option is wrong, or a plan lacks `loss`.
+
+    Attributes:
+        preparation: what was done to the module: `report` of a method, `fitted` with the plan.
+        kept: bytes of a step, after the training began, if `inputs` and `loss` are given.
+
+    Example:
+        FewbitCallback(memory="16GiB", inputs=lambda b: b[:1], loss=lambda y, b: F.cross_entropy(y, b[1]))
+    """
+
+    def __init__(
+        self,
+        memory: str | int | None = None,
+        *,
+        method: Mapping[str, Any] | None = None,
+        error: float | None = None,
+        time: float | None = None,
+        inputs: Callable[[Any], tuple[Any, ...] | Mapping[str, Any]] | None = None,
+        loss: Callable[[Any, Any], Tensor] | None = None,
+        refresh: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.preparation = Preparation(method, {"memory": memory, "error": error, "time": time}, refresh)
+        if self.preparation.method is None and (inputs is None or loss is None):
+            raise FewbitError("a plan of a Lightning module takes inputs= and loss=, of its forward")
+        self.inputs, self.loss = inputs, loss
+        self.kept: Kept | None = None
+        self._saved: Mapping[str, Any] = {}
+        self._has_begun = False
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Convert the module."""
+        if stage == "fit":
+            self.preparation.convert(pl_module)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Plan for the first batch, or continue with what a checkpoint has."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        inputs = None if self.inputs is None else self.inputs(batch)
+        loss = None if self.loss is None else _loss_of(self.loss, batch)
+        plan = Preparation.plan_of(self._saved)
+        optimizer = trainer.optimizers[0] if trainer.optimizers else "adamw"
+        self.preparation.begin(pl_module, inputs, loss, optimizer, plan)
+        learned = self._saved or self.preparation.state(pl_module)
+        if inputs is not None and loss is not None:
+            self.kept = kept(pl_module, inputs, loss)
+            found = {"fewbit_saved_bytes": float(self.kept.saved), "fewbit_peak_bytes": float(self.kept.peak)}
+            for logger in trainer.loggers:
+                logger.log_metrics(found, step=trainer.global_step)
+        self.preparation.load(pl_module, learned)
+        if trainer.is_global_zero:
+            held = "" if self.kept is None else f": {size_text(self.kept.saved)} between the passes of a step"
+            print(f"fewbit: {self.preparation.text}{held}")
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Add what was learned to the checkpoint."""
+        checkpoint["fewbit"] = self.preparation.state(pl_module)
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Read what a checkpoint has."""
+        self._saved = checkpoint.get("fewbit", {})
+
+
+def _loss_of(loss: Callable[[Any, Any], Tensor], batch: Any) -> Callable[[Any], Tensor]:
+    return lambda output: loss(output, batch)

@@ -1,0 +1,212 @@
+"""Makes a model keep less in a training that a tool runs, and carries what it learns through the tool's checkpoints.
+
+preparation = Preparation(method={"level": "L2", "glu": "parts"})     or Preparation(memory="16GiB")
+preparation.convert(model)             before the tool wraps the model
+preparation.begin(model, batch)        before its first step: plans, checkpoints, measures
+preparation.state(), load(state)       in a checkpoint
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..runtime.activations.following import adaptation_of, adaptation_state, load_adaptation_state
+from ..runtime.allocation.mixed_precision import MixedPrecision, SampleSaver
+from ..runtime.convert.api import convert, revert
+from ..runtime.convert.report import Report
+from ..runtime.layers.base import CompressedLayer
+from ..runtime.memory.peak import StorageTracker, no_collection
+from ..runtime.plan.comparison import OPTIONS, method_text
+from ..runtime.plan.document import Plan
+from ..runtime.plan.fitted import Fitted
+from ..runtime.plan.planner import fit
+from ..runtime.plan.step import Step
+from ..runtime.quantizers import Quantizer
+from ..runtime.recompute import checkpoint
+from ..runtime.saved_tensors import compress_saved_tensors
+from ..tables import FewbitError
+from ..tables.errors import shown
+from ..tables.names import nearest_names
+
+_OWN = ("saved", "checkpoint")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a training step keeps, in bytes.
+
+    Attributes:
+        saved: between forward and backward pass, with the model's output.
+        peak: of activations, saved tensors and temporary results, without parameters and their gradients.
+    """
+
+    saved: int
+    peak: int
+
+
+@dataclass
+class Preparation:
+    """How a model is made to keep less.
+
+    Attributes:
+        method: options of `fewbit.convert`, and saved=PerGroup(4), for hooks around the forward pass, and
+            checkpoint=8, for `fewbit.checkpoint` with so many bits.
+        limits: memory, error, time, as for `fewbit.plan`, if the model is to be planned for.
+        refresh: steps after which a plan is made again; None keeps the first.
+        report, fitted: what was done.
+
+    Raises:
+        FewbitError: there is neither a method nor a limit, or both, or an option is not known.
+    """
+
+    method: Mapping[str, Any] | None = None
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    refresh: int | None = None
+    report: Report | None = None
+    fitted: Fitted | None = None
+
+    def __post_init__(self) -> None:
+        self.limits = {name: value for name, value in self.limits.items() if value is not None}
+        if (self.method is None) == (not self.limits):
+            raise FewbitError("give memory= (or error= or time=), or method=, such as {'level': 'L2', 'glu': 'parts'}")
+        if self.method is not None and not isinstance(self.method, Mapping):
+            raise FewbitError(f"method is a mapping of options, not {shown(self.method)}")
+        for name in self.method or ():
+            if name not in (*OPTIONS, *_OWN):
+                near = nearest_names(str(name), [*OPTIONS, *_OWN])
+                hint = f"; nearest: {', '.join(near)}" if near else ""
+                raise FewbitError(f"method has no option {shown(name)}: {', '.join((*OPTIONS, *_OWN))}{hint}")
+        if self.refresh is not None and self.method is not None:
+            raise FewbitError("refresh= is for plans: give memory=")
+
+    @property
+    def text(self) -> str:
+        """The method in a few words."""
+        if self.method is None:
+            return "plan for " + ", ".join(f"{name} {value}" for name, value in self.limits.items())
+        words = method_text(self._options, self.method.get("saved")) if self._options or "saved" in self.method else ""
+        bits = self.method.get("checkpoint")
+        return ", ".join(part for part in (words, bits and f"checkpoints in {bits} bits") if part)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {name: value for name, value in (self.method or {}).items() if name not in _OWN}
+
+    def convert(self, model: nn.Module) -> None:
+        """Convert a model by the method, before it is wrapped; adapters, of peft, are to be there already."""
+        if self._options:
+            options = self._options
+            configs = options.pop("methods", ())
+            self.report = convert(model, *configs, **options)
+
+    def begin(
+        self,
+        model: nn.Module,
+        batch: Mapping[str, Any] | tuple[Any, ...] | None,
+        loss: Callable[[Any], torch.Tensor] | None = None,
+        optimizer: Any = "adamw",
+        plan: Plan | None = None,
+    ) -> None:
+        """Do what needs a batch, or has to come after the tool has enabled its own checkpointing.
+
+        Args:
+            model: not wrapped, or the model inside its wrapper.
+            batch: arguments, or keywords, of the model.
+            loss: of the model's output, as for `fewbit.plan`.
+            optimizer: that trains it, or its name.
+            plan: of an earlier part of this training.
+
+        Raises:
+            FewbitError: a plan is to be made and there is no batch, or as for `fewbit.plan`.
+        """
+        method = self.method or {}
+        if method.get("checkpoint") is not None:
+            checkpoint(model, bits=method["checkpoint"])
+        if method.get("saved") is not None:
+            _save_through(model, method["saved"])
+        if self.method is not None or self.fitted is not None:
+            return
+        if plan is not None:
+            self.fitted = fit(model, plan=plan, loss=loss, optimizer=optimizer)
+        elif batch is None:
+            raise FewbitError("a plan takes a batch: give batch=, for this data set has none that can be taken")
+        else:
+            inputs = (batch,) if isinstance(batch, Mapping) else batch
+            self.fitted = fit(model, *inputs, loss=loss, optimizer=optimizer, **self.limits)
+        if self.refresh is not None:
+            self.fitted.refresh(self.refresh)
+
+    def undo(self, model: nn.Module) -> None:
+        """Put the model back as it was."""
+        if getattr(vars(model).get("forward"), _MARK, False):
+            del vars(model)["forward"]
+        revert(model)
+        self.report = self.fitted = None
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
+
+    def state(self, model: nn.Module) -> dict[str, Any]:
+        """Return what the model has learned of its saved tensors, and the plan in force."""
+        found: dict[str, Any] = {"precisions": [p.state_dict() for p in _precisions(model)]}
+        if adaptation_of(model) is not None:
+            found["adaptation"] = adaptation_state(model)
+        if self.fitted is not None:
+            found["plan"] = self.fitted.plan.to_text()
+        return found
+
+    def load(self, model: nn.Module, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned, with a model that was converted likewise."""
+        for precision, saved in zip(_precisions(model), state.get("precisions", ()), strict=True):
+            precision.load_state_dict(saved)
+        if "adaptation" in state:
+            load_adaptation_state(model, state["adaptation"])
+
+    @staticmethod
+    def plan_of(state: Mapping[str, Any]) -> Plan | None:
+        """Return the plan in a state."""
+        return Plan.from_text(state["plan"]) if "plan" in state else None
+
+
+def kept(
+    model: nn.Module, batch: Mapping[str, Any] | tuple[Any, ...], loss: Callable[[Any], torch.Tensor] | None = None
+) -> Kept:
+    """Return what a step on a batch keeps; gradients, buffers and the random state stay as they were."""
+    args, keywords = ((), dict(batch)) if isinstance(batch, Mapping) else (batch, {})
+    step = Step(model, args, keywords, loss)
+    with step.apart(), no_collection(), StorageTracker() as tracker:
+        number, output = step.forward()
+        saved = tracker.living
+        number.backward()
+        gradients = [p.grad for p in step.parameters if p.grad is not None]
+        del number, output
+    return Kept(saved, tracker.peak(but=gradients))
+
+
+def _precisions(model: nn.Module) -> list[MixedPrecision]:
+    """Return the allocations of bits in a model."""
+    savers = [m.saver for m in model.modules() if isinstance(m, CompressedLayer)]
+    found = {id(s.precision): s.precision for s in savers if isinstance(s, SampleSaver)}
+    return list(found.values())
+
+
+_MARK = "_fewbit_saved"
+
+
+def _save_through(model: nn.Module, quantizer: Quantizer) -> None:
+    """Let the model's forward passes run within `compress_saved_tensors`."""
+    forward = model.forward
+    if getattr(forward, _MARK, False):
+        return
+    compress_saved_tensors(quantizer)  # checked before anything runs
+
+    @wraps(forward)
+    def within(*args: Any, **kwargs: Any) -> Any:
+        with compress_saved_tensors(quantizer):
+            return forward(*args, **kwargs)
+
+    setattr(within, _MARK, True)
+    vars(model)["forward"] = within

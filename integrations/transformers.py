@@ -1,0 +1,150 @@
+"""A callback for transformers' `Trainer`, and the trainers of TRL: fewer bytes between the passes of each step.
+
+    from fewbit.integrations.transformers import FewbitCallback
+
+    Trainer(model, args, train_dataset=data, callbacks=[FewbitCallback(memory="16GiB")]).train()
+    SFTTrainer(model, args, …, callbacks=[FewbitCallback(method={"level": "L2", "glu": "parts"})]).train()
+
+The method is applied when the trainer is made, before it wraps the model and after TRL has put adapters into it; what
+needs a batch is done when the training begins.
+"""
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from ..runtime.memory.listing import size_text
+from ..tables import FewbitError
+from .preparation import Kept, Preparation, kept
+
+FILE = "fewbit.pt"  # in a checkpoint's folder
+SAMPLES = 1024  # of which the longest make the batch that is planned for
+
+
+class FewbitCallback(TrainerCallback):
+    """Makes a model keep less while a `Trainer` trains it.
+
+    Each line of the trainer's log then has `fewbit_saved_bytes`, what a step holds between its passes, and
+    `fewbit_peak_bytes`, both of the longest batch. Checkpoints have a file `fewbit.pt` with the plan and what the
+    method has learned; a resumed training continues with these.
+
+    Args:
+        memory, error, time: limits for `fewbit.plan`, which then chooses among all methods; memory is that of one GPU
+            with parameters, gradients and optimizer.
+        method: options of `fewbit.convert`, such as {"level": "L2", "glu": "parts"}; also saved=PerGroup(4), for hooks
+            around the forward pass, and checkpoint=8, for `fewbit.checkpoint` with so many bits.
+        batch: keywords of the model, to plan for; by default the longest of the first 1,024 samples of the data set.
+        refresh: plan again after so many steps.
+        measure: whether to measure what a step keeps, which takes two more steps at the beginning.
+
+    Raises:
+        FewbitError: there is neither a limit nor a method, or both, or an option is wrong.
+
+    Attributes:
+        preparation: what was done to the model: `report` of a method, `fitted` with the plan.
+        kept: bytes of a step, after the training began.
+
+    Example:
+        Trainer(model, args, train_dataset=data, callbacks=[FewbitCallback(memory="16GiB")])
+    """
+
+    def __init__(
+        self,
+        memory: str | int | None = None,
+        *,
+        method: Mapping[str, Any] | None = None,
+        error: float | None = None,
+        time: float | None = None,
+        batch: Mapping[str, Any] | None = None,
+        refresh: int | None = None,
+        measure: bool = True,
+    ) -> None:
+        self.preparation = Preparation(method, {"memory": memory, "error": error, "time": time}, refresh)
+        self.batch, self.measure = batch, measure
+        self.kept: Kept | None = None
+
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Convert the model."""
+        self.preparation.convert(kwargs["model"])
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Plan for the model, or continue with what a checkpoint has."""
+        model: nn.Module = kwargs["model"]
+        saved = self._saved(args, state)
+        batch = self._batch(args, model, kwargs.get("train_dataloader"))
+        optimizer = getattr(kwargs.get("optimizer"), "optimizer", kwargs.get("optimizer"))  # accelerate wraps it
+        was_training = model.training
+        model.train()
+        try:
+            plan = Preparation.plan_of(saved)
+            self.preparation.begin(model, batch, optimizer=optimizer or "adamw", plan=plan)
+            learned = saved or self.preparation.state(model)
+            if self.measure and batch is not None:
+                self.kept = kept(model, batch)
+            self.preparation.load(model, learned)  # measuring has taught it something
+        finally:
+            model.train(was_training)
+        if state.is_world_process_zero:
+            held = "" if self.kept is None else f": {size_text(self.kept.saved)} between the passes of a step"
+            print(f"fewbit: {self.preparation.text}{held}")
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Add the bytes to the log."""
+        if self.kept is None:
+            return
+        peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else self.kept.peak
+        numbers = {"fewbit_saved_bytes": self.kept.saved, "fewbit_peak_bytes": peak}
+        kwargs.get("logs", {}).update(numbers)
+        if state.log_history:
+            state.log_history[-1].update(numbers)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Write what was learned into the checkpoint."""
+        folder = _folder(args, state)
+        if state.is_world_process_zero and folder.is_dir():
+            torch.save(self.preparation.state(kwargs["model"]), folder / FILE)
+
+    def _saved(self, args: TrainingArguments, state: TrainerState) -> Mapping[str, Any]:
+        """Return what the checkpoint has from which the training continues; nothing for one that begins."""
+        if not state.global_step:
+            return {}
+        path = _folder(args, state) / FILE
+        if not path.exists():
+            raise FewbitError(
+                f"{path} is missing: to continue a training without it, begin one with the checkpoint's weights"
+            )
+        return torch.load(path, weights_only=True)
+
+    def _batch(self, args: TrainingArguments, model: nn.Module, loader: Any) -> Mapping[str, Any] | None:
+        """Return the batch to plan for, on the model's device; None if the data set cannot be indexed."""
+        if self.batch is not None:
+            found: Any = self.batch
+        else:
+            data, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
+            if data is None or collate is None or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+                return None
+            samples = [data[i] for i in range(min(SAMPLES, len(data)))]
+            samples.sort(key=_length, reverse=True)
+            found = collate(list(itertools.islice(samples, args.per_device_train_batch_size)))
+        if not isinstance(found, Mapping):
+            return None
+        device = next(model.parameters()).device
+        return tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, dict(found))
+
+
+def _length(sample: Any) -> int:
+    """Return the number of tokens, or of elements, of a sample."""
+    values = sample.values() if isinstance(sample, Mapping) else [sample]
+    return max((x.numel() if isinstance(x, Tensor) else len(x) for x in values if hasattr(x, "__len__")), default=0)
+
+
+def _folder(args: TrainingArguments, state: TrainerState) -> Path:
+    return Path(args.output_dir or ".") / f"checkpoint-{state.global_step}"

@@ -1,0 +1,215 @@
+"""Trainer with the callback: what it logs, that a resumed training goes on bit for bit, errors; adapters of peft."""
+
+import argparse
+import copy
+import inspect
+import os
+from pathlib import Path
+from typing import Any
+
+import fewbit
+import pytest
+import torch
+from fewbit import memory
+from fewbit.tables import FewbitError
+from torch import Tensor
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+pytest.importorskip("accelerate")
+transformers = pytest.importorskip("transformers")
+from fewbit.integrations.transformers import FewbitCallback  # noqa: E402
+
+LENGTH = 64
+TEXT = inspect.getsource(argparse).encode()[:30_000]
+DATA = [
+    {"input_ids": [*TEXT[i : i + LENGTH]], "labels": [*TEXT[i : i + LENGTH]]}
+    for i in range(0, len(TEXT) - LENGTH, LENGTH)
+]
+
+
+def llama(layers: int = 2) -> Any:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": layers, "vocab_size": 256}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, use_cache=False)
+    return transformers.LlamaForCausalLM(config)
+
+
+def with_adapters(model: Any, dropout: float = 0.0) -> Any:
+    peft = pytest.importorskip("peft")
+    names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    return peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=names, lora_dropout=dropout))
+
+
+def collate(samples: list[Any]) -> dict[str, Tensor]:
+    return {name: torch.tensor([s[name] for s in samples]) for name in samples[0]}
+
+
+def train(folder: Path, callback: Any, model: Any, steps: int = 6, resume: str | None = None, **options: Any) -> Any:
+    arguments = transformers.TrainingArguments(
+        str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=4,
+        learning_rate=1e-3,
+        lr_scheduler_type="constant",
+        logging_steps=2,
+        save_steps=3,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        **options,
+    )
+    callbacks = [] if callback is None else [callback]
+    trainer = transformers.Trainer(model, arguments, train_dataset=DATA, data_collator=collate, callbacks=callbacks)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def weights(model: Any) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+METHODS = {
+    "layers and gates": {"method": {"level": "L2", "glu": "parts"}},
+    "mixed precision": {"method": {"level": "L3"}},
+    "following tables": {"method": {"bits": 2, "adapt": 3}},
+    "hooks": {"method": {"saved": fewbit.quantizers.PerGroup(4)}},
+    "checkpoints": {"method": {"checkpoint": 8}},
+    "a plan": {"error": 0.05},
+}
+
+
+@pytest.mark.parametrize("options", METHODS.values(), ids=METHODS)
+def test_a_resumed_training_goes_on_bit_for_bit(options: Any, tmp_path: Path) -> None:
+    whole = train(tmp_path, FewbitCallback(**options), llama())
+    again = train(tmp_path, FewbitCallback(**options), llama(), resume=str(tmp_path / "checkpoint-3"))
+    assert torch.equal(weights(whole.model), weights(again.model))
+    exact = train(tmp_path / "exact", None, llama())
+    losses = [row["loss"] for row in whole.state.log_history if "loss" in row]
+    exactly = [row["loss"] for row in exact.state.log_history if "loss" in row]
+    assert losses[0] == pytest.approx(exactly[0], abs=0.02)
+
+
+def test_the_log_has_the_bytes_of_a_step(tmp_path: Path) -> None:
+    sizes = {}
+    for name, options in {"8 bits": {"bits": 8}, "L2": {"level": "L2"}}.items():
+        callback = FewbitCallback(method=options)
+        trainer = train(tmp_path / name, callback, llama(), steps=2)
+        assert callback.kept is not None
+        row = trainer.state.log_history[0]
+        assert row["fewbit_saved_bytes"] == callback.kept.saved
+        assert row["fewbit_peak_bytes"] == callback.kept.peak > callback.kept.saved
+        sizes[name] = callback.kept.saved
+    assert sizes["L2"] < sizes["8 bits"]
+
+
+def test_measuring_changes_nothing(tmp_path: Path) -> None:
+    found = [
+        weights(train(tmp_path / str(m), FewbitCallback(method={"level": "L3"}, measure=m), llama()).model)
+        for m in (False, True)
+    ]
+    assert torch.equal(*found)
+
+
+def test_plans_are_kept_in_checkpoints(tmp_path: Path) -> None:
+    callback = FewbitCallback(memory="6MB", refresh=2)
+    train(tmp_path, callback, llama())
+    assert callback.preparation.fitted is not None
+    plan = callback.preparation.fitted.plan
+    assert plan.peak.total <= 6_000_000
+    state = torch.load(tmp_path / "checkpoint-6" / "fewbit.pt", weights_only=True)
+    assert fewbit.Plan.from_text(state["plan"]).choices == plan.choices
+
+
+def test_checkpointing_of_the_trainer_is_replaced(tmp_path: Path) -> None:
+    callback = FewbitCallback(method={"checkpoint": 8})
+    trainer = train(tmp_path, callback, llama(4), steps=2, gradient_checkpointing=True)
+    exact = FewbitCallback(method={"bits": 8})
+    train(tmp_path, exact, llama(4), steps=2, gradient_checkpointing=True)
+    assert callback.kept is not None and exact.kept is not None
+    assert callback.kept.saved < exact.kept.saved
+    assert "fewbit" in type(trainer.model.model.layers[0]._gradient_checkpointing_func).__module__
+
+
+def test_adapters_are_trained(tmp_path: Path) -> None:
+    callback = FewbitCallback(method={"level": "L2", "glu": "parts"})
+    model = with_adapters(llama(), 0.1)
+    before = weights(model)
+    trainer = train(tmp_path, callback, model)
+    assert not torch.equal(before, weights(trainer.model))
+    assert callback.preparation.report is not None
+    assert any("lora_A" in row.name for row in callback.preparation.report.replaced)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "give memory="),
+        ({"memory": "1GB", "method": {"level": "L2"}}, "give memory="),
+        ({"method": "L2"}, "method is a mapping"),
+        ({"method": {"levels": "L2"}}, "nearest: level"),
+        ({"method": {"level": "L2"}, "refresh": 5}, "refresh= is for plans"),
+    ],
+)
+def test_errors_of_use_are_one_line(options: Any, message: str) -> None:
+    with pytest.raises(FewbitError, match=message) as raised:
+        FewbitCallback(**options)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
+    train(tmp_path, None, llama(), steps=3)
+    with pytest.raises(FewbitError, match=r"fewbit\.pt is missing"):
+        train(tmp_path, FewbitCallback(method={"level": "L2"}), llama(), resume=str(tmp_path / "checkpoint-3"))
+
+
+# ---- peft ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"level": "L2"}, {"level": "L2", "glu": "parts"}], ids=str)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_model_converted_again_after_peft_keeps_as_much_as_one_converted_after(options: Any, dropout: float) -> None:
+    batch = {name: x[:4] for name, x in collate(DATA[:4]).items()}
+    after = with_adapters(llama(), dropout).train()
+    fewbit.convert(after, **options)
+    before = llama()
+    fewbit.convert(before, **options)
+    before = with_adapters(before, dropout).train()
+    fewbit.convert(before, **options)
+    one, two = (memory.profile(model, **batch).total for model in (after, before))
+    assert one == two
+
+
+def test_reverting_keeps_the_adapters_that_were_put_into_gated_mlps() -> None:
+    model = llama()
+    fewbit.convert(model, glu="parts")
+    model = with_adapters(model)
+    names = [name for name, _ in model.named_parameters()]
+    assert any("mlp.gate_proj.lora_A" in name for name in names)
+    twin = copy.deepcopy(model)
+    fewbit.revert(twin)
+    assert [name for name, _ in twin.named_parameters()] == names
+
+
+def test_adapters_of_one_input_save_it_once() -> None:
+    model = with_adapters(llama(1)).train()
+    fewbit.convert(model, level="L2")
+    rows = [row for row in memory.profile(model, **collate(DATA[:4])).saved if row.dtype == torch.uint8]
+    inputs = [row for row in rows if row.module.endswith("lora_A.default") and row.bytes == 4 * LENGTH * 64 // 2]
+    # queries, keys and values; the output projection; gate and up.
+    assert len(inputs) == 3
+
+
+def test_a_quarter_of_an_8b_model_with_adapters_is_kept() -> None:
+    peft = pytest.importorskip("peft")
+    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "vocab_size": 128256}
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=32, num_key_value_heads=8, use_cache=False)
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config).to(torch.bfloat16).train()
+        options = peft.LoraConfig(r=16, target_modules="all-linear", lora_dropout=0.05)
+        model = peft.get_peft_model(model, options)
+        ids = torch.zeros(1, 4096, dtype=torch.int64)
+    with memory.as_on_gpu():
+        exact = memory.profile(model, input_ids=ids, labels=ids).total
+        fewbit.convert(model, level="L2", glu="parts")
+        now = memory.profile(model, input_ids=ids, labels=ids).total
+    assert now <= exact / 3.5
