@@ -54,7 +54,7 @@ class Preparation:
 
     Attributes:
         method: options of `fewbit.convert`, and saved=PerGroup(4), for hooks around the forward pass, and
-            checkpoint=8, for `fewbit.checkpoint` with so many bits.
+            checkpoint=8, for `fewbit.checkpoint` with so many bits; {} leaves the model exact.
         limits: memory, error, time, as for `fewbit.plan`, if the model is to be planned for.
         refresh: steps after which a plan is made again; None keeps the first.
         report, fitted: what was done.
@@ -90,7 +90,7 @@ class Preparation:
             return "plan for " + ", ".join(f"{name} {value}" for name, value in self.limits.items())
         words = method_text(self._options, self.method.get("saved")) if self._options or "saved" in self.method else ""
         bits = self.method.get("checkpoint")
-        return ", ".join(part for part in (words, bits and f"checkpoints in {bits} bits") if part)
+        return ", ".join(part for part in (words, bits and f"checkpoints in {bits} bits") if part) or "exact"
 
     @property
     def _options(self) -> dict[str, Any]:

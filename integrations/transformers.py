@@ -5,6 +5,8 @@
     Trainer(model, args, train_dataset=data, callbacks=[FewbitCallback(memory="16GiB")]).train()
     SFTTrainer(model, args, …, callbacks=[FewbitCallback(method={"level": "L2", "glu": "parts"})]).train()
 
+    AutoModelForCausalLM.from_pretrained(name, attn_implementation="fewbit")      attention in 6 bits (attention.py)
+
 The method is applied when the trainer is made, before it wraps the model and after TRL has put adapters into it; what
 needs a batch is done when the training begins.
 """
@@ -21,8 +23,12 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from ..runtime.memory.listing import size_text
 from ..tables import FewbitError
+from .attention import register_attention
 from .preparation import Kept, Preparation, kept
 
+__all__ = ["FewbitCallback", "register_attention"]
+
+register_attention()
 FILE = "fewbit.pt"  # in a checkpoint's folder
 SAMPLES = 1024  # of which the longest make the batch that is planned for
 

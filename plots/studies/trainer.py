@@ -2,10 +2,10 @@
 
     python -m fewbit.plots.studies.trainer -o plots/results/trainer.json
 
-A Llama of 1.1 million parameters is trained on the standard library's modules for 400 steps, exactly; then, for each
-seed, fine-tuned for 200 steps on Python's reference manual, whole and with LoRA's adapters in all linear layers: exactly
-(twice, the second time with weights nudged by 1e-6, which tells how far chance alone goes) and with each method at
-4 bits. All runs of a seed see the same batches. Validation is on the manual's last tenth.
+A Llama of .8 million parameters is trained on the standard library's modules for 400 steps, exactly; then, for each
+seed, fine-tuned for 200 steps on Python's reference manual, whole and with LoRA's adapters in all linear layers,
+exactly (twice, the second time with weights nudged by 1e-6, which tells how far chance alone goes) and with each method
+at 4 bits. All runs of a seed see the same batches. Validation is on the manual's last tenth.
 
 What would refute it: a method's mean difference from exact training, over seeds, beyond the spread of exact training
 over seeds.
@@ -109,7 +109,7 @@ def runs_of(seed: int, tuning: str, state: Mapping[str, Tensor], data: list[Any]
             torch.manual_seed(seed)
             model = get_peft_model(model, LoraConfig(r=8, target_modules="all-linear", lora_dropout=0.05))
             rate = 3e-3
-        callback = FewbitCallback(**METHODS[name]) if name in METHODS else FewbitCallback(method={"bits": None})
+        callback = FewbitCallback(**METHODS[name]) if name in METHODS else FewbitCallback(method={})
         trained(model, data, STEPS, rate, seed, callback)
         assert callback.kept is not None
         row: Row = {"seed": seed, "tuning": tuning, "method": name, "loss": validated(model, held_out)}

@@ -15,10 +15,9 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 from ..quantizers import Outlier, OutlierCompressed
 from ..quantizers.outlier import masked
-from ..saved_tensors import is_plain
 from ..tensors.dtypes import DTYPES
 from ..tensors.layout import as_dense, with_stride
-from ..tensors.plain import is_batch
+from ..tensors.plain import is_batch, is_quantizable
 from ..tensors.spec import TensorSpec
 from .base import CompressedFunction, apply, check_first_derivative
 from .shared_codes import leave
@@ -59,7 +58,7 @@ class ValueAwareReLU(nn.ReLU):
 
 
 def _relu(x: Tensor, quantizer: Outlier, inplace: bool) -> Tensor:
-    if not (x.dtype in DTYPES if is_compiling() else is_plain(x)):
+    if not (x.dtype in DTYPES if is_compiling() else is_quantizable(x)):
         return nn.functional.relu(x, inplace)
     if is_compiling():  # which follows tensors that a function returns, not those that it hides in a list
         y, *parts = apply(_ReLU, x, quantizer, inplace, None)

@@ -4,6 +4,9 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 
+from .abstract import is_abstract
+from .dtypes import DTYPES
+
 
 def has_kernels(x: Tensor) -> bool:
     """Return whether the CPU kernels support `x`: a plain tensor in the memory of this process."""
@@ -13,3 +16,15 @@ def has_kernels(x: Tensor) -> bool:
 def is_batch(x: Tensor) -> bool:
     """Return whether `x` is a batch without memory of its own, as gradients are under ``is_grads_batched``."""
     return is_functorch_wrapped_tensor(x) or is_legacy_batchedtensor(x)
+
+
+def is_quantizable(x: Tensor) -> bool:
+    """Return whether `x` is memory that a quantizer accepts."""
+    known = type(x) in (Tensor, torch.nn.Parameter) or is_abstract(x)
+    return (
+        known
+        and x.layout == torch.strided
+        and x.dtype in DTYPES
+        and x.numel() > 0
+        and not is_functorch_wrapped_tensor(x)
+    )

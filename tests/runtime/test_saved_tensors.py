@@ -344,3 +344,66 @@ class TestUse:
     def test_what_cannot_compress_by_itself_is_refused(self, quantizer):
         with pytest.raises(FewbitError, match=r"^compress_saved_tensors takes a quantizer [^\n]*, not [^\n]*$"):
             compress_saved_tensors(quantizer)
+
+
+class TestAttention:
+    """`scaled_dot_product_attention` saves query, key and value, and is computed again."""
+
+    def inputs(self, scale=2.0, heads=4, kv_heads=4):
+        torch.manual_seed(0)
+        shapes = (2, heads, 96, 32), (2, kv_heads, 96, 32), (2, kv_heads, 96, 32)
+        return [(torch.randn(s) * f).requires_grad_() for s, f in zip(shapes, (scale, scale, 1), strict=True)]
+
+    def gradients(self, inputs, context, **options):
+        with context:
+            # Through a product, as a projection's output comes: leaves are saved exactly.
+            y = F.scaled_dot_product_attention(*(x * 1.0 for x in inputs), **options)
+        return torch.autograd.grad(y, inputs, torch.randn(y.shape, generator=torch.Generator().manual_seed(1)))
+
+    @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": torch.ones(96, 96).tril().bool()}])
+    @pytest.mark.parametrize("kv_heads", [4, 2])
+    def test_sharp_scores_do_not_blow_up(self, options, kv_heads):
+        inputs = self.inputs(kv_heads=kv_heads)
+        options = {**options, "enable_gqa": kv_heads < 4}
+        exact = self.gradients(inputs, nullcontext(), **options)
+        found = self.gradients(inputs, compress_saved_tensors(PerGroup(4)), **options)
+        for one, two in zip(found, exact, strict=True):
+            # From the exact log-sum-exp it would be 1.3 to 1.6.
+            assert (one - two).norm() < 0.6 * two.norm()
+
+    def test_neither_output_nor_statistics_are_saved(self):
+        inputs = self.inputs(kv_heads=2)
+        made = []
+
+        class Noting:
+            def compress(self, x):
+                made.append(x.shape)
+                return PerGroup(4).compress(x)
+
+        self.gradients(inputs, compress_saved_tensors(Noting()), enable_gqa=True)
+        assert made == [x.shape for x in inputs]
+
+    def test_a_backward_pass_within_the_context_saves_nothing_again(self):
+        inputs = self.inputs()
+        made = []
+
+        class Noting:
+            def compress(self, x):
+                made.append(x.shape)
+                return PerGroup(8).compress(x)
+
+        exact = self.gradients(inputs, nullcontext())
+        with compress_saved_tensors(Noting()):
+            found = self.gradients(inputs, nullcontext())
+        assert len(made) == 3
+        assert all((one - two).norm() < 0.05 * two.norm() for one, two in zip(found, exact, strict=True))
+
+    def test_small_queries_and_masks_with_gradients_are_torchs(self):
+        few = [x[:1, :1, :8].detach().requires_grad_() for x in self.inputs()]
+        exact = self.gradients(few, nullcontext())
+        assert all(map(torch.equal, self.gradients(few, compress_saved_tensors(PerGroup(2))), exact))
+        mask = torch.zeros(96, 96, requires_grad=True)
+        with compress_saved_tensors(PerGroup(4)):
+            y = F.scaled_dot_product_attention(*self.inputs(), attn_mask=mask)
+        y.sum().backward()
+        assert mask.grad is not None

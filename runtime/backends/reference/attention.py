@@ -4,12 +4,15 @@ y, state = forward(q, k, v, mask, p, is_causal, scale, enable_gqa)
 gradient(grad, q, k, v, mask, state, wanted, p, is_causal, scale, enable_gqa)
 """
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.compiler import is_compiling
 from torch.nn import functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -51,11 +54,41 @@ def gradient(
     q, k, v = (x.detach().to(grad.dtype) for x in (q, k, v))
     leaves = [x for x, w in zip((q, k, v), wanted, strict=True) if w]
     autocast = torch.autocast(grad.device.type, enabled=False) if is_autocast(grad) else nullcontext()
-    with torch.enable_grad(), autocast, _replayed(state, grad.device):
+    with torch.enable_grad(), autocast, _replayed(state, grad.device), _recomputing():
         for x in leaves:
             x.requires_grad_()
         y = F.scaled_dot_product_attention(q, k, v, mask, p, is_causal, scale=scale, enable_gqa=gqa)
     return list(torch.autograd.grad(y, leaves, grad))
+
+
+class _Recomputing(threading.local):
+    now: bool = False
+
+
+_thread = _Recomputing()
+
+
+def is_recomputing() -> bool:
+    """Return whether this thread computes attention again for its gradient."""
+    return _thread.now
+
+
+@contextmanager
+def _recomputing() -> Iterator[None]:
+    """Mark that attention is computed again, and let nothing compress what that saves for a moment."""
+    if is_compiling():
+        yield
+        return
+    before, _thread.now = _thread.now, True
+    try:
+        with saved_tensors_hooks(_same, _same):
+            yield
+    finally:
+        _thread.now = before
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
 
 
 def random_state(device: torch.device) -> Tensor:
