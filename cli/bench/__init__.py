@@ -15,6 +15,7 @@ from ..lazy import LazyGroup
     package=__name__,
     lazy={
         "activation": "Time activations, forward and backward, beside torch's own modules.",
+        "alternatives": "Train in every way that saves memory: kept, peak, time and error.",
         "compiled": "Train small transformers compiled, with few bits and without: memory, time and error.",
         "glu": "Measure a training step of a gated MLP: memory, and time beside eager torch.",
         "glu-bits": "Measure how a gated MLP's bits are best divided among its parts.",

@@ -106,8 +106,11 @@ def compressible(model: nn.Module) -> list[Found]:
     return [layer for layer in found if not any(isinstance(m, nn.MultiheadAttention) for m in layer.around)]
 
 
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+
+
 def _is_listed(module: nn.Module) -> bool:
-    if isinstance(module, (*_FORMS, nn.Embedding, nn.EmbeddingBag)):
+    if isinstance(module, (*_FORMS, nn.Embedding, nn.EmbeddingBag, *_RECURRENT)):
         return not isinstance(module, FewBitActivation)
     return like(torch_class(module)) in _FORMS
 
@@ -141,6 +144,10 @@ def why_left(module: nn.Module, level: Level) -> str | None:
     """Return the reason that `level` does not convert `module`, or None if it does."""
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return "it keeps its indices alone, which are the batch itself"
+    if isinstance(module, nn.RNNBase):
+        return "its library keeps gates and states in one block of its own, which only its own backward pass can read"
+    if isinstance(module, nn.RNNCellBase):
+        return "it keeps its gates between steps of a loop; fewbit.compress_saved_tensors saves them in few bits"
     torchs = like(torch_class(module)) or torch_class(module)
     if torchs in _FORMS and torchs.__name__ not in level.names:
         return "this level leaves it"

@@ -272,7 +272,7 @@ class Planner:
         Raises:
             FewbitError: no attempt stays within the memory.
         """
-        memory, given, measured = self.limits.memory, self.limits, 0
+        memory, given, measured, least = self.limits.memory, self.limits, 0, 0
         for _ in range(ATTEMPTS):
             found = self.solved(known, given)
             run = compile_step(self.step, **found.compile_options)
@@ -283,8 +283,11 @@ class Planner:
                 workspace = found.peak.workspace + measured - found.peak.total
                 return replace(found, peak=replace(found.peak, workspace=workspace))
             assert given.memory is not None
+            least = least or replace(self, frontier=0).solved(known, Limits(time=1e6)).peak.total
+            if given.memory <= least:
+                break
             least_step = (memory - fixed) // 100
-            given = replace(given, memory=given.memory - max(measured - memory, least_step))
+            given = replace(given, memory=max(least, given.memory - max(measured - memory, least_step)))
         raise FewbitError(f"no compiled plan stays within {memory:,} bytes: one that should have takes {measured:,}")
 
     def measured(self) -> Known | CompiledKnown:

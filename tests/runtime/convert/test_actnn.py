@@ -226,6 +226,12 @@ class TestReport:
         assert "forward was replaced" in left["4"]
         assert not report.replaced and type(model[3]) is nn.Linear
 
+    def test_recurrent_networks_are_left_with_a_reason(self):
+        model = nn.ModuleList([nn.LSTM(4, 4, 2), nn.GRU(4, 4), nn.LSTMCell(4, 4)])
+        left = {row.name: row.why for row in fewbit.convert(model, level="L2").left}
+        assert all("one block of its own" in left[name] for name in "01")
+        assert "compress_saved_tensors" in left["2"]
+
     def test_swapping_and_fragments_are_noted(self):
         assert any("host memory" in note for note in fewbit.convert(convolutional(), level="L4").notes)
         assert any("expandable_segments" in note for note in fewbit.convert(convolutional(), level="L5").notes)
