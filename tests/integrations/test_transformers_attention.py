@@ -1,12 +1,14 @@
 """attn_implementation="fewbit": outputs, gradients and bytes beside transformers' sdpa."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fewbit import memory
 from fewbit.tables import FewbitError
+from processes import said_by_two
 from torch import Tensor
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -72,3 +74,14 @@ def test_arguments_of_other_attentions_are_refused() -> None:
     gemma = model("Gemma2", "fewbit", head_dim=16)
     with pytest.raises(FewbitError, match="does not support softcap of Gemma2Attention"):
         gemma(input_ids=IDS)
+
+
+@pytest.mark.parametrize("way", ["ddp", "checkpointed, sharded", "sharded, checkpointed"])
+def test_two_processes_have_the_gradient_of_one(way: str, tmp_path: Path) -> None:
+    if way != "ddp" and not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
+        pytest.skip("this torch has no fully_shard")
+    script = Path(__file__).parents[1] / "support" / "parallel_checkpoints.py"
+    found = [said.splitlines()[-2:] for said in said_by_two(script, tmp_path / "meeting", way)]
+    errors, digests = zip(*found, strict=True)
+    assert all(float(e) < 0.05 for e in errors)
+    assert digests[0] == digests[1]

@@ -12,13 +12,17 @@ import torch.distributed as dist
 PROCESSES = 2
 
 
-def said_by_two(script, meeting):
-    """Return what each of two processes prints that run `script` with their rank and the file in which they meet."""
+def said_by_two(script, meeting, *arguments):
+    """Return what each of two processes prints that run `script` with their rank, the file in which they meet, and
+    `arguments`."""
     if not (dist.is_available() and dist.is_gloo_available()):
         pytest.skip("this torch has no gloo")
     processes = [
         subprocess.Popen(
-            [sys.executable, script, str(rank), meeting], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [sys.executable, script, str(rank), meeting, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         for rank in range(PROCESSES)
     ]
