@@ -15,12 +15,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...tables import Table
+from ...tables import FewbitError, Table
 from ..backends.activation_spec import ROW_OF_MODULE
+from ..backends.arguments import check_dtype
 from ..backends.torch_functions import gelu_function
+from . import transforms
 from .base import FewBitActivation
 from .dispatch import keeps
 from .generate import class_source, define
+from .inverted import Keep, check_keep, inverse_of, inverted
 from .table_lookup import Rounding
 from .user_functions import check_frozen, custom, name_of, solve_custom
 
@@ -28,7 +31,19 @@ __all__ = ["FewBit", *ROW_OF_MODULE]  # pyright: ignore[reportUnsupportedDunderA
 
 
 class GELU(FewBitActivation):
-    """`torch.nn.GELU` with `bits` bits saved for each element."""
+    """`torch.nn.GELU` with `bits` bits saved for each element, or with its output and one bit.
+
+    Args:
+        approximate: ``none`` or ``tanh``.
+        bits, table, rounding: of the codes.
+        keep: ``output`` saves the output and one bit an element, for a derivative without rounding: little where the
+            next layer saves its input exactly in any case (activations/inverted.py).
+
+    Raises:
+        FewbitError: an argument is wrong, or there are bits, a table or rounding for an output.
+    """
+
+    keep: Keep
 
     def __init__(
         self,
@@ -37,8 +52,33 @@ class GELU(FewBitActivation):
         bits: int | None = None,
         table: Table | None = None,
         rounding: Rounding | None = None,
+        keep: Keep = "codes",
     ) -> None:
         super().__init__(gelu_function(approximate), {}, False, bits, table, rounding)
+        check_keep(keep)
+        if keep == "output" and not bits is table is rounding is None:
+            raise FewbitError("keep='output' has no codes: give no bits, table or rounding")
+        self.keep = keep
+        self._inverse = inverse_of(self._function) if keep == "output" else None
+
+    @property
+    def bits(self) -> int:
+        """Bits saved for each element, beside an output that is kept."""
+        return 1 if self.keep == "output" else super().bits
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return f(input); saves ⌈n/8⌉·bits bytes, and the output if it is kept, if a gradient is required."""
+        if self._inverse is not None and keeps(input) and not transforms.are_active():
+            check_dtype(input, "GELU")
+            return inverted(input, self._function, self._inverse)
+        return super().forward(input)
+
+    def extra_repr(self) -> str:
+        """Return torch's own arguments and what is kept."""
+        return super().extra_repr() if self.keep == "codes" else ", ".join([*self._torch_repr(), "keep='output'"])
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({"keep": "codes", "_inverse": None, **state})
 
     @property
     def approximate(self) -> str:

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from ...tables import Table
 from .base import FewBitActivation as FewBitActivation
+from .inverted import Keep
 from .table_lookup import Rounding
 
 MODULES: dict[str, type[FewBitActivation]]
@@ -23,6 +24,7 @@ class FewBit(FewBitActivation):
     def forward(self, input: Tensor) -> Tensor: ...
 
 class GELU(FewBitActivation):
+    keep: Keep
     def __init__(
         self,
         approximate: str = "none",
@@ -30,6 +32,7 @@ class GELU(FewBitActivation):
         bits: int | None = None,
         table: Table | None = None,
         rounding: Rounding | None = None,
+        keep: Keep = "codes",
     ) -> None: ...
     @property
     def approximate(self) -> str: ...

@@ -20,7 +20,7 @@ from torch import nn
 from ...tables import FewbitError, Table
 from ...tables.names import counted
 from ..activations.following import Adaptation, FollowingTable, adaptation_of
-from ..activations.modules import FewBitActivation
+from ..activations.modules import GELU, FewBitActivation
 from ..activations.overrides import TableOrPath, key_for_activation, key_for_module, names_activation, read_tables
 from ..activations.table_lookup import DEFAULT_BITS, Rounding
 from ..backends.forwards import CALLABLE
@@ -172,7 +172,12 @@ def _convert(
     bits, rounding = methods.activations.bits, methods.activations.rounding
 
     def make(activation: Found, form: Form) -> FewBitActivation | str:
-        return _made(activation, form, bits or DEFAULT_BITS, given)
+        new = _made(activation, form, bits or DEFAULT_BITS, given)
+        if methods.activations.keep == "output" and type(new) is GELU:
+            inverted = GELU(new.approximate, keep="output")
+            vars(inverted)[ORIGINAL] = activation.original
+            return inverted
+        return new
 
     made: dict[Found, FewBitActivation | RoundedActivation] = {}
     for activation in found if bits else []:
@@ -320,9 +325,14 @@ def _stop_adapting(model: nn.Module) -> None:
 
 def _is_biased(activation: Found, new: Any, tables: Mapping[str, Table]) -> bool:
     """Return whether `new` has an inexact table that the user did not give."""
-    if not isinstance(new, FewBitActivation) or new.table.error == 0:
+    if not isinstance(new, FewBitActivation) or new.table.error == 0 or _keeps_output(new):
         return False
     return not (key_for_module(tables, activation.names) or key_for_activation(tables, new.activation))
+
+
+def _keeps_output(new: object) -> bool:
+    """Return whether an activation saves its output and no codes."""
+    return isinstance(new, GELU) and new.keep == "output"
 
 
 def _at_random(
@@ -375,7 +385,8 @@ def _replaced(activation: Found, new: FewBitActivation | RoundedActivation) -> R
     was, bits = _text(activation.original), _bits_of(new)
     if isinstance(new, RoundedActivation):
         return Replaced(activation.name, was, f"layers.{_text(new)}", bits, math.nan)
-    return Replaced(activation.name, was, _text(new), bits, new.table.error)
+    error = 0.0 if _keeps_output(new) else new.table.error
+    return Replaced(activation.name, was, _text(new), bits, error)
 
 
 def _bits_of(activation: FewBitActivation | RoundedActivation) -> int:

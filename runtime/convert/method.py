@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from ...tables.table import check_bits
+from ..activations.inverted import Keep, check_keep
 from ..activations.modules import FewBitActivation
 from ..activations.table_lookup import DEFAULT_BITS, Rounding, check_rounding
 from ..layers.saver import Saver
@@ -74,18 +75,24 @@ class Activations:
     Attributes:
         bits: 1 to 8 for each element; None leaves the activations unchanged.
         rounding: ``deterministic``, with the least error, or ``stochastic``, without bias.
+        keep: ``output`` lets GELUs save their output and one bit (`fewbit.GELU`), others codes.
 
     Raises:
-        FewbitError: `bits` is not None or an integer from 1 to 8, or `rounding` is neither of these.
+        FewbitError: `bits` is not None or an integer from 1 to 8, or `rounding` or `keep` is neither of these.
+
+    Example:
+        fewbit.convert(model, fewbit.Activations(keep="output"))
     """
 
     bits: int | None = DEFAULT_BITS
     rounding: Rounding = "deterministic"
+    keep: Keep = "codes"
 
     def __post_init__(self) -> None:
         if self.bits is not None:
             check_bits(self.bits)
         check_rounding(self.rounding)
+        check_keep(self.keep)
 
 
 class Method(Protocol):
