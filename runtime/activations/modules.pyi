@@ -1,10 +1,10 @@
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from torch import Tensor
 
 from ...tables import Table
 from .base import FewBitActivation as FewBitActivation
-from .inverted import Keep
 from .table_lookup import Rounding
 
 MODULES: dict[str, type[FewBitActivation]]
@@ -24,7 +24,7 @@ class FewBit(FewBitActivation):
     def forward(self, input: Tensor) -> Tensor: ...
 
 class GELU(FewBitActivation):
-    keep: Keep
+    keep: Literal["codes", "output"]
     def __init__(
         self,
         approximate: str = "none",
@@ -32,7 +32,7 @@ class GELU(FewBitActivation):
         bits: int | None = None,
         table: Table | None = None,
         rounding: Rounding | None = None,
-        keep: Keep = "codes",
+        keep: Literal["codes", "output"] = "codes",
     ) -> None: ...
     @property
     def approximate(self) -> str: ...
