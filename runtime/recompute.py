@@ -289,7 +289,9 @@ class Recompute:
         if found is None:
             with torch.no_grad():
                 own: list[Tensor] = []
-                form = take_apart(compress_rows(self.saver, x.detach()), own)
+                values = x.detach()  # of tokens, whose features make groups; or of images
+                codes = compress_rows(self.saver, values) if x.dim() < 4 else self.saver.compress(values)
+                form = take_apart(codes, own)
             self._shared.note(x, form, own)
         else:
             form, own = found

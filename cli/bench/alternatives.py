@@ -164,7 +164,8 @@ class Training:
 
     def __init__(self, model: nn.Module, batch: Batch, way: Way) -> None:
         self.model, self.batch, self.way = model, batch, way
-        self.call: Any = way.prepare(model) or model
+        prepared = way.prepare(model)
+        self.call: Any = model if prepared is None else prepared
 
     def step(self) -> Any:
         """Run both passes; return the output."""
