@@ -204,6 +204,15 @@ def measure(task: str, ways: Sequence[str], rounds: int, device: str = "cpu") ->
     Raises:
         FewbitError: the task takes a library that is not installed.
     """
+    from torch._dynamo import config
+
+    # Copies of a model share their code, of which Dynamo compiles few versions.
+    with config.patch(recompile_limit=4 * len(ways)):
+        return _measured(task, ways, rounds, device)
+
+
+def _measured(task: str, ways: Sequence[str], rounds: int, device: str) -> list[Row]:
+    torch.compiler.reset()
     torch.manual_seed(0)
     model, batch = TASKS[task][1]()
     model.train().to(device)

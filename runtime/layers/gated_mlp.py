@@ -340,14 +340,17 @@ class _Replaced:
 
 @contextmanager
 def _replacing(x: Tensor, make: Callable[..., Tensor], keep: Callable[[], Sequence[Tensor]]) -> Iterator[None]:
-    """Within this block, save `keep()` instead of any tensor in the memory of `x`; `make` rebuilds it from those."""
-    memory = x.untyped_storage()._cdata
+    """Within this block, save `keep()` instead of any tensor in the memory of `x`; `make` rebuilds it from those.
+
+    Autograd holds both hooks as long as what they packed, so neither may refer to `x`.
+    """
+    memory, dtype = x.untyped_storage()._cdata, x.dtype
     whole = x.is_contiguous() and x.storage_offset() == 0 and x.untyped_storage().nbytes() == x.nbytes
     outer = _Hooks.outer()
     kept: list[Sequence[Tensor]] = []  # made once, shared by all
 
     def pack(t: Tensor) -> Any:
-        if not whole or t.untyped_storage()._cdata != memory or t.dtype != x.dtype:
+        if not whole or t.untyped_storage()._cdata != memory or t.dtype != dtype:
             return outer.pack(t)
         if not kept:
             with torch.no_grad():

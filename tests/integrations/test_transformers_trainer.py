@@ -11,6 +11,7 @@ import fewbit
 import pytest
 import torch
 from fewbit import memory
+from fewbit.runtime.memory.peak import StorageTracker
 from fewbit.tables import FewbitError
 from torch import Tensor
 
@@ -213,3 +214,35 @@ def test_a_quarter_of_an_8b_model_with_adapters_is_kept() -> None:
         fewbit.convert(model, level="L2", glu="parts")
         now = memory.profile(model, input_ids=ids, labels=ids).total
     assert now <= exact / 3.5
+
+
+@pytest.mark.parametrize("options", [{"glu": "parts"}, {"level": "L2", "glu": "parts"}, {"level": "L2"}], ids=str)
+def test_no_more_is_alive_between_the_passes_than_a_profile_tells(options: Any) -> None:
+    batch = collate(DATA[:4])
+    model = with_adapters(llama()).train()
+    fewbit.convert(model, **options)
+    model(**batch).loss.backward()  # what is made once
+    with StorageTracker() as tracker:
+        output = model(**batch)
+        alive = tracker.living
+    told = memory.profile(model, **batch).total
+    assert alive <= told + output.logits.nbytes + 4096
+
+
+def test_a_mixed_precision_layer_that_shares_codes_is_restored(tmp_path: Path) -> None:
+    model = llama()
+    fewbit.convert(model, level="L3")
+    precision = model.model.layers[0].self_attn.q_proj.saver.precision
+    for _ in range(2):
+        model(**collate(DATA[:4])).loss.backward()
+    state = copy.deepcopy(precision.state_dict())
+    hosts = {name: row["host"] for name, row in state["layers"].items()}
+    assert hosts["model.layers.0.self_attn.k_proj"] == "model.layers.0.self_attn.q_proj"
+    other = llama()
+    fewbit.convert(other, level="L3")
+    found = other.model.layers[0].self_attn.q_proj.saver.precision
+    found.load_state_dict(state)
+    again = found.state_dict()
+    assert {name: row["host"] for name, row in again["layers"].items()} == hosts
+    counts = [[len(row["batches"]) for row in s["layers"].values()] for s in (state, again)]
+    assert counts[0] == counts[1] and sum(counts[0]) > 0
