@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from click.testing import CliRunner
 from fewbit.cli.bench import alternatives
 from fewbit.cli.bench.alternatives import CHECKPOINTING, EXACT, PLAN, TASKS, Way, measure, ways_of
 from fewbit.tables import FewbitError
@@ -31,7 +30,8 @@ def test_each_way_keeps_what_it_says():
     assert rows["L2, parts, hooks"].kept < rows["L2, gated parts"].kept < rows["L2"].kept < exact.kept
     assert rows["checkpoints, 4 bits"].kept < rows["checkpoints, 8 bits"].kept < rows[CHECKPOINTING].kept < exact.kept
     assert rows[PLAN].peak <= rows[CHECKPOINTING].peak
-    assert all(0 < row.error < 0.6 for name, row in rows.items() if name not in (EXACT, CHECKPOINTING, "save_on_cpu"))
+    exact_ones = (EXACT, CHECKPOINTING, "save_on_cpu", PLAN)  # a plan may recompute and round nothing
+    assert all(0 < row.error < 0.6 for name, row in rows.items() if name not in exact_ones)
 
 
 def test_a_way_that_fails_is_named(monkeypatch):
@@ -49,12 +49,10 @@ def test_ways_with_gates_are_for_models_with_gates():
     assert "compile, fewbit" in ways_of("cnn", True) and "compile, fewbit" not in ways_of("cnn", False)
 
 
-def test_the_command_writes_what_it_measured(tmp_path):
+def test_the_command_writes_what_it_measured(run, tmp_path):
     path = tmp_path / "found.json"
-    result = CliRunner().invoke(
-        alternatives.command, ["--task", "long", "--no-compiled", "--rounds", "1", "-o", str(path)]
-    )
-    assert result.exit_code == 0, result.output
+    outcome = run("bench", "alternatives", "--task", "long", "--no-compiled", "--rounds", "1", "-o", path)
+    assert outcome.status == 0, outcome.err
     rows = json.loads(path.read_text())["rows"]
     assert [row["way"] for row in rows] == ways_of("long", False)
-    assert "error of the gradient" in result.output
+    assert "error of the gradient" in outcome.out
