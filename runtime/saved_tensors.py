@@ -18,7 +18,7 @@ masks that are added to scores), as a divisor (statistics, roots, norms) or near
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Protocol
@@ -223,9 +223,13 @@ class _Attention:
     saver: QuantizerSaver
     smallest: int
 
-    def takes(self, query: Any = None) -> bool:
-        """Return whether this is to run in place of torch's: not in the gradient of attention itself."""
-        return isinstance(query, Tensor) and query.numel() >= self.smallest and not is_recomputing()
+    def takes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Return whether this is to run in place of torch's: neither in the gradient of attention itself, nor for masks
+        that are trained, as T5's, whose gradient is torch's."""
+        query = args[0] if args else kwargs.get("query")
+        mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
+        trained = isinstance(mask, Tensor) and mask.requires_grad
+        return isinstance(query, Tensor) and query.numel() >= self.smallest and not trained and not is_recomputing()
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return scaled_dot_product_attention(query, key, value, self.saver, *args, **kwargs)
@@ -242,12 +246,8 @@ class _Mode(TorchFunctionMode):
         kwargs = kwargs or {}
         if torch.compiler.is_compiling():
             return func(*args, **kwargs)
-        attention = self.attention
-        if (
-            func is F.scaled_dot_product_attention
-            and attention is not None
-            and attention.takes(args[0] if args else None)
-        ):
+        attention = self.attention if func is F.scaled_dot_product_attention else None
+        if attention is not None and attention.takes(args, kwargs):
             return attention(*args, **kwargs)
         running = self.running
         before = running.name, running.operand
