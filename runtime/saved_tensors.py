@@ -74,6 +74,8 @@ _EXACT_OPERANDS: Mapping[str, tuple[int, str]] = {
 }
 # Functions whose gradient asks for the sign of the one tensor that they save.
 _OF_SIGNS = frozenset(("relu", "leaky_relu"))
+# Functions whose gradient asks whether the one tensor that they save lies between their bounds, and their defaults.
+_OF_BOUNDS: Mapping[str, tuple[float, float]] = {"hardtanh": (-1.0, 1.0), "relu6": (0.0, 6.0)}
 _DROPOUTS = frozenset(("scaled_dot_product_attention", "multi_head_attention_forward"))
 
 
@@ -88,7 +90,8 @@ def compress_saved_tensors(
       memory anyway. (A frozen weight cast by autocast cannot be distinguished from an activation.)
     * tensors without history, through which no gradient flows: inputs and other constants, masks, means and deviations
       of normalizations, the log-sum-exp of attention. Floating-point dropout masks, on the CPU, take one exact bit.
-    * for relu and leaky_relu the signs, all that their gradient asks for, in a bit of their own, whichever op saves the
+    * for relu and leaky_relu the signs, for relu6 and hardtanh what lies between the bounds, all that their gradient
+      asks for, in a bit of their own, whichever op saves the
       values too: a small positive number that is rounded to 0 would lose its whole gradient.
     * tensors with infinities or NaN
     * outputs of log_softmax and logsumexp; every tensor saved by functions that divide by it, take its logarithm, root,
@@ -201,12 +204,14 @@ class _Running(threading.local):
     Attributes:
         name: name of the function, "" outside of any; without underscores, so that `x / y` and `x.div_(y)` match, too.
         operand: history of its operand that must not be rounded.
+        bounds: of its linear part, if it is one of `_OF_BOUNDS`.
         codes: bytes of the last uint8 tensor that a compiled graph has saved.
         undecided: last tensor saved by a compiled graph, if the next one saved may show that it must not be rounded.
     """
 
     name: str = ""
     operand: Any = None
+    bounds: tuple[float, float] = (0.0, 0.0)
     codes: int = 0
     undecided: "_Undecided | None" = None
 
@@ -252,6 +257,8 @@ class _Mode(TorchFunctionMode):
         running = self.running
         before = running.name, running.operand
         running.name, running.operand = _noted(func, args, kwargs)
+        if running.name in _OF_BOUNDS:
+            running.bounds = _bounds(running.name, args, kwargs)
         try:
             return func(*args, **kwargs)
         finally:
@@ -270,6 +277,15 @@ def _noted(func: Any, args: Any, kwargs: Any) -> tuple[str, Any]:
         linear = isinstance(exponent, int | float) and (exponent >= 1 or exponent == 0)
         return ("" if linear else "norm"), None
     return name, None
+
+
+def _bounds(name: str, args: Any, kwargs: Any) -> tuple[float, float]:
+    """Return the bounds that a function of `_OF_BOUNDS` is called with."""
+    low, high = _OF_BOUNDS[name]
+    if name == "hardtanh":
+        low, high = (*args[1:3], *(low, high)[len(args[1:3]) :])
+        low, high = kwargs.get("min_val", low), kwargs.get("max_val", high)
+    return float(low), float(high)
 
 
 @cache
@@ -449,14 +465,18 @@ class _Store:
 
     def _packed(self, x: Tensor, compiled: bool = False) -> _Exact | _View | _Copy:
         storage = StorageWeakRef(x.untyped_storage())
-        entry = None if self.running.name in _OF_SIGNS else self._entry_with(x, storage.cdata)
+        in_bits = self.running.name in _OF_SIGNS or self.running.name in _OF_BOUNDS
+        entry = None if in_bits else self._entry_with(x, storage.cdata)
         if entry is None:
             core = _without_repeats(x)
             small = x.numel() < self.smallest or (core.dim() > 1 and 1 in (core.shape[-1], x.shape[-1]))
             if small or _overlaps(core):
                 return self._exact(x)
-            if self.running.name in _OF_SIGNS:
+            if in_bits:
                 self.chooser.keep(x, in_bits=True)
+            if self.running.name in _OF_BOUNDS:
+                return _Copy(_Inside.of(core, *self.running.bounds), x.shape, None)
+            if in_bits:
                 return _Copy(_Signs.of(core, nan_is_positive=self.running.name == "relu"), x.shape, None)
             compressed = self._compressed(core)
             if compressed is None or compressed.nbytes > core.numel() * core.element_size():
@@ -675,6 +695,44 @@ class _Signs:
             return self.form.empty()
         x = self.form.filled(unpack_mask(self.bits, self.form.numel))
         return x.mul_(-2).add_(1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Inside:
+    """A number between two bounds, or one beyond them, in place of each number of a tensor, in one bit.
+
+    Attributes:
+        form: shape, layout and dtype of the tensor.
+        bits: packed bits, 1 where the number lies between the bounds.
+        bounds: exclusive.
+    """
+
+    form: TensorSpec
+    bits: Tensor
+    bounds: tuple[float, float]
+
+    @classmethod
+    def of(cls, x: Tensor, low: float, high: float) -> "_Inside":
+        """Return where `x` lies between the bounds; NaN does not."""
+        x = as_dense(x.detach())
+        if is_abstract(x):
+            bits = x.new_empty(packed_size(x.numel(), 1), dtype=torch.uint8)
+        else:
+            bits = pack_mask((flat(x) > low) & (flat(x) < high))
+        return cls(TensorSpec.of(x), bits, (low, high))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes saved."""
+        return self.bits.numel()
+
+    def decompress(self) -> Tensor:
+        """Return the middle of the bounds, and the upper one."""
+        if is_abstract(self.bits):
+            return self.form.empty()
+        low, high = self.bounds
+        x = self.form.filled(unpack_mask(self.bits, self.form.numel))
+        return x.mul_((low - high) / 2).add_(high)
 
 
 def _without_repeats(x: Tensor) -> Tensor:

@@ -407,3 +407,23 @@ class TestAttention:
             y = F.scaled_dot_product_attention(*self.inputs(), attn_mask=mask)
         y.sum().backward()
         assert mask.grad is not None
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, inplace: F.relu6(x, inplace),
+        lambda x, inplace: nn.ReLU6(inplace)(x),
+        lambda x, inplace: F.hardtanh(x, -0.5, 1.5, inplace),
+        lambda x, inplace: F.hardtanh(x, max_val=0.7, inplace=inplace),
+    ],
+)
+def test_what_lies_between_bounds_is_exact(function, inplace):
+    x = torch.cat([torch.randn(4000) * 4, torch.tensor([0.0, 6.0, -0.5, 1.5, 1e-4, 5.9999, torch.inf])])
+    x.requires_grad_()
+    gradient = torch.randn_like(x)
+    (exact,) = torch.autograd.grad(function(x * 1.0, inplace), x, gradient)
+    with compress_saved_tensors(PerGroup(2)):
+        y = function(x * 1.0, inplace)
+    assert torch.equal(torch.autograd.grad(y, x, gradient)[0], exact)
