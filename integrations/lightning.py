@@ -13,9 +13,8 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from ..runtime.memory.listing import size_text
 from ..tables import FewbitError
-from .preparation import Kept, Preparation, kept
+from .preparation import Kept, Preparation
 
 
 class FewbitCallback(Callback):
@@ -74,19 +73,15 @@ class FewbitCallback(Callback):
         self._has_begun = True
         inputs = None if self.inputs is None else self.inputs(batch)
         loss = None if self.loss is None else _loss_of(self.loss, batch)
-        plan = Preparation.plan_of(self._saved)
         optimizer = trainer.optimizers[0] if trainer.optimizers else "adamw"
-        self.preparation.begin(pl_module, inputs, loss, optimizer, plan)
-        learned = self._saved or self.preparation.state(pl_module)
-        if inputs is not None and loss is not None:
-            self.kept = kept(pl_module, inputs, loss)
+        measure = inputs is not None and loss is not None
+        self.kept = self.preparation.start(pl_module, inputs, self._saved, loss, optimizer, measure)
+        if self.kept is not None:
             found = {"fewbit_saved_bytes": float(self.kept.saved), "fewbit_peak_bytes": float(self.kept.peak)}
             for logger in trainer.loggers:
                 logger.log_metrics(found, step=trainer.global_step)
-        self.preparation.load(pl_module, learned)
         if trainer.is_global_zero:
-            held = "" if self.kept is None else f": {size_text(self.kept.saved)} between the passes of a step"
-            print(f"fewbit: {self.preparation.text}{held}")
+            print(self.preparation.announced(self.kept))
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Add what was learned to the checkpoint."""

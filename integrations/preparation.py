@@ -2,7 +2,7 @@
 
 preparation = Preparation(method={"level": "L2", "glu": "parts"})     or Preparation(memory="16GiB")
 preparation.convert(model)             before the tool wraps the model
-preparation.begin(model, batch)        before its first step: plans, checkpoints, measures
+preparation.start(model, batch, saved)  before its first step: plans, checkpoints, measures
 preparation.state(), load(state)       in a checkpoint
 """
 
@@ -16,9 +16,10 @@ from torch import nn
 
 from ..runtime.activations.following import adaptation_of, adaptation_state, load_adaptation_state
 from ..runtime.allocation.mixed_precision import MixedPrecision, SampleSaver
-from ..runtime.convert.api import convert, revert
+from ..runtime.convert.api import convert
 from ..runtime.convert.report import Report
 from ..runtime.layers.base import CompressedLayer
+from ..runtime.memory.listing import size_text
 from ..runtime.memory.peak import StorageTracker, no_collection
 from ..runtime.plan.comparison import OPTIONS, method_text
 from ..runtime.plan.document import Plan
@@ -140,12 +141,33 @@ class Preparation:
         if self.refresh is not None:
             self.fitted.refresh(self.refresh)
 
-    def undo(self, model: nn.Module) -> None:
-        """Put the model back as it was."""
-        if getattr(vars(model).get("forward"), _MARK, False):
-            del vars(model)["forward"]
-        revert(model)
-        self.report = self.fitted = None
+    def start(
+        self,
+        model: nn.Module,
+        batch: Mapping[str, Any] | tuple[Any, ...] | None,
+        saved: Mapping[str, Any],
+        loss: Callable[[Any], torch.Tensor] | None = None,
+        optimizer: Any = "adamw",
+        measure: bool = True,
+    ) -> Kept | None:
+        """Begin, or continue from the state `saved` if it has anything; return what a step on the batch keeps.
+
+        Args:
+            model, batch, loss, optimizer: as for `begin`.
+            saved: what `state` returned; empty for a training that begins.
+            measure: whether to measure; None is returned otherwise, and where there is no batch.
+        """
+        plan = Plan.from_text(saved["plan"]) if "plan" in saved else None
+        self.begin(model, batch, loss, optimizer, plan)
+        learned = saved or self.state(model)
+        found = kept(model, batch, loss) if measure and batch is not None else None
+        self.load(model, learned)  # measuring has taught it something
+        return found
+
+    def announced(self, found: Kept | None) -> str:
+        """Return a line on what was done, and what it keeps."""
+        held = "" if found is None else f": {size_text(found.saved)} between the passes of a step"
+        return f"fewbit: {self.text}{held}"
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -164,11 +186,6 @@ class Preparation:
             precision.load_state_dict(saved)
         if "adaptation" in state:
             load_adaptation_state(model, state["adaptation"])
-
-    @staticmethod
-    def plan_of(state: Mapping[str, Any]) -> Plan | None:
-        """Return the plan in a state."""
-        return Plan.from_text(state["plan"]) if "plan" in state else None
 
 
 def kept(

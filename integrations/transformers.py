@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..runtime.memory.listing import size_text
 from ..tables import FewbitError
 from .attention import register_attention
-from .preparation import Kept, Preparation, kept
+from .preparation import Kept, Preparation
 
 __all__ = ["FewbitCallback", "register_attention"]
 
@@ -90,17 +89,13 @@ class FewbitCallback(TrainerCallback):
         was_training = model.training
         model.train()
         try:
-            plan = Preparation.plan_of(saved)
-            self.preparation.begin(model, batch, optimizer=optimizer or "adamw", plan=plan)
-            learned = saved or self.preparation.state(model)
-            if self.measure and batch is not None:
-                self.kept = kept(model, batch)
-            self.preparation.load(model, learned)  # measuring has taught it something
+            self.kept = self.preparation.start(
+                model, batch, saved, optimizer=optimizer or "adamw", measure=self.measure
+            )
         finally:
             model.train(was_training)
         if state.is_world_process_zero:
-            held = "" if self.kept is None else f": {size_text(self.kept.saved)} between the passes of a step"
-            print(f"fewbit: {self.preparation.text}{held}")
+            print(self.preparation.announced(self.kept))
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Add the bytes to the log."""

@@ -474,10 +474,7 @@ class _Store:
                 return self._exact(x)
             if in_bits:
                 self.chooser.keep(x, in_bits=True)
-            if self.running.name in _OF_BOUNDS:
-                return _Copy(_Inside.of(core, *self.running.bounds), x.shape, None)
-            if in_bits:
-                return _Copy(_Signs.of(core, nan_is_positive=self.running.name == "relu"), x.shape, None)
+                return _Copy(_Side.of(core, self.running.name, self.running.bounds), x.shape, None)
             compressed = self._compressed(core)
             if compressed is None or compressed.nbytes > core.numel() * core.element_size():
                 return self._exact(x)
@@ -665,61 +662,36 @@ class _Bits:
 
 
 @dataclass(frozen=True, eq=False)
-class _Signs:
-    """1 or −1 in place of each number of a tensor, in one bit.
+class _Side:
+    """One of two numbers in place of each number of a tensor, in one bit: all that its function's gradient asks for.
 
     Attributes:
         form: shape, layout and dtype of the tensor.
-        bits: packed bits, 1 where the number is at most 0.
+        bits: packed bits.
+        numbers: at a bit of 0 and at one of 1.
     """
 
     form: TensorSpec
     bits: Tensor
+    numbers: tuple[float, float]
 
     @classmethod
-    def of(cls, x: Tensor, nan_is_positive: bool) -> "_Signs":
-        """Return the signs of `x`; relu passes the gradient of NaN on as of positive numbers, leaky_relu does not."""
+    def of(cls, x: Tensor, function: str, bounds: tuple[float, float]) -> "_Side":
+        """Return the signs of `x`, or where it lies between `bounds`, as `function` asks.
+
+        relu passes the gradient of NaN on as of positive numbers, the others do not.
+        """
         x = as_dense(x.detach())
+        low, high = bounds
+        numbers = (high, (low + high) / 2) if function in _OF_BOUNDS else (1.0, -1.0)
         if is_abstract(x):
-            return cls(TensorSpec.of(x), x.new_empty(packed_size(x.numel(), 1), dtype=torch.uint8))
-        return cls(TensorSpec.of(x), pack_mask(flat(x) <= 0 if nan_is_positive else ~(flat(x) > 0)))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes saved."""
-        return self.bits.numel()
-
-    def decompress(self) -> Tensor:
-        """Return 1 and −1."""
-        if is_abstract(self.bits):
-            return self.form.empty()
-        x = self.form.filled(unpack_mask(self.bits, self.form.numel))
-        return x.mul_(-2).add_(1)
-
-
-@dataclass(frozen=True, eq=False)
-class _Inside:
-    """A number between two bounds, or one beyond them, in place of each number of a tensor, in one bit.
-
-    Attributes:
-        form: shape, layout and dtype of the tensor.
-        bits: packed bits, 1 where the number lies between the bounds.
-        bounds: exclusive.
-    """
-
-    form: TensorSpec
-    bits: Tensor
-    bounds: tuple[float, float]
-
-    @classmethod
-    def of(cls, x: Tensor, low: float, high: float) -> "_Inside":
-        """Return where `x` lies between the bounds; NaN does not."""
-        x = as_dense(x.detach())
-        if is_abstract(x):
-            bits = x.new_empty(packed_size(x.numel(), 1), dtype=torch.uint8)
+            return cls(TensorSpec.of(x), x.new_empty(packed_size(x.numel(), 1), dtype=torch.uint8), numbers)
+        values = flat(x)
+        if function in _OF_BOUNDS:
+            bits = (values > low) & (values < high)
         else:
-            bits = pack_mask((flat(x) > low) & (flat(x) < high))
-        return cls(TensorSpec.of(x), bits, (low, high))
+            bits = values <= 0 if function == "relu" else ~(values > 0)
+        return cls(TensorSpec.of(x), pack_mask(bits), numbers)
 
     @property
     def nbytes(self) -> int:
@@ -727,12 +699,11 @@ class _Inside:
         return self.bits.numel()
 
     def decompress(self) -> Tensor:
-        """Return the middle of the bounds, and the upper one."""
+        """Return the two numbers."""
         if is_abstract(self.bits):
             return self.form.empty()
-        low, high = self.bounds
-        x = self.form.filled(unpack_mask(self.bits, self.form.numel))
-        return x.mul_((low - high) / 2).add_(high)
+        zero, one = self.numbers
+        return self.form.filled(unpack_mask(self.bits, self.form.numel)).mul_(one - zero).add_(zero)
 
 
 def _without_repeats(x: Tensor) -> Tensor:
