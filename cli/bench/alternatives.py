@@ -21,7 +21,7 @@ import click
 import torch
 from torch import Tensor, nn
 
-from ...plots.studies.planner import Batch, gpt2, llama, mixtral, resnet
+from ...plots.studies.planner import Batch, gpt2, gradient_of, llama, mixtral, resnet, without_dropout
 from ...runtime.compile.budget import with_budget
 from ...runtime.convert.api import convert
 from ...runtime.memory.allocator import allocations, mark
@@ -180,7 +180,7 @@ class Training:
         """Return the gradient of a step whose rounding is that of `seed`."""
         torch.manual_seed(seed)
         self.step()
-        return torch.cat([p.grad.flatten().double() for p in self.model.parameters() if p.grad is not None])
+        return gradient_of(self.model)
 
     def memory(self, device: torch.device) -> tuple[int, int]:
         """Return the bytes kept between the passes, and the peak."""
@@ -215,11 +215,8 @@ def _measured(task: str, ways: Sequence[str], rounds: int, device: str) -> list[
     torch.compiler.reset()
     torch.manual_seed(0)
     model, batch = TASKS[task][1]()
-    model.train().to(device)
+    without_dropout(model).train().to(device)
     batch = {name: x.to(device) for name, x in batch.items()}
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
     trainings: dict[str, Training] = {}
     memory: dict[str, tuple[int, int]] = {}
     wrong: dict[str, str] = {}

@@ -17,7 +17,7 @@ import argparse
 import gc
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -122,6 +122,19 @@ def mixtral() -> tuple[nn.Module, Batch]:
     return MixtralForCausalLM(MixtralConfig(**sizes, **heads, use_cache=False)), _tokens(16)
 
 
+def without_dropout(model: nn.Module) -> nn.Module:
+    """Return the model with dropout off, whose masks differ between compilations."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def gradient_of(model: nn.Module) -> Tensor:
+    """Return the gradients of a model's parameters in one vector, in float64."""
+    return torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
+
+
 MODELS: Mapping[str, Callable[[], tuple[nn.Module, Batch]]] = {
     "gpt2": gpt2,
     "llama": llama,
@@ -170,7 +183,7 @@ class Bench:
         if any(isinstance(m, nn.Dropout) and m.p for m in self.model.modules()):
             torch.manual_seed(0)
         self.step(around)
-        return torch.cat([p.grad.flatten().double() for p in self.model.parameters() if p.grad is not None])
+        return gradient_of(self.model)
 
     def error(self, make: Callable[[], AbstractContextManager[Any]] = nullcontext) -> float:
         """Return the mean relative error of the gradient over draws."""
@@ -310,22 +323,46 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
 PARTS = ("budgets", "uniform", "blocks")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure what the file does not have yet, write it after every part, and print what came out."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
+def options_of(parts: Sequence[str], description: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a study's options: the file, models, parts."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("-o", "--output", type=Path, required=True, help="JSON; what it has is not measured again")
     parser.add_argument("--model", action="append", choices=MODELS, help="default: all")
-    parser.add_argument("--part", action="append", choices=PARTS, help="default: all")
-    chosen = parser.parse_args(arguments)
-    rows: list[Row] = json.loads(chosen.output.read_text())["rows"] if chosen.output.exists() else []
-    for name in chosen.model or MODELS:
-        todo = [p for p in chosen.part or PARTS if not any(r["model"] == name and r["part"] == p for r in rows)]
-        bench = Bench(name) if todo else None
+    parser.add_argument("--part", action="append", choices=parts, help="default: all")
+    return parser
+
+
+def measure_missing(
+    output: Path,
+    models: Iterable[str],
+    parts: Sequence[str],
+    make: Callable[[str], Any],
+    lines: Callable[[Sequence[Row]], Iterable[str]],
+) -> None:
+    """Measure what a file does not have yet, write it after every part, and print what came out.
+
+    Args:
+        output: the file.
+        models: names.
+        parts: names of the bench's methods that yield rows.
+        make: makes the bench of a model, if anything is to be measured of it.
+        lines: of rows, what a reader wants to know.
+    """
+    rows: list[Row] = json.loads(output.read_text())["rows"] if output.exists() else []
+    for name in models:
+        todo = [p for p in parts if not any(r["model"] == name and r["part"] == p for r in rows)]
+        bench = make(name) if todo else None
         for part in todo:
             rows += getattr(bench, part)()
-            with atomic_write(chosen.output) as stream:
+            with atomic_write(output) as stream:
                 stream.write(compact_json.dumps({"torch": torch.__version__, "rows": rows}).encode())
             print(*lines([r for r in rows if r["model"] == name and r["part"] == part]), sep="\n", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure what the file does not have yet, write it after every part, and print what came out."""
+    chosen = options_of(PARTS, main.__doc__).parse_args(arguments)
+    measure_missing(chosen.output, chosen.model or MODELS, chosen.part or PARTS, Bench, lines)
 
 
 if __name__ == "__main__":

@@ -11,18 +11,15 @@ The models of `planner.py`, compiled. For each
 Peaks are those of torch's allocator, with parameters and the state of AdamW.
 """
 
-import argparse
 import gc
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
-from pathlib import Path
+from functools import cached_property, partial
 from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...runtime.compile.budget import with_budget
 from ...runtime.memory.allocator import allocations
@@ -32,9 +29,7 @@ from ...runtime.plan.planner import Planner, static_bytes
 from ...runtime.plan.problem import Limits, Price
 from ...runtime.plan.step import Step
 from ...tables import FewbitError
-from ...tables.files import atomic_write
-from .. import compact_json
-from .planner import MODELS, Row
+from .planner import MODELS, Row, gradient_of, measure_missing, options_of, without_dropout
 
 BUDGETS = 20
 RATIOS = (0.0, 0.25, 0.5, 0.75)
@@ -55,9 +50,7 @@ class CompiledBench:
         self.model, batch = MODELS[name]()
         self.batch = dict(batch)
         self.model.train()
-        for module in self.model.modules():  # masks of dropout differ between compilations
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
+        without_dropout(self.model)
         self.static = static_bytes(self.model, "adamw")
         self.fixed = self.static.parameters + self.static.optimizer
         start = time.perf_counter()
@@ -98,7 +91,7 @@ class CompiledBench:
         self.model.zero_grad()
         torch.manual_seed(1)
         step()
-        return torch.cat([p.grad.flatten().double() for p in self.model.parameters() if p.grad is not None])
+        return gradient_of(self.model)
 
     @cached_property
     def exact(self) -> tuple[Tensor, int]:
@@ -187,21 +180,11 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what the file does not have yet, write it after every part, and print what came out."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("-o", "--output", type=Path, required=True, help="JSON; what it has is not measured again")
-    parser.add_argument("--model", action="append", choices=MODELS, help="default: all")
-    parser.add_argument("--part", action="append", choices=PARTS, help="default: both")
+    parser = options_of(PARTS, main.__doc__)
     parser.add_argument("--budgets", type=int, default=BUDGETS, help=f"memories of a model; default {BUDGETS}")
     chosen = parser.parse_args(arguments)
-    rows: list[Row] = json.loads(chosen.output.read_text())["rows"] if chosen.output.exists() else []
-    for name in chosen.model or MODELS:
-        todo = [p for p in chosen.part or PARTS if not any(r["model"] == name and r["part"] == p for r in rows)]
-        bench = CompiledBench(name, chosen.budgets) if todo else None
-        for part in todo:
-            rows += getattr(bench, part)()
-            with atomic_write(chosen.output) as stream:
-                stream.write(compact_json.dumps({"torch": torch.__version__, "rows": rows}).encode())
-            print(*lines([r for r in rows if r["model"] == name and r["part"] == part]), sep="\n", flush=True)
+    bench = partial(CompiledBench, budgets=chosen.budgets)
+    measure_missing(chosen.output, chosen.model or MODELS, chosen.part or PARTS, bench, lines)
 
 
 if __name__ == "__main__":
