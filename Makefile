@@ -3,13 +3,16 @@
 #   make test    lint, types and all tests
 PYTHON ?= python3
 BIN := .venv/bin
-PACKAGES := cli fewbit_gen integrations plots proofs runtime tables
+PACKAGES := cli fewbit_gen integrations pages plots proofs runtime tables
 
 FEWBIT := PYTHONPATH=build/path FEWBIT_CACHE=build/cache $(PYTHON)
 
+# Where there is a Chromium, the pages are tested in it; elsewhere these tests skip.
+BROWSER := $(if $(shell command -v chromium || command -v chromium-browser || command -v google-chrome),$(shell echo ,browser))
+
 FUZZ_EXAMPLES ?= 5000
 
-.PHONY: demo test lint types unit thorough fuzz zoo tables bench kernels gpu gpu-tests bench-gpu clean
+.PHONY: demo test lint types unit docs thorough fuzz zoo tables bench kernels gpu gpu-tests bench-gpu dist clean
 
 demo: .venv/ready
 	$(BIN)/fewbit demo
@@ -30,6 +33,10 @@ unit: .venv/ready
 	$(BIN)/fewbit cache warm --all
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -c tests/pytest.ini -n auto --dist loadfile tests
 
+# The documentation site, in build/site: open build/site/index.html. A broken link or reference is an error.
+docs: .venv/docs-ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 # The tests with ten times the examples of each property, drawn anew: an hour or two.
 thorough: .venv/ready
 	$(BIN)/fewbit cache warm --all
@@ -42,7 +49,7 @@ fuzz: .venv/ready
 # Every method on 66 small models of transformers and timm. Broken off, it goes on where it stopped: `make zoo
 # ZOO="--models 'qwen*' --methods L2"` measures some, `ZOO="-o plots/results"` writes the tables kept there.
 zoo: .venv/zoo-ready build/path/fewbit
-	FEWBIT_CACHE=build/cache NUMBA_CACHE_DIR=build/numba PYTHONPATH=build/path:tests:.venv/zoo $(BIN)/python -m zoo $(ZOO)
+	FEWBIT_CACHE=build/cache NUMBA_CACHE_DIR=build/numba PYTHONPATH=build/path:tests:tests/support:.venv/zoo $(BIN)/python -m zoo $(ZOO)
 
 tables: .venv/ready
 	$(BIN)/fewbit tables build
@@ -71,6 +78,19 @@ bench-gpu: build/path/fewbit
 	$(FEWBIT) -m fewbit.cli.main bench outliers --device cuda -o plots/results/outliers-cuda.json
 	$(FEWBIT) -m fewbit.cli.main plot blpa-memory --device cuda -o plots/results/blpa-memory-cuda.png
 
+# A release: sdist and wheel, their metadata and contents checked, and the wheel installed in an empty environment and
+# tried there. `make dist PYTHON=python3.14` tries it on another Python.
+dist: .venv/release-ready
+	rm -rf dist build/empty
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	FEWBIT_DIST=dist $(BIN)/python -m pytest -c tests/pytest.ini tests/test_distribution.py
+	$(PYTHON) -m venv build/empty
+	build/empty/bin/python -m pip install --quiet --constraint .ci/constraints.txt "$$(echo dist/*.whl)[torch]"
+	cd build/empty && bin/fewbit --version && bin/fewbit solve gelu --bits 2 && bin/fewbit doctor
+	cd build/empty && bin/python ../../tests/support/first_steps.py
+	ls -l dist
+
 # The package from this folder, installed or not: its root is the package `fewbit`.
 build/path/fewbit:
 	mkdir -p build/path
@@ -79,8 +99,16 @@ build/path/fewbit:
 # The constraints pin the development install; what users get is in pyproject.toml.
 .venv/ready: pyproject.toml .ci/constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --editable ".[torch,test]"
+	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --editable ".[torch,test$(BROWSER)]"
 	$(BIN)/fewbit cache warm
+	touch $@
+
+.venv/release-ready: .venv/ready pyproject.toml
+	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --editable ".[release]"
+	touch $@
+
+.venv/docs-ready: .venv/ready pyproject.toml .ci/constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --editable ".[docs]"
 	touch $@
 
 # In a folder of its own: where torch has no CUDA, transformers must not find this torchvision (tests/zoo/models.py).
@@ -90,4 +118,4 @@ build/path/fewbit:
 	touch $@
 
 clean:
-	rm -rf .venv build *.egg-info demo-output
+	rm -rf .venv build dist *.egg-info demo-output

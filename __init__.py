@@ -37,6 +37,7 @@ _HOMES = {
     "Table": ".tables",
     "load_table": ".tables",
     "ActNN": ".runtime.convert.actnn",
+    "Normalizations": ".runtime.convert.normalizations",
     "BLPA": ".runtime.convert.blpa",
     "GatedMLPs": ".runtime.convert.gated_mlps",
     "VQuant": ".runtime.convert.vquant",
@@ -83,12 +84,27 @@ def _load(module: str, wanted: str) -> ModuleType:
         raise ModuleNotFoundError(message, name="torch") from None
 
 
+def _docstring_of(home: str) -> str | None:
+    """Return the docstring of the module or package of that name, and import nothing of it."""
+    import ast
+    from pathlib import Path
+
+    path = Path(__file__).parent.joinpath(*home.split("."))
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return ast.get_docstring(ast.parse(source.read_text(encoding="utf-8")))
+
+
 class _Submodule(ModuleType):
     """A public submodule that loads its home when an attribute is first asked for."""
 
     def __init__(self, name: str, home: str) -> None:
-        super().__init__(f"{__name__}.{name}", f"See {__name__}{home}.")
+        super().__init__(f"{__name__}.{name}")
         self._home = home
+
+    @property
+    def __doc__(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The docstring of the home, which is read without loading it."""
+        return _docstring_of(self._home)
 
     def __getattr__(self, name: str) -> Any:
         # Probes by import and inspect machinery must not load torch; `import *` asks for __all__ and must.

@@ -24,6 +24,7 @@ from .runtime.convert.api import revert as revert
 from .runtime.convert.blpa import BLPA as BLPA
 from .runtime.convert.gated_mlps import GatedMLPs as GatedMLPs
 from .runtime.convert.method import Activations as Activations
+from .runtime.convert.normalizations import Normalizations as Normalizations
 from .runtime.convert.vquant import VQuant as VQuant
 from .runtime.inference import vquant as vquant
 from .runtime.layers import nn as nn

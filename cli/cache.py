@@ -5,10 +5,12 @@ from importlib.util import find_spec
 
 import click
 
-from ..tables import KINDS, FewbitError, load_table
+from ..tables import KINDS, FewbitError
 from ..tables.cache import cache_folder, cached_files
+from ..tables.compiling import silent_compilation
 from ..tables.files import reason
 from ..tables.names import counted
+from .progress import with_progress
 
 
 @click.group("cache")
@@ -34,55 +36,43 @@ def info() -> None:
 
 @command.command()
 @click.option(
-    "--all", "everything", is_flag=True, help="Also compile the kernels that torch.compile calls; takes a minute more."
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Also compile every other CPU kernel: quantizers, gated MLPs, pre-activation layers; takes minutes.",
 )
 def warm(everything: bool) -> None:
     """Compile in advance the code that the first solve and the first CPU training would compile.
 
     Numba stores the machine code in the folder that the environment variable NUMBA_CACHE_DIR names; otherwise beside
     the installed package or, if that folder is read-only, in the user's cache folder. Another processor, another
-    version of Numba or changed source makes it compile again.
+    version of Numba or changed source makes it compile again. `fewbit doctor --warm` is `--all`, and then tests them.
 
     Example: fewbit cache warm
     """
+    compile_ahead(everything)
+
+
+def compile_ahead(everything: bool) -> None:
+    """Compile the solver and, with torch, the kernels of activations, or of `everything`; say how long it took."""
     start = time.perf_counter()
-    _warm_solver()
+    with silent_compilation():
+        _compile_solver()
     if find_spec("torch"):
-        _warm_training()
-        if everything:
-            _warm_compiled_training()
+        from ..runtime.self_test import checks, outcome
+
+        kernels = [check for check in checks("cpu") if everything or check.family in ("activation", "rounding")]
+        for check in with_progress(kernels, len(kernels), "compiling"):
+            outcome(check, "cpu")
     click.echo(f"compiled, or found compiled, in {time.perf_counter() - start:.1f} s", err=True)
 
 
-def _warm_solver() -> None:
+def _compile_solver() -> None:
     from ..fewbit_gen import solve
 
     for kind in KINDS:
         solve("gelu", levels=4, kind=kind)
-
-
-def _warm_training() -> None:
-    import torch
-
-    from ..runtime.activations.modules import GELU
-
-    x = torch.zeros(2048, requires_grad=True)
-    for bits in (1, 2, 3, 4):
-        GELU(bits=bits)(x).sum().backward()
-    GELU(table=load_table("gelu", 2, "stochastic"))(x).sum().backward()
-
-
-def _warm_compiled_training() -> None:
-    import torch
-
-    from ..fewbit_gen import solve
-    from ..runtime import ops
-
     solve("gelu", bits=4, certify=False)  # of levels enough for the fast programme
-    for dtype in (torch.float32, torch.bfloat16):
-        x = torch.zeros(64, 128, dtype=dtype)
-        buffers = ops.per_group_quantize_buffers([x], [4], [64], torch.zeros(1, dtype=torch.int64), [True])
-        ops.per_group_dequantize_buffers(buffers, [4], [64], dtype)
 
 
 @command.command()

@@ -5,6 +5,7 @@ import importlib
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 
 class LazyGroup(click.Group):
@@ -43,3 +44,8 @@ class LazyGroup(click.Group):
         """Write the list of commands from their one-line helps, without importing any."""
         with formatter.section("Commands"):
             formatter.write_dl(list(self.lazy.items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the completions of a command's name or an option, without importing any command."""
+        names = [CompletionItem(name, help=help) for name, help in self.lazy.items() if name.startswith(incomplete)]
+        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]

@@ -1,15 +1,18 @@
 """The `fewbit` command line.
 
-        fewbit solve      solve for a table; print it, write it, draw it
-    fewbit emit       a table as a C or CUDA header, a Python module or data
-    fewbit tables     the tables that come with fewbit
-    fewbit plot       figures
-        fewbit calibrate  input distributions of a model's activations, and the best tables for them
-        fewbit memory     what training keeps, and the largest batch
-        fewbit plan       the training that fits into a memory
-        fewbit bench      speed on this machine
-        fewbit cache      kernels and tables kept on disk
-        fewbit demo       a tour: solve, draw, train
+    fewbit solve       solve for a table; print it, write it, draw it
+    fewbit emit        a table as a C or CUDA header, a Python module or data
+    fewbit tables      the tables that come with fewbit
+    fewbit plot        figures
+    fewbit explore     tables in a browser
+    fewbit calibrate   input distributions of a model's activations, and the best tables for them
+    fewbit memory      what training keeps, and the largest batch
+    fewbit plan        the training that fits into a memory
+    fewbit bench       speed on this machine
+    fewbit doctor      what is installed, what works here, a test of each kernel
+    fewbit cache       kernels and tables kept on disk
+    fewbit completion  the script that completes commands in a shell
+    fewbit demo        a tour: solve, draw, train
 
 `main` runs one command and turns any error into one line on standard error and an exit status:
 0 done, 1 failed, 2 wrong usage, 130 interrupted.
@@ -40,11 +43,15 @@ _HelpInstead: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "No
         "emit": "Write a table as a C or CUDA header, a Python module or data.",
         "tables": "List, show, rebuild and verify the shipped tables.",
         "plot": "Draw derivatives with their tables, errors against bits, and trainings in few bits.",
+        "explore": "Show tables in a browser: f' and its table, error and bound, inputs, source code; solve for any "
+        "expression.",
         "calibrate": "Measure the inputs of a model's activations, and solve the best tables for them.",
         "memory": "Show the bytes that training saves for backward, and its peak, exactly and with any method.",
         "plan": "Find the training of a model that fits into a memory at the least error and time.",
         "bench": "Measure speed on this machine.",
+        "doctor": "Say what is installed and what works here, and test every kernel on this machine.",
         "cache": "Show, fill and clear the folder of compiled kernels and solved tables.",
+        "completion": "Print the script that lets a shell complete commands and options.",
         "demo": "Solve a table for GELU, draw it, and train a small transformer with it.",
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},

@@ -134,6 +134,13 @@ def _method_options(function: Callable[..., Any]) -> Callable[..., Any]:
     show_default=True,
     help="Copies of the parameters, for --gpu-memory: weights, gradients, two moments of Adam.",
 )
+@click.option(
+    "-o",
+    "--output",
+    type=FILE,
+    metavar="FILE",
+    help="Write a page to look at, such as memory.html: kept tensors as a treemap, memory through the step.",
+)
 @json_option
 def of(
     target: str,
@@ -149,6 +156,7 @@ def of(
     limit: int | None,
     gpu_memory: int | None,
     copies: int,
+    output: Path | None,
     as_json: bool,
     **method: Any,
 ) -> None:
@@ -168,6 +176,8 @@ def of(
     tensors and gradients of activations. Gradients of parameters count among the --copies. Scratch memory inside
     kernels is not seen.
 
+    With -o the page shows the model exact and by the method; without a method, by several common ones that change it.
+
     With --compiled the table is that of torch.compile(model, backend="fewbit"): each saved tensor, how it is saved, and
     the bytes that torch.compile alone would save. The model runs once, so it cannot be built-in or on the meta device.
     --bits must then be an integer; without it each tensor has the bits of its role.
@@ -175,8 +185,10 @@ def of(
     Example: fewbit memory llama-7b --level L2 --glu parts --gpu-memory 80GiB
     """
     how = _method(**method)
-    if compiled and (not how.is_bits_alone or functions or gpu_memory):
-        raise FewbitError("--compiled goes with --bits, and with no other method, --functions or --gpu-memory")
+    if compiled and (not how.is_bits_alone or functions or gpu_memory or output):
+        raise FewbitError("--compiled goes with --bits, and with no other method, --functions, --gpu-memory or -o")
+    if output:
+        check_writable(output)
     from ..runtime.plan import memory as memory  # before any user code: reports that torch is missing
 
     if compiled and (meta or ":" not in target):
@@ -187,8 +199,11 @@ def of(
         if compiled:
             click.echo(_compiled(model, inputs, how.options.get("bits", "auto"), as_json), nl=not as_json)
             return
-        comparison = _compare(model, inputs, how, functions)[0]
+        comparison = _compare(model, inputs, how, functions, timeline=bool(output))[0]
+        others = [] if not output or how.is_given else _common(model, inputs, functions, how.peak, comparison)
         need = _need(subject, model, inputs, how, functions) if gpu_memory else None
+    if output:
+        _write_page(output, target, model, _leading(inputs), [comparison, *others])
     if as_json:
         report = _report(target, model, comparison, how)
         if need and gpu_memory:
@@ -265,6 +280,11 @@ class _Method:
     peak: bool
 
     @property
+    def is_given(self) -> bool:
+        """Whether an option of the command names a method."""
+        return bool(self.options) or self.hooks is not None
+
+    @property
     def is_bits_alone(self) -> bool:
         """Whether the method is few-bit activations only."""
         return not set(self.options) - {"bits"} and self.hooks is None
@@ -307,9 +327,14 @@ def _table_of(text: str) -> tuple[str, str]:
 
 
 def _compare(
-    model: "nn.Module", inputs: Any, how: _Method, functions: bool, bits: tuple[int, ...] = ()
+    model: "nn.Module",
+    inputs: Any,
+    how: _Method,
+    functions: bool,
+    bits: tuple[int, ...] = (),
+    timeline: bool = False,
 ) -> "list[Comparison]":
-    """Return the comparison with a method, or one for each number of `bits`."""
+    """Return the comparison with a method, with a timeline or not, or one for each number of `bits`."""
     from ..runtime.plan.memory import compare, compare_each
     from ..runtime.quantizers import PerGroup
 
@@ -319,7 +344,38 @@ def _compare(
         return compare_each(model, *many, bits=bits, functions=functions, peak=how.peak, model_kwargs=keywords)
     saved = None if how.hooks is None else PerGroup(bits=how.hooks)
     common: dict[str, Any] = {"functions": functions, "saved": saved, "peak": how.peak, "model_kwargs": keywords}
+    common["timeline"] = timeline
     return [compare(model, *many, **common, **how.options)]
+
+
+def _common(model: "nn.Module", inputs: Any, functions: bool, peak: bool, few_bit: "Comparison") -> "list[Comparison]":
+    """Return what a page shows beside `few_bit` where no method is named: of gated MLPs only if the model has some."""
+
+    def measured(hooks: int | None = None, **options: Any) -> "Comparison":
+        return _compare(model, inputs, _Method(options, hooks, peak), functions, timeline=True)[0]
+
+    gated = measured(glu="parts")
+    further: list[dict[str, Any]] = [{"level": "L2"}, {"hooks": 4}, {"level": "L2", "hooks": 4}]
+    has_gated = gated.report.replaced != few_bit.report.replaced
+    if has_gated:
+        further += [{"glu": "parts", "level": "L2"}, {"glu": "parts", "level": "L2", "hooks": 4}]
+    others = [measured(**each) for each in with_progress(further, len(further), "measuring")]
+    return [*([gated] if has_gated else []), *others]
+
+
+def _write_page(path: Path, target: str, model: "nn.Module", batch: int, comparisons: "list[Comparison]") -> None:
+    from ..pages.memory_page import memory_page
+    from ..runtime.plan.memory import parameter_bytes
+
+    facts = {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameter_bytes": parameter_bytes(model),
+        "batch": batch,
+    }
+    page = memory_page(target, facts, comparisons)
+    with atomic_write(path) as stream:
+        stream.write(page.encode())
+    click.echo(f"wrote {path}", err=True)
 
 
 def _compiled(model: "nn.Module", inputs: Any, bits: int | str, as_json: bool) -> str:

@@ -57,7 +57,14 @@ class ByteSize(click.ParamType):
 
 FILE = click.Path(path_type=Path)
 
-activation_argument = click.argument("activation")
+
+def _activations(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    from ..tables.shipped import shipped_activations
+
+    return [name for name in shipped_activations() if name.startswith(incomplete)]
+
+
+activation_argument = click.argument("activation", shell_complete=_activations)
 
 bits_option = click.option(
     "--bits", type=int, metavar="N", default=3, show_default=True, help="Bits per element, 1 to 8."

@@ -11,7 +11,6 @@ from ..tables import FewbitError, Table
 from ..tables.files import check_writable
 from ..tables.json_format import dumps
 from ..tables.table import table_to_dict
-from .compiling import compilation_shown
 from .export import FORMATS, choose_format, write_table
 from .options import (
     FILE,
@@ -85,8 +84,7 @@ def command(
         check_writable(proof)
     start = time.perf_counter()
     act, w = parse_activation(activation, kinks), parse_weight(weight)
-    with compilation_shown():
-        table = solve(act, bits=bits, levels=levels, kind=kind, weight=w, effort=effort)
+    table = solve(act, bits=bits, levels=levels, kind=kind, weight=w, effort=effort)
     seconds = time.perf_counter() - start
     # Write files before printing: a reader that closes the pipe early (`| head`) does not prevent them.
     if output and file_format:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..tables import DEFAULT_WEIGHT, Kind, Table
+from ..tables.compiling import announced_compilation
 from ..tables.errors import FewbitError, shown
 from ..tables.table import MAX_LEVELS, check_bits, check_kind
 from .activations import Activation, as_activation, times_power_of_two
@@ -42,6 +43,7 @@ _AGREED, _ROUNDING = 1e-5, 1e-12
 _MOST_LOST = 0.05  # of the error: the permitted further contribution of rounding in sums of mass
 
 
+@announced_compilation()
 def solve(
     activation: str | Activation | Callable[..., Any],
     bits: int | None = None,
@@ -79,6 +81,13 @@ def solve(
         FewbitError: an argument is invalid; the message says what is accepted. Or f' cannot be integrated in double
             precision to the accuracy that a table states, has no bounds (kind ``stochastic``), or `effort` is exceeded
             before there is a table.
+
+    Returns:
+        The table; `table.lower_bound` is what no table of its kind and size can beat.
+
+    Example:
+        table = fewbit.solve("gelu", bits=3)
+        table.error, table.lower_bound, table(0.5)
     """
     K = level_count(bits, levels)
     kind = check_kind(kind)

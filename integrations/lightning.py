@@ -41,6 +41,10 @@ class FewbitCallback(Callback):
         FewbitCallback(memory="16GiB", inputs=lambda b: b[:1], loss=lambda y, b: F.cross_entropy(y, b[1]))
     """
 
+    preparation: Preparation
+    inputs: Callable[[Any], tuple[Any, ...] | Mapping[str, Any]] | None
+    loss: Callable[[Any, Any], Tensor] | None
+
     def __init__(
         self,
         memory: str | int | None = None,

@@ -27,7 +27,7 @@ from ..runtime.plan.fitted import Fitted
 from ..runtime.plan.planner import fit
 from ..runtime.plan.step import Step
 from ..runtime.quantizers import Quantizer
-from ..runtime.recompute import checkpoint
+from ..runtime.recompute import checkpoint, compute_once
 from ..runtime.saved_tensors import compress_saved_tensors
 from ..tables import FewbitError
 from ..tables.errors import shown
@@ -131,6 +131,7 @@ class Preparation:
             _save_through(model, method["saved"])
         if self.method is not None or self.fitted is not None:
             return
+        compute_once(model)  # the plan chooses the blocks to compute again
         if plan is not None:
             self.fitted = fit(model, plan=plan, loss=loss, optimizer=optimizer)
         elif batch is None:

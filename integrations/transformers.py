@@ -40,8 +40,8 @@ class FewbitCallback(TrainerCallback):
     method has learned; a resumed training continues with these.
 
     Args:
-        memory, error, time: limits for `fewbit.plan`, which then chooses among all methods; memory is that of one GPU
-            with parameters, gradients and optimizer.
+        memory, error, time: limits for `fewbit.plan`, which then chooses among all methods, and takes the place of
+            the trainer's gradient checkpointing; memory is that of one GPU with parameters, gradients and optimizer.
         method: options of `fewbit.convert`, such as {"level": "L2", "glu": "parts"}; also saved=PerGroup(4), for hooks
             around the forward pass, and checkpoint=8, for `fewbit.checkpoint` with so many bits.
         batch: keywords of the model, to plan for; by default the longest of the first 1,024 samples of the data set.
@@ -58,6 +58,10 @@ class FewbitCallback(TrainerCallback):
     Example:
         Trainer(model, args, train_dataset=data, callbacks=[FewbitCallback(memory="16GiB")])
     """
+
+    preparation: Preparation
+    batch: Mapping[str, Any] | None
+    measure: bool
 
     def __init__(
         self,

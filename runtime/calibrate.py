@@ -1,6 +1,6 @@
 """`fewbit.calibrate`: histograms of the inputs of a model's activations, weighted by squared gradients.
 
-    calibration = fewbit.calibrate(model, batches, loss)
+    calibration = fewbit.calibrate(model, batches, loss)     by all processes, with batches of their own
     fewbit.convert(model, tables=calibration.tables(bits=2))
 
 During the forward pass each activation's inputs are converted to bins, two bytes an element; when the gradient g of its
@@ -8,6 +8,7 @@ output arrives, the count of each element's bin grows by g². A graph without a 
 checkpointing's two forward passes, therefore counts nothing.
 """
 
+import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -26,7 +27,7 @@ from ..tables.table import check_bits, check_kind
 from .activations.following import adaptation_of
 from .activations.modules import FewBitActivation
 from .convert.find import Found, activations, form_of
-from .tensors.input_histogram import InputHistogram, bins_of
+from .tensors.input_histogram import BINS, InputHistogram, bins_of
 
 __all__ = ["Calibration", "calibrate"]
 
@@ -42,6 +43,7 @@ def calibrate(
     inputs: Callable[[Batch], Batch] | None = None,
     bits: int = 3,
     kind: str = "shared",
+    across_processes: bool = True,
 ) -> Calibration:
     """Measure the input distributions of a model's activations on `batches`, to solve tables for them.
 
@@ -60,9 +62,17 @@ def calibrate(
             or the output itself.
         inputs: batch -> the part of it to call the model with, if not all: ``lambda batch: batch[0]``.
         bits, kind: default arguments of the calibration's `tables`.
+        across_processes: whether, with torch.distributed, the calibration is that of all processes' batches: each calls
+            `calibrate` with the same model and batches of its own, which may be none, and all get the same. Give False
+            where one process calibrates alone.
 
     Raises:
-        FewbitError: an argument is wrong, there is no loss, or no gradient reached any activation.
+        FewbitError: an argument is wrong, there is no loss, no gradient reached any activation, or the processes'
+            models have other activations.
+
+    Example:
+        calibration = fewbit.calibrate(model, [x], lambda output, batch: output.square().mean())
+        fewbit.convert(model, tables=calibration.tables(bits=2))
     """
     bits, kind = check_bits(bits), check_kind(kind)
     _check_arguments(model, batches, loss, inputs)
@@ -77,6 +87,8 @@ def calibrate(
         for batch in batches:
             _backward(model, batch, loss, inputs)
             count += 1
+    if across_processes and torch.distributed.is_available() and torch.distributed.is_initialized():
+        count = _summed(list(found.values()), count, next(model.parameters(), torch.empty(0)).device)
     if not count:
         raise FewbitError("there are no batches")
     return _calibration(list(found.values()), count, bits, kind)
@@ -216,6 +228,28 @@ def _left_alone(model: nn.Module) -> Iterator[None]:
                 for module, name, buffer, content in buffers:
                     buffer.copy_(content)
                     module._buffers[name] = buffer
+
+
+def _summed(recorders: list[_Recorder], batches: int, device: torch.device) -> int:
+    """Give each recorder what all processes have recorded of its activation; return the number of their batches."""
+    names = [recorder.name for recorder in recorders]
+    digest = int.from_bytes(hashlib.sha256("\n".join(names).encode()).digest()[:7], "big")
+    least = torch.tensor([digest, -digest], device=device)
+    torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN)
+    if least.tolist() != [digest, -digest]:
+        raise FewbitError("the processes' models have other activations: give across_processes=False")
+    numbers = torch.tensor([[r.histogram.elements, r.histogram.used, r.ran] for r in recorders] + [[batches, 0, 0]])
+    numbers = numbers.to(device)
+    torch.distributed.all_reduce(numbers)
+    *rows, (total, _, _) = numbers.tolist()
+    for recorder, (elements, used, ran) in zip(recorders, rows, strict=True):
+        found = recorder.histogram.counts
+        counts = torch.zeros(BINS, dtype=torch.float64) if found is None else found
+        counts = counts.to(device)
+        torch.distributed.all_reduce(counts)
+        recorder.histogram = InputHistogram(counts, elements, used)
+        recorder.ran = bool(ran)
+    return total
 
 
 def _forget(parameter: Tensor) -> None:

@@ -104,6 +104,18 @@ def undo_checkpoint(model: nn.Module) -> None:
         done.undo()
 
 
+def compute_once(model: nn.Module) -> bool:
+    """Turn off the checkpointing that transformers' `gradient_checkpointing_enable()` turned on; return whether it was.
+
+    Args:
+        model: of transformers, changed in place.
+    """
+    modules = [module for module in model.modules() if getattr(module, _FLAG, False) is True]
+    for module in modules:
+        setattr(module, _FLAG, False)
+    return bool(modules)
+
+
 @dataclass(eq=False)
 class Checkpointed:
     """A model whose blocks are computed again. Made by `fewbit.checkpoint`.

@@ -20,7 +20,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -34,11 +34,13 @@ from ..tables import FewbitError
 from ..tables.errors import shown
 from .backends.reference.attention import is_recomputing
 from .layers.attention import scaled_dot_product_attention
-from .layers.saver import QuantizerSaver
+from .layers.saver import QuantizerSaver, Saver
 from .quantizers import Compressed, FixedPoint, Quantizer
 from .tensors.abstract import is_abstract
+from .tensors.casts import cast_key
 from .tensors.layout import as_dense, flat, with_stride
 from .tensors.packing import pack_mask, packed_size, unpack_mask
+from .tensors.passes import in_checkpoint
 from .tensors.plain import is_quantizable
 from .tensors.spec import TensorSpec
 
@@ -126,6 +128,11 @@ def compress_saved_tensors(
 
     Raises:
         FewbitError: `quantizer` has no `compress` that takes a tensor alone.
+
+    Example:
+        with fewbit.compress_saved_tensors(fewbit.quantizers.PerGroup(bits=4)):
+            loss = model(x).sum()
+        loss.backward()
     """
     if isinstance(quantizer, FixedPoint | type) or not hasattr(quantizer, "compress"):
         raise FewbitError(
@@ -133,7 +140,7 @@ def compress_saved_tensors(
             f"Outlier(), not {shown(quantizer)}"
         )
     kept = {t.untyped_storage()._cdata for t in keep}
-    return _Hooks(_Store(_Always(quantizer), smallest, kept), _Attention(QuantizerSaver(quantizer), smallest))
+    return _Hooks(_Store(_Always(quantizer), smallest, kept))
 
 
 class Chooser(Protocol):
@@ -143,13 +150,22 @@ class Chooser(Protocol):
         """Return the quantizer of `x`, which the torch function of this name saves."""
         ...
 
-    def share(self, compressed: Compressed) -> None:
-        """Note that another op saves the tensor, or a part of it, that `compressed` was made of."""
+    def share(self, compressed: Compressed, x: Tensor) -> None:
+        """Note that another op saves `x`, the tensor that `compressed` was made of or a part of it."""
         ...
 
     def keep(self, x: Tensor, in_bits: bool = False) -> None:
         """Note that `x` is saved exactly: as it is, because it must not be rounded or would not become smaller; or in
         one bit an element, such as signs and masks of dropout."""
+        ...
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Saver | None:
+        """Return what saves query, key and value of `scaled_dot_product_attention`, which the backward pass then
+        computes again; None lets torch's own save what it saves."""
+        ...
+
+    def attended(self, output: Tensor) -> None:
+        """Note what the attention that `attend` was asked about has returned."""
         ...
 
 
@@ -172,21 +188,26 @@ class _Always:
     def choose(self, x: Tensor, function: str) -> Quantizer:
         return self.quantizer
 
-    def share(self, compressed: Compressed) -> None: ...
+    def share(self, compressed: Compressed, x: Tensor) -> None: ...
 
     def keep(self, x: Tensor, in_bits: bool = False) -> None: ...
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Saver:
+        return QuantizerSaver(self.quantizer)
+
+    def attended(self, output: Tensor) -> None: ...
 
 
 class _Hooks(torch.autograd.graph.saved_tensors_hooks):
     """The hooks of a store, with the mode that records for it the running function."""
 
-    def __init__(self, store: "_Store", attention: "_Attention | None" = None) -> None:
+    def __init__(self, store: "_Store") -> None:
         # In a compiled function the hooks run between compiled graphs; they must not be compiled themselves.
         pack: Any = disable(store.pack)
         unpack: Any = disable(_unpack)
         super().__init__(pack, unpack)
         self._decide: Any = disable(store.decide)
-        self._mode = _Mode(store.running, attention)
+        self._mode = _Mode(store.running, _Attention(store.chooser, store.smallest))
 
     def __enter__(self) -> None:
         self._mode.__enter__()
@@ -218,32 +239,41 @@ class _Running(threading.local):
 
 @dataclass(frozen=True)
 class _Attention:
-    """`scaled_dot_product_attention` that is computed again in the backward pass.
+    """Asks a chooser about each `scaled_dot_product_attention`.
 
     Attributes:
-        saver: of query, key and value.
-        smallest: as for `compress_saved_tensors`.
+        chooser, smallest: as for `compress_by`.
     """
 
-    saver: QuantizerSaver
+    chooser: Chooser
     smallest: int
 
     def takes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Return whether this is to run in place of torch's: neither in the gradient of attention itself, nor for masks
-        that are trained, as T5's, whose gradient is torch's."""
+        """Return whether the chooser is asked: neither in the gradient of attention itself, nor for masks that are
+        trained, as T5's, whose gradient is torch's, nor in a checkpoint, which saves as much the second time, outside
+        of the context."""
         query = args[0] if args else kwargs.get("query")
         mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
         trained = isinstance(mask, Tensor) and mask.requires_grad
-        return isinstance(query, Tensor) and query.numel() >= self.smallest and not trained and not is_recomputing()
+        if not isinstance(query, Tensor) or query.numel() < self.smallest or trained:
+            return False
+        return not is_recomputing() and not in_checkpoint()
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return scaled_dot_product_attention(query, key, value, self.saver, *args, **kwargs)
+    def __call__(self, func: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the attention that the chooser wants: `func`, torch's, or the one that is computed again."""
+        saver = self.chooser.attend(query, key, value)
+        if saver is None:
+            output = func(query, key, value, *args, **kwargs)
+        else:
+            output = scaled_dot_product_attention(query, key, value, saver, *args, **kwargs)
+        self.chooser.attended(output)
+        return output
 
 
 class _Mode(TorchFunctionMode):
     """Record the torch function that is running, and replace attention."""
 
-    def __init__(self, running: _Running, attention: _Attention | None) -> None:
+    def __init__(self, running: _Running, attention: _Attention) -> None:
         super().__init__()
         self.running, self.attention = running, attention
 
@@ -251,9 +281,11 @@ class _Mode(TorchFunctionMode):
         kwargs = kwargs or {}
         if torch.compiler.is_compiling():
             return func(*args, **kwargs)
-        attention = self.attention if func is F.scaled_dot_product_attention else None
-        if attention is not None and attention.takes(args, kwargs):
-            return attention(*args, **kwargs)
+        if func is F.scaled_dot_product_attention and self.attention.takes(args, kwargs):
+            return self.attention(partial(self._run, func), *args, **kwargs)
+        return self._run(func, *args, **kwargs)
+
+    def _run(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         running = self.running
         before = running.name, running.operand
         running.name, running.operand = _noted(func, args, kwargs)
@@ -429,6 +461,7 @@ class _Store:
         kept: identities of storages to save exactly.
         running: the torch function that is running.
         entries: identity of a storage → its compressed blocks, as long as a graph refers to them.
+        casts: what casts of one tensor have in common (tensors/casts.py) → the compressed block of the first.
         compiled: shapes saved by compiled graphs.
     """
 
@@ -437,6 +470,7 @@ class _Store:
     kept: set[int]
     running: _Running = field(default_factory=_Running)
     entries: dict[int, list[weakref.ref[_Entry]]] = field(default_factory=dict)
+    casts: weakref.WeakValueDictionary[Any, _Entry] = field(default_factory=weakref.WeakValueDictionary)
     compiled: set[torch.Size] = field(default_factory=set)
 
     def pack(self, x: Tensor) -> Any:
@@ -466,7 +500,8 @@ class _Store:
     def _packed(self, x: Tensor, compiled: bool = False) -> _Exact | _View | _Copy:
         storage = StorageWeakRef(x.untyped_storage())
         in_bits = self.running.name in _OF_SIGNS or self.running.name in _OF_BOUNDS
-        entry = None if in_bits else self._entry_with(x, storage.cdata)
+        cast = cast_key(x)
+        entry = None if in_bits else self._entry_with(x, storage.cdata) or self.casts.get(cast)
         if entry is None:
             core = _without_repeats(x)
             small = x.numel() < self.smallest or (core.dim() > 1 and 1 in (core.shape[-1], x.shape[-1]))
@@ -483,8 +518,10 @@ class _Store:
             start = int(x.storage_offset())
             entry = _Entry(compressed, start, start + x.numel(), x._version, x.dtype, storage)
             self._remember(entry)
+            if cast is not None:
+                self.casts[cast] = entry
         else:
-            self.chooser.share(entry.compressed)
+            self.chooser.share(entry.compressed, x)
         return _View(entry, x.shape, x.stride(), int(x.storage_offset()) - entry.start)
 
     def _exact(self, x: Tensor) -> _Exact:
@@ -493,7 +530,7 @@ class _Store:
 
     def _is_exact(self, x: Tensor, saver: str) -> bool:
         """Return whether `x` must not be rounded, by its history and by the function that saves it."""
-        if saver in _CHECKPOINTS:
+        if saver == _CHECKPOINTS:
             return True
         if saver == _COMPILED:
             return self._is_exact_of_compiled(x)
@@ -560,23 +597,20 @@ def _origin(x: Tensor) -> Any:
     return node
 
 
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # pyright: ignore[reportFunctionMemberAccess]
 _HOOKS = ("torch._dynamo", f"{__package__}.memory", __name__)  # modules through which a hook is called
-_COMPILED = "CompiledFunction"
-_CHECKPOINTS = ("CheckpointFunction", "_NoopSaveInputs", "torch.utils.checkpoint")  # save inputs to recompute from
+_COMPILED = "torch._functorch._aot_autograd"  # its CompiledFunction is a compiled graph
+_CHECKPOINTS = "torch.utils.checkpoint"  # saves inputs to recompute from
 
 
 def _python_saver() -> str:
-    """Return the name of the autograd.Function, or the module of torch, whose Python code saves; "" for others."""
+    """Return `_COMPILED` or `_CHECKPOINTS` if the Python code of that part of torch saves; "" for others."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_HOOKS):
         frame = frame.f_back
-    if frame is None:
-        return ""
-    if frame.f_code is _APPLY:
-        return frame.f_locals["cls"].__name__
-    module = frame.f_globals.get("__name__", "")
-    return module if module in _CHECKPOINTS else ""
+    if frame is not None and frame.f_globals.get("__name__") == "torch.autograd.function":
+        frame = frame.f_back  # who called `Function.apply`, which has no frame of its own from torch 2.14 on
+    module = "" if frame is None else frame.f_globals.get("__name__", "")
+    return next((part for part in (_COMPILED, _CHECKPOINTS) if module.startswith(part)), "")
 
 
 def _of_queries_and_keys(shape: torch.Size, shapes: Iterable[torch.Size]) -> bool:

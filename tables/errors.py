@@ -2,7 +2,14 @@
 
 
 class FewbitError(ValueError):
-    """Invalid input; the message is one line that says what was wrong and what is accepted."""
+    """Invalid input; the message is one line that says what was wrong and what is accepted.
+
+    Example:
+        try:
+            fewbit.convert(model, bits=9)
+        except fewbit.FewbitError as error:
+            print(error)
+    """
 
 
 def shown(value: object) -> str:

@@ -54,6 +54,9 @@ def load_table(activation: str, bits: int = 3, kind: str = "shared", *, weight: 
 
     Raises:
         FewbitError: there is no such table; the message lists those that exist.
+
+    Example:
+        table = fewbit.load_table("gelu", bits=3)
     """
     check_bits(bits)
     kind = check_kind(kind)

@@ -72,6 +72,10 @@ class Table:
 
     Raises:
         FewbitError: the fields are not those of a valid table.
+
+    Example:
+        table = fewbit.load_table("gelu", bits=2)
+        table(-1.0), table.boundaries, table.codes, table.levels
     """
 
     activation: str
@@ -146,7 +150,7 @@ class Table:
         """Return the least and the greatest value that q(x) may take, float64, each in the shape of `x`.
 
         Example:
-            a, b = table.around(x)          # kind stochastic: E[(q(x) − f'(x))²] = (b − f'(x)) (f'(x) − a)
+            a, b = table.around(0.5)  # kind stochastic: E[(q(x) − f'(x))²] = (b − f'(x)) (f'(x) − a)
         """
         codes = self.encode(x).astype(np.intp)
         above = np.minimum(codes + 1, self.levels.size - 1) if self.kind == "stochastic" else codes

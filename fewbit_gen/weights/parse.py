@@ -21,8 +21,12 @@ _FAMILIES: dict[str, Callable[[float, float], Weight]] = {"uniform": uniform, "n
 _BETWEEN_PARTS = re.compile(r"(?<![eE])\+(?=[\s\d.]+(?:[eE][+-]?\d+)?\s*\*)", re.ASCII)
 
 
-def parse_weight(spec: str) -> Weight:
+def parse_weight(spec: str, *, files: bool = True) -> Weight:
     """Return the weight that `spec` describes: a family with its parameters, a mixture, or the name of a file.
+
+    Args:
+        spec: the text.
+        files: whether it may name a file; not where the text comes from someone else.
 
     Raises:
         FewbitError: `spec` is not a weight; the message says what is accepted.
@@ -30,7 +34,7 @@ def parse_weight(spec: str) -> Weight:
     family = spec.partition(":")[0].strip().lower()
     if family == "histogram":
         raise FewbitError(f"{shown(spec)} names what a measured weight holds; give the file that it came from")
-    if family not in _FAMILIES and Path(spec).suffix.lower() in READERS:
+    if files and family not in _FAMILIES and Path(spec).suffix.lower() in READERS:
         return read_weight(spec)
     if "*" in spec:
         return mixture(*(_part(part, spec) for part in _BETWEEN_PARTS.split(spec)))

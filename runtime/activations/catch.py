@@ -81,6 +81,10 @@ class few_bit(TorchFunctionMode):
 
     Raises:
         FewbitError: an argument is not one of the values above.
+
+    Example:
+        with fewbit.few_bit(bits=3):
+            y = torch.nn.functional.gelu(x)
     """
 
     def __init__(

@@ -16,7 +16,7 @@ With torch.distributed counts are summed over all processes, which therefore hav
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from torch.compiler import is_compiling
 
 from ...tables import FewbitError, Table
 from ...tables.errors import shown
-from ...tables.table import table_from_dict, table_to_dict
+from ...tables.table import Kind, table_from_dict, table_to_dict
 from .. import ops
 from ..backends.arguments import check_dtype, refuse
 from ..tensors.checks import check_integer
@@ -33,6 +33,9 @@ from ..tensors.layout import with_known_order
 from ..tensors.passes import in_backward
 from ..tensors.table_registry import register_table
 from .table_lookup import WEIGHT_OF_KIND
+
+if TYPE_CHECKING:
+    from ..tensors.input_histogram import InputHistogram
 
 __all__ = ["Adaptation", "FollowingTable", "adaptation_of", "adaptation_state", "load_adaptation_state"]
 
@@ -53,6 +56,14 @@ class FollowingTable:
         is_counting: whether inputs are counted.
         histogram: of the inputs, since `count`.
     """
+
+    activation: str
+    bits: int
+    kind: Kind
+    version: int
+    handle: Tensor
+    is_counting: bool
+    histogram: "InputHistogram | None"
 
     def __init__(self, activation: str, table: Table) -> None:
         self.activation, self.bits, self.kind = activation, table.bits, table.kind
@@ -163,6 +174,13 @@ class Adaptation:
     Raises:
         FewbitError: `every` is not such an integer.
     """
+
+    every: int
+    steps: int
+    following: dict[str, FollowingTable]
+    is_paused: bool
+    iteration: Tensor
+    handle: Tensor
 
     def __init__(self, model: nn.Module, following: Mapping[str, FollowingTable], every: int) -> None:
         check_integer("adapt", every, 2)
@@ -334,6 +352,13 @@ def adaptation_state(model: nn.Module) -> dict[str, Any]:
 
     Raises:
         FewbitError: the model was not converted with ``adapt=``.
+
+    Returns:
+        A mapping for `torch.save`.
+
+    Example:
+        fewbit.convert(model, bits=2, adapt=200)
+        state = fewbit.adaptation_state(model)
     """
     return _found(model).state()
 
@@ -343,6 +368,14 @@ def load_adaptation_state(model: nn.Module, state: Mapping[str, Any]) -> None:
 
     Raises:
         FewbitError: the model was not converted with ``adapt=``, or the state is of another one.
+
+    Args:
+        model: converted with the same arguments.
+        state: what `adaptation_state` returned.
+
+    Example:
+        fewbit.convert(model, bits=2, adapt=200)
+        fewbit.load_adaptation_state(model, fewbit.adaptation_state(model))
     """
     _found(model).load(state)
 

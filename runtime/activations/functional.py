@@ -46,7 +46,24 @@ def gelu(
     table: Table | None = None,
     rounding: Rounding | None = None,
 ) -> Tensor:
-    """`torch.nn.functional.gelu` with `bits` bits saved; ``approximate="tanh"`` has its own table."""
+    """`torch.nn.functional.gelu` with `bits` bits saved; ``approximate="tanh"`` has its own table.
+
+    Args:
+        input: float64, float32, float16 or bfloat16, of any shape and layout.
+        approximate: ``none`` or ``tanh``.
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Returns:
+        f(input), bit for bit torch's, in the shape and dtype of `input`.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.functional.gelu(x, bits=3)
+    """
     function = gelu_function(approximate)
     return apply(input, function, (), resolve_key(function, (), bits, table, rounding))
 
@@ -69,6 +86,16 @@ def activation(
 
     See `fewbit.FewBit` for the arguments. The first call with a callable solves its table, so pass the same object
     every time: a lambda written in a `forward` is a new one each time.
+
+    Args:
+        input: float64, float32, float16 or bfloat16, of any shape and layout.
+        function, bits, table, kinks, rounding: as for `fewbit.FewBit`.
+
+    Raises:
+        FewbitError: an argument is wrong; the callable is not elementwise.
+
+    Example:
+        y = fewbit.functional.activation(x, "x*sigmoid(1.702*x)", bits=3)
     """
     name, parameters, key = _custom_for(input.dtype, function, bits, table, tuple(kinks), rounding)
     if not isinstance(function, str) and not keeps(input):

@@ -57,6 +57,9 @@ def swiglu(
     Raises:
         FewbitError: an argument is not one of the values above.
         TypeError: a gradient is required and the dtype is not a floating-point one listed above.
+
+    Example:
+        h = fewbit.functional.swiglu(gate, up, bits=3)
     """
     return apply(gate, up, plan_of("silu", (), bits, copy_bits, keep, table, rounding))
 
@@ -72,7 +75,11 @@ def geglu(
     table: Table | None = None,
     rounding: Rounding | None = None,
 ) -> Tensor:
-    """Return gelu(gate, approximate) · up, the gated unit of T5 and (``approximate="tanh"``) Gemma: see `swiglu`."""
+    """Return gelu(gate, approximate) · up, the gated unit of T5 and (``approximate="tanh"``) Gemma: see `swiglu`.
+
+    Example:
+        h = fewbit.functional.geglu(gate, up, approximate="tanh")
+    """
     return apply(gate, up, plan_of(gelu_function(approximate), (), bits, copy_bits, keep, table, rounding))
 
 
@@ -86,7 +93,11 @@ def reglu(
     table: Table | None = None,
     rounding: Rounding | None = None,
 ) -> Tensor:
-    """Return relu(gate) · up: see `swiglu`. One bit represents relu' exactly."""
+    """Return relu(gate) · up: see `swiglu`. One bit represents relu' exactly.
+
+    Example:
+        h = fewbit.functional.reglu(gate, up)
+    """
     return apply(gate, up, plan_of("relu", (), bits, copy_bits, keep, table, rounding))
 
 
@@ -100,7 +111,11 @@ def glu(
     table: Table | None = None,
     rounding: Rounding | None = None,
 ) -> Tensor:
-    """Return sigmoid(gate) · up: see `swiglu`. (`torch.nn.functional.glu` takes both in one tensor.)"""
+    """Return sigmoid(gate) · up: see `swiglu`. (`torch.nn.functional.glu` takes both in one tensor.)
+
+    Example:
+        h = fewbit.functional.glu(gate, up)
+    """
     return apply(gate, up, plan_of("sigmoid", (), bits, copy_bits, keep, table, rounding))
 
 

@@ -82,16 +82,20 @@ class fewbit_glu(torch.autograd.Function):
         h, parts = keep(gate, up, plan, wanted)
         ctx.save_for_backward(*parts)
         ctx.plan, ctx.kept_for = plan, wanted
+        if not torch.compiler.is_compiling():
+            ctx.set_materialize_grads(False)  # no zeros for the parts, which have no gradient
         if plan.keep != "exact":
             ctx.mark_non_differentiable(*parts)
             return h, *parts
         return (h,)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return d_gate and d_up."""
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # while compiling, the compiler refuses
             refuse()
+        if grads[0] is None:
+            return None, None, None, None
         wanted = Wanted(ctx.needs_input_grad[0], ctx.needs_input_grad[1], False)
         d_gate, d_up, _ = gradients(grads[0], ctx.saved_tensors, ctx.plan, ctx.kept_for, wanted)
         return d_gate if wanted.d_gate else None, d_up if wanted.d_up else None, None, None

@@ -12,7 +12,7 @@ from ..tensors.table_registry import register_unpickled, table_of
 from .gated import CopyBits, apply, plan_of
 from .table_lookup import Rounding
 
-__all__ = ["GEGLU", "GLU", "ReGLU", "SwiGLU"]
+__all__ = ["GEGLU", "GLU", "GatedHalves", "ReGLU", "SwiGLU"]
 
 
 class GatedUnit(nn.Module):
@@ -46,7 +46,17 @@ class GatedUnit(nn.Module):
 
 
 class SwiGLU(GatedUnit):
-    """silu(gate) · up."""
+    """silu(gate) · up.
+
+    Args:
+        bits, copy_bits, keep, table, rounding: as for `fewbit.functional.swiglu`.
+
+    Raises:
+        FewbitError: an argument is not one of these.
+
+    Example:
+        h = fewbit.SwiGLU(bits=3)(gate, up)  # two tensors of one shape; h has it too
+    """
 
     def __init__(
         self,
@@ -61,7 +71,18 @@ class SwiGLU(GatedUnit):
 
 
 class GEGLU(GatedUnit):
-    """gelu(gate, approximate) · up."""
+    """gelu(gate, approximate) · up.
+
+    Args:
+        approximate: ``none`` or ``tanh``.
+        bits, copy_bits, keep, table, rounding: as for `fewbit.functional.swiglu`.
+
+    Raises:
+        FewbitError: an argument is not one of these.
+
+    Example:
+        h = fewbit.GEGLU(bits=3)(gate, up)  # two tensors of one shape; h has it too
+    """
 
     def __init__(
         self,
@@ -77,7 +98,17 @@ class GEGLU(GatedUnit):
 
 
 class ReGLU(GatedUnit):
-    """relu(gate) · up."""
+    """relu(gate) · up.
+
+    Args:
+        bits, copy_bits, keep, table, rounding: as for `fewbit.functional.swiglu`.
+
+    Raises:
+        FewbitError: an argument is not one of these.
+
+    Example:
+        h = fewbit.ReGLU(bits=3)(gate, up)  # two tensors of one shape; h has it too
+    """
 
     def __init__(
         self,
@@ -92,7 +123,17 @@ class ReGLU(GatedUnit):
 
 
 class GLU(GatedUnit):
-    """sigmoid(gate) · up, of two tensors."""
+    """sigmoid(gate) · up, of two tensors.
+
+    Args:
+        bits, copy_bits, keep, table, rounding: as for `fewbit.functional.swiglu`.
+
+    Raises:
+        FewbitError: an argument is not one of these.
+
+    Example:
+        h = fewbit.GLU(bits=3)(gate, up)  # two tensors of one shape; h has it too
+    """
 
     def __init__(
         self,
@@ -104,6 +145,27 @@ class GLU(GatedUnit):
         rounding: Rounding | None = None,
     ) -> None:
         super().__init__(plan_of("sigmoid", (), bits, copy_bits, keep, table, rounding))
+
+
+class GatedHalves(GatedUnit):
+    """act(gate) · up of the two halves of the last dimension of one tensor, as where one projection computes both.
+
+    Attributes:
+        gate_last: whether gate is the last half.
+    """
+
+    def __init__(self, plan: GLUPlan, gate_last: bool) -> None:
+        super().__init__(plan)
+        self.gate_last = gate_last
+
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the product.
+
+        Args:
+            x: (…, 2 × intermediate).
+        """
+        first, last = x.chunk(2, dim=-1)
+        return apply(last, first, self.plan) if self.gate_last else apply(first, last, self.plan)
 
 
 def check_plan(module: Any, key: str) -> None:

@@ -25,6 +25,8 @@ Keep = Literal["codes", "output"]  # what an activation saves of its derivative
 
 FUNCTIONS = ("gelu", "gelu_tanh")
 POINTS = 1024  # of g, on each side
+PART = 1 << 14  # elements of which the derivative is taken at once
+ROOM = 64  # bytes that it takes for each of them
 FARTHEST = 12.0  # |x| beyond which the derivative is that of x = ±FARTHEST: 0 and 1 in float32
 
 
@@ -124,6 +126,14 @@ class _Inverted(torch.autograd.Function):
         """Return the gradient of x."""
         y, bits = ctx.saved_tensors
         slopes, minimum, least, ends = ctx.inverse
+        inverse = Inverse(minimum, least, ends, slopes)
         right = (unpack(bits, 1, y.numel()) if is_compiling() else unpack_mask(bits, y.numel())).to(torch.bool)
-        slope = Inverse(minimum, least, ends, slopes).derivative(y.detach(), right.view(y.shape))
-        return (grads[0] * slope).to(y.dtype), None, None, None, None, None
+        if is_compiling():
+            return (grads[0] * inverse.derivative(y.detach(), right.view(y.shape))).to(y.dtype), *(None,) * 5
+        # A part at a time: a derivative takes several tensors of its size for a moment.
+        y, grad = y.detach().flatten(), grads[0].flatten()
+        found = torch.empty_like(y)
+        for start in range(0, len(y), PART):
+            part = slice(start, start + PART)
+            found[part] = grad[part] * inverse.derivative(y[part], right[part])
+        return found.view(grads[0].shape), *(None,) * 5

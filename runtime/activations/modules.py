@@ -41,6 +41,10 @@ class GELU(FewBitActivation):
 
     Raises:
         FewbitError: an argument is wrong, or there are bits, a table or rounding for an output.
+
+    Example:
+        y = fewbit.GELU(bits=3)(x)
+        y = fewbit.GELU(keep="output")(x)
     """
 
     keep: Keep
@@ -90,7 +94,23 @@ class GELU(FewBitActivation):
 
 
 class Hardtanh(FewBitActivation):
-    """`torch.nn.Hardtanh`; one bit an element is exact. `min_value` and `max_value` are torch's deprecated names."""
+    """`torch.nn.Hardtanh`; one bit an element is exact. `min_value` and `max_value` are torch's deprecated names.
+
+    Args:
+        min_val: the least value of f.
+        max_val: the greatest value of f.
+        inplace: whether to overwrite the input.
+        min_value, max_value: torch's deprecated names.
+        bits: 1 to 8, of which one is used: it holds the derivative exactly.
+        table: used as it is; by default the exact one.
+        rounding: ``deterministic``, the default, or ``stochastic``.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.Hardtanh(-2.0, 2.0)(x)
+    """
 
     def __init__(
         self,
@@ -151,6 +171,9 @@ class FewBit(FewBitActivation):
     Raises:
         FewbitError: an argument is wrong; the callable is not elementwise, writes into its input or holds trainable
             parameters.
+
+    Example:
+        y = fewbit.FewBit("x*sigmoid(1.702*x)", bits=3)(x)
     """
 
     function: str | Callable[[Tensor], Tensor]

@@ -85,7 +85,22 @@ __all__ = [
 ]
 
 class ReLU(FewBitActivation):
-    """`torch.nn.ReLU`; one bit an element is exact."""
+    """`torch.nn.ReLU`; one bit an element is exact.
+
+    Args:
+        inplace: whether to overwrite the input.
+        bits: 1 to 8, of which one is used: it holds the derivative exactly.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.ReLU(bits=3)(x)
+    """
 
     def __init__(
         self,
@@ -97,7 +112,22 @@ class ReLU(FewBitActivation):
     ) -> None: ...
 
 class ReLU6(FewBitActivation):
-    """`torch.nn.ReLU6`; one bit an element is exact."""
+    """`torch.nn.ReLU6`; one bit an element is exact.
+
+    Args:
+        inplace: whether to overwrite the input.
+        bits: 1 to 8, of which one is used: it holds the derivative exactly.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.ReLU6(bits=3)(x)
+    """
 
     def __init__(
         self,
@@ -109,7 +139,23 @@ class ReLU6(FewBitActivation):
     ) -> None: ...
 
 class LeakyReLU(FewBitActivation):
-    """`torch.nn.LeakyReLU`; one bit an element is exact."""
+    """`torch.nn.LeakyReLU`; one bit an element is exact.
+
+    Args:
+        negative_slope: f' where x ≤ 0.
+        inplace: whether to overwrite the input.
+        bits: 1 to 8, of which one is used: it holds the derivative exactly.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.LeakyReLU(bits=3)(x)
+    """
 
     def __init__(
         self,
@@ -125,7 +171,23 @@ class LeakyReLU(FewBitActivation):
         """f' where x ≤ 0."""
 
 class ELU(FewBitActivation):
-    """`torch.nn.ELU` with `bits` bits kept for each element; each alpha has its own table."""
+    """`torch.nn.ELU` with `bits` bits kept for each element; each alpha has its own table.
+
+    Args:
+        alpha: −f far left.
+        inplace: whether to overwrite the input.
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.ELU(bits=3)(x)
+    """
 
     def __init__(
         self,
@@ -141,7 +203,23 @@ class ELU(FewBitActivation):
         """−f far left."""
 
 class CELU(FewBitActivation):
-    """`torch.nn.CELU` with `bits` bits kept for each element; each alpha has its own table."""
+    """`torch.nn.CELU` with `bits` bits kept for each element; each alpha has its own table.
+
+    Args:
+        alpha: −f far left.
+        inplace: whether to overwrite the input.
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.CELU(bits=3)(x)
+    """
 
     def __init__(
         self,
@@ -157,7 +235,22 @@ class CELU(FewBitActivation):
         """−f far left."""
 
 class SELU(FewBitActivation):
-    """`torch.nn.SELU` with `bits` bits kept for each element."""
+    """`torch.nn.SELU` with `bits` bits kept for each element.
+
+    Args:
+        inplace: whether to overwrite the input.
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.SELU(bits=3)(x)
+    """
 
     def __init__(
         self,
@@ -169,7 +262,22 @@ class SELU(FewBitActivation):
     ) -> None: ...
 
 class SiLU(FewBitActivation):
-    """`torch.nn.SiLU` (Swish) with `bits` bits kept for each element."""
+    """`torch.nn.SiLU` (Swish) with `bits` bits kept for each element.
+
+    Args:
+        inplace: whether to overwrite the input.
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.SiLU(bits=3)(x)
+    """
 
     def __init__(
         self,
@@ -181,7 +289,22 @@ class SiLU(FewBitActivation):
     ) -> None: ...
 
 class Mish(FewBitActivation):
-    """`torch.nn.Mish` with `bits` bits kept for each element."""
+    """`torch.nn.Mish` with `bits` bits kept for each element.
+
+    Args:
+        inplace: whether to overwrite the input.
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.Mish(bits=3)(x)
+    """
 
     def __init__(
         self,
@@ -193,7 +316,23 @@ class Mish(FewBitActivation):
     ) -> None: ...
 
 class Softplus(FewBitActivation):
-    """`torch.nn.Softplus` with `bits` bits kept for each element; each beta and threshold has its own table."""
+    """`torch.nn.Softplus` with `bits` bits kept for each element; each beta and threshold has its own table.
+
+    Args:
+        beta: How sharply it bends.
+        threshold: Where beta·x is above it, f(x) = x.
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.Softplus(bits=3)(x)
+    """
 
     def __init__(
         self,
@@ -213,42 +352,127 @@ class Softplus(FewBitActivation):
         """Where beta·x is above it, f(x) = x."""
 
 class Softsign(FewBitActivation):
-    """`torch.nn.Softsign` with `bits` bits kept for each element."""
+    """`torch.nn.Softsign` with `bits` bits kept for each element.
+
+    Args:
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.Softsign(bits=3)(x)
+    """
 
     def __init__(
         self, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None
     ) -> None: ...
 
 class Sigmoid(FewBitActivation):
-    """`torch.nn.Sigmoid` with `bits` bits kept for each element."""
+    """`torch.nn.Sigmoid` with `bits` bits kept for each element.
+
+    Args:
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.Sigmoid(bits=3)(x)
+    """
 
     def __init__(
         self, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None
     ) -> None: ...
 
 class LogSigmoid(FewBitActivation):
-    """`torch.nn.LogSigmoid` with `bits` bits kept for each element."""
+    """`torch.nn.LogSigmoid` with `bits` bits kept for each element.
+
+    Args:
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.LogSigmoid(bits=3)(x)
+    """
 
     def __init__(
         self, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None
     ) -> None: ...
 
 class Tanh(FewBitActivation):
-    """`torch.nn.Tanh` with `bits` bits kept for each element."""
+    """`torch.nn.Tanh` with `bits` bits kept for each element.
+
+    Args:
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.Tanh(bits=3)(x)
+    """
 
     def __init__(
         self, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None
     ) -> None: ...
 
 class Tanhshrink(FewBitActivation):
-    """`torch.nn.Tanhshrink` with `bits` bits kept for each element."""
+    """`torch.nn.Tanhshrink` with `bits` bits kept for each element.
+
+    Args:
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.Tanhshrink(bits=3)(x)
+    """
 
     def __init__(
         self, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None
     ) -> None: ...
 
 class Hardsigmoid(FewBitActivation):
-    """`torch.nn.Hardsigmoid`; one bit an element is exact."""
+    """`torch.nn.Hardsigmoid`; one bit an element is exact.
+
+    Args:
+        inplace: whether to overwrite the input.
+        bits: 1 to 8, of which one is used: it holds the derivative exactly.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.Hardsigmoid(bits=3)(x)
+    """
 
     def __init__(
         self,
@@ -260,7 +484,22 @@ class Hardsigmoid(FewBitActivation):
     ) -> None: ...
 
 class Hardswish(FewBitActivation):
-    """`torch.nn.Hardswish` with `bits` bits kept for each element."""
+    """`torch.nn.Hardswish` with `bits` bits kept for each element.
+
+    Args:
+        inplace: whether to overwrite the input.
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.Hardswish(bits=3)(x)
+    """
 
     def __init__(
         self,
@@ -272,7 +511,22 @@ class Hardswish(FewBitActivation):
     ) -> None: ...
 
 class Hardshrink(FewBitActivation):
-    """`torch.nn.Hardshrink`; one bit an element is exact."""
+    """`torch.nn.Hardshrink`; one bit an element is exact.
+
+    Args:
+        lambd: f(x) = 0 where |x| ≤ lambd.
+        bits: 1 to 8, of which one is used: it holds the derivative exactly.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.Hardshrink(bits=3)(x)
+    """
 
     def __init__(
         self,
@@ -287,7 +541,22 @@ class Hardshrink(FewBitActivation):
         """f(x) = 0 where |x| ≤ lambd."""
 
 class Softshrink(FewBitActivation):
-    """`torch.nn.Softshrink`; one bit an element is exact."""
+    """`torch.nn.Softshrink`; one bit an element is exact.
+
+    Args:
+        lambd: f(x) = 0 where |x| ≤ lambd.
+        bits: 1 to 8, of which one is used: it holds the derivative exactly.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.Softshrink(bits=3)(x)
+    """
 
     def __init__(
         self,
@@ -302,7 +571,24 @@ class Softshrink(FewBitActivation):
         """f(x) = 0 where |x| ≤ lambd."""
 
 class Threshold(FewBitActivation):
-    """`torch.nn.Threshold`; one bit an element is exact."""
+    """`torch.nn.Threshold`; one bit an element is exact.
+
+    Args:
+        threshold: f(x) = x above it.
+        value: f(x) elsewhere.
+        inplace: whether to overwrite the input.
+        bits: 1 to 8, of which one is used: it holds the derivative exactly.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.Threshold(0.1, 20.0, bits=3)(x)
+    """
 
     def __init__(
         self,
@@ -323,14 +609,42 @@ class Threshold(FewBitActivation):
         """f(x) elsewhere."""
 
 class QuickGELU(FewBitActivation):
-    """x·σ(1.702x), the GELU of CLIP, as `transformers` computes it, with `bits` bits kept for each element."""
+    """x·σ(1.702x), the GELU of CLIP, as `transformers` computes it, with `bits` bits kept for each element.
+
+    Args:
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.QuickGELU(bits=3)(x)
+    """
 
     def __init__(
         self, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None
     ) -> None: ...
 
 class SquaredReLU(FewBitActivation):
-    """relu(x)² (Primer), as `transformers` computes it, with `bits` bits kept for each element."""
+    """relu(x)² (Primer), as `transformers` computes it, with `bits` bits kept for each element.
+
+    Args:
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one, shipped or solved when first used.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
+
+    Inputs are float64, float32, float16 or bfloat16, of any shape and layout; outputs have their shape and dtype.
+
+    Raises:
+        FewbitError: an argument is not one of the values above.
+
+    Example:
+        y = fewbit.SquaredReLU(bits=3)(x)
+    """
 
     def __init__(
         self, *, bits: int | None = None, table: Table | None = None, rounding: Rounding | None = None

@@ -47,6 +47,9 @@ class ActivationAnnealing:
             nothing by V-Quant.
     """
 
+    schedule: tuple[Phase, ...]
+    last_epoch: int
+
     def __init__(self, model: nn.Module, schedule: Iterable[Sequence[Any]]) -> None:
         self.last_epoch = 0
         self._modules = [module for module in model.modules() if _is_scheduled(module)]

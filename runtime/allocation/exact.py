@@ -19,6 +19,9 @@ def allocate_exactly(sensitivity: Any, elements: Any, budget: float) -> np.ndarr
 
     Raises:
         FewbitError: as `Problem.of`, or if it would take more than 10^8 bytes.
+
+    Example:
+        fewbit.allocation.allocate_exactly([9.0, 1.0], [1000, 1000], 6000)  # array([4, 2])
     """
     problem = Problem.of(sensitivity, elements, budget)
     items = len(problem.w)

@@ -67,6 +67,9 @@ def allocate(sensitivity: Any, elements: Any, budget: float) -> np.ndarray:
     Raises:
         FewbitError: a sensitivity is negative or not finite, an element count is not a positive integer, or the budget
             is below Σ D.
+
+    Example:
+        fewbit.allocation.allocate([9.0, 1.0], [1000, 1000], 6000)  # array([4, 2])
     """
     problem = Problem.of(sensitivity, elements, budget)
     if not problem.w.size:

@@ -43,6 +43,7 @@ from ..tensors.handles import new_handle
 from ..tensors.levels import UNIFORM, check_levels
 from ..tensors.packing import GROUP
 from ..tensors.passes import in_backward
+from ..tensors.replicas import gathered, replicas
 from ..tensors.rows import SampleBits, most_bytes
 from .greedy import allocate_at_least
 from .problem import MOST
@@ -57,7 +58,9 @@ class MixedPrecision:
 
     The budget is `bits` for each element that the layers save, on average over all layers; added to it are 0.125 bits
     for each element at G = 256 (0.5 at most: `PerGroup.within`), a byte for each sample and layer, and up to 7 bytes of
-    padding. Each process of a distributed training allocates its own budget; nothing is communicated.
+    padding. Processes that train copies of the model, by DistributedDataParallel or FSDP2, share the budget, and give
+    each layer the same bits: those of one process with all of their samples. Before each forward pass in training mode
+    they tell each other one number a sample and layer (see `tensors/replicas.py` for when they do not).
 
     Args:
         model: with compressed layers (fewbit.layers), which are found at construction.
@@ -73,7 +76,23 @@ class MixedPrecision:
     Raises:
         FewbitError: `bits`, `group_size`, `levels`, `gradients`, `momentum` or `every` is not one of the values above,
             or the model has no compressed layer.
+
+    Example:
+        fewbit.convert(model, level="L2")
+        precision = fewbit.MixedPrecision(model, bits=2.5)
+        model(x).sum().backward()
+        precision.bits
     """
+
+    target: float
+    gradients: Gradients
+    momentum: float
+    every: int
+    across_layers: bool
+    quantizer: PerGroup
+    iterations: int
+    iteration: Tensor
+    handle: Tensor
 
     def __init__(
         self,
@@ -110,6 +129,7 @@ class MixedPrecision:
             self.savers[name] = layer.saver = SampleSaver(self, layer, self.target)
         self._current: Tensor | None = None
         self._weights = 0  # layers with weights since the iteration began
+        self._together = 0  # forward passes of all copies of the model at once
         self._recent = Recent()  # of each tensor the codes, and the saver that made them
         self.iteration = torch.zeros(1, dtype=torch.int64, device="cpu")  # of compiled graphs: orders their ops
         self.handle = new_handle(self)
@@ -169,6 +189,7 @@ class MixedPrecision:
             saver.magnitude, saver.stale = given[name]["magnitude"], given[name]["stale"]
             saver.batches[:] = [Batch(saver, **batch) for batch in given[name].get("batches", ())]
             saver.leave()
+        self._together = self.iterations + any(saver.batches for saver in self.savers.values())
         for name, saver in self.savers.items():
             host = given[name].get("host")
             if host is not None:
@@ -188,10 +209,15 @@ class MixedPrecision:
         """Reallocate across layers by the last iteration, and begin the next, unless a backward pass is running."""
         if in_backward():
             return
-        if any(saver.batches for saver in self.savers.values()):
-            self.iterations += 1
-            if self.across_layers and self.iterations % self.every == 0:
-                self._share_out()
+        group = self._group()
+        has_samples = any(saver.batches for saver in self.savers.values())
+        # Copies take part alike, also one without samples, or one that alone ran forward passes of its own.
+        ran = has_samples if group is None else self._together > 0
+        self.iterations += ran
+        count = self.iterations if group is None else self._together
+        if ran and self.across_layers and count % self.every == 0:
+            self._share_out(group)
+        self._together += group is not None
         self._weights = 0
         for saver in self.savers.values():
             saver.batches.clear()
@@ -199,26 +225,59 @@ class MixedPrecision:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, handle=new_handle(self))
 
-    def _share_out(self) -> None:
-        used = [s for s in self.savers.values() if s.batches and s.magnitude is not None and is_comparable(s.layer)]
+    def _group(self) -> Any:
+        """Return the processes that train copies of the model, None if bits are this process's own affair."""
+        layers = [saver.layer for saver in self.savers.values()]
+        training = any(layer.training for layer in layers)
+        return replicas(p for layer in layers for p in layer.parameters()) if training else None
+
+    def _share_out(self, group: Any) -> None:
+        if group is not None:
+            self._average_magnitudes(group)
+        savers = list(self.savers.values())
+        used = [s for s in savers if s.batches and s.magnitude is not None and is_comparable(s.layer)]
         batches = [(saver, batch) for saver in used for batch in saver.batches if batch.variance is not None]
         sensitivities = _on_host([batch.sensitivity() for _, batch in batches])
-        known = [(*pair, w) for pair, w in zip(batches, sensitivities, strict=True) if np.isfinite(w).all()]
-        if not known:
+        place = {id(saver): i for i, saver in enumerate(savers)}
+        known = [
+            np.stack(np.broadcast_arrays(place[id(saver)], float(batch.elements), w), 1)
+            for (saver, batch), w in zip(batches, sensitivities, strict=True)
+            if np.isfinite(w).all()
+        ]
+        # A row a sample: the number of its saver, its elements, its sensitivity.
+        rows = np.concatenate([np.empty((0, 3)), *known])
+        if group is not None:
+            rows = gathered(torch.from_numpy(rows).to(self._device()), group).cpu().numpy()
+            rows = rows[np.argsort(rows[:, 0], kind="stable")]  # as of one process with all samples
+        if not len(rows):
             return
-        D = np.concatenate([np.full(len(w), batch.elements) for _, batch, w in known])
-        least = np.concatenate([np.full(len(w), saver.least) for saver, _, w in known])
-        w = np.concatenate([w for *_, w in known])
-        found = allocate_at_least(least, w, D, round(self.target * D.sum()))
-        parts = np.split(found, np.cumsum([len(w) for *_, w in known])[:-1])
-        spent: dict[int, list[int]] = {}
-        for (saver, batch, w), bits in zip(known, parts, strict=True):
-            of_saver = spent.setdefault(id(saver), [0, 0])
-            of_saver[0] += int(bits.sum()) * batch.elements
-            of_saver[1] += len(w) * batch.elements
-        for saver in used:
-            bits, elements = spent.get(id(saver), (0, 0))
-            saver.average = bits / elements if elements else saver.average
+        owner, D, w = rows[:, 0].astype(np.int64), rows[:, 1].astype(np.int64), rows[:, 2]
+        least = np.array([saver.least for saver in savers])[owner]
+        bits = allocate_at_least(least, w, D, round(self.target * D.sum()))
+        spent = np.bincount(owner, bits * D, len(savers))
+        elements = np.bincount(owner, D, len(savers))
+        for saver, total, number in zip(savers, spent, elements, strict=True):
+            saver.average = float(total / number) if number else saver.average
+
+    def _average_magnitudes(self, group: Any) -> None:
+        """Give each layer the mean magnitude of all processes' samples."""
+        device = self._device()
+        sums = torch.zeros(2, len(self.savers), dtype=torch.float64, device=device)
+        for i, saver in enumerate(self.savers.values()):
+            samples = sum(len(b.variance) for b in (saver.host or saver).batches if b.variance is not None)
+            if saver.magnitude is not None and samples:
+                magnitude = saver.magnitude.to(sums)
+                known = magnitude.isfinite()
+                sums[0, i], sums[1, i] = torch.where(known, magnitude * samples, 0), known * samples
+        torch.distributed.all_reduce(sums, group=group)
+        for (total, samples), saver in zip(sums.t(), self.savers.values(), strict=True):
+            if samples > 0:
+                saver.magnitude = total / samples
+
+    def _device(self) -> torch.device:
+        """Return the device on which processes exchange what they know: that of the layers."""
+        parameters = (p for saver in self.savers.values() for p in saver.layer.parameters())
+        return next((p.device for p in parameters), torch.device("cpu"))
 
 
 def _on_host(tensors: Sequence[Tensor]) -> list[np.ndarray]:
@@ -436,7 +495,7 @@ class SampleSaver:
         if before is None:
             self.magnitude = mean
         else:
-            before = before.to(mean.device)
+            before = before.to(mean)
             mixed = torch.where(before.isfinite(), torch.lerp(mean, before, self.precision.momentum), mean)
             self.magnitude = torch.where(mean.isfinite(), mixed, before)
         self._remember(t)

@@ -58,5 +58,9 @@ class Problem:
 
 
 def variance(sensitivity: Any, bits: Any) -> float:
-    """Return Σ w / (2^b − 1)² of arrays that broadcast: what Prob. (10) minimizes."""
+    """Return Σ w / (2^b − 1)² of arrays that broadcast: what Prob. (10) minimizes.
+
+    Example:
+        fewbit.allocation.variance([9.0, 1.0], [4, 2])
+    """
     return float((np.asarray(sensitivity, np.float64) / (2.0 ** np.asarray(bits, np.float64) - 1) ** 2).sum())

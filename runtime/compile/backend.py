@@ -9,6 +9,8 @@ from torch import fx
 from ...tables import FewbitError
 from .options import CompileOptions
 
+LEAST_TORCH = "2.9"
+
 
 def inductor_options(**options: Any) -> dict[str, Any]:
     """Return options for `torch.compile(model, options=…)` with the backend "inductor".
@@ -71,12 +73,17 @@ def compile_graph(
         return compile_fx(model, list(inputs), config_patches=dict(patches), **how)
 
 
+def is_supported() -> bool:
+    """Return whether this torch can run the backend."""
+    return "custom_partitioner_fn" in _known()
+
+
 def _patches(options: CompileOptions) -> dict[str, Any]:
     """Return the changes of Inductor's configuration; none if all is saved exactly."""
     if options.bits is None:
         return {}
-    if "custom_partitioner_fn" not in _known():
-        raise FewbitError(f"the backend fewbit needs torch 2.9 or newer; this is {torch.__version__}")
+    if not is_supported():
+        raise FewbitError(f"the backend fewbit needs torch {LEAST_TORCH} or newer; this is {torch.__version__}")
     from . import direct_calls
     from .partitioner import FewbitPartitioner
 

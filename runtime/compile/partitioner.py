@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 from torch._functorch.compile_utils import fx_graph_cse
-from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor import custom_graph_pass
 
 from ...tables import FewbitError
 from .cut import annotate, choose_by_place, divide, few_bit_costs, pin, saved_bytes
@@ -21,8 +21,11 @@ from .report import GraphReport, record
 from .rewrite import rewrite
 from .roles import Role, classify
 
+# Not there before torch 2.9, where the backend refuses before there is a partitioner (`backend.is_supported`).
+_CustomPartitioner: Any = getattr(custom_graph_pass, "CustomPartitionerFn", object)
 
-class FewbitPartitioner(CustomPartitionerFn):
+
+class FewbitPartitioner(_CustomPartitioner):
     """Inductor's partitioner with few bits for what the passes share.
 
     Inductor pickles it into the keys of its caches, and asks for `uuid`.

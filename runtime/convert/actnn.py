@@ -35,10 +35,10 @@ from ..layers.offload import Swapper, SwappingSaver
 from ..layers.saver import QuantizerSaver, Saver
 from ..quantizers import PerGroup
 from ..tensors.levels import FITTED, check_levels
-from .find import Found, modules_of
+from .find import Found, modules_of, parts_of_normalizations
 from .method import Activations, Applied, Handler, Make
 from .report import Left, Replaced, one_line
-from .swap import form_of, precision_of, restore, swap_class, swapped_by, torch_class, why_not
+from .swap import precision_of, restore, swap_to_form, swapped_by, torch_class, why_not
 
 _CONVOLUTIONS = tuple(f"Conv{kind}{d}d" for kind in ("", "Transpose") for d in (1, 2, 3))
 # The layers of torch.nn that have a compressed form: what `fewbit.layers` exports under the same name.
@@ -133,9 +133,8 @@ def convert_layers(
         if why is not None:
             left.append(Left(layer.name, one_line(module), why))
             continue
-        was, form = one_line(restore(module)), form_of(module, _FORMS)
-        assert form is not None
-        swap_class(module, form, "level", saver)
+        was = one_line(restore(module))
+        form = swap_to_form(module, _FORMS, "level", saver)
         replaced.append((module, Replaced(layer.name, was, "", getattr(form, "kept_bits", bits), math.nan)))
     return replaced, left
 
@@ -288,7 +287,9 @@ class ByLevel:
             notes.append(expandable_segments())
         replaced = tuple(replace(row, now=f"layers.{one_line(module)}") for module, row in converted)
         taken = frozenset(id(layer.current) for layer in found)
-        return Applied(self.model, replaced, tuple(left), taken, tuple(notes), derivatives)
+        return Applied(
+            self.model, replaced, tuple(left), taken, tuple(notes), derivatives, parts_of_normalizations(found) - taken
+        )
 
 
 def undo(model: nn.Module) -> nn.Module:

@@ -91,8 +91,10 @@ def convert(
         fuse_preact: 1 to 8, such as 4: run chains of batch normalization, (leaky) ReLU and Conv or Linear as one layer
             that saves this many bits for each element, by BLPA (blpa.py). `bits` applies to all other activations;
             `include` and `exclude` also select the convolutions and Linears of the chains.
-        glu: ``parts``, ``inputs`` or ``exact``: replace gated MLPs such as Llama's by `fewbit.nn.GatedMLP`, which saves
-            its inner tensors in few bits (tensors/glu_parts.py); or a mapping with its keep, copy_bits and input_bits.
+        glu: ``parts``, ``inputs`` or ``exact``: replace gated MLPs such as Llama's and T5's (gated_forms.py) by
+            `fewbit.nn.GatedMLP`, which saves its inner tensors in few bits (tensors/glu_parts.py), and let experts with
+            fused weights (expert_forms.py) save theirs so; or a mapping with its keep, copy_bits and input_bits, the
+            last not for experts.
         rounding: of derivatives of activations: ``deterministic``, the default, with the least error; or
             ``stochastic``, the default of a `level`, without bias. A table that is given has the rounding of its kind.
         adapt: steps, such as 200, after which tables of activations are solved anew each time for the inputs that
@@ -111,6 +113,10 @@ def convert(
     Raises:
         FewbitError: the model is compiled or scripted; a name, class or key of a table matches no activation; or
             another argument is wrong. The model is then unchanged.
+
+    Example:
+        report = fewbit.convert(model, bits=3, exclude="transformer.h.0.*")
+        print(report)
     """
     _check_model(model)
     if adapt is not None:
@@ -260,6 +266,10 @@ def revert(model: nn.Module) -> nn.Module:
     Raises:
         FewbitError: the model is compiled or scripted, or a converted layer has been parametrized or sharded since. The
             model is then unchanged.
+
+    Example:
+        fewbit.convert(model, bits=3)
+        fewbit.revert(model)
     """
     _check_model(model)
     undo_checkpoint(model)
@@ -314,13 +324,14 @@ def _adapt(model: nn.Module, every: int, activations: Mapping[str, Any]) -> str:
 
 
 def _stop_adapting(model: nn.Module) -> None:
-    """Let the tables of `model` stay what they are."""
-    adaptation = adaptation_of(model)
-    if adaptation is not None:
-        adaptation.remove()
-        for module in model.modules():
-            if isinstance(module, FewBitActivation):
-                module.stop_following()
+    """Let the tables of `model` stay what they are, also where peft has wrapped it since."""
+    for inner in model.modules():
+        adaptation = adaptation_of(inner)
+        if adaptation is not None:
+            adaptation.remove()
+            for module in inner.modules():
+                if isinstance(module, FewBitActivation):
+                    module.stop_following()
 
 
 def _is_biased(activation: Found, new: Any, tables: Mapping[str, Table]) -> bool:

@@ -1,12 +1,13 @@
 """Finds the activations of a model: their names, their places, and their few-bit forms."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..activations.modules import MODULES, FewBitActivation
 from ..backends.forwards import forward_of
@@ -15,7 +16,7 @@ from .formulas import Formula, agrees
 from .function_attributes import HeldFunction, read_function
 from .recognize import recognize, why_left
 
-__all__ = ["Found", "activations", "modules_of", "original_of"]
+__all__ = ["Found", "activations", "modules_of", "original_of", "parts_of_normalizations"]
 
 Function = Callable[..., Any]
 Activation = nn.Module | Function
@@ -92,6 +93,12 @@ def modules_of(model: nn.Module, wanted: Callable[[nn.Module], bool]) -> list[Fo
         if around and (place := (around[-1], name.rpartition(".")[2])) not in entry.places:
             entry.places.append(place)
     return list(found.values())
+
+
+def parts_of_normalizations(found: Iterable[Found]) -> frozenset[int]:
+    """Return the ids of the modules inside normalizations, such as timm's activations, which save for themselves."""
+    norms = [each.current for each in found if isinstance(each.current, _BatchNorm)]
+    return frozenset(id(part) for norm in norms for part in norm.modules() if part is not norm)
 
 
 def _walk(

@@ -1,11 +1,9 @@
 """`fewbit.convert(model, glu="parts")`: replaces a model's gated MLPs by `GatedMLP`s, in place and with their weights.
 
-    Llama, Mistral, Qwen2/3, Gemma, … (127 files of transformers)   down_proj(act_fn(gate_proj(x)) * up_proj(x))
-    Phi3, GLM, …                                                    gate and up by one projection, gate_up_proj
-
-A block is recognized by the source of its `forward`, not by its class: any class with these operations on these names
-matches. The projections are the same modules, so the state_dict and any LoRA layers in their place stay; act_fn stays
-reachable as an attribute that is not a submodule, because nothing calls it any more.
+A block is recognized by the source of its `forward`, not by its class: any class with the operations of one in
+gated_forms.py matches. The projections are the same modules under the same names, so the state_dict and any LoRA layers
+in their place stay; the activation stays reachable as an attribute that is not a submodule, because nothing calls it
+any more. Experts whose weights are fused stay the modules that they are and change their class (expert_forms.py).
 """
 
 import math
@@ -17,61 +15,39 @@ from torch import nn
 
 from ...tables import FewbitError
 from ...tables.errors import shown
-from ..activations.modules import FewBitActivation
+from ..activations.gated_modules import GatedHalves
+from ..activations.modules import MODULES, FewBitActivation
 from ..backends.reference.glu_derivatives import DERIVATIVES
+from ..layers.gated_experts import GatedExperts, form_of_experts
 from ..layers.gated_mlp import GatedMLP
-from ..layers.source_match import is_written_as
 from ..tensors.glu_parts import DEFAULT_COPY_BITS, GLUPlan, Keep, check_copy_bits, check_keep
 from ..tensors.table_registry import register_table
+from .expert_forms import ExpertForm, experts_of, has_fused_experts, is_loop, why_not_experts
 from .find import ORIGINAL, Form, Found, form_of, modules_of, original_of
 from .function_attributes import read_function
+from .gated_forms import GatedForward, UnitForward, form_of_block, form_of_unit
 from .method import Applied, Handler, Make
 from .placement import put, put_back
 from .report import Left, Replaced
-from .swap import restore
+from .swap import restore, swap_class, swapped_by, torch_class
 
-# The attribute that holds the activation, and a forward.
-_FORWARDS = (
-    (
-        "act_fn",
-        """
-def forward(self, x):
-    down_proj = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
-    return down_proj
-""",
-    ),
-    (
-        "act_fn",
-        """
-def forward(self, x):
-    return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
-""",
-    ),
-    (
-        "activation_fn",
-        """
-def forward(self, x):
-    up_states = self.gate_up_proj(x)
-    gate, up_states = up_states.chunk(2, dim=-1)
-    up_states = up_states * self.activation_fn(gate)
-    return self.down_proj(up_states)
-""",
-    ),
-)
-_PARTS = ({"gate_proj", "up_proj", "down_proj"}, {"gate_up_proj", "down_proj"})
-# Names of the children of other gated MLPs, and the models that have them.
-_OTHERS = (
+# Names of the children of gated MLPs, and the models that have them.
+_PARTS = (
+    ({"gate_proj", "up_proj", "down_proj"}, "Llama"),
+    ({"gate_up_proj", "down_proj"}, "Phi3"),
     ({"wi_0", "wi_1", "wo"}, "T5"),
     ({"Wi", "Wo", "act"}, "ModernBERT"),
-    ({"fc1_g", "fc1_x", "fc2"}, "EVA02"),
+    ({"fc1_g", "fc1_x", "fc2"}, "timm's SwiGLU"),
     ({"fc1", "fc2", "act", "gate"}, "timm's GatedMlp"),
-    ({"w1", "w2", "w3"}, "Llama's own code (w1, w2, w3)"),
-    ({"w12", "w3"}, "xFormers (w12, w3)"),
+    ({"w1", "w2", "w3"}, "Llama's own code"),
+    ({"w12", "w3"}, "DINOv2's own code"),
     ({"weights_in", "weights_out"}, "DINOv2"),
     ({"input_linear", "output_linear"}, "Granite"),
     ({"dense_in", "dense_out", "dense_gate"}, "a gated MLP with dense_gate"),
 )
-_EXPERTS = ({"gate_up_proj", "down_proj"}, {"gate_proj", "up_proj", "down_proj"}, {"w1", "w2", "v1"})
+
+
+_Replacement = GatedMLP | GatedHalves
 
 
 @dataclass(frozen=True)
@@ -153,13 +129,14 @@ class ByGates:
     def apply(self, found: list[Found], skipped: Mapping[Found, str], make: Make) -> Applied:
         """Replace each by a `GatedMLP`; layers inside that were converted before become torch's again."""
         outcomes = {block: skipped.get(block) or made(block, self.options, self.fused, make) for block in found}
-        new = {block: outcome for block, outcome in outcomes.items() if isinstance(outcome, GatedMLP)}
+        new = {block: outcome for block, outcome in outcomes.items() if isinstance(outcome, nn.Module)}
         model = self.model
         for block, module in new.items():
-            put(block, module)
-            model = model if block.places else module
-            for projection in module.modules():
-                restore(projection)
+            if isinstance(module, _Replacement):
+                put(block, module)
+                model = model if block.places else module
+                for projection in module.modules():
+                    restore(projection)
         return Applied(
             model,
             tuple(replaced(block, module) for block, module in new.items()),
@@ -171,6 +148,9 @@ class ByGates:
 
 def ungate(model: nn.Module) -> nn.Module:
     """Put back the original gated MLPs; return `model`, or the original if `model` is itself a replacement."""
+    for module in model.modules():
+        if swapped_by(module) == "glu":
+            restore(module)
     for block in candidates(model):
         _with_current_projections(block)
         model = put_back(block) or model
@@ -192,20 +172,22 @@ def candidates(model: nn.Module) -> list[Found]:
 
 
 def _has_projections(module: nn.Module) -> bool:
-    original = original_of(module) if isinstance(module, GatedMLP) else module
+    original = original_of(module) if isinstance(module, _Replacement) else module
     return isinstance(original, nn.Module) and (
-        any(parts <= original._modules.keys() for parts in _PARTS) or not_supported(original) is not None
+        form_of_unit(original) is not None
+        or has_fused_experts(original)
+        or form_of_block(original) is not None
+        or not_supported(original) is not None
     )
 
 
 def not_supported(module: nn.Module) -> str | None:
-    """Return the reason to leave a gated MLP whose kind is not in `_FORWARDS`; None for any other module."""
-    weights = {name for name, weight in module._parameters.items() if weight is not None and weight.dim() == 3}
-    if any(parts <= weights for parts in _EXPERTS):
-        return "the weights of its experts are fused, and fused expert weights are not supported yet"
-    for parts, whose in _OTHERS:
+    """Return the reason to leave a gated MLP that is written in no known way; None for any other module."""
+    if has_fused_experts(module):
+        return why_not_experts(module, torch_class(module))
+    for parts, whose in _PARTS:
         if parts <= module._modules.keys() and _is_gated(module):
-            return f"gated MLPs as those of {whose} are not supported yet"
+            return f"it has the modules of {whose}, but its forward is none that fewbit knows"
     return None
 
 
@@ -218,8 +200,8 @@ def _is_gated(module: nn.Module) -> bool:
     return len(sizes) > 2 or first == 2 * last
 
 
-def made(block: Found, options: GatedMLPs, fused: bool, make: Make) -> GatedMLP | str:
-    """Return the replacement of a block, or the reason there is none.
+def made(block: Found, options: GatedMLPs, fused: bool, make: Make) -> GatedMLP | GatedHalves | GatedExperts | str:
+    """Return the replacement of a block, or experts in their new class, or the reason to leave it.
 
     Args:
         block: one of `candidates`.
@@ -228,56 +210,110 @@ def made(block: Found, options: GatedMLPs, fused: bool, make: Make) -> GatedMLP 
         make: makes the few-bit form of the block's activation, which determines its table.
     """
     original = _with_current_projections(block)
-    if why := not_supported(original):
-        return why
-    attribute = _activation_attribute(type(original))
-    if attribute is None or "forward" in vars(original):
-        return "its forward is none that fewbit knows"
-    act = getattr(original, attribute)
-    act = original_of(act) or act
-    if not isinstance(act, nn.Module) and read_function(act) is None:
-        return "fewbit does not know its activation"
-    form = form_of(act, fused)
-    names = [f"{name}.{attribute}".removeprefix(".") for name in block.names]
-    activation = make(Found(act, names), form) if isinstance(form, Form) else form
+    if has_fused_experts(original):
+        written = expert_form(original)
+    else:
+        written = form_of_block(original) or form_of_unit(original)
+    if written is None:
+        return not_supported(original) or "its forward is none that fewbit knows"
+    if isinstance(written, GatedForward) and not written.fits(original):
+        return "it gates another dimension than the last"
+    activation = _activation(original, written.activation, block.names, fused, make)
     if isinstance(activation, str):
         return activation
     if options.keep != "parts" and activation._function not in DERIVATIVES:
         return f"keep={options.keep!r} does not know the derivative of {activation.activation}"
-    return _adopted(original, attribute, activation, options)
+    plan = GLUPlan(
+        activation._function,
+        activation._parameters_of_function,
+        register_table(activation.table),
+        activation.table.bits,
+        *check_copy_bits(options.copy_bits),
+        options.keep,
+        activation.rounding == "stochastic",
+    )
+    if isinstance(written, ExpertForm):
+        return _swapped(original, written, plan)
+    if isinstance(written, UnitForward):
+        return _unit(original, written, plan)
+    return _adopted(original, written, plan, options.input_bits)
 
 
-def _adopted(original: nn.Module, attribute: str, act: FewBitActivation, options: GatedMLPs) -> GatedMLP:
+def expert_form(experts: nn.Module) -> ExpertForm | None:
+    """Return how fused experts compute their product; None if they are left."""
+    cls = torch_class(experts)
+    return None if why_not_experts(experts, cls) else experts_of(cls)
+
+
+def _activation(block: nn.Module, which: Any, names: list[str], fused: bool, make: Make) -> FewBitActivation | str:
+    """Return the few-bit form of the activation of a block, or the reason there is none.
+
+    Args:
+        block: the original.
+        which: the attribute that holds it, or a function of torch; None: QuickGELU.
+        names: of the block.
+        fused: as for `convert`.
+        make: makes few-bit forms.
+    """
+    attribute = which if isinstance(which, str) else getattr(which, "__name__", "QuickGELU")
+    names = [f"{name}.{attribute}".removeprefix(".") for name in names]
+    if which is None:
+        quick: Any = MODULES["QuickGELU"]
+        return make(Found(quick(), names), Form("quick_gelu", quick, quick().forward))
+    act = getattr(block, which) if isinstance(which, str) else which
+    act = original_of(act) or act
+    if not isinstance(act, nn.Module) and read_function(act) is None:
+        return "fewbit does not know its activation"
+    form = form_of(act, fused)
+    return make(Found(act, names), form) if isinstance(form, Form) else form
+
+
+def _swapped(experts: nn.Module, written: ExpertForm, plan: GLUPlan) -> GatedExperts:
+    """Return the experts themselves, in their new class."""
+    cls = torch_class(experts)
+    swap_class(experts, form_of_experts(cls), "glu")
+    assert isinstance(experts, GatedExperts)
+    experts.set_plan(plan, written.gate_of(experts), is_loop(cls))
+    return experts
+
+
+def _adopted(original: nn.Module, written: GatedForward, plan: GLUPlan, input_bits: int | None) -> GatedMLP:
     """Return a block with the projections and the plain attributes of `original`."""
     new = GatedMLP.__new__(GatedMLP)
     nn.Module.__init__(new)
     own = {name: value for name, value in vars(original).items() if name not in vars(new)}
     vars(new).update(own)
     for name, module in original._modules.items():
-        if name == attribute:
+        if name == written.activation:
             vars(new)[name] = module
         else:
             new._modules[name] = module
-    plan = GLUPlan(
-        act._function,
-        act._parameters_of_function,
-        register_table(act.table),
-        act.table.bits,
-        *check_copy_bits(options.copy_bits),
-        options.keep,
-        act.rounding == "stochastic",
-    )
-    new.set_plan(plan, options.input_bits)
+    new.layout = written.layout
+    new.set_plan(plan, input_bits)
     vars(new)[ORIGINAL] = original
     return new
 
 
-def replaced(block: Found, new: GatedMLP) -> Replaced:
+def _unit(original: nn.Module, written: UnitForward, plan: GLUPlan) -> GatedHalves:
+    """Return the replacement of a product without projections, with the plain attributes of `original`."""
+    new = GatedHalves(plan, written.gate_last)
+    vars(new).update({name: value for name, value in vars(original).items() if name not in vars(new)})
+    for name, module in original._modules.items():
+        vars(new)[name] = module
+    vars(new)[ORIGINAL] = original
+    return new
+
+
+def replaced(block: Found, new: Any) -> Replaced:
     """Return the row of the report; the error is the table's, NaN for `inputs` and `exact`, which use no table."""
-    element = next(new.parameters()).element_size() * 8
+    element = next((p.element_size() * 8 for p in new.parameters()), 32)
     bits = 2 * element if new.plan.keep == "exact" else new.plan.bits
+    if isinstance(new, GatedExperts) and new.form.limit is not None:
+        bits += 2  # where gate and up were cut
     error = new.table.error if new.plan.keep == "parts" else math.nan
-    return Replaced(block.name, type(block.original).__name__, f"GatedMLP({new.extra_repr()})", bits, error)
+    was = torch_class(new) if isinstance(new, GatedExperts) else type(block.original)
+    now = "GatedExperts" if isinstance(new, GatedExperts) else type(new).__name__
+    return Replaced(block.name, was.__name__, f"{now}({new.extra_repr()})", bits, error)
 
 
 def left(block: Found, why: str) -> Left:
@@ -285,29 +321,36 @@ def left(block: Found, why: str) -> Left:
     return Left(block.name, type(block.original).__name__, why)
 
 
-def _activation_attribute(cls: type[nn.Module]) -> str | None:
-    """Return the attribute that holds the activation of such a block; None if its forward is not in `_FORWARDS`."""
-    return next((name for name, known in _FORWARDS if is_written_as(cls, known)), None)
-
-
 def parts(model: nn.Module, again: bool) -> set[int]:
-    """Return the ids of the modules inside gated MLPs, which compute with them as one unit."""
-    wholes = [module for module in model.modules() if isinstance(module, GatedMLP)]
+    """Return the ids of the modules inside gated MLPs and experts, which compute with them as one unit."""
+    wholes = [module for module in model.modules() if isinstance(module, GatedMLP | GatedExperts)]
     claimed = {id(part) for whole in wholes for part in whole.modules() if part is not whole}
     return claimed - {id(part) for whole in wholes for part in _open(whole)}
 
 
-def _open(block: GatedMLP) -> Iterator[nn.Module]:
-    """Yield the modules inside a gated MLP that save for themselves: those of adapters such as LoRA's.
+def _open(block: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules inside a gated MLP that save for themselves: those of adapters such as LoRA's, normalizations.
 
     What takes the block's product h rebuilds it from the block's parts, unless dropout makes another tensor of it.
     """
-    for name in ("gate_up_proj", "gate_proj", "up_proj", "down_proj"):
+    if isinstance(block, GatedHalves):
+        return
+    if not isinstance(block, GatedMLP):  # experts: all but the activation
+        activation = block._modules.get("act_fn")
+        yield from (part for part in block.modules() if part not in (block, activation))
+        return
+    layout = block.layout
+    between = [block._modules[name] for name in layout.between]
+    saving = [module for module in between if not isinstance(module, nn.Dropout | nn.Identity)]
+    for module in (*saving, *(block._modules[name] for name in layout.after)):
+        if module is not None:
+            yield from module.modules()
+    for name in (*layout.first, layout.down):
         projection = block._modules.get(name)
-        if projection is None or not projection._modules:
+        if projection is None or not (projection._modules or (saving and name == layout.down)):
             continue
         drops = any(isinstance(m, nn.Dropout) and m.p for m in projection.modules())
-        if name != "down_proj" or drops:
+        if name != layout.down or drops or saving:
             yield from projection.modules()
 
 

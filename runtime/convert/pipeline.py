@@ -3,6 +3,7 @@
     glu            GatedMLPs    gated_mlps.py   gated MLPs in one
     fuse_preact    BLPA         blpa.py         normalization, ReLU and layer in one
     level          ActNN        actnn.py        layers save their inputs by groups
+                   Normalizations    normalizations.py    normalizations save their output
     outliers       VQuant       vquant.py       layers and ReLUs share few bits and the largest values
 
 The keywords of `convert` stand for configs in this order, the larger units first; configs run in the order in which
@@ -25,11 +26,12 @@ from .find import Found
 from .gated_mlps import HANDLER as GATED_MLPS
 from .gated_mlps import read_glu
 from .method import Activations, Applied, Handler, Make, Method
+from .normalizations import HANDLER as BY_OUTPUTS
 from .swap import was_changed
 from .vquant import HANDLER as VALUE_AWARE
 from .vquant import VQuant
 
-HANDLERS: dict[type, Handler] = {h.config: h for h in (GATED_MLPS, PREACT_CHAINS, ACTNN, VALUE_AWARE)}
+HANDLERS: dict[type, Handler] = {h.config: h for h in (GATED_MLPS, PREACT_CHAINS, ACTNN, BY_OUTPUTS, VALUE_AWARE)}
 
 
 @dataclass(frozen=True)

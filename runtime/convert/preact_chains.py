@@ -8,10 +8,15 @@ mode. A chain is fused if nothing else uses the values between its links. Then t
 the instance, by the same graph with the chain as one call. Children, parameters, names and hooks are unchanged;
 children are looked up by name in every call, so they may be replaced later.
 
+Two kinds of modules are no black boxes. timm's BatchNormAct2d is the normalization and the activation in one. What only
+calls its children one after another, and returns what a normalization or ReLU puts out (the ConvLayers of
+`transformers`' ResNet, torchvision's Conv2dNormActivation), is traced through, because the chain goes on outside.
+
 A trace cannot follow code that branches on the types or values of tensors: such modules are left and reported with the
 reason.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +26,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from ...tables.names import counted
+from ..layers.huggingface import like
 from ..layers.preact.function import NORMS
 from ..layers.preact.layers import FOLDED, PreActLayer, preactivate
 from ..layers.preact.linear import CONVOLUTIONS
@@ -30,6 +36,7 @@ from .swap import torch_class
 
 LINEAR = (*CONVOLUTIONS, nn.Linear)
 _CHAINS = "_fewbit_chains"  # attribute of a module that holds its fused chains
+_RETURNED = "its module returns what"  # of a chain that ends at the end of its module
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 _RELU_FUNCTIONS = {F.relu, F.relu_, torch.relu, torch.relu_}
 _LEAKY_FUNCTIONS = {F.leaky_relu, F.leaky_relu_}
@@ -88,23 +95,36 @@ class RunChain:
 
 
 class FusedForward:
-    """The forward of a module with fused chains. Copies and unpickled objects generate its code again."""
+    """The forward of a module with fused chains. Copies and unpickled objects generate its code again.
 
-    def __init__(self, owner: nn.Module, chains: Sequence[Chain], bits: int) -> None:
-        self.owner, self.chains, self.bits = owner, tuple(chains), bits
+    Hooks that are set later on what a chain runs, or on a child that it is traced through, are not called.
+    """
+
+    owner: nn.Module
+    chains: tuple[Chain, ...]
+    bits: int
+    followed: tuple[str, ...] = ()
+
+    def __init__(self, owner: nn.Module, chains: Sequence[Chain], bits: int, followed: tuple[str, ...] = ()) -> None:
+        self.owner, self.chains, self.bits, self.followed = owner, tuple(chains), bits, followed
         self._code: dict[bool, Callable[..., Any]] = {}
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Run the module."""
         training = self.owner.training
         if training not in self._code:
-            graph = _trace(self.owner, training)
-            _put_chains(graph, self.owner, self.chains)
+            graph = self.graph(training)
             code = graph.python_code("self")
             names = dict(code.globals)
             exec(code.src, names)
             self._code[training] = names["forward"]
         return self._code[training](self.owner, *arguments, **keywords)
+
+    def graph(self, training: bool) -> fx.Graph:
+        """Return the graph of the module with each chain as one call."""
+        graph = _trace(self.owner, training, self.followed)
+        _put_chains(graph, self.owner, self.chains)
+        return graph
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_code": {}}
@@ -127,12 +147,14 @@ class Planned:
         was: text of the links, for the report.
         owner: the module that runs the chain.
         chain: the links.
+        followed: names of the owner's children that its trace goes through.
     """
 
     name: str
     was: str
     owner: nn.Module
     chain: Chain
+    followed: tuple[str, ...]
 
     def as_found(self, model: nn.Module) -> Found:
         """Return the linear part, by which `convert` selects the chain (names and classes)."""
@@ -157,7 +179,7 @@ class FusionPlan:
         for owner, chosen in owners.items():
             chains = [each.chain for each in chosen]
             vars(owner)[_CHAINS] = _Chains([RunChain(owner, chain, bits) for chain in chains])
-            vars(owner)["forward"] = FusedForward(owner, chains, bits)
+            vars(owner)["forward"] = FusedForward(owner, chains, bits, chosen[0].followed)
         return [each for chosen in owners.values() for each in chosen]
 
 
@@ -180,9 +202,7 @@ def swallowed(model: nn.Module) -> set[int]:
             names = {chain.activation for chain in forward.chains}
             inside |= {id(owner.get_submodule(name)) for name in names if name}
             links |= {id(module) for chain in forward.chains for module in chain.links(owner)}
-            graph = _trace(owner, owner.training)
-            _put_chains(graph, owner, forward.chains)
-            calls = {str(node.target) for node in graph.nodes if node.op == "call_module"}
+            calls = {str(node.target) for node in forward.graph(owner.training).nodes if node.op == "call_module"}
             outside |= {id(owner.get_submodule(name)) for name in calls if not name.startswith(_CHAINS)}
     return links | (inside - outside)
 
@@ -197,17 +217,22 @@ def plan_of(model: nn.Module) -> FusionPlan:
         if isinstance(owner, PreActLayer):  # already fused
             seen |= set(norms.values())
             continue
-        if not norms or type(owner).forward is nn.Module.forward:
+        followed = _followed_of(owner)
+        inside = {name: norm for child in followed for name, norm in _norms_of(owner.get_submodule(child), f"{child}.")}
+        inner = {name: norm for name, norm in inside.items() if norm not in seen}
+        if not (norms or inner) or type(owner).forward is nn.Module.forward:
             continue
-        seen |= set(norms.values())
         prefix = f"{path}." if path else ""
-        found = _chains_of(owner)
+        found = _chains_of(owner, followed)
+        if isinstance(found, dict):  # what this trace does not reach is left to the module that calls it
+            norms |= {name: norm for name, norm in inner.items() if name in found}
+        seen |= set(norms.values())
         reasons = found if isinstance(found, dict) else dict.fromkeys(norms, found)
         for name, norm in norms.items():
             outcome = reasons.get(name, "its module does not call it by itself")
             if isinstance(outcome, Chain):
                 was = _text(outcome, owner)
-                planned.append(Planned(prefix + outcome.linear, was, owner, outcome))
+                planned.append(Planned(prefix + outcome.linear, was, owner, outcome, followed))
             else:
                 left.append((prefix + name, one_line(norm), outcome))
     return FusionPlan(tuple(planned), tuple(left))
@@ -216,17 +241,59 @@ def plan_of(model: nn.Module) -> FusionPlan:
 # ---- finding chains --------------------------------------------------------------------------------------------------
 
 
-def _norms_of(owner: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def _norms_of(owner: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield the batch normalizations among the children of `owner` and in its ModuleLists and ModuleDicts."""
     for name, child in owner.named_children():
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
-            yield name, child
+            yield prefix + name, child
         elif isinstance(child, _CONTAINERS):
-            yield from ((f"{name}.{inner}", norm) for inner, norm in _norms_of(child))
+            yield from _norms_of(child, f"{prefix}{name}.")
 
 
-def _chains_of(owner: nn.Module) -> dict[str, Chain | str] | str:
-    """Return, for each normalization that `owner` calls, its chain or the reason it has none.
+def _followed_of(owner: nn.Module) -> tuple[str, ...]:
+    """Return the names of the children of `owner` that its trace goes through."""
+    if not _takes_one_tensor(type(owner)):
+        return ()
+    return tuple(name for name, child in owner.named_children() if _is_followed(child))
+
+
+def _takes_one_tensor(cls: type[nn.Module]) -> bool:
+    """Return whether the forward of a class has one argument: no other can decide which way it takes."""
+    try:
+        parameters = list(inspect.signature(cls.forward).parameters.values())
+    except (TypeError, ValueError):
+        return False
+    return len(parameters) == 2 and all(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in parameters)
+
+
+def _is_followed(module: nn.Module) -> bool:
+    """Return whether `module` calls its children one after another, and a chain that begins in it goes on outside."""
+    if not any(True for _ in _norms_of(module)) or isinstance(module, (*_CONTAINERS, PreActLayer)):
+        return False
+    if "forward" in vars(module) or _has_hooks(module) or _checks_types(type(module)):
+        return False
+    try:
+        graphs = [_trace(module, training) for training in (True, False)]
+    except Exception:  # as in _chains_of
+        return False
+    calls = [[node.target for node in graph.nodes if node.op == "call_module"] for graph in graphs]
+    if calls[0] != calls[1] or not all(map(_is_line, graphs)):
+        return False
+    return any(isinstance(end, str) and end.startswith(_RETURNED) for end in _match(graphs[0], module).values())
+
+
+def _is_line(graph: fx.Graph) -> bool:
+    """Return whether a graph passes one tensor from child to child."""
+    before, *after = graph.nodes
+    for node in after:
+        if node.op not in ("call_module", "output") or node.args != (before,) or node.kwargs:
+            return False
+        before = node
+    return True
+
+
+def _chains_of(owner: nn.Module, followed: tuple[str, ...]) -> dict[str, Chain | str] | str:
+    """Return, for each normalization that `owner` or a child of those followed calls, its chain or why it has none.
 
     A single string is returned, the reason, if `owner` cannot be traced.
     """
@@ -237,7 +304,7 @@ def _chains_of(owner: nn.Module) -> dict[str, Chain | str] | str:
     modes = []
     for training in (True, False):
         try:
-            modes.append(_match(_trace(owner, training), owner))
+            modes.append(_match(_trace(owner, training, followed), owner))
         except Exception as error:  # user code may do anything with an fx.Proxy
             return f"its module cannot be traced: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
     training, evaluation = modes
@@ -255,16 +322,20 @@ _no_code = (lambda: None).__code__
 
 
 class _Tracer(fx.Tracer):
+    def __init__(self, followed: tuple[str, ...]) -> None:
+        super().__init__()
+        self.followed = followed
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return True
+        return module_qualified_name not in self.followed
 
 
-def _trace(owner: nn.Module, training: bool) -> fx.Graph:
-    """Return the graph of `type(owner).forward` in training or evaluation mode."""
+def _trace(owner: nn.Module, training: bool, followed: tuple[str, ...] = ()) -> fx.Graph:
+    """Return the graph of `type(owner).forward` in training or evaluation mode, through the children `followed`."""
     mode = owner.training
-    owner.training = training  # of this module only: children are not run
+    owner.training = training  # of this module only: children are not run, and those followed do not ask
     try:
-        return _Tracer().trace(owner)
+        return _Tracer(followed).trace(owner)
     finally:
         owner.training = mode
 
@@ -283,31 +354,47 @@ def _chain_from(node: fx.Node, owner: nn.Module) -> Chain | str:
     if isinstance(links, str):
         return links
     chain, nodes = links
-    hooked = [n.target for n in nodes if n.op == "call_module" and _has_hooks(owner.get_submodule(str(n.target)))]
-    return f"there are hooks on {hooked[0]}" if hooked else chain
+    for node in nodes:
+        module = owner.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if module is not None and any(map(_has_hooks, module.modules())):  # with the activation of timm's normalization
+            return f"there are hooks on {node.target}"
+    return chain
 
 
 def _links(norm: fx.Node, owner: nn.Module) -> tuple[Chain, list[fx.Node]] | str:
     """Return the chain that begins at `norm` and its nodes, or the reason there is none."""
     module = owner.get_submodule(str(norm.target))
-    if torch_class(module) not in NORMS:
+    with_activation = like(torch_class(module)) is nn.BatchNorm2d
+    if torch_class(module) not in NORMS and not with_activation:
         return f"{type(module).__name__} is another normalization than torch's BatchNorm1d, 2d or 3d"
     if len(norm.args) != 1 or norm.kwargs:
         return "it is called with other arguments than one tensor"
     nodes = [norm]
     before: list[str | nn.Module] = []
-    activation = _next(norm, owner)
-    if isinstance(activation, str):
-        return activation
-    slope = _slope(activation, owner)
-    if slope is None:
-        return f"{_called(activation, owner)} follows, and no ReLU"
-    nodes.append(activation)
+    name: str | None = None
+    slope = None
+    if with_activation:
+        own = owner.get_submodule(f"{norm.target}.act")
+        between = owner.get_submodule(f"{norm.target}.drop")
+        if not _is_identity(between):
+            return f"it has {type(between).__name__} between normalization and activation"
+        if not _is_identity(own):
+            name, slope = f"{norm.target}.act", _slope_of(own)
+            if slope is None:
+                return f"{type(_original(own)).__name__} follows, and no ReLU"
+    if name is None:
+        activation = _next_that_computes(nodes, owner)
+        if isinstance(activation, str):
+            return activation
+        slope = _slope(activation, owner)
+        if slope is None:
+            return f"{_called(activation, owner)} follows, and no ReLU"
+        name = str(activation.target) if activation.op == "call_module" else None
+    assert slope is not None
     while True:
-        node = _next(nodes[-1], owner)
+        node = _next_that_computes(nodes, owner)
         if isinstance(node, str):
             return node
-        nodes.append(node)
         folded = _folded(node, owner)
         if folded is None:
             break
@@ -315,8 +402,22 @@ def _links(norm: fx.Node, owner: nn.Module) -> tuple[Chain, list[fx.Node]] | str
     linear = owner.get_submodule(str(node.target)) if node.op == "call_module" else None
     if linear is None or torch_class(linear) not in LINEAR or len(node.args) != 1 or node.kwargs:
         return f"{_called(node, owner)} follows its ReLU, and no Conv or Linear of torch.nn"
-    name = str(activation.target) if activation.op == "call_module" else None
     return Chain(str(norm.target), str(node.target), name, tuple(before), slope), nodes
+
+
+def _next_that_computes(nodes: list[fx.Node], owner: nn.Module) -> fx.Node | str:
+    """Append to `nodes` their next one and any nn.Identity before it; return it, or the reason there is none."""
+    while True:
+        node = _next(nodes[-1], owner)
+        if isinstance(node, str):
+            return node
+        nodes.append(node)
+        if node.op != "call_module" or not _is_identity(owner.get_submodule(str(node.target))):
+            return node
+
+
+def _is_identity(module: nn.Module) -> bool:
+    return type(module) is nn.Identity
 
 
 def _next(node: fx.Node, owner: nn.Module) -> fx.Node | str:
@@ -326,7 +427,7 @@ def _next(node: fx.Node, owner: nn.Module) -> fx.Node | str:
         times = counted(len(users), "time") if users else "nowhere"
         return f"what {_called(node, owner)} puts out is used {times}, and not once"
     if users[0].op == "output":
-        return f"its module returns what {_called(node, owner)} puts out"
+        return f"{_RETURNED} {_called(node, owner)} puts out"
     if not users[0].args or users[0].args[0] is not node:
         return f"{_called(users[0], owner)} takes more than what {_called(node, owner)} puts out"
     return users[0]
@@ -335,11 +436,7 @@ def _next(node: fx.Node, owner: nn.Module) -> fx.Node | str:
 def _slope(node: fx.Node, owner: nn.Module) -> float | None:
     """Return the negative slope of a (leaky) ReLU, or None if `node` is not one."""
     if node.op == "call_module":
-        module = owner.get_submodule(str(node.target))
-        module = vars(module).get(ORIGINAL, module)  # the original, if this is a few-bit replacement
-        if type(module) is nn.ReLU:
-            return 0.0
-        return module.negative_slope if type(module) is nn.LeakyReLU and module.negative_slope >= 0 else None
+        return _slope_of(owner.get_submodule(str(node.target)))
     if node.op == "call_method":
         return 0.0 if node.target in ("relu", "relu_") else None
     if node.target in _RELU_FUNCTIONS:
@@ -349,6 +446,19 @@ def _slope(node: fx.Node, owner: nn.Module) -> float | None:
         slope = node.kwargs.get("negative_slope", slope)
         return float(slope) if not isinstance(slope, fx.Node) and slope >= 0 else None
     return None
+
+
+def _slope_of(module: nn.Module) -> float | None:
+    """Return the negative slope of nn.ReLU or nn.LeakyReLU, or None for any other module."""
+    module = _original(module)
+    if type(module) is nn.ReLU:
+        return 0.0
+    return module.negative_slope if type(module) is nn.LeakyReLU and module.negative_slope >= 0 else None
+
+
+def _original(module: nn.Module) -> nn.Module:
+    """Return the original of a few-bit replacement, or the module."""
+    return vars(module).get(ORIGINAL, module)
 
 
 def _folded(node: fx.Node, owner: nn.Module) -> str | nn.Module | None:

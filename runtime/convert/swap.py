@@ -1,4 +1,4 @@
-"""Swaps the class of a layer for a subclass, and back: how `level` and `outliers` convert layers with weights.
+"""Swaps the class of a layer for a subclass, and back: how `level`, `outliers` and, for experts, `glu` convert.
 
     swap_class(layer, layers.Linear, "level", saver)    layer.__class__ becomes layers.Linear
     restore(layer)                                      and nn.Linear again
@@ -15,6 +15,7 @@ from typing import Any, Literal
 from torch import nn
 
 from ..layers.base import CompressedLayer
+from ..layers.gated_experts import GatedExperts
 from ..layers.huggingface import form_of_class, like
 from ..layers.saver import Saver
 
@@ -24,18 +25,20 @@ __all__ = [
     "precision_of",
     "restore",
     "swap_class",
+    "swap_to_form",
     "swapped_by",
     "torch_class",
     "was_changed",
     "why_not",
 ]
 
-By = Literal["level", "outliers"]
+By = Literal["level", "outliers", "glu", "normalizations"]
 Forms = Mapping[type, type]
 
-# Attribute that holds a layer's former class, and the attributes that only compressed layers have.
+# Attribute that holds a layer's former class, and the attributes that only compressed layers and experts have.
 _FORMER = "_fewbit_former"
 _ATTRIBUTES = ("saver", "copies")
+_ATTRIBUTES_OF_EXPERTS = ("plan", "form", "loops", "_table")
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,8 @@ class _Former:
     by: By
 
 
-def swap_class(layer: nn.Module, form: type[nn.Module], by: By, saver: Saver) -> None:
-    """Change the class of `layer` to `form`, a subclass of its torch class; an earlier swap is undone first.
+def swap_class(layer: nn.Module, form: type[nn.Module], by: By, saver: Saver | None = None) -> None:
+    """Change the class of `layer` to `form`, a subclass of its class; an earlier swap is undone first.
 
     Args:
         layer: of a class in torch.nn or one that is like it, or converted.
@@ -59,8 +62,16 @@ def swap_class(layer: nn.Module, form: type[nn.Module], by: By, saver: Saver) ->
     restore(layer)
     vars(layer)[_FORMER] = _Former(type(layer), _name(form), by)
     layer.__class__ = form
-    if isinstance(layer, CompressedLayer):
+    if isinstance(layer, CompressedLayer) and saver is not None:
         layer.saver = saver
+
+
+def swap_to_form(layer: nn.Module, forms: Forms, by: By, saver: Saver) -> type[nn.Module]:
+    """Change the class of `layer`, for which `why_not` returns None, to its form in `forms`, and return that."""
+    form = form_of(layer, forms)
+    assert form is not None
+    swap_class(layer, form, by, saver)
+    return form
 
 
 def restore(layer: nn.Module) -> nn.Module:
@@ -69,7 +80,7 @@ def restore(layer: nn.Module) -> nn.Module:
         precision = precision_of(layer)
         if precision is not None:
             precision.release(layer)
-        for name in _ATTRIBUTES:
+        for name in _ATTRIBUTES_OF_EXPERTS if isinstance(layer, GatedExperts) else _ATTRIBUTES:
             vars(layer).pop(name, None)
         layer.__class__ = former.was
     return layer

@@ -29,11 +29,11 @@ from ..layers.callers import forget_inputs, note_inputs
 from ..layers.outlier_saver import OutlierSaver
 from ..layers.value_aware_relu import ValueAwareReLU
 from ..quantizers import Outlier
-from .find import ORIGINAL, Found, modules_of, original_of
+from .find import ORIGINAL, Found, modules_of, original_of, parts_of_normalizations
 from .method import Activations, Applied, Handler, Make
 from .placement import put, put_back
 from .report import Left, Replaced, one_line
-from .swap import form_of, restore, swap_class, swapped_by, torch_class, why_not
+from .swap import form_of, restore, swap_to_form, swapped_by, torch_class, why_not
 
 Wanted = Callable[[str, nn.Module], bool]
 
@@ -89,6 +89,9 @@ def value_aware(
 
     Raises:
         FewbitError: a number is out of range.
+
+    Example:
+        done = fewbit.vquant.value_aware(model, bits=3, ratio=0.02)
     """
     if not isinstance(model, nn.Module):
         raise FewbitError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
@@ -178,7 +181,8 @@ class ByValue:
         left = [Left(each.name, one_line(each.original), skipped[each]) for each in found if each in skipped]
         done = self.convert([each for each in found if each not in skipped])
         taken = frozenset(id(module) for each in found for module in (each.current, each.original))
-        return Applied(done.model, done.replaced, (*left, *done.left), taken)
+        inside = parts_of_normalizations(found) - taken
+        return Applied(done.model, done.replaced, (*left, *done.left), taken, open=inside)
 
     def convert(self, found: list[Found]) -> ValueAware:
         """Replace `found`, a subset of the candidates."""
@@ -198,9 +202,8 @@ class ByValue:
                 put(each, new)
                 model = model if each.places else new
             else:
-                new, form = module, form_of(module, _FORMS)
-                assert form is not None
-                swap_class(new, form, "outliers", saver)
+                new = module
+                swap_to_form(new, _FORMS, "outliers", saver)
             replaced.append(Replaced(each.name, was, one_line(new), self._bits(new), math.nan))
         if any(isinstance(_module(each), CompressedLayer) for each in found):
             note_inputs(self.model)
@@ -218,7 +221,12 @@ class ByValue:
 
 
 def torch_again(model: nn.Module) -> nn.Module:
-    """Undo `value_aware` in place; return `model`, or the original if `model` is itself a replacement."""
+    """Undo `value_aware` in place; return `model`, or the original if `model` is itself a replacement.
+
+    Example:
+        fewbit.vquant.value_aware(model)
+        fewbit.vquant.torch_again(model)
+    """
     if not any(swapped_by(module) == "level" for module in model.modules()):
         forget_inputs(model)
     for module in model.modules():

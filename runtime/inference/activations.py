@@ -46,6 +46,9 @@ class InputQuantizer(nn.Module):
         FewbitError: an attribute is not one of the values above.
     """
 
+    bits: int
+    ratio: float
+    value_dtype: torch.dtype
     range: Tensor
 
     def __init__(self, bits: int, ratio: float, value_dtype: torch.dtype = torch.bfloat16) -> None:

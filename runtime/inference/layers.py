@@ -29,6 +29,10 @@ class TunedLayer(nn.Module):
         input: quantizer of its input; None does not quantize it.
     """
 
+    layer: nn.Module
+    weights: Outlier
+    input: InputQuantizer | None
+
     def __init__(self, layer: nn.Module, weights: Outlier, input: InputQuantizer | None) -> None:
         super().__init__()
         self.layer, self.weights, self.input = layer, weights, input
@@ -64,6 +68,9 @@ class PackedTensor(nn.Module):
         dtype: of the decompressed tensor.
     """
 
+    quantizer: Outlier
+    shape: torch.Size
+    dtype: torch.dtype
     packed: Tensor
 
     def __init__(self, codes: OutlierCompressed) -> None:
@@ -124,6 +131,9 @@ class PackedLayer(nn.Module):
         packed: the weights, by name.
         input: quantizer of its input, or None.
     """
+
+    layer: nn.Module
+    packed: nn.ModuleDict
 
     def __init__(self, layer: nn.Module, packed: dict[str, OutlierCompressed], input: InputQuantizer | None) -> None:
         super().__init__()

@@ -79,6 +79,10 @@ def quantize(
 
     Raises:
         FewbitError: a number is out of range, or the model has no such layer.
+
+    Example:
+        fewbit.vquant.quantize(model, bits=4, weight_ratio=0.01)
+        fewbit.vquant.calibrate(model, [x])
     """
     configuration = Configuration(bits, weight_ratio, activation_ratio)
     made: dict[int, nn.Module] = {}
@@ -123,6 +127,10 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, keep_input: bool = Tr
 
     Raises:
         FewbitError: there is no batch, or a layer had no finite input.
+
+    Example:
+        fewbit.vquant.quantize(model, bits=4, weight_ratio=0.01)
+        fewbit.vquant.calibrate(model, [x])
     """
     quantizers = [layer.input for layer in model.modules() if isinstance(layer, TunedLayer) and layer.input is not None]
     order: list[InputQuantizer] = []
@@ -172,6 +180,11 @@ def pack(model: nn.Module) -> nn.Module:
 
     Raises:
         FewbitError: the model has no quantized layer.
+
+    Example:
+        fewbit.vquant.quantize(model, bits=4, weight_ratio=0.01)
+        fewbit.vquant.calibrate(model, [x])
+        packed = fewbit.vquant.pack(model)
     """
     made: dict[int, nn.Module] = {}
 

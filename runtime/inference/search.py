@@ -108,6 +108,10 @@ def search(
 
     Raises:
         FewbitError: a number is out of range, or there is nothing to try.
+
+    Example:
+        found = fewbit.vquant.search(model, lambda m: 1.0, [x], accuracy=0.9, bits=(4,), exhaustive=False)
+        found.best
     """
     configurations = [Configuration(*numbers) for numbers in itertools.product(bits, weight_ratios, activation_ratios)]
     if not configurations:

@@ -33,6 +33,11 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
     Raises:
         FewbitError: the model has no packed layer, the file cannot be written, or safetensors is not installed.
+
+    Example:
+        fewbit.vquant.quantize(model, bits=4, weight_ratio=0.01)
+        fewbit.vquant.calibrate(model, [x])
+        fewbit.vquant.save(fewbit.vquant.pack(model), "model.safetensors")
     """
     files = _safetensors()
     layers = {name: _metadata(layer) for name, layer in model.named_modules() if isinstance(layer, PackedLayer)}
@@ -66,6 +71,13 @@ def load(model: nn.Module, path: str | os.PathLike[str]) -> nn.Module:
 
     Raises:
         FewbitError: the file cannot be read, was not written by `save`, or does not fit the model.
+
+    Example:
+        twin = copy.deepcopy(model)
+        fewbit.vquant.quantize(model, bits=4, weight_ratio=0.01)
+        fewbit.vquant.calibrate(model, [x])
+        fewbit.vquant.save(fewbit.vquant.pack(model), "model.safetensors")
+        fewbit.vquant.load(twin, "model.safetensors")
     """
     shown_path, file = _name(path), _read(path)
     if not isinstance(model, nn.Module):

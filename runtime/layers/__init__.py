@@ -21,6 +21,7 @@ from .convolution import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2
 from .dropout import Dropout, dropout
 from .layer_norm import GroupNorm, LayerNorm, RMSNorm
 from .linear import Linear, linear
+from .normalization import KeepOutput
 from .pooling import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
@@ -60,6 +61,7 @@ __all__ = [
     "InstanceNorm1d",
     "InstanceNorm2d",
     "InstanceNorm3d",
+    "KeepOutput",
     "LayerNorm",
     "Linear",
     "LogSoftmax",

@@ -41,6 +41,9 @@ class Activation(CompressedLayer):
         inplace: whether the input is overwritten; the function itself may do either.
     """
 
+    function: Callable[..., Tensor]
+    inplace: bool
+
     def __init__(
         self, function: Callable[..., Tensor], *, bits: int = 4, saver: Saver | None = None, inplace: bool = False
     ) -> None:

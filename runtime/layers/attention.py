@@ -48,6 +48,11 @@ def scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa: torch's own; with a mask that requires a
             gradient, torch's function runs unchanged.
         saver: compresses query, key and value.
+
+    Example:
+        saver = fewbit.layers.QuantizerSaver(fewbit.quantizers.PerGroup(bits=4))
+        q = k = v = torch.randn(2, 4, 64, 16, requires_grad=True)
+        y = fewbit.layers.scaled_dot_product_attention(q, k, v, saver=saver)
     """
     masked = attn_mask is not None and attn_mask.requires_grad
     if masked or not compresses(query, key, value) or query.dim() < 3:

@@ -22,7 +22,7 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 from ..quantizers import Compressed, PerGroup
 from ..tensors.dtypes import DTYPES
-from .saver import TRACES_SIZES, QuantizerSaver, Saver, put_together, take_apart, tensors_in
+from .saver import TRACES_FUNCTIONS, TRACES_SIZES, QuantizerSaver, Saver, put_together, take_apart, tensors_in
 
 DEFAULT_LAYER_BITS = 4  # as ActNN's L1 and L2
 
@@ -127,9 +127,11 @@ def _listing(function: type[CompressedFunction]) -> dict[str, Any]:
 
 
 def apply(function: type[CompressedFunction], *arguments: Any) -> Any:
-    """Return ``function.apply(*arguments)``; before torch 2.11 a graph ends at sizes that depend on values."""
+    """Return ``function.apply(*arguments)``; a compiled graph ends there if this torch does not trace it."""
     if not is_compiling():
         return function.eager.apply(*arguments)
+    if not TRACES_FUNCTIONS:
+        return _apart(function, *arguments)
     if not any(getattr(a, "has_dynamic_sizes", False) for a in arguments):
         return function.apply(*arguments)
     return function.apply_listing(*arguments)[0] if TRACES_SIZES else _apart(function, *arguments)
@@ -139,7 +141,7 @@ def _run(function: type[CompressedFunction], *arguments: Any) -> Any:
     return function.eager.apply(*arguments)
 
 
-_apart: Any = disable(_run)  # before torch 2.11 the graph ends here
+_apart: Any = disable(_run)  # the graph ends here
 
 
 def keep(ctx: Any, compressed: Any, *others: Tensor | None) -> None:

@@ -6,7 +6,8 @@ Torch saves the noise in the dtype of x (on a GPU as a byte). Here one bit encod
 of its derivative, with a table whose levels are 0 and 1/(1 − p).
 """
 
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from .. import ops
 from ..tensors.table_registry import register_table
 from .base import CompressedFunction, apply, check_first_derivative, compresses
 
-__all__ = ["Dropout", "dropout"]
+__all__ = ["Dropout", "dropout", "dropout_and_bits", "noise_table"]
 
 
 class Dropout(nn.Dropout):
@@ -39,8 +40,19 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     return apply(PackedDropout, input, p, inplace)
 
 
+def dropout_and_bits(input: Tensor, p: float) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], Tensor]]:
+    """Return `dropout(input, p)`, its packed bits, and a function (x, bits) -> x · noise that repeats it."""
+    y, packed = ListedDropout.eager.apply(input, p)
+    return y, packed, partial(_repeated, p=p, stride=y.stride())
+
+
+def _repeated(x: Tensor, packed: Tensor, p: float, stride: Sequence[int]) -> Tensor:
+    return ops.multiply(x, packed, noise_table(p), stride)
+
+
 @torch.compiler.assume_constant_result
-def _key(p: float) -> str:
+def noise_table(p: float) -> str:
+    """Return the key of the table with the levels 0 and 1/(1 − p)."""
     return _registered(p)
 
 
@@ -56,16 +68,10 @@ class PackedDropout(CompressedFunction):
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float, inplace: bool) -> Tensor:
         """Return torch's output; save a bit for each element."""
-        if x.device.type == "cpu":
-            noise = F.dropout(torch.ones_like(x), p)  # the noise that torch multiplies by, from the same draws
-            y = x.mul_(noise) if inplace else x * noise
-        else:
-            y, mask = torch.native_dropout(x, p, True)
-            noise = mask.to(x.dtype)
-            y = x.copy_(y) if inplace else y
+        y, noise = _dropped(x, p, inplace)
         if inplace:
             ctx.mark_dirty(x)
-        ctx.key, ctx.stride = _key(p), noise.stride()
+        ctx.key, ctx.stride = noise_table(p), noise.stride()
         ctx.save_for_backward(ops.encode(noise, ctx.key))
         return x if inplace else y  # not y in place: to a compiler it is another tensor
 
@@ -75,3 +81,31 @@ class PackedDropout(CompressedFunction):
         check_first_derivative()
         (packed,) = ctx.saved_tensors
         return ops.multiply(grads[0], packed, ctx.key, ctx.stride), None, None
+
+
+class ListedDropout(CompressedFunction):
+    """x -> x · noise and the packed noise."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float) -> tuple[Tensor, Tensor]:
+        """Return torch's output and a bit for each element, which is saved."""
+        y, noise = _dropped(x, p, False)
+        ctx.key, ctx.stride = noise_table(p), noise.stride()
+        packed = ops.encode(noise, ctx.key)
+        ctx.mark_non_differentiable(packed)
+        ctx.save_for_backward(packed)
+        return y, packed
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient times the noise."""
+        return PackedDropout.backward(ctx, grads[0])[:2]
+
+
+def _dropped(x: Tensor, p: float, inplace: bool) -> tuple[Tensor, Tensor]:
+    """Return torch's output, in the memory of `x` if `inplace`, and a tensor that is 0 where it drops."""
+    if x.device.type == "cpu":
+        noise = F.dropout(torch.ones_like(x), p)  # the noise that torch multiplies by, from the same draws
+        return (x.mul_(noise) if inplace else x * noise), noise
+    y, mask = torch.native_dropout(x, p, True)
+    return (x.copy_(y) if inplace else y), mask.to(x.dtype)

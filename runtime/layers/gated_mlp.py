@@ -6,21 +6,21 @@ backward pass. x is saved as it is, or in `input_bits` bits as one more per-grou
 
     plain projections    torch.nn.Linear without hooks: the block is one node of the graph, `fewbit_gated_mlp`
     other projections    LoRA, quantized or sharded layers, layers with hooks: each is called as a module, and the x or
-                         h that it saves is replaced by the tensors that rebuild it (`_replacing`)
+                         h that it saves is replaced by the tensors that rebuild it (rebuilding.py)
+
+Dropout between the product and the down projection adds one bit, from which its output is rebuilt as well.
 
 Only the tensors that a gradient needs are saved: with frozen gate and up projections nothing of x, with a frozen down
 projection nothing that only h needs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._C import _autograd  # pyright: ignore[reportAttributeAccessIssue]
-from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 from ...tables import FewbitError, Table
@@ -38,8 +38,10 @@ from ..tensors.abstract import is_autocast
 from ..tensors.checks import check_integer
 from ..tensors.glu_parts import DEFAULT_COPY_BITS, GROUP_SIZE, GLUPlan, Keep, Wanted
 from ..tensors.table_registry import register_unpickled, table_of
+from .dropout import dropout_and_bits
+from .rebuilding import Make, Rebuilding
 
-__all__ = ["ACTIVATIONS", "GatedMLP"]
+__all__ = ["ACTIVATIONS", "GatedMLP", "Layout"]
 
 # Accepted values of `activation`, and their names in `FORWARDS`.
 ACTIVATIONS = {
@@ -56,6 +58,29 @@ ACTIVATIONS = {
 }
 
 
+class Layout(NamedTuple):
+    """Which modules of a gated MLP compute what, by their names.
+
+    Attributes:
+        first: of the projections that compute gate and up, in this order; or of the one that computes both.
+        down: of the projection back.
+        gate_last: whether up is the first half of what the one projection computes, and gate the second.
+        between: of modules that run, in this order, on the product of act(gate) and up before `down`.
+        after: of modules that run on the output of `down`.
+        casts: whether the product takes the dtype of the weight of `down`, as in T5.
+    """
+
+    first: tuple[str, ...] = ("gate_proj", "up_proj")
+    down: str = "down_proj"
+    gate_last: bool = False
+    between: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    casts: bool = False
+
+
+SPLIT, FUSED = Layout(), Layout(("gate_up_proj",))
+
+
 class GatedMLP(nn.Module):
     """down_proj(act(gate_proj(x)) · up_proj(x)), which saves what `functional.swiglu` saves.
 
@@ -68,6 +93,7 @@ class GatedMLP(nn.Module):
         down_proj: (…, intermediate) → (…, hidden).
         plan: the data saved for each element of (…, intermediate).
         input_bits: of the saved copy of x; None saves x itself.
+        layout: names of the projections, other ones where `fewbit.convert` made the block.
 
     Args:
         hidden_size, intermediate_size: features of x, and of gate and up.
@@ -81,10 +107,18 @@ class GatedMLP(nn.Module):
     Raises:
         FewbitError: a size is not a positive integer, `activation` is not in `ACTIVATIONS`, or an argument is refused
             by `functional.swiglu`.
+
+    Example:
+        y = fewbit.nn.GatedMLP(64, 176)(x)
     """
 
+    gate_proj: nn.Module
+    up_proj: nn.Module
+    gate_up_proj: nn.Module
+    down_proj: nn.Module
     plan: GLUPlan
     input_bits: int | None
+    layout: Layout = SPLIT
 
     def __init__(
         self,
@@ -110,6 +144,7 @@ class GatedMLP(nn.Module):
             raise FewbitError(f"activation is one of {', '.join(ACTIVATIONS)}, not {shown(activation)}")
         made = {"bias": bias, "device": device, "dtype": dtype}
         if fused:
+            self.layout = FUSED
             self.gate_up_proj = nn.Linear(hidden_size, 2 * intermediate_size, **made)
         else:
             self.gate_proj = nn.Linear(hidden_size, intermediate_size, **made)
@@ -132,7 +167,7 @@ class GatedMLP(nn.Module):
     @property
     def fused(self) -> bool:
         """Whether one projection computes gate and up."""
-        return "gate_up_proj" in self._modules
+        return len(self.layout.first) == 1
 
     def forward(self, x: Tensor) -> Tensor:
         """Return down_proj(act(gate_proj(x)) · up_proj(x)).
@@ -145,27 +180,49 @@ class GatedMLP(nn.Module):
         """
         projections = self._projections()
         if transforms.are_active() or not torch.is_grad_enabled():
-            return self._composed(x)
-        if all(map(_is_plain, projections)):
-            return self._plain(x, projections)
-        if torch.compiler.is_compiling():
+            y = self._composed(x)
+        elif all(map(_is_plain, projections)) and not self._does_more():
+            y = self._plain(x, projections)
+        elif torch.compiler.is_compiling():
             if self.input_bits is not None:
                 raise FewbitError("GatedMLP: input_bits under torch.compile takes projections that are plain nn.Linear")
-            return self._composed(x)  # hooks would end the graph
-        return self._hooked(x)
+            y = self._composed(x)  # hooks would end the graph
+        else:
+            y = self._hooked(x)
+        for module in self._called(self.layout.after):
+            y = module(y)
+        return y
 
     def _projections(self) -> list[nn.Module]:
-        first = ["gate_up_proj"] if self.fused else ["gate_proj", "up_proj"]
-        return [self._modules[name] for name in (*first, "down_proj")]  # pyright: ignore[reportReturnType]
+        return self._called((*self.layout.first, self.layout.down))
+
+    def _called(self, names: Sequence[str]) -> list[nn.Module]:
+        return [self._modules[name] for name in names]  # pyright: ignore[reportReturnType]
+
+    def _does_more(self) -> bool:
+        """Return whether anything happens to the product before the down projection."""
+        weights = [self._modules[name].weight for name in (*self.layout.first, self.layout.down)]  # pyright: ignore
+        return not all(map(_does_nothing, self._called(self.layout.between))) or (
+            self.layout.casts and len({weight.dtype for weight in weights}) > 1
+        )
 
     def _gate_and_up(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        if self.fused:
-            gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-            return gate, up
-        return self.gate_proj(x), self.up_proj(x)
+        first = [projection(x) for projection in self._called(self.layout.first)]
+        gate, up = first[0].chunk(2, dim=-1) if self.fused else first
+        return (up, gate) if self.layout.gate_last else (gate, up)
+
+    def _down(self, h: Tensor) -> Tensor:
+        """Return the down projection of h, with what comes before it."""
+        for module in self._called(self.layout.between):
+            h = module(h)
+        return self._modules[self.layout.down](self._cast(h))  # pyright: ignore[reportOptionalCall]
+
+    def _cast(self, h: Tensor) -> Tensor:
+        weight = getattr(self._modules[self.layout.down], "weight", None) if self.layout.casts else None
+        return h.to(weight.dtype) if isinstance(weight, Tensor) and weight.dtype != torch.int8 else h
 
     def _composed(self, x: Tensor) -> Tensor:
-        return self.down_proj(apply(*self._gate_and_up(x), self.plan))
+        return self._down(apply(*self._gate_and_up(x), self.plan))
 
     def _plain(self, x: Tensor, projections: list[Any]) -> Tensor:
         tensors = [x, *(t for p in projections for t in (p.weight, p.bias))]
@@ -177,26 +234,53 @@ class GatedMLP(nn.Module):
         check_dtype(x, "GatedMLP")
         if self.fused:
             tensors[3:3] = [None, None]
-        return fewbit_gated_mlp.apply(*tensors, self.plan, self.input_bits)
+        return fewbit_gated_mlp.apply(*tensors, self.plan, self.input_bits, self.layout.gate_last)
 
     def _hooked(self, x: Tensor) -> Tensor:
         with _copying(x, self.input_bits) if self.input_bits is not None else nullcontext():
             gate, up = self._gate_and_up(x)
-        needs_h = any(p.requires_grad and p.dim() > 1 for p in self.down_proj.parameters())
+        later = self._called((*self.layout.between, self.layout.down))
+        needs_h = any(p.requires_grad and p.dim() > 1 for p in later[-1].parameters()) or any(
+            p.requires_grad for module in later[:-1] for p in module.parameters()
+        )
+        unknown = not all(_does_nothing(module) or _drops(module) for module in later[:-1])
+        needs_h = needs_h or (unknown and (keeps(gate) or keeps(up)))
         if not (needs_h or keeps(gate) or keeps(up)):
-            return self.down_proj(apply(gate, up, self.plan))
+            return self._down(apply(gate, up, self.plan))
         wanted = Wanted(keeps(gate), keeps(up), needs_h)
         h, *parts = fewbit_glu.apply(gate, up, self.plan, needs_h)
-        if not needs_h or (self.plan.keep == "exact" and wanted.h_alone):
-            return self.down_proj(h)
-        if self.plan.keep == "exact":
+        saves_h = not needs_h or (self.plan.keep == "exact" and wanted.h_alone)
+        if self.plan.keep == "exact" and not saves_h:
             parts = [up.detach(), gate.detach()]
-        with _rebuilding(h, tuple(parts), self.plan, wanted):
-            return self.down_proj(h)
+        del gate, up  # nothing needs them while the next projection takes its room
+        with Rebuilding() as rebuilding:
+            if saves_h:
+                return self._down_in_bits(h, None, (), rebuilding)
+            make = save_parts(rebuilding, h, tuple(parts), self.plan, wanted)
+            return self._down_in_bits(h, make, tuple(parts), rebuilding)
+
+    def _down_in_bits(self, h: Tensor, make: Make | None, parts: tuple[Tensor, ...], rebuilding: Rebuilding) -> Tensor:
+        """Return `_down(h)`, with one bit for dropout; where `make` rebuilds h, its output is rebuilt too."""
+        for module in self._called(self.layout.between):
+            if not _drops(module):
+                before, h = h, module(h)
+                make = make if h is before else None
+                continue
+            h, bits, again = _call_dropout(module, h)
+            make = partial(_then, make, again) if make is not None and bits is not None else None
+            if make is not None and bits is not None:
+                parts = (*parts, bits)
+                rebuilding.save(h, make, partial(tuple, parts))
+        cast = self._cast(h)
+        if make is not None and cast is not h:
+            rebuilding.save(cast, partial(_in_dtype, make, cast.dtype), partial(tuple, parts))
+        return self._modules[self.layout.down](cast)  # pyright: ignore[reportOptionalCall]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         check_plan(self, register_unpickled(self))  # another process may read this module
+        if "layout" not in vars(self) and "gate_up_proj" in self._modules:  # of a version without layouts
+            self.layout = FUSED
         if self.input_bits is not None:
             check_integer("input_bits", self.input_bits, 1, 8)
 
@@ -206,13 +290,59 @@ class GatedMLP(nn.Module):
         return f"{self.table.activation}, {plan_text(self.plan)}{more}"
 
 
+def _does_nothing(module: nn.Module) -> bool:
+    """Return whether `module` returns its input itself."""
+    inactive = isinstance(module, nn.Dropout) and (not module.training or module.p == 0)
+    return (inactive or type(module) is nn.Identity) and not _has_hooks(module)
+
+
+def _drops(module: nn.Module) -> bool:
+    """Return whether `module` is a dropout that drops some elements and not all."""
+    return isinstance(module, nn.Dropout) and module.training and 0 < module.p < 1
+
+
+def _call_dropout(module: Any, h: Tensor) -> tuple[Tensor, Tensor | None, Any]:
+    """Call a dropout with its hooks; return its output, its bits and the function that repeats it.
+
+    The bits are None if a hook changes the input or output.
+    """
+    if not _has_hooks(module):
+        return dropout_and_bits(h, module.p)
+    runs: list[tuple[Tensor, Tensor, Tensor, Any]] = []
+
+    def forward(x: Tensor) -> Tensor:
+        runs.append((x, *dropout_and_bits(x, module.p)))
+        return runs[-1][1]
+
+    vars(module)["forward"] = forward
+    try:
+        result = module(h)
+    finally:
+        del vars(module)["forward"]
+    x, y, bits, again = runs[-1]
+    return (y, bits, again) if x is h and result is y else (result, None, None)
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def _then(make: Make, again: Make, *kept: Tensor) -> Tensor:
+    return again(make(*kept[:-1]), kept[-1])
+
+
+def _in_dtype(make: Make, dtype: torch.dtype, *kept: Tensor) -> Tensor:
+    return make(*kept).to(dtype)
+
+
 def _is_plain(projection: nn.Module) -> bool:
     """Return whether calling `projection` is F.linear and nothing else."""
     return (
         type(projection) is nn.Linear
         and type(projection.weight) in (nn.Parameter, Tensor)
-        and not (projection._forward_hooks or projection._forward_pre_hooks)
-        and not (projection._backward_hooks or projection._backward_pre_hooks)
+        and not _has_hooks(projection)
     )
 
 
@@ -220,7 +350,7 @@ def _is_plain(projection: nn.Module) -> bool:
 
 
 class fewbit_gated_mlp(torch.autograd.Function):
-    """x, weights -> y; graphs show this name. If `up_weight` is None, `gate_weight` holds both, gate first."""
+    """x, weights -> y; graphs show this name. If `up_weight` is None, `gate_weight` holds both, gate first or last."""
 
     @staticmethod
     def forward(
@@ -234,16 +364,19 @@ class fewbit_gated_mlp(torch.autograd.Function):
         down_bias: Tensor | None,
         plan: GLUPlan,
         input_bits: int | None,
+        gate_last: bool,
     ) -> Tensor:
         """Return y; save the tensors that the required gradients need."""
         need_x, need_gate, need_gate_bias, need_up, need_up_bias, need_down = ctx.needs_input_grad[:6]
         if up_weight is None:
             need_up, need_up_bias = need_gate, need_gate_bias
             gate, up = F.linear(x, gate_weight, gate_bias).chunk(2, dim=-1)
+            gate, up = (up, gate) if gate_last else (gate, up)
         else:
             gate, up = F.linear(x, gate_weight, gate_bias), F.linear(x, up_weight, up_bias)
         wanted = Wanted(need_x or need_gate or need_gate_bias, need_x or need_up or need_up_bias, need_down)
         h, parts = keep(gate, up, plan, wanted)
+        del gate, up  # nothing needs them while y takes its room
         y = F.linear(h, down_weight, down_bias)
         kept_x: tuple[Tensor, ...] = ()
         if need_gate or need_up:
@@ -255,7 +388,7 @@ class fewbit_gated_mlp(torch.autograd.Function):
         )
         ctx.save_for_backward(*weights, *kept_x, *parts)
         ctx.plan, ctx.input_bits, ctx.wanted, ctx.count_of_x = plan, input_bits, wanted, len(kept_x)
-        ctx.is_fused = up_weight is None
+        ctx.is_fused, ctx.gate_last = up_weight is None, gate_last
         ctx.x_shape, ctx.h_shape, ctx.dtype = x.shape, h.shape, x.dtype
         return y
 
@@ -283,7 +416,8 @@ class fewbit_gated_mlp(torch.autograd.Function):
                 x = _read(kept_x[0], kept_x[1], ctx.input_bits, ctx.x_shape, ctx.dtype)
             x = x.reshape(-1, ctx.x_shape[-1])
         if ctx.is_fused:
-            both = torch.cat([d_gate.view(tall), d_up.view(tall)], 1) if wanted.d_gate else dy
+            halves = (d_up, d_gate) if ctx.gate_last else (d_gate, d_up)
+            both = torch.cat([half.view(tall) for half in halves], 1) if wanted.d_gate else dy
             d_x = both @ gate_weight if need_x else None
             of_gate, of_up = _of_projection(both, x, need_gate, need_gate_bias), (None, None)
         else:
@@ -293,7 +427,7 @@ class fewbit_gated_mlp(torch.autograd.Function):
             of_up = _of_projection(d_up, x, need_up, need_up_bias)
         if d_x is not None:
             d_x = d_x.view(ctx.x_shape)
-        return d_x, *of_gate, *of_up, d_down, d_down_bias, None, None
+        return d_x, *of_gate, *of_up, d_down, d_down_bias, None, None, None
 
 
 def _of_projection(grad: Tensor, x: Tensor, weight: bool, bias: bool) -> tuple[Tensor | None, Tensor | None]:
@@ -303,90 +437,31 @@ def _of_projection(grad: Tensor, x: Tensor, weight: bool, bias: bool) -> tuple[T
 # ---- other projections: replacing their saved tensors ----------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Hooks:
-    """The saved-tensor hooks set outside ours, by a checkpoint or a profile; our saved tensors pass through them."""
-
-    pack: Callable[[Tensor], Any]
-    unpack: Callable[[Any], Tensor]
-
-    @classmethod
-    def outer(cls) -> "_Hooks":
-        """Return the hooks in force; torch itself calls only the innermost. (Not exposed before torch 2.7.)"""
-        top = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
-        hooks = top(False) if top else None
-        return cls(_same, _same) if hooks is None else cls(*hooks)
+def save_parts(rebuilding: Rebuilding, h: Tensor, parts: tuple[Tensor, ...], plan: GLUPlan, wanted: Wanted) -> Make:
+    """Save the parts in place of h; return the function that rebuilds h from them."""
+    make = partial(_product, h.shape, h.dtype, h.device, plan, wanted)
+    rebuilding.save(h, make, lambda: parts)
+    return make
 
 
-@dataclass(frozen=True, eq=False)
-class _Replaced:
-    """The object that autograd holds in place of a saved tensor.
-
-    Attributes:
-        make: rebuilds a dense tensor of the same memory from the tensors kept.
-        kept: those tensors, packed by the outer hooks.
-        view: shape, strides and offset of the saved tensor in that memory.
-    """
-
-    make: Callable[..., Tensor]
-    kept: tuple[Any, ...]
-    outer: _Hooks
-    view: tuple[torch.Size, tuple[int, ...], int]
-
-    def tensor(self) -> Tensor:
-        """Return the tensor as it was saved."""
-        return self.make(*map(self.outer.unpack, self.kept)).as_strided(*self.view)
+def _product(
+    shape: torch.Size, dtype: torch.dtype, device: torch.device, plan: GLUPlan, wanted: Wanted, *parts: Tensor
+) -> Tensor:
+    like = torch.empty(shape, dtype=dtype, device=device)  # only its shape is read
+    return gradients(like, parts, plan, wanted, Wanted(False, False, True))[2]
 
 
 @contextmanager
-def _replacing(x: Tensor, make: Callable[..., Tensor], keep: Callable[[], Sequence[Tensor]]) -> Iterator[None]:
-    """Within this block, save `keep()` instead of any tensor in the memory of `x`; `make` rebuilds it from those.
-
-    Autograd holds both hooks as long as what they packed, so neither may refer to `x`.
-    """
-    memory, dtype = x.untyped_storage()._cdata, x.dtype
-    whole = x.is_contiguous() and x.storage_offset() == 0 and x.untyped_storage().nbytes() == x.nbytes
-    outer = _Hooks.outer()
-    kept: list[Sequence[Tensor]] = []  # made once, shared by all
-
-    def pack(t: Tensor) -> Any:
-        if not whole or t.untyped_storage()._cdata != memory or t.dtype != dtype:
-            return outer.pack(t)
-        if not kept:
-            with torch.no_grad():
-                kept.append(keep())
-        return _Replaced(make, tuple(map(outer.pack, kept[0])), outer, (t.shape, t.stride(), int(t.storage_offset())))
-
-    def unpack(packed: Any) -> Tensor:
-        return packed.tensor() if isinstance(packed, _Replaced) else outer.unpack(packed)
-
-    with saved_tensors_hooks(pack, unpack):
-        yield
-
-
-def _same(x: Any) -> Any:
-    return x
-
-
-def _rebuilding(h: Tensor, parts: tuple[Tensor, ...], plan: GLUPlan, wanted: Wanted) -> AbstractContextManager[None]:
-    """Return a context in which the parts are saved instead of h."""
-    shape, dtype, device = h.shape, h.dtype, h.device
-
-    def make(*kept: Tensor) -> Tensor:
-        like = torch.empty(shape, dtype=dtype, device=device)  # only its shape is read
-        return gradients(like, kept, plan, wanted, Wanted(False, False, True))[2]
-
-    return _replacing(h, make, lambda: parts)
-
-
-def _copying(x: Tensor, bits: int) -> AbstractContextManager[None]:
-    """Return a context in which one copy in few bits is saved instead of x."""
+def _copying(x: Tensor, bits: int) -> Iterator[None]:
+    """Within this block, save one copy in few bits instead of x."""
     shape, dtype = x.shape, x.dtype
 
     def make(packed: Tensor, groups: Tensor) -> Tensor:
         return _read(packed, groups, bits, shape, dtype)
 
-    return _replacing(x, make, lambda: _copy_of(x, bits))
+    with Rebuilding() as rebuilding:
+        rebuilding.save(x, make, lambda: _copy_of(x, bits))
+        yield
 
 
 def _copy_of(x: Tensor, bits: int) -> tuple[Tensor, ...]:

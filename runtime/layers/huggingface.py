@@ -1,9 +1,10 @@
-"""Layers that `transformers` defines itself: GPT-2's Conv1D, which is a linear layer, and RMS normalizations.
+"""Layers that `transformers` and `timm` define themselves, in place of torch's.
 
     Conv1D                                          torch.addmm(bias, x, weight): the weight is a Linear's transposed
     LlamaRMSNorm, T5LayerNorm, Gemma2RMSNorm, …     x / √(mean x² + ε) · w, or · (1 + w): 175 classes, written five ways
+    timm's BatchNormAct2d                           batch normalization, dropout and activation in one
 
-The package is not imported: a class is recognized by the source of its methods (source_match.py), so it may be of any
+Neither package is imported: a class is recognized by the source of its methods (source_match.py), so it may be of any
 package. Its compressed form is a subclass of it, made on first use, so that `isinstance` still holds.
 """
 
@@ -15,12 +16,13 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from .base import CompressedLayer, apply, compresses, saver_text
+from .batch_norm import BatchNorm2d
 from .layer_norm import CompressedNormalization, Gradients, RootMeanSquare
 from .linear import linear
 from .normalization import CompressedNorm
 from .source_match import is_written_as
 
-__all__ = ["Conv1D", "RMSNorm", "form_of_class", "like"]
+__all__ = ["BatchNormAct", "Conv1D", "RMSNorm", "form_of_class", "like"]
 
 
 class _Form(CompressedLayer):
@@ -71,6 +73,19 @@ class RMSNorm(_Form, CompressedNorm):
             return super().forward(x)
         norm = _AsWritten(tuple(self.weight.shape), self.epsilon, super().forward, self.way.offset)
         return apply(CompressedNormalization, x, self.weight, None, norm, self.saver, self.copies)
+
+
+class BatchNormAct(_Form, BatchNorm2d):
+    """timm's `BatchNormAct2d`, which saves its normalized input in few bits; its activation saves for itself."""
+
+    drop: nn.Module
+    act: nn.Module
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the layer's output."""
+        if not compresses(input, self.weight, self.bias):
+            return self.former.forward(self, input)
+        return self.act(self.drop(BatchNorm2d.forward(self, input)))
 
 
 @dataclass(frozen=True)
@@ -170,8 +185,43 @@ _WAYS = (
         "eps",
         1.0,
     ),
+    _Way(
+        nn.BatchNorm2d,
+        """
+        def forward(self, x):
+            _assert(x.ndim == 4, f'expected 4D input (got {x.ndim}D input)')
+            if self.momentum is None:
+                exponential_average_factor = 0.0
+            else:
+                exponential_average_factor = self.momentum
+            if self.training and self.track_running_stats:
+                if self.num_batches_tracked is not None:
+                    self.num_batches_tracked.add_(1)
+                    if self.momentum is None:
+                        exponential_average_factor = 1.0 / float(self.num_batches_tracked)
+                    else:
+                        exponential_average_factor = self.momentum
+            if self.training:
+                bn_training = True
+            else:
+                bn_training = (self.running_mean is None) and (self.running_var is None)
+            x = F.batch_norm(
+                x,
+                self.running_mean if not self.training or self.track_running_stats else None,
+                self.running_var if not self.training or self.track_running_stats else None,
+                self.weight,
+                self.bias,
+                bn_training,
+                exponential_average_factor,
+                self.eps,
+            )
+            x = self.drop(x)
+            x = self.act(x)
+            return x
+        """,
+    ),
 )
-_FORMS: dict[type[nn.Module], type[_Form]] = {nn.Linear: Conv1D, nn.RMSNorm: RMSNorm}
+_FORMS: dict[type[nn.Module], type[_Form]] = {nn.Linear: Conv1D, nn.RMSNorm: RMSNorm, nn.BatchNorm2d: BatchNormAct}
 
 
 def like(cls: type[nn.Module]) -> type[nn.Module] | None:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from ..tensors.abstract import is_autocast
 from ..tensors.dtypes import arithmetic_dtype
 from .base import CompressedFunction, apply, batched, check_first_derivative, compresses, keep, kept, observed
-from .normalization import CompressedNorm, copies_of, input_gradient, restored, standardised
+from .normalization import CompressedNorm, KeepOutput, copies_of, divided, input_gradient, restored, standardised
 from .saver import Saver, Whole, saves_whole
 
 __all__ = ["CompressedNormalization", "GroupNorm", "LayerNorm", "RMSNorm", "RootMeanSquare"]
@@ -67,6 +67,11 @@ class Normalization(Protocol):
 
     by_rows: ClassVar[bool]
 
+    @property
+    def offset(self) -> float:
+        """Added to the weight."""
+        ...
+
     def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return y, m (None if it is 0) and r."""
         ...
@@ -92,6 +97,7 @@ class Normalization(Protocol):
 @dataclass(frozen=True)
 class _OfLastDimensions:
     by_rows: ClassVar[bool] = True
+    offset = 0.0
     shape: tuple[int, ...]
     eps: float
 
@@ -125,6 +131,7 @@ class _OfLastDimensions:
 @dataclass(frozen=True)
 class _OfGroups:
     by_rows: ClassVar[bool] = False
+    offset = 0.0
     groups: int
     eps: float
 
@@ -173,6 +180,7 @@ class RootMeanSquare:
     """RMS normalization over the last dimensions, of shape `shape`."""
 
     by_rows: ClassVar[bool] = True
+    offset = 0.0
     shape: tuple[int, ...]
     eps: float | None
 
@@ -238,12 +246,16 @@ class CompressedNormalization(CompressedFunction):
         saver: Saver,
         copies: int,
     ) -> Tensor:
-        """Return torch's output; save x̄ compressed, or x itself if it is in memory anyway."""
+        """Return torch's output; save x̄ compressed, or x itself if it is in memory anyway, or y if `saver` says so."""
         y, mean, rstd = norm.forward(x, weight, bias)
         x_wanted, weight_wanted = ctx.needs_input_grad[:2]
         compressed = None
-        ctx.exact = saves_whole(saver, x)
-        if ctx.exact and (x_wanted or weight_wanted):
+        keeps = isinstance(saver, KeepOutput)
+        ctx.from_output = keeps and norm.by_rows and saver.divides_by(weight, norm.offset)
+        ctx.exact = saves_whole(saver, x) or (keeps and not ctx.from_output)
+        if ctx.from_output and (x_wanted or weight_wanted):
+            compressed = Whole(y)
+        elif ctx.exact and (x_wanted or weight_wanted):
             compressed = Whole(x)
         elif x_wanted or weight_wanted:
             normed = standardised(norm.grouped(x), mean, rstd).reshape(x.shape)
@@ -264,7 +276,10 @@ class CompressedNormalization(CompressedFunction):
         if compressed is None:  # the bias alone
             dims = [d for d in range(grad.dim()) if d not in _kept_dims(ctx.norm, grad.dim())]
             return None, None, grad.sum(dims).to(ctx.dtypes[2]) if dims else grad, None, None, None
-        if ctx.exact:
+        if ctx.from_output:
+            y = compressed.decompress().detach()
+            normed = [divided(y, weight, bias, ctx.norm.offset, rstd.dtype).to(grad.dtype)]
+        elif ctx.exact:
             x = ctx.norm.grouped(compressed.decompress())
             rstd = ctx.norm.rstd(x) if rstd is None else rstd
             normed = [standardised(x, mean, rstd).reshape(ctx.shape).to(grad.dtype)]

@@ -17,6 +17,7 @@ distinguishable from 0; at 4 bits at most 0.04 %. ∇w = Σ x̄ ∇y and ∇b = 
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
@@ -24,8 +25,59 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 from .. import ops
 from ..quantizers import Compressed
+from ..tensors.abstract import is_abstract
 from .base import DEFAULT_LAYER_BITS, CompressedLayer
 from .saver import Saver, Whole, compress_rows, tensors_in
+
+LEAST_WEIGHT = 0.01  # of the largest, below which dividing by it would magnify the rounding of y
+CALLS = 64  # of a layer on a GPU between two looks at its weight, which wait for the GPU
+
+
+class KeepOutput:
+    """The saver of layer and RMS normalizations that save their output y in place of their input (arXiv 2406.16282).
+
+    A layer behind that trains its weight saves y in any case, so nothing is added; x̄ = (y − b) / w has the rounding of
+    y. A layer whose weights come near 0 saves its input as it is. Each layer has a saver of its own.
+
+    Example:
+        norm = fewbit.layers.LayerNorm(768, saver=fewbit.layers.KeepOutput())
+    """
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._divides = True
+
+    def compress(self, x: Tensor) -> Compressed:
+        """Return `x` as it is: what has no output to keep."""
+        return Whole(x)
+
+    def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
+        """Learn nothing."""
+
+    def divides_by(self, weight: Tensor | None, offset: float) -> bool:
+        """Return whether y can be divided by `weight` + `offset`; on a GPU as of up to `CALLS` calls ago."""
+        if weight is None or is_compiling() or is_abstract(weight):
+            return self._divides
+        if weight.device.type == "cpu" or self._calls % CALLS == 0:
+            size = (weight + offset).abs()
+            self._divides = bool(size.amin() > LEAST_WEIGHT * size.amax())
+        self._calls += 1
+        return self._divides
+
+    def __repr__(self) -> str:
+        return "KeepOutput()"
+
+
+def divided(y: Tensor, weight: Tensor | None, bias: Tensor | None, offset: float, dtype: torch.dtype) -> Tensor:
+    """Return x̄ from y, in `dtype`."""
+    if bias is not None:
+        y = y - bias.to(dtype)
+    if weight is None:
+        return y.to(dtype)
+    factor = weight.to(dtype) + offset
+    least = LEAST_WEIGHT * factor.abs().amax()  # since the last look some may have come nearer to 0
+    factor = torch.where(factor.abs() < least, least.copysign(factor), factor)
+    return y / factor if bias is None else y.to(dtype).div_(factor)
 
 
 class CompressedNorm(CompressedLayer):

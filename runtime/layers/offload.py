@@ -47,6 +47,12 @@ class Progress:
         queued: whether it is in the queue for prefetching.
     """
 
+    host: weakref.ref[Tensor]
+    written: Any
+    layers: int
+    asked: int
+    queued: bool
+
     def __init__(self, host: Tensor, written: Any) -> None:
         self.host, self.written = weakref.ref(host), written
         self.fetched: tuple[Tensor, Any] | None = None
@@ -69,6 +75,9 @@ class Swapper:
         ahead: number of saved tensors to prefetch.
         smallest: least bytes of a tensor that is moved.
     """
+
+    ahead: int
+    smallest: int
 
     def __init__(self, ahead: int = 2, smallest: int = SMALLEST) -> None:
         self.ahead, self.smallest = ahead, smallest

@@ -33,11 +33,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.torch_version import TorchVersion
 
 from ..quantizers import Compressed, PerGroup, Quantizer
+from ..tensors.casts import cast_key
 from ..tensors.dtypes import total_bytes
 from ..tensors.rows import packed_bytes
 from .callers import is_callers
 
-# Whether torch's compiler traces functions of autograd in which sizes depend on values.
+# Whether torch's compiler traces the layers' functions of autograd at all, and those in which sizes depend on values.
+# Those that it does not trace end the graph.
+TRACES_FUNCTIONS = TorchVersion(torch.__version__) >= "2.9"
 TRACES_SIZES = TorchVersion(torch.__version__) >= "2.11"
 
 
@@ -66,24 +69,25 @@ class Saver(Protocol):
 class Recent:
     """The codes of the tensors compressed last, found by these tensors, without keeping their memory alive.
 
-    Two of them, for adapters take turns: the input of all of a block's, and what one of them passes on.
+    Two of them, for adapters take turns: the input of all of a block's, and what one of them passes on. Casts of one
+    tensor to the same dtype are one tensor here.
     """
 
     def __init__(self) -> None:
-        self._entries: list[tuple[Any, StorageWeakRef, Any]] = []
+        self._entries: list[tuple[Any, StorageWeakRef | None, Any]] = []
 
     def found(self, x: Tensor) -> Any:
         """Return what was noted for `x`, if it was among the last and has not changed since; else None."""
-        identity = _identity(x)
+        identity, _ = _identity(x)
         for entry in self._entries:
-            if entry[0] == identity and not entry[1].expired():
+            if entry[0] == identity and (entry[1] is None or not entry[1].expired()):
                 self._entries.sort(key=lambda other: other is entry)
                 return entry[2]
         return None
 
     def note(self, x: Tensor, codes: Any) -> None:
         """Record the codes of `x`, and forget those that were used longest ago."""
-        self._entries = [*self._entries[-1:], (_identity(x), StorageWeakRef(x.untyped_storage()), codes)]
+        self._entries = [*self._entries[-1:], (*_identity(x), codes)]
 
     def forget(self) -> None:
         """Drop the record."""
@@ -93,8 +97,13 @@ class Recent:
         return Recent, ()
 
 
-def _identity(x: Tensor) -> tuple[Any, ...]:
-    return x.untyped_storage()._cdata, x.storage_offset(), x.shape, x.stride(), x.dtype, x._version
+def _identity(x: Tensor) -> tuple[tuple[Any, ...], StorageWeakRef | None]:
+    """Return what tensors of the same values have in common, and the memory with which that ends, if any."""
+    cast = cast_key(x)
+    if cast is not None:
+        return cast, None
+    storage = x.untyped_storage()
+    return (storage._cdata, x.storage_offset(), x.shape, x.stride(), x.dtype, x._version), StorageWeakRef(storage)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from ..quantizers import Outlier, OutlierCompressed
 from ..tensors.layout import as_dense
 from ..tensors.spec import TensorSpec
 
-_CODES, _HANDLES = "_fewbit_codes", "_fewbit_handles"
+# Compiled code attaches parts, and neither finds what the other left: a graph may end between two layers.
+_CODES, _PARTS, _HANDLES = "_fewbit_codes", "_fewbit_parts", "_fewbit_handles"
 
 
 def leave(y: Tensor, codes: OutlierCompressed) -> None:
@@ -65,7 +66,7 @@ def _parts_of(codes: OutlierCompressed) -> tuple[Tensor, ...]:
 @torch.compiler.allow_in_graph
 def _attach(y: Tensor, *parts_and_bits: Any) -> Tensor:
     """Attach the parts of RV-Quant's codes, and their bits, to `y`."""
-    setattr(y, _CODES, (parts_and_bits, y._version))
+    setattr(y, _PARTS, (parts_and_bits, y._version))
     return torch.empty(0, device="meta")
 
 
@@ -99,7 +100,7 @@ def first_handle(x: Tensor, handle: Tensor, way: int) -> Tensor:
 
 def _found_attached(x: Tensor) -> tuple[tuple[Any, ...], int]:
     for tensor in (x, x._base):
-        if tensor is not None and hasattr(tensor, _CODES):
+        if tensor is not None and hasattr(tensor, _PARTS):
             same = tensor.numel() == x.numel() and tensor.dtype == x.dtype
-            return getattr(tensor, _CODES) if same else ((), 0)
+            return getattr(tensor, _PARTS) if same else ((), 0)
     return (), 0

@@ -26,6 +26,7 @@ def is_written_as(cls: type, source: str) -> bool:
     return all(_source_of(cls, function.name) == _statements(function) for function in functions)
 
 
+@cache
 def _source_of(cls: type, name: str) -> str | None:
     """Return the statements of a method, or None if it cannot be read."""
     try:

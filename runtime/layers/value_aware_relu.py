@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
+from torch.compiler import disable, is_compiling
 
 from ...tables import FewbitError
 from ...tables.errors import shown
@@ -20,6 +20,7 @@ from ..tensors.layout import as_dense, with_stride
 from ..tensors.plain import is_batch, is_quantizable
 from ..tensors.spec import TensorSpec
 from .base import CompressedFunction, apply, check_first_derivative
+from .saver import TRACES_FUNCTIONS
 from .shared_codes import leave
 
 DEFAULT = Outlier(3, 0.02, relu=True, value_dtype=torch.bfloat16)
@@ -58,6 +59,8 @@ class ValueAwareReLU(nn.ReLU):
 
 
 def _relu(x: Tensor, quantizer: Outlier, inplace: bool) -> Tensor:
+    if is_compiling() and not TRACES_FUNCTIONS:
+        return _relu_apart(x, quantizer, inplace)
     if not (x.dtype in DTYPES if is_compiling() else is_quantizable(x)):
         return nn.functional.relu(x, inplace)
     if is_compiling():  # which follows tensors that a function returns, not those that it hides in a list
@@ -69,6 +72,11 @@ def _relu(x: Tensor, quantizer: Outlier, inplace: bool) -> Tensor:
     if as_dense(y) is y:
         leave(y, made[0])
     return y
+
+
+_relu_apart: Any = disable(
+    _relu
+)  # a compiled graph ends here, and the codes are left for layers that run in eager torch
 
 
 class _ReLU(CompressedFunction):

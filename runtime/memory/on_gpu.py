@@ -18,6 +18,10 @@ class as_on_gpu(TorchFunctionMode):
     """Within this block dropout and attention save for backward what their CUDA kernels save.
 
     For measuring on the meta device and on fake tensors: the output values are meaningless.
+
+    Example:
+        with fewbit.memory.as_on_gpu():
+            print(fewbit.memory.profile(model, x))
     """
 
     def __torch_function__(

@@ -12,12 +12,14 @@ kernels do, without the temporary tensors of its reference.
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -58,6 +60,47 @@ def peak_of_step(model: nn.Module, *inputs: object, **keywords: object) -> Peak:
     The backward pass begins at the output named `loss` if there is one, as in models of `transformers`; else each
     output that requires a gradient gets a gradient of ones. Outputs are held until the end, as by a training loop that
     logs them. The former gradients of parameters and inputs are put back afterwards; hooks of parameters run.
+
+    Example:
+        print(fewbit.memory.peak_of_step(model, x))
+    """
+    with recorded_step(model, inputs, keywords) as step:
+        return step.peak
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """A step that has just run; its outputs and gradients still live.
+
+    Attributes:
+        tracker: recorded it.
+        backward: number of events before the backward pass.
+        gradients: of the parameters.
+    """
+
+    tracker: "StorageTracker"
+    backward: int
+    gradients: list[Tensor]
+
+    @property
+    def peak(self) -> Peak:
+        """The largest sums of bytes."""
+        return Peak(self.tracker.peak(but=self.gradients), self.tracker.peak())
+
+
+@contextmanager
+def recorded_step(
+    model: nn.Module,
+    inputs: tuple[object, ...],
+    keywords: Mapping[str, object],
+    watch: "Callable[[StorageTracker], AbstractContextManager[object]]" = nullcontext,
+) -> Iterator[RecordedStep]:
+    """Run the step that `peak_of_step` describes, and give what was recorded while its tensors live.
+
+    Args:
+        model: any module.
+        inputs, keywords: of its forward pass.
+        watch: makes a context around both passes, which may note the tracker's number of events.
     """
     with ExitStack() as stack:
         for mode in values_for(model, (inputs, keywords)):
@@ -66,12 +109,14 @@ def peak_of_step(model: nn.Module, *inputs: object, **keywords: object) -> Peak:
         stack.enter_context(gradients_aside(parameters, (inputs, keywords)))
         stack.enter_context(no_collection())
         with StorageTracker() as tracker:
-            outputs = model(*inputs, **keywords)
-            roots = _roots(outputs)
-            if roots:
-                torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+            with watch(tracker):
+                outputs = model(*inputs, **keywords)
+                roots = _roots(outputs)
+                backward = len(tracker.events)
+                if roots:
+                    torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
             gradients = [part for p in parameters if p.grad is not None for part in parts_of(p.grad)]
-            return Peak(tracker.peak(but=gradients), tracker.peak())
+            yield RecordedStep(tracker, backward, gradients)
 
 
 def _roots(outputs: object) -> list[Tensor]:
@@ -149,6 +194,19 @@ class StorageTracker(TorchDispatchMode):
             if event.counts and now > most:
                 most = now
         return max(most, now)
+
+    def levels(self, end: int | None = None, but: Iterable[Tensor] = ()) -> NDArray[np.int64]:
+        """Return the bytes after each of the first `end` events, or [0] if there are none.
+
+        Inside a kernel they are those before it. Storages of the living tensors `but` are left out.
+        """
+        out = {self.number_of(t) for t in but}
+        total, before, levels = 0, 0, []
+        for event in self.events[:end]:
+            total += 0 if event.number in out else event.delta
+            before = total if event.counts else before
+            levels.append(before)
+        return np.array(levels or [0], np.int64)
 
     @property
     def living(self) -> int:

@@ -62,6 +62,9 @@ def profile(model: nn.Module, *inputs: object, **keywords: object) -> Profile:
     The outputs are dropped; there are no side effects but those of the model's own forward. A model built under
     ``torch.device("meta")`` (with inputs there) or under a FakeTensorMode is measured without allocating memory: the
     bytes are the same as far as the same kernels are chosen there.
+
+    Example:
+        print(fewbit.memory.profile(model, x))
     """
     return profile_call(model, lambda: model(*inputs, **keywords), inputs=(inputs, keywords))
 
@@ -73,6 +76,9 @@ def profile_call(model: nn.Module, call: Callable[[], object], *, inputs: object
         model: storages are listed under the names of its modules.
         call: takes no arguments; its result is held until all storages are counted.
         inputs: any nest of tensors; if these or the parameters are fake, `call` runs in their FakeTensorMode.
+
+    Example:
+        print(fewbit.memory.profile_call(model, lambda: model(x).square().mean()))
     """
     running: list[nn.Module] = [model]
     tokens: list[weakref.ref[_Token]] = []

@@ -27,6 +27,10 @@ IMAGENET = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 2
 class Unfused(nn.Module):
     """A pre-activation layer in torch's own operations, which save the input and the output of the normalization."""
 
+    norm: nn.Module
+    linear: nn.Module
+    before: nn.ModuleList
+
     def __init__(self, layer: PreActLayer) -> None:
         super().__init__()
         self.norm, self.linear, self.before = layer.norm, layer.linear, layer.before
@@ -41,6 +45,8 @@ class Unfused(nn.Module):
 
 class Bottleneck(nn.Module):
     """x + conv1×1(conv3×3(conv1×1(x))), each convolution a pre-activation layer."""
+
+    layers: nn.Sequential
 
     def __init__(self, channels: int, width: int, stride: int, bits: int | None, naive: bool, fused: bool) -> None:
         super().__init__()
@@ -71,6 +77,9 @@ class PreActResNet(nn.Module):
         units: all bottlenecks.
         head: normalization, ReLU, global average pooling and the classifier.
     """
+
+    units: nn.Sequential
+    head: nn.Module
 
     def __init__(
         self,
@@ -129,6 +138,9 @@ def preact_resnet(
 
     Raises:
         FewbitError: `depth`, `stem` or `bits` is not one of the values above.
+
+    Example:
+        y = fewbit.models.preact_resnet(29, width=8, bits=4)(images)
     """
     if stem not in ("cifar", "imagenet"):
         raise FewbitError(f"stem is cifar or imagenet, not {stem!r}")

@@ -121,6 +121,9 @@ def largest_batch(memory: float, model: float, per_sample: float, *, copies: int
 
     Raises:
         FewbitError: `per_sample` is not positive, so any batch would fit.
+
+    Example:
+        fewbit.memory.largest_batch(16 * 2**30, model=500e6, per_sample=300e6)
     """
     if not per_sample > 0:
         raise FewbitError("a sample keeps nothing for backward: there is no largest batch")

@@ -34,13 +34,14 @@ from ..memory.listing import Field, Sort, listing, share, size_text
 from ..memory.peak import Peak, peak_of_step
 from ..memory.record import profile
 from ..memory.saved import Profile
+from ..memory.timeline import Timeline, timeline_of_step
 from ..quantizers import PerGroup, Quantizer
 from ..saved_tensors import compress_saved_tensors
 from ..tensors.abstract import is_abstract
 
 # The options of `convert`; its `inputs` are those of the comparison.
 OPTIONS = tuple(name for name in inspect.signature(convert).parameters if name not in ("model", "inputs"))
-_OWN = ("functions", "saved", "peak", "model_kwargs")
+_OWN = ("functions", "saved", "peak", "timeline", "model_kwargs")
 _AS_GIVEN = ("include", "exclude", "tables")  # of the options, those that do not belong to the name of a method
 
 
@@ -56,6 +57,7 @@ class Comparison:
         before, after: the storages that the forward pass saves for the backward pass.
         report: the replaced modules, and the ones left, with reasons.
         peak_before, peak_after: peak memory of forward and backward pass; None if not measured.
+        timeline_before, timeline_after: memory at each moment of them; None if not asked for.
         notes: on estimated numbers.
     """
 
@@ -67,6 +69,8 @@ class Comparison:
     peak_before: Peak | None = None
     peak_after: Peak | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
+    timeline_before: Timeline | None = field(default=None, compare=False)
+    timeline_after: Timeline | None = field(default=None, compare=False)
 
     @property
     def key(self) -> int | str:
@@ -131,6 +135,7 @@ def compare(
     functions: bool = False,
     saved: Quantizer | None = None,
     peak: bool = True,
+    timeline: bool = False,
     model_kwargs: Mapping[str, Any] | None = None,
     **keywords: Any,
 ) -> Comparison:
@@ -146,6 +151,7 @@ def compare(
         saved: a quantizer, as PerGroup(bits=4): the converted model runs within `compress_saved_tensors(saved)`.
             Without options of `convert` the model is then not converted.
         peak: whether to measure the peaks, which runs a backward pass.
+        timeline: whether to record the memory at each moment too, if `peak`.
         model_kwargs: keywords of the model's forward that are not its named parameters or have the name of an option.
         **keywords: the options of `fewbit.convert` (bits, level, glu, include, …), which are never passed to the model;
             and named parameters of the model's forward. Without options and `saved`: few-bit activations of 3 bits.
@@ -153,9 +159,12 @@ def compare(
     Raises:
         FewbitError: a keyword is neither an option nor a parameter of the model's forward, an option is wrong, or the
             model cannot be copied or converted.
+
+    Example:
+        print(fewbit.memory.compare(model, x, level="L2"))
     """
     options, call = _sorted_out(model, inputs, model_kwargs, keywords)
-    return _compared(model, call, [options], functions, saved, peak)[0]
+    return _compared(model, call, [options], functions, saved, _steps(peak, timeline))[0]
 
 
 def compare_each(
@@ -170,7 +179,7 @@ def compare_each(
     """Return the result of `compare` for each number of `bits`; the unchanged model runs only once."""
     numbers = [check_bits(b) for b in bits]
     options, call = _sorted_out(model, inputs, model_kwargs, keywords)
-    return _compared(model, call, [{**options, "bits": b} for b in numbers], functions, None, peak)
+    return _compared(model, call, [{**options, "bits": b} for b in numbers], functions, None, _steps(peak))
 
 
 def method_text(options: Mapping[str, Any], saved: Quantizer | None = None) -> str:
@@ -253,7 +262,7 @@ def _compared(
     methods: Sequence[Mapping[str, Any]],
     functions: bool,
     saved: Quantizer | None,
-    peak: bool,
+    step: "_Step | None",
 ) -> list[Comparison]:
     configs = [_configs(options) for options in methods]
     hooks: list[Callable[[], AbstractContextManager[Any]]] = []
@@ -262,7 +271,7 @@ def _compared(
     for make in hooks:
         make()  # checked before anything runs
     twin = revert(_twin_of(model))
-    before, peak_before = _measured(twin, call, peak, [])
+    before, step_before = _measured(twin, call, step, [])
     result = []
     for options, config in zip(methods, configs, strict=True):
         if saved is not None and not any(value is not None for value in options.values()):
@@ -271,21 +280,39 @@ def _compared(
             report = _convert(twin, options)
         twin = report.model  # another one, where the model itself is an activation
         around = [*hooks, *([partial(few_bit, _activation_bits(config))] if functions else [])]
-        after, peak_after = _measured(twin, call, peak, around)
+        after, step_after = _measured(twin, call, step, around)
         notes = _notes(config, saved, call.is_abstract(twin))
         method = method_text(options, saved)
         bits = options.get("bits")
         if bits is None and saved is None and not any(value is not None for value in options.values()):
             bits = DEFAULT_BITS
-        result.append(Comparison(bits, before, after, report, method, peak_before, peak_after, notes))
+        peaks = _peak(step_before), _peak(step_after)
+        timelines = _timeline(step_before), _timeline(step_after)
+        result.append(Comparison(bits, before, after, report, method, *peaks, notes, *timelines))
         revert(twin)
     return result
 
 
+# Measures both passes: `peak_of_step` or `timeline_of_step`.
+_Step = Callable[..., Peak | Timeline]
+
+
+def _steps(peak: bool, timeline: bool = False) -> _Step | None:
+    return None if not peak else timeline_of_step if timeline else peak_of_step
+
+
+def _peak(step: Peak | Timeline | None) -> Peak | None:
+    return step.peak if isinstance(step, Timeline) else step
+
+
+def _timeline(step: Peak | Timeline | None) -> Timeline | None:
+    return step if isinstance(step, Timeline) else None
+
+
 def _measured(
-    model: nn.Module, call: _Call, peak: bool, around: Sequence[Callable[[], AbstractContextManager[Any]]]
-) -> tuple[Profile, Peak | None]:
-    """Return the profile and the peak of a step, within contexts made by `around`; the random state is preserved."""
+    model: nn.Module, call: _Call, step: _Step | None, around: Sequence[Callable[[], AbstractContextManager[Any]]]
+) -> tuple[Profile, Peak | Timeline | None]:
+    """Return the profile and the step, within contexts made by `around`; the random state is preserved."""
 
     def run(what: Callable[..., Any]) -> Any:
         with ExitStack() as stack:
@@ -294,7 +321,7 @@ def _measured(
                 stack.enter_context(make())
             return call(what, model)
 
-    return run(profile), run(peak_of_step) if peak else None
+    return run(profile), run(step) if step else None
 
 
 def _same_random_numbers(abstract: bool) -> AbstractContextManager[Any]:

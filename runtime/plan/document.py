@@ -23,11 +23,11 @@ from ...tables.files import atomic_write
 from ...tables.json_format import dumps, read_json
 from ..memory.listing import share, size_text
 from ..tensors.checks import check_integer
-from .options import without_numbers
-from .problem import EXACT, GROUPS, HOST, METHODS, RECOMPUTE, TABLE
+from .places import without_numbers
+from .problem import ATTENTION, EXACT, GATED, GROUPS, HOST, METHODS, OUTPUT, RECOMPUTE, TABLE
 
 FORMAT = "fewbit plan 1"
-_WITH_BITS = (GROUPS, TABLE, HOST)
+_WITH_BITS = (GROUPS, HOST, TABLE, ATTENTION, GATED)
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,12 @@ class Choice:
     """What is done with a saved tensor, an activation or a block.
 
     Attributes:
-        target: place of a tensor, ``layers.0.mlp:1``; name of an activation, for ``table``, or a block, ``recompute``.
-        method: ``exact``, ``groups`` (codes of `PerGroup`), ``table`` (of an activation's derivative), ``recompute``
-            or ``host`` (codes in host memory).
+        target: place of a tensor, ``layers.0.mlp:1``; name of an activation, for ``table``, a block, ``recompute``, a
+            gated MLP, a normalization, or an attention, ``layers.0.self_attn:attention0``.
+        method: ``exact``, ``groups`` (codes of `PerGroup`), ``host`` (such codes in host memory), ``recompute``,
+            ``table`` (of an activation's derivative), ``attention`` (computed again from query, key and value in codes)
+            ``gated`` (parts of a gated MLP's product, from which its inputs and itself are computed) or ``output`` (of
+            a normalization or GELU, from which its input follows, and which the layer behind it saves exactly).
         bits: of the codes, 1 to 8; None where there are none.
         exact_bytes: bytes that are saved exactly.
         nbytes: bytes that are saved by this plan, on the device.
@@ -69,8 +72,17 @@ class Choice:
     @property
     def text(self) -> str:
         """The choice in a few words."""
-        words = {EXACT: "exact", GROUPS: f"{self.bits} bits", TABLE: f"table, {self.bits} bits"}
-        return words.get(self.method, "recompute" if self.method == RECOMPUTE else f"{self.bits} bits, host memory")
+        words = {
+            EXACT: "exact",
+            GROUPS: f"{self.bits} bits",
+            TABLE: f"table, {self.bits} bits",
+            ATTENTION: f"computed again, {self.bits} bits",
+            GATED: f"parts, {self.bits} bits",
+            OUTPUT: "by its output",
+            RECOMPUTE: "recompute",
+            HOST: f"{self.bits} bits, host memory",
+        }
+        return words[self.method]
 
 
 @dataclass(frozen=True)
@@ -154,6 +166,11 @@ class Plan:
         notes: what was estimated and not measured, and what would be gained by more memory.
         timeline: memory through the step.
         frontier: plans for other memories, and other ways to train, as far as `plan` was asked for them.
+
+    Example:
+        plan = fewbit.plan(model, x, loss=lambda y: y.sum(), error=0.1)
+        plan.to_json("plan.json")
+        fewbit.fit(model, plan=fewbit.Plan.from_json("plan.json"))
     """
 
     model: str

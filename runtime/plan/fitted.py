@@ -1,4 +1,4 @@
-"""Trains a model by a plan: tables by `convert`, recomputed blocks (runtime/recompute.py), all else by hooks.
+"""Trains by a plan: tables and gated MLPs by `convert`, recomputed blocks (runtime/recompute.py), all else by hooks.
 
 fitted = fewbit.fit(model, plan=plan)
 fitted.refresh(every=500)       measures again while training
@@ -7,7 +7,7 @@ fitted.undo()
 
 import warnings
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,16 +17,18 @@ from torch import Tensor, nn
 from ...tables import FewbitError
 from ..convert.api import convert, undo_conversion
 from ..convert.find import FITTED
+from ..convert.gated_mlps import GatedMLPs
 from ..convert.method import Activations
 from ..layers.offload import Swapper, SwappingSaver
-from ..layers.saver import QuantizerSaver
+from ..layers.saver import QuantizerSaver, Saver
 from ..quantizers import Compressed, PerGroup, Quantizer
 from ..recompute import Recompute, recomputed_forward
 from ..saved_tensors import Exactly
 from ..tensors.checks import check_integer
+from .conversion_error import BY_OUTPUT
 from .document import Choice, Plan
-from .places import Places
-from .problem import GROUPS, HOST, RECOMPUTE, TABLE
+from .places import OF_OUTPUT, Places
+from .problem import ATTENTION, GATED, GROUPS, HOST, OUTPUT, RECOMPUTE, TABLE
 
 Again = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Plan], Plan]
 
@@ -38,6 +40,9 @@ class Fitted:
         model: the model, which has hooks now.
         plan: the plan that is carried out.
     """
+
+    model: nn.Module
+    plan: Plan
 
     def __init__(self, model: nn.Module, plan: Plan, again: Again) -> None:
         undo_fit(model)
@@ -58,16 +63,20 @@ class Fitted:
         if plan.compiled:
             self.model.compile(backend="fewbit", options=plan.compile_options)
             return
-        tables: defaultdict[int, list[str]] = defaultdict(list)
+        converted: defaultdict[Activations | GatedMLPs, list[str]] = defaultdict(list)
         for choice in plan.choices:
-            if choice.method == TABLE and choice.bits is not None:
-                tables[choice.bits].append(choice.target)
-        for bits, names in tables.items():
-            convert(self.model, Activations(bits), include=names)
+            if choice.method == TABLE:
+                converted[Activations(choice.bits)].append(choice.target)
+            elif choice.method == GATED:
+                converted[GatedMLPs(copy_bits=choice.bits or 0)].append(choice.target)
+        for method, names in converted.items():
+            convert(self.model, method, include=names)
+        if outputs := [choice.target for choice in plan.choices if choice.method == OUTPUT]:
+            convert(self.model, *BY_OUTPUT, include=outputs)
         self._blocks = [self.model.get_submodule(c.target) for c in plan.choices if c.method == RECOMPUTE]
         for block in self._blocks:
             vars(block)["forward"] = recomputed_forward(block, Recompute())
-        self._policy.choices = {choice.target: choice for choice in plan.choices}
+        self._policy.use(plan.choices)
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -174,27 +183,58 @@ class _Planned:
     def __init__(self) -> None:
         self.choices: dict[str, Choice] = {}
         self.unknown: set[str] = set()
+        self._besides: dict[str, list[str]] = {}  # what gated MLPs save besides their parts, in order
         self._swapper = Swapper()
 
     def choose(self, place: str, x: Tensor, function: str) -> Quantizer:
-        choice = self.choices.get(place)
+        place = self._as_planned(place)
+        choice = self.choices.get(place) or self.choices.get(place.rpartition(OF_OUTPUT)[0])
+        if self.saves_output(place.rpartition(":")[0]):
+            return Exactly()
         if choice is None:
             if x.requires_grad:
                 self.unknown.add(place)
             return Exactly()
-        if choice.method == GROUPS:
+        if choice.method in (GROUPS, ATTENTION):
             return PerGroup(choice.bits or 0)
         if choice.method == HOST:
             return _ToHost(PerGroup(choice.bits or 0), self._swapper)
         return Exactly()
 
+    def use(self, choices: Sequence[Choice]) -> None:
+        """Carry out these choices from now on."""
+        self.choices = {choice.target: choice for choice in choices}
+        self._besides = {c.target: _places_in(self.choices, c.target) for c in choices if c.method == GATED}
+
+    def _as_planned(self, place: str) -> str:
+        """Return the place's name in the plan: a gated MLP that saves parts counts only its other tensors."""
+        module, _, number = place.rpartition(":")
+        besides = self._besides.get(module, ())
+        return besides[int(number)] if number.isdigit() and int(number) < len(besides) else place
+
+    def saves_output(self, module: str) -> bool:
+        choice = self.choices.get(module)
+        return choice is not None and choice.method == OUTPUT
+
     def share(self, compressed: Compressed, module: str) -> None: ...
 
     def keep(self, x: Tensor, module: str, in_bits: bool) -> None: ...
 
+    def attend(self, attention: str, query: Tensor, key: Tensor, value: Tensor) -> Saver | None:
+        choice = self.choices.get(attention)
+        return None if choice is None else QuantizerSaver(PerGroup(choice.bits or 0))
+
+    def attended(self, attention: str, output: Tensor) -> None: ...
+
     def enter(self, module: str, given: list[Tensor]) -> None: ...
 
-    def leave(self, module: str) -> None: ...
+    def leave(self, module: str, returned: object) -> None: ...
+
+
+def _places_in(targets: Iterable[str], module: str) -> list[str]:
+    """Return the places of a module among targets, in the order of saving."""
+    numbers = (target.removeprefix(f"{module}:") for target in targets if target.startswith(f"{module}:"))
+    return [f"{module}:{number}" for number in sorted(int(n) for n in numbers if n.isdigit())]
 
 
 @dataclass(frozen=True)

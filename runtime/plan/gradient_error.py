@@ -15,21 +15,20 @@ among its tensors. Variances at other numbers of bits are those of the tensors, 
 import gc
 import weakref
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..convert.api import convert, undo_conversion
-from ..convert.find import Form, form_of
-from ..convert.method import Activations
 from ..layers.huggingface import Conv1D
+from ..layers.saver import Saver, last_innermost
 from ..quantizers import Compressed, PerGroup
 from .places import Places
 from .step import Step
+from .trace import Attention
 
 BITS = (1, 2, 3, 4, 5, 6, 8)
 PROBE = 4  # bits of the tensors that a pass rounds
@@ -83,72 +82,65 @@ def measure_errors(step: Step, kinds: Mapping[str, str]) -> dict[str, Errors]:
                 of_module[owner] += float((h - g).double().square().sum()) / scale
             for probe in local:
                 result[probe.place] = probe.errors(sum(of_module[user] for user in probe.users), 0.0)
-        for together in _together([p for p in probes if p.place not in result], kinds):
-            one, two = (_difference(gradient.of(together), exact) for _ in range(2))
-            noise, bias = noise_and_bias(one, two)
-            for probe in together:
-                result[probe.place] = probe.errors(noise / scale / len(together), bias / scale / len(together))
+        rest = [p for p in probes if p.place not in result]
+        for segment in together(rest, lambda probe: kinds.get(probe.place, probe.place)):
+            noise, bias = gradient.errors_of(segment, exact)
+            for probe in segment:
+                result[probe.place] = probe.errors(noise, bias)
         del loss, gradient
     gc.collect()
     return result
 
 
-def measure_tables(step: Step, activations: Mapping[str, nn.Module]) -> dict[str, dict[int, float]]:
-    """Return the squared relative error of the gradient with codes of a table, by name of an activation and bits.
-
-    The activations of the first layers, those in the middle and the last ones are measured together, with tables of
-    `TABLE_PROBE` bits; other tables err as their own errors say.
+def measure_attentions(step: Step, attentions: Iterable[Attention]) -> dict[str, Errors]:
+    """Return the errors of computing each attention again from codes, with its output in codes, by name.
 
     Args:
         step: on real tensors.
-        activations: that have tables, by name.
+        attentions: of the step; those of equal operands are measured together, in `SEGMENTS`.
     """
-    by_class: defaultdict[str, list[str]] = defaultdict(list)
-    for name, module in activations.items():
-        by_class[type(module).__name__].append(name)
-    result: dict[str, dict[int, float]] = {}
+    kinds = {a.name: a.kind for a in attentions}
+    result: dict[str, Errors] = {}
+    if not kinds:
+        return result
     with step.apart():
-        state = torch.random.get_rng_state()
-
-        def gradient() -> list[Tensor]:
-            torch.random.set_rng_state(state)
-            loss, _ = step.forward()
-            found = torch.autograd.grad(loss, step.parameters, allow_unused=True)
-            return [torch.zeros_like(p) if g is None else g for p, g in zip(step.parameters, found, strict=True)]
-
-        exact = gradient() if activations else []
-        scale = product(exact, exact) or 1.0
-        for names in by_class.values():
-            for segment in segments(names):
-                report = convert(step.model, Activations(TABLE_PROBE), include=segment)
-                errors = {row.name: row.error for row in report.replaced}
-                wrong = _difference(gradient(), exact) if errors else []
-                undo_conversion(step.model)
-                for name in errors:
-                    result[name] = _by_bits(step.model, name, product(wrong, wrong) / scale / len(errors))
+        prober = _Prober(again=True)
+        with Places(step.model, prober):
+            loss, output = step.forward()
+        del output
+        gradient = _Gradient(loss, step.parameters, prober)
+        exact = gradient.of(())
+        probes: defaultdict[str, list[_Probe]] = defaultdict(list)
+        for probe in prober.living():
+            probes[probe.place.rpartition("-")[0]].append(probe)  # of its operands, and of its output
+        for segment in together([name for name in kinds if name in probes], kinds.__getitem__):
+            noise, bias = gradient.errors_of([probe for name in segment for probe in probes[name]], exact)
+            for name in segment:
+                result[name] = total([probe.errors(noise, bias) for probe in probes[name]])
+        del loss, gradient
+    gc.collect()
     return result
 
 
-def _by_bits(model: nn.Module, name: str, error: float) -> dict[int, float]:
-    """Return the errors with tables of other numbers of bits than `TABLE_PROBE`, whose error is given."""
-    form = form_of(model.get_submodule(name))
-    assert isinstance(form, Form)
-    tables = {bits: form.make(bits=bits).table for bits in TABLE_BITS}
-    of_probe = tables[TABLE_PROBE].error
-    return {
-        table.bits: error * (table.error / of_probe if of_probe else 0.0)
-        for bits, table in tables.items()
-        if table.bits == bits
-    }
+def total(errors: Sequence[Errors]) -> Errors:
+    """Return the errors of tensors that are rounded together."""
+    noise = {bits: sum(e.noise[bits] for e in errors) for bits in BITS}
+    return Errors(noise, {bits: sum(e.bias[bits] for e in errors) for bits in BITS})
 
 
-def _together(probes: Iterable["_Probe"], kinds: Mapping[str, str]) -> Iterator[list["_Probe"]]:
-    """Yield the probes that one pass measures."""
-    by_kind: defaultdict[str, list[_Probe]] = defaultdict(list)
-    for probe in probes:
-        by_kind[kinds.get(probe.place, probe.place)].append(probe)
-    for each in by_kind.values():
-        yield from segments(each)
+def relative_variance(bits: int) -> float:
+    """Return the variance that rounding normal numbers in groups of 256, whose range is 5.6 deviations, at random to
+    so many bits adds to them, relative to their own."""
+    return (5.6 / (2**bits - 1)) ** 2 / 6
+
+
+def together(items: Iterable[_T], kind: Callable[[_T], str]) -> Iterator[list[_T]]:
+    """Yield the items that one pass measures: of each kind those of the first layers, in the middle and the last."""
+    by_kind: defaultdict[str, list[_T]] = defaultdict(list)
+    for item in items:
+        by_kind[kind(item)].append(item)
+    for equal in by_kind.values():
+        yield from segments(equal)
 
 
 def _is_local(probe: "_Probe", model: nn.Module) -> bool:
@@ -157,7 +149,8 @@ def _is_local(probe: "_Probe", model: nn.Module) -> bool:
     return probe.function in _FUNCTIONS and all(isinstance(modules.get(user), _LINEAR) for user in probe.users)
 
 
-def _difference(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Tensor]:
+def difference(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Tensor]:
+    """Return the difference of two gradients."""
     return [x - y for x, y in zip(a, b, strict=True)]
 
 
@@ -195,19 +188,23 @@ class _Gradient:
         self.prober.rounded = set()
         return [torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, found, strict=True)]
 
+    def errors_of(self, rounded: Collection["_Probe"], exact: Sequence[Tensor]) -> tuple[float, float]:
+        """Return the noise and the bias of each of these tensors, rounded together, relative to the exact gradient."""
+        one, two = (difference(self.of(rounded), exact) for _ in range(2))
+        share = 1 / (product(exact, exact) or 1.0) / len(rounded)
+        noise, bias = noise_and_bias(one, two)
+        return noise * share, bias * share
 
-@dataclass(eq=False)
+
 class _Probe:
-    """A saved tensor that comes back exactly or rounded."""
+    """A saved tensor that comes back exactly or rounded. No dataclass, which layers would take apart."""
 
-    place: str
-    function: str
-    x: Tensor
-    quantizer: PerGroup
-    prober: "_Prober"
-    users: list[str]
-    variances: dict[int, float] = field(default_factory=dict)
-    nbytes: int = 0
+    nbytes = 0
+
+    def __init__(self, place: str, function: str, x: Tensor, quantizer: PerGroup, prober: "_Prober") -> None:
+        self.place, self.function, self.x = place, function, x
+        self.quantizer, self.prober = quantizer, prober
+        self.users = [place.rpartition(":")[0]]
 
     def decompress(self) -> Tensor:
         """Return the tensor."""
@@ -243,16 +240,32 @@ class _Probing:
         return _Probing(self.prober, self.place, self.function, self.quantizer.within(features))
 
     def compress(self, x: Tensor) -> Compressed:
-        module = self.place.rpartition(":")[0]
-        probe = _Probe(self.place, self.function, x.detach(), self.quantizer, self.prober, [module])
+        probe = _Probe(self.place, self.function, x.detach(), self.quantizer, self.prober)
         self.prober.probes.append(weakref.ref(probe))
         return probe
 
 
-class _Prober:
-    """The policy that saves all tensors exactly, until a backward pass asks for some of them rounded."""
+@dataclass(frozen=True)
+class _ProbingRows:
+    """The saver of an attention's operands that are to be measured."""
 
-    def __init__(self) -> None:
+    probing: _Probing
+
+    def compress(self, x: Tensor) -> Compressed:
+        return self.probing.within(x.shape[-1]).compress(last_innermost(x))
+
+    def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None: ...
+
+
+class _Prober:
+    """The policy that saves all tensors exactly, until a backward pass asks for some of them rounded.
+
+    Args:
+        again: whether attention is computed again, from query, key and value that may be rounded.
+    """
+
+    def __init__(self, again: bool = False) -> None:
+        self.again = again
         self.probes: list[weakref.ref[_Probe]] = []
         self.rounded: set[int] = set()
 
@@ -263,12 +276,20 @@ class _Prober:
     def choose(self, place: str, x: Tensor, function: str) -> Any:
         return _Probing(self, place, function, PerGroup(PROBE))
 
+    def saves_output(self, module: str) -> bool:
+        return False
+
     def share(self, compressed: Any, module: str) -> None:
         if isinstance(compressed, _Probe) and module not in compressed.users:
             compressed.users.append(module)
 
     def keep(self, x: Tensor, module: str, in_bits: bool) -> None: ...
 
+    def attend(self, attention: str, query: Tensor, key: Tensor, value: Tensor) -> Saver | None:
+        return _ProbingRows(_Probing(self, f"{attention}-", "", PerGroup(PROBE))) if self.again else None
+
+    def attended(self, attention: str, output: Tensor) -> None: ...
+
     def enter(self, module: str, given: list[Tensor]) -> None: ...
 
-    def leave(self, module: str) -> None: ...
+    def leave(self, module: str, returned: object) -> None: ...

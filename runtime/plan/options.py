@@ -1,22 +1,40 @@
 """The options of a traced step: what may be done with each saved tensor, activation and block, and what it costs."""
 
-import re
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from ..activations.inverted import PART, ROOM
 from ..convert.find import Form, activations, form_of
 from ..quantizers import PerGroup
 from ..recompute import blocks_of
+from ..tensors.glu_parts import GLUPlan, Wanted
 from ..tensors.packing import packed_size
-from .gradient_error import BITS, Errors
-from .problem import EXACT, GROUPS, HOST, RECOMPUTE, TABLE, Hold, Option, Problem
+from .conversion_error import ConversionErrors
+from .gradient_error import BITS, TABLE_PROBE, Errors
+from .places import without_numbers
+from .problem import (
+    AND,
+    ATTENTION,
+    EXACT,
+    GATED,
+    GROUPS,
+    HOST,
+    OUTPUT,
+    RECOMPUTE,
+    TABLE,
+    Hold,
+    Option,
+    Problem,
+)
 from .seconds import Speeds
 from .step import Step
 from .trace import Trace, Traced
@@ -25,21 +43,18 @@ from .trace import Trace, Traced
 # model may matter later: its attention is even, and queries in 1 bit do no harm. A GPT-2 of four layers planned at its
 # first step without these ended 300 steps .53 above exact training's loss, at a predicted error of .006.
 LEAST_LINEAR, LEAST_BITS, LEAST_OF_SCORES, LEAST_OF_TABLE = 3, 4, 6, 2
-_LINEAR = frozenset(("linear", "addmm", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"))
+LINEAR = frozenset(("linear", "addmm", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"))
 _OF_SCORES = frozenset(
     ("scaled_dot_product_attention", "matmul", "bmm", "baddbmm", "einsum", "softmax", "multi_head_attention_forward")
 )
+# Functions that gated MLPs put their gate through.
+ACTIVATIONS = frozenset(("silu", "gelu", "relu", "sigmoid", "tanh", "mish", "hardtanh"))
 SMALLEST_ON_HOST = 1 << 16  # bytes: copies of less are not worth their latency
 
 
 def kind_of(tensor: Traced) -> str:
     """Return the same text for the same tensors of equal layers, whose names differ in numbers."""
     return f"{without_numbers(tensor.place)} {tensor.function} {tensor.shape} {tensor.dtype}"
-
-
-def without_numbers(name: str) -> str:
-    """Return a name of a module with a star in place of each number of a layer: `layers.*.mlp`."""
-    return re.sub(r"(?<=\.)\d+(?=[.:])|^\d+(?=[.:])|(?<=\.)\d+$|^\d+$", "*", name)
 
 
 @dataclass(frozen=True)
@@ -49,13 +64,15 @@ class Known:
     Attributes:
         trace: memory and lives.
         errors: of quantizing the tensor of each place.
-        tables: squared relative error of the gradient with codes of a table, by name of the activation and bits.
+        attentions: of computing the attention of each name again, from codes.
+        conversions: of tables, gated MLPs' parts, and outputs in place of inputs.
         speeds: of the machine.
     """
 
     trace: Trace
     errors: Mapping[str, Errors]
-    tables: Mapping[str, Mapping[int, float]]
+    attentions: Mapping[str, Errors]
+    conversions: ConversionErrors
     speeds: Speeds
 
     @property
@@ -84,6 +101,9 @@ class Known:
         host = step.device.type in ("cuda", "meta")
         options = [option for i, x in enumerate(self.trace.tensors) for option in _of_tensor(i, x, self, host)]
         options += _of_activations(step.model, self)
+        options += _of_attentions(self)
+        options += _of_gated_mlps(step.model, self)
+        options += _of_outputs(self)
         if recompute:
             options += _of_blocks(step.model, self)
         return Problem(len(self.trace.tensors), tuple(options), self.trace.base, fixed, self.speeds.step)
@@ -124,7 +144,7 @@ def least_bits(x: Traced) -> int:
     """Return the fewest bits that a plan gives a tensor."""
     if x.function in _OF_SCORES:
         return LEAST_OF_SCORES
-    return LEAST_LINEAR if x.function in _LINEAR else LEAST_BITS
+    return LEAST_LINEAR if x.function in LINEAR else LEAST_BITS
 
 
 @cache
@@ -149,7 +169,7 @@ def tables_of(model: nn.Module) -> dict[str, nn.Module]:
 def _of_activations(model: nn.Module, known: Known) -> Iterator[Option]:
     """Yield the options to replace what an activation saves by codes of its derivative's table."""
     by_module = _owned(known.trace)
-    for name in known.tables:
+    for name in known.conversions.tables:
         own = by_module.get(name, [])
         members = [i for i in own if known.trace.tensors[i].users == (name,)]
         if not members or len(known.trace.calls.get(name, ())) != 1 or len(members) < len(own):
@@ -157,7 +177,7 @@ def _of_activations(model: nn.Module, known: Known) -> Iterator[Option]:
         tensors = [known.trace.tensors[i] for i in members]
         first, last = min(x.saved for x in tensors), max(x.freed for x in tensors)
         elements = tensors[0].elements
-        for bits, error in known.tables[name].items():
+        for bits, error in known.conversions.tables[name].items():
             if error and bits < LEAST_OF_TABLE:
                 continue
             nbytes = packed_size(elements, bits)
@@ -170,6 +190,132 @@ def _owned(trace: Trace) -> dict[str, list[int]]:
     for i, x in enumerate(trace.tensors):
         found[x.module].append(i)
     return found
+
+
+# ---- attention -------------------------------------------------------------------------------------------------------
+
+
+def _of_attentions(known: Known) -> Iterator[Option]:
+    """Yield the options to compute attention again from query, key, value, whose output is in as many bits.
+
+    Torch's own backward pass takes the output and the log-sum-exp of exact scores, which rounded queries and keys do
+    not fit: it needs `LEAST_OF_SCORES`. Here the scores are those of the rounded ones, and nothing else is saved but
+    the output, if another module saves it.
+    """
+    trace = known.trace
+    for attention in trace.attentions:
+        errors = known.attentions.get(attention.name)
+        own = [trace.tensors[i] for i in attention.members if i not in attention.shared]
+        if errors is None or not own or any(i != attention.output for i in attention.shared):
+            continue
+        shapes = [shape for shape, _ in attention.operands]
+        if len(attention.members) > len(shapes) + 1 or any(x.shape not in shapes for x in own):
+            continue  # not one kernel, but steps that save scores, and would take room for them again
+        outputs = [trace.tensors[i] for i in attention.shared]
+        first, last = min(x.saved for x in own), max(x.freed for x in own)
+        backward = _backward_start(own, trace)
+        statistics = [Hold(first, backward, -h.nbytes) for h in attention.statistics if h.end > backward > first]
+        again = known.speeds.attention(attention.module)
+        for bits in (b for b in BITS if b >= LEAST_BITS):
+            nbytes = sum(codes_bytes(shape, dtype, shape[-1], bits) for shape, dtype in attention.operands)
+            held = [Hold(x.saved, x.freed, codes_bytes(x.shape, x.dtype, x.features, bits)) for x in outputs]
+            sizes = [(math.prod(shape), dtype) for shape, dtype in attention.operands]
+            sizes += [(x.elements, x.dtype) for x in outputs]
+            seconds = again + sum(known.speeds.codes(n, bits, dtype.itemsize) for n, dtype in sizes)
+            yield Option(
+                *(ATTENTION, attention.name, bits, attention.members),
+                (Hold(first, last, nbytes), *held, *statistics),
+                nbytes + sum(h.nbytes for h in held),
+                *(errors.noise[bits], errors.bias[bits], seconds),
+            )
+
+
+# ---- gated MLPs ------------------------------------------------------------------------------------------------------
+
+
+def _of_gated_mlps(model: nn.Module, known: Known) -> Iterator[Option]:
+    """Yield the options to save the parts of a gated MLP: a table's code, and copies of up and act(gate).
+
+    They stand for what the activation and the product save, and for the product that the next projection and its
+    adapters save. All these have the product's size, and are saved at the activation or after it.
+    """
+    trace = known.trace
+    for name, errors in known.conversions.gated.items():
+        inside = [i for i, x in enumerate(trace.tensors) if _within(x.module, name)]
+        acts = [trace.tensors[i] for i in inside if trace.tensors[i].function in ACTIVATIONS]
+        if len(trace.calls.get(name, ())) != 1 or len(acts) != 1 or _drops(model.get_submodule(name)):
+            continue
+        (act,) = acts
+        members = [
+            i for i in inside if trace.tensors[i].elements == act.elements and trace.tensors[i].saved >= act.saved
+        ]
+        tensors = [trace.tensors[i] for i in members]
+        if any(not _within(user, name) for x in tensors for user in x.users):
+            continue
+        # The product is made again where it is needed; of the others, what a step makes again to restore them.
+        made_again = [hold for x in tensors if x.function not in LINEAR for hold in _gaps(x)]
+        first, last = min(x.saved for x in tensors), max(x.freed for x in tensors if x.function not in LINEAR)
+        for bits in (b for b in BITS if b >= LEAST_BITS):
+            nbytes = parts_bytes(act.elements, bits)
+            seconds = known.speeds.codes(2 * act.elements, bits, act.dtype.itemsize)
+            seconds += known.speeds.codes(act.elements, TABLE_PROBE, act.dtype.itemsize) / 2
+            yield Option(
+                *(GATED, name, bits, (*members,)),
+                (Hold(first, last, nbytes), *made_again),
+                *(nbytes, errors.noise[bits], errors.bias[bits], seconds),
+            )
+
+
+def parts_bytes(elements: int, bits: int) -> int:
+    """Return the bytes of a table's codes and of two copies."""
+    plan = GLUPlan("silu", (), "", TABLE_PROBE, bits, bits, "parts")
+    return plan.nbytes(elements, 2, Wanted(True, True, True))
+
+
+def _gaps(x: Traced) -> Iterator[Hold]:
+    """Yield what the backward pass makes again of a tensor that is not held exactly, as bytes that are not there."""
+    for before, after in pairwise(sorted(x.exact, key=lambda hold: hold.start)):
+        yield Hold(before.end, after.start, -before.nbytes)
+
+
+def _drops(module: nn.Module) -> bool:
+    """Return whether a module drops elements, so that adapters save another tensor than the product."""
+    return any(isinstance(m, nn.Dropout) and m.p and m.training for m in module.modules())
+
+
+# ---- outputs ---------------------------------------------------------------------------------------------------------
+
+
+def _of_outputs(known: Known) -> Iterator[Option]:
+    """Yield the options to save nothing of a normalization's or GELU's input, and exactly its output, which another
+    module saves."""
+    trace = known.trace
+    by_module = _owned(trace)
+    by_storage: defaultdict[int | None, list[int]] = defaultdict(list)
+    for i, x in enumerate(trace.tensors):
+        by_storage[x.storage].append(i)
+    for name, error in known.conversions.outputs.items():
+        members = [i for i in by_module.get(name, ()) if trace.tensors[i].users == (name,)]
+        outputs = by_storage.get(trace.outputs.get(name, -1), ())
+        if not members or len(members) < len(by_module[name]) or len(trace.calls[name]) != 1 or len(outputs) != 1:
+            continue
+        (output,) = outputs
+        y, inputs = trace.tensors[output], [trace.tensors[i] for i in members]
+        if y.module == name or y.elements != inputs[0].elements:
+            continue
+        first, last = min(x.saved for x in inputs), max(x.freed for x in inputs)
+        # The backward pass computes from the output, in room that a step gives to the restored inputs.
+        n, is_norm = y.elements, name not in known.conversions.tables
+        bits = 0 if is_norm else packed_size(n, 1)
+        room = 8 * n if is_norm else 2 * n + ROOM * min(n, PART)
+        start = min([*(gap.start for x in inputs for gap in _gaps(x)), last - 1])
+        until = [Hold(start, last, max(0, room - sum(x.nbytes for x in inputs)))]
+        until += [Hold(y.exact[-1].end, last, y.nbytes)] if y.exact and y.exact[-1].end < last else []
+        yield Option(
+            *(OUTPUT, f"{name}{AND}{y.place}", None, (*members, output)),
+            (*y.exact, *until, Hold(first, last, bits)),
+            *(y.nbytes + bits, error, 0.0, known.speeds.codes(n, 8, y.dtype.itemsize) / (2 if is_norm else 1)),
+        )
 
 
 # ---- blocks ----------------------------------------------------------------------------------------------------------

@@ -1,22 +1,36 @@
 """Names the saved tensors of a model by place, the same in every step: the module that saves it, and a number.
 
-    model.layers.0.mlp.act_fn:0      the first tensor that this module saves in a forward pass
+    model.layers.0.mlp.act_fn:0                 the first tensor that this module saves in a forward pass
+    model.layers.0.self_attn:attention0-1       the second that its first scaled_dot_product_attention saves
+
+Tensors of attention have names of their own because a plan may have attention computed again: then it saves others, and
+all that the module saves besides keeps its name.
 
 A plan is made in one step and carried out in others, so both must call a tensor by one name. `Places` surrounds the
 forward pass of a model with the hooks of `compress_saved_tensors` and passes each saved tensor, with its place, to a
 policy: one that measures (trace.py, gradient_error.py) or one that carries out a plan (fitted.py).
 """
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
+from ..layers.saver import Saver
 from ..quantizers import Compressed, Quantizer
 from ..saved_tensors import compress_by
+
+OF_OUTPUT = "-output"  # between the name of an attention that is computed again and the number of its output
+
+
+def without_numbers(name: str) -> str:
+    """Return a name of a module with a star in place of each number of a layer: `layers.*.mlp`."""
+    return re.sub(r"(?<=\.)\d+(?=[.:])|^\d+(?=[.:])|(?<=\.)\d+$|^\d+$", "*", name)
 
 
 class Policy(Protocol):
@@ -24,6 +38,10 @@ class Policy(Protocol):
 
     def choose(self, place: str, x: Tensor, function: str) -> Quantizer:
         """Return the quantizer of `x`, which the torch function of this name saves at `place`."""
+        ...
+
+    def saves_output(self, module: str) -> bool:
+        """Return whether `module` saves its output, unlike when the plan was made; another one saves it then too."""
         ...
 
     def share(self, compressed: Compressed, module: str) -> None:
@@ -34,12 +52,20 @@ class Policy(Protocol):
         """Note that `module` saves `x` exactly, by the rules of `compress_saved_tensors`: as it is, or in bits."""
         ...
 
+    def attend(self, attention: str, query: Tensor, key: Tensor, value: Tensor) -> Saver | None:
+        """Return what saves query, key and value if the attention of this name is computed again, else None."""
+        ...
+
+    def attended(self, attention: str, output: Tensor) -> None:
+        """Note what the attention returns."""
+        ...
+
     def enter(self, module: str, given: list[Tensor]) -> None:
         """Note that the forward pass of `module` begins, with the tensors `given`."""
         ...
 
-    def leave(self, module: str) -> None:
-        """Note that the forward pass of `module` ends."""
+    def leave(self, module: str, returned: object) -> None:
+        """Note that the forward pass of `module` ends, and what it returns."""
         ...
 
 
@@ -56,8 +82,11 @@ class Places:
     def __init__(self, model: nn.Module, policy: Policy) -> None:
         self.policy = policy
         self._running: list[str] = []
+        self._attention = ""  # that is running
+        self._output: tuple[StorageWeakRef, str] | None = None  # of the last attention, and its name
         self._counts: Counter[str] = Counter()
         self._context: Any = None
+        self._outputs: list[StorageWeakRef] = []  # of modules that save their output, until another one saves it
         self._handles: list[Any] = []
         self.suspended = False
         for name, module in model.named_modules():
@@ -87,16 +116,18 @@ class Places:
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return
         self._running, self._context = [""], compress_by(self)
+        self._attention = ""
         self._counts.clear()
+        self._outputs.clear()
         self._context.__enter__()
         self.policy.enter("", [])
 
     def _end(self, *_: object) -> None:
         if self._context is None or self._running != [""]:
             return
-        self.policy.leave("")
+        self.policy.leave("", None)
         context, self._context = self._context, None
-        self._running = []
+        self._running, self._output = [], None
         context.__exit__(None, None, None)
 
     def entered(self, name: str, given: object) -> None:
@@ -105,28 +136,53 @@ class Places:
             self._running.append(name)
             self.policy.enter(name, [t for t in tree_leaves(given) if isinstance(t, Tensor)])
 
-    def left(self, name: str) -> None:
+    def left(self, name: str, returned: object) -> None:
         """Note that a module ends."""
         if self._context is not None and self._running[-1] == name:
             self._running.pop()
-            self.policy.leave(name)
+            self.policy.leave(name, returned)
 
     # ---- of the saved tensors: a `Chooser` ---------------------------------------------------------------------------
 
     def choose(self, x: Tensor, function: str) -> Quantizer:
         """Return the policy's quantizer for `x`."""
-        module = self._running[-1]
-        place = f"{module}:{self._counts[module]}"
-        self._counts[module] += 1
+        if self._attention:
+            of, separator = self._attention, "-"
+        elif self._output is not None and x.untyped_storage()._cdata == self._output[0].cdata:
+            of, separator = self._output[1], OF_OUTPUT  # of one that is computed again: its own would have been shared
+        else:
+            of, separator = self._running[-1], ":"
+        if separator == ":" and self.policy.saves_output(of):
+            self._outputs.append(StorageWeakRef(x.untyped_storage()))
+        place = f"{of}{separator}{self._counts[of]}"
+        self._counts[of] += 1
         return self.policy.choose(place, x, function)
 
-    def share(self, compressed: Compressed) -> None:
+    def share(self, compressed: Compressed, x: Tensor) -> None:
         """Pass it on to the policy."""
-        self.policy.share(compressed, self._running[-1])
+        module, storage = self._running[-1], x.untyped_storage()._cdata
+        found = next((i for i, output in enumerate(self._outputs) if output.cdata == storage), None)
+        if found is not None:  # this module saved it first when the plan was made
+            self._outputs.pop(found)
+            self._counts[module] += 1
+        self.policy.share(compressed, module)
 
     def keep(self, x: Tensor, in_bits: bool = False) -> None:
         """Pass it on to the policy."""
         self.policy.keep(x, self._running[-1], in_bits)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Saver | None:
+        """Return the policy's saver."""
+        name = f"{self._running[-1]}:attention"
+        self._attention = f"{name}{self._counts[name]}"
+        self._counts[name] += 1
+        return self.policy.attend(self._attention, query, key, value)
+
+    def attended(self, output: Tensor) -> None:
+        """Pass it on to the policy."""
+        self.policy.attended(self._attention, output)
+        self._output = StorageWeakRef(output.untyped_storage()), self._attention
+        self._attention = ""
 
 
 @dataclass(frozen=True)
@@ -147,5 +203,5 @@ class _Leaving:
     places: Places
     name: str
 
-    def __call__(self, *_: object) -> None:
-        self.places.left(self.name)
+    def __call__(self, _: nn.Module, given: object, returned: object) -> None:
+        self.places.left(self.name, returned)

@@ -10,6 +10,7 @@
 4  carry out tables, recomputed blocks and hooks (fitted.py)
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -29,14 +30,21 @@ from ..memory.listing import size_text
 from ..memory.storages import parts_of
 from ..tensors.abstract import is_abstract
 from .compiled import CompiledKnown, compile_step, know_compiled
+from .conversion_error import ConversionErrors, gated_mlps_of, measure_conversions, outputs_of
 from .document import Choice, PeakMemory, Plan, signature
 from .fitted import Fitted, undo_fit
 from .frontier import points_of, timeline_of
-from .gradient_error import measure_errors, measure_tables
+from .gradient_error import measure_attentions, measure_errors
 from .options import Known, kind_of, tables_of
-from .problem import EXACT, RECOMPUTE, Limits, Price, Problem, Solution
+from .problem import AND, EXACT, RECOMPUTE, Limits, Option, Price, Problem, Solution
 from .seconds import Measured, Roofline, Scaled, Speeds, device_of
-from .shape_errors import errors_by_shape, table_errors_by_shape
+from .shape_errors import (
+    attention_errors_by_shape,
+    errors_by_shape,
+    gated_errors_by_shape,
+    output_errors_by_shape,
+    table_errors_by_shape,
+)
 from .solver import is_feasible, merge, solve, split
 from .step import Loss, Step
 from .trace import scaled, trace
@@ -303,15 +311,23 @@ class Planner:
         step = self.step
         traced = trace(step)
         kinds = {x.place: kind_of(x) for x in traced.tensors}
-        tables = tables_of(step.model)
+        tables, gated = tables_of(step.model), gated_mlps_of(step.model)
+        outputs = outputs_of(step.model)
         speeds: Speeds
         if self.is_abstract or self.gpu is not None:
             speeds = Roofline(step, device_of(self.gpu or "a100"))
         else:
             speeds = Measured(step)
         if self.is_abstract:
-            return Known(traced, errors_by_shape(traced), table_errors_by_shape(tables), speeds)
-        return Known(traced, measure_errors(step, kinds), measure_tables(step, tables), speeds)
+            errors = errors_by_shape(traced)
+            conversions = ConversionErrors(
+                table_errors_by_shape(tables),
+                gated_errors_by_shape(gated),
+                output_errors_by_shape(outputs, step.parameters[0].dtype),
+            )
+            return Known(traced, errors, attention_errors_by_shape(traced, errors), conversions, speeds)
+        errors, again = measure_errors(step, kinds), measure_attentions(step, traced.attentions)
+        return Known(traced, errors, again, measure_conversions(step, tables, gated, outputs), speeds)
 
     @property
     def is_abstract(self) -> bool:
@@ -343,13 +359,7 @@ class Planner:
         exact = [o for o in problem.options if o.method == EXACT]
         exact_bytes = {o.covers[0]: o.saved for o in exact}
         order = sorted(solution.chosen, key=lambda o: o.covers[0])
-        choices = [
-            Choice(
-                *(o.target, o.method, o.bits, sum(exact_bytes[i] for i in o.covers), o.saved),
-                *(o.noise, o.bias, o.seconds),
-            )
-            for o in order
-        ]
+        choices = [choice for o in order for choice in _choices(o, exact_bytes)]
         usage = problem.usage(solution.chosen)
         at = int(np.argmax(usage))
         gradients = np.append(known.gradients, known.gradients[-1])
@@ -425,6 +435,17 @@ class Planner:
         """Return whether there is a plan within the limits."""
         problem = merge(self.problem(known), known.kinds, MOST_OPTIONS)
         return is_feasible(problem, self.limits)
+
+
+def _choices(option: Option, exact_bytes: Mapping[int, int]) -> Iterator[Choice]:
+    """Yield the choice that an option stands for, and that of the tensor that it holds exactly besides."""
+    target, _, besides = option.target.partition(AND)
+    covered, of_besides = sum(exact_bytes[i] for i in option.covers), 0
+    if besides:
+        of_besides = exact_bytes[option.covers[-1]]
+        yield Choice(besides, EXACT, None, of_besides, of_besides, 0.0, 0.0, 0.0)
+    held = covered - of_besides, option.saved - of_besides
+    yield Choice(target, option.method, option.bits, *held, option.noise, option.bias, option.seconds)
 
 
 def _batch_of(step: Step) -> int:

@@ -20,8 +20,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-EXACT, GROUPS, TABLE, RECOMPUTE, HOST = "exact", "groups", "table", "recompute", "host"
-METHODS = (EXACT, GROUPS, TABLE, RECOMPUTE, HOST)
+EXACT, GROUPS, HOST, RECOMPUTE = "exact", "groups", "host", "recompute"
+TABLE, ATTENTION, GATED, OUTPUT = "table", "attention", "gated", "output"
+METHODS = (EXACT, GROUPS, HOST, RECOMPUTE, TABLE, ATTENTION, GATED, OUTPUT)
+AND = "|"  # between a target and another that its option holds exactly
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,14 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ...tables import FewbitError
@@ -38,6 +41,10 @@ class Speeds(Protocol):
 
     def forward(self, module: str) -> float:
         """Of the forward pass of a module, by name."""
+        ...
+
+    def attention(self, module: str) -> float:
+        """Of one `scaled_dot_product_attention` that a module calls, in the forward pass."""
         ...
 
     def codes(self, elements: int, bits: int, itemsize: int) -> float:
@@ -66,7 +73,9 @@ class Measured:
         self._per_element: dict[int, float] = {}
         dtypes = [p.dtype for p in step.model.parameters() if p.dtype in DTYPES]
         self._dtype = dtypes[0] if dtypes else torch.float32
-        self._modules, self._step = _timed(step, runs, self._now)
+        self._modules, attentions, self._step = _timed(step, runs, self._now)
+        self._attentions = {name: median(times) for name, times in attentions.items()}
+        self._of_attentions = sum(map(sum, attentions.values())) / runs
         self._factor = self._in_step(step, runs) if eager else 1.0
 
     @property
@@ -77,6 +86,10 @@ class Measured:
     def forward(self, module: str) -> float:
         """Of the forward pass of a module."""
         return self._modules.get(module, 0.0)
+
+    def attention(self, module: str) -> float:
+        """Of one `scaled_dot_product_attention` that a module calls."""
+        return self._attentions.get(module, 0.0)
 
     def codes(self, elements: int, bits: int, itemsize: int) -> float:
         """To quantize and dequantize a tensor once each."""
@@ -108,7 +121,8 @@ class Measured:
                 around = compress_saved_tensors(_Counting(PerGroup(_TYPICAL), sizes))
                 hooked.append(_step_seconds(step, around, self._now))
         alone = sum(self.codes(elements, _TYPICAL, 0) - CALL for elements in sizes)
-        added = median(hooked) - median(exact) - CALL * len(sizes)
+        # These hooks compute attention again, too.
+        added = median(hooked) - median(exact) - CALL * len(sizes) - self._of_attentions
         return max(1.0, added / alone) if alone else 1.0
 
     def _now(self) -> float:
@@ -141,44 +155,65 @@ def _step_seconds(step: Step, around: AbstractContextManager[Any], now: Callable
     return now() - start
 
 
-def _timed(step: Step, runs: int, now: Callable[[], float]) -> tuple[dict[str, float], float]:
-    """Return the seconds of each module's forward pass, and of a step."""
-    modules: defaultdict[str, list[float]] = defaultdict(list)
+def _timed(step: Step, runs: int, now: Callable[[], float]) -> tuple[dict[str, float], dict[str, list[float]], float]:
+    """Return the seconds of each module's forward pass, of the attentions in each module in all runs, and of a step."""
     steps = []
     with step.apart():
-        for run in range(runs + 1):
-            starts: dict[str, float] = {}
-            handles: list[Any] = []
-            for name, module in step.model.named_modules():
-                handles.append(module.register_forward_pre_hook(_starting(starts, name, now)))
-                handles.append(module.register_forward_hook(_ending(modules, starts, name, now)))
-            start = now()
-            loss, output = step.forward()
-            for handle in handles:
-                handle.remove()
-            torch.autograd.grad(loss, step.parameters, allow_unused=True)
-            del loss, output
-            if run:
-                steps.append(now() - start)
-            else:
-                modules.clear()  # the first run warms up
-    return {name: median(times) for name, times in modules.items()}, median(steps)
+        _timed_step(step, _Stopwatch(now))  # warms up
+        stopwatch = _Stopwatch(now)
+        for _ in range(runs):
+            steps.append(_timed_step(step, stopwatch))
+    modules = {name: median(times) for name, times in stopwatch.modules.items()}
+    return modules, stopwatch.attentions, median(steps)
 
 
-def _starting(starts: dict[str, float], name: str, now: Callable[[], float]) -> Callable[..., None]:
-    def hook(*_: object) -> None:
-        starts[name] = now()
+def _timed_step(step: Step, stopwatch: "_Stopwatch") -> float:
+    handles: list[Any] = []
+    for name, module in step.model.named_modules():
+        handles.append(module.register_forward_pre_hook(partial(stopwatch.enter, name)))
+        handles.append(module.register_forward_hook(partial(stopwatch.leave, name)))
+    start = stopwatch.now()
+    with stopwatch:
+        loss, output = step.forward()
+    for handle in handles:
+        handle.remove()
+    torch.autograd.grad(loss, step.parameters, allow_unused=True)
+    del loss, output
+    return stopwatch.now() - start
 
-    return hook
 
+class _Stopwatch(TorchFunctionMode):
+    """Times modules and attentions.
 
-def _ending(
-    found: defaultdict[str, list[float]], starts: dict[str, float], name: str, now: Callable[[], float]
-) -> Callable[..., None]:
-    def hook(*_: object) -> None:
-        found[name].append(now() - starts[name])
+    Attributes:
+        now: the clock.
+        modules, attentions: seconds of each call, by name of the module.
+    """
 
-    return hook
+    def __init__(self, now: Callable[[], float]) -> None:
+        super().__init__()
+        self.now = now
+        self.modules: defaultdict[str, list[float]] = defaultdict(list)
+        self.attentions: defaultdict[str, list[float]] = defaultdict(list)
+        self._running: list[tuple[str, float]] = []
+
+    def enter(self, name: str, *_: object) -> None:
+        """Note that a module begins."""
+        self._running.append((name, self.now()))
+
+    def leave(self, name: str, *_: object) -> None:
+        """Note that a module ends."""
+        started, start = self._running.pop()
+        assert started == name
+        self.modules[name].append(self.now() - start)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not F.scaled_dot_product_attention or not self._running:
+            return func(*args, **(kwargs or {}))
+        start = self.now()
+        output = func(*args, **(kwargs or {}))
+        self.attentions[self._running[-1][0]].append(self.now() - start)
+        return output
 
 
 @dataclass(frozen=True)
@@ -201,6 +236,10 @@ class Scaled:
     def forward(self, module: str) -> float:
         """Of the forward pass of a module."""
         return self.speeds.forward(module) * self.factor
+
+    def attention(self, module: str) -> float:
+        """Of one `scaled_dot_product_attention` that a module calls."""
+        return self.speeds.attention(module) * self.factor
 
     def codes(self, elements: int, bits: int, itemsize: int) -> float:
         """To quantize and dequantize a tensor, of the larger batch, once each."""
@@ -269,9 +308,11 @@ class Roofline:
             step.model(*step.inputs, **step.keywords)
         root = type(step.model).__name__
         self._flops: dict[str, float] = {}
+        self._of_attention: dict[str, float] = {}
         for name, counts in counter.get_flop_counts().items():
             inner = "" if name in (root, "Global") else name.removeprefix(f"{root}.")
             self._flops[inner] = float(sum(counts.values()))
+            self._of_attention[inner] = float(sum(n for op, n in counts.items() if "attention" in str(op)))
 
     @property
     def step(self) -> float:
@@ -281,6 +322,10 @@ class Roofline:
     def forward(self, module: str) -> float:
         """Of the forward pass of a module."""
         return self._flops.get(module, 0.0) / (self._device.flops * self._device.efficiency)
+
+    def attention(self, module: str) -> float:
+        """Of one `scaled_dot_product_attention` that a module calls."""
+        return self._of_attention.get(module, 0.0) / (self._device.flops * self._device.efficiency)
 
     def codes(self, elements: int, bits: int, itemsize: int) -> float:
         """To quantize and dequantize a tensor: it is read and written once each, its codes as well."""

@@ -7,7 +7,7 @@ tensor itself, if it is saved exactly, from the moment when the forward pass let
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,7 +25,7 @@ from ..saved_tensors import Exactly
 from ..tensors.abstract import scratch
 from ..tensors.layout import as_dense
 from ..tensors.spec import TensorSpec
-from .places import Places
+from .places import Places, without_numbers
 from .problem import Hold
 from .step import Step
 
@@ -95,6 +95,37 @@ class Kept:
 
 
 @dataclass(frozen=True)
+class Attention:
+    """A `scaled_dot_product_attention`, which may be computed again in the backward pass.
+
+    Attributes:
+        name: as `Places` names it.
+        operands: query, key and value: their shapes and dtypes.
+        members: indices of the tensors that it saves.
+        shared: those of them that other ops save, too.
+        output: index of its output, if that is one of them.
+        statistics: lives of what it makes and saves exactly, such as the log-sum-exp.
+    """
+
+    name: str
+    operands: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    members: tuple[int, ...]
+    shared: tuple[int, ...]
+    output: int | None
+    statistics: tuple[Hold, ...]
+
+    @property
+    def module(self) -> str:
+        """Name of the module that calls it."""
+        return self.name.rpartition(":")[0]
+
+    @property
+    def kind(self) -> str:
+        """The same text for the same attention of equal layers."""
+        return f"{without_numbers(self.name)} {self.operands}"
+
+
+@dataclass(frozen=True)
 class Trace:
     """A traced step.
 
@@ -106,6 +137,8 @@ class Trace:
         inputs: lives of the storages that each module is given, as far as a gradient flows through them.
         backward: the moment at which the backward pass begins.
         gradients: bytes of the parameters' gradients at each moment, which are in `base`.
+        attentions: in the order of the forward pass.
+        outputs: of each module that returns one tensor, the number of its storage.
     """
 
     tensors: tuple[Traced, ...]
@@ -115,6 +148,8 @@ class Trace:
     inputs: dict[str, tuple[Hold, ...]]
     backward: int
     gradients: NDArray[np.int64]
+    attentions: tuple[Attention, ...]
+    outputs: dict[str, int]
 
 
 def trace(step: Step) -> Trace:
@@ -165,9 +200,17 @@ def scaled(one: Trace, double: Trace, factor: float) -> Trace:
         shape = tuple(max(1, round(line(m, n))) for m, n in zip(a.shape, b.shape, strict=True))
         return replace(a, shape=shape, exact=tuple(map(hold, a.exact, b.exact)))
 
+    def attention(a: Attention, b: Attention) -> Attention:
+        shapes = (
+            (tuple(max(1, round(line(m, n))) for m, n in zip(s, t, strict=True)), dtype)
+            for (s, dtype), (t, _) in zip(a.operands, b.operands, strict=True)
+        )
+        return replace(a, operands=tuple(shapes), statistics=tuple(map(hold, a.statistics, b.statistics)))
+
     return replace(
         one,
         tensors=tuple(map(tensor, one.tensors, double.tensors)),
+        attentions=tuple(map(attention, one.attentions, double.attentions)),
         base=line(one.base, double.base).astype(np.int64),
         kept=tuple(replace(a, life=hold(a.life, b.life)) for a, b in zip(one.kept, double.kept, strict=True)),
         inputs={m: tuple(map(hold, holds, double.inputs[m])) for m, holds in one.inputs.items()},
@@ -175,7 +218,7 @@ def scaled(one: Trace, double: Trace, factor: float) -> Trace:
     )
 
 
-@dataclass
+@dataclass(eq=False)
 class _Life:
     """What is recorded of one tensor until its trace is made."""
 
@@ -188,8 +231,21 @@ class _Life:
     storage: int | None  # number of the storage; None if it lives on anyway
     is_part: bool
     users: list[str]
+    is_shared: bool = False  # by other ops than the attention that saves it first
     restored: list[int] = field(default_factory=list)  # numbers of the storages made in the backward pass
     freed: int = -1
+
+
+@dataclass
+class _Attended:
+    """What is recorded of one attention until its trace is made."""
+
+    name: str
+    operands: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    start: int
+    lives: list[_Life] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)  # numbers of the storages that it saves exactly
+    output: int | None = None  # number of its storage
 
 
 class _Dropped:
@@ -235,6 +291,9 @@ class _Recorder:
             tuple[int, bool], set[str]
         ] = {}  # number of a storage, whether in bits -> modules that save it
         self._inputs: dict[str, set[int]] = {}
+        self._outputs: dict[str, int] = {}
+        self._attentions: list[_Attended] = []
+        self._attention: _Attended | None = None  # that is running
         self._end = -1
 
     @property
@@ -256,25 +315,48 @@ class _Recorder:
             place, module, function, TensorSpec.of(as_dense(x.detach())), features, self.now, number, is_part, [module]
         )
         self.lives.append(life)
+        if self._attention is not None:
+            self._attention.lives.append(life)
         return _Dropped(life, self)
 
     def free(self, life: _Life) -> None:
         life.freed = self.now
 
+    def saves_output(self, module: str) -> bool:
+        return False
+
     def share(self, compressed: Any, module: str) -> None:
-        if isinstance(compressed, _Dropped) and module not in compressed.life.users:
-            compressed.life.users.append(module)
+        if not isinstance(compressed, _Dropped):
+            return
+        life = compressed.life
+        life.is_shared |= self._attention is None or life not in self._attention.lives
+        if module not in life.users:
+            life.users.append(module)
 
     def keep(self, x: Tensor, module: str, in_bits: bool) -> None:
         if x.layout == torch.strided and (number := self.tracker.number_of(x)) is not None:
             self._kept.setdefault((number, in_bits), set()).add(module)
+            if self._attention is not None and not in_bits:
+                self._attention.kept.append(number)
+
+    def attend(self, attention: str, query: Tensor, key: Tensor, value: Tensor) -> None:
+        operands = tuple((tuple(x.shape), x.dtype) for x in (query, key, value))
+        self._attention = _Attended(attention, operands, self.now)
+
+    def attended(self, attention: str, output: Tensor) -> None:
+        assert self._attention is not None
+        self._attention.output = self.tracker.number_of(output)
+        self._attentions.append(self._attention)
+        self._attention = None
 
     def enter(self, module: str, given: list[Tensor]) -> None:
         self._open.setdefault(module, []).append(self.now)
         numbers = {self.tracker.number_of(x) for x in given if x.requires_grad and x.layout == torch.strided}
         self._inputs.setdefault(module, set()).update(n for n in numbers if n is not None)
 
-    def leave(self, module: str) -> None:
+    def leave(self, module: str, returned: object) -> None:
+        if isinstance(returned, Tensor) and (number := self.tracker.number_of(returned)) is not None:
+            self._outputs[module] = number
         self.calls.setdefault(module, []).append(Span(self._open[module].pop(), self.now))
 
     def finish(self) -> None:
@@ -285,7 +367,7 @@ class _Recorder:
         """Return what was recorded."""
         end = self._end
         storages = _storages(self.tracker, end)
-        tensors = []
+        tensors, index = [], dict[str, int]()
         for life in self.lives:
             freed = end if life.freed < 0 else min(life.freed, end)
             if freed <= life.saved:
@@ -295,6 +377,7 @@ class _Recorder:
             nbytes = life.form.numel * life.form.dtype.itemsize
             exact = tuple(Hold(a, b, nbytes) for a, b in _without(born, freed, windows))
             shape = tuple(life.form.shape)
+            index[life.place] = len(tensors)
             tensors.append(
                 Traced(
                     *(life.place, life.module, life.function, shape, life.form.dtype),
@@ -311,7 +394,18 @@ class _Recorder:
         of_gradients = np.zeros(max(end, 1), np.int64)
         for number in gradients:
             of_gradients[storages[number].start :] += storages[number].nbytes
-        return Trace(tuple(tensors), _levels(self.tracker, end), calls, kept, inputs, backward, of_gradients)
+        attentions = tuple(_attention_of(a, index, storages) for a in self._attentions)
+        levels = self.tracker.levels(end)
+        return Trace(tuple(tensors), levels, calls, kept, inputs, backward, of_gradients, attentions, self._outputs)
+
+
+def _attention_of(found: _Attended, index: Mapping[str, int], storages: Mapping[int, Hold]) -> Attention:
+    """Return an attention with the indices of its tensors."""
+    lives = [life for life in found.lives if life.place in index]
+    output = next((index[x.place] for x in lives if x.storage is not None and x.storage == found.output), None)
+    shared = tuple(index[x.place] for x in lives if x.is_shared)
+    made = [storages[n] for n in dict.fromkeys(found.kept) if storages[n].start >= found.start]
+    return Attention(found.name, found.operands, tuple(index[x.place] for x in lives), shared, output, tuple(made))
 
 
 def _storages(tracker: StorageTracker, end: int) -> dict[int, Hold]:
@@ -326,16 +420,6 @@ def _storages(tracker: StorageTracker, end: int) -> dict[int, Hold]:
         elif event.delta < 0:
             dead[event.number] = moment
     return {number: Hold(start, dead.get(number, end), size[number]) for number, start in born.items()}
-
-
-def _levels(tracker: StorageTracker, end: int) -> NDArray[np.int64]:
-    """Return the bytes after each event; those inside a kernel are those before it, and its end counts."""
-    total, before, levels = 0, 0, []
-    for event in tracker.events[:end]:
-        total += event.delta
-        before = total if event.counts else before
-        levels.append(before)
-    return np.array(levels or [0], np.int64)
 
 
 def _without(start: int, end: int, windows: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:

@@ -51,6 +51,10 @@ class FixedPoint(Unpickled):
 
     Raises:
         FewbitError: `bits` is not an integer from 1 to 8.
+
+    Example:
+        quantizer = fewbit.quantizers.FixedPoint(bits=4)
+        quantizer.compress(images, scale=torch.ones(3), shift=torch.zeros(3)).decompress()
     """
 
     bits: int = 4

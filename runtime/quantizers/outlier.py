@@ -63,6 +63,9 @@ class Outlier(Unpickled):
 
     Raises:
         FewbitError: an attribute is not one of the values above.
+
+    Example:
+        fewbit.quantizers.Outlier(bits=3, ratio=0.02).compress(x).decompress()
     """
 
     bits: int = 3

@@ -103,7 +103,7 @@ class PerGroup(Unpickled):
         where 256 divides `features`, and at most 0.5.
 
         Example:
-            PerGroup(bits=4).within(768).group_size == 256, .within(96) == 96, .within(32) == 64
+            PerGroup(bits=4).within(96).group_size == 96  # 256 within 768, and 64 within 32
         """
         if torch.compiler.is_compiling():
             return replace(self, group_size=constant_group_within(int(features), self.group_size))

@@ -25,12 +25,24 @@ class InputHistogram:
     Attributes:
         counts: float64 (BINS,), where the gradients are; None before the first.
         elements: number of inputs added.
+
+    Args:
+        counts: to begin with.
+        elements, used: numbers of inputs added, and counted, for `counts`.
     """
 
-    def __init__(self, counts: Tensor | None = None) -> None:
+    elements: int
+
+    def __init__(self, counts: Tensor | None = None, elements: int = 0, used: int = 0) -> None:
         self.counts = counts
-        self.elements = 0
-        self._used: Tensor | None = None  # number of inputs counted, on the same device: reading it would synchronise
+        self.elements = elements
+        # Number of inputs counted, on the same device: reading it would synchronise.
+        self._used = None if counts is None else torch.tensor(used, device=counts.device)
+
+    @property
+    def used(self) -> int:
+        """Number of inputs counted: those that were finite, as were their gradients."""
+        return 0 if self._used is None else int(self._used)
 
     def add(self, bins: Tensor, gradient: Tensor) -> None:
         """Count inputs by their `bins` and the gradients of their outputs, of one shape."""
@@ -47,10 +59,9 @@ class InputHistogram:
 
     def measured(self, name: str, activation: str) -> Measured | None:
         """Return the histogram of the module `name`; None if its weight is 0."""
-        if self.counts is None or self._used is None or not (self.counts > 0).any():
+        if self.counts is None or not (self.counts > 0).any():
             return None
-        used = int(self._used)
-        return Measured(name, activation, self.counts.cpu().numpy(), used, self.elements - used)
+        return Measured(name, activation, self.counts.cpu().numpy(), self.used, self.elements - self.used)
 
 
 def _count(gradient: Tensor, bins: Tensor, counts: Tensor, used: Tensor) -> None:

@@ -81,26 +81,3 @@ def test_warm_all_leaves_compiled_training_nothing_either(run_process):
     outcome = run_process("cache", "warm", "--all")
     assert (outcome.status, outcome.out) == (0, "")
     assert subprocess.run([sys.executable, "-c", COMPILED], check=False).returncode == 0
-
-
-class TestCompilationIsTold:
-    @pytest.mark.parametrize(("terminal", "compiles", "lines"), [(True, 2, 1), (True, 0, 0), (False, 2, 0)])
-    def test_once_and_on_a_terminal_alone(self, monkeypatch, capsys, terminal, compiles, lines):
-        from fewbit.cli.compiling import LINE, compilation_shown
-        from numba.core import event
-
-        monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
-        with compilation_shown():
-            for _ in range(compiles):
-                event.broadcast(event.Event("numba:compile", event.EventStatus.START))
-        assert capsys.readouterr().err == f"fewbit: {LINE}\n" * lines
-
-    def test_no_longer_afterwards(self, monkeypatch, capsys):
-        from fewbit.cli.compiling import compilation_shown
-        from numba.core import event
-
-        monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-        with compilation_shown():
-            pass
-        event.broadcast(event.Event("numba:compile", event.EventStatus.START))
-        assert not capsys.readouterr().err

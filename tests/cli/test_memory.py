@@ -241,3 +241,27 @@ def test_compiled_goes_with_no_other_method(run, target, options):
 
 def test_options_may_stand_before_the_target(run, target):
     assert run("memory", "--bits", 2, target("tensor")).out == run("memory", "of", target("tensor"), "--bits", 2).out
+
+
+def test_a_page_is_written_beside_the_table(run, target, tmp_path):
+    path = tmp_path / "memory.html"
+    outcome = run("memory", target("wide"), "-o", path)
+    assert (outcome.status, outcome.err) == (0, f"wrote {path}\n")
+    page = path.read_text()
+    for method in ("exact", "3 bits", "level L2", "hooks 4 bits", "level L2, hooks 4 bits"):
+        assert f'"name":"{method}"' in page
+    assert "glu parts" not in page  # the model has no gated MLP
+    assert outcome.out == run("memory", target("wide")).out
+
+
+def test_a_page_of_one_method(run, target, tmp_path):
+    path = tmp_path / "memory.html"
+    assert run("memory", target("wide"), "--level", "L2", "-o", path).status == 0
+    assert path.read_text().count('"name":"') == 2
+
+
+@pytest.mark.parametrize("more", [("--compiled",), ()], ids=["compiled", "no folder"])
+def test_a_page_that_cannot_be_written_is_one_line(run, target, tmp_path, more):
+    path = tmp_path / ("memory.html" if more else "missing/memory.html")
+    outcome = run("memory", target("wide"), "-o", path, *more)
+    assert outcome.status == 2 and outcome.err.count("\n") == 1 and not path.exists()

@@ -166,20 +166,6 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
 # ---- peft ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{"level": "L2"}, {"level": "L2", "glu": "parts"}], ids=str)
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_a_model_converted_again_after_peft_keeps_as_much_as_one_converted_after(options: Any, dropout: float) -> None:
-    batch = {name: x[:4] for name, x in collate(DATA[:4]).items()}
-    after = with_adapters(llama(), dropout).train()
-    fewbit.convert(after, **options)
-    before = llama()
-    fewbit.convert(before, **options)
-    before = with_adapters(before, dropout).train()
-    fewbit.convert(before, **options)
-    one, two = (memory.profile(model, **batch).total for model in (after, before))
-    assert one == two
-
-
 def test_reverting_keeps_the_adapters_that_were_put_into_gated_mlps() -> None:
     model = llama()
     fewbit.convert(model, glu="parts")
@@ -200,13 +186,14 @@ def test_adapters_of_one_input_save_it_once() -> None:
     assert len(inputs) == 3
 
 
-def test_a_quarter_of_an_8b_model_with_adapters_is_kept() -> None:
+@pytest.mark.parametrize("dropout", [0.0, 0.05])
+def test_a_quarter_of_an_8b_model_with_adapters_is_kept(dropout: float) -> None:
     peft = pytest.importorskip("peft")
     sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "vocab_size": 128256}
     config = transformers.LlamaConfig(**sizes, num_attention_heads=32, num_key_value_heads=8, use_cache=False)
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(config).to(torch.bfloat16).train()
-        options = peft.LoraConfig(r=16, target_modules="all-linear", lora_dropout=0.05)
+        options = peft.LoraConfig(r=16, target_modules="all-linear", lora_dropout=dropout)
         model = peft.get_peft_model(model, options)
         ids = torch.zeros(1, 4096, dtype=torch.int64)
     with memory.as_on_gpu():

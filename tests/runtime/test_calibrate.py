@@ -1,6 +1,7 @@
 import collections
 import copy
 import gc
+from pathlib import Path
 
 import fewbit
 import numpy as np
@@ -15,6 +16,7 @@ from fewbit.runtime.tensors.input_histogram import bins_of
 from fewbit.tables import FewbitError
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import said_by_two
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -590,3 +592,12 @@ def test_the_calibrated_tables_lower_what_training_sees():
 
 def test_it_is_on_the_lazy_face():
     assert fewbit.calibrate is calibrate
+
+
+def test_two_processes_measure_together(tmp_path):
+    script = Path(__file__).parents[1] / "support" / "parallel_calibration.py"
+    one, two = (text.splitlines() for text in said_by_two(script, tmp_path / "meeting"))
+    assert one == two and len(one) == 3, (one, two)
+    for line in one[:2]:  # each with a half of the batches; one with all of them
+        assert line.startswith(f"4 {[4 * 32 * 64] * 2} True"), line
+    assert one[2] == "the processes' models have other activations: give across_processes=False"

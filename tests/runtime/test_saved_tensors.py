@@ -314,6 +314,27 @@ class TestUse:
         y.square().sum().backward()
         assert max(differences([x.grad, *(p.grad for p in net.parameters())], exact)) < 0.05
 
+    @pytest.mark.parametrize("around", ["forward", "both"])
+    def test_checkpointed_attention_is_torchs(self, around):
+        from torch.utils.checkpoint import checkpoint
+
+        def attend(v):
+            q, k, w = (v * f for f in (1.0, 2.0, 3.0))
+            return F.scaled_dot_product_attention(q, k, w).square()
+
+        def run(context, backward_context):
+            x = torch.randn(1, 2, 64, 32, generator=torch.Generator().manual_seed(0)).requires_grad_()
+            with context:
+                y = checkpoint(attend, x * 1, use_reentrant=False).sum()
+            with backward_context:
+                y.backward()
+            return x.grad
+
+        exact = run(nullcontext(), nullcontext())
+        backward = compress_saved_tensors(PerGroup(8)) if around == "both" else nullcontext()
+        found = run(compress_saved_tensors(PerGroup(8)), backward)
+        assert torch.equal(found, exact)  # all that is saved is the checkpoint's input, exactly
+
     @pytest.mark.parametrize("inside", [False, True])
     def test_under_compile(self, inside):
         net, x = model(), torch.randn(100, 64)

@@ -30,6 +30,73 @@ class Net(nn.Module):
         return y if labels is None else {"loss": F.cross_entropy(y.flatten(0, -2), labels.flatten()), "logits": y}
 
 
+class Attending(nn.Module):
+    """Two layers of attention, whose weights are large enough for it to be uneven."""
+
+    def __init__(self, width=64, heads=4, shares_output=True, dropout=0.0):
+        super().__init__()
+        self.start = nn.Linear(16, width)
+        self.layers = nn.ModuleList(AttentionBlock(width, heads, shares_output, dropout) for _ in range(2))
+        self.head = nn.Linear(width, 10)
+        with torch.no_grad():
+            for layer in self.layers:
+                layer.qkv.weight[: 2 * width] *= 4
+
+    def forward(self, x, labels):
+        x = self.start(x)
+        for layer in self.layers:
+            x = layer(x)
+        return {"loss": F.cross_entropy(self.head(x).flatten(0, -2), labels.flatten())}
+
+
+class AttentionBlock(nn.Module):
+    def __init__(self, width, heads, shares_output, dropout):
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.heads, self.shares_output, self.dropout = heads, shares_output, dropout
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout)
+        y = y.transpose(1, 2).flatten(2)
+        return x + self.out(y if self.shares_output else y + 0)
+
+
+class Gated(nn.Module):
+    """Two gated MLPs as Llama's."""
+
+    def __init__(self, width=64):
+        super().__init__()
+        self.start = nn.Linear(16, width)
+        self.layers = nn.ModuleList(GatedBlock(width) for _ in range(2))
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x, labels):
+        x = self.start(x)
+        for layer in self.layers:
+            x = layer(x)
+        return {"loss": F.cross_entropy(self.head(x).flatten(0, -2), labels.flatten())}
+
+
+class GatedBlock(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(width), GatedUnit(width)
+
+    def forward(self, x):
+        return x + self.mlp(self.norm(x))
+
+
+class GatedUnit(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(width, 3 * width), nn.Linear(width, 3 * width)
+        self.down_proj, self.act_fn = nn.Linear(3 * width, width), nn.SiLU()
+
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
 class Convs(nn.Module):
     def __init__(self):
         super().__init__()

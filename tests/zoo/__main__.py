@@ -24,8 +24,10 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
+from timm_import import why_no_timm
+
 from .methods import METHODS
-from .models import MODELS, why_no_timm
+from .models import MODELS
 from .rules import across, violations
 from .worker import measure_model, prepare, rows_of
 

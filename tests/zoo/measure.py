@@ -327,7 +327,7 @@ def snapshot(model: nn.Module) -> Modules:
 
 def did(report: Any, option: str) -> bool:
     """Tell whether an option found something to replace."""
-    signs = {"glu": ("GatedMLP(",), "fuse_preact": ("fused",), "outliers": ("saver=", "ValueAware")}
+    signs = {"glu": ("GatedMLP(", "GatedExperts("), "fuse_preact": ("fused",), "outliers": ("saver=", "ValueAware")}
     return any(sign in row.now for row in report.replaced for sign in signs[option])
 
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from timm_import import why_no_timm
 
 from .measure import Row, as_json, row
-from .models import why_no_timm
 
 
 def prepare() -> None:

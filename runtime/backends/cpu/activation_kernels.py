@@ -23,6 +23,7 @@ from llvmlite import ir
 from numba import carray, cfunc, njit, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import intrinsic
 
+from ....tables.compiling import announced_compilation
 from .threads import JOB_WORDS, Kernel
 
 BLOCK = 512  # elements processed at once, so that a block's data stay in the first-level cache
@@ -145,7 +146,8 @@ class FloatFormat:
 def _kernel(body: Callable[[Any], None]) -> Kernel:
     """Compile void(int64 *job), or load it from Numba's disk cache."""
     signature = types.void(types.CPointer(types.int64))
-    compiled: Any = cfunc(signature, cache=True, error_model="numpy")(body)
+    with announced_compilation():
+        compiled: Any = cfunc(signature, cache=True, error_model="numpy")(body)
     return Kernel(compiled.address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address), compiled)
 
 

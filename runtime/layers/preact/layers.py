@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ....tables import FewbitError
 from ....tables.errors import shown
 from ...tensors.checks import check_integer
+from ..saver import TRACES_FUNCTIONS
 from .function import NORMS, PreActivation, Settings, TracedPreActivation, normalization_of, plain
 from .linear import linear_of
 
@@ -49,7 +50,8 @@ def preactivate(
         naive: in training mode, feed `linear` the dequantized activations instead of the exact ones: a baseline
             (Section 4) that shows why the forward pass is exact.
     """
-    return _run(x, norm, linear, tuple(before), negative_slope, bits, naive)
+    traced = TRACES_FUNCTIONS or not torch.compiler.is_compiling()
+    return (_run if traced else _run_apart)(x, norm, linear, tuple(before), negative_slope, bits, naive)
 
 
 def _run(
@@ -75,6 +77,9 @@ def _run(
     return function.apply(*arguments)  # pyright: ignore[reportReturnType]
 
 
+_run_apart: Any = torch.compiler.disable(_run)  # a compiled graph ends here
+
+
 class PreActLayer(nn.Module):
     """Base of the pre-activation layers.
 
@@ -84,6 +89,13 @@ class PreActLayer(nn.Module):
         before: average poolings and nn.Flatten between ReLU and `linear`.
         negative_slope, bits, naive: as in `preactivate`; may be set at any time.
     """
+
+    norm: nn.Module
+    linear: nn.Module
+    before: nn.ModuleList
+    negative_slope: float
+    bits: int | None
+    naive: bool
 
     def __init__(
         self,
@@ -167,19 +179,30 @@ class PreActConv1d(_PreActConv):
 
     Raises:
         FewbitError: `pool`, `negative_slope`, `bits` or `naive` is out of range.
+
+    Example:
+        y = fewbit.PreActConv1d(4, 8, 3, padding=1, bits=4)(torch.randn(2, 4, 32))
     """
 
     _norm, _linear = nn.BatchNorm1d, nn.Conv1d
 
 
 class PreActConv2d(_PreActConv):
-    """BatchNorm2d, (leaky) ReLU, optional average pooling and Conv2d: as `PreActConv1d`."""
+    """BatchNorm2d, (leaky) ReLU, optional average pooling and Conv2d: as `PreActConv1d`.
+
+    Example:
+        y = fewbit.PreActConv2d(3, 8, 3, padding=1, bits=4)(images)
+    """
 
     _norm, _linear = nn.BatchNorm2d, nn.Conv2d
 
 
 class PreActConv3d(_PreActConv):
-    """BatchNorm3d, (leaky) ReLU, optional average pooling and Conv3d: as `PreActConv1d`."""
+    """BatchNorm3d, (leaky) ReLU, optional average pooling and Conv3d: as `PreActConv1d`.
+
+    Example:
+        y = fewbit.PreActConv3d(4, 8, 3, padding=1, bits=4)(torch.randn(2, 4, 6, 6, 6))
+    """
 
     _norm, _linear = nn.BatchNorm3d, nn.Conv3d
 
@@ -200,6 +223,9 @@ class PreActLinear(PreActLayer):
 
     Raises:
         FewbitError: `pool`, `negative_slope`, `bits` or `naive` is out of range.
+
+    Example:
+        y = fewbit.PreActLinear(64, 10, bits=4)(x)
     """
 
     def __init__(

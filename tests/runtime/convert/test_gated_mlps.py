@@ -120,7 +120,8 @@ def test_blocks_are_known_by_what_they_compute():
     assert isinstance(report.model, GatedMLP) and same(report.model(x), before)
     assert fewbit.revert(report.model) is mine
     report = fewbit.convert(clipped, glu="parts")
-    assert "its forward is none that fewbit knows" in [row.why for row in report.left]
+    why = "it has the modules of Llama, but its forward is none that fewbit knows"
+    assert why in [row.why for row in report.left]
     assert [row.name for row in report.replaced] == ["act_fn"]
 
 

@@ -11,11 +11,13 @@ from fewbit.quantizers import PerGroup
 from fewbit.runtime.allocation.mixed_precision import SampleSaver
 from fewbit.runtime.layers.callers import forget_inputs
 from fewbit.runtime.layers.preact import PreActConv2d, PreActLinear
-from fewbit.runtime.layers.saver import TRACES_SIZES
+from fewbit.runtime.layers.saver import TRACES_FUNCTIONS, TRACES_SIZES
 from layer_cases import CASES, EXACT, stirred
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd.graph import saved_tensors_hooks
+
+pytestmark = pytest.mark.skipif(not TRACES_FUNCTIONS, reason="before torch 2.9 the graph ends at each layer")
 
 # Torch's compiler decomposes resampling by float32 coordinates, and reads a number from the count of batches.
 INTERPOLATES = "bilinear"
@@ -169,6 +171,19 @@ def test_codes_of_a_changed_tensor_are_not_shared():
     model = fewbit.convert(ChangedAfterReLU(), outliers=0.02, bits=3).model
     forget_inputs(model)
     compare(model, [(17, 32), (20, 32)])
+
+
+@pytest.mark.parametrize("compiled", [0, 1])
+def test_codes_do_not_pass_between_eager_and_compiled_layers(compiled):
+    """A ReLU leaves its codes for the layer behind it; where only one of the two is compiled, that makes its own."""
+    model = nn.Sequential(nn.ReLU(), nn.Linear(64, 64))
+    fewbit.convert(model, outliers=0.02, bits=3)
+    parts = list(model)
+    parts[compiled] = torch.compile(parts[compiled], backend="eager")
+    x = torch.randn(32, 64, requires_grad=True)
+    y = parts[1](parts[0](x))
+    assert torch.equal(y, model(x))
+    assert torch.autograd.grad(y.sum(), x)[0].isfinite().all()
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])

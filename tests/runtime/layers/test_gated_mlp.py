@@ -213,6 +213,11 @@ class TestSettings:
         for other in (copy.deepcopy(mlp), pickle.loads(pickle.dumps(mlp))):
             assert same(other(x), mlp(x)) and repr(other) == repr(mlp)
 
+    def test_a_pickle_without_a_layout_is_read(self):
+        mlp, x = block(fused=True), tokens()
+        del mlp.layout
+        assert same(pickle.loads(pickle.dumps(mlp))(x), eager(block(fused=True), x))
+
     def test_double_backward_is_refused(self):
         x = tokens()
         with pytest.raises(RuntimeError, match="second derivative"):

@@ -1,0 +1,233 @@
+"""`fewbit doctor`: what is installed, which backends work here, and a test of every kernel on this machine."""
+
+import platform
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+import click
+
+from .. import __version__
+from ..tables.cache import cache_folder
+from ..tables.columns import columns
+from ..tables.errors import FewbitError
+from ..tables.json_format import dumps
+from ..tables.names import counted
+from .cache import compile_ahead
+from .options import json_option
+from .progress import with_progress
+
+# Package -> what it is for, and the extra that installs it; those without an extra come with fewbit.
+_PACKAGES = {
+    "numpy": ("tables", ""),
+    "scipy": ("the solver", ""),
+    "numba": ("the solver, CPU kernels", ""),
+    "matplotlib": ("figures", ""),
+    "torch": ("training", "torch"),
+    "cuda-core": ("CUDA kernels", "cuda13"),
+    "transformers": ("Trainer, attention", "integrations"),
+    "lightning": ("Lightning", "integrations"),
+    "peft": ("adapters", "integrations"),
+    "safetensors": ("packed models on disk", "safetensors"),
+    "zstandard": ("smaller packed models", "compression"),
+    "python-flint": ("checking proofs", "proofs"),
+}
+_NOT_COMPILED = "not compiled"
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package that fewbit uses.
+
+    Attributes:
+        version: None if it is not installed.
+        install: how to get it, then.
+    """
+
+    name: str
+    version: str | None
+    purpose: str
+    install: str
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way to run fewbit's operations.
+
+    Attributes:
+        works: whether it does on this machine.
+        note: on what; or why not, and how to get it.
+    """
+
+    name: str
+    works: bool
+    note: str
+
+
+@dataclass(frozen=True)
+class KernelTest:
+    """A kernel of a backend beside plain torch.
+
+    Attributes:
+        state: ``ok``, ``failed`` or ``not compiled``: it was not run.
+        passed, tested: checks, one for each dtype and number of bits.
+        seconds: they took, with compilation.
+        problems: one line for each failed check.
+    """
+
+    backend: str
+    kernel: str
+    state: str
+    passed: int
+    tested: int
+    seconds: float
+    problems: Sequence[str]
+
+
+@click.command("doctor")
+@click.option(
+    "--warm", is_flag=True, help="First compile the solver and all CPU kernels; takes minutes, once an install."
+)
+@json_option
+def command(warm: bool, as_json: bool) -> None:
+    """Say what is installed and what works here, and test every kernel on this machine.
+
+    Each kernel of the CPU, and of the GPU if there is one, runs beside plain torch with the same numbers, for every
+    number of bits and dtype. CPU kernels that were never compiled are named and left out, unless --warm compiles them.
+    The exit status is 1 if a kernel failed.
+
+    Example: fewbit doctor --warm
+    """
+    if warm:
+        compile_ahead(everything=True)
+    packages, backends = _packages(), _backends()
+    tests = [test for backend in backends if backend.works for test in _kernel_tests(backend.name)]
+    failed = [test for test in tests if test.state == "failed"]
+    if as_json:
+        parts = {"packages": packages, "backends": backends, "kernels": tests}
+        values = {name: [asdict(part) for part in of] for name, of in parts.items()}
+        about = {"fewbit": __version__, "python": platform.python_version(), "platform": platform.platform()}
+        click.echo(dumps({**about, "cache": _cache(), **values, "failed": len(failed)}), nl=False)
+    else:
+        click.echo("\n".join(_lines(packages, backends, tests)))
+    if failed:
+        raise click.exceptions.Exit(1)
+
+
+def _packages() -> list[Package]:
+    found = []
+    for name, (purpose, extra) in _PACKAGES.items():
+        try:
+            installed = version(name)
+        except PackageNotFoundError:
+            installed = None
+        wanted = f"fewbit[{extra}]" if extra else name
+        found.append(Package(name, installed, purpose, "" if installed else f"pip install '{wanted}'"))
+    return found
+
+
+def _backends() -> list[Backend]:
+    """Return plain torch, then the backends whose kernels are beside it, then torch.compile's."""
+    if find_spec("torch") is None:
+        why = "torch is not installed: pip install 'fewbit[torch]'"
+        return [Backend(name, False, why) for name in ("reference", "cpu", "cuda", "compile")]
+    import torch
+
+    from ..runtime.compile.backend import LEAST_TORCH, is_supported
+
+    compiles = is_supported()
+    needs = "" if compiles else f" needs torch {LEAST_TORCH} or newer"
+    return [
+        Backend("reference", True, "plain torch, on any device"),
+        Backend("cpu", True, f"Numba, on {counted(torch.get_num_threads(), 'thread')}"),
+        _cuda(),
+        Backend("compile", compiles, f"torch.compile(model, backend='fewbit'){needs}"),
+    ]
+
+
+def _cuda() -> Backend:
+    import torch
+
+    from ..runtime.backends.cuda.codegen.compiler import compiler_version, has_compiler
+
+    if not torch.cuda.is_available():
+        built = f"torch is built for CUDA {torch.version.cuda}" if torch.version.cuda else "torch is built without CUDA"
+        return Backend("cuda", False, f"no CUDA GPU; {built}")
+    gpu = torch.cuda.get_device_name()
+    if not has_compiler():
+        extra = "cuda12" if (torch.version.cuda or "").startswith("12") else "cuda13"
+        return Backend("cuda", False, f"{gpu} runs plain torch, slowly: pip install 'fewbit[{extra}]'")
+    try:
+        return Backend("cuda", True, f"{gpu}, kernels compiled by NVRTC {compiler_version()}")
+    except FewbitError as error:
+        return Backend("cuda", False, f"{gpu} runs plain torch: {error}")
+
+
+def _kernel_tests(backend: str) -> Iterator[KernelTest]:
+    """Yield the tests of a backend's kernels; none of plain torch, with which they are compared."""
+    if backend not in ("cpu", "cuda"):
+        return
+    from ..runtime.self_test import Check, Outcome, checks, outcome
+    from ..runtime.tensors.dtypes import name_of
+
+    todo = list(checks(backend))
+    done: dict[str, list[tuple[Check, Outcome]]] = {}
+    for check in with_progress(todo, len(todo), f"testing {backend}"):
+        done.setdefault(f"{check.family} {check.kernel}", []).append((check, outcome(check, backend, compiles=False)))
+    for kernel, results in done.items():
+        states = [result.state for _, result in results]
+        problems = [
+            ", ".join([name_of(check.dtype), *([counted(check.bits, "bit")] if check.bits else [])])
+            + f": {result.problem}"
+            for check, result in results
+            if result.state == "failed"
+        ]
+        state = next((state for state in ("failed", _NOT_COMPILED) if state in states), "ok")
+        seconds = sum(result.seconds for _, result in results)
+        yield KernelTest(backend, kernel, state, states.count("ok"), len(states), seconds, problems)
+
+
+def _cache() -> str | None:
+    try:
+        return str(cache_folder())
+    except FewbitError:
+        return None
+
+
+def _lines(packages: Sequence[Package], backends: Sequence[Backend], tests: Sequence[KernelTest]) -> Iterator[str]:
+    yield f"fewbit {__version__}, Python {platform.python_version()}, {platform.platform()}"
+    yield f"cache: {_cache() or 'its folder cannot be made: set FEWBIT_CACHE'}"
+    yield ""
+    rows = [(one.name, one.version or "-", one.purpose, one.install) for one in packages]
+    yield from columns([("package", "version", "for", "to install"), *rows], left=4)
+    yield ""
+    rows = [(one.name, "yes" if one.works else "no", one.note) for one in backends]
+    yield from columns([("backend", "works", ""), *rows], left=3)
+    if not tests:
+        return
+    yield ""
+    rows = [
+        (test.backend, test.kernel, test.state, f"{test.passed} of {test.tested}", f"{test.seconds:.2f} s")
+        for test in tests
+    ]
+    yield from columns([("", "kernel", "beside plain torch", "passed", "time"), *rows], left=3)
+    for test in tests:
+        for problem in test.problems:
+            yield f"{test.backend} {test.kernel}, {problem}"
+    yield ""
+    yield _verdict(tests)
+
+
+def _verdict(tests: Sequence[KernelTest]) -> str:
+    """Return one line that says what follows from the tests."""
+    failed = [test for test in tests if test.state == "failed"]
+    waiting = [test for test in tests if test.state == _NOT_COMPILED]
+    if failed:
+        return f"{counted(len(failed), 'kernel')} of {len(tests)} failed: please report this output"
+    if waiting:
+        return (
+            f"{len(waiting)} of {counted(len(tests), 'kernel')} not compiled yet: the first use does it, in up to a "
+            "minute each, or `fewbit doctor --warm` now"
+        )
+    return f"all {len(tests)} kernels give the numbers of plain torch"

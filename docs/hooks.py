@@ -1,0 +1,90 @@
+"""What mkdocs adds to docs/ from elsewhere in the repository, so that nothing is there twice.
+
+plots/results/README.md, zoo.md, *.png      results/ of the site
+fewbit.pages.explorer_site                  explorer/ of the site: the table explorer, with the shipped tables
+[text](FILE#NAME) <!-- include -->          the part of FILE from <!-- [start:NAME] --> to <!-- [end:NAME] -->
+[text](alternatives-cpu.json) <!-- include -->    the measured ways to train with less memory, as a table
+
+A reader of the Markdown files sees the links.
+"""
+
+import json
+import re
+from pathlib import Path
+
+from fewbit.pages import explorer_site
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "plots" / "results"
+INCLUDE = re.compile(r"^\[[^\]]*\]\(([^)#]+)(?:#([\w-]+))?\) <!-- include -->$", re.MULTILINE)
+COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
+TASKS = {
+    "gpt2": "GPT-2",
+    "llama": "Llama",
+    "lora": "with LoRA",
+    "long": "long context",
+    "cnn": "ResNet-18",
+    "experts": "Mixtral",
+}
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Let the API reference find the package `fewbit`, which is the root of the repository."""
+    package = ROOT / "build" / "path" / "fewbit"
+    package.parent.mkdir(parents=True, exist_ok=True)
+    if not package.is_symlink():
+        package.symlink_to("../..")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the results and their figures, and the table explorer."""
+    for path in sorted([*RESULTS.glob("*.md"), *RESULTS.glob("*.png")]):
+        name = "index.md" if path.name == "README.md" else path.name
+        files.append(File.generated(config, f"results/{name}", abs_src_path=str(path)))
+    for name, text in explorer_site.site().items():
+        files.append(File.generated(config, f"explorer/{name}", content=text()))
+    return files
+
+
+def on_page_markdown(markdown: str, **kwargs: object) -> str:
+    """Put the parts of other files in the places of the links that say so."""
+    return INCLUDE.sub(lambda found: included(ROOT / "docs" / found[1], found[2]), markdown)
+
+
+def included(path: Path, name: str | None) -> str:
+    """Return a part of a file, or the table of a file of measurements; raise ValueError if there is no such part."""
+    if path.name == "alternatives-cpu.json":
+        return alternatives()
+    _, start, rest = path.read_text().partition(f"<!-- [start:{name}] -->\n")
+    part, end, _ = rest.partition(f"<!-- [end:{name}] -->")
+    if not start or not end:
+        raise ValueError(f"{path} has no part {name}")
+    return part
+
+
+def alternatives() -> str:
+    """Return the ways to train with less memory as a table: what is kept, peak, time and error of the exact step's."""
+    measured = json.loads((RESULTS / "alternatives-cpu.json").read_text())["rows"]
+    rows = {(row["task"], row["way"]): row for row in measured}
+    ways = [way for way in dict.fromkeys(way for _, way in rows) if way != "exact"]
+    ways.sort(key=lambda way: way.startswith("compile"))
+
+    def cell(task: str, way: str) -> str:
+        row, exact = rows.get((task, way)), rows[task, "exact"]
+        if row is None or row["wrong"]:
+            return ""
+        shares = (row["kept"] / exact["kept"], row["peak"] / exact["peak"], row["time"] / exact["time"])
+        error = f"{row['error']:.3f}".lstrip("0") if row["error"] else "0"
+        kept, peak, time = (f"{share:.2f}".removeprefix("0") for share in shares)
+        return f"{kept} · {peak}<br>{time} · {error}".replace(" ", "\N{NO-BREAK SPACE}")
+
+    lines = [f"| kept · peak<br>time · error | {' | '.join(TASKS.values())} |", "|---" * (len(TASKS) + 1) + "|"]
+    lines += [f"| {way} | {' | '.join(cell(task, way) for task in TASKS)} |" for way in ways]
+    return "\n".join(lines)
+
+
+def on_page_content(html: str, **kwargs: object) -> str:
+    """Leave out comments: code that makes the examples of a page run, and marks of what other pages include."""
+    return COMMENT.sub("", html)

@@ -1,0 +1,71 @@
+"""The explorer as files by name: a folder for any web server, or the answers of `fewbit explore`.
+
+index.html  *.css  *.js     the page
+data/index.js               what there is to choose
+data/gelu.js                f' and its tables, loaded when chosen
+sources/gelu.js             the source code of these tables, compressed, loaded when shown
+"""
+
+import base64
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from ..tables.files import atomic_write, make_folder
+from ..tables.shipped import shipped_activations, shipped_tables
+from . import explorer_data
+from .assets import SHARED, call, text_of
+
+PAGE = ("index.html", "explorer.css", "model.js", "chart.js", "explorer.js")
+_NO_SOLVER, _SOLVER = 'data-solver=""', 'data-solver="solve"'
+
+
+def site(with_solver: bool = False) -> dict[str, Callable[[], str]]:
+    """Return the text of every file of the site by its path, each computed when it is called.
+
+    Args:
+        with_solver: whether `server.py` answers the page, which then offers to solve.
+    """
+    files: dict[str, Callable[[], str]] = {name: _reader("explorer", name) for name in PAGE}
+    files |= {name: _reader("shared", name) for name in SHARED}
+    if with_solver:
+        files["index.html"] = lambda: text_of("explorer", "index.html").replace(_NO_SOLVER, _SOLVER)
+    files["data/index.js"] = lambda: call("receiveIndex", explorer_data.index())
+    for activation in shipped_activations():
+        files[f"data/{activation}.js"] = _data(activation)
+        files[f"sources/{activation}.js"] = _sources(activation)
+    return files
+
+
+def write_site(folder: Path) -> None:
+    """Write the site, without a solver, into `folder`, which is made if need be.
+
+    Raises:
+        FewbitError: a folder or a file cannot be written.
+    """
+    for name, text in site().items():
+        make_folder((folder / name).parent)
+        with atomic_write(folder / name) as stream:
+            stream.write(text().encode())
+
+
+def _reader(folder: str, name: str) -> Callable[[], str]:
+    return lambda: text_of(folder, name)
+
+
+def _data(activation: str) -> Callable[[], str]:
+    return lambda: call("receiveActivation", explorer_data.shipped(activation))
+
+
+def _sources(activation: str) -> Callable[[], str]:
+    return lambda: call("receiveSources", activation, packed_sources(activation))
+
+
+def packed_sources(activation: str) -> str:
+    """Return the source code of all shipped tables of an activation, in their order: gzip, as base64 text.
+
+    One table differs from the next in its numbers only, so the text shrinks to a fifth.
+    """
+    listed = [explorer_data.sources(table) for table in shipped_tables(activation)]
+    return base64.b64encode(gzip.compress(json.dumps(listed).encode(), mtime=0)).decode()

@@ -1,0 +1,107 @@
+import json
+from importlib.metadata import version
+
+import fewbit
+import pytest
+from fewbit.cli import doctor
+from fewbit.runtime import self_test
+from fewbit.runtime.self_test import Check, Outcome
+
+
+@pytest.fixture
+def two_kernels(monkeypatch):
+    """Let two kernels be all there are; returns the outcome of each check of the second, which tests set."""
+    import torch
+
+    second = [Outcome("ok"), Outcome("ok")]
+    checks = [Check("activation", "encode", torch.float32, 3, lambda *_: [])]
+    checks += [Check("glu", "backward", torch.bfloat16, bits, lambda *_: []) for bits in (1, 2)]
+
+    def outcome(check, backend, *, compiles):
+        assert not compiles
+        return Outcome("ok", seconds=1.0) if check.family == "activation" else second[check.bits - 1]
+
+    monkeypatch.setattr(self_test, "checks", lambda backend: iter(checks))
+    monkeypatch.setattr(self_test, "outcome", outcome)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    return second
+
+
+def test_says_what_is_installed_and_what_works(run, two_kernels):
+    result = run("doctor")
+    assert (result.status, result.err) == (0, "")
+    lines = [line.split() for line in result.out.splitlines()]
+    assert lines[0][:2] == ["fewbit", f"{fewbit.__version__},"]
+    assert ["torch", version("torch"), "training"] in lines
+    assert ["reference", "yes", "plain", "torch,", "on", "any", "device"] in lines
+    assert ["cpu", "glu", "backward", "ok", "2", "of", "2", "0.00", "s"] in lines
+    assert result.out.endswith("\nall 2 kernels give the numbers of plain torch\n")
+
+
+def test_a_failed_kernel_is_named_and_the_status_is_1(run, two_kernels):
+    two_kernels[1] = Outcome("failed", "1 of 8 numbers of result 0 differ: 1, not 2")
+    result = run("doctor")
+    assert result.status == 1
+    assert "cpu glu backward, bfloat16, 2 bits: 1 of 8 numbers of result 0 differ: 1, not 2\n" in result.out
+    assert result.out.endswith("\n1 kernel of 2 failed: please report this output\n")
+
+
+def test_a_kernel_not_compiled_is_named_and_the_status_is_0(run, two_kernels):
+    two_kernels[0] = Outcome("not compiled")
+    result = run("doctor")
+    assert result.status == 0
+    assert "1 of 2" in result.out and "`fewbit doctor --warm`" in result.out
+
+
+def test_json(run, two_kernels):
+    two_kernels[0] = Outcome("failed", "wrong")
+    result = run("doctor", "--json")
+    report = json.loads(result.out)
+    assert result.status == 1 and report["failed"] == 1
+    assert report["fewbit"] == fewbit.__version__
+    assert [backend["name"] for backend in report["backends"]] == ["reference", "cpu", "cuda", "compile"]
+    first, second = report["kernels"]
+    assert (first["kernel"], first["state"], first["seconds"]) == ("activation encode", "ok", 1.0)
+    assert (second["passed"], second["tested"], second["problems"]) == (1, 2, ["bfloat16, 1 bit: wrong"])
+
+
+def test_warm_compiles_all_before_the_test(run, two_kernels, monkeypatch):
+    done = []
+    monkeypatch.setattr(doctor, "compile_ahead", lambda everything: done.append(everything))
+    assert run("doctor", "--warm").status == 0
+    assert done == [True]
+
+
+def test_what_is_missing_comes_with_how_to_get_it(run, two_kernels, monkeypatch):
+    def absent(name):
+        if name in ("python-flint", "numba"):
+            raise doctor.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(doctor, "version", absent)
+    lines = run("doctor").out.splitlines()
+    assert [line for line in lines if line.endswith("pip install 'fewbit[proofs]'")]
+    assert [line for line in lines if line.endswith("pip install 'numba'")]
+
+
+def test_without_torch_it_says_what_to_install(run, monkeypatch):
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+    result = run("doctor")
+    assert result.status == 0
+    assert result.out.count("torch is not installed: pip install 'fewbit[torch]'") == 4
+
+
+def test_without_a_folder_for_the_cache_it_still_reports(run, two_kernels, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FEWBIT_CACHE", str(tmp_path / "file"))
+    result = run("doctor")
+    assert result.status == 0 and "set FEWBIT_CACHE" in result.out
+
+
+def test_in_a_process_of_its_own_every_kernel_is_compiled_or_named(run_process, tmp_path):
+    import os
+
+    result = run_process("doctor", "--json", env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)})
+    assert result.status == 0, result.err
+    kernels = json.loads(result.out)["kernels"]
+    assert {kernel["state"] for kernel in kernels if kernel["backend"] == "cpu"} == {"not compiled"}

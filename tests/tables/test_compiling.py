@@ -1,0 +1,85 @@
+import logging
+import subprocess
+import sys
+
+import pytest
+from fewbit.tables import compiling
+from fewbit.tables.compiling import (
+    LINE,
+    NotCompiledError,
+    announced_compilation,
+    refused_compilation,
+    silent_compilation,
+)
+from numba import njit
+from numba.core import event
+
+
+def compile_something():
+    """What Numba's compiler tells its listeners for each of its passes."""
+    for _ in range(3):
+        event.broadcast(event.Event("numba:run_pass", event.EventStatus.START))
+        event.broadcast(event.Event("numba:run_pass", event.EventStatus.END))
+
+
+@pytest.fixture(autouse=True)
+def not_announced():
+    compiling._announce_once.cache_clear()
+
+
+def test_numba_tells_of_functions_and_callbacks_that_it_compiles():
+    for make in ("njit(lambda x: x + 1)(1)", "cfunc('int64(int64)')(lambda x: x + 1)"):
+        code = (
+            "from numba import cfunc, njit\nfrom fewbit.tables.compiling import refused_compilation, NotCompiledError\n"
+            f"try:\n    with refused_compilation(): {make}\nexcept NotCompiledError: print('refused')"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert done.stdout == "refused\n", done.stderr
+
+
+def test_a_line_once_in_a_process(caplog):
+    for _ in range(2):
+        with announced_compilation():
+            compile_something()
+    assert [record.getMessage() for record in caplog.records] == [LINE]
+    assert caplog.records[0].name.startswith("fewbit") and caplog.records[0].levelno == logging.WARNING
+
+
+def test_no_line_where_nothing_is_compiled(caplog):
+    @njit
+    def add(x):
+        return x + 1
+
+    add(1)
+    with announced_compilation():
+        add(2)
+    compile_something()  # of somebody else
+    assert not caplog.records
+
+
+def test_silence_inside_and_no_longer_afterwards(caplog):
+    with silent_compilation(), announced_compilation():
+        compile_something()
+    assert not caplog.records
+    with announced_compilation():
+        compile_something()
+    assert len(caplog.records) == 1
+
+
+def test_refusing_compiles_nothing_and_leaves_no_trace():
+    @njit
+    def add(x):
+        return x + 1
+
+    with pytest.raises(NotCompiledError), refused_compilation():
+        add(1)
+    assert add(1) == 2
+
+
+def test_without_a_configuration_of_logging_the_line_is_on_standard_error():
+    code = (
+        "from numba import njit\nfrom fewbit.tables.compiling import announced_compilation\n"
+        "with announced_compilation(): njit(lambda x: x + 1)(1)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("", LINE + "\n")

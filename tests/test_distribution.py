@@ -1,0 +1,121 @@
+"""What a release holds: every package and its data, no tests; one version everywhere.
+
+`make dist` builds the distributions and names their folder in FEWBIT_DIST, so that they themselves are looked at too.
+"""
+
+import os
+import re
+import tarfile
+import zipfile
+from fnmatch import fnmatch
+from pathlib import Path
+
+import fewbit
+import pytest
+
+ROOT = Path(fewbit.__file__).parent
+NOT_SHIPPED = ("tests", "build", "dist", "demo-output", "docs")  # folders of the repository beside the package
+NO_PACKAGE = ("plots/results",)  # what measurements wrote
+PAPERS = ("Few-bit Backward", "ActNN", "Backprop with Approximate Activations", "Value-aware Quantization")
+
+if not (ROOT / "pyproject.toml").exists():  # the tests of an installed wheel
+    pytest.skip("not the repository", allow_module_level=True)
+
+
+def project():
+    tomllib = pytest.importorskip("tomllib")
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def shipped_folders():
+    """The folders below the root that belong to the package, with or without an `__init__.py`."""
+    for folder, below, _ in os.walk(ROOT):
+        here = Path(folder).relative_to(ROOT)
+        below[:] = [
+            name
+            for name in below
+            if not name.startswith((".", "__"))
+            and not name.endswith(".egg-info")
+            and str(here / name) not in NOT_SHIPPED
+        ]
+        yield here
+
+
+def name_of(folder):
+    return ".".join(("fewbit", *folder.parts))
+
+
+def test_the_packages_are_the_folders_with_an_init():
+    listed = project()["tool"]["setuptools"]["packages"]
+    assert listed == sorted(listed)
+    assert set(listed) == {name_of(folder) for folder in shipped_folders() if (ROOT / folder / "__init__.py").exists()}
+
+
+def data_files():
+    """The files of the package besides Python's, as package and path in it."""
+    for folder in shipped_folders():
+        package = next(p for p in (folder, *folder.parents) if (ROOT / p / "__init__.py").exists())
+        if folder == Path() or str(folder).startswith(NO_PACKAGE):
+            continue
+        for file in (ROOT / folder).iterdir():
+            if file.is_file() and file.suffix not in (".py", ".pyc"):
+                yield name_of(package), str(file.relative_to(ROOT / package))
+
+
+def test_every_data_file_is_package_data():
+    patterns = project()["tool"]["setuptools"]["package-data"]
+    found = list(data_files())
+    assert len(found) > 30  # tables, stubs, CUDA sources
+    missing = [f"{package}: {file}" for package, file in found if not any(fnmatch(file, p) for p in patterns[package])]
+    assert missing == []
+    assert patterns["fewbit"] == ["py.typed", "__init__.pyi"]
+
+
+def test_one_version():
+    assert project()["project"]["dynamic"] == ["version"]
+    assert re.findall(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE) == [fewbit.__version__]
+    assert re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == fewbit.__version__
+
+
+def test_the_citation_has_the_four_papers():
+    titles = re.findall(r'^ +title: "?(.*?)"?$', (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert [next(paper for paper in PAPERS if title.startswith(paper)) for title in titles] == list(PAPERS)
+
+
+def test_the_workflow_runs_what_ci_runs():
+    assert "run: .ci/run\n" in (ROOT / ".github/workflows/ci.yml").read_text()
+    assert os.access(ROOT / ".ci/run", os.X_OK)
+
+
+def built(suffix):
+    folder = os.environ.get("FEWBIT_DIST")
+    if not folder:
+        pytest.skip("FEWBIT_DIST names no folder of distributions")
+    (found,) = Path(folder).glob(f"*{suffix}")
+    return found
+
+
+def expected_files():
+    """What the wheel and the source distribution have in common, as paths below the package."""
+    packages = project()["tool"]["setuptools"]["packages"]
+    folders = [ROOT.joinpath(*package.split(".")[1:]) for package in packages]
+    files = {str(file.relative_to(ROOT)) for folder in folders for file in folder.glob("*.py")}
+    root_files = {"py.typed", "__init__.pyi"}
+    data = {str(Path(*package.split(".")[1:]) / file) for package, file in data_files()}
+    return files | data | root_files
+
+
+def test_the_wheel_has_the_package_and_nothing_else():
+    with zipfile.ZipFile(built(".whl")) as wheel:
+        names = set(wheel.namelist())
+    about = {name for name in names if name.startswith(f"fewbit-{fewbit.__version__}.dist-info/")}
+    assert {name.rpartition("/")[2] for name in about} >= {"METADATA", "LICENSE", "entry_points.txt"}
+    assert names - about == {f"fewbit/{file}" for file in expected_files()}
+
+
+def test_the_source_distribution_has_what_the_wheel_is_built_from():
+    with tarfile.open(built(".tar.gz")) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    beside = {"README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "SECURITY.md", "pyproject.toml"}
+    assert names >= expected_files() | beside
+    assert not [name for name in names if name.startswith(("tests", ".ci", ".github", "plots/results"))]

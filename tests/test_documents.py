@@ -1,0 +1,128 @@
+"""What README and docs/ print is run: Python blocks, one page after its own order, and command lines with their output.
+
+A page's blocks share one namespace. What a page leaves out, such as the model, stands before them in a comment that
+begins with `invisible-code-block: python`. In a block of console a line `$ command` is run, and the lines below it are
+its output, in which `...` stands for anything. Other lines that begin with `fewbit` are parsed: each command and option
+has to exist.
+"""
+
+import doctest
+import importlib.util
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import fewbit
+import pytest
+
+sybil = pytest.importorskip("sybil")
+pytest.importorskip("torch")
+
+import click  # noqa: E402
+from fewbit.cli.main import fewbit as command_line  # noqa: E402
+from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser  # noqa: E402
+
+ROOT = Path(fewbit.__file__).resolve().parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PYTHON = sybil.Sybil([PythonCodeBlockParser(), SkipParser()])
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def named(path):
+    return str(path.relative_to(ROOT))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder to write into, in which `fewbit` is the command of this tree."""
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin" / "fewbit"
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m fewbit.cli.main "$@"\n')
+    command.chmod(0o755)
+    # Graphs that torch finds in its cache are described in fewbit's, which the tests begin empty.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_python_runs_as_printed(page, folder):
+    document = PYTHON.parse(page)
+    for example in document.examples():
+        example.evaluate()
+
+
+def console(page):
+    """The lines of each block of console or shell."""
+    blocks = sybil.Sybil([CodeBlockParser(language, lambda example: None) for language in ("console", "sh")])
+    return [example.parsed for example in blocks.parse(page).examples()]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "$ fewbit" in page.read_text()], ids=named)
+def test_commands_print_what_is_printed(page, folder):
+    for block in console(page):
+        for part in f"\n{block}".split("\n$ ")[1:]:
+            command, _, output = part.partition("\n")
+            done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            checker = doctest.OutputChecker()
+            told = checker.output_difference(doctest.Example(command, output), done.stdout, FLAGS)
+            assert checker.check_output(output, done.stdout, FLAGS), f"{command}\n{told}"
+
+
+def commands(page):
+    """The lines of a page's blocks that begin with `fewbit`."""
+    lines = [line.removeprefix("$ ") for block in console(page) for line in block.replace("\\\n", " ").splitlines()]
+    return [line for line in lines if line.startswith("fewbit ")]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=named)
+def test_commands_and_options_exist(page):
+    for line in commands(page):
+        words = shlex.split(line, comments=True)[1:]
+        command, context = command_line, click.Context(command_line, info_name="fewbit")
+        while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+            names = command.list_commands(context)
+            words = words if words[0] in names or "of" not in names else ["of", *words]  # `fewbit memory gpt2`
+            _, command, words = command.resolve_command(context, words)
+            context = click.Context(command, parent=context, info_name=command.name)
+        command.make_parser(context).parse_args(list(words))
+
+
+# What README calls the ways of plots/results/alternatives-cpu.json.
+WAYS = {
+    "gradient checkpointing": "checkpointing",
+    '`convert(level="L2")`': "L2",
+    "`compress_saved_tensors`, 4 bits": "hooks, 4 bits",
+    "`checkpoint(bits=8)`": "checkpoints, 8 bits",
+    "`fit` with checkpointing's peak as memory": "plan, same peak",
+    "`torch.compile`": "compile",
+    '`torch.compile(backend="fewbit")`': "compile, fewbit",
+}
+
+
+def test_the_numbers_of_readme_are_those_measured():
+    measured = json.loads((ROOT / "plots" / "results" / "alternatives-cpu.json").read_text())["rows"]
+    rows = {(row["task"], row["way"]): row for row in measured}
+    lines = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| ")]
+    table = {cells[0].strip(): cells[1:] for cells in (line.strip("| ").split(" | ") for line in lines[1:])}
+    assert table.keys() == WAYS.keys()
+    for name, way in WAYS.items():
+        for task, cell in zip(("gpt2", "llama"), table[name], strict=True):
+            row, exact = rows[task, way], rows[task, "exact"]
+            *shares, error = map(float, cell.split(" · "))
+            assert shares == [round(row[key] / exact[key], 2) for key in ("kept", "peak", "time")], (name, task)
+            assert error == round(row["error"], 3), (name, task)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs mkdocs: pip install fewbit[docs]")
+def test_the_site_builds_without_a_broken_link_or_reference(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for page in (tmp_path / "site").rglob("*.html"):
+        text = page.read_text()
+        assert not any(f'{attribute}="http' in text for attribute in ("src", 'rel="stylesheet" href')), page
