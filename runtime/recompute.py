@@ -39,7 +39,7 @@ from .layers.saver import ExactSaver, QuantizerSaver, Saver, compress_rows, put_
 from .quantizers import PerGroup
 from .tensors.checks import check_integer
 from .tensors.dtypes import DTYPES
-from .tensors.packing import pack_mask, unpack_mask
+from .tensors.packing import pack_mask, packed_size, unpack_mask
 
 CHECKPOINTED = "_fewbit_checkpointed"  # attribute of a model that `checkpoint` changed
 _FLAG, _FUNCTION = "gradient_checkpointing", "_gradient_checkpointing_func"  # of transformers' modules
@@ -247,15 +247,17 @@ def _forward(block: nn.Module, recompute: "Recompute", *args: Any, **kwargs: Any
 # ---- recomputing -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Recompute:
     """Calls functions that are computed again in the backward pass, from inputs that `saver` has compressed.
 
     Attributes:
         saver: of the inputs.
+        decided: bytes of the decisions of the last call, which are saved unless inputs are saved exactly.
     """
 
     saver: Saver = field(default_factory=ExactSaver)
+    decided: int = field(default=0, init=False, repr=False)
     _shared: "_Shared" = field(default_factory=lambda: _Shared(), init=False, repr=False)
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -290,7 +292,9 @@ class Recompute:
             return torch_checkpoint(run, *saved, use_reentrant=False, context_fn=decide)
         decisions: list[_Decision] = []
         contexts = lambda: (_Deciding(decisions, again=False), _again(decisions, block))  # noqa: E731
-        return torch_checkpoint(run, *saved, use_reentrant=False, context_fn=contexts)
+        result = torch_checkpoint(run, *saved, use_reentrant=False, context_fn=contexts)
+        self.decided = sum(decision.nbytes for decision in decisions)
+        return result
 
     def _saved(self, x: Tensor, tensors: list[Any]) -> Any:
         """Append the tensors that are saved for `x` to `tensors`; return how it is restored of them."""
@@ -521,6 +525,11 @@ class _Decision:
             most = max(x.shape, default=0)
             part = part.to(torch.uint8 if most <= 1 << 8 else torch.int32 if most <= 1 << 31 else part.dtype)
         return cls(function, part, decided.shape, decided.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes, where it has values."""
+        return packed_size(self.shape.numel(), 1) if self.dtype == torch.bool else self.part.nbytes
 
     def tensor(self) -> Tensor:
         """Return the decision."""

@@ -256,7 +256,7 @@ class Bench:
         outermost = [name for name in names if not any(name.startswith(f"{other}.") for other in names)]
         exact = self.plan(Limits(memory=1 << 50))
         options = self.planner(Limits(error=1.0)).problem(self.known).options
-        blocks = [o for o in options if o.method == "recompute" and o.target in outermost]
+        blocks = [o for o in options if o.method == "recompute" and o.bits is None and o.target in outermost]
         recomputed, covered = [o.target for o in blocks], {i for o in blocks for i in o.covers}
         choices = tuple(choice for i, choice in enumerate(exact.choices) if i not in covered) + tuple(
             Choice(name, "recompute", None, 0, 0, 0.0, 0.0, 0.0) for name in recomputed

@@ -20,19 +20,21 @@ class BLPA:
     """Chains of batch normalization, (leaky) ReLU and Conv or Linear, each run as one layer (BLPA, Section 3).
 
     Attributes:
-        bits: 1 to 8, saved for each element of a chain's input.
+        bits: 1 to 8, saved for each element of a chain's input; None saves the input of its normalization exactly, and
+            computes the rest again in the backward pass: exact gradients for one tensor a chain.
 
     Raises:
-        FewbitError: `bits` is not an integer from 1 to 8.
+        FewbitError: `bits` is not None or an integer from 1 to 8.
 
     Example:
         fewbit.convert(model, fewbit.BLPA(bits=4))
     """
 
-    bits: int = 4
+    bits: int | None = 4
 
     def __post_init__(self) -> None:
-        check_bits(self.bits)
+        if self.bits is not None:
+            check_bits(self.bits)
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class ByChains:
     """
 
     model: nn.Module
-    bits: int
+    bits: int | None
     plan: FusionPlan
     chains: Mapping[Found, Planned]
     compresses_layers = False
@@ -83,7 +85,10 @@ class ByChains:
         left = [Left(self.chains[each].name, self.chains[each].was, skipped[each]) for each in found if each in skipped]
         return Applied(
             self.model,
-            tuple(Replaced(chain.name, chain.was, "fused", self.bits, math.nan) for chain in fused),
+            tuple(
+                Replaced(chain.name, chain.was, "fused", math.nan if self.bits is None else self.bits, math.nan)
+                for chain in fused
+            ),
             (*left, *(Left(*row) for row in self.plan.left)),
             frozenset(swallowed(self.model)),
         )

@@ -17,7 +17,7 @@ reason.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +86,7 @@ class RunChain:
 
     owner: nn.Module
     chain: Chain
-    bits: int
+    bits: int | None
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the chain's output."""
@@ -101,13 +101,17 @@ class FusedForward:
     """
 
     owner: nn.Module
-    chains: tuple[Chain, ...]
-    bits: int
+    bits: dict[Chain, int | None]
     followed: tuple[str, ...] = ()
 
-    def __init__(self, owner: nn.Module, chains: Sequence[Chain], bits: int, followed: tuple[str, ...] = ()) -> None:
-        self.owner, self.chains, self.bits, self.followed = owner, tuple(chains), bits, followed
+    def __init__(self, owner: nn.Module, bits: Mapping[Chain, int | None], followed: tuple[str, ...] = ()) -> None:
+        self.owner, self.bits, self.followed = owner, dict(bits), followed
         self._code: dict[bool, Callable[..., Any]] = {}
+
+    @property
+    def chains(self) -> tuple[Chain, ...]:
+        """The chains that are fused."""
+        return tuple(self.bits)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Run the module."""
@@ -170,16 +174,20 @@ class FusionPlan:
     planned: tuple[Planned, ...]
     left: tuple[tuple[str, str, str], ...]
 
-    def apply(self, bits: int, wanted: Callable[[Planned], bool] = lambda _: True) -> list[Planned]:
-        """Fuse the chains that are `wanted`, and return them."""
+    def apply(self, bits: int | None, wanted: Callable[[Planned], bool] = lambda _: True) -> list[Planned]:
+        """Fuse the chains that are `wanted`, and return them; what is fused already stays so."""
         owners: dict[nn.Module, list[Planned]] = {}
         for each in self.planned:
             if wanted(each):
                 owners.setdefault(each.owner, []).append(each)
         for owner, chosen in owners.items():
-            chains = [each.chain for each in chosen]
-            vars(owner)[_CHAINS] = _Chains([RunChain(owner, chain, bits) for chain in chains])
-            vars(owner)["forward"] = FusedForward(owner, chains, bits, chosen[0].followed)
+            before = vars(owner).get("forward")
+            fused = before.bits if isinstance(before, FusedForward) else {}
+            again = {each.chain.linear for each in chosen}
+            earlier = {chain: few for chain, few in fused.items() if chain.linear not in again}
+            of_chains = {**earlier, **{each.chain: bits for each in chosen}}
+            vars(owner)[_CHAINS] = _Chains([RunChain(owner, chain, few) for chain, few in of_chains.items()])
+            vars(owner)["forward"] = FusedForward(owner, of_chains, chosen[0].followed)
         return [each for chosen in owners.values() for each in chosen]
 
 
@@ -188,6 +196,11 @@ def unfuse(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(vars(module).get("forward"), FusedForward):
             del vars(module)["forward"], vars(module)[_CHAINS]
+
+
+def owners_of_chains(model: nn.Module) -> list[str]:
+    """Return the names of the modules of `model` that run fused chains."""
+    return [name for name, m in model.named_modules() if isinstance(vars(m).get("forward"), FusedForward)]
 
 
 def swallowed(model: nn.Module) -> set[int]:

@@ -18,7 +18,8 @@ class Replaced:
     Attributes:
         name: qualified name in the model; the first one of a shared module; "" for the model itself.
         was, now: the repr of the module before and after.
-        bits: saved for each element; for a layer from `level` L3 on, the average over all layers.
+        bits: saved for each element; for a layer from `level` L3 on, the average over all layers; NaN if it is saved
+            exactly.
         error: of its table, under the weight that the table is for; NaN for a layer, which has no table.
         saved: bytes freed by this row and the rows printed with it, negative if they add; None if not measured.
     """
@@ -62,7 +63,7 @@ class Report:
         lines = ["nothing was replaced"]
         if self.replaced:
             body = [
-                (_names(group), group[0].was, group[0].now, f"{group[0].bits:g}", _number(group[0].error))
+                (_names(group), group[0].was, group[0].now, _number(group[0].bits), _number(group[0].error))
                 for group in grouped(self.replaced)
             ]
             heads = ("name", "was", "is", "bits", "table error")

@@ -3,24 +3,30 @@
     tables       codes of its derivative's table in place of what an activation saves
     gated MLPs   parts of the product in place of its inputs and itself
     outputs      the output of a normalization or GELU in place of its input
+    blocks       inputs in codes, from which blocks are computed again
+    chains       batch normalization, ReLU and convolution as one layer, which saves codes in fixed point
 
 Modules of the first layers, those in the middle and the last ones are converted together; for outputs, all of a class.
 """
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
+from ..activations.table_lookup import Rounding
 from ..convert.api import convert, undo_conversion
+from ..convert.blpa import BLPA
 from ..convert.find import Form, form_of
 from ..convert.gated_mlps import GatedMLPs
 from ..convert.method import Activations
 from ..convert.normalizations import Normalizations
-from ..convert.report import Report
 from ..layers import KeepOutput
 from ..tensors.philox import draw_seed
 from .gradient_error import (
@@ -35,6 +41,8 @@ from .gradient_error import (
     relative_variance,
     together,
 )
+from .places import without_numbers
+from .recomputing import computed_again
 from .step import Step
 
 # What saves its output in place of its input.
@@ -46,18 +54,29 @@ class ConversionErrors:
     """What conversions do to the gradient, by name of the module.
 
     Attributes:
-        tables: squared relative error of the gradient with codes of a table, by bits.
+        tables: with codes of a table, by bits.
+        stochastic: the same, if they are rounded at random.
         gated: of saving the parts of a gated MLP, by bits of the copies.
         outputs: squared relative error with the output in place of the input.
+        blocks: of computing blocks again, by bits of their inputs.
+        chains: of chains as one layer, by bits.
     """
 
-    tables: Mapping[str, Mapping[int, float]]
+    tables: Mapping[str, Errors]
+    stochastic: Mapping[str, Errors]
     gated: Mapping[str, Errors]
     outputs: Mapping[str, float]
+    blocks: Mapping[str, Errors]
+    chains: Mapping[str, Errors]
 
 
 def measure_conversions(
-    step: Step, tables: Mapping[str, nn.Module], gated: Sequence[str], outputs: Sequence[str]
+    step: Step,
+    tables: Mapping[str, nn.Module],
+    gated: Sequence[str],
+    outputs: Sequence[str],
+    blocks: Sequence[str],
+    chains: Sequence[str],
 ) -> ConversionErrors:
     """Return the errors of conversions.
 
@@ -66,14 +85,26 @@ def measure_conversions(
         tables: activations that have tables, by name.
         gated: names of gated MLPs, as `gated_mlps_of` returns them.
         outputs: names of what can save its output, as `outputs_of` returns them.
+        blocks: names of blocks.
+        chains: names of the linear parts of chains.
     """
     with step.apart():
         trial = _Trial(step)
-        return ConversionErrors(_of_tables(trial, tables), _of_gated_mlps(trial, gated), _of_outputs(trial, outputs))
+        deterministic, stochastic = (
+            _of_tables(trial, tables, rounding) for rounding in ("deterministic", "stochastic")
+        )
+        gates, kept, again = _of_gated_mlps(trial, gated), _of_outputs(trial, outputs), _of_blocks(trial, blocks)
+        fused = _of_chains(trial, chains)
+    return ConversionErrors(deterministic, stochastic, gates, kept, again, fused)
 
 
 class _Trial:
-    """A step that runs with some of its modules converted, always with the same dropout."""
+    """A step that runs with some of its modules converted, always with the same dropout.
+
+    What a table does to the gradient is the same each time, yet it averages out over steps as far as other batches err
+    otherwise. Two halves of one batch tell: with e₁ the error if the modules are converted for the first half alone,
+    and e₂ for the second, the error is e₁ + e₂, and 4⟨e₁, e₂⟩ the square of what all batches have in common.
+    """
 
     def __init__(self, step: Step) -> None:
         self.step = step
@@ -82,22 +113,36 @@ class _Trial:
     @cached_property
     def exact(self) -> list[Tensor]:
         """The gradient without conversions."""
-        return self._gradient(0)
+        return self.gradient(0)
 
     @cached_property
     def scale(self) -> float:
         """The squared norm of the gradient."""
         return product(self.exact, self.exact) or 1.0
 
-    def wrong(self, *methods: Any, include: Sequence[str], draws: int = 1) -> tuple[Report, list[list[Tensor]]]:
-        """Return the report of a conversion, and the error of the gradient in each of several draws."""
-        exact = self.exact
-        report = convert(self.step.model, *methods, include=include)
-        found = [difference(self._gradient(draw), exact) for draw in range(draws)]
-        undo_conversion(self.step.model)
-        return report, found
+    def converted(self, *methods: Any, include: Sequence[str]) -> "_Converted":
+        """Return what the conversion of some modules does to the gradient.
 
-    def _gradient(self, draw: int) -> list[Tensor]:
+        Args:
+            *methods: of `convert`.
+            include: names of the modules.
+        """
+        model = self.step.model
+        before = {name: _with_shared_parameters(model.get_submodule(name)) for name in include}
+        exact = self.exact
+        report = convert(model, *methods, include=include)
+        names = [name for name in dict.fromkeys(row.name for row in report.replaced) if name]
+        wholes, halves = [], []
+        for draw in range(2):
+            with _only_half(model, {name: before[name] for name in names}, draw):
+                halves.append(difference(self.gradient(draw), exact))
+        if any(isinstance(method, GatedMLPs) for method in methods):
+            wholes.append(difference(self.gradient(len(halves)), exact))
+        undo_conversion(model)
+        return _Converted(names, self.scale, halves[0], halves[1], wholes[0] if wholes else None)
+
+    def gradient(self, draw: int) -> list[Tensor]:
+        """Return the gradient; what is rounded at random is so otherwise in each draw."""
         torch.random.set_rng_state(self._state)
         for _ in range(draw):  # copies are rounded by a stream of their own, which begins anew with torch's
             draw_seed()
@@ -107,32 +152,115 @@ class _Trial:
         return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
 
 
+@dataclass(frozen=True)
+class _Converted:
+    """Errors of the gradient with some modules converted.
+
+    Attributes:
+        names: of the modules.
+        scale: the squared norm of the exact gradient.
+        one, two: with the modules converted for the first and the second half of the batch, rounded in two draws.
+        whole: for all of the batch, in a third draw.
+    """
+
+    names: list[str]
+    scale: float
+    one: list[Tensor]
+    two: list[Tensor]
+    whole: list[Tensor] | None
+
+    @property
+    def both(self) -> list[Tensor]:
+        """The error of the whole batch."""
+        return [x + y for x, y in zip(self.one, self.two, strict=True)]
+
+    @property
+    def noise_and_bias(self) -> tuple[float, float]:
+        """The squared relative error of each module that averages out over steps, and the rest."""
+        square = product(self.both, self.both)
+        bias = min(max(0.0, 4 * product(self.one, self.two)), square)
+        return self._share(square - bias), self._share(bias)
+
+    @property
+    def rounding(self) -> float:
+        """The part of it that is another one in each draw."""
+        assert self.whole is not None
+        square = (product(self.both, self.both) + product(self.whole, self.whole)) / 2
+        return self._share(max(0.0, square - product(self.both, self.whole)))
+
+    def _share(self, square: float) -> float:
+        return square / self.scale / max(1, len(self.names))
+
+
+def _with_shared_parameters(module: nn.Module) -> nn.Module:
+    """Return a copy of a module that has its parameters and buffers in common with it."""
+    tensors = (*module.parameters(), *module.buffers())
+    return copy.deepcopy(module, {id(t): t for t in tensors})
+
+
+@contextmanager
+def _only_half(model: nn.Module, exact: Mapping[str, nn.Module], half: int) -> Iterator[None]:
+    """Let modules compute one half of a batch by themselves, the other half by exact copies, until the end of this."""
+    modules = {name: model.get_submodule(name) for name in exact}
+    for name, module in modules.items():
+        vars(module)["forward"] = partial(_halves, half, partial(type(module).forward, module), exact[name])
+    try:
+        yield
+    finally:
+        for module in modules.values():
+            vars(module).pop("forward", None)
+
+
+def _halves(half: int, converted: Any, exact: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """Return the output of `converted` for one half of the arguments' first dimension above 1, of `exact` otherwise."""
+    x = next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor))
+    dim = next((d for d in range(x.dim()) if x.shape[d] > 1), None)
+    if dim is None:
+        return converted(*args, **kwargs)
+    size, middle = x.shape[dim], x.shape[dim] // 2
+
+    def part(start: int, end: int) -> Any:
+        def narrowed(leaf: Any) -> Any:
+            belongs = isinstance(leaf, Tensor) and leaf.dim() > dim and leaf.shape[dim] == size
+            return leaf.narrow(dim, start, end - start) if belongs else leaf
+
+        return tree_map(narrowed, (args, kwargs))
+
+    outputs = []
+    for i, (given, named) in enumerate((part(0, middle), part(middle, size))):
+        outputs.append((converted if i == half else exact)(*given, **named))
+    return torch.cat(outputs, dim)
+
+
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
-def _of_tables(trial: _Trial, activations: Mapping[str, nn.Module]) -> dict[str, dict[int, float]]:
+def _of_tables(trial: _Trial, activations: Mapping[str, nn.Module], rounding: Rounding) -> dict[str, Errors]:
     """Return the errors with codes of tables of `TABLE_PROBE` bits; other tables err as their own errors say."""
-    result: dict[str, dict[int, float]] = {}
+    result: dict[str, Errors] = {}
     for segment in together(activations, lambda name: type(activations[name]).__name__):
-        report, (wrong,) = trial.wrong(Activations(TABLE_PROBE), include=segment)
-        names = dict.fromkeys(row.name for row in report.replaced)
-        for name in names:
-            error = product(wrong, wrong) / trial.scale / len(names)
-            result[name] = _by_bits(trial.step.model, name, error)
+        if rounding == "stochastic" and not _errors_of_tables(activations[segment[0]], rounding):
+            continue
+        found = trial.converted(Activations(TABLE_PROBE, rounding), include=segment)
+        noise, bias = found.noise_and_bias
+        if rounding == "stochastic":  # f' on average, whatever two halves of one batch say
+            noise, bias = noise + bias, 0.0
+        for name in found.names:
+            own = _errors_of_tables(activations[name], rounding)
+            probe = own.get(TABLE_PROBE)
+            share = {bits: error / probe if probe else 0.0 for bits, error in own.items()}
+            result[name] = Errors(*({b: part * s for b, s in share.items()} for part in (noise, bias)))
     return result
 
 
-def _by_bits(model: nn.Module, name: str, error: float) -> dict[int, float]:
-    """Return the errors with tables of other numbers of bits than `TABLE_PROBE`, whose error is given."""
-    form = form_of(model.get_submodule(name))
+def _errors_of_tables(activation: nn.Module, rounding: Rounding) -> dict[int, float]:
+    """Return the tables' own errors by bits; of stochastic ones none, if deterministic ones err less than rounding."""
+    form = form_of(activation)
     assert isinstance(form, Form)
-    tables = {bits: form.make(bits=bits).table for bits in TABLE_BITS}
-    of_probe = tables[TABLE_PROBE].error
-    return {
-        table.bits: error * (table.error / of_probe if of_probe else 0.0)
-        for bits, table in tables.items()
-        if table.bits == bits
-    }
+    tables = {bits: form.make(bits=bits, rounding=rounding).table for bits in TABLE_BITS}
+    if rounding == "stochastic" and any(table.kind != "stochastic" for table in tables.values()):
+        return {}
+    return {table.bits: table.error for bits, table in tables.items() if table.bits == bits}
 
 
 # ---- gated MLPs ------------------------------------------------------------------------------------------------------
@@ -146,15 +274,15 @@ def gated_mlps_of(model: nn.Module) -> list[str]:
 
 
 def _of_gated_mlps(trial: _Trial, names: Sequence[str]) -> dict[str, Errors]:
-    """Return the errors of saving parts: two draws tell the copies' noise from the table's bias, which the copies' bits
-    do not change."""
+    """Return the errors of saving parts: of the copies, by their bits, and of the table, which they do not change."""
     result: dict[str, Errors] = {}
     for segment in together(names, lambda _: ""):
-        _, (one, two) = trial.wrong(GatedMLPs(copy_bits=PROBE), include=segment, draws=2)
-        noise, bias = (part / trial.scale / len(segment) for part in noise_and_bias(one, two))
+        found = trial.converted(GatedMLPs(copy_bits=PROBE), include=segment)
+        noise, bias = found.noise_and_bias
+        of_copies = min(found.rounding, noise)
         probe = relative_variance(PROBE)
-        errors = Errors({b: noise * relative_variance(b) / probe for b in BITS}, dict.fromkeys(BITS, bias))
-        result.update(dict.fromkeys(segment, errors))
+        noises = {b: noise - of_copies + of_copies * relative_variance(b) / probe for b in BITS}
+        result.update(dict.fromkeys(segment, Errors(noises, dict.fromkeys(BITS, bias))))
     return result
 
 
@@ -181,6 +309,53 @@ def _of_outputs(trial: _Trial, names: Sequence[str]) -> dict[str, float]:
     class_of = {name: type(model.get_submodule(name)) for name in names}
     for each in dict.fromkeys(class_of.values()):
         alike = [name for name in names if class_of[name] is each]
-        _, (wrong,) = trial.wrong(*BY_OUTPUT, include=alike)
-        result.update(dict.fromkeys(alike, product(wrong, wrong) / trial.scale / len(alike)))
+        found = trial.converted(*BY_OUTPUT, include=alike)
+        result.update(dict.fromkeys(alike, sum(found.noise_and_bias)))
+    return result
+
+
+# ---- blocks ----------------------------------------------------------------------------------------------------------
+
+
+def _of_blocks(trial: _Trial, names: Sequence[str]) -> dict[str, Errors]:
+    """Return the errors of computing blocks again from inputs in codes; two draws tell noise from bias."""
+    result: dict[str, Errors] = {}
+    exact, model = trial.exact, trial.step.model
+    for segment in together(names, without_numbers):
+        with computed_again(model, segment, PROBE):
+            one, two = (difference(trial.gradient(draw), exact) for draw in range(2))
+        noise, bias = (part / trial.scale / len(segment) for part in noise_and_bias(one, two))
+        share = {bits: relative_variance(bits) / relative_variance(PROBE) for bits in BITS}
+        errors = Errors(*({bits: part * s for bits, s in share.items()} for part in (noise, bias)))
+        result.update(dict.fromkeys(segment, errors))
+    return result
+
+
+# ---- chains ----------------------------------------------------------------------------------------------------------
+
+
+def _of_chains(trial: _Trial, names: Sequence[str]) -> dict[str, Errors]:
+    """Return the errors of chains as one layer, which rounds to the nearest level.
+
+    Batch normalization takes the statistics of a whole batch, so that halves are batches of their own here: the share
+    of bias is that of what their errors have in common; all, where there are no halves.
+    """
+    result: dict[str, Errors] = {}
+    if not names:
+        return result
+    model = trial.step.model
+    trials = [trial, *(_Trial(half) for half in trial.step.halves())]
+    exact = [each.exact for each in trials]
+    for segment in together(names, without_numbers):
+        convert(model, BLPA(PROBE), include=segment)
+        whole, *halves = (difference(t.gradient(0), g) for t, g in zip(trials, exact, strict=True))
+        undo_conversion(model)
+        square, of_bias = product(whole, whole) / trial.scale / len(segment), 1.0
+        if halves:
+            both = [x + y for x, y in zip(*halves, strict=True)]
+            of_bias = min(max(0.0, 4 * product(*halves) / (product(both, both) or 1.0)), 1.0)
+        share = {bits: 4.0 ** (PROBE - bits) for bits in BITS}
+        noise, bias = (1 - of_bias) * square, of_bias * square
+        errors = Errors(*({bits: part * s for bits, s in share.items()} for part in (noise, bias)))
+        result.update(dict.fromkeys(segment, errors))
     return result

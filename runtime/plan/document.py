@@ -24,10 +24,24 @@ from ...tables.json_format import dumps, read_json
 from ..memory.listing import share, size_text
 from ..tensors.checks import check_integer
 from .places import without_numbers
-from .problem import ATTENTION, EXACT, GATED, GROUPS, HOST, METHODS, OUTPUT, RECOMPUTE, TABLE
+from .problem import (
+    ATTENTION,
+    CHAIN,
+    EXACT,
+    GATED,
+    GROUPS,
+    HOST,
+    METHODS,
+    OUTLIERS,
+    OUTPUT,
+    RECOMPUTE,
+    STOCHASTIC,
+    TABLE,
+)
 
 FORMAT = "fewbit plan 1"
-_WITH_BITS = (GROUPS, HOST, TABLE, ATTENTION, GATED)
+_WITH_BITS = (GROUPS, HOST, OUTLIERS, TABLE, STOCHASTIC, ATTENTION, GATED)
+_WITHOUT_BITS = (EXACT, OUTPUT)
 
 
 @dataclass(frozen=True)
@@ -35,13 +49,17 @@ class Choice:
     """What is done with a saved tensor, an activation or a block.
 
     Attributes:
-        target: place of a tensor, ``layers.0.mlp:1``; name of an activation, for ``table``, a block, ``recompute``, a
-            gated MLP, a normalization, or an attention, ``layers.0.self_attn:attention0``.
-        method: ``exact``, ``groups`` (codes of `PerGroup`), ``host`` (such codes in host memory), ``recompute``,
-            ``table`` (of an activation's derivative), ``attention`` (computed again from query, key and value in codes)
-            ``gated`` (parts of a gated MLP's product, from which its inputs and itself are computed) or ``output`` (of
-            a normalization or GELU, from which its input follows, and which the layer behind it saves exactly).
-        bits: of the codes, 1 to 8; None where there are none.
+        target: place of a tensor, ``layers.0.mlp:1``; or the name of a module; or of an attention,
+            ``layers.0.self_attn:attention0``.
+        method: of a tensor, ``exact``, ``groups`` (codes of `PerGroup`), ``host`` (such codes in host memory) or
+            ``outliers`` (`Outlier`: the largest numbers exactly, codes of the rest); of an activation, ``table`` (codes
+            of its derivative's table) or ``stochastic`` (such codes, rounded at random); of a block or a part of one,
+            ``recompute`` (from its input, exactly or in codes); ``attention`` (computed again from query, key and value
+            in codes); of a gated MLP, ``gated`` (parts of its product, from which its inputs and itself are computed);
+            of a normalization or GELU, ``output`` (from which its input follows, and which the layer behind it saves
+            exactly); of a convolution, ``chain`` (one layer with the batch normalization and ReLU before it, which
+            saves one tensor: codes in fixed point, or its exact input).
+        bits: of the codes, 1 to 8; None where there are none, as of ``recompute`` and ``chain`` from an exact input.
         exact_bytes: bytes that are saved exactly.
         nbytes: bytes that are saved by this plan, on the device.
         noise: squared error of the gradient, relative to its squared norm, that averages out over steps.
@@ -66,8 +84,10 @@ class Choice:
             raise FewbitError(f"the method of {self.target} is one of {', '.join(METHODS)}, not {shown(self.method)}")
         if self.method in _WITH_BITS:
             check_integer(f"bits of {self.target}", self.bits, 1, 8)
-        elif self.bits is not None:
+        elif self.bits is not None and self.method in _WITHOUT_BITS:
             raise FewbitError(f"{self.target} is {self.method}, which has no bits, but {shown(self.bits)} are given")
+        elif self.bits is not None:
+            check_integer(f"bits of {self.target}", self.bits, 1, 8)
 
     @property
     def text(self) -> str:
@@ -75,12 +95,15 @@ class Choice:
         words = {
             EXACT: "exact",
             GROUPS: f"{self.bits} bits",
+            OUTLIERS: f"{self.bits} bits, outliers exact",
             TABLE: f"table, {self.bits} bits",
+            STOCHASTIC: f"table at random, {self.bits} bits",
             ATTENTION: f"computed again, {self.bits} bits",
             GATED: f"parts, {self.bits} bits",
             OUTPUT: "by its output",
-            RECOMPUTE: "recompute",
+            RECOMPUTE: "recompute" if self.bits is None else f"recompute from {self.bits} bits",
             HOST: f"{self.bits} bits, host memory",
+            CHAIN: "one layer" + (", from its input" if self.bits is None else f", {self.bits} bits"),
         }
         return words[self.method]
 

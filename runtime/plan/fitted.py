@@ -16,19 +16,23 @@ from torch import Tensor, nn
 
 from ...tables import FewbitError
 from ..convert.api import convert, undo_conversion
+from ..convert.blpa import BLPA
 from ..convert.find import FITTED
 from ..convert.gated_mlps import GatedMLPs
 from ..convert.method import Activations
+from ..convert.preact_chains import owners_of_chains
 from ..layers.offload import Swapper, SwappingSaver
 from ..layers.saver import QuantizerSaver, Saver
 from ..quantizers import Compressed, PerGroup, Quantizer
-from ..recompute import Recompute, recomputed_forward
+from ..recompute import recomputed_forward
 from ..saved_tensors import Exactly
 from ..tensors.checks import check_integer
 from .conversion_error import BY_OUTPUT
 from .document import Choice, Plan
+from .gradient_error import outliers_of
 from .places import OF_OUTPUT, Places
-from .problem import ATTENTION, GATED, GROUPS, HOST, OUTPUT, RECOMPUTE, TABLE
+from .problem import ATTENTION, CHAIN, GATED, GROUPS, HOST, OUTLIERS, OUTPUT, RECOMPUTE, STOCHASTIC, TABLE
+from .recomputing import recompute_from
 
 Again = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Plan], Plan]
 
@@ -63,20 +67,27 @@ class Fitted:
         if plan.compiled:
             self.model.compile(backend="fewbit", options=plan.compile_options)
             return
-        converted: defaultdict[Activations | GatedMLPs, list[str]] = defaultdict(list)
+        converted: defaultdict[Activations | GatedMLPs | BLPA, list[str]] = defaultdict(list)
         for choice in plan.choices:
-            if choice.method == TABLE:
-                converted[Activations(choice.bits)].append(choice.target)
+            if choice.method in (TABLE, STOCHASTIC):
+                rounding = "stochastic" if choice.method == STOCHASTIC else "deterministic"
+                converted[Activations(choice.bits, rounding)].append(choice.target)
             elif choice.method == GATED:
                 converted[GatedMLPs(copy_bits=choice.bits or 0)].append(choice.target)
+            elif choice.method == CHAIN:
+                converted[BLPA(choice.bits)].append(choice.target)
         for method, names in converted.items():
             convert(self.model, method, include=names)
         if outputs := [choice.target for choice in plan.choices if choice.method == OUTPUT]:
             convert(self.model, *BY_OUTPUT, include=outputs)
-        self._blocks = [self.model.get_submodule(c.target) for c in plan.choices if c.method == RECOMPUTE]
-        for block in self._blocks:
-            vars(block)["forward"] = recomputed_forward(block, Recompute())
+        again = [choice for choice in plan.choices if choice.method == RECOMPUTE]
+        from_bits = {bits: recompute_from(bits) for bits in {choice.bits for choice in again}}
+        for choice in again:
+            block = self.model.get_submodule(choice.target)
+            vars(block)["forward"] = recomputed_forward(block, from_bits[choice.bits])
+            self._blocks.append(block)
         self._policy.use(plan.choices)
+        self._policy.owners = frozenset(owners_of_chains(self.model))
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -177,11 +188,13 @@ class _Planned:
 
     Attributes:
         choices: by target.
+        owners: modules that run chains as one layer, which may save its input.
         unknown: places that are in no plan.
     """
 
     def __init__(self) -> None:
         self.choices: dict[str, Choice] = {}
+        self.owners: frozenset[str] = frozenset()
         self.unknown: set[str] = set()
         self._besides: dict[str, list[str]] = {}  # what gated MLPs save besides their parts, in order
         self._swapper = Swapper()
@@ -192,11 +205,13 @@ class _Planned:
         if self.saves_output(place.rpartition(":")[0]):
             return Exactly()
         if choice is None:
-            if x.requires_grad:
+            if x.requires_grad and place.rpartition(":")[0] not in self.owners:
                 self.unknown.add(place)
             return Exactly()
         if choice.method in (GROUPS, ATTENTION):
             return PerGroup(choice.bits or 0)
+        if choice.method == OUTLIERS:
+            return outliers_of(choice.bits or 0)
         if choice.method == HOST:
             return _ToHost(PerGroup(choice.bits or 0), self._swapper)
         return Exactly()

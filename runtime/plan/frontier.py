@@ -59,7 +59,7 @@ def _others(problem: Problem) -> Iterable[Point]:
     for bits in _UNIFORM:
         few = {o.covers[0]: o for o in problem.options if o.method == GROUPS and o.bits == bits}
         yield _point(f"{bits} bits", problem, list({**of_tensor, **few}.values()))
-    blocks = [o for o in problem.options if o.method == RECOMPUTE]
+    blocks = [o for o in problem.options if o.method == RECOMPUTE and o.bits is None]
     outermost = [o for o in blocks if not any(set(o.covers) < set(other.covers) for other in blocks)]
     if outermost:
         covered = {i for o in outermost for i in o.covers}

@@ -10,6 +10,10 @@ backward pass some tensors come back rounded at random, and all others as they w
 
 The errors of tensors rounded in one pass are independent, so that their squares add; those of a pass are shared equally
 among its tensors. Variances at other numbers of bits are those of the tensors, quantized.
+
+Rounding all but the largest numbers, kept exactly, is measured where it errs less than groups of as many bytes. It
+rounds to the nearest level, which two draws do not tell from bias, but two halves of a tensor do: with the error e₁ if
+the first half alone is rounded, and e₂ if the second is, 4⟨e₁, e₂⟩ = ‖bias‖².
 """
 
 import gc
@@ -17,6 +21,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -25,7 +30,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from ..layers.huggingface import Conv1D
 from ..layers.saver import Saver, last_innermost
-from ..quantizers import Compressed, PerGroup
+from ..quantizers import Compressed, Outlier, PerGroup
 from .places import Places
 from .step import Step
 from .trace import Attention
@@ -54,8 +59,9 @@ class Errors:
     bias: Mapping[int, float]
 
 
-def measure_errors(step: Step, kinds: Mapping[str, str]) -> dict[str, Errors]:
-    """Return the errors of each saved tensor of a step by its place, from a few backward passes.
+def measure_errors(step: Step, kinds: Mapping[str, str]) -> tuple[dict[str, Errors], dict[str, Errors]]:
+    """Return the errors of each saved tensor of a step by its place, from a few backward passes: in groups, and with
+    outliers, for the tensors that this serves.
 
     Args:
         step: on real tensors.
@@ -87,9 +93,15 @@ def measure_errors(step: Step, kinds: Mapping[str, str]) -> dict[str, Errors]:
             noise, bias = gradient.errors_of(segment, exact)
             for probe in segment:
                 result[probe.place] = probe.errors(noise, bias)
-        del loss, gradient
+        served = [probe for probe in probes if _serves(probe)]
+        outliers: dict[str, Errors] = {}
+        for segment in together(served, lambda probe: kinds.get(probe.place, probe.place)):
+            noise, bias = gradient.errors_of_halves(segment, exact)
+            for probe in segment:
+                outliers[probe.place] = probe.errors_with_outliers(noise, bias)
+        del loss, gradient, served
     gc.collect()
-    return result
+    return result, outliers
 
 
 def measure_attentions(step: Step, attentions: Iterable[Attention]) -> dict[str, Errors]:
@@ -181,9 +193,9 @@ class _Gradient:
     parameters: list[nn.Parameter]
     prober: "_Prober"
 
-    def of(self, rounded: Collection["_Probe"]) -> list[Tensor]:
-        """Return the gradient with these tensors rounded."""
-        self.prober.rounded = {id(probe) for probe in rounded}
+    def of(self, rounded: Collection["_Probe"], half: int | None = None) -> list[Tensor]:
+        """Return the gradient with these tensors rounded; with one half of each, and its outliers exact, if given."""
+        self.prober.rounded, self.prober.half = {id(probe) for probe in rounded}, half
         found = torch.autograd.grad(self.loss, self.parameters, retain_graph=True, allow_unused=True)
         self.prober.rounded = set()
         return [torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, found, strict=True)]
@@ -194,6 +206,15 @@ class _Gradient:
         share = 1 / (product(exact, exact) or 1.0) / len(rounded)
         noise, bias = noise_and_bias(one, two)
         return noise * share, bias * share
+
+    def errors_of_halves(self, rounded: Collection["_Probe"], exact: Sequence[Tensor]) -> tuple[float, float]:
+        """Return the same for tensors that are rounded to the nearest level, with outliers."""
+        one, two = (difference(self.of(rounded, half), exact) for half in range(2))
+        both = [x + y for x, y in zip(one, two, strict=True)]
+        share = 1 / (product(exact, exact) or 1.0) / len(rounded)
+        square = product(both, both)
+        bias = min(max(0.0, 4 * product(one, two)), square)
+        return (square - bias) * share, bias * share
 
 
 class _Probe:
@@ -208,18 +229,75 @@ class _Probe:
 
     def decompress(self) -> Tensor:
         """Return the tensor."""
-        return self.quantizer.compress(self.x).decompress() if id(self) in self.prober.rounded else self.x
+        if id(self) not in self.prober.rounded:
+            return self.x
+        if self.prober.half is None:
+            return self.quantizer.compress(self.x).decompress()
+        return self._half(outliers_of(PROBE).compress(self.x).decompress(), self.prober.half)
+
+    def _half(self, rounded: Tensor, half: int) -> Tensor:
+        """Return the tensor with one half of it, along its first dimension above 1, from `rounded`."""
+        dim = next((d for d in range(self.x.dim()) if self.x.shape[d] > 1), 0)
+        middle = self.x.shape[dim] // 2
+        parts = [(rounded, self.x), (self.x, rounded)][half]
+        return torch.cat([part.tensor_split([middle], dim)[i] for i, part in enumerate(parts)], dim)
+
+    def errors_with_outliers(self, noise: float, bias: float) -> Errors:
+        """Return the same for all numbers of bits, with outliers."""
+        return _scaled(noise, bias, outliers_variances(self.x))
 
     def errors(self, noise: float, bias: float) -> Errors:
         """Return the errors for all numbers of bits of those at `PROBE` bits."""
-        variances = quantization_variances(self.x, self.quantizer)
-        share = {bits: v / variances[PROBE] if variances[PROBE] else 0.0 for bits, v in variances.items()}
-        return Errors({bits: noise * s for bits, s in share.items()}, {bits: bias * s for bits, s in share.items()})
+        return _scaled(noise, bias, quantization_variances(self.x, self.quantizer))
+
+
+def _scaled(noise: float, bias: float, variances: Mapping[int, float]) -> Errors:
+    """Return the errors for all numbers of bits of those at `PROBE` bits, which are as the variances."""
+    share = {bits: v / variances[PROBE] if variances[PROBE] else 0.0 for bits, v in variances.items()}
+    return Errors({bits: noise * s for bits, s in share.items()}, {bits: bias * s for bits, s in share.items()})
+
+
+# ---- outliers --------------------------------------------------------------------------------------------------------
+
+
+@cache
+def outliers_of(bits: int) -> Outlier:
+    """Return the quantizer that saves the largest numbers exactly, and the others in so many bits."""
+    return Outlier(bits=bits, ratio=0.02)
+
+
+@cache
+def outliers_bytes(elements: int, dtype: torch.dtype, bits: int) -> int:
+    """Return the bytes that it saves of a tensor."""
+    return outliers_of(bits).compress(torch.empty(elements, dtype=dtype, device="meta")).nbytes
+
+
+def outliers_variances(x: Tensor) -> dict[int, float]:
+    """Return the sum of squared errors of `x`, or of its first elements, with outliers and each number of bits."""
+    rows = _sample(x)
+    return {
+        bits: float((outliers_of(bits).compress(rows).decompress() - rows).double().square().sum()) for bits in BITS
+    }
+
+
+def _serves(probe: _Probe) -> bool:
+    """Return whether outliers err less than half as much as groups that take more bytes, at `PROBE` bits.
+
+    Half, for rounding to the nearest level errs less than at random, and has a bias.
+    """
+    own = outliers_bytes(probe.x.numel(), probe.x.dtype, PROBE)
+    groups = quantization_variances(probe.x, probe.quantizer)
+    more = min((b for b in BITS if probe.x.numel() * (b + 0.125) / 8 >= own), default=max(BITS))
+    return outliers_variances(probe.x)[PROBE] < groups[more] / 2
+
+
+def _sample(x: Tensor) -> Tensor:
+    return x if x.numel() <= SAMPLE else x[: max(1, SAMPLE * len(x) // x.numel())]
 
 
 def quantization_variances(x: Tensor, quantizer: PerGroup) -> dict[int, float]:
     """Return the sum of squared errors of `x`, or of its first elements, quantized with each number of bits."""
-    rows = x if x.numel() <= SAMPLE else x[: max(1, SAMPLE * len(x) // x.numel())]
+    rows = _sample(x)
     found = {}
     for bits in BITS:
         back = PerGroup(bits, quantizer.group_size).compress(rows).decompress()
@@ -268,6 +346,7 @@ class _Prober:
         self.again = again
         self.probes: list[weakref.ref[_Probe]] = []
         self.rounded: set[int] = set()
+        self.half: int | None = None
 
     def living(self) -> list[_Probe]:
         """Return the tensors that the graph still needs, in the order of saving."""

@@ -4,23 +4,20 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
 from ..activations.inverted import PART, ROOM
 from ..convert.find import Form, activations, form_of
-from ..quantizers import PerGroup
-from ..recompute import blocks_of
 from ..tensors.glu_parts import GLUPlan, Wanted
 from ..tensors.packing import packed_size
+from .chains import chain_options, chains_of
 from .conversion_error import ConversionErrors
-from .gradient_error import BITS, TABLE_PROBE, Errors
-from .places import without_numbers
+from .gradient_error import BITS, TABLE_PROBE, Errors, outliers_bytes
+from .places import within, without_numbers
 from .problem import (
     AND,
     ATTENTION,
@@ -28,16 +25,18 @@ from .problem import (
     GATED,
     GROUPS,
     HOST,
+    OUTLIERS,
     OUTPUT,
-    RECOMPUTE,
+    STOCHASTIC,
     TABLE,
     Hold,
     Option,
     Problem,
 )
+from .recomputing import recomputable, recomputed_options
 from .seconds import Speeds
 from .step import Step
-from .trace import Trace, Traced
+from .trace import Trace, Traced, backward_start, codes_bytes
 
 # Least bits by the function that saves a tensor. A plan is measured at one moment, and what hardly matters to a fresh
 # model may matter later: its attention is even, and queries in 1 bit do no harm. A GPT-2 of four layers planned at its
@@ -64,15 +63,19 @@ class Known:
     Attributes:
         trace: memory and lives.
         errors: of quantizing the tensor of each place.
+        outliers: of doing so with the largest numbers exact, where that may be better.
         attentions: of computing the attention of each name again, from codes.
         conversions: of tables, gated MLPs' parts, and outputs in place of inputs.
+        decided: bytes of the decisions of blocks that are computed again from inputs in codes.
         speeds: of the machine.
     """
 
     trace: Trace
     errors: Mapping[str, Errors]
+    outliers: Mapping[str, Errors]
     attentions: Mapping[str, Errors]
     conversions: ConversionErrors
+    decided: Mapping[str, int]
     speeds: Speeds
 
     @property
@@ -100,12 +103,14 @@ class Known:
         """
         host = step.device.type in ("cuda", "meta")
         options = [option for i, x in enumerate(self.trace.tensors) for option in _of_tensor(i, x, self, host)]
-        options += _of_activations(step.model, self)
+        options += _of_activations(self)
         options += _of_attentions(self)
         options += _of_gated_mlps(step.model, self)
         options += _of_outputs(self)
+        options += chain_options(self.trace, chains_of(step.model), self.conversions.chains, self.speeds)
         if recompute:
-            options += _of_blocks(step.model, self)
+            names = recomputable(step.model, self.trace)
+            options += recomputed_options(self.trace, names, self.conversions.blocks, self.decided, self.speeds)
         return Problem(len(self.trace.tensors), tuple(options), self.trace.base, fixed, self.speeds.step)
 
     def moment(self, at: int) -> str:
@@ -134,6 +139,11 @@ def _of_tensor(i: int, x: Traced, known: Known, host: bool) -> Iterator[Option]:
         costs = errors.noise[bits], errors.bias[bits]
         seconds = known.speeds.codes(x.elements, bits, x.dtype.itemsize)
         yield Option(GROUPS, x.place, bits, (i,), (Hold(x.saved, x.freed, nbytes),), nbytes, *costs, seconds)
+        if x.place in known.outliers:
+            beside, errors_beside = outliers_bytes(x.elements, x.dtype, bits), known.outliers[x.place]
+            costs_beside = errors_beside.noise[bits], errors_beside.bias[bits], known.speeds.outliers(x.elements, bits)
+            held = (Hold(x.saved, x.freed, beside),)
+            yield Option(OUTLIERS, x.place, bits, (i,), held, beside, *costs_beside)
         if host and bits in (4, 8) and nbytes >= SMALLEST_ON_HOST:
             there = seconds + known.speeds.transfer(nbytes)
             last = Hold(max(x.saved, x.freed - 2), x.freed, nbytes)
@@ -145,13 +155,6 @@ def least_bits(x: Traced) -> int:
     if x.function in _OF_SCORES:
         return LEAST_OF_SCORES
     return LEAST_LINEAR if x.function in LINEAR else LEAST_BITS
-
-
-@cache
-def codes_bytes(shape: tuple[int, ...], dtype: torch.dtype, features: int, bits: int) -> int:
-    """Return the bytes that `PerGroup` saves of a tensor, in groups within its rows."""
-    x = torch.empty(shape, dtype=dtype, device="meta")
-    return (PerGroup(bits).within(features) if x.dim() > 1 else PerGroup(bits)).compress(x).nbytes
 
 
 # ---- activations -----------------------------------------------------------------------------------------------------
@@ -166,23 +169,28 @@ def tables_of(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def _of_activations(model: nn.Module, known: Known) -> Iterator[Option]:
+def _of_activations(known: Known) -> Iterator[Option]:
     """Yield the options to replace what an activation saves by codes of its derivative's table."""
-    by_module = _owned(known.trace)
-    for name in known.conversions.tables:
-        own = by_module.get(name, [])
-        members = [i for i in own if known.trace.tensors[i].users == (name,)]
-        if not members or len(known.trace.calls.get(name, ())) != 1 or len(members) < len(own):
-            continue
-        tensors = [known.trace.tensors[i] for i in members]
-        first, last = min(x.saved for x in tensors), max(x.freed for x in tensors)
-        elements = tensors[0].elements
-        for bits, error in known.conversions.tables[name].items():
-            if error and bits < LEAST_OF_TABLE:
+    by_module, conversions = _owned(known.trace), known.conversions
+    for method, tables in ((TABLE, conversions.tables), (STOCHASTIC, conversions.stochastic)):
+        for name, errors in tables.items():
+            own = by_module.get(name, [])
+            members = [i for i in own if known.trace.tensors[i].users == (name,)]
+            if not members or len(known.trace.calls.get(name, ())) != 1 or len(members) < len(own):
                 continue
-            nbytes = packed_size(elements, bits)
-            seconds = known.speeds.codes(elements, bits, tensors[0].dtype.itemsize) / 2
-            yield Option(TABLE, name, bits, (*members,), (Hold(first, last, nbytes),), nbytes, error, 0.0, seconds)
+            tensors = [known.trace.tensors[i] for i in members]
+            first, last = min(x.saved for x in tensors), max(x.freed for x in tensors)
+            elements = tensors[0].elements
+            for bits, noise in errors.noise.items():
+                bias = errors.bias[bits]
+                if noise + bias and bits < LEAST_OF_TABLE:
+                    continue
+                nbytes = packed_size(elements, bits)
+                seconds = known.speeds.codes(elements, bits, tensors[0].dtype.itemsize) / 2
+                # The backward pass restores nothing, and has a copy of the codes for as long.
+                restored = [Hold(h.start, h.end, nbytes - h.nbytes) for x in tensors for h in x.restored]
+                held, costs = (Hold(first, last, nbytes), *restored), (noise, bias, seconds)
+                yield Option(method, name, bits, (*members,), held, nbytes, *costs)
 
 
 def _owned(trace: Trace) -> dict[str, list[int]]:
@@ -213,7 +221,7 @@ def _of_attentions(known: Known) -> Iterator[Option]:
             continue  # not one kernel, but steps that save scores, and would take room for them again
         outputs = [trace.tensors[i] for i in attention.shared]
         first, last = min(x.saved for x in own), max(x.freed for x in own)
-        backward = _backward_start(own, trace)
+        backward = backward_start(own, trace)
         statistics = [Hold(first, backward, -h.nbytes) for h in attention.statistics if h.end > backward > first]
         again = known.speeds.attention(attention.module)
         for bits in (b for b in BITS if b >= LEAST_BITS):
@@ -241,7 +249,7 @@ def _of_gated_mlps(model: nn.Module, known: Known) -> Iterator[Option]:
     """
     trace = known.trace
     for name, errors in known.conversions.gated.items():
-        inside = [i for i, x in enumerate(trace.tensors) if _within(x.module, name)]
+        inside = [i for i, x in enumerate(trace.tensors) if within(x.module, name)]
         acts = [trace.tensors[i] for i in inside if trace.tensors[i].function in ACTIVATIONS]
         if len(trace.calls.get(name, ())) != 1 or len(acts) != 1 or _drops(model.get_submodule(name)):
             continue
@@ -250,7 +258,7 @@ def _of_gated_mlps(model: nn.Module, known: Known) -> Iterator[Option]:
             i for i in inside if trace.tensors[i].elements == act.elements and trace.tensors[i].saved >= act.saved
         ]
         tensors = [trace.tensors[i] for i in members]
-        if any(not _within(user, name) for x in tensors for user in x.users):
+        if any(not within(user, name) for x in tensors for user in x.users):
             continue
         # The product is made again where it is needed; of the others, what a step makes again to restore them.
         made_again = [hold for x in tensors if x.function not in LINEAR for hold in _gaps(x)]
@@ -316,54 +324,3 @@ def _of_outputs(known: Known) -> Iterator[Option]:
             (*y.exact, *until, Hold(first, last, bits)),
             *(y.nbytes + bits, error, 0.0, known.speeds.codes(n, 8, y.dtype.itemsize) / (2 if is_norm else 1)),
         )
-
-
-# ---- blocks ----------------------------------------------------------------------------------------------------------
-
-
-def _of_blocks(model: nn.Module, known: Known) -> Iterator[Option]:
-    """Yield the options to recompute a block from its input.
-
-    Recomputing holds the block's exact tensors from the first of its backward pass on, and what its forward pass needs
-    beside them for a moment. Its input is held between the passes; of what it saves exactly in any case, nothing.
-    """
-    trace = known.trace
-    exact = trace.base.copy()
-    for x in trace.tensors:
-        for hold in x.exact:
-            exact[hold.start : hold.end] += hold.nbytes
-    for name in blocks_of(model):
-        calls = trace.calls.get(name, ())
-        members = [i for i, x in enumerate(trace.tensors) if all(_within(user, name) for user in x.users)]
-        shared = any(_within(x.module, name) and i not in members for i, x in enumerate(trace.tensors))
-        if len(calls) != 1 or not members or shared:  # what others save too would be saved first by them
-            continue
-        (call,) = calls
-        tensors = [trace.tensors[i] for i in members]
-        if min(x.saved for x in tensors) < call.start or max(x.saved for x in tensors) >= call.end:
-            continue
-        start = _backward_start(tensors, trace)
-        holds = [Hold(max(h.start, start), h.end, h.nbytes) for x in tensors for h in x.exact if h.end > start]
-        own = [k for k in trace.kept if _within(k.module, name) and call.start <= k.life.start < call.end]
-        whole = [k.life for k in own if not k.in_bits and k.life.end > start]
-        holds += [Hold(call.end, start, -life.nbytes) for life in whole]
-        # What is saved in bits, recomputing saves whole, unless it is the memory of a tensor that it saves anyway.
-        storages, end = {x.storage for x in tensors}, max(x.freed for x in tensors)
-        masks = {k.storage: k.life.nbytes for k in own if k.in_bits and k.storage not in storages}
-        holds += [Hold(start, end, nbytes) for nbytes in masks.values()]
-        room = int(exact[call.start : call.end].max() - exact[call.start])
-        known_room = sum(x.nbytes for x in tensors) + sum(h.nbytes for h in whole) + sum(masks.values())
-        holds.append(Hold(start, start + 1, max(0, room - known_room)))
-        given = [Hold(h.end, start, h.nbytes) for h in trace.inputs.get(name, ()) if h.end < start]
-        saved = sum(h.nbytes for h in given)
-        seconds = known.speeds.forward(name)
-        yield Option(RECOMPUTE, name, None, (*members,), (*holds, *given), saved, seconds=seconds)
-
-
-def _backward_start(tensors: list[Traced], trace: Trace) -> int:
-    """Return when the backward pass of a block begins."""
-    return min(x.exact[0].end if x.exact and x.exact[0].end > trace.backward else x.freed for x in tensors)
-
-
-def _within(module: str, block: str) -> bool:
-    return module == block or module.startswith(f"{block}.")

@@ -33,6 +33,11 @@ def without_numbers(name: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=[.:])|^\d+(?=[.:])|(?<=\.)\d+$|^\d+$", "*", name)
 
 
+def within(module: str, other: str) -> bool:
+    """Return whether a module is another, or a part of it, by their names."""
+    return module == other or module.startswith(f"{other}.")
+
+
 class Policy(Protocol):
     """Decides how tensors are saved, by place."""
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from ...tables import FewbitError
 from ...tables.errors import shown
@@ -28,7 +28,9 @@ from ...tables.sizes import parse_size
 from ..convert.measure import read_inputs
 from ..memory.listing import size_text
 from ..memory.storages import parts_of
+from ..recompute import blocks_of
 from ..tensors.abstract import is_abstract
+from .chains import chains_of
 from .compiled import CompiledKnown, compile_step, know_compiled
 from .conversion_error import ConversionErrors, gated_mlps_of, measure_conversions, outputs_of
 from .document import Choice, PeakMemory, Plan, signature
@@ -37,9 +39,12 @@ from .frontier import points_of, timeline_of
 from .gradient_error import measure_attentions, measure_errors
 from .options import Known, kind_of, tables_of
 from .problem import AND, EXACT, RECOMPUTE, Limits, Option, Price, Problem, Solution
+from .recomputing import decided_bytes, recomputable
 from .seconds import Measured, Roofline, Scaled, Speeds, device_of
 from .shape_errors import (
     attention_errors_by_shape,
+    block_errors_by_shape,
+    chain_errors_by_shape,
     errors_by_shape,
     gated_errors_by_shape,
     output_errors_by_shape,
@@ -312,7 +317,9 @@ class Planner:
         traced = trace(step)
         kinds = {x.place: kind_of(x) for x in traced.tensors}
         tables, gated = tables_of(step.model), gated_mlps_of(step.model)
-        outputs = outputs_of(step.model)
+        outputs, all_blocks = outputs_of(step.model), set(blocks_of(step.model)) if self.recompute else set()
+        blocks = [name for name in recomputable(step.model, traced) if name in all_blocks]
+        decided, chains = decided_bytes(step, blocks), chains_of(step.model)
         speeds: Speeds
         if self.is_abstract or self.gpu is not None:
             speeds = Roofline(step, device_of(self.gpu or "a100"))
@@ -321,13 +328,16 @@ class Planner:
         if self.is_abstract:
             errors = errors_by_shape(traced)
             conversions = ConversionErrors(
-                table_errors_by_shape(tables),
+                *(table_errors_by_shape(tables), {}),
                 gated_errors_by_shape(gated),
                 output_errors_by_shape(outputs, step.parameters[0].dtype),
+                block_errors_by_shape(traced, blocks, errors),
+                chain_errors_by_shape(traced, chains, errors),
             )
-            return Known(traced, errors, attention_errors_by_shape(traced, errors), conversions, speeds)
-        errors, again = measure_errors(step, kinds), measure_attentions(step, traced.attentions)
-        return Known(traced, errors, again, measure_conversions(step, tables, gated, outputs), speeds)
+            return Known(traced, errors, {}, attention_errors_by_shape(traced, errors), conversions, decided, speeds)
+        (errors, outliers), again = measure_errors(step, kinds), measure_attentions(step, traced.attentions)
+        conversions = measure_conversions(step, tables, gated, outputs, blocks, [*chains])
+        return Known(traced, errors, outliers, again, conversions, decided, speeds)
 
     @property
     def is_abstract(self) -> bool:
@@ -376,7 +386,7 @@ class Planner:
             problem.fixed + int(problem.usage(exact).max()),
             *(solution.error, solution.bias**0.5, problem.seconds, solution.gap),
             {"memory": self.limits.memory, "error": self.limits.error, "time": self.limits.time},
-            _batch_of(self.step),
+            self.step.samples,
             self.compiled,
             timeline_of(problem, solution.chosen, exact, gradients, known.backward),
             tuple(notes),
@@ -406,8 +416,8 @@ class Planner:
         Memory grows evenly with the batch, so traces of the batch and of twice the batch tell it for any other; errors
         are taken as those of the given batch. The batch found is traced itself.
         """
-        samples, known = _batch_of(self.step), self.measured_eagerly()
-        double = trace(_with_batch(self.step, 2 * samples))
+        samples, known = self.step.samples, self.measured_eagerly()
+        double = trace(self.step.with_samples(2 * samples))
 
         def fits(count: int) -> bool:
             factor = count / samples
@@ -425,7 +435,7 @@ class Planner:
         for count in dict.fromkeys((low, low - 1, int(low * 0.98), int(low * 0.95))):
             if count < 1:
                 break
-            step = _with_batch(self.step, count)
+            step = self.step.with_samples(count)
             found = replace(known, trace=trace(step), speeds=Scaled(known.speeds, count / samples))
             if self.is_feasible(found):
                 return replace(self, step=step).solved(found)
@@ -446,22 +456,3 @@ def _choices(option: Option, exact_bytes: Mapping[int, int]) -> Iterator[Choice]
         yield Choice(besides, EXACT, None, of_besides, of_besides, 0.0, 0.0, 0.0)
     held = covered - of_besides, option.saved - of_besides
     yield Choice(target, option.method, option.bits, *held, option.noise, option.bias, option.seconds)
-
-
-def _batch_of(step: Step) -> int:
-    """Return the samples in a batch: the size of the first dimension of the first tensor."""
-    leaves = [t for t in tree_leaves((step.inputs, step.keywords)) if isinstance(t, Tensor) and t.dim()]
-    return len(leaves[0]) if leaves else 1
-
-
-def _with_batch(step: Step, samples: int) -> Step:
-    """Return the step with another number of samples: the given ones, repeated, and the first of them."""
-    given = _batch_of(step)
-
-    def resized(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or not leaf.dim() or len(leaf) != given:
-            return leaf
-        return torch.cat([leaf] * -(-samples // given))[:samples]
-
-    inputs, keywords = tree_map(resized, (step.inputs, dict(step.keywords)))
-    return replace(step, inputs=inputs, keywords=keywords)

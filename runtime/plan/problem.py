@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 EXACT, GROUPS, HOST, RECOMPUTE = "exact", "groups", "host", "recompute"
-TABLE, ATTENTION, GATED, OUTPUT = "table", "attention", "gated", "output"
-METHODS = (EXACT, GROUPS, HOST, RECOMPUTE, TABLE, ATTENTION, GATED, OUTPUT)
+TABLE, STOCHASTIC, ATTENTION, GATED, OUTPUT = "table", "stochastic", "attention", "gated", "output"
+CHAIN, OUTLIERS = "chain", "outliers"
+METHODS = (EXACT, GROUPS, HOST, RECOMPUTE, TABLE, STOCHASTIC, ATTENTION, GATED, OUTPUT, CHAIN, OUTLIERS)
 AND = "|"  # between a target and another that its option holds exactly
 
 

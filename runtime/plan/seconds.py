@@ -21,9 +21,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ...tables import FewbitError
 from ...tables.names import nearest_names
-from ..quantizers import Compressed, PerGroup
+from ..quantizers import Compressed, Outlier, PerGroup
 from ..saved_tensors import compress_saved_tensors
 from ..tensors.dtypes import DTYPES
+from .gradient_error import outliers_of
 from .step import Step
 
 ELEMENTS = 1 << 20  # of the tensor that quantizers are timed with
@@ -51,6 +52,10 @@ class Speeds(Protocol):
         """To quantize and dequantize a tensor once each."""
         ...
 
+    def outliers(self, elements: int, bits: int) -> float:
+        """To quantize and dequantize a tensor whose largest numbers are saved exactly."""
+        ...
+
     def transfer(self, nbytes: int) -> float:
         """To copy bytes to host memory and back, as far as nothing else hides it."""
         ...
@@ -70,7 +75,7 @@ class Measured:
 
     def __init__(self, step: Step, runs: int = 3, eager: bool = True) -> None:
         self._device = step.device
-        self._per_element: dict[int, float] = {}
+        self._per_element: dict[PerGroup | Outlier, float] = {}
         dtypes = [p.dtype for p in step.model.parameters() if p.dtype in DTYPES]
         self._dtype = dtypes[0] if dtypes else torch.float32
         self._modules, attentions, self._step = _timed(step, runs, self._now)
@@ -93,17 +98,23 @@ class Measured:
 
     def codes(self, elements: int, bits: int, itemsize: int) -> float:
         """To quantize and dequantize a tensor once each."""
-        if bits not in self._per_element:
+        return self._quantizing(PerGroup(bits), elements)
+
+    def outliers(self, elements: int, bits: int) -> float:
+        """To quantize and dequantize a tensor whose largest numbers are saved exactly."""
+        return self._quantizing(outliers_of(bits), elements)
+
+    def _quantizing(self, quantizer: PerGroup | Outlier, elements: int) -> float:
+        if quantizer not in self._per_element:
             x = torch.linspace(-3, 3, ELEMENTS, device=self._device).sin().to(self._dtype).view(64, -1)
-            quantizer = PerGroup(bits)
             quantizer.compress(x).decompress()
             times = []
             for _ in range(3):
                 start = self._now()
                 quantizer.compress(x).decompress()
                 times.append(self._now() - start)
-            self._per_element[bits] = median(times) / ELEMENTS
-        return CALL + elements * self._per_element[bits] * self._factor
+            self._per_element[quantizer] = median(times) / ELEMENTS
+        return CALL + elements * self._per_element[quantizer] * self._factor
 
     def transfer(self, nbytes: int) -> float:
         """To copy bytes to host memory and back: on the CPU there is no other memory."""
@@ -245,6 +256,10 @@ class Scaled:
         """To quantize and dequantize a tensor, of the larger batch, once each."""
         return self.speeds.codes(elements, bits, itemsize)
 
+    def outliers(self, elements: int, bits: int) -> float:
+        """To quantize and dequantize a tensor, of the larger batch, whose largest numbers are saved exactly."""
+        return self.speeds.outliers(elements, bits)
+
     def transfer(self, nbytes: int) -> float:
         """To copy bytes to host memory and back."""
         return self.speeds.transfer(nbytes)
@@ -330,6 +345,10 @@ class Roofline:
     def codes(self, elements: int, bits: int, itemsize: int) -> float:
         """To quantize and dequantize a tensor: it is read and written once each, its codes as well."""
         return 2 * elements * (itemsize + bits / 8) / (self._device.bandwidth * self._device.efficiency)
+
+    def outliers(self, elements: int, bits: int) -> float:
+        """To quantize and dequantize a tensor whose largest numbers are saved exactly: they are sought first."""
+        return 2 * self.codes(elements, bits, 4)
 
     def transfer(self, nbytes: int) -> float:
         """To copy bytes to host memory and back; half of it is hidden behind computation."""

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
+from .chains import Links
 from .gradient_error import BITS, TABLE_BITS, TABLE_PROBE, Errors, relative_variance, total
+from .places import within
 from .trace import Trace
 
 # Share of the relative variance that reaches the gradient, of all tensors of one use together.
@@ -54,7 +56,24 @@ def output_errors_by_shape(names: Sequence[str], dtype: torch.dtype) -> dict[str
     return dict.fromkeys(names, torch.finfo(dtype).eps ** 2 / max(1, len(names)))
 
 
-def table_errors_by_shape(activations: Iterable[str]) -> dict[str, dict[int, float]]:
-    """Return the estimated squared errors with codes of tables, by name of an activation and bits."""
+def table_errors_by_shape(activations: Iterable[str]) -> dict[str, Errors]:
+    """Return the estimated errors with codes of tables, by name of an activation."""
     names = list(activations)
-    return {name: {bits: _TABLES[bits] / len(names) for bits in TABLE_BITS} for name in names}
+    noise = {bits: _TABLES[bits] / max(1, len(names)) for bits in TABLE_BITS}
+    return dict.fromkeys(names, Errors(noise, dict.fromkeys(TABLE_BITS, 0.0)))
+
+
+def block_errors_by_shape(trace: Trace, names: Sequence[str], errors: Mapping[str, Errors]) -> dict[str, Errors]:
+    """Return the estimated errors of computing blocks again from inputs in codes, by name: those of all that they save,
+    as each of these is computed from the rounded input."""
+    return {name: total([errors[x.place] for x in trace.tensors if within(x.module, name)]) for name in names}
+
+
+def chain_errors_by_shape(trace: Trace, chains: Mapping[str, Links], errors: Mapping[str, Errors]) -> dict[str, Errors]:
+    """Return the estimated errors of chains as one layer, by name: those of what their modules save, all of it bias,
+    for codes are rounded to the nearest level."""
+    result = {}
+    for name, links in chains.items():
+        own = total([errors[x.place] for x in trace.tensors if x.module in links.names])
+        result[name] = Errors(dict.fromkeys(BITS, 0.0), {b: own.noise[b] + own.bias[b] for b in BITS})
+    return result

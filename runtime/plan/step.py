@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ...tables import FewbitError
 from ..memory.on_gpu import as_on_gpu
@@ -61,6 +61,41 @@ class Step:
                 "the model's output is no loss: give loss=, a function of the output that returns one number"
             )
         return found.sum()
+
+    @property
+    def samples(self) -> int:
+        """Samples in the batch: the size of the first dimension of the first tensor."""
+        leaves = [t for t in tree_leaves((self.inputs, self.keywords)) if isinstance(t, Tensor) and t.dim()]
+        return len(leaves[0]) if leaves else 1
+
+    def with_samples(self, count: int) -> "Step":
+        """Return the step with another number of samples: the given ones, repeated, and the first of them."""
+        return self._with_rows(lambda x: torch.cat([x] * -(-count // self.samples))[:count])
+
+    def halves(self) -> tuple["Step", ...]:
+        """Return the step with either half of its samples; none if there is one sample, or the loss is that of the
+        whole batch alone."""
+        middle = self.samples // 2
+        if middle < 1:
+            return ()
+        first, second = self._with_rows(lambda x: x[:middle]), self._with_rows(lambda x: x[middle : 2 * middle])
+        try:
+            with self.apart():
+                for half in (first, second):
+                    half.forward()
+        except Exception:  # a user's loss may do anything with an output that it is not made for
+            return ()
+        return first, second
+
+    def _with_rows(self, change: Callable[[Tensor], Tensor]) -> "Step":
+        """Return the step with all changed that has a row for each sample."""
+        samples = self.samples
+
+        def changed(leaf: Any) -> Any:
+            return change(leaf) if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == samples else leaf
+
+        inputs, keywords = tree_map(changed, (self.inputs, dict(self.keywords)))
+        return replace(self, inputs=inputs, keywords=keywords)
 
     @contextmanager
     def apart(self) -> Iterator[None]:

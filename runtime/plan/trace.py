@@ -7,9 +7,10 @@ tensor itself, if it is saved exactly, from the moment when the forward pass let
 """
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor
 from ...tables import FewbitError
 from ..memory.peak import StorageTracker, no_collection
 from ..memory.storages import parts_of
-from ..quantizers import Compressed
+from ..quantizers import Compressed, PerGroup
 from ..saved_tensors import Exactly
 from ..tensors.abstract import scratch
 from ..tensors.layout import as_dense
@@ -42,6 +43,7 @@ class Traced:
         features: elements of its innermost dimension.
         saved, freed: moments between which its codes are held.
         exact: what it takes to hold it exactly.
+        restored: what the traced step holds of it in the backward pass, which is in the base.
         users: names of all modules that save it.
         storage: number of the storage that held it, None if it lives on anyway.
     """
@@ -55,6 +57,7 @@ class Traced:
     saved: int
     freed: int
     exact: tuple[Hold, ...]
+    restored: tuple[Hold, ...]
     users: tuple[str, ...]
     storage: int | None
 
@@ -92,6 +95,22 @@ class Kept:
     storage: int
     life: Hold
     in_bits: bool
+
+
+@dataclass(frozen=True)
+class Given:
+    """A tensor that a module is given, and through which a gradient flows.
+
+    Attributes:
+        storage: number of its storage.
+        life: of the storage.
+        shape, dtype: of the tensor.
+    """
+
+    storage: int
+    life: Hold
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -134,7 +153,7 @@ class Trace:
         base: bytes at each moment.
         calls: of each module.
         kept: what one module alone saves exactly in any case.
-        inputs: lives of the storages that each module is given, as far as a gradient flows through them.
+        inputs: what each module is given, as far as a gradient flows through it.
         backward: the moment at which the backward pass begins.
         gradients: bytes of the parameters' gradients at each moment, which are in `base`.
         attentions: in the order of the forward pass.
@@ -145,7 +164,7 @@ class Trace:
     base: NDArray[np.int64]
     calls: dict[str, tuple[Span, ...]]
     kept: tuple[Kept, ...]
-    inputs: dict[str, tuple[Hold, ...]]
+    inputs: dict[str, tuple[Given, ...]]
     backward: int
     gradients: NDArray[np.int64]
     attentions: tuple[Attention, ...]
@@ -180,6 +199,18 @@ def _numbers(tracker: StorageTracker, x: Tensor | None) -> Iterator[int]:
             yield number
 
 
+def backward_start(tensors: Sequence[Traced], trace: Trace) -> int:
+    """Return when the backward pass of what saves these tensors begins."""
+    return min(x.exact[0].end if x.exact and x.exact[0].end > trace.backward else x.freed for x in tensors)
+
+
+@cache
+def codes_bytes(shape: tuple[int, ...], dtype: torch.dtype, features: int, bits: int) -> int:
+    """Return the bytes that `PerGroup` saves of a tensor, in groups within its rows."""
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    return (PerGroup(bits).within(features) if x.dim() > 1 else PerGroup(bits)).compress(x).nbytes
+
+
 def scaled(one: Trace, double: Trace, factor: float) -> Trace:
     """Return the trace of a batch that is `factor` times that of `one`, given that of twice the batch.
 
@@ -196,15 +227,18 @@ def scaled(one: Trace, double: Trace, factor: float) -> Trace:
     def hold(a: Hold, b: Hold) -> Hold:
         return Hold(a.start, a.end, max(0, int(line(a.nbytes, b.nbytes))))
 
+    def shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(max(1, round(line(m, n))) for m, n in zip(a, b, strict=True))
+
     def tensor(a: Traced, b: Traced) -> Traced:
-        shape = tuple(max(1, round(line(m, n))) for m, n in zip(a.shape, b.shape, strict=True))
-        return replace(a, shape=shape, exact=tuple(map(hold, a.exact, b.exact)))
+        holds = {name: tuple(map(hold, getattr(a, name), getattr(b, name))) for name in ("exact", "restored")}
+        return replace(a, shape=shape(a.shape, b.shape), **holds)
+
+    def given(a: Given, b: Given) -> Given:
+        return replace(a, shape=shape(a.shape, b.shape), life=hold(a.life, b.life))
 
     def attention(a: Attention, b: Attention) -> Attention:
-        shapes = (
-            (tuple(max(1, round(line(m, n))) for m, n in zip(s, t, strict=True)), dtype)
-            for (s, dtype), (t, _) in zip(a.operands, b.operands, strict=True)
-        )
+        shapes = ((shape(s, t), dtype) for (s, dtype), (t, _) in zip(a.operands, b.operands, strict=True))
         return replace(a, operands=tuple(shapes), statistics=tuple(map(hold, a.statistics, b.statistics)))
 
     return replace(
@@ -213,7 +247,7 @@ def scaled(one: Trace, double: Trace, factor: float) -> Trace:
         attentions=tuple(map(attention, one.attentions, double.attentions)),
         base=line(one.base, double.base).astype(np.int64),
         kept=tuple(replace(a, life=hold(a.life, b.life)) for a, b in zip(one.kept, double.kept, strict=True)),
-        inputs={m: tuple(map(hold, holds, double.inputs[m])) for m, holds in one.inputs.items()},
+        inputs={m: tuple(map(given, own, double.inputs[m])) for m, own in one.inputs.items()},
         gradients=line(one.gradients, double.gradients).astype(np.int64),
     )
 
@@ -290,7 +324,7 @@ class _Recorder:
         self._kept: dict[
             tuple[int, bool], set[str]
         ] = {}  # number of a storage, whether in bits -> modules that save it
-        self._inputs: dict[str, set[int]] = {}
+        self._inputs: dict[str, dict[int, tuple[tuple[int, ...], torch.dtype]]] = {}  # by number of the storage
         self._outputs: dict[str, int] = {}
         self._attentions: list[_Attended] = []
         self._attention: _Attended | None = None  # that is running
@@ -351,8 +385,11 @@ class _Recorder:
 
     def enter(self, module: str, given: list[Tensor]) -> None:
         self._open.setdefault(module, []).append(self.now)
-        numbers = {self.tracker.number_of(x) for x in given if x.requires_grad and x.layout == torch.strided}
-        self._inputs.setdefault(module, set()).update(n for n in numbers if n is not None)
+        inputs = self._inputs.setdefault(module, {})
+        for x in given:
+            number = self.tracker.number_of(x) if x.requires_grad and x.layout == torch.strided else None
+            if number is not None:
+                inputs[number] = tuple(x.shape), x.dtype
 
     def leave(self, module: str, returned: object) -> None:
         if isinstance(returned, Tensor) and (number := self.tracker.number_of(returned)) is not None:
@@ -372,7 +409,8 @@ class _Recorder:
             freed = end if life.freed < 0 else min(life.freed, end)
             if freed <= life.saved:
                 continue  # of a part of the graph that the loss does not need
-            windows = [(storages[n].start, storages[n].end) for n in life.restored if n in storages]
+            restored = [storages[n] for n in life.restored if n in storages]
+            windows = [(hold.start, hold.end) for hold in restored]
             born = life.saved if life.is_part or life.storage is None else min(storages[life.storage].end, freed)
             nbytes = life.form.numel * life.form.dtype.itemsize
             exact = tuple(Hold(a, b, nbytes) for a, b in _without(born, freed, windows))
@@ -381,7 +419,7 @@ class _Recorder:
             tensors.append(
                 Traced(
                     *(life.place, life.module, life.function, shape, life.form.dtype),
-                    *(life.features, life.saved, freed, exact, tuple(life.users), life.storage),
+                    *(life.features, life.saved, freed, exact, tuple(restored), tuple(life.users), life.storage),
                 )
             )
         kept = tuple(
@@ -390,7 +428,10 @@ class _Recorder:
             if len(modules) == 1
         )
         calls = {module: tuple(spans) for module, spans in self.calls.items()}
-        inputs = {module: tuple(storages[n] for n in numbers) for module, numbers in self._inputs.items()}
+        inputs = {
+            module: tuple(Given(n, storages[n], shape, dtype) for n, (shape, dtype) in own.items())
+            for module, own in self._inputs.items()
+        }
         of_gradients = np.zeros(max(end, 1), np.int64)
         for number in gradients:
             of_gradients[storages[number].start :] += storages[number].nbytes

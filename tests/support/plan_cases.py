@@ -1,6 +1,9 @@
 """Small models to plan for, with their batches."""
 
 import torch
+from fewbit.runtime.plan.planner import Planner, static_bytes
+from fewbit.runtime.plan.problem import Limits, Price, Solution
+from fewbit.runtime.plan.step import Step
 from torch import nn
 from torch.nn import functional as F
 
@@ -135,3 +138,54 @@ def gradient(model, inputs, seed=1):
 
 def fixed(plan):
     return plan.peak.parameters + plan.peak.optimizer
+
+
+class Chained(nn.Module):
+    """Three blocks of convolution, batch normalization and ReLU, and a convolution that ends the last chain."""
+
+    def __init__(self):
+        super().__init__()
+        self.start = nn.Conv2d(3, 16, 3, padding=1)
+        self.layers = nn.Sequential(*(ChainedBlock(16) for _ in range(3)))
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x, labels):
+        y = self.head(self.layers(self.start(x)).mean((2, 3)))
+        return {"loss": F.cross_entropy(y, labels)}
+
+
+class ChainedBlock(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.act, self.conv = nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1)
+
+    def forward(self, x):
+        return x + self.conv(self.act(self.norm(x)))
+
+
+class Spiked(Net):
+    """A net whose activations have a large number in each row, as those of large language models do."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.no_grad():
+            self.start.weight[3] *= 100
+
+
+def planned_by(model, inputs, wanted):
+    """Return the plan that saves all exactly but what an option serves that is `wanted`; and how many of these it has.
+
+    It is predicted like any plan, whether or not a solver would choose it.
+    """
+    step = Step(model, (), inputs)
+    planner = Planner(step, Limits(error=1.0), Price(), static_bytes(model, "adamw"), None, True, False)
+    known = planner.measured()
+    problem = planner.problem(known)
+    chosen, covered = [], set()
+    for option in sorted(filter(wanted, problem.options), key=lambda o: -len(o.covers)):
+        if not covered & {*option.covers}:
+            chosen.append(option)
+            covered |= {*option.covers}
+    count = len(chosen)
+    chosen += [o for o in problem.options if o.method == "exact" and o.covers[0] not in covered]
+    return planner.document(known, problem, Solution(tuple(chosen), 0.0, 0.0), []), count

@@ -1,7 +1,6 @@
 """Plans as a user makes them: what is predicted is what is measured, and a fitted model trains."""
 
 import copy
-import gc
 import pickle
 from pathlib import Path
 
@@ -9,9 +8,9 @@ import fewbit
 import pytest
 import torch
 from fewbit import FewbitError, Plan
-from fewbit.runtime.memory.peak import StorageTracker
 from plan_cases import Attending, Convs, Gated, Net, batch, fixed, gradient, images
 from processes import said_by_two
+from step_peak import measured_peak
 from torch import nn
 
 
@@ -28,21 +27,6 @@ CASES = [
     (lambda: Attending(shares_output=False), batch),
     (Gated, batch),
 ]
-
-
-def measured_peak(model, inputs):
-    """The peak of a step, without parameters and the optimizer's state."""
-    for p in model.parameters():
-        p.grad = None
-    gc.collect()
-    gc.disable()
-    try:
-        with StorageTracker() as tracker:
-            output = model(**inputs)
-            output["loss"].backward()
-        return tracker.peak()
-    finally:
-        gc.enable()
 
 
 class TestThePeak:

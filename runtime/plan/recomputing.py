@@ -1,0 +1,169 @@
+"""The options to compute a module again in the backward pass: a block of layers, or a part of one, such as its MLP.
+
+Between the passes it holds its input, exactly or in codes, and in the backward pass all that it saves exactly, from the
+first moment of its own backward pass on, beside what its forward pass needs for a moment. From an input in codes it
+also holds its decisions, such as the signs of ReLU (runtime/recompute.py), and its gradient errs.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from ..layers.saver import QuantizerSaver
+from ..quantizers import PerGroup
+from ..recompute import Recompute, blocks_of, recomputed_forward
+from .gradient_error import Errors
+from .places import within
+from .problem import RECOMPUTE, Hold, Option
+from .seconds import Speeds
+from .step import Step
+from .trace import Given, Span, Trace, backward_start, codes_bytes
+
+BITS = (4, 6, 8)  # of an input in codes
+
+
+def recomputable(model: nn.Module, trace: Trace) -> list[str]:
+    """Return the names of the modules that may be computed again, and save less so: blocks and the parts of blocks."""
+    blocks = blocks_of(model)
+    return [name for name in trace.calls if any(within(name, block) for block in blocks) and _members(name, trace)]
+
+
+def recomputed_options(
+    trace: Trace,
+    names: Iterable[str],
+    errors: Mapping[str, Errors],
+    decided: Mapping[str, int],
+    speeds: Speeds,
+) -> Iterator[Option]:
+    """Yield the options to compute modules again.
+
+    Args:
+        trace: of the step.
+        names: of the modules, as `recomputable` returns them.
+        errors: of their inputs in codes; a module that is not among them saves its input exactly.
+        decided: bytes of the decisions of these, as `decided_bytes` returns them.
+        speeds: of the machine.
+    """
+    exact = trace.base.copy()
+    for x in trace.tensors:
+        for hold in x.exact:
+            exact[hold.start : hold.end] += hold.nbytes
+    for name in names:
+        members, (call,) = _members(name, trace), trace.calls[name]
+        tensors = [trace.tensors[i] for i in members]
+        start, end = backward_start(tensors, trace), max(x.freed for x in tensors)
+        inputs, seconds = trace.inputs.get(name, ()), speeds.forward(name)
+        holds = _holds_again(name, trace, members, exact)
+        given = [Hold(x.life.end, start, x.life.nbytes) for x in inputs if x.life.end < start]
+        saved = sum(h.nbytes for h in given)
+        yield Option(RECOMPUTE, name, None, (*members,), (*holds, *given), saved, seconds=seconds)
+        if name not in errors:
+            continue
+        storages = {x.storage for x in tensors}
+        restored = sum(x.life.nbytes for x in inputs if x.storage not in storages)
+        decisions = decided.get(name, 0)  # in bits, and a byte each when they are taken again
+        holds += [Hold(start, end, restored + 8 * decisions), Hold(call.start, end, decisions)]
+        for bits in BITS:
+            codes = sum(_input_bytes(x, bits) for x in inputs)
+            noise, bias = errors[name].noise[bits], errors[name].bias[bits]
+            elements = [(int(np.prod(x.shape)), x.dtype.itemsize) for x in inputs]
+            taken = seconds + sum(speeds.codes(count, bits, itemsize) for count, itemsize in elements)
+            held, saved = (*holds, Hold(call.start, end, codes)), codes + decisions
+            yield Option(RECOMPUTE, name, bits, (*members,), held, saved, noise, bias, taken)
+
+
+def _members(name: str, trace: Trace) -> list[int]:
+    """Return the indices of the tensors that computing a module again covers; none if it cannot be, or saves nothing.
+
+    What others save too would be saved first by them. What a part of a block is given, others may hold in codes.
+    """
+    span = _only_call(name, trace)
+    if span is None:
+        return []
+    inside = range(
+        bisect_left(trace.tensors, span.start, key=lambda x: x.saved),
+        bisect_left(trace.tensors, span.end, key=lambda x: x.saved),
+    )
+    of_module = [i for i in inside if within(trace.tensors[i].module, name)]
+    members = [i for i in of_module if all(within(user, name) for user in trace.tensors[i].users)]
+    if len(members) < 2 or len(members) < len(of_module):
+        return []
+    given = {x.storage for x in trace.inputs.get(name, ())}
+    others = (trace.tensors[i] for i in range(len(trace.tensors)) if not inside.start <= i < inside.stop)
+    return [] if given and any(x.storage in given for x in others) else members
+
+
+def _only_call(name: str, trace: Trace) -> Span | None:
+    calls = trace.calls.get(name, ())
+    return calls[0] if len(calls) == 1 else None
+
+
+def _holds_again(name: str, trace: Trace, members: Sequence[int], exact: NDArray[np.int64]) -> list[Hold]:
+    """Return what computing a module again holds in the backward pass, and no longer holds between the passes."""
+    (call,) = trace.calls[name]
+    tensors = [trace.tensors[i] for i in members]
+    start = backward_start(tensors, trace)
+    holds = [Hold(max(h.start, start), h.end, h.nbytes) for x in tensors for h in x.exact if h.end > start]
+    own = [k for k in trace.kept if within(k.module, name) and call.start <= k.life.start < call.end]
+    whole = [k.life for k in own if not k.in_bits and k.life.end > start]
+    holds += [Hold(call.end, start, -life.nbytes) for life in whole]
+    # What is saved in bits, computing again saves whole, unless it is the memory of a tensor that it saves anyway.
+    storages, end = {x.storage for x in tensors}, max(x.freed for x in tensors)
+    masks = {k.storage: k.life.nbytes for k in own if k.in_bits and k.storage not in storages}
+    holds += [Hold(start, end, nbytes) for nbytes in masks.values()]
+    room = int(exact[call.start : call.end].max() - exact[call.start])
+    known = sum(x.nbytes for x in tensors) + sum(h.nbytes for h in whole) + sum(masks.values())
+    return [*holds, Hold(start, start + 1, max(0, room - known))]
+
+
+def _input_bytes(x: Given, bits: int) -> int:
+    """Return the bytes of an input in codes: of tokens, whose features make groups, or of images."""
+    shape = x.shape if len(x.shape) < 4 else (int(np.prod(x.shape)),)
+    return codes_bytes(shape, x.dtype, shape[-1] if shape else 1, bits)
+
+
+# ---- carrying out ----------------------------------------------------------------------------------------------------
+
+
+def recompute_from(bits: int | None) -> Recompute:
+    """Return what computes modules again, from inputs of so many bits an element; None saves them exactly."""
+    return Recompute() if bits is None else Recompute(QuantizerSaver(PerGroup(bits)))
+
+
+@contextmanager
+def computed_again(model: nn.Module, names: Iterable[str], bits: int) -> Iterator[list[tuple[str, Recompute]]]:
+    """Compute modules of a model again, each from an input of its own in codes, until the end of this block."""
+    modules = [(name, model.get_submodule(name), recompute_from(bits)) for name in names]
+    for _, module, recompute in modules:
+        vars(module)["forward"] = recomputed_forward(module, recompute)
+    try:
+        yield [(name, recompute) for name, _, recompute in modules]
+    finally:
+        for _, module, _ in modules:
+            vars(module).pop("forward", None)
+
+
+def decided_bytes(step: Step, names: Sequence[str]) -> dict[str, int]:
+    """Return the bytes of the decisions that modules save if they are computed again from an input in codes, by name.
+
+    One forward pass for each level of modules within modules.
+    """
+    found: dict[str, int] = {}
+    with step.apart():
+        left: list[str] = [*names]
+        while left:
+            level = [name for name in left if not any(within(name, other) for other in left if other != name)]
+            left = [name for name in left if name not in level]
+            with computed_again(step.model, level, max(BITS)) as modules:
+                _forward(step)
+            found |= {name: recompute.decided for name, recompute in modules}
+    return found
+
+
+def _forward(step: Step) -> Any:
+    step.model(*step.inputs, **step.keywords)

@@ -1,0 +1,68 @@
+"""Each choice of a plan, wherever it can be taken: its memory and its error are as predicted."""
+
+import fewbit
+import pytest
+import torch
+from plan_cases import Attending, Chained, Convs, Gated, Net, Spiked, batch, fixed, gradient, images, planned_by
+from step_peak import measured_peak
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def is_part(option):
+    """Whether an option computes a part of a block again, from its exact input."""
+    return option.method == "recompute" and option.bits is None and option.target.count(".") > 1
+
+
+CASES = {
+    "tables": (Net, batch, lambda o: (o.method, o.bits) == ("table", 3), 4),
+    "tables at random": (Net, batch, lambda o: (o.method, o.bits) == ("stochastic", 3), 4),
+    "blocks from 8 bits": (Net, batch, lambda o: (o.method, o.bits) == ("recompute", 8), 4),
+    "blocks from 4 bits": (Attending, batch, lambda o: (o.method, o.bits) == ("recompute", 4), 2),
+    "blocks that decide, from 8 bits": (Convs, images, lambda o: (o.method, o.bits) == ("recompute", 8), 3),
+    "parts of blocks": (Gated, batch, is_part, 2),
+    "chains": (Chained, images, lambda o: (o.method, o.bits) == ("chain", 4), 3),
+    "chains from their inputs": (Chained, images, lambda o: o.method == "chain" and o.bits is None, 3),
+    "outliers": (Spiked, batch, lambda o: (o.method, o.bits) == ("outliers", 4), 1),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_memory_and_error_are_as_predicted(case):
+    make, data, wanted, least = CASES[case]
+    model, inputs = make(), data(32)
+    exact = gradient(model, inputs)
+    plan, count = planned_by(model, inputs, wanted)
+    assert count >= least
+    fitted = fewbit.fit(model, plan=plan)
+    assert 0.95 < (measured_peak(model, inputs) + fixed(plan)) / plan.peak.total <= 1.0001
+    assert fitted.unknown == ()
+    errors = [((gradient(model, inputs, s) - exact).norm() / exact.norm()).item() for s in range(1, 5)]
+    if plan.error == 0:
+        assert max(errors) < 1e-5
+    else:
+        assert plan.error / 1.5 <= sum(errors) / 4 <= 1.5 * plan.error
+    fitted.undo()
+    assert torch.equal(gradient(model, inputs), exact)
+
+
+def test_a_table_at_random_has_no_bias():
+    model, inputs = Net(), batch(32)
+    plan, _ = planned_by(model, inputs, lambda o: (o.method, o.bits) == ("stochastic", 1 + 1))
+    assert plan.error > 0
+    assert plan.bias == 0
+
+
+def test_outliers_are_not_offered_where_groups_are_as_good():
+    _, count = planned_by(Net(), batch(32), lambda option: option.method == "outliers")
+    assert count == 0
+
+
+def test_chains_of_several_bits_train_by_one_plan():
+    model, inputs = Chained(), images(32)
+    plan, _ = planned_by(model, inputs, lambda o: (o.method, o.bits) == ("chain", 4))
+    fewbit.fit(model, plan=plan.with_choice("layers.0.conv", "chain", 8).with_choice("layers.1.conv", "chain"))
+    assert [vars(layer)["forward"].bits.popitem()[1] for layer in model.layers] == [8, None, 4]
