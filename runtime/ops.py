@@ -282,6 +282,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.save_for_backward(packed)
     ctx.table = inputs[3]
     ctx.stride = y.stride()
+    if not torch.compiler.is_compiling():
+        ctx.set_materialize_grads(False)  # no zeros for the codes, which have no gradient
 
 
 def _backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor, None, None, None]:

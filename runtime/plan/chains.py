@@ -17,6 +17,7 @@ from .seconds import Speeds
 from .trace import Trace, Traced
 
 BITS = (4, 5, 6, 8)
+_VECTORS = 4  # of a number for each channel, that one layer makes, and whose memory gradients are in
 
 
 @dataclass(frozen=True)
@@ -74,22 +75,26 @@ def chain_options(
             continue
         (x,) = inputs
         tensors = [trace.tensors[i] for i in members]
-        # One layer rectifies in place, and saves no signs.
+        # One layer rectifies in place and saves no signs.
         spans = trace.calls.get(links.activation or "", ())
-        spared = [Hold(span.start, span.end, -x.nbytes) for span in spans]
-        spared += [Hold(y.saved, y.freed, -packed_size(y.elements, 1)) for y in tensors if y is not x]
+        change = [Hold(span.start, span.end, -x.nbytes) for span in spans]
+        change += [Hold(y.saved, y.freed, -packed_size(y.elements, 1)) for y in tensors if y is not x]
+        first, last = min(y.saved for y in tensors), max(y.freed for y in tensors)
+        change.append(Hold(first, len(trace.base), _VECTORS * 4 * x.shape[1]))
         if not any(y.module == links.owner for y in trace.tensors):  # among which its input would be one more
             again = speeds.forward(links.norm)
-            yield Option(CHAIN, name, None, (*members,), (*x.exact, *spared, _beside(x)), x.nbytes, seconds=again)
-        first, last = min(y.saved for y in tensors), max(y.freed for y in tensors)
+            yield Option(CHAIN, name, None, (*members,), (*x.exact, *change, _beside(x)), x.nbytes, seconds=again)
         for bits in BITS:
             nbytes = packed_size(x.elements, bits)
             costs = errors[name].noise[bits], errors[name].bias[bits]
             seconds = speeds.codes(x.elements, bits, x.dtype.itemsize)
-            yield Option(CHAIN, name, bits, (*members,), (Hold(first, last, nbytes), *spared), nbytes, *costs, seconds)
+            yield Option(CHAIN, name, bits, (*members,), (Hold(first, last, nbytes), *change), nbytes, *costs, seconds)
 
 
 def _beside(x: Traced) -> Hold:
-    """Return the output of the ReLU, computed again, while the normalization's backward pass runs."""
+    """Return the gradient of the convolution's output, which one layer holds until its backward pass ends.
+
+    Where the output is added to something, the sum's gradient is that gradient, and is held anyway; it counts twice.
+    """
     start = max((hold.end for hold in x.exact), default=x.saved)
     return Hold(min(start, x.freed - 1), x.freed, x.nbytes)

@@ -187,9 +187,9 @@ def _of_activations(known: Known) -> Iterator[Option]:
                     continue
                 nbytes = packed_size(elements, bits)
                 seconds = known.speeds.codes(elements, bits, tensors[0].dtype.itemsize) / 2
-                # The backward pass restores nothing, and has a copy of the codes for as long.
-                restored = [Hold(h.start, h.end, nbytes - h.nbytes) for x in tensors for h in x.restored]
-                held, costs = (Hold(first, last, nbytes), *restored), (noise, bias, seconds)
+                # The backward pass takes the codes as they are, and restores nothing.
+                spared = [Hold(h.start, h.end, -h.nbytes) for x in tensors for h in x.restored]
+                held, costs = (Hold(first, last, nbytes), *spared), (noise, bias, seconds)
                 yield Option(method, name, bits, (*members,), held, nbytes, *costs)
 
 

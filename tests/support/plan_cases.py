@@ -141,12 +141,12 @@ def fixed(plan):
 
 
 class Chained(nn.Module):
-    """Three blocks of convolution, batch normalization and ReLU, and a convolution that ends the last chain."""
+    """Blocks of batch normalization, ReLU and convolution, as pre-activation networks have."""
 
-    def __init__(self):
+    def __init__(self, layers=3):
         super().__init__()
         self.start = nn.Conv2d(3, 16, 3, padding=1)
-        self.layers = nn.Sequential(*(ChainedBlock(16) for _ in range(3)))
+        self.layers = nn.Sequential(*(ChainedBlock(16) for _ in range(layers)))
         self.head = nn.Linear(16, 10)
 
     def forward(self, x, labels):

@@ -187,16 +187,22 @@ def _exact(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     dA, dw, db = backward(s.linear, gradient, A, weight, (into_norm, need_weight, need_bias))
     dx = dγ = dβ = None
     if dA is not None:
-        # This depends only on the sign of A₂, which A₃ shares.
-        dA = (
-            torch.ops.aten.leaky_relu_backward(dA, A, s.slope, False)
-            if s.slope
-            else torch.ops.aten.threshold_backward(dA, A, 0)
-        )
+        dA = _through_relu(dA, A, s.slope)
+        del A
         statistics = (running_mean, running_variance, mean, inverse_deviation, n.by_batch, n.eps)
         needs = [need_x, need_γ, need_β]
         dx, dγ, dβ = torch.ops.aten.native_batch_norm_backward(dA, x, γ, *statistics, needs)
     return dx, dγ if need_γ else None, dβ if need_β else None, dw, db
+
+
+def _through_relu(dA: Tensor, A: Tensor, slope: float) -> Tensor:
+    """Return ∇A₂ of ∇A₃, in its memory. It depends only on the sign of A₂, which A₃ shares."""
+    aten = torch.ops.aten
+    if is_compiling():  # the compiler decides about memory
+        return aten.leaky_relu_backward(dA, A, slope, False) if slope else aten.threshold_backward(dA, A, 0)
+    if slope:
+        return aten.leaky_relu_backward.grad_input(dA, A, slope, False, grad_input=dA)
+    return aten.threshold_backward.grad_input(dA, A, 0, grad_input=dA)
 
 
 def _vectors(γ: Tensor | None, β: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
