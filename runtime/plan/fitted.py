@@ -8,6 +8,7 @@ fitted.undo()
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,12 +57,17 @@ class Fitted:
         self._blocks: list[nn.Module] = []
         self._refreshing: Any = None
         self._policy = _Planned()
+        self._places: Places | None = None
         self.use(plan)
         self._places = None if plan.compiled else Places(model, self._policy)
         vars(model)[FITTED] = self
 
     def use(self, plan: Plan) -> None:
         """Train by another plan for the same model from the next step on."""
+        with self._without_hooks():
+            self._use(plan)
+
+    def _use(self, plan: Plan) -> None:
         self._put_back()
         self.plan = plan
         if plan.compiled:
@@ -121,17 +127,15 @@ class Fitted:
 
     def plan_again(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """Plan for another batch of the same model, and train by that plan; by the same if there is none."""
-        assert self._places is not None
-        self._places.suspended = True
-        self._put_back()
-        plan = self.plan
-        try:
-            plan = self._again(self.model, inputs, keywords, self.plan)
-        except FewbitError as error:  # such as a batch that is larger: no reason to end a training
-            warnings.warn(f"fewbit: the plan stays as it was: {error}", stacklevel=2)
-        finally:
-            self._places.suspended = False
-            self.use(plan)
+        with self._without_hooks():
+            self._put_back()
+            plan = self.plan
+            try:
+                plan = self._again(self.model, inputs, keywords, self.plan)
+            except FewbitError as error:  # such as a batch that is larger: no reason to end a training
+                warnings.warn(f"fewbit: the plan stays as it was: {error}", stacklevel=2)
+            finally:
+                self.use(plan)
 
     def undo(self) -> nn.Module:
         """Return the model as it was before `fit`."""
@@ -142,6 +146,9 @@ class Fitted:
             self._refreshing.remove()
         self._put_back()
         return self.model
+
+    def _without_hooks(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._places is None else self._places.lifted()
 
     def _put_back(self) -> None:
         """Undo all but the hooks."""

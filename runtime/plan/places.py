@@ -13,6 +13,8 @@ policy: one that measures (trace.py, gradient_error.py) or one that carries out 
 
 import re
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -81,7 +83,6 @@ class Places:
 
     Attributes:
         policy: that is asked.
-        suspended: whether forward passes that begin now run without.
     """
 
     def __init__(self, model: nn.Module, policy: Policy) -> None:
@@ -92,14 +93,13 @@ class Places:
         self._counts: Counter[str] = Counter()
         self._context: Any = None
         self._outputs: list[StorageWeakRef] = []  # of modules that save their output, until another one saves it
-        self._handles: list[Any] = []
-        self.suspended = False
-        for name, module in model.named_modules():
-            if module is not model:
-                self._handles.append(module.register_forward_pre_hook(_Entering(self, name), with_kwargs=True))
-                self._handles.append(module.register_forward_hook(_Leaving(self, name), always_call=True))
-        self._handles.append(model.register_forward_pre_hook(self._begin, prepend=True))
-        self._handles.append(model.register_forward_hook(self._end, always_call=True))
+        self._model = model
+        self._of_modules: list[Any] = []  # handles of hooks
+        self._of_model: list[Any] = []
+        self._is_lifted = False
+        self._hook_modules()
+        self._of_model.append(model.register_forward_pre_hook(self._begin, prepend=True))
+        self._of_model.append(model.register_forward_hook(self._end, always_call=True))
 
     def __enter__(self) -> "Places":
         return self
@@ -109,14 +109,41 @@ class Places:
 
     def remove(self) -> None:
         """Remove the hooks."""
-        for handle in self._handles:
+        self._unhook_modules()
+        for handle in self._of_model:
             handle.remove()
-        self._handles.clear()
+        self._of_model.clear()
+
+    @contextmanager
+    def lifted(self) -> Iterator[None]:
+        """Let forward passes that begin within this block run without hooks, and modules be without them: chains of
+        modules that are run as one layer are sought among modules that have none."""
+        if self._is_lifted:
+            yield
+            return
+        self._unhook_modules()
+        self._is_lifted = True
+        try:
+            yield
+        finally:
+            self._is_lifted = False
+            self._hook_modules()
+
+    def _hook_modules(self) -> None:
+        for name, module in self._model.named_modules():
+            if module is not self._model:
+                self._of_modules.append(module.register_forward_pre_hook(_Entering(self, name), with_kwargs=True))
+                self._of_modules.append(module.register_forward_hook(_Leaving(self, name), always_call=True))
+
+    def _unhook_modules(self) -> None:
+        for handle in self._of_modules:
+            handle.remove()
+        self._of_modules.clear()
 
     # ---- of the model's forward pass ---------------------------------------------------------------------------------
 
     def _begin(self, *_: object) -> None:
-        if self.suspended or self._context is not None:
+        if self._is_lifted or self._context is not None:
             return
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return

@@ -69,3 +69,15 @@ def test_chains_of_several_bits_train_by_one_plan():
     plan, _ = planned_by(model, inputs, lambda o: (o.method, o.bits) == ("chain", 4))
     fewbit.fit(model, plan=plan.with_choice("layers.0.conv", "chain", 8).with_choice("layers.1.conv", "chain"))
     assert [vars(layer)["forward"].bits.popitem()[1] for layer in model.layers] == [8, None, 4]
+
+
+def test_a_plan_with_chains_is_refreshed_and_trains_by_chains_again():
+    model, inputs = Chained(), images(32)
+    plan, _ = planned_by(model, inputs, lambda o: (o.method, o.bits) == ("chain", 6))
+    fitted = fewbit.fit(model, plan=plan).refresh(every=2)
+    for _ in range(4):
+        model(**inputs)["loss"].backward()
+        assert fitted.unknown == ()
+    assert fitted.plan is not plan
+    assert any(choice.method == "chain" for choice in fitted.plan.choices)
+    assert measured_peak(model, inputs) + fixed(fitted.plan) <= plan.peak.total * 1.0001
