@@ -43,6 +43,7 @@ FRONTIER = 12  # plans of a figure
 @click.option("--gpu", metavar="NAME", help="Estimate times for this GPU, such as a100, h100 or rtx4090.")
 @click.option("--meta", is_flag=True, help="Build the function's model on the meta device, where it takes no memory.")
 @click.option("--compiled", is_flag=True, help='Plan for torch.compile(backend="fewbit").')
+@click.option("--parallel", metavar="KIND", help="Of several ranks: ddp, or fsdp:8 for shards on 8 ranks.")
 @click.option("--recompute/--no-recompute", default=True, show_default=True, help="Allow to recompute blocks.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw memory through the step, and error against memory.")
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="Write the plan as JSON, for fewbit.fit(plan=...).")
@@ -59,6 +60,7 @@ def command(
     gpu: str | None,
     meta: bool,
     compiled: bool,
+    parallel: str | None,
     recompute: bool,
     plot: Path | None,
     output: Path | None,
@@ -98,6 +100,7 @@ def command(
             batch="max" if batch == "max" else None,
             gpu=gpu,
             compiled=compiled,
+            parallel=parallel,
             recompute=recompute,
             frontier=FRONTIER if plot else 0,
         )

@@ -195,10 +195,16 @@ def blocks_of(model: nn.Module) -> list[str]:
     return found
 
 
+def outermost_blocks(model: nn.Module) -> list[str]:
+    """Return the names of the blocks that `checkpoint` computes again by default where a model has no choice of its
+    own: of which none is within another."""
+    return list(_outermost(model, blocks_of(model)))
+
+
 def _chosen(model: nn.Module, blocks: Sequence[str] | None) -> list[str]:
     """Return the names of the blocks, of which none is within another."""
     if blocks is None:
-        found = list(_outermost(model, blocks_of(model)))
+        found = outermost_blocks(model)
         if not found:
             raise FewbitError(f"{type(model).__name__} has no lists of blocks: give blocks=, names of its modules")
         return found

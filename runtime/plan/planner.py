@@ -11,13 +11,14 @@
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -38,6 +39,7 @@ from .fitted import Fitted, undo_fit
 from .frontier import points_of, timeline_of
 from .gradient_error import measure_attentions, measure_errors
 from .options import Known, kind_of, tables_of
+from .parallel import Alone, Parallel, Shards, Static, parallel_of
 from .problem import AND, EXACT, RECOMPUTE, Limits, Option, Price, Problem, Solution
 from .recomputing import decided_bytes, recomputable
 from .seconds import Measured, Roofline, Scaled, Speeds, device_of
@@ -78,6 +80,7 @@ def plan(
     price: Price | None = None,
     recompute: bool = True,
     compiled: bool = False,
+    parallel: str | None = None,
     frontier: int = 0,
 ) -> Plan:
     """Find the training of a model that fits into a memory at the least error and time.
@@ -87,7 +90,7 @@ def plan(
     was. On the meta device nothing runs: errors are then estimated from shapes, and times from the data sheet of `gpu`.
 
     Of several processes each plans, and all take the plan of the first; its memory is that of one rank. Plan before the
-    model is wrapped or sharded: what `DistributedDataParallel` and FSDP allocate beside it is not counted.
+    model is wrapped or sharded, and say by `parallel` that it will be.
 
     Args:
         model: in the mode in which it trains. Within `torch.autocast`, plan within it too.
@@ -104,6 +107,8 @@ def plan(
         recompute: whether blocks may be recomputed.
         compiled: plan for `torch.compile` with the backend fewbit. The step is compiled to measure it, which takes its
             time; what is computed again is then the compiler's choice.
+        parallel: "ddp" counts the buckets of `DistributedDataParallel`; "fsdp:8" the shards of FSDP2 on 8 ranks, with a
+            unit each block, and what is gathered at once: twice the largest unit and what belongs to none.
         frontier: number of further memories, from the least to that of exact training, for which plans are made to
             compare, with other ways to train; `fewbit plan --plot` draws them.
 
@@ -120,13 +125,16 @@ def plan(
         raise FewbitError(f"batch is None or 'max', not {shown(batch)}")
     if batch == "max" and limits.memory is None:
         raise FewbitError("batch='max' needs memory=")
+    if compiled and parallel not in (None, "ddp"):
+        raise FewbitError("a sharded step is planned as it runs eagerly: leave out compiled=True")
     if batch == "max" and compiled:
         raise FewbitError("batch='max' plans steps that are not compiled")
     undo_fit(model)
     args, keywords = read_inputs(inputs[0]) if len(inputs) == 1 else (inputs, {})
     step = Step(model, args, keywords, loss)
     planner = Planner(
-        step, limits, price or Price(), static_bytes(model, optimizer), gpu, recompute, compiled, frontier
+        *(step, limits, price or Price(), static_bytes(model, optimizer), gpu, recompute, compiled, frontier),
+        parallel_of(parallel, model),
     )
     return _agreed(planner.largest() if batch == "max" else planner.plan())
 
@@ -150,7 +158,7 @@ def fit(model: nn.Module, *inputs: Any, plan: Plan | None = None, **limits: Any)
         model: changed in place; `fitted.undo()` or `fewbit.revert(model)` puts it back. Forward passes stay the same.
         *inputs: a batch, to plan for, as for `fewbit.plan`.
         plan: a plan for this model; then no inputs are given, and of the arguments of `fewbit.plan` only those that
-            `fitted.refresh` needs: loss and optimizer.
+            `fitted.refresh` needs: loss, optimizer and parallel.
         **limits: arguments of `fewbit.plan`.
 
     Returns:
@@ -162,10 +170,10 @@ def fit(model: nn.Module, *inputs: Any, plan: Plan | None = None, **limits: Any)
     Example:
         fitted = fewbit.fit(model, batch, memory="16GiB")
     """
-    if plan is not None and (inputs or set(limits) - {"loss", "optimizer"}):
+    if plan is not None and (inputs or set(limits) - {"loss", "optimizer", "parallel"}):
         raise FewbitError("give a plan, or a batch and limits to make one")
     loss, optimizer, price = limits.get("loss"), limits.get("optimizer", "adamw"), limits.get("price") or Price()
-    again = partial(_again, loss, optimizer, price)
+    again = partial(_again, loss, optimizer, price, limits.get("parallel"))
     return Fitted(model, _plan(model, *inputs, **limits) if plan is None else plan, again)
 
 
@@ -173,33 +181,23 @@ def _again(
     loss: Loss | None,
     optimizer: str | torch.optim.Optimizer,
     price: Price,
+    parallel: str | None,
     model: nn.Module,
     args: tuple[Any, ...],
     keywords: dict[str, Any],
     before: Plan,
 ) -> Plan:
     """Return the plan for another batch, and the memory of the plan before."""
+    kind = parallel_of(parallel, model)
+    if isinstance(kind, Shards):
+        raise FewbitError("a model that is sharded cannot be measured")
     step, memory = Step(model, args, keywords, loss), Limits(memory=before.peak.total)
     recompute = any(choice.method == RECOMPUTE for choice in before.choices)
-    return _agreed(Planner(step, memory, price, static_bytes(model, optimizer), None, recompute, False).plan())
+    static = static_bytes(model, optimizer)
+    return _agreed(Planner(step, memory, price, static, None, recompute, False, parallel=kind).plan())
 
 
 # ---- memory that is there throughout ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Static:
-    """Bytes that are there in every step.
-
-    Attributes:
-        parameters: with buffers.
-        optimizer: its state.
-        update: temporary memory of the optimizer's step.
-    """
-
-    parameters: int
-    optimizer: int
-    update: int
 
 
 def static_bytes(model: nn.Module, optimizer: str | torch.optim.Optimizer) -> Static:
@@ -259,7 +257,8 @@ class Planner:
     Attributes:
         step: model, batch, loss.
         limits, price, gpu, recompute, compiled, frontier: as for `plan`.
-        static: memory of parameters and optimizer.
+        static: memory of parameters and optimizer, of a process without others.
+        parallel: kind of data parallelism.
     """
 
     step: Step
@@ -270,6 +269,7 @@ class Planner:
     recompute: bool
     compiled: bool
     frontier: int = 0
+    parallel: Parallel = field(default_factory=Alone)
 
     def plan(self) -> Plan:
         """Return the plan for the step's batch."""
@@ -289,9 +289,9 @@ class Planner:
         for _ in range(ATTEMPTS):
             found = self.solved(known, given)
             run = compile_step(self.step, **found.compile_options)
-            fixed = self.static.parameters + self.static.optimizer
-            update = int(known.gradients[-1]) + self.static.update
-            measured = fixed + max(run.record.peak, update)
+            gradients, fixed = self.gradients(known), self.of_rank.fixed
+            copies = int(gradients[0] - known.gradients[0])
+            measured = fixed + max(run.record.peak + copies, int(gradients[-1]) + self.of_rank.update)
             if memory is None or measured <= memory:
                 workspace = found.peak.workspace + measured - found.peak.total
                 return replace(found, peak=replace(found.peak, workspace=workspace))
@@ -359,10 +359,20 @@ class Planner:
 
     def problem(self, known: Known | CompiledKnown) -> Problem:
         """Return the problem, whose last moment is the optimizer's step."""
-        fixed = self.static.parameters + self.static.optimizer
-        problem = known.problem(self.step, fixed, self.recompute)
-        update = int(known.gradients[-1]) + self.static.update
-        return replace(problem, base=np.append(problem.base, update))
+        problem = known.problem(self.step, self.of_rank.fixed, self.recompute)
+        gradients = self.gradients(known)
+        base = problem.base - known.gradients + gradients
+        base += self.parallel.workspace(len(base), known.backward)
+        return replace(problem, base=np.append(base, int(gradients[-1]) + self.of_rank.update))
+
+    @property
+    def of_rank(self) -> Static:
+        """Memory of parameters and optimizer of one rank."""
+        return self.parallel.static(self.static)
+
+    def gradients(self, known: Known | CompiledKnown) -> NDArray[np.int64]:
+        """Return the bytes of the parameters' gradients on one rank at each moment."""
+        return self.parallel.gradients(known.gradients)
 
     def document(self, known: Known | CompiledKnown, problem: Problem, solution: Solution, notes: list[str]) -> Plan:
         """Return the plan that a solution stands for."""
@@ -372,11 +382,12 @@ class Planner:
         choices = [choice for o in order for choice in _choices(o, exact_bytes)]
         usage = problem.usage(solution.chosen)
         at = int(np.argmax(usage))
-        gradients = np.append(known.gradients, known.gradients[-1])
+        gradients = self.gradients(known)
+        gradients = np.append(gradients, gradients[-1])
         moment = "in the optimizer's step" if at == len(usage) - 1 else known.moment(at)
         held = int(usage[at] - problem.base[at])
         peak = PeakMemory(
-            *(self.static.parameters, int(gradients[at]), self.static.optimizer, held),
+            *(self.of_rank.parameters, int(gradients[at]), self.of_rank.optimizer, held),
             *(int(problem.base[at] - gradients[at]), moment),
         )
         return Plan(

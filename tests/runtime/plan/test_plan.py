@@ -325,6 +325,34 @@ class TestSeveralProcesses:
         (gradient,) = (line for line in one if line.startswith("gradient"))
         assert gradient.endswith(" 0") and gradient in two
 
+    @pytest.mark.parametrize(
+        "kind",
+        [
+            "ddp",
+            pytest.param(
+                "fsdp",
+                marks=pytest.mark.skipif(
+                    not hasattr(torch.cpu.Stream, "record_event"), reason="FSDP2 of this torch does not run on the CPU"
+                ),
+            ),
+        ],
+    )
+    def test_their_memory_is_as_predicted(self, kind, tmp_path):
+        script = Path(__file__).parents[2] / "support" / "parallel_memory.py"
+        for said in said_by_two(script, tmp_path / "meeting", kind):
+            (line,) = (line for line in said.splitlines() if line.startswith("budget"))
+            budget, predicted, measured = (int(word) for word in line.split()[1::2])
+            assert predicted <= budget
+            assert 0.95 * predicted <= measured <= predicted
+
+    def test_that_share_a_model_hold_a_part_of_it_each(self):
+        model, inputs = Net(), batch()
+        alone, shared = (fewbit.plan(model, inputs, memory="1GB", parallel=kind) for kind in (None, "fsdp:4"))
+        assert shared.peak.parameters == alone.peak.parameters // 4
+        assert shared.peak.optimizer == alone.peak.optimizer // 4
+        buckets = fewbit.plan(model, inputs, memory="1GB", parallel="ddp")
+        assert buckets.peak.total == alone.peak.total + alone.peak.parameters
+
 
 class TestErrorsOfTheUser:
     @pytest.mark.parametrize(
@@ -340,6 +368,8 @@ class TestErrorsOfTheUser:
             ({"memory": "1GB", "batch": "most"}, "batch is None or 'max'"),
             ({"error": 0.1, "batch": "max"}, "needs memory="),
             ({"memory": "1GB", "gpu": "h10"}, "nearest: h100"),
+            ({"memory": "1GB", "parallel": "fsdp"}, 'parallel is "ddp" or "fsdp:8"'),
+            ({"memory": "1GB", "parallel": "fsdp:2", "compiled": True}, "planned as it runs eagerly"),
         ],
     )
     def test_are_one_line(self, options, match):
