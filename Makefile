@@ -34,7 +34,7 @@ unit: .venv/ready
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -c tests/pytest.ini -n auto --dist loadfile tests
 
 # The documentation site, in build/site: open build/site/index.html. A broken link or reference is an error.
-docs: .venv/docs-ready
+docs: .venv/ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The tests with ten times the examples of each property, drawn anew: an hour or two.
@@ -99,16 +99,12 @@ build/path/fewbit:
 # The constraints pin the development install; what users get is in pyproject.toml.
 .venv/ready: pyproject.toml .ci/constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --editable ".[torch,test$(BROWSER)]"
+	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --editable ".[torch,test,docs$(BROWSER)]"
 	$(BIN)/fewbit cache warm
 	touch $@
 
 .venv/release-ready: .venv/ready pyproject.toml
 	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --editable ".[release]"
-	touch $@
-
-.venv/docs-ready: .venv/ready pyproject.toml .ci/constraints.txt
-	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --editable ".[docs]"
 	touch $@
 
 # In a folder of its own: where torch has no CUDA, transformers must not find this torchvision (tests/zoo/models.py).

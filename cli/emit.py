@@ -60,7 +60,7 @@ def command(
     """
     act, w = parse_activation(activation, kinks), parse_weight(weight)
     level_count(bits, levels)
-    chosen = choose_format(output, target)
+    chosen = choose_format(output, target, kind)
     if output is None and chosen == "npz":
         raise FewbitError("npz is not text: name a file with -o")
     table = find_or_solve(act, bits, kind, w, levels)

@@ -1,27 +1,29 @@
 """Export of tables: options and early checks shared by `fewbit solve` and `fewbit emit`."""
 
 from pathlib import Path
+from typing import cast
 
 from ..tables import FewbitError, Table
-from ..tables.exporters import EXPORTERS, export, format_of
+from ..tables.exporters import EXPORTERS, check_holds, export, format_of
 from ..tables.files import atomic_write, check_writable
 
 FORMATS = (*EXPORTERS, "cuda")
 _CUDA_SUFFIXES = {".cuh": "cuda", ".cu": "cuda"}
 
 
-def choose_format(path: Path | None, file_format: str | None) -> str:
-    """Return the format to write: `file_format` if given, else that of the suffix of `path`.
+def choose_format(path: Path | None, file_format: str | None, kind: str) -> str:
+    """Return the format to write a table of `kind` in: `file_format` if given, else that of the suffix of `path`.
 
     Raises:
-        FewbitError: the suffix of `path` is unknown, `path` cannot be written, or neither is given.
+        FewbitError: the suffix of `path` is unknown, `path` cannot be written, neither is given, or the format holds
+            no table of `kind`: told before such a table is solved.
     """
-    if path is None:
-        if file_format is None:
-            raise FewbitError(f"say what to write: --target {'|'.join(FORMATS)}, or -o FILE")
-        return file_format
-    chosen = file_format or format_of(path, _CUDA_SUFFIXES)
-    check_writable(path)
+    if path is None and file_format is None:
+        raise FewbitError(f"say what to write: --target {'|'.join(FORMATS)}, or -o FILE")
+    chosen = file_format or format_of(cast(Path, path), _CUDA_SUFFIXES)
+    check_holds(chosen, kind)
+    if path is not None:
+        check_writable(path)
     return chosen
 
 

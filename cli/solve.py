@@ -73,7 +73,7 @@ def command(
     Example: fewbit solve gelu --bits 3 -o gelu.json --plot gelu.png
     """
     if output or file_format:
-        file_format = choose_format(output, file_format)
+        file_format = choose_format(output, file_format, kind)
     if file_format and not output:
         raise FewbitError("--format says what a file holds: name the file with -o")
     if plot:

@@ -18,6 +18,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "plots" / "results"
+REFERENCE = ROOT / "build" / "reference"  # named in mkdocs.yml
 INCLUDE = re.compile(r"^\[[^\]]*\]\(([^)#]+)(?:#([\w-]+))?\) <!-- include -->$", re.MULTILINE)
 COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
 TASKS = {
@@ -30,12 +31,16 @@ TASKS = {
 }
 
 
-def on_config(config: MkDocsConfig) -> None:
-    """Let the API reference find the package `fewbit`, which is the root of the repository."""
-    package = ROOT / "build" / "path" / "fewbit"
-    package.parent.mkdir(parents=True, exist_ok=True)
-    if not package.is_symlink():
-        package.symlink_to("../..")
+def on_startup(command: str, dirty: bool) -> None:
+    """Let the API reference find the package `fewbit`: its folders, and not all that lies beside them in the root.
+
+    The reference reads every file below; in the root that is the virtual environment too.
+    """
+    package = REFERENCE / "fewbit"
+    package.mkdir(parents=True, exist_ok=True)
+    for path in [*ROOT.glob("__init__.py*"), *(init.parent for init in ROOT.glob("*/__init__.py"))]:
+        if not (package / path.name).is_symlink():
+            (package / path.name).symlink_to(Path("../../..") / path.name)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

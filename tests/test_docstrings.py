@@ -25,10 +25,12 @@ INTEGRATIONS = {
 }
 FACE = {name: getattr(fewbit, name) for name in fewbit.__all__ if name not in {*SUBMODULES, "__version__"}}
 INSIDE = {f"{name}.{public}": getattr(home, public) for name, home in SUBMODULES.items() for public in home.__all__}
-# Results, which calls return, and layers that have torch's arguments.
-WITHOUT = {name for name, value in INSIDE.items() if inspect.isclass(value)} | {
-    name for name in INSIDE if name.startswith(("layers.", "memory."))
+# Results, which calls return, and the mixin of layers.
+WITHOUT = {name for name, value in INSIDE.items() if inspect.isclass(value) and not name.startswith("layers.")} | {
+    name for name in INSIDE if name.startswith("memory.")
 }
+WITHOUT |= {"layers.CompressedLayer", "layers.Saver"}
+LAYERS = {name: value for name, value in INSIDE.items() if name.startswith("layers.") and inspect.isclass(value)}
 
 
 def methods(name, value):
@@ -116,6 +118,20 @@ def test_every_public_name_has_an_example_and_its_errors(name):
 @pytest.mark.parametrize("name", sorted({*INSIDE} - WITHOUT))
 def test_every_public_function_of_a_submodule_has_an_example(name):
     assert name in EXAMPLES
+
+
+@pytest.mark.parametrize("name", [name for name, value in LAYERS.items() if hasattr(nn, value.__name__)])
+def test_every_layer_has_its_shapes_dtypes_arguments_and_errors(name):
+    text = " ".join(LAYERS[name].__doc__.split())
+    for part in (
+        f"`torch.nn.{LAYERS[name].__name__}`",
+        "float16, bfloat16, float32 or float64",
+        "Args: ",
+        "Example: ",
+    ):
+        assert part in text
+    assert "(N, " in text or "(L, N, E)" in text or "Any shape" in text
+    assert "Raises: " in text or not issubclass(LAYERS[name], fewbit.layers.CompressedLayer)
 
 
 @pytest.mark.parametrize("name", SUBMODULES)

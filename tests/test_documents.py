@@ -123,6 +123,10 @@ def test_the_site_builds_without_a_broken_link_or_reference(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    # What the reference is made from is the package, without what else lies in the root: a virtual environment.
+    read = {path.name for path in (ROOT / "build" / "reference" / "fewbit").iterdir()}
+    assert read == {"__init__.py", "__init__.pyi", *(init.parent.name for init in ROOT.glob("*/__init__.py"))}
+    assert 'id="fewbit.convert"' in (tmp_path / "site" / "api" / "convert.html").read_text()
     for page in (tmp_path / "site").rglob("*.html"):
         text = page.read_text()
         assert not any(f'{attribute}="http' in text for attribute in ("src", 'rel="stylesheet" href')), page

@@ -39,6 +39,13 @@ class Activation(CompressedLayer):
             arguments run this function itself.
         bits, saver: as for every compressed layer.
         inplace: whether the input is overwritten; the function itself may do either.
+
+    Raises:
+        FewbitError: `bits` is not an integer from 1 to 8, or `saver` lacks `compress` or `observe`.
+
+    Example:
+        layer = fewbit.layers.Activation(torch.nn.GELU(), bits=2)
+        layer(torch.randn(8, 64, requires_grad=True)).sum().backward()
     """
 
     function: Callable[..., Tensor]

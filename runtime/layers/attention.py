@@ -117,7 +117,24 @@ _gradient: Any = torch.compiler.allow_in_graph(reference.gradient)
 class MultiheadAttention(CompressedLayer, nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention`, whose projections and attention save their inputs in few bits.
 
-    Unbatched or nested inputs, `add_bias_kv` and `add_zero_attn` run torch's layer unchanged.
+    query (L, N, E), key and value (S, N, …) to (L, N, E) and the weights, or None; with `batch_first` N comes first;
+    float16, bfloat16, float32 or float64; the outputs are torch's, bit for bit. Unbatched or nested inputs,
+    `add_bias_kv` and `add_zero_attn` run torch's layer unchanged. Use 4 bits or more: attention is not linear in its
+    inputs.
+
+    Args:
+        args, kwargs: those of `torch.nn.MultiheadAttention`.
+        bits: of a saved element, 1 to 8; 4 unless given.
+        saver: a `Saver` in place of `PerGroup(bits)`.
+
+    Raises:
+        FewbitError: `bits` is not an integer from 1 to 8, or `saver` lacks `compress` or `observe`.
+
+    Example:
+        layer = fewbit.layers.MultiheadAttention(64, 4, batch_first=True, bits=4)
+        tokens = torch.randn(2, 16, 64)
+        y, _ = layer(tokens, tokens, tokens, need_weights=False)
+        y.sum().backward()
     """
 
     def forward(

@@ -63,15 +63,69 @@ class _BatchNorm(CompressedNorm, nn.modules.batchnorm._BatchNorm):
 
 
 class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
-    """`torch.nn.BatchNorm1d`, which saves its normalized input in few bits."""
+    """`torch.nn.BatchNorm1d`, which saves its normalized input in few bits (ActNN, Appendix B.2).
+
+    (N, C) or (N, C, L) to the same shape; float16, bfloat16, float32 or float64; the output is torch's, bit for
+    bit. An input of fewer than 32 elements a channel is saved as it is.
+
+    Args:
+        args, kwargs: those of `torch.nn.BatchNorm1d`.
+        bits: of a saved element, 1 to 8; 4 unless given.
+        saver: a `Saver` in place of `PerGroup(bits)`.
+        copies: 1, or 2 for an unbiased gradient of the input, at twice the memory.
+
+    Raises:
+        FewbitError: `bits` is not an integer from 1 to 8, `saver` lacks `compress` or `observe`,
+            or `copies` is not 1 or 2.
+
+    Example:
+        layer = fewbit.layers.BatchNorm1d(8, bits=4)
+        layer(torch.randn(16, 8, 32)).square().sum().backward()
+    """
 
 
 class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
-    """`torch.nn.BatchNorm2d`, which saves its normalized input in few bits."""
+    """`torch.nn.BatchNorm2d`, which saves its normalized input in few bits (ActNN, Appendix B.2).
+
+    (N, C, H, W) to the same shape; float16, bfloat16, float32 or float64; the output is torch's, bit for bit. An
+    input of fewer than 32 elements a channel is saved as it is.
+
+    Args:
+        args, kwargs: those of `torch.nn.BatchNorm2d`.
+        bits: of a saved element, 1 to 8; 4 unless given.
+        saver: a `Saver` in place of `PerGroup(bits)`.
+        copies: 1, or 2 for an unbiased gradient of the input, at twice the memory.
+
+    Raises:
+        FewbitError: `bits` is not an integer from 1 to 8, `saver` lacks `compress` or `observe`,
+            or `copies` is not 1 or 2.
+
+    Example:
+        layer = fewbit.layers.BatchNorm2d(8, bits=4)
+        layer(torch.randn(16, 8, 8, 8)).square().sum().backward()
+    """
 
 
 class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
-    """`torch.nn.BatchNorm3d`, which saves its normalized input in few bits."""
+    """`torch.nn.BatchNorm3d`, which saves its normalized input in few bits (ActNN, Appendix B.2).
+
+    (N, C, D, H, W) to the same shape; float16, bfloat16, float32 or float64; the output is torch's, bit for bit. An
+    input of fewer than 32 elements a channel is saved as it is.
+
+    Args:
+        args, kwargs: those of `torch.nn.BatchNorm3d`.
+        bits: of a saved element, 1 to 8; 4 unless given.
+        saver: a `Saver` in place of `PerGroup(bits)`.
+        copies: 1, or 2 for an unbiased gradient of the input, at twice the memory.
+
+    Raises:
+        FewbitError: `bits` is not an integer from 1 to 8, `saver` lacks `compress` or `observe`,
+            or `copies` is not 1 or 2.
+
+    Example:
+        layer = fewbit.layers.BatchNorm3d(8, bits=4)
+        layer(torch.randn(16, 8, 4, 4, 4)).square().sum().backward()
+    """
 
 
 def batch_norm(
@@ -186,10 +240,24 @@ def _from_two_copies(grad: Tensor, normed: list[Tensor], weight: Tensor | None, 
 
 
 class SyncBatchNorm(_BatchNorm, nn.SyncBatchNorm):
-    """`torch.nn.SyncBatchNorm`, which saves its normalized input in few bits.
+    """`torch.nn.SyncBatchNorm`, which saves its normalized input in few bits (ActNN, Appendix B.2).
 
-    Like torch's, it takes CUDA tensors in a process group; elsewhere it is batch normalization. `copies` applies only
-    there: over processes one copy is saved.
+    (N, C, *) to the same shape; float16, bfloat16, float32 or float64; the output is torch's, bit for bit. Like
+    torch's, it takes CUDA tensors in a process group; elsewhere it is batch normalization.
+
+    Args:
+        args, kwargs: those of `torch.nn.SyncBatchNorm`.
+        bits: of a saved element, 1 to 8; 4 unless given.
+        saver: a `Saver` in place of `PerGroup(bits)`.
+        copies: as for `BatchNorm2d`, outside of process groups; over processes one copy is saved.
+
+    Raises:
+        FewbitError: `bits` is not an integer from 1 to 8, `saver` lacks `compress` or `observe`,
+            or `copies` is not 1 or 2.
+
+    Example:
+        layer = fewbit.layers.SyncBatchNorm(8, bits=4)
+        layer(torch.randn(16, 8, 8, 8)).square().sum().backward()
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -272,15 +340,69 @@ class _InstanceNorm(CompressedNorm, nn.modules.instancenorm._InstanceNorm):
 
 
 class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
-    """`torch.nn.InstanceNorm1d`, which saves its normalized input in few bits."""
+    """`torch.nn.InstanceNorm1d`, which saves its normalized input in few bits (ActNN, Appendix B.2).
+
+    (N, C, L) or (C, L) to the same shape; float16, bfloat16, float32 or float64; the output is torch's, bit for
+    bit. An input of fewer than 32 elements a channel and sample is saved as it is.
+
+    Args:
+        args, kwargs: those of `torch.nn.InstanceNorm1d`.
+        bits: of a saved element, 1 to 8; 4 unless given.
+        saver: a `Saver` in place of `PerGroup(bits)`.
+        copies: 1, or 2 for an unbiased gradient of the input, at twice the memory.
+
+    Raises:
+        FewbitError: `bits` is not an integer from 1 to 8, `saver` lacks `compress` or `observe`,
+            or `copies` is not 1 or 2.
+
+    Example:
+        layer = fewbit.layers.InstanceNorm1d(8, affine=True, bits=4)
+        layer(torch.randn(4, 8, 32)).square().sum().backward()
+    """
 
 
 class InstanceNorm2d(_InstanceNorm, nn.InstanceNorm2d):
-    """`torch.nn.InstanceNorm2d`, which saves its normalized input in few bits."""
+    """`torch.nn.InstanceNorm2d`, which saves its normalized input in few bits (ActNN, Appendix B.2).
+
+    (N, C, H, W) or (C, H, W) to the same shape; float16, bfloat16, float32 or float64; the output is torch's, bit
+    for bit. An input of fewer than 32 elements a channel and sample is saved as it is.
+
+    Args:
+        args, kwargs: those of `torch.nn.InstanceNorm2d`.
+        bits: of a saved element, 1 to 8; 4 unless given.
+        saver: a `Saver` in place of `PerGroup(bits)`.
+        copies: 1, or 2 for an unbiased gradient of the input, at twice the memory.
+
+    Raises:
+        FewbitError: `bits` is not an integer from 1 to 8, `saver` lacks `compress` or `observe`,
+            or `copies` is not 1 or 2.
+
+    Example:
+        layer = fewbit.layers.InstanceNorm2d(8, affine=True, bits=4)
+        layer(torch.randn(4, 8, 8, 8)).square().sum().backward()
+    """
 
 
 class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
-    """`torch.nn.InstanceNorm3d`, which saves its normalized input in few bits."""
+    """`torch.nn.InstanceNorm3d`, which saves its normalized input in few bits (ActNN, Appendix B.2).
+
+    (N, C, D, H, W) or (C, D, H, W) to the same shape; float16, bfloat16, float32 or float64; the output is torch's,
+    bit for bit. An input of fewer than 32 elements a channel and sample is saved as it is.
+
+    Args:
+        args, kwargs: those of `torch.nn.InstanceNorm3d`.
+        bits: of a saved element, 1 to 8; 4 unless given.
+        saver: a `Saver` in place of `PerGroup(bits)`.
+        copies: 1, or 2 for an unbiased gradient of the input, at twice the memory.
+
+    Raises:
+        FewbitError: `bits` is not an integer from 1 to 8, `saver` lacks `compress` or `observe`,
+            or `copies` is not 1 or 2.
+
+    Example:
+        layer = fewbit.layers.InstanceNorm3d(8, affine=True, bits=4)
+        layer(torch.randn(4, 8, 4, 4, 4)).square().sum().backward()
+    """
 
 
 def instance_norm(

@@ -99,15 +99,63 @@ class _Convolution(CompressedLayer, nn.modules.conv._ConvNd):
 
 
 class Conv1d(_Convolution, nn.Conv1d):
-    """`torch.nn.Conv1d`, which saves its input in few bits."""
+    """`torch.nn.Conv1d`, which saves its input in few bits (ActNN, Appendix B.1).
+
+    (N, in_channels, L) or (in_channels, L) to the same with out_channels and the sizes of torch; float16, bfloat16,
+    float32 or float64; the output is torch's, bit for bit.
+
+    Args:
+        args, kwargs: those of `torch.nn.Conv1d`.
+        bits: of a saved element, 1 to 8; 4 unless given.
+        saver: a `Saver` in place of `PerGroup(bits)`.
+
+    Raises:
+        FewbitError: `bits` is not an integer from 1 to 8, or `saver` lacks `compress` or `observe`.
+
+    Example:
+        layer = fewbit.layers.Conv1d(3, 8, 3, padding=1, bits=2)
+        layer(torch.randn(4, 3, 32)).sum().backward()
+    """
 
 
 class Conv2d(_Convolution, nn.Conv2d):
-    """`torch.nn.Conv2d`, which saves its input in few bits."""
+    """`torch.nn.Conv2d`, which saves its input in few bits (ActNN, Appendix B.1).
+
+    (N, in_channels, H, W) or (in_channels, H, W) to the same with out_channels and the sizes of torch; float16,
+    bfloat16, float32 or float64; the output is torch's, bit for bit.
+
+    Args:
+        args, kwargs: those of `torch.nn.Conv2d`.
+        bits: of a saved element, 1 to 8; 4 unless given.
+        saver: a `Saver` in place of `PerGroup(bits)`.
+
+    Raises:
+        FewbitError: `bits` is not an integer from 1 to 8, or `saver` lacks `compress` or `observe`.
+
+    Example:
+        layer = fewbit.layers.Conv2d(3, 8, 3, padding=1, bits=2)
+        layer(torch.randn(4, 3, 8, 8)).sum().backward()
+    """
 
 
 class Conv3d(_Convolution, nn.Conv3d):
-    """`torch.nn.Conv3d`, which saves its input in few bits."""
+    """`torch.nn.Conv3d`, which saves its input in few bits (ActNN, Appendix B.1).
+
+    (N, in_channels, D, H, W) or (in_channels, D, H, W) to the same with out_channels and the sizes of torch;
+    float16, bfloat16, float32 or float64; the output is torch's, bit for bit.
+
+    Args:
+        args, kwargs: those of `torch.nn.Conv3d`.
+        bits: of a saved element, 1 to 8; 4 unless given.
+        saver: a `Saver` in place of `PerGroup(bits)`.
+
+    Raises:
+        FewbitError: `bits` is not an integer from 1 to 8, or `saver` lacks `compress` or `observe`.
+
+    Example:
+        layer = fewbit.layers.Conv3d(3, 8, 3, padding=1, bits=2)
+        layer(torch.randn(4, 3, 4, 4, 4)).sum().backward()
+    """
 
 
 class _TransposedConvolution(CompressedLayer, nn.modules.conv._ConvTransposeNd):
@@ -130,15 +178,63 @@ class _TransposedConvolution(CompressedLayer, nn.modules.conv._ConvTransposeNd):
 
 
 class ConvTranspose1d(_TransposedConvolution, nn.ConvTranspose1d):
-    """`torch.nn.ConvTranspose1d`, which saves its input in few bits."""
+    """`torch.nn.ConvTranspose1d`, which saves its input in few bits (ActNN, Appendix B.1).
+
+    (N, in_channels, L) or (in_channels, L) to the same with out_channels and the sizes of torch; float16, bfloat16,
+    float32 or float64; the output is torch's, bit for bit.
+
+    Args:
+        args, kwargs: those of `torch.nn.ConvTranspose1d`.
+        bits: of a saved element, 1 to 8; 4 unless given.
+        saver: a `Saver` in place of `PerGroup(bits)`.
+
+    Raises:
+        FewbitError: `bits` is not an integer from 1 to 8, or `saver` lacks `compress` or `observe`.
+
+    Example:
+        layer = fewbit.layers.ConvTranspose1d(3, 8, 2, stride=2, bits=2)
+        layer(torch.randn(4, 3, 32)).sum().backward()
+    """
 
 
 class ConvTranspose2d(_TransposedConvolution, nn.ConvTranspose2d):
-    """`torch.nn.ConvTranspose2d`, which saves its input in few bits."""
+    """`torch.nn.ConvTranspose2d`, which saves its input in few bits (ActNN, Appendix B.1).
+
+    (N, in_channels, H, W) or (in_channels, H, W) to the same with out_channels and the sizes of torch; float16,
+    bfloat16, float32 or float64; the output is torch's, bit for bit.
+
+    Args:
+        args, kwargs: those of `torch.nn.ConvTranspose2d`.
+        bits: of a saved element, 1 to 8; 4 unless given.
+        saver: a `Saver` in place of `PerGroup(bits)`.
+
+    Raises:
+        FewbitError: `bits` is not an integer from 1 to 8, or `saver` lacks `compress` or `observe`.
+
+    Example:
+        layer = fewbit.layers.ConvTranspose2d(3, 8, 2, stride=2, bits=2)
+        layer(torch.randn(4, 3, 8, 8)).sum().backward()
+    """
 
 
 class ConvTranspose3d(_TransposedConvolution, nn.ConvTranspose3d):
-    """`torch.nn.ConvTranspose3d`, which saves its input in few bits."""
+    """`torch.nn.ConvTranspose3d`, which saves its input in few bits (ActNN, Appendix B.1).
+
+    (N, in_channels, D, H, W) or (in_channels, D, H, W) to the same with out_channels and the sizes of torch;
+    float16, bfloat16, float32 or float64; the output is torch's, bit for bit.
+
+    Args:
+        args, kwargs: those of `torch.nn.ConvTranspose3d`.
+        bits: of a saved element, 1 to 8; 4 unless given.
+        saver: a `Saver` in place of `PerGroup(bits)`.
+
+    Raises:
+        FewbitError: `bits` is not an integer from 1 to 8, or `saver` lacks `compress` or `observe`.
+
+    Example:
+        layer = fewbit.layers.ConvTranspose3d(3, 8, 2, stride=2, bits=2)
+        layer(torch.randn(4, 3, 4, 4, 4)).sum().backward()
+    """
 
 
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, arguments: Arguments, saver: Saver) -> Tensor:

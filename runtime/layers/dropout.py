@@ -24,7 +24,17 @@ __all__ = ["Dropout", "dropout", "dropout_and_bits", "noise_table"]
 
 
 class Dropout(nn.Dropout):
-    """`torch.nn.Dropout`, which saves one bit for each element; it drops the same elements as torch."""
+    """`torch.nn.Dropout`, which saves one bit for each element; exact, and drops the same elements as torch.
+
+    Any shape to the same; float16, bfloat16, float32 or float64.
+
+    Args:
+        args, kwargs: those of `torch.nn.Dropout`, which raise torch's errors.
+
+    Example:
+        drop = fewbit.layers.Dropout(0.1)
+        drop(torch.randn(8, 64, requires_grad=True)).sum().backward()
+    """
 
     kept_bits = 1  # for each element
 
@@ -34,7 +44,17 @@ class Dropout(nn.Dropout):
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """`torch.nn.functional.dropout`, which saves one bit for each element."""
+    """`torch.nn.functional.dropout`, which saves one bit for each element; exact.
+
+    Args:
+        input, p, training, inplace: torch's own; `input` of any shape.
+
+    Returns:
+        As `input`, torch's bit for bit.
+
+    Example:
+        fewbit.layers.dropout(torch.randn(8, 64, requires_grad=True), 0.1).sum().backward()
+    """
     if not training or not 0 < p < 1 or not compresses(input):
         return F.dropout(input, p, training, inplace)
     return apply(PackedDropout, input, p, inplace)

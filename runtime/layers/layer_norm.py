@@ -23,7 +23,26 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 class LayerNorm(CompressedNorm, nn.LayerNorm):
-    """`torch.nn.LayerNorm`, which saves its normalized input in few bits; samples are dimension 0."""
+    """`torch.nn.LayerNorm`, which saves its normalized input in few bits (ActNN, Appendix B.2).
+
+    (N, *, *normalized_shape) to the same shape, samples in dimension 0; float16, bfloat16, float32 or float64; the
+    output is torch's, bit for bit.
+
+    Args:
+        args, kwargs: those of `torch.nn.LayerNorm`.
+        bits: of a saved element, 1 to 8; 4 unless given.
+        saver: a `Saver` in place of `PerGroup(bits)`; `KeepOutput()` saves the output,
+            which the next layer saves anyway.
+        copies: 1, or 2 for an unbiased gradient of the input, at twice the memory.
+
+    Raises:
+        FewbitError: `bits` is not an integer from 1 to 8, `saver` lacks `compress` or `observe`,
+            or `copies` is not 1 or 2.
+
+    Example:
+        layer = fewbit.layers.LayerNorm(64, bits=2)
+        layer(torch.randn(8, 16, 64)).square().sum().backward()
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
@@ -34,7 +53,25 @@ class LayerNorm(CompressedNorm, nn.LayerNorm):
 
 
 class GroupNorm(CompressedNorm, nn.GroupNorm):
-    """`torch.nn.GroupNorm`, which saves its normalized input in few bits."""
+    """`torch.nn.GroupNorm`, which saves its normalized input in few bits (ActNN, Appendix B.2).
+
+    (N, num_channels, *) to the same shape; float16, bfloat16, float32 or float64; the output is torch's, bit for
+    bit.
+
+    Args:
+        args, kwargs: those of `torch.nn.GroupNorm`.
+        bits: of a saved element, 1 to 8; 4 unless given.
+        saver: a `Saver` in place of `PerGroup(bits)`.
+        copies: 1, or 2 for an unbiased gradient of the input, at twice the memory.
+
+    Raises:
+        FewbitError: `bits` is not an integer from 1 to 8, `saver` lacks `compress` or `observe`,
+            or `copies` is not 1 or 2.
+
+    Example:
+        layer = fewbit.layers.GroupNorm(2, 8, bits=2)
+        layer(torch.randn(4, 8, 8, 8)).square().sum().backward()
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
@@ -48,7 +85,26 @@ class GroupNorm(CompressedNorm, nn.GroupNorm):
 
 
 class RMSNorm(CompressedNorm, nn.RMSNorm):
-    """`torch.nn.RMSNorm`, which saves its normalized input in few bits; samples are dimension 0."""
+    """`torch.nn.RMSNorm`, which saves its normalized input in few bits (as ActNN, Appendix B.2).
+
+    (N, *, *normalized_shape) to the same shape, samples in dimension 0; float16, bfloat16, float32 or float64; the
+    output is torch's, bit for bit.
+
+    Args:
+        args, kwargs: those of `torch.nn.RMSNorm`.
+        bits: of a saved element, 1 to 8; 4 unless given.
+        saver: a `Saver` in place of `PerGroup(bits)`; `KeepOutput()` saves the output,
+            which the next layer saves anyway.
+        copies: 1, or 2 for an unbiased gradient of the input, at twice the memory.
+
+    Raises:
+        FewbitError: `bits` is not an integer from 1 to 8, `saver` lacks `compress` or `observe`,
+            or `copies` is not 1 or 2.
+
+    Example:
+        layer = fewbit.layers.RMSNorm(64, bits=2)
+        layer(torch.randn(8, 16, 64)).square().sum().backward()
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """Return torch's output."""

@@ -28,7 +28,23 @@ __all__ = ["Linear", "linear"]
 
 
 class Linear(CompressedLayer, nn.Linear):
-    """`torch.nn.Linear`, which saves its input in few bits; samples are dimension 0."""
+    """`torch.nn.Linear`, which saves its input in few bits (ActNN, Equations 3 and 9).
+
+    (N, *, in_features) to (N, *, out_features), samples in dimension 0; float16, bfloat16, float32 or float64; the
+    output is torch's, bit for bit.
+
+    Args:
+        args, kwargs: those of `torch.nn.Linear`.
+        bits: of a saved element, 1 to 8; 4 unless given.
+        saver: a `Saver` in place of `PerGroup(bits)`.
+
+    Raises:
+        FewbitError: `bits` is not an integer from 1 to 8, or `saver` lacks `compress` or `observe`.
+
+    Example:
+        layer = fewbit.layers.Linear(128, 64, bits=2)
+        layer(torch.randn(8, 16, 128)).sum().backward()
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
@@ -36,7 +52,23 @@ class Linear(CompressedLayer, nn.Linear):
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None, saver: Saver, *, sample_dim: int = 0) -> Tensor:
-    """`torch.nn.functional.linear`, which saves its input through `saver`; samples are dimension `sample_dim`."""
+    """`torch.nn.functional.linear`, which saves its input through `saver` (ActNN, Equations 3 and 9).
+
+    Args:
+        input: (*, in_features), of at least one dimension.
+        weight: (out_features, in_features).
+        bias: (out_features,), or None.
+        saver: compresses the input, if the weight requires a gradient.
+        sample_dim: the dimension of the samples.
+
+    Returns:
+        (*, out_features), torch's bit for bit.
+
+    Example:
+        saver = fewbit.layers.QuantizerSaver(fewbit.quantizers.PerGroup(bits=2))
+        weight = torch.randn(64, 128, requires_grad=True)
+        fewbit.layers.linear(torch.randn(8, 128), weight, None, saver).sum().backward()
+    """
     if not compresses(input, weight, bias):
         return F.linear(input, weight, bias)
     return apply(CompressedLinear, input, weight, bias, found_in_graph(saver, input, sample_dim), sample_dim)

@@ -56,19 +56,52 @@ class _MaxPool(nn.modules.pooling._MaxPoolNd):
 
 
 class MaxPool1d(_MaxPool, nn.MaxPool1d):
-    """`torch.nn.MaxPool1d`, which saves a byte for each output."""
+    """`torch.nn.MaxPool1d`, which saves a byte for each output; exact (ActNN, Appendix B.4).
+
+    (N, C, L) or (C, L) to the same with the sizes of torch; float16, bfloat16, float32 or float64. Windows of more
+    than 256 places, and `return_indices`, run torch's own pooling.
+
+    Args:
+        args, kwargs: those of `torch.nn.MaxPool1d`, which raise torch's errors.
+
+    Example:
+        pool = fewbit.layers.MaxPool1d(2)
+        pool(torch.randn(4, 3, 32, requires_grad=True)).sum().backward()
+    """
 
     dimensions = 1
 
 
 class MaxPool2d(_MaxPool, nn.MaxPool2d):
-    """`torch.nn.MaxPool2d`, which saves a byte for each output."""
+    """`torch.nn.MaxPool2d`, which saves a byte for each output; exact (ActNN, Appendix B.4).
+
+    (N, C, H, W) or (C, H, W) to the same with the sizes of torch; float16, bfloat16, float32 or float64. Windows of
+    more than 256 places, and `return_indices`, run torch's own pooling.
+
+    Args:
+        args, kwargs: those of `torch.nn.MaxPool2d`, which raise torch's errors.
+
+    Example:
+        pool = fewbit.layers.MaxPool2d(2)
+        pool(torch.randn(4, 3, 8, 8, requires_grad=True)).sum().backward()
+    """
 
     dimensions = 2
 
 
 class MaxPool3d(_MaxPool, nn.MaxPool3d):
-    """`torch.nn.MaxPool3d`, which saves a byte for each output."""
+    """`torch.nn.MaxPool3d`, which saves a byte for each output; exact (ActNN, Appendix B.4).
+
+    (N, C, D, H, W) or (C, D, H, W) to the same with the sizes of torch; float16, bfloat16, float32 or float64.
+    Windows of more than 256 places, and `return_indices`, run torch's own pooling.
+
+    Args:
+        args, kwargs: those of `torch.nn.MaxPool3d`, which raise torch's errors.
+
+    Example:
+        pool = fewbit.layers.MaxPool3d(2)
+        pool(torch.randn(4, 3, 4, 4, 4, requires_grad=True)).sum().backward()
+    """
 
     dimensions = 3
 
@@ -117,7 +150,17 @@ class PackedMaxPool(CompressedFunction):
 
 
 class AvgPool1d(nn.AvgPool1d):
-    """`torch.nn.AvgPool1d`, which saves nothing."""
+    """`torch.nn.AvgPool1d`, which saves nothing; exact (ActNN, Appendix B.4).
+
+    (N, C, L) or (C, L) to the same with the sizes of torch; float16, bfloat16, float32 or float64.
+
+    Args:
+        args, kwargs: those of `torch.nn.AvgPool1d`, which raise torch's errors.
+
+    Example:
+        pool = fewbit.layers.AvgPool1d(2)
+        pool(torch.randn(4, 3, 32, requires_grad=True)).sum().backward()
+    """
 
     kept_bits = 0
 
@@ -128,7 +171,17 @@ class AvgPool1d(nn.AvgPool1d):
 
 
 class AvgPool2d(nn.AvgPool2d):
-    """`torch.nn.AvgPool2d`, which saves nothing."""
+    """`torch.nn.AvgPool2d`, which saves nothing; exact (ActNN, Appendix B.4).
+
+    (N, C, H, W) or (C, H, W) to the same with the sizes of torch; float16, bfloat16, float32 or float64.
+
+    Args:
+        args, kwargs: those of `torch.nn.AvgPool2d`, which raise torch's errors.
+
+    Example:
+        pool = fewbit.layers.AvgPool2d(2)
+        pool(torch.randn(4, 3, 8, 8, requires_grad=True)).sum().backward()
+    """
 
     kept_bits = 0
 
@@ -146,7 +199,17 @@ class AvgPool2d(nn.AvgPool2d):
 
 
 class AvgPool3d(nn.AvgPool3d):
-    """`torch.nn.AvgPool3d`, which saves nothing."""
+    """`torch.nn.AvgPool3d`, which saves nothing; exact (ActNN, Appendix B.4).
+
+    (N, C, D, H, W) or (C, D, H, W) to the same with the sizes of torch; float16, bfloat16, float32 or float64.
+
+    Args:
+        args, kwargs: those of `torch.nn.AvgPool3d`, which raise torch's errors.
+
+    Example:
+        pool = fewbit.layers.AvgPool3d(2)
+        pool(torch.randn(4, 3, 4, 4, 4, requires_grad=True)).sum().backward()
+    """
 
     kept_bits = 0
 
@@ -164,7 +227,17 @@ class AvgPool3d(nn.AvgPool3d):
 
 
 class AdaptiveAvgPool1d(nn.AdaptiveAvgPool1d):
-    """`torch.nn.AdaptiveAvgPool1d`, which saves nothing."""
+    """`torch.nn.AdaptiveAvgPool1d`, which saves nothing; exact (ActNN, Appendix B.4).
+
+    (N, C, L) or (C, L) to the same with `output_size` in place of L; float16, bfloat16, float32 or float64.
+
+    Args:
+        args, kwargs: those of `torch.nn.AdaptiveAvgPool1d`, which raise torch's errors.
+
+    Example:
+        pool = fewbit.layers.AdaptiveAvgPool1d(1)
+        pool(torch.randn(4, 3, 32, requires_grad=True)).sum().backward()
+    """
 
     kept_bits = 0
 
@@ -174,7 +247,18 @@ class AdaptiveAvgPool1d(nn.AdaptiveAvgPool1d):
 
 
 class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
-    """`torch.nn.AdaptiveAvgPool2d`, which saves nothing."""
+    """`torch.nn.AdaptiveAvgPool2d`, which saves nothing; exact (ActNN, Appendix B.4).
+
+    (N, C, H, W) or (C, H, W) to the same with `output_size` in place of H, W; float16, bfloat16, float32 or
+    float64.
+
+    Args:
+        args, kwargs: those of `torch.nn.AdaptiveAvgPool2d`, which raise torch's errors.
+
+    Example:
+        pool = fewbit.layers.AdaptiveAvgPool2d(1)
+        pool(torch.randn(4, 3, 8, 8, requires_grad=True)).sum().backward()
+    """
 
     kept_bits = 0
 
@@ -184,7 +268,18 @@ class AdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
 
 
 class AdaptiveAvgPool3d(nn.AdaptiveAvgPool3d):
-    """`torch.nn.AdaptiveAvgPool3d`, which saves nothing."""
+    """`torch.nn.AdaptiveAvgPool3d`, which saves nothing; exact (ActNN, Appendix B.4).
+
+    (N, C, D, H, W) or (C, D, H, W) to the same with `output_size` in place of D, H, W; float16, bfloat16, float32
+    or float64.
+
+    Args:
+        args, kwargs: those of `torch.nn.AdaptiveAvgPool3d`, which raise torch's errors.
+
+    Example:
+        pool = fewbit.layers.AdaptiveAvgPool3d(1)
+        pool(torch.randn(4, 3, 4, 4, 4, requires_grad=True)).sum().backward()
+    """
 
     kept_bits = 0
 
@@ -194,7 +289,18 @@ class AdaptiveAvgPool3d(nn.AdaptiveAvgPool3d):
 
 
 class Upsample(nn.Upsample):
-    """`torch.nn.Upsample`, which saves nothing in any mode."""
+    """`torch.nn.Upsample`, which saves nothing in any mode; exact (ActNN, Appendix B.4).
+
+    (N, C, L), (N, C, H, W) or (N, C, D, H, W) to the same with `size`, or `scale_factor` times the sizes; float16,
+    bfloat16, float32 or float64.
+
+    Args:
+        args, kwargs: those of `torch.nn.Upsample`, which raise torch's errors.
+
+    Example:
+        grow = fewbit.layers.Upsample(scale_factor=2, mode="area")
+        grow(torch.randn(4, 3, 8, 8, requires_grad=True)).sum().backward()
+    """
 
     kept_bits = 0
 

@@ -111,6 +111,13 @@ class QuantizerSaver:
     """Saves through one quantizer, whatever the layer and sample.
 
     A tensor that would not get smaller (samples of very few elements) is saved as it is.
+
+    Attributes:
+        quantizer: such as `PerGroup(bits=4)`.
+
+    Example:
+        saver = fewbit.layers.QuantizerSaver(fewbit.quantizers.PerGroup(bits=4, group_size=128))
+        layer = fewbit.layers.Linear(128, 64, saver=saver)
     """
 
     quantizer: Quantizer
@@ -153,7 +160,11 @@ class QuantizerSaver:
 
 @dataclass(frozen=True)
 class ExactSaver:
-    """Saves tensors as they are, like torch's own layers."""
+    """Saves tensors as they are, like torch's own layers.
+
+    Example:
+        layer = fewbit.layers.Linear(128, 64, saver=fewbit.layers.ExactSaver())
+    """
 
     def compress(self, x: Tensor) -> Compressed:
         """Return `x` itself."""

@@ -31,7 +31,25 @@ __all__ = ["LogSoftmax", "Softmax", "softmax"]
 
 
 class Softmax(CompressedNorm, nn.Softmax):
-    """`torch.nn.Softmax`, which saves its output in few bits; samples are dimension 0."""
+    """`torch.nn.Softmax`, which saves its output in few bits.
+
+    (N, *) to the same shape, samples in dimension 0; float16, bfloat16, float32 or float64; the output is torch's,
+    bit for bit.
+
+    Args:
+        args, kwargs: those of `torch.nn.Softmax`.
+        bits: of a saved element, 1 to 8; 4 unless given.
+        saver: a `Saver` in place of `PerGroup(bits)`.
+        copies: 1, or 2 for an unbiased gradient of the input, at twice the memory.
+
+    Raises:
+        FewbitError: `bits` is not an integer from 1 to 8, `saver` lacks `compress` or `observe`,
+            or `copies` is not 1 or 2.
+
+    Example:
+        layer = fewbit.layers.Softmax(-1, bits=4)
+        layer(torch.randn(8, 64, requires_grad=True)).square().sum().backward()
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
@@ -40,7 +58,23 @@ class Softmax(CompressedNorm, nn.Softmax):
 
 
 class LogSoftmax(CompressedLayer, nn.LogSoftmax):
-    """`torch.nn.LogSoftmax`, which saves the softmax in few bits; samples are dimension 0."""
+    """`torch.nn.LogSoftmax`, which saves the softmax in few bits; its gradient has no bias.
+
+    (N, *) to the same shape, samples in dimension 0; float16, bfloat16, float32 or float64; the output is torch's,
+    bit for bit.
+
+    Args:
+        args, kwargs: those of `torch.nn.LogSoftmax`.
+        bits: of a saved element, 1 to 8; 4 unless given.
+        saver: a `Saver` in place of `PerGroup(bits)`.
+
+    Raises:
+        FewbitError: `bits` is not an integer from 1 to 8, or `saver` lacks `compress` or `observe`.
+
+    Example:
+        layer = fewbit.layers.LogSoftmax(-1, bits=4)
+        layer(torch.randn(8, 64, requires_grad=True))[:, 0].sum().backward()
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         """Return torch's output."""
@@ -59,7 +93,22 @@ def _is_last(dim: int, x: Tensor) -> bool:
 
 
 def softmax(input: Tensor, dim: int, saver: Saver, copies: int = 1) -> Tensor:
-    """`torch.nn.functional.softmax`, which saves its output through `saver`."""
+    """`torch.nn.functional.softmax`, which saves its output through `saver`.
+
+    Args:
+        input: (N, *), samples in dimension 0.
+        dim: along which the output sums to 1.
+        saver: compresses the output.
+        copies: 1, or 2 for an unbiased gradient, at twice the memory.
+
+    Returns:
+        As `input`, torch's bit for bit.
+
+    Example:
+        saver = fewbit.layers.QuantizerSaver(fewbit.quantizers.PerGroup(bits=4))
+        scores = torch.randn(8, 64, requires_grad=True)
+        fewbit.layers.softmax(scores, -1, saver).square().sum().backward()
+    """
     if not compresses(input):
         return F.softmax(input, dim)
     return apply(CompressedSoftmax, input, dim, saver, copies)

@@ -59,12 +59,22 @@ def export(table: Table, file_format: str) -> bytes:
     """
     if file_format not in EXPORTERS:
         raise FewbitError(f"unknown format {shown(file_format)}; accepted: {', '.join(EXPORTERS)}")
-    if table.kind not in DETERMINISTIC and file_format not in _OF_ANY_KIND:
+    check_holds(file_format, table.kind)
+    return EXPORTERS[file_format](table)
+
+
+def check_holds(file_format: str, kind: str) -> None:
+    """Raise `FewbitError` if `file_format` holds no table of `kind`: source code gives one value at x.
+
+    Args:
+        file_format: one of `EXPORTERS`, or ``cuda``.
+        kind: of a table.
+    """
+    if kind not in DETERMINISTIC and file_format not in _OF_ANY_KIND:
         raise FewbitError(
-            f"a table of kind stochastic has no one value at x, which {file_format} would give: "
+            f"a table of kind {kind} has no one value at x, which {file_format} would give: "
             f"export it as {', '.join(_OF_ANY_KIND)}"
         )
-    return EXPORTERS[file_format](table)
 
 
 def write_export(table: Table, path: str | os.PathLike[str], file_format: str | None = None) -> None:
@@ -83,4 +93,4 @@ def write_export(table: Table, path: str | os.PathLike[str], file_format: str | 
         stream.write(content)
 
 
-__all__ = ["EXPORTERS", "SUFFIXES", "export", "format_of", "write_export"]
+__all__ = ["EXPORTERS", "SUFFIXES", "check_holds", "export", "format_of", "write_export"]

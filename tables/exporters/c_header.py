@@ -9,11 +9,11 @@ and both give the same code.
 import math
 import re
 from collections.abc import Iterable
-from textwrap import fill
 
 from ..rounding import float_below, nearest_float
 from ..table import Table
 from .provenance import provenance
+from .rows import rows
 
 _TEMPLATE = """\
 /* A few-bit table of an activation's derivative.
@@ -111,8 +111,7 @@ def _arrays(table: Table, name: str) -> Iterable[str]:
 
 
 def _array(declaration: str, values: Iterable[str]) -> str:
-    rows = fill(", ".join(values), 96, initial_indent="    ", subsequent_indent="    ")
-    return f"static const {declaration}[] = {{\n{rows}\n}};"
+    return f"static const {declaration}[] = {{\n{rows(', '.join(values), 96, 4)}\n}};"
 
 
 def _functions(table: Table, name: str) -> Iterable[str]:

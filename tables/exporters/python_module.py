@@ -1,9 +1,8 @@
 """Tables as a Python module that imports nothing but `bisect`."""
 
-from textwrap import fill
-
 from ..table import Table
 from .provenance import provenance
+from .rows import rows
 
 _TEMPLATE = '''"""A few-bit table of an activation's derivative: encode(x) gives the code, q(x) the value."""
 
@@ -45,4 +44,4 @@ def python_module(table: Table) -> str:
 def _rows(values: list[float] | list[int]) -> str:
     """Return numbers in indented lines, a comma after each; empty text for an empty list."""
     numbers = " ".join(f"{value!r}," for value in values)
-    return fill(numbers, 88, initial_indent="    ", subsequent_indent="    ") + "\n" if values else ""
+    return rows(numbers, 88, 4) + "\n" if values else ""

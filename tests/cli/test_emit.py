@@ -3,6 +3,7 @@ import os
 
 import fewbit
 import pytest
+from fewbit.cli import emit
 from fewbit.fewbit_gen import library, weights
 from fewbit.runtime.backends.cuda.codegen import cuda_header
 from fewbit.tables.exporters import EXPORTERS, SUFFIXES, export
@@ -70,6 +71,11 @@ def test_what_is_not_shipped_is_solved(run, options, arguments):
     assert run("emit", *options, "--target", "csv").out == export(fewbit.solve(*arguments), "csv").decode()
 
 
+def test_a_kind_that_the_target_cannot_hold_is_refused_before_it_is_solved(run, monkeypatch):
+    monkeypatch.setattr(emit, "find_or_solve", lambda *_: pytest.fail("solved"))
+    assert run("emit", "x*sigmoid(3*x)", "--kind", "stochastic", "--target", "cuda").status == 2
+
+
 @pytest.mark.parametrize("option", ["--target", "--format"])
 def test_any_number_of_levels(run, option):
     outcome = run("emit", "gelu", "--levels", "5", option, "json")
@@ -111,6 +117,17 @@ def test_kinks_may_be_given(run):
         (["gelu", "--target", "c", "--levels", "257"], "levels must be a whole number from 2 to 256, not 257"),
         (["gelu", "--target", "c", "--kinks", "a"], "'a' is not a list of numbers"),
         (["gelu", "--target", "c", "--weight", "cauchy:0,1"], "cannot read the weight 'cauchy:0,1'"),
+        *(
+            (
+                ["gelu", "--kind", "stochastic", "--target", t],
+                f"no one value at x, which {t} would give: export it as json",
+            )
+            for t in ("python", "c", "cuda")
+        ),
+        (
+            ["gelu", "--kind", "stochastic", "-o", "gelu.cuh"],
+            "no one value at x, which cuda would give: export it as json, npz, csv",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -13,6 +13,7 @@ from fewbit.fewbit_gen.moments import Moments
 from fewbit.fewbit_gen.monge import best_cuts, prefix
 from fewbit.fewbit_gen.solver import problem_moments, uniform_error
 from fewbit.fewbit_gen.stochastic import Segments, everywhere, is_bounded, range_of
+from fewbit.runtime.backends.cuda.codegen import cuda_header
 from fewbit.tables import Table
 from fewbit.tables.exporters import csv_rows, export
 from hypothesis import given, settings
@@ -173,6 +174,11 @@ def test_is_no_function_of_x_to_export(file_format):
     table = solve("silu", 2, "stochastic")
     with pytest.raises(FewbitError, match="has no one value at x"):
         export(table, file_format)
+
+
+def test_is_no_cuda_header_that_would_always_take_the_lower_level():
+    with pytest.raises(FewbitError, match="has no one value at x, which cuda would give"):
+        cuda_header(solve("silu", 2, "stochastic"), "silu")
 
 
 def test_levels_that_do_not_increase_are_refused():

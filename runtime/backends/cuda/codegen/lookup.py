@@ -12,15 +12,17 @@ for 9 boundaries as for 500.
 Every comparison is `!(x <= b)`, which is true for NaN too: it falls in the last interval.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from textwrap import fill, indent
+from functools import lru_cache
+from textwrap import indent
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .....tables import Table
+from .....tables.exporters.rows import rows
 from .....tables.rounding import float_below, nearest_float
 
 Arithmetic = Literal["float", "double"]
@@ -68,6 +70,7 @@ def choose_search(table: Table, arithmetic: Arithmetic) -> Search:
     return "bisect" if find_cells(table, arithmetic) is None else "cells"
 
 
+@lru_cache(maxsize=2)  # the choice of a search, and its text
 def find_cells(table: Table, arithmetic: Arithmetic) -> Cells | None:
     """Return the fewest cells with one boundary each, or None if too many would be needed."""
     boundaries, codes = boundaries_in(table, arithmetic)
@@ -181,9 +184,11 @@ def _cells(table: Table, arithmetic: Arithmetic) -> str:
     cells = find_cells(table, arithmetic)
     if cells is None:
         raise ValueError("the boundaries lie too close for cells")
+    values, which = np.unique(cells.boundary, return_inverse=True)  # most cells have none
+    literals = [literal(value) for value in values]
     entries = (
-        f"{{{literal(b)}, {below | above << 8}}}"
-        for b, below, above in zip(cells.boundary, cells.below.tolist(), cells.above.tolist(), strict=True)
+        f"{{{literals[b]}, {below | above << 8}}}"
+        for b, below, above in zip(which.tolist(), cells.below.tolist(), cells.above.tolist(), strict=True)
     )
     x = "x" if arithmetic == "float" else "float(x)"
     minus_scale, shift = literal(np.float32(-cells.scale)), literal(np.float32(cells.shift))
@@ -204,7 +209,7 @@ def _cells(table: Table, arithmetic: Arithmetic) -> str:
     static __device__ void fill(Shared& table)
     {{
         static __device__ const Cell cells[count] = {{
-{_rows(entries, 12)}
+{rows(", ".join(entries), 116, 12)}
         }};
         for (int i = threadIdx.x; i < count; i += blockDim.x)
             table.cells[i] = cells[i];
@@ -220,10 +225,10 @@ def _bisect(table: Table, arithmetic: Arithmetic) -> str:
         return _sum(table, arithmetic)
     lines = [
         f"static __device__ const {arithmetic} boundaries[{count}] = {{",
-        _rows(map(literal, boundaries), 4),
+        rows(", ".join(map(literal, boundaries)), 116, 4),
         "};",
         f"static __device__ const u8 codes[{count + 1}] = {{",
-        _rows(map(str, codes.tolist()), 4),
+        rows(", ".join(map(str, codes.tolist())), 116, 4),
         "};",
         "int at = 0;",
     ]
@@ -255,7 +260,7 @@ def _looked_up(levels: NDArray, bits: int, arithmetic: Arithmetic) -> str:
     static __device__ void fill(Shared& table)
     {{
         static __device__ const {arithmetic} levels[{size}] = {{
-{_rows(padded, 12)}
+{rows(", ".join(padded), 116, 12)}
         }};
         for (int i = threadIdx.x; i < {size}; i += blockDim.x)
             table.levels[i] = levels[i];
@@ -267,10 +272,6 @@ def _looked_up(levels: NDArray, bits: int, arithmetic: Arithmetic) -> str:
 def _function(arguments: str, lines: Sequence[str], result: str, returns: str = "u32") -> str:
     body = indent("\n".join([*lines, f"return {result};"]), " " * 8)
     return f"    static __device__ {returns} of({arguments})\n    {{\n{body}\n    }}\n"
-
-
-def _rows(values: Iterable[str], spaces: int) -> str:
-    return fill(", ".join(values), 116, initial_indent=" " * spaces, subsequent_indent=" " * spaces)
 
 
 def literal(value: np.floating) -> str:

@@ -7,6 +7,7 @@ from textwrap import indent
 from typing import Literal
 
 from .....tables import Table
+from .....tables.exporters import check_holds
 from .....tables.exporters.c_header import c_name, in_comment
 from .....tables.exporters.provenance import provenance
 from .formulas import formula
@@ -81,7 +82,11 @@ def cuda_header(table: Table, function: str | None = None, parameters: Sequence[
         table: the table.
         function: a name in `FORMULAS`; if None, the header's forward kernel takes f from its user.
         parameters: of the function, as `formula` takes them.
+
+    Raises:
+        FewbitError: the table is of kind ``stochastic``, whose codes need f' and random bits as well.
     """
+    check_holds("cuda", table.kind)
     name = c_name(table)
     guard = f"{name}_{table.key.rsplit('/', 1)[1]}_CUH".upper()
     text = _HEADER.format(
