@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -110,7 +111,8 @@ class Known:
         options += chain_options(self.trace, chains_of(step.model), self.conversions.chains, self.speeds)
         if recompute:
             names = recomputable(step.model, self.trace)
-            options += recomputed_options(self.trace, names, self.conversions.blocks, self.decided, self.speeds)
+            state = torch.get_rng_state().nbytes if step.device.type == "cpu" else 0  # in host memory
+            options += recomputed_options(self.trace, names, self.conversions.blocks, self.decided, self.speeds, state)
         return Problem(len(self.trace.tensors), tuple(options), self.trace.base, fixed, self.speeds.step)
 
     def moment(self, at: int) -> str:

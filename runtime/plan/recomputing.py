@@ -39,6 +39,7 @@ def recomputed_options(
     errors: Mapping[str, Errors],
     decided: Mapping[str, int],
     speeds: Speeds,
+    random_state: int,
 ) -> Iterator[Option]:
     """Yield the options to compute modules again.
 
@@ -48,6 +49,7 @@ def recomputed_options(
         errors: of their inputs in codes; a module that is not among them saves its input exactly.
         decided: bytes of the decisions of these, as `decided_bytes` returns them.
         speeds: of the machine.
+        random_state: bytes of the generator's state, which each module holds to draw the same numbers again.
     """
     exact = trace.base.copy()
     for x in trace.tensors:
@@ -58,7 +60,7 @@ def recomputed_options(
         tensors = [trace.tensors[i] for i in members]
         start, end = backward_start(tensors, trace), max(x.freed for x in tensors)
         inputs, seconds = trace.inputs.get(name, ()), speeds.forward(name)
-        holds = _holds_again(name, trace, members, exact)
+        holds = [*_holds_again(name, trace, members, exact), Hold(call.start, end, random_state)]
         given = [Hold(x.life.end, start, x.life.nbytes) for x in inputs if x.life.end < start]
         saved = sum(h.nbytes for h in given)
         yield Option(RECOMPUTE, name, None, (*members,), (*holds, *given), saved, seconds=seconds)
