@@ -147,7 +147,7 @@ class Price:
     """What a step's error and time cost, in one unit.
 
     The unit is about a tenth of a training's loss: transformers trained with derivatives rounded in sixteen ways ended
-    above exact training by 0.10 noise² + 0.62 bias², and this ratio is the default's, six (5.1 to 6.9; a ResNet's losses
+    above exact training by 0.10 noise² + 0.62 bias². Their ratio is the default's, six (5.1 to 6.9; a ResNet's losses
     scatter too much to tell: 0 to 2; plots/studies/price.py). The weight of time is a choice: a step 10 % longer is as
     bad as a gradient whose relative error, without bias, is 0.03.
 

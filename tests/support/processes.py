@@ -27,7 +27,7 @@ def said_by_two(script, meeting, *arguments):
         for rank in range(PROCESSES)
     ]
     try:
-        return [process.communicate(timeout=240)[0] for process in processes]
+        return [process.communicate(timeout=600)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -8,12 +8,13 @@ from fewbit.plots.studies.price import fit, lines
 def trainings(noise, bias, scatter=0.0):
     """Rows of five seeds whose losses end above exact by what noise and bias cost."""
     draw = np.random.default_rng(0)
-    rows = [{"network": "n", "activation": "a", "seed": s, "variant": "exact", "bits": 0, "loss": 1.0} for s in range(5)]
+    same = {"network": "n", "activation": "a"}
+    rows = [{**same, "seed": seed, "variant": "exact", "bits": 0, "loss": 1.0} for seed in range(5)]
     for bits in (1, 2, 3, 4):
         for variant, of_noise, of_bias in (("table", 0.0, 0.4 / bits), ("random", 0.5 / bits, 0.01)):
             for seed in range(5):
                 loss = 1 + noise * of_noise**2 + bias * of_bias**2 + scatter * draw.normal()
-                row = {"network": "n", "activation": "a", "seed": seed, "variant": variant, "bits": bits}
+                row = {**same, "seed": seed, "variant": variant, "bits": bits}
                 rows.append(row | {"loss": loss if bits > 1 else 9.0, "noise": of_noise, "bias": of_bias})
     return rows
 
