@@ -12,7 +12,7 @@ BROWSER := $(if $(shell command -v chromium || command -v chromium-browser || co
 
 FUZZ_EXAMPLES ?= 5000
 
-.PHONY: demo test lint types unit docs thorough fuzz zoo tables bench kernels gpu gpu-tests bench-gpu dist clean
+.PHONY: demo test lint types unit docs thorough fuzz zoo studies tables bench kernels gpu gpu-tests bench-gpu dist clean
 
 demo: .venv/ready
 	$(BIN)/fewbit demo
@@ -50,6 +50,11 @@ fuzz: .venv/ready
 # ZOO="--models 'qwen*' --methods L2"` measures some, `ZOO="-o plots/results"` writes the tables kept there.
 zoo: .venv/zoo-ready build/path/fewbit
 	FEWBIT_CACHE=build/cache NUMBA_CACHE_DIR=build/numba PYTHONPATH=build/path:tests:tests/support:.venv/zoo $(BIN)/python -m zoo $(ZOO)
+
+# The experiments of plots/studies: how long what is missing in plots/results takes, then all of it. Broken off, it goes
+# on where it stopped: `make studies STUDIES="curves --list"`.
+studies: .venv/studies-ready
+	$(BIN)/python -m fewbit.plots.studies $(STUDIES)
 
 tables: .venv/ready
 	$(BIN)/fewbit tables build
@@ -101,6 +106,10 @@ build/path/fewbit:
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --editable ".[torch,test,docs$(BROWSER)]"
 	$(BIN)/fewbit cache warm
+	touch $@
+
+.venv/studies-ready: .venv/ready pyproject.toml
+	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --editable ".[studies]"
 	touch $@
 
 .venv/release-ready: .venv/ready pyproject.toml

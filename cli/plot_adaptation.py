@@ -11,7 +11,7 @@ from .options import FILE, BitsList, figure_option
 from .study import Numbers, Save, refuse_with_input, run_study, steps_bar
 
 if TYPE_CHECKING:
-    from ..plots.studies.adaptation import Followed
+    from ..plots.figures.adaptation import Followed
 
 
 @click.command("adaptation")
@@ -81,7 +81,7 @@ def _train(
 
 
 def _runs(numbers: Numbers, _: str) -> "list[Followed]":
-    from ..plots.studies.adaptation import Followed
+    from ..plots.figures.adaptation import Followed
 
     return [Followed.from_dict(run) for run in numbers["runs"]]
 

@@ -1,19 +1,74 @@
 """Errors of tables that follow a training, beside tables calibrated once, relative to the default's."""
 
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .style import BLUE, GREY, INK, VERMILION, style_axes
 
-if TYPE_CHECKING:
-    from ..studies.adaptation import Followed
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors of one activation's tables under what arrives at a step.
+
+    Attributes:
+        step: from 0 on; the table that follows was last exchanged before it.
+        module: name.
+        default, once, following: of the tables named above.
+        best: of the table solved for these inputs themselves.
+    """
+
+    step: int
+    module: str
+    default: float
+    once: float
+    following: float
+    best: float
 
 
-def plot_adaptation(runs: "Sequence[Followed]") -> Figure:
+@dataclass(frozen=True)
+class Followed:
+    """One training with tables that follow it, beside two others.
+
+    Attributes:
+        model: one of `MODELS`.
+        bits, adapt, seed, steps: of the training.
+        losses: validation loss at the end, by variant.
+        errors: every so many steps and after the last, of each activation.
+    """
+
+    model: str
+    bits: int
+    adapt: int
+    seed: int
+    steps: int
+    losses: dict[str, float]
+    errors: tuple[Errors, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all numbers for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Followed":
+        """Return what `to_dict` made a dict of."""
+        return cls(**{**data, "errors": tuple(Errors(**row) for row in data["errors"])})
+
+    def ratio(self, which: str) -> float:
+        """Return the mean of ``once``, ``following`` or ``best`` over the default's, after step 0."""
+        return fmean(getattr(e, which) / e.default for e in self.errors if e.step > 0)
+
+    @property
+    def worst(self) -> float:
+        """The largest error of a table that follows, relative to the default's, after step 0."""
+        return max(e.following / e.default for e in self.errors if e.step > 0)
+
+
+def plot_adaptation(runs: Sequence[Followed]) -> Figure:
     """Return a figure with a row for each model and a column for each number of bits, of the runs of the first seed."""
     first = [run for run in runs if run.seed == min(other.seed for other in runs)]
     models, bits = list(dict.fromkeys(run.model for run in first)), sorted({run.bits for run in first})
@@ -27,7 +82,7 @@ def plot_adaptation(runs: "Sequence[Followed]") -> Figure:
     return figure
 
 
-def _draw(axes: Axes, run: "Followed") -> None:
+def _draw(axes: Axes, run: Followed) -> None:
     style_axes(axes)
     axes.set_title(f"{run.model}, {run.bits} bit{'s' if run.bits > 1 else ''}", fontsize=10, color=INK)
     steps = sorted({e.step for e in run.errors})

@@ -8,10 +8,8 @@ Two more trainings from the same weights on the same batches, exactly and with d
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from statistics import fmean
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +23,7 @@ from ...runtime.calibrate import calibrate
 from ...runtime.convert.api import convert
 from ...tables import Table
 from ...tables.shipped import load_table
+from ..figures.adaptation import Errors, Followed
 from . import trainer
 from .data import Corpus, endless_windows, spread_windows
 from .settings import SETTINGS, Settings
@@ -32,63 +31,6 @@ from .trainer import Curve, held_out_loss
 from .training import MODELS, adamw
 
 VARIANTS = ("exact", "default", "following")
-
-
-@dataclass(frozen=True)
-class Errors:
-    """Errors of one activation's tables under what arrives at a step.
-
-    Attributes:
-        step: from 0 on; the table that follows was last exchanged before it.
-        module: name.
-        default, once, following: of the tables named above.
-        best: of the table solved for these inputs themselves.
-    """
-
-    step: int
-    module: str
-    default: float
-    once: float
-    following: float
-    best: float
-
-
-@dataclass(frozen=True)
-class Followed:
-    """One training with tables that follow it, beside two others.
-
-    Attributes:
-        model: one of `MODELS`.
-        bits, adapt, seed, steps: of the training.
-        losses: validation loss at the end, by variant.
-        errors: every so many steps and after the last, of each activation.
-    """
-
-    model: str
-    bits: int
-    adapt: int
-    seed: int
-    steps: int
-    losses: dict[str, float]
-    errors: tuple[Errors, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all numbers for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "Followed":
-        """Return what `to_dict` made a dict of."""
-        return cls(**{**data, "errors": tuple(Errors(**row) for row in data["errors"])})
-
-    def ratio(self, which: str) -> float:
-        """Return the mean of ``once``, ``following`` or ``best`` over the default's, after step 0."""
-        return fmean(getattr(e, which) / e.default for e in self.errors if e.step > 0)
-
-    @property
-    def worst(self) -> float:
-        """The largest error of a table that follows, relative to the default's, after step 0."""
-        return max(e.following / e.default for e in self.errors if e.step > 0)
 
 
 def follow(

