@@ -40,7 +40,7 @@ def plot_curves(rows: Sequence[Curves], steps: Sequence[int]) -> Figure:
         _draw_gaps(right, row)
         if i == 0:
             left.set_title("training loss, mean and range over seeds", fontsize=10, loc="left")
-            right.set_title("test accuracy less exact's of the same seed, in points", fontsize=10, loc="left")
+            right.set_title("test accuracy less exact's, in points", fontsize=10, loc="left")
         if i == len(rows) - 1:
             left.set_xlabel("step")
             right.set_xlabel("bits")
