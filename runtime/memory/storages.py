@@ -12,7 +12,9 @@ def parts_of(tensor: Tensor) -> Iterator[Tensor]:
     """Yield the tensors that hold the data of `tensor`: itself, unless it is sparse or wraps others."""
     if is_traceable_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:
-            yield from parts_of(getattr(tensor, name))
+            part = getattr(tensor, name)
+            if isinstance(part, Tensor):  # a DTensor names its mesh too
+                yield from parts_of(part)
     elif tensor.layout is torch.sparse_coo:
         yield from (tensor._indices(), tensor._values())
     elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):

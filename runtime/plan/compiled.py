@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from ..compile.report import GraphReport, describe, ignore
 from ..compile.rewrite import rounds_to_nearest
 from ..compile.roles import ROUNDED, Role
 from ..memory.allocator import Allocations, allocations, mark
-from .gradient_error import PROBE, noise_and_bias, product, segments
+from .gradient_error import PROBE, alike, difference, errors_of_each, product, segments
 from .options import LEAST_BITS, LEAST_LINEAR, LEAST_OF_SCORES, without_numbers
 from .problem import EXACT, GROUPS, Hold, Option, Problem
 from .seconds import Speeds
@@ -94,6 +95,11 @@ class CompiledKnown:
         """Of each value, the same text for those of equal layers."""
         return [f"{without_numbers(v.module)} {v.role} {v.shape}" for v in self.values]
 
+    def uniform(self, bits: int) -> list[Option]:
+        """Return the options to save each value in so many bits an element, where its graph can."""
+        found = enumerate(zip(self.values, self.holds, strict=True))
+        return [_in_groups(i, v, hold, bits, self) for i, (v, hold) in found if bits in v.sizes]
+
     def problem(self, step: Step, fixed: int, recompute: bool = True) -> Problem:
         """Return the planner's problem; `recompute` is for eager steps, as the compiler decides it here."""
         return Problem(len(self.values), tuple(_options(self)), self.base, fixed, self.seconds)
@@ -139,10 +145,13 @@ def _options(known: CompiledKnown) -> Iterator[Option]:
         exact = Hold(hold.start, hold.end, value.exact_bytes)
         yield Option(EXACT, value.place, None, (i,), (exact,), value.exact_bytes)
         least = _LEAST_BITS.get(value.role, LEAST_BITS)
-        for bits, nbytes in ((b, size) for b, size in value.sizes.items() if b >= least):
-            seconds = known.speeds.codes(value.exact_bytes // value.itemsize, bits, value.itemsize)
-            costs = value.noise[bits], value.bias[bits], seconds
-            yield Option(GROUPS, value.place, bits, (i,), (Hold(hold.start, hold.end, nbytes),), nbytes, *costs)
+        yield from (_in_groups(i, value, hold, bits, known) for bits in value.sizes if bits >= least)
+
+
+def _in_groups(i: int, value: Value, hold: Hold, bits: int, known: CompiledKnown) -> Option:
+    nbytes, elements = value.sizes[bits], value.exact_bytes // value.itemsize
+    costs = value.noise[bits], value.bias[bits], known.speeds.codes(elements, bits, value.itemsize)
+    return Option(GROUPS, value.place, bits, (i,), (Hold(hold.start, hold.end, nbytes),), nbytes, *costs)
 
 
 # ---- compiling -------------------------------------------------------------------------------------------------------
@@ -370,16 +379,26 @@ def _values(
         for probe in together:
             wrong = [found[i] - exact[probe.graph][i] for i in outputs[probe]]
             measured[probe] = product(wrong, wrong) / scale, 0.0
-    for together in _by_kind([p for p in probes if p not in measured]):
-        graph, arguments = ran[together[0].graph]
-        right = exact[together[0].graph]
-        nearest = rounds_to_nearest(together[0].choice)
-        draws = [_tensors(graph(*_rounded(arguments, together))) for _ in range(1 if nearest else 2)]
-        one, two = ([a - b for a, b in zip(found, right, strict=True)] for found in (draws[0], draws[-1]))
+    for equal in alike([p for p in probes if p not in measured], _kind_of):
+        graph, arguments = ran[equal[0].graph]
+        right = exact[equal[0].graph]
+
+        wrong_of = partial(_wrong, graph, arguments, right)
+        if not rounds_to_nearest(equal[0].choice):
+            measured.update(errors_of_each(equal, wrong_of, scale))
+            continue
         # Rounding to nearest is the same in each draw, but another for each batch: it is counted as noise.
-        noise, bias = (product(one, one), 0.0) if nearest else noise_and_bias(one, two)
-        measured |= dict.fromkeys(together, (noise / scale / len(together), bias / scale / len(together)))
+        for part in segments(equal):
+            found = wrong_of(part)
+            measured |= dict.fromkeys(part, (product(found, found) / scale / len(part), 0.0))
     return [_value(probe, *measured[probe], ran[probe.graph][1][probe.argument]) for probe in probes]
+
+
+def _wrong(
+    graph: fx.GraphModule, arguments: Sequence[Any], right: Sequence[Tensor], few: Sequence[_Probe]
+) -> list[Tensor]:
+    """Return the error of a backward graph's results with the arguments of some probes rounded."""
+    return difference(_tensors(graph(*_rounded(arguments, few))), right)
 
 
 def _value(probe: _Probe, noise: float, bias: float, x: Tensor) -> Value:
@@ -450,14 +469,7 @@ def _by_graph(probes: Sequence[_Probe]) -> list[list[_Probe]]:
     return list(found.values())
 
 
-def _by_kind(probes: Sequence[_Probe]) -> Iterator[list[_Probe]]:
-    """Yield the probes that one call measures: those of equal modules, roles and shapes, in up to `SEGMENTS` parts."""
-    found: defaultdict[tuple[object, ...], list[_Probe]] = defaultdict(list)
-    for probe in probes:
-        module = place_of(probe.node).rpartition(":")[0]
-        made = str(probe.node.target)
-        found[probe.graph, without_numbers(module), probe.choice.role, made, str(probe.node.meta["val"].shape)].append(
-            probe
-        )
-    for each in found.values():
-        yield from segments(each)
+def _kind_of(probe: _Probe) -> str:
+    """Return the same text for the values of equal modules, roles and shapes."""
+    module = without_numbers(place_of(probe.node).rpartition(":")[0])
+    return f"{probe.graph} {module} {probe.choice.role} {probe.node.target} {probe.node.meta['val'].shape}"

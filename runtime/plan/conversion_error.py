@@ -6,7 +6,7 @@
     blocks       inputs in codes, from which blocks are computed again
     chains       batch normalization, ReLU and convolution as one layer, which saves codes in fixed point
 
-Modules of the first layers, those in the middle and the last ones are converted together; for outputs, all of a class.
+Modules of the first layers, and those of the last, are converted together; for outputs, all of a class.
 """
 
 import copy
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -35,8 +36,9 @@ from .gradient_error import (
     TABLE_BITS,
     TABLE_PROBE,
     Errors,
+    alike,
     difference,
-    noise_and_bias,
+    errors_of_each,
     product,
     relative_variance,
     together,
@@ -68,6 +70,15 @@ class ConversionErrors:
     outputs: Mapping[str, float]
     blocks: Mapping[str, Errors]
     chains: Mapping[str, Errors]
+
+    def times(self, noise: float, bias: float) -> "ConversionErrors":
+        """Return them with both parts multiplied; of outputs, which one number tells, by the larger factor."""
+        tables, stochastic, gated, blocks, chains = (
+            {name: errors.times(noise, bias) for name, errors in kind.items()}
+            for kind in (self.tables, self.stochastic, self.gated, self.blocks, self.chains)
+        )
+        outputs = {name: max(noise, bias) * error for name, error in self.outputs.items()}
+        return ConversionErrors(tables, stochastic, gated, outputs, blocks, chains)
 
 
 def measure_conversions(
@@ -249,7 +260,7 @@ def _of_tables(trial: _Trial, activations: Mapping[str, nn.Module], rounding: Ro
             own = _errors_of_tables(activations[name], rounding)
             probe = own.get(TABLE_PROBE)
             share = {bits: error / probe if probe else 0.0 for bits, error in own.items()}
-            result[name] = Errors(*({b: part * s for b, s in share.items()} for part in (noise, bias)))
+            result[name] = Errors(share, share).times(noise, bias)
     return result
 
 
@@ -318,16 +329,18 @@ def _of_outputs(trial: _Trial, names: Sequence[str]) -> dict[str, float]:
 
 
 def _of_blocks(trial: _Trial, names: Sequence[str]) -> dict[str, Errors]:
-    """Return the errors of computing blocks again from inputs in codes; two draws tell noise from bias."""
+    """Return the errors of computing blocks again from inputs in codes."""
     result: dict[str, Errors] = {}
-    exact, model = trial.exact, trial.step.model
-    for segment in together(names, without_numbers):
-        with computed_again(model, segment, PROBE):
-            one, two = (difference(trial.gradient(draw), exact) for draw in range(2))
-        noise, bias = (part / trial.scale / len(segment) for part in noise_and_bias(one, two))
-        share = {bits: relative_variance(bits) / relative_variance(PROBE) for bits in BITS}
-        errors = Errors(*({bits: part * s for bits, s in share.items()} for part in (noise, bias)))
-        result.update(dict.fromkeys(segment, errors))
+    draws = count()
+    share = {bits: relative_variance(bits) / relative_variance(PROBE) for bits in BITS}
+
+    def wrong(blocks: Sequence[str]) -> list[Tensor]:
+        with computed_again(trial.step.model, blocks, PROBE):
+            return difference(trial.gradient(next(draws)), trial.exact)
+
+    for equal in alike(names, without_numbers):
+        for name, (noise, bias) in errors_of_each(equal, wrong, trial.scale):
+            result[name] = Errors(share, share).times(noise, bias)
     return result
 
 
@@ -355,7 +368,6 @@ def _of_chains(trial: _Trial, names: Sequence[str]) -> dict[str, Errors]:
             both = [x + y for x, y in zip(*halves, strict=True)]
             of_bias = min(max(0.0, 4 * product(*halves) / (product(both, both) or 1.0)), 1.0)
         share = {bits: 4.0 ** (PROBE - bits) for bits in BITS}
-        noise, bias = (1 - of_bias) * square, of_bias * square
-        errors = Errors(*({bits: part * s for bits, s in share.items()} for part in (noise, bias)))
+        errors = Errors(share, share).times((1 - of_bias) * square, of_bias * square)
         result.update(dict.fromkeys(segment, errors))
     return result

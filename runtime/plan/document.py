@@ -42,6 +42,13 @@ from .problem import (
 FORMAT = "fewbit plan 1"
 _WITH_BITS = (GROUPS, HOST, OUTLIERS, TABLE, STOCHASTIC, ATTENTION, GATED)
 _WITHOUT_BITS = (EXACT, OUTPUT)
+# Methods for one kind of target: a tensor, a module, an attention.
+_ALIKE = (
+    (EXACT, GROUPS, HOST, OUTLIERS),
+    (TABLE, STOCHASTIC, RECOMPUTE, GATED, OUTPUT, CHAIN),
+    (ATTENTION,),
+)
+EDITED = "edited since: memory, error and time are those of the plan before"
 
 
 @dataclass(frozen=True)
@@ -234,13 +241,25 @@ class Plan:
     def with_choice(self, target: str, method: str, bits: int | None = None) -> "Plan":
         """Return the plan with another choice for `target`; its predictions are then those of the plan before.
 
+        Args:
+            target: of a choice.
+            method: ``exact``, or one for the same kind of target: a tensor, a module, an attention.
+            bits: of the codes.
+
         Raises:
             FewbitError: the plan has no such target, or the choice is wrong.
         """
-        if all(choice.target != target for choice in self.choices):
+        before = next((choice for choice in self.choices if choice.target == target), None)
+        if before is None:
             raise FewbitError(f"the plan has no {shown(target)}")
-        changed = [replace(c, method=method, bits=bits) if c.target == target else c for c in self.choices]
-        return replace(self, choices=tuple(changed))
+        alike = next(methods for methods in _ALIKE if before.method in methods)
+        if self.compiled:
+            alike = (EXACT, GROUPS)
+        if method in METHODS and method not in (EXACT, *alike):
+            raise FewbitError(f"{target} is {before.method}, and may be exact or {', '.join(alike)}, not {method}")
+        changed = [replace(c, method=method, bits=bits) if c is before else c for c in self.choices]
+        notes = (*self.notes, EDITED) if EDITED not in self.notes else self.notes
+        return replace(self, choices=tuple(changed), notes=notes)
 
     def check_model(self, model: nn.Module) -> None:
         """Raise FewbitError unless the plan was made for this model, or one of the same modules and parameters."""
@@ -338,10 +357,12 @@ def _grouped(choices: Sequence[Choice]) -> dict[tuple[str, str], list[Choice]]:
 
 
 def signature(model: nn.Module) -> str:
-    """Return a digest of the names and classes of a model's modules, and the shapes of its parameters."""
+    """Return a digest of the names and classes of a model's modules, and of its parameters' shapes, dtypes, and whether
+    they are trained."""
     digest = hashlib.sha256()
     for name, module in model.named_modules():
         digest.update(f"{name}:{type(module).__name__};".encode())
     for name, parameter in model.named_parameters():
-        digest.update(f"{name}:{tuple(parameter.shape)};".encode())
+        kind = f"{tuple(parameter.shape)} {parameter.dtype} {parameter.requires_grad}"
+        digest.update(f"{name}:{kind};".encode())
     return digest.hexdigest()

@@ -213,7 +213,7 @@ class _Planned:
             return Exactly()
         if choice is None:
             if x.requires_grad and place.rpartition(":")[0] not in self.owners:
-                self.unknown.add(place)
+                self._note_unknown(place)
             return Exactly()
         if choice.method in (GROUPS, ATTENTION):
             return PerGroup(choice.bits or 0)
@@ -222,6 +222,15 @@ class _Planned:
         if choice.method == HOST:
             return _ToHost(PerGroup(choice.bits or 0), self._swapper)
         return Exactly()
+
+    def _note_unknown(self, place: str) -> None:
+        if not self.unknown:
+            warnings.warn(
+                f"fewbit: the plan does not know {place}, which is saved exactly, so a step may take more memory than "
+                "it says: plan for the model as it trains",
+                stacklevel=2,
+            )
+        self.unknown.add(place)
 
     def use(self, choices: Sequence[Choice]) -> None:
         """Carry out these choices from now on."""

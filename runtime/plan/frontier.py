@@ -1,13 +1,13 @@
 """What a plan is compared with: plans for other memories, other ways to train, and memory through the step."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...tables import FewbitError
 from .document import Point, Timeline
-from .problem import EXACT, GROUPS, RECOMPUTE, Limits, Option, Price, Problem
+from .problem import EXACT, RECOMPUTE, Limits, Option, Price, Problem
 from .solver import solve
 
 MOMENTS = 400  # most that a timeline keeps
@@ -32,17 +32,21 @@ def timeline_of(
     return Timeline(*(tuple(map(int, curve[at])) for curve in curves), backward=backward // stretch)
 
 
-def points_of(problem: Problem, merged: Problem, count: int, price: Price) -> tuple[Point, ...]:
+Uniform = Callable[[int], Sequence[Option]]
+
+
+def points_of(problem: Problem, merged: Problem, uniform: Uniform, count: int, price: Price) -> tuple[Point, ...]:
     """Return plans for `count` memories from the least to that of exact training, and other ways to train.
 
     Args:
         problem: of the step.
         merged: the same, of fewer options, to solve.
+        uniform: returns the options to save each tensor in so many bits, though a plan may give it no so few.
         count: number of plans.
         price: by which plans are compared.
     """
     exact = [o for o in problem.options if o.method == EXACT]
-    points = [_point("exact", problem, exact), *_others(problem)]
+    points = [_point("exact", problem, exact), *_others(problem, uniform)]
     least = int(solve(merged, Limits(time=1e6), price).price)
     most = points[0].memory
     for i in range(count):
@@ -54,10 +58,10 @@ def points_of(problem: Problem, merged: Problem, count: int, price: Price) -> tu
     return tuple(points)
 
 
-def _others(problem: Problem) -> Iterable[Point]:
+def _others(problem: Problem, uniform: Uniform) -> Iterable[Point]:
     of_tensor = {o.covers[0]: o for o in problem.options if o.method == EXACT}
     for bits in _UNIFORM:
-        few = {o.covers[0]: o for o in problem.options if o.method == GROUPS and o.bits == bits}
+        few = {o.covers[0]: o for o in uniform(bits)}
         yield _point(f"{bits} bits", problem, list({**of_tensor, **few}.values()))
     blocks = [o for o in problem.options if o.method == RECOMPUTE and o.bits is None]
     outermost = [o for o in blocks if not any(set(o.covers) < set(other.covers) for other in blocks)]

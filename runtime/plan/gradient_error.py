@@ -4,12 +4,14 @@ The sensitivity of a tensor is the squared error of the gradient, relative to it
 variance that quantizing the tensor adds to its elements. The forward pass runs once, exactly, and saves all; in each
 backward pass some tensors come back rounded at random, and all others as they were.
 
-    one pass     all inputs of linear layers and convolutions at once: each errs in its own weight's gradient alone
-    two a kind   tensors of equal layers at once, others one by one: of two draws the errors e₁ and e₂ have
-                 E⟨e₁, e₂⟩ = ‖bias‖², and E‖e‖² − ‖bias‖² is noise, which averages out over steps
+    one pass       all inputs of linear layers and convolutions at once: each errs in its own weight's gradient alone
+    three a kind   tensors of equal layers: those of the first half of the layers, those of the second, all once more.
+                   Of two draws the errors e₁ and e₂ have E⟨e₁, e₂⟩ = ‖bias‖², and E‖e‖² − ‖bias‖² is noise, which
+                   averages out over steps
 
 The errors of tensors rounded in one pass are independent, so that their squares add; those of a pass are shared equally
-among its tensors. Variances at other numbers of bits are those of the tensors, quantized.
+among its tensors. Variances at other numbers of bits are those of the tensors, quantized. Some samples of a batch are
+enough (step.py, `Part`).
 
 Rounding all but the largest numbers, kept exactly, is measured where it errs less than groups of as many bytes. It
 rounds to the nearest level, which two draws do not tell from bias, but two halves of a tensor do: with the error e₁ if
@@ -21,7 +23,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
@@ -39,7 +41,7 @@ BITS = (1, 2, 3, 4, 5, 6, 8)
 PROBE = 4  # bits of the tensors that a pass rounds
 TABLE_BITS = (1, 2, 3, 4)
 TABLE_PROBE = 3
-SEGMENTS = 3  # passes for the tensors of one place in equal layers: of the first layers, those in the middle, the last
+SEGMENTS = 2  # passes for the tensors of one place in equal layers: of the first layers, of the last
 _T = TypeVar("_T")
 SAMPLE = 1 << 18  # elements of a tensor that say what variance quantizing it has
 _LINEAR = (nn.Linear, Conv1D, _ConvNd)
@@ -57,6 +59,10 @@ class Errors:
 
     noise: Mapping[int, float]
     bias: Mapping[int, float]
+
+    def times(self, noise: float, bias: float) -> "Errors":
+        """Return them with both parts multiplied."""
+        return Errors({b: noise * e for b, e in self.noise.items()}, {b: bias * e for b, e in self.bias.items()})
 
 
 def measure_errors(step: Step, kinds: Mapping[str, str]) -> tuple[dict[str, Errors], dict[str, Errors]]:
@@ -89,9 +95,8 @@ def measure_errors(step: Step, kinds: Mapping[str, str]) -> tuple[dict[str, Erro
             for probe in local:
                 result[probe.place] = probe.errors(sum(of_module[user] for user in probe.users), 0.0)
         rest = [p for p in probes if p.place not in result]
-        for segment in together(rest, lambda probe: kinds.get(probe.place, probe.place)):
-            noise, bias = gradient.errors_of(segment, exact)
-            for probe in segment:
+        for equal in alike(rest, lambda probe: kinds.get(probe.place, probe.place)):
+            for probe, (noise, bias) in errors_of_each(equal, partial(gradient.wrong, exact), scale):
                 result[probe.place] = probe.errors(noise, bias)
         served = [probe for probe in probes if _serves(probe)]
         outliers: dict[str, Errors] = {}
@@ -122,16 +127,25 @@ def measure_attentions(step: Step, attentions: Iterable[Attention]) -> dict[str,
         del output
         gradient = _Gradient(loss, step.parameters, prober)
         exact = gradient.of(())
+        scale = product(exact, exact) or 1.0
         probes: defaultdict[str, list[_Probe]] = defaultdict(list)
         for probe in prober.living():
             probes[probe.place.rpartition("-")[0]].append(probe)  # of its operands, and of its output
-        for segment in together([name for name in kinds if name in probes], kinds.__getitem__):
-            noise, bias = gradient.errors_of([probe for name in segment for probe in probes[name]], exact)
-            for name in segment:
-                result[name] = total([probe.errors(noise, bias) for probe in probes[name]])
-        del loss, gradient
+        wrong = partial(_wrong_of_attentions, gradient, exact, probes)
+        for equal in alike([name for name in kinds if name in probes], kinds.__getitem__):
+            for name, (noise, bias) in errors_of_each(equal, wrong, scale):
+                own = probes[name]
+                result[name] = total([probe.errors(noise / len(own), bias / len(own)) for probe in own])
+        del loss, gradient, wrong
     gc.collect()
     return result
+
+
+def _wrong_of_attentions(
+    gradient: "_Gradient", exact: Sequence[Tensor], probes: Mapping[str, Sequence["_Probe"]], names: Sequence[str]
+) -> list[Tensor]:
+    """Return the error of the gradient with the attentions of these names computed again from rounded tensors."""
+    return gradient.wrong(exact, [probe for name in names for probe in probes[name]])
 
 
 def total(errors: Sequence[Errors]) -> Errors:
@@ -147,12 +161,40 @@ def relative_variance(bits: int) -> float:
 
 
 def together(items: Iterable[_T], kind: Callable[[_T], str]) -> Iterator[list[_T]]:
-    """Yield the items that one pass measures: of each kind those of the first layers, in the middle and the last."""
+    """Yield the items that one pass measures: of each kind those of the first layers and of the last."""
+    for equal in alike(items, kind):
+        yield from segments(equal)
+
+
+def alike(items: Iterable[_T], kind: Callable[[_T], str]) -> list[list[_T]]:
+    """Return the items of each kind."""
     by_kind: defaultdict[str, list[_T]] = defaultdict(list)
     for item in items:
         by_kind[kind(item)].append(item)
-    for equal in by_kind.values():
-        yield from segments(equal)
+    return [*by_kind.values()]
+
+
+def errors_of_each(
+    equal: Sequence[_T], wrong: Callable[[Sequence[_T]], list[Tensor]], scale: float
+) -> Iterator[tuple[_T, tuple[float, float]]]:
+    """Yield each of equal layers' items with its noise and its bias.
+
+    Args:
+        equal: the items.
+        wrong: returns the error of the gradient with some of them rounded, in another draw at each call.
+        scale: the squared norm of the gradient.
+    """
+    parts = [*segments(equal)]
+    draws = [wrong(part) for part in parts]
+    squares = [product(draw, draw) for draw in draws]
+    again = wrong(equal)
+    once = [torch.stack(each).sum(0) for each in zip(*draws, strict=True)]
+    if len(parts) == 1:
+        squares = [(squares[0] + product(again, again)) / 2]
+    of_bias = min(max(0.0, product(once, again) / (sum(squares) or 1.0)), 1.0)
+    for part, square in zip(parts, squares, strict=True):
+        share = square / scale / len(part)
+        yield from ((item, ((1 - of_bias) * share, of_bias * share)) for item in part)
 
 
 def _is_local(probe: "_Probe", model: nn.Module) -> bool:
@@ -164,13 +206,6 @@ def _is_local(probe: "_Probe", model: nn.Module) -> bool:
 def difference(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Tensor]:
     """Return the difference of two gradients."""
     return [x - y for x, y in zip(a, b, strict=True)]
-
-
-def noise_and_bias(one: Sequence[Tensor], two: Sequence[Tensor]) -> tuple[float, float]:
-    """Return the squared error that averages out, and the rest, from the errors of two independent draws."""
-    square = (product(one, one) + product(two, two)) / 2
-    bias = min(max(0.0, product(one, two)), square)
-    return square - bias, bias
 
 
 def segments(equal: Sequence[_T]) -> Iterator[list[_T]]:
@@ -200,12 +235,9 @@ class _Gradient:
         self.prober.rounded = set()
         return [torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, found, strict=True)]
 
-    def errors_of(self, rounded: Collection["_Probe"], exact: Sequence[Tensor]) -> tuple[float, float]:
-        """Return the noise and the bias of each of these tensors, rounded together, relative to the exact gradient."""
-        one, two = (difference(self.of(rounded), exact) for _ in range(2))
-        share = 1 / (product(exact, exact) or 1.0) / len(rounded)
-        noise, bias = noise_and_bias(one, two)
-        return noise * share, bias * share
+    def wrong(self, exact: Sequence[Tensor], rounded: Collection["_Probe"]) -> list[Tensor]:
+        """Return the error of the gradient with these tensors rounded."""
+        return difference(self.of(rounded), exact)
 
     def errors_of_halves(self, rounded: Collection["_Probe"], exact: Sequence[Tensor]) -> tuple[float, float]:
         """Return the same for tensors that are rounded to the nearest level, with outliers."""

@@ -2,8 +2,8 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -94,6 +94,11 @@ class Known:
         """The moment at which the backward pass begins."""
         return self.trace.backward
 
+    def uniform(self, bits: int) -> list[Option]:
+        """Return the options to save each tensor in groups of so many bits an element, where that saves bytes."""
+        found = (_in_groups(i, x, bits, self) for i, x in enumerate(self.trace.tensors))
+        return [option for option in found if option is not None]
+
     def problem(self, step: Step, fixed: int, recompute: bool = True) -> Problem:
         """Return the planner's problem.
 
@@ -131,25 +136,28 @@ class Known:
 def _of_tensor(i: int, x: Traced, known: Known, host: bool) -> Iterator[Option]:
     held = sum(hold.nbytes for hold in x.exact[:1])
     yield Option(EXACT, x.place, None, (i,), x.exact, held)
-    errors = known.errors.get(x.place)
-    if errors is None:
-        return
     for bits in (b for b in BITS if b >= least_bits(x)):
-        nbytes = codes_bytes(x.shape, x.dtype, x.features, bits)
-        if nbytes >= x.nbytes:
+        groups = _in_groups(i, x, bits, known)
+        if groups is None:
             continue
-        costs = errors.noise[bits], errors.bias[bits]
-        seconds = known.speeds.codes(x.elements, bits, x.dtype.itemsize)
-        yield Option(GROUPS, x.place, bits, (i,), (Hold(x.saved, x.freed, nbytes),), nbytes, *costs, seconds)
+        yield groups
         if x.place in known.outliers:
-            beside, errors_beside = outliers_bytes(x.elements, x.dtype, bits), known.outliers[x.place]
-            costs_beside = errors_beside.noise[bits], errors_beside.bias[bits], known.speeds.outliers(x.elements, bits)
-            held = (Hold(x.saved, x.freed, beside),)
-            yield Option(OUTLIERS, x.place, bits, (i,), held, beside, *costs_beside)
-        if host and bits in (4, 8) and nbytes >= SMALLEST_ON_HOST:
-            there = seconds + known.speeds.transfer(nbytes)
-            last = Hold(max(x.saved, x.freed - 2), x.freed, nbytes)
-            yield Option(HOST, x.place, bits, (i,), (last,), 0, *costs, there)
+            beside, errors = outliers_bytes(x.elements, x.dtype, bits), known.outliers[x.place]
+            costs = errors.noise[bits], errors.bias[bits], known.speeds.outliers(x.elements, bits)
+            yield Option(OUTLIERS, x.place, bits, (i,), (Hold(x.saved, x.freed, beside),), beside, *costs)
+        if host and bits in (4, 8) and groups.saved >= SMALLEST_ON_HOST:
+            seconds = groups.seconds + known.speeds.transfer(groups.saved)
+            last = Hold(max(x.saved, x.freed - 2), x.freed, groups.saved)
+            yield replace(groups, method=HOST, holds=(last,), saved=0, seconds=seconds)
+
+
+def _in_groups(i: int, x: Traced, bits: int, known: Known) -> Option | None:
+    """Return the option to save a tensor in groups; None if its error is not known, or codes take no less."""
+    errors, nbytes = known.errors.get(x.place), codes_bytes(x.shape, x.dtype, x.features, bits)
+    if errors is None or nbytes >= x.nbytes:
+        return None
+    costs = errors.noise[bits], errors.bias[bits], known.speeds.codes(x.elements, bits, x.dtype.itemsize)
+    return Option(GROUPS, x.place, bits, (i,), (Hold(x.saved, x.freed, nbytes),), nbytes, *costs)
 
 
 def least_bits(x: Traced) -> int:
@@ -182,17 +190,45 @@ def _of_activations(known: Known) -> Iterator[Option]:
                 continue
             tensors = [known.trace.tensors[i] for i in members]
             first, last = min(x.saved for x in tensors), max(x.freed for x in tensors)
-            elements = tensors[0].elements
+            elements, spared = tensors[0].elements, [*_spared(name, tensors, known.trace)]
             for bits, noise in errors.noise.items():
                 bias = errors.bias[bits]
                 if noise + bias and bits < LEAST_OF_TABLE:
                     continue
                 nbytes = packed_size(elements, bits)
                 seconds = known.speeds.codes(elements, bits, tensors[0].dtype.itemsize) / 2
-                # The backward pass takes the codes as they are, and restores nothing.
-                spared = [Hold(h.start, h.end, -h.nbytes) for x in tensors for h in x.restored]
                 held, costs = (Hold(first, last, nbytes), *spared), (noise, bias, seconds)
                 yield Option(method, name, bits, (*members,), held, nbytes, *costs)
+
+
+def _spared(name: str, tensors: Sequence[Traced], trace: Trace) -> Iterator[Hold]:
+    """Yield what both passes of an activation make, beyond their results, as bytes that are not there.
+
+    With a table the forward pass is one operation, whatever operations an activation is written in; the backward pass
+    takes the codes as they are, restores nothing, and multiplies once.
+    """
+    (call,) = trace.calls[name]
+    for start, end in ((call.start, call.end), (backward_start(tensors, trace), _backward_end(name, tensors, trace))):
+        most = trace.base[max(0, start - 1)] + tensors[0].nbytes
+        beyond = np.maximum(trace.base[start:end] - most, 0)
+        changes = [0, *(np.flatnonzero(np.diff(beyond)) + 1).tolist(), len(beyond)]
+        for a, b in pairwise(changes):
+            if beyond[a]:
+                yield Hold(start + a, start + b, -int(beyond[a]))
+
+
+def _backward_end(name: str, tensors: Sequence[Traced], trace: Trace) -> int:
+    """Return when the backward pass of an activation has ended: when that of the module before it begins.
+
+    Where something larger is computed between the two, what is known is when the last of `tensors` is freed.
+    """
+    (call,) = trace.calls[name]
+    freed = max(x.freed for x in tensors)
+    before = [x for x in trace.tensors if x.saved < call.start]
+    if not before:
+        return freed
+    largest = np.diff(trace.base[before[-1].saved : call.start + 1]).max(initial=0)
+    return max(freed, backward_start(before[-1:], trace)) if largest <= tensors[0].nbytes else freed
 
 
 def _owned(trace: Trace) -> dict[str, list[int]]:

@@ -56,7 +56,9 @@ from .solver import is_feasible, merge, solve, split
 from .step import Loss, Step
 from .trace import scaled, trace
 
-MOST_OPTIONS = 800  # that the solver is given at once
+MOST_OPTIONS = 1500  # that the solver is given at once; of more, those of equal layers are merged
+# Modules of torch whose classes wrap a model for several processes or devices.
+_WRAPPERS = ("torch.nn.parallel", "torch.distributed")
 ATTEMPTS = 6  # at a compiled plan, of which each is compiled
 # Copies of the trained parameters in an optimizer's state.
 OPTIMIZERS = {
@@ -129,6 +131,7 @@ def plan(
         raise FewbitError("a sharded step is planned as it runs eagerly: leave out compiled=True")
     if batch == "max" and compiled:
         raise FewbitError("batch='max' plans steps that are not compiled")
+    check_whole(model)
     undo_fit(model)
     args, keywords = read_inputs(inputs[0]) if len(inputs) == 1 else (inputs, {})
     step = Step(model, args, keywords, loss)
@@ -137,6 +140,15 @@ def plan(
         parallel_of(parallel, model),
     )
     return _agreed(planner.largest() if batch == "max" else planner.plan())
+
+
+def check_whole(model: nn.Module) -> None:
+    """Raise FewbitError if a model is sharded or wrapped for several processes, so that it cannot be measured."""
+    wrapper = type(model).__name__ if type(model).__module__.startswith(_WRAPPERS) else None
+    if wrapper is None and any(type(p).__name__ == "DTensor" for p in model.parameters()):
+        wrapper = "fully_shard"
+    if wrapper is not None:
+        raise FewbitError(f"plan before {wrapper}, which changes what can be measured, and say parallel=")
 
 
 def _agreed(found: Plan) -> Plan:
@@ -188,9 +200,10 @@ def _again(
     before: Plan,
 ) -> Plan:
     """Return the plan for another batch, and the memory of the plan before."""
+    check_whole(model)
     kind = parallel_of(parallel, model)
     if isinstance(kind, Shards):
-        raise FewbitError("a model that is sharded cannot be measured")
+        raise FewbitError("a model that will be sharded is planned once, before")
     step, memory = Step(model, args, keywords, loss), Limits(memory=before.peak.total)
     recompute = any(choice.method == RECOMPUTE for choice in before.choices)
     static = static_bytes(model, optimizer)
@@ -335,8 +348,13 @@ class Planner:
                 chain_errors_by_shape(traced, chains, errors),
             )
             return Known(traced, errors, {}, attention_errors_by_shape(traced, errors), conversions, decided, speeds)
-        (errors, outliers), again = measure_errors(step, kinds), measure_attentions(step, traced.attentions)
-        conversions = measure_conversions(step, tables, gated, outputs, blocks, [*chains])
+        part = step.part()
+        found = (*measure_errors(part.step, kinds), measure_attentions(part.step, traced.attentions))
+        errors, outliers, again = (
+            {name: each.times(part.noise, part.bias) for name, each in own.items()} for own in found
+        )
+        conversions = measure_conversions(part.step, tables, gated, outputs, blocks, [*chains])
+        conversions = conversions.times(part.noise, part.bias)
         return Known(traced, errors, outliers, again, conversions, decided, speeds)
 
     @property
@@ -352,10 +370,10 @@ class Planner:
         solution = solve(merged, limits or self.limits, self.price)
         if merged is not problem:
             solution = split(solution, problem.options)
-        found = self.document(known, problem, solution, self.notes(merged, solution))
-        return (
-            replace(found, frontier=points_of(problem, merged, self.frontier, self.price)) if self.frontier else found
-        )
+        found = self.document(known, problem, solution, self.notes(problem, merged, solution))
+        if not self.frontier:
+            return found
+        return replace(found, frontier=points_of(problem, merged, known.uniform, self.frontier, self.price))
 
     def problem(self, known: Known | CompiledKnown) -> Problem:
         """Return the problem, whose last moment is the optimizer's step."""
@@ -385,10 +403,11 @@ class Planner:
         gradients = self.gradients(known)
         gradients = np.append(gradients, gradients[-1])
         moment = "in the optimizer's step" if at == len(usage) - 1 else known.moment(at)
-        held = int(usage[at] - problem.base[at])
+        # Options may also spare what a step that saves nothing makes at that moment.
+        saved = sum(h.nbytes for o in solution.chosen for h in o.holds if h.nbytes > 0 and h.start <= at < h.end)
         peak = PeakMemory(
-            *(self.of_rank.parameters, int(gradients[at]), self.of_rank.optimizer, held),
-            *(int(problem.base[at] - gradients[at]), moment),
+            *(self.of_rank.parameters, int(gradients[at]), self.of_rank.optimizer, saved),
+            *(int(usage[at] - gradients[at]) - saved, moment),
         )
         return Plan(
             signature(self.step.model),
@@ -403,9 +422,11 @@ class Planner:
             tuple(notes),
         )
 
-    def notes(self, merged: Problem, solution: Solution) -> list[str]:
+    def notes(self, problem: Problem, merged: Problem, solution: Solution) -> list[str]:
         """Return what was estimated, and what more memory would bring."""
         notes = []
+        if len(merged.options) < len(problem.options):
+            notes.append("this bound is of plans that treat equal layers alike, in runs of several")
         if self.is_abstract:
             notes.append("errors are estimated from shapes, not measured; times are those of a roofline")
         elif self.gpu is not None:

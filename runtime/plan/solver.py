@@ -8,11 +8,12 @@ two is what a better plan could still gain.
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array, hstack
 
@@ -117,15 +118,15 @@ def _solve_within(
         LinearConstraint(_wide(covers, with_peak, problem.tensors), 1, 1),
         LinearConstraint(held, np.full(len(most), -np.inf), most),  # pyright: ignore[reportArgumentType]
     ]
-    if limits.error is not None:
-        constraints.append(_at_most(lambda o: o.error, options, limits.error**2, with_peak))
-    if limits.time is not None:
-        constraints.append(_at_most(lambda o: o.seconds, options, (limits.time - 1) * problem.seconds, with_peak))
+    allowed = np.ones(count)
+    for row in _limited(problem, limits):
+        constraints.append(LinearConstraint(np.append(row, [0.0] * with_peak)[None], -np.inf, 1.0))
+        allowed *= row <= 1
     with _quiet():
         found = milp(
             np.append(np.zeros(count), 1.0) if with_peak else prices / scale,
             integrality=np.append(np.ones(count), 0.0) if with_peak else np.ones(count),
-            bounds=Bounds(0, np.append(np.ones(count), np.inf if with_peak else [])),  # pyright: ignore[reportArgumentType]
+            bounds=Bounds(0, np.append(allowed, np.inf if with_peak else [])),  # pyright: ignore[reportArgumentType]
             constraints=constraints,
             options={"mip_rel_gap": GAP, "time_limit": seconds},
         )
@@ -169,12 +170,18 @@ def _wide(matrix: csr_array, with_peak: bool, covered: int) -> csr_array:
     return csr_array(hstack([matrix, csr_array((covered, 1))])) if with_peak else matrix
 
 
-def _at_most(
-    quantity: Callable[[Option], float], options: tuple[Option, ...], most: float, with_peak: bool
-) -> LinearConstraint:
-    unit = most if most > 0 else 1.0
-    row = np.array([quantity(option) / unit for option in options] + [0.0] * with_peak)
-    return LinearConstraint(row[None], -np.inf, most / unit)
+def _limited(problem: Problem, limits: Limits) -> Iterator[NDArray[np.float64]]:
+    """Yield what each option has of the limited quantities besides memory, in units of the limit."""
+    if limits.error is not None:
+        yield _in_units(limits.error**2, (option.error for option in problem.options))
+    if limits.time is not None:
+        yield _in_units((limits.time - 1) * problem.seconds, (option.seconds for option in problem.options))
+
+
+def _in_units(most: float, quantities: Iterable[float]) -> NDArray[np.float64]:
+    """Return quantities in units of the most that is allowed, and 2 for more: HiGHS keeps no row of huge numbers."""
+    own = np.array([*quantities])
+    return np.minimum(own / most, 2.0) if most > 0 else np.where(own > 0, 2.0, 0.0)
 
 
 def merge(problem: Problem, kinds: list[str], most: int) -> Problem:

@@ -16,6 +16,7 @@ from ..memory.values import values_for
 from ..tensors.abstract import is_abstract
 
 Loss = Callable[[Any], Tensor]
+LEAST_SAMPLES = 4  # of a part of a batch
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,30 @@ class Step:
             return ()
         return first, second
 
+    def part(self) -> "Part":
+        """Return some samples of the batch; all of them, where they are few or have no loss of their own."""
+        samples, count = self.samples, max(LEAST_SAMPLES, self.samples // 4)
+        if samples < 2 * LEAST_SAMPLES:
+            return Part(self)
+        few = self._with_rows(lambda x: x[torch.arange(count, device=x.device) * samples // count])
+        try:
+            (whole, square), (own, square_of_few) = self._loss_and_square(), few._loss_and_square()
+        except Exception:  # a user's loss may do anything with an output that it is not made for
+            return Part(self)
+        times = samples / count
+        if not (whole > 0 and own > 0 and square > 0):
+            return Part(self)
+        adds = times if whole / own > times**0.5 else 1.0  # a sum over samples, or their mean
+        ratio = adds**2 * square_of_few / square
+        return Part(few, ratio / times, ratio)
+
+    def _loss_and_square(self) -> tuple[float, float]:
+        """Return the loss, and the squared norm of its gradient."""
+        with self.apart():
+            loss, _ = self.forward()
+            found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        return float(loss.detach()), sum(float(g.double().square().sum()) for g in found if g is not None)
+
     def _with_rows(self, change: Callable[[Tensor], Tensor]) -> "Step":
         """Return the step with all changed that has a row for each sample."""
         samples = self.samples
@@ -120,6 +145,23 @@ class Step:
     def _tensors(self) -> Iterator[Tensor]:
         yield from self.model.parameters()
         yield from (t for t in tree_leaves((self.inputs, self.keywords)) if isinstance(t, Tensor))
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some samples of a step's batch, whose gradients tell the errors of the whole.
+
+    Noise of different samples is independent, and in the mean over k times as many samples its square is 1 / k; what
+    all samples have in common stays. Both are relative to a squared gradient, which changes with the batch too.
+
+    Attributes:
+        step: of these samples.
+        noise, bias: by which squared relative errors of this step are multiplied to be those of the whole batch.
+    """
+
+    step: Step
+    noise: float = 1.0
+    bias: float = 1.0
 
 
 @contextmanager

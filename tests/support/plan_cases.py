@@ -33,6 +33,17 @@ class Net(nn.Module):
         return y if labels is None else {"loss": F.cross_entropy(y.flatten(0, -2), labels.flatten()), "logits": y}
 
 
+class Composed(Net):
+    """A net whose GELU is written in several operations, each of which saves a tensor."""
+
+    def __init__(self):
+        super().__init__()
+        from transformers.activations import NewGELUActivation
+
+        for layer in self.layers:
+            layer.act = NewGELUActivation()
+
+
 class Attending(nn.Module):
     """Two layers of attention, whose weights are large enough for it to be uneven."""
 

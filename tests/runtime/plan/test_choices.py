@@ -3,7 +3,20 @@
 import fewbit
 import pytest
 import torch
-from plan_cases import Attending, Chained, Convs, Gated, Net, Spiked, batch, fixed, gradient, images, planned_by
+from plan_cases import (
+    Attending,
+    Chained,
+    Composed,
+    Convs,
+    Gated,
+    Net,
+    Spiked,
+    batch,
+    fixed,
+    gradient,
+    images,
+    planned_by,
+)
 from step_peak import measured_peak
 
 
@@ -19,6 +32,7 @@ def is_part(option):
 
 CASES = {
     "tables": (Net, batch, lambda o: (o.method, o.bits) == ("table", 3), 4),
+    "tables of formulas": (Composed, batch, lambda o: (o.method, o.bits) == ("table", 3), 4),
     "tables at random": (Net, batch, lambda o: (o.method, o.bits) == ("stochastic", 3), 4),
     "blocks from 8 bits": (Net, batch, lambda o: (o.method, o.bits) == ("recompute", 8), 4),
     "blocks from 4 bits": (Attending, batch, lambda o: (o.method, o.bits) == ("recompute", 4), 2),

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from itertools import pairwise
 from pathlib import Path
 
 import fewbit
@@ -100,6 +101,12 @@ class TestThePeak:
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
         assert fewbit.plan(model, inputs, memory="1GB", optimizer=optimizer).peak.optimizer == plan.peak.parameters
 
+    @pytest.mark.parametrize(("make", "data"), CASES)
+    def test_is_made_of_parts_that_are_not_negative(self, make, data):
+        plan = fewbit.plan(make(), data(), error=0.5)
+        parts = ("parameters", "gradients", "optimizer", "saved", "workspace")
+        assert all(getattr(plan.peak, part) >= 0 for part in parts)
+
     def test_may_lie_in_the_optimizers_step(self):
         model = nn.Sequential(nn.Linear(1000, 1000))
         plan = fewbit.plan(model, torch.randn(2, 1000), loss=lambda y: y.sum(), memory="1GB")
@@ -125,6 +132,11 @@ class TestTheError:
         fitted = fewbit.fit(model, inputs, error=1e-6)
         assert any(choice.method == "recompute" for choice in fitted.plan.choices)
         assert (gradient(model, inputs) - exact).norm() <= 1e-6 * exact.norm()
+
+    @pytest.mark.parametrize("memory", [None, "1GB"])
+    def test_may_be_limited_to_less_than_any_rounding_brings(self, memory):
+        plan = fewbit.plan(Net(), batch(), error=1e-9, memory=memory)
+        assert plan.error == 0
 
     def test_of_a_limit_is_kept_with_the_least_memory(self):
         model, inputs = Net(), batch()
@@ -187,11 +199,17 @@ class TestAPlan:
             plan.with_choice("nothing", "exact")
         with pytest.raises(FewbitError, match=r"bits of layers\.0\.up:0"):
             plan.with_choice("layers.0.up:0", "groups", 9)
+        with pytest.raises(FewbitError, match=r"layers\.0\.up:0 is exact, and may be exact or .*, not table"):
+            plan.with_choice("layers.0.up:0", "table", 3)
+        assert "edited since" in str(edited.with_choice("layers.0.up:0", "exact")) and "edited" not in str(plan)
 
     def test_of_another_model_is_refused(self):
         plan = fewbit.plan(Net(), batch(), memory="1GB")
-        with pytest.raises(FewbitError, match="another model"):
-            fewbit.fit(Net(layers=3), plan=plan)
+        frozen = Net()
+        frozen.layers[0].up.requires_grad_(False)
+        for other in (Net(layers=3), Net().bfloat16(), frozen):
+            with pytest.raises(FewbitError, match="another model"):
+                fewbit.fit(other, plan=plan)
 
     @pytest.mark.parametrize(
         "text", ["", "[]", "{}", '{"format": "fewbit plan 1"}', '{"format": "fewbit plan 1", "a": 1}']
@@ -211,6 +229,17 @@ class TestAPlan:
     def test_prints_equal_layers_in_one_row(self):
         text = str(fewbit.plan(Net(), batch(), memory="1GB"))
         assert "layers.*.up:0" in text and "layers.1" not in text.split("peak")[0]
+
+
+class TestTheFrontier:
+    def test_has_plans_and_other_ways_with_what_they_cost(self):
+        plan = fewbit.plan(Net(), batch(), memory="1GB", frontier=4)
+        points = {point.name: point for point in plan.frontier}
+        assert points["exact"].memory == plan.exact_peak and points["exact"].error == 0
+        uniform = [points[f"{bits} bits"] for bits in (2, 3, 4, 6, 8)]
+        assert all(a.error > b.error > 0 and a.memory < b.memory for a, b in pairwise(uniform))
+        plans = sorted((point.memory, point.error) for point in plan.frontier if point.name == "plan")
+        assert len(plans) > 2 and plans[-1] == (plan.exact_peak, 0)
 
 
 class TestFit:
@@ -310,6 +339,15 @@ class TestRefreshing:
             model(**batch(64))["loss"].backward()
         assert fitted.plan is plan and not fitted.unknown
 
+    def test_leaves_the_plan_of_a_model_that_will_be_sharded(self):
+        model, inputs = Net(), batch()
+        fitted = fewbit.fit(model, inputs, memory="1GB", parallel="fsdp:2").refresh(every=2)
+        plan = fitted.plan
+        model(**inputs)["loss"].backward()
+        with pytest.warns(UserWarning, match="the plan stays as it was: a model that will be sharded"):
+            model(**inputs)["loss"].backward()
+        assert fitted.plan is plan
+
     def test_is_refused_in_a_line(self):
         fitted = fewbit.fit(Net(), batch(), memory="1GB")
         with pytest.raises(FewbitError, match="every"):
@@ -376,6 +414,10 @@ class TestErrorsOfTheUser:
         with pytest.raises(FewbitError, match=match) as caught:
             fewbit.plan(Net(), batch(), **options)
         assert "\n" not in str(caught.value)
+
+    def test_a_model_that_is_wrapped(self):
+        with pytest.raises(FewbitError, match=r"plan before DataParallel, .*, and say parallel="):
+            fewbit.plan(nn.DataParallel(Net()), batch(), memory="1GB")
 
     def test_an_output_that_is_no_loss(self):
         with pytest.raises(FewbitError, match="give loss="):
