@@ -157,7 +157,7 @@ class Bench:
         self.model.train()
         self.static = static_bytes(self.model, "adamw")
         self.fixed = self.static.parameters + self.static.optimizer
-        self.known = self.planner(Limits(error=1.0)).measured()
+        self.known = self.planner(Limits(error=1.0)).measured_eagerly()
         self.exact = self.gradient(0)
 
     def planner(self, limits: Limits, price: Price | None = None) -> Planner:

@@ -5,7 +5,8 @@
 2  compile   with the backend's own bits; the allocator's events of one step tell when each value's codes live
 3  options   each value exactly or with 1 to 8 bits, which change the bytes of its codes and nothing else
 
-Which values are saved and which are computed again is the min-cut's choice (compile/cut.py), at the backend's bits.
+Which values are saved and which are computed again is the min-cut's choice (compile/cut.py), at the backend's bits,
+and that of torch's `activation_memory_budget`, which a step is measured with.
 """
 
 import time
@@ -22,6 +23,7 @@ from torch import Tensor, fx
 
 from ...tables import FewbitError
 from ..compile.backend import compile_graph, inductor_options
+from ..compile.budget import with_budget
 from ..compile.codes import Form, dequantize, quantize
 from ..compile.cut import Choice, choice_of, place_of, results_and_saved, rounded
 from ..compile.options import CompileOptions
@@ -79,7 +81,9 @@ class CompiledKnown:
         gradients: bytes of what outlives the step, at each event.
         backward: the event at which the backward pass begins.
         speeds: of quantizers on this machine.
-        seconds: of a step with the backend's own bits.
+        seconds: of a step with the backend's own bits, which computes nothing again.
+        recompute: torch's `activation_memory_budget`.
+        recompute_seconds: that a step takes longer for it.
     """
 
     values: tuple[Value, ...]
@@ -89,6 +93,8 @@ class CompiledKnown:
     backward: int
     speeds: Speeds
     seconds: float
+    recompute: float = 1.0
+    recompute_seconds: float = 0.0
 
     @property
     def kinds(self) -> list[str]:
@@ -114,20 +120,23 @@ class CompiledKnown:
         )
 
 
-def know_compiled(step: Step, speeds: Speeds) -> CompiledKnown:
+def know_compiled(step: Step, speeds: Speeds, recompute: float = 1.0, seconds: float | None = None) -> CompiledKnown:
     """Observe and compile a step.
 
     Args:
         step: on real tensors.
         speeds: of quantizers on this machine.
+        recompute: torch's `activation_memory_budget`.
+        seconds: of the step that computes nothing again, if it was measured.
 
     Raises:
         FewbitError: the compiled graphs save nothing that could be rounded.
     """
-    values = observe(step)
-    if not values:
+    options: dict[str, Any] = {} if recompute == 1 else {"recompute": recompute}
+    values = observe(step, options)
+    if not values and recompute == 1:
         raise FewbitError("the compiled graphs save nothing that could be rounded")
-    run = compile_step(step)
+    run = compile_step(step, **options)
     record = run.record
     holds = _lives(values, run)
     base = record.levels.copy()
@@ -137,7 +146,11 @@ def know_compiled(step: Step, speeds: Speeds) -> CompiledKnown:
     for block in record.blocks:
         if block.end == len(record.levels) and block.start >= record.marks[0]:
             gradients[block.start :] += block.nbytes
-    return CompiledKnown(tuple(values), tuple(holds), base, gradients, record.marks[0], speeds, run.seconds)
+    seconds = run.seconds if seconds is None else seconds
+    more = max(0.0, run.seconds - seconds)
+    return CompiledKnown(
+        *(tuple(values), tuple(holds), base, gradients, record.marks[0], speeds, seconds, recompute, more)
+    )
 
 
 def _options(known: CompiledKnown) -> Iterator[Option]:
@@ -223,6 +236,24 @@ def compile_step(step: Step, **options: Any) -> CompiledRun:
         with _without_caches():
             return compile_graph(graph, inputs, chosen, patches, inner_compile=inner_compile)
 
+    record, seconds = _ran(step, backend)
+    return CompiledRun(record, addresses, seconds)
+
+
+def budget_runs(step: Step, ratios: Sequence[float]) -> Iterator[tuple[float, Allocations, float]]:
+    """Yield what a step takes of memory and time with torch's own compiler and each `activation_memory_budget`.
+
+    Budgets that the model does not compile with are left out.
+    """
+    for ratio in ratios:
+        try:
+            yield ratio, *_ran(step, with_budget(ratio))
+        except Exception:  # a compiler may refuse a graph with any error
+            continue
+
+
+def _ran(step: Step, backend: Callable[..., Any]) -> tuple[Allocations, float]:
+    """Compile a step; return the allocator's events of one, and its time."""
     _forget(step.model)
     compiled = torch.compile(step.model, backend=backend)
 
@@ -235,7 +266,7 @@ def compile_step(step: Step, **options: Any) -> CompiledRun:
 
     with step.apart():
         times = []
-        for _ in range(3):  # the first compiles
+        for _ in range(4):  # the first compiles
             start = time.perf_counter()
             run()
             times.append(time.perf_counter() - start)
@@ -243,7 +274,7 @@ def compile_step(step: Step, **options: Any) -> CompiledRun:
                 p.grad = None
         record = allocations(run, step.device)
     _forget(step.model)
-    return CompiledRun(record, addresses, min(times))
+    return record, min(times)
 
 
 def _forget(model: torch.nn.Module) -> None:
@@ -299,11 +330,16 @@ class _Observing(FewbitPartitioner):
         return forward, backward
 
 
-def observe(step: Step) -> list[Value]:
-    """Return what the compiled graphs of a step save in codes, with the errors that this brings."""
-    options = CompileOptions()
+def observe(step: Step, given: dict[str, Any]) -> list[Value]:
+    """Return what the compiled graphs of a step save in codes, with the errors that this brings.
+
+    Args:
+        step: on real tensors.
+        given: options of the backend.
+    """
+    options = CompileOptions.of(given)
     partitioner = _Observing(options)
-    patches = {**inductor_options(), "custom_partitioner_fn": partitioner}
+    patches = {**inductor_options(**given), "custom_partitioner_fn": partitioner}
     ran: list[tuple[fx.GraphModule, list[Any]]] = []
 
     def inner_compile(graph: fx.GraphModule, _: Sequence[Any], **how: Any) -> Callable[[list[Any]], Any]:

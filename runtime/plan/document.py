@@ -165,7 +165,8 @@ class Point:
     """What a plan, or another way to train, takes.
 
     Attributes:
-        name: "plan", "exact", "checkpointing" (all blocks), or "4 bits" (all tensors).
+        name: "plan", "exact", "checkpointing" (all blocks), "4 bits" (all tensors), "torch.compile", or
+            "torch's budget 0.5" (its `activation_memory_budget`).
         memory: peak in bytes.
         error: relative error of the gradient.
         time: of a step, relative to the exact one.
@@ -196,6 +197,8 @@ class Plan:
         notes: what was estimated and not measured, and what would be gained by more memory.
         timeline: memory through the step.
         frontier: plans for other memories, and other ways to train, as far as `plan` was asked for them.
+        recompute: of a compiled step, torch's `activation_memory_budget`: below 1 some is computed again.
+        recompute_seconds: that it takes longer for that.
 
     Example:
         plan = fewbit.plan(model, x, loss=lambda y: y.sum(), error=0.1)
@@ -217,16 +220,20 @@ class Plan:
     timeline: Timeline
     notes: tuple[str, ...] = field(default=())
     frontier: tuple[Point, ...] = field(default=())
+    recompute: float = 1.0
+    recompute_seconds: float = 0.0
 
     @property
     def time(self) -> float:
         """Time of a step relative to the exact one, predicted."""
-        return 1 + sum(choice.seconds for choice in self.choices) / max(self.seconds, 1e-9)
+        added = self.recompute_seconds + sum(choice.seconds for choice in self.choices)
+        return 1 + added / max(self.seconds, 1e-9)
 
     @property
     def compile_options(self) -> dict[str, Any]:
-        """The options of the backend fewbit for a compiled step: the bits of each place."""
-        return {"bits": {c.target: c.bits for c in self.choices}}
+        """The options of the backend fewbit for a compiled step: the bits of each place, and what is computed again."""
+        bits = {"bits": {c.target: c.bits for c in self.choices}}
+        return bits if self.recompute == 1 else {**bits, "recompute": self.recompute}
 
     @property
     def saved(self) -> int:
@@ -320,6 +327,7 @@ class Plan:
             f"error of the gradient: {self.error:.3g}, of which {self.bias:.3g} does not average out",
             f"time of a step: {self.time:.3f} of the exact one, batch of {self.batch}",
             f"a plan could be better by {self.gap:.2%} at most",
+            *([] if self.recompute == 1 else [f"computed again as by torch's memory budget of {self.recompute:g}"]),
             *self.notes,
         ]
         return "\n".join(lines)

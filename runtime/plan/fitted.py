@@ -72,6 +72,8 @@ class Fitted:
         self.plan = plan
         if plan.compiled:
             self.model.compile(backend="fewbit", options=plan.compile_options)
+            if self._refreshing is not None:
+                self._refreshing.surround(self.model)
             return
         converted: defaultdict[Activations | GatedMLPs | BLPA, list[str]] = defaultdict(list)
         for choice in plan.choices:
@@ -100,29 +102,33 @@ class Fitted:
         """Places that saved a tensor and that the plan does not know; they save it exactly."""
         return tuple(sorted(self._policy.unknown))
 
-    def refresh(self, every: int) -> "Fitted":
+    def refresh(self, every: int, recompilations: int = 3) -> "Fitted":
         """Plan again every so many training steps, on the step's own batch, for the same memory.
 
         The errors that rounding brings change while a model trains; bits move to where they help most now, within the
         bytes of the first plan. A step that plans takes as long as `fewbit.plan`, some tens of backward passes, and
         leaves gradients, buffers and the random state as they are.
 
+        The bits of a compiled step are constants of its graph. Each plan for it is compiled, as is the step that was
+        compiled before, so that it is planned again `recompilations` times at most.
+
         Args:
             every: steps, at least 2.
+            recompilations: most times that a compiled step is planned again.
 
         Returns:
             This object, whose `plan` is the plan in force.
 
         Raises:
-            FewbitError: `every` is no such number, or the plan is for a compiled step, which would be compiled anew.
+            FewbitError: an argument is no such number.
         """
         check_integer("every", every, 2)
-        if self.plan.compiled:
-            raise FewbitError("a plan for a compiled step is not refreshed: make another one, which is compiled anew")
+        check_integer("recompilations", recompilations, 1)
         if self._refreshing is not None:
             self._refreshing.remove()
-        hook = _Refreshing(self, every)
-        self._refreshing = self.model.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
+        kind = _RefreshingCompiled if self.plan.compiled else _Refreshing
+        self._refreshing = kind(self, every, recompilations)
+        self._refreshing.surround(self.model)
         return self
 
     def plan_again(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -164,23 +170,57 @@ class Fitted:
 
 
 class _Refreshing:
-    """The hook that counts training steps and plans again."""
+    """Counts training steps and plans again, by a hook of the model.
 
-    def __init__(self, fitted: Fitted, every: int) -> None:
-        self.fitted, self.every = fitted, every
+    Args:
+        fitted: whose plan is made again.
+        every: steps.
+        most: times; of a compiled step alone.
+    """
+
+    def __init__(self, fitted: Fitted, every: int, most: int) -> None:
+        self.fitted, self.every, self.left = fitted, every, most
         self.steps, self.planning = 0, False
+        self._hook: Any = None
 
-    def __call__(self, _: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def surround(self, model: nn.Module) -> None:
+        """Count the calls of a model from now on."""
+        self._hook = model.register_forward_pre_hook(self.called, prepend=True, with_kwargs=True)
+
+    def remove(self) -> None:
+        """Count no longer."""
+        self._hook.remove()
+
+    def called(self, _: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """Count a call, and plan again if it is time."""
         if self.planning or not torch.is_grad_enabled():
             return
         self.steps += 1
         if self.steps % self.every:
             return
-        self.planning = True
+        self.planning, self.left = True, self.left - 1
         try:
             self.fitted.plan_again(inputs, keywords)
         finally:
             self.planning = False
+
+
+class _RefreshingCompiled(_Refreshing):
+    """The same around the compiled call of a model, whose graph a hook would become a part of."""
+
+    _compiled: Any = None
+
+    def surround(self, model: nn.Module) -> None:
+        self._compiled = model._compiled_call_impl
+        model._compiled_call_impl = self._call  # pyright: ignore[reportAttributeAccessIssue]
+
+    def remove(self) -> None:
+        self.fitted.model._compiled_call_impl = self._compiled
+
+    def _call(self, *inputs: Any, **keywords: Any) -> Any:
+        if self.left:
+            self.called(self.fitted.model, inputs, keywords)
+        return self._compiled(*inputs, **keywords)
 
 
 def undo_fit(model: nn.Module) -> None:

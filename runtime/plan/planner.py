@@ -32,9 +32,9 @@ from ..memory.storages import parts_of
 from ..recompute import blocks_of
 from ..tensors.abstract import is_abstract
 from .chains import chains_of
-from .compiled import CompiledKnown, compile_step, know_compiled
+from .compiled import CompiledKnown, budget_runs, compile_step, know_compiled
 from .conversion_error import ConversionErrors, gated_mlps_of, measure_conversions, outputs_of
-from .document import Choice, PeakMemory, Plan, signature
+from .document import Choice, PeakMemory, Plan, Point, signature
 from .fitted import Fitted, undo_fit
 from .frontier import points_of, timeline_of
 from .gradient_error import measure_attentions, measure_errors
@@ -53,12 +53,17 @@ from .shape_errors import (
     table_errors_by_shape,
 )
 from .solver import is_feasible, merge, solve, split
-from .step import Loss, Step
+from .step import Loss, Part, Step
 from .trace import scaled, trace
 
-MOST_OPTIONS = 1500  # that the solver is given at once; of more, those of equal layers are merged
+# Options that the solver is given at once. Of more, those of runs of equal layers are merged, to about so many: a
+# problem of 1,500 takes some seconds, one of 400 a second, and its plans' price is about 1 % higher.
+MOST_OPTIONS, MERGED_OPTIONS = 1500, 400
 # Modules of torch whose classes wrap a model for several processes or devices.
 _WRAPPERS = ("torch.nn.parallel", "torch.distributed")
+RECOMPUTE_RATIOS = (0.5, 0.0)  # of torch's `activation_memory_budget`, for plans of compiled steps
+WORTH = 0.03  # of a step's time
+BUDGETS = (1.0, 0.5, 0.0)  # of torch's, in pictures
 ATTEMPTS = 6  # at a compiled plan, of which each is compiled
 # Copies of the trained parameters in an optimizer's state.
 OPTIMIZERS = {
@@ -108,7 +113,7 @@ def plan(
         price: weights of error and time, by which plans within the limits are compared.
         recompute: whether blocks may be recomputed.
         compiled: plan for `torch.compile` with the backend fewbit. The step is compiled to measure it, which takes its
-            time; what is computed again is then the compiler's choice.
+            time; what is computed again is then the compiler's choice, by torch's `activation_memory_budget`.
         parallel: "ddp" counts the buckets of `DistributedDataParallel`; "fsdp:8" the shards of FSDP2 on 8 ranks, with a
             unit each block, and what is gathered at once: twice the largest unit and what belongs to none.
         frontier: number of further memories, from the least to that of exact training, for which plans are made to
@@ -205,9 +210,9 @@ def _again(
     if isinstance(kind, Shards):
         raise FewbitError("a model that will be sharded is planned once, before")
     step, memory = Step(model, args, keywords, loss), Limits(memory=before.peak.total)
-    recompute = any(choice.method == RECOMPUTE for choice in before.choices)
+    recompute = before.recompute < 1 or any(choice.method == RECOMPUTE for choice in before.choices)
     static = static_bytes(model, optimizer)
-    return _agreed(Planner(step, memory, price, static, None, recompute, False, parallel=kind).plan())
+    return _agreed(Planner(step, memory, price, static, None, recompute, before.compiled, parallel=kind).plan())
 
 
 # ---- memory that is there throughout ---------------------------------------------------------------------------------
@@ -286,8 +291,45 @@ class Planner:
 
     def plan(self) -> Plan:
         """Return the plan for the step's batch."""
-        known = self.measured()
-        return self.verified(known) if isinstance(known, CompiledKnown) else self.solved(known)
+        return self.compiled_plan() if self.compiled else self.solved(self.measured_eagerly())
+
+    def compiled_plan(self) -> Plan:
+        """Return a plan for a compiled step, with less of what is saved computed again if that is better.
+
+        Each of torch's budgets is another graph to measure, so they are tried only where rounding alone costs more
+        than a step that is longer by `WORTH`.
+        """
+        known = self.measured_compiled()
+        best, found, refused = known, None, None
+        try:
+            found = self.solved(known)
+        except FewbitError as error:
+            refused = error
+        again = RECOMPUTE_RATIOS if self.recompute and (found is None or self.cost(found) > self.cost_of_time) else ()
+        for ratio in again:
+            other = know_compiled(self.step, known.speeds, ratio, known.seconds)
+            try:
+                rival = self.solved(other)
+            except FewbitError:
+                continue
+            if found is None or self.cost(rival) < self.cost(found):
+                best, found = other, rival
+        if found is None:
+            assert refused is not None
+            raise refused
+        return self.verified(best)
+
+    def cost(self, plan: Plan) -> float:
+        """Return what plans are compared by: their price, or the memory where that is sought."""
+        if self.limits.memory is None:
+            return plan.peak.total
+        noise, bias = plan.error**2 - plan.bias**2, plan.bias**2
+        return self.price.noise * noise + self.price.bias * bias + self.price.time * (plan.time - 1)
+
+    @property
+    def cost_of_time(self) -> float:
+        """The cost above which plans that compute more again are sought."""
+        return 0.0 if self.limits.memory is None else self.price.time * WORTH
 
     def verified(self, known: CompiledKnown) -> Plan:
         """Return a plan that was compiled and whose peak is the measured one.
@@ -316,13 +358,11 @@ class Planner:
             given = replace(given, memory=max(least, given.memory - max(measured - memory, least_step)))
         raise FewbitError(f"no compiled plan stays within {memory:,} bytes: one that should have takes {measured:,}")
 
-    def measured(self) -> Known | CompiledKnown:
-        """Trace and measure the step."""
-        if self.compiled:
-            if self.is_abstract:
-                raise FewbitError("a compiled step is planned on real tensors, not on the meta device")
-            return know_compiled(self.step, Measured(self.step, eager=False))
-        return self.measured_eagerly()
+    def measured_compiled(self) -> CompiledKnown:
+        """Compile and measure the step."""
+        if self.is_abstract:
+            raise FewbitError("a compiled step is planned on real tensors, not on the meta device")
+        return know_compiled(self.step, Measured(self.step, None))
 
     def measured_eagerly(self) -> Known:
         """Trace and measure a step that is not compiled."""
@@ -333,11 +373,12 @@ class Planner:
         outputs, all_blocks = outputs_of(step.model), set(blocks_of(step.model)) if self.recompute else set()
         blocks = [name for name in recomputable(step.model, traced) if name in all_blocks]
         decided, chains = decided_bytes(step, blocks), chains_of(step.model)
+        part = Part(step) if self.is_abstract else step.part()
         speeds: Speeds
         if self.is_abstract or self.gpu is not None:
             speeds = Roofline(step, device_of(self.gpu or "a100"))
         else:
-            speeds = Measured(step)
+            speeds = Measured(step, part.step)
         if self.is_abstract:
             errors = errors_by_shape(traced)
             conversions = ConversionErrors(
@@ -348,7 +389,6 @@ class Planner:
                 chain_errors_by_shape(traced, chains, errors),
             )
             return Known(traced, errors, {}, attention_errors_by_shape(traced, errors), conversions, decided, speeds)
-        part = step.part()
         found = (*measure_errors(part.step, kinds), measure_attentions(part.step, traced.attentions))
         errors, outliers, again = (
             {name: each.times(part.noise, part.bias) for name, each in own.items()} for own in found
@@ -366,14 +406,37 @@ class Planner:
     def solved(self, known: Known | CompiledKnown, limits: Limits | None = None) -> Plan:
         """Return the plan for what was measured."""
         problem = self.problem(known)
-        merged = merge(problem, known.kinds, MOST_OPTIONS)
-        solution = solve(merged, limits or self.limits, self.price)
+        merged = _merged(problem, known)
+        solution = solve(merged, self.within(known, limits or self.limits), self.price)
         if merged is not problem:
             solution = split(solution, problem.options)
         found = self.document(known, problem, solution, self.notes(problem, merged, solution))
         if not self.frontier:
             return found
-        return replace(found, frontier=points_of(problem, merged, known.uniform, self.frontier, self.price))
+        points = points_of(problem, merged, known.uniform, self.frontier, self.price)
+        return replace(found, frontier=(*points, *self.budget_points(known)))
+
+    def budget_points(self, known: Known | CompiledKnown) -> Iterator[Point]:
+        """Yield what torch's compiler takes with its memory budgets, relative to the exact step of the plan."""
+        if self.is_abstract or self.step.device.type == "meta":
+            return
+        exact = known.seconds if isinstance(known, CompiledKnown) else known.speeds.step
+        for ratio, record, seconds in budget_runs(self.step, BUDGETS):
+            name = "torch.compile" if ratio == 1 else f"torch's budget {ratio:g}"
+            yield Point(name, self.of_rank.fixed + record.peak, 0.0, seconds / exact)
+
+    def within(self, known: Known | CompiledKnown, limits: Limits) -> Limits:
+        """Return the limits of what is still to be chosen: computing again has taken some of the time.
+
+        Raises:
+            FewbitError: it has taken more than there is.
+        """
+        taken = known.recompute_seconds / max(known.seconds, 1e-9) if isinstance(known, CompiledKnown) else 0.0
+        if limits.time is None or not taken:
+            return limits
+        if limits.time < 1 + taken:
+            raise FewbitError(f"no plan is within time={limits.time}")
+        return replace(limits, time=limits.time - taken)
 
     def problem(self, known: Known | CompiledKnown) -> Problem:
         """Return the problem, whose last moment is the optimizer's step."""
@@ -420,6 +483,8 @@ class Planner:
             self.compiled,
             timeline_of(problem, solution.chosen, exact, gradients, known.backward),
             tuple(notes),
+            (),
+            *((known.recompute, known.recompute_seconds) if isinstance(known, CompiledKnown) else ()),
         )
 
     def notes(self, problem: Problem, merged: Problem, solution: Solution) -> list[str]:
@@ -475,8 +540,13 @@ class Planner:
 
     def is_feasible(self, known: Known) -> bool:
         """Return whether there is a plan within the limits."""
-        problem = merge(self.problem(known), known.kinds, MOST_OPTIONS)
+        problem = _merged(self.problem(known), known)
         return is_feasible(problem, self.limits)
+
+
+def _merged(problem: Problem, known: Known | CompiledKnown) -> Problem:
+    """Return what the solver is given."""
+    return problem if len(problem.options) <= MOST_OPTIONS else merge(problem, known.kinds, MERGED_OPTIONS)
 
 
 def _choices(option: Option, exact_bytes: Mapping[int, int]) -> Iterator[Choice]:

@@ -17,7 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+from torch.utils.module_tracker import ModuleTracker
 
 from ...tables import FewbitError
 from ...tables.names import nearest_names
@@ -29,6 +32,7 @@ from .step import Step
 
 ELEMENTS = 1 << 20  # of the tensor that quantizers are timed with
 _TYPICAL = 4  # bits of the step that tells how long quantizers take within it
+COPIED = 1 << 26  # bytes of a copy to host memory that is timed
 CALL = 30e-6  # seconds of Python that a tensor takes in hooks, there and back
 
 
@@ -68,20 +72,24 @@ class Measured:
     it, which save all in 4 bits, tells by which factor.
 
     Args:
-        step: on real tensors.
+        step: on real tensors; it has run before.
         runs: of the step, of which the median counts.
-        eager: whether quantizers run in hooks; those of a compiled graph take the time that they take alone.
+        hooked: the step, or one of fewer samples, that runs with hooks around it; None for a compiled graph, whose
+            quantizers take the time that they take alone.
     """
 
-    def __init__(self, step: Step, runs: int = 3, eager: bool = True) -> None:
+    def __init__(self, step: Step, hooked: Step | None, runs: int = 3) -> None:
         self._device = step.device
         self._per_element: dict[PerGroup | Outlier, float] = {}
+        self._host: float | None = None  # bytes a second, measured when it is asked for first
         dtypes = [p.dtype for p in step.model.parameters() if p.dtype in DTYPES]
         self._dtype = dtypes[0] if dtypes else torch.float32
         self._modules, attentions, self._step = _timed(step, runs, self._now)
         self._attentions = {name: median(times) for name, times in attentions.items()}
-        self._of_attentions = sum(map(sum, attentions.values())) / runs
-        self._factor = self._in_step(step, runs) if eager else 1.0
+        of_attentions = sum(map(sum, attentions.values())) / runs
+        self._factor = 1.0
+        if hooked is not None:
+            self._factor = self._in_step(hooked, runs, of_attentions * hooked.samples / step.samples)
 
     @property
     def step(self) -> float:
@@ -117,23 +125,26 @@ class Measured:
         return CALL + elements * self._per_element[quantizer] * self._factor
 
     def transfer(self, nbytes: int) -> float:
-        """To copy bytes to host memory and back: on the CPU there is no other memory."""
-        return 2 * nbytes / 12e9 if self._device.type == "cuda" else 0.0
+        """To copy bytes to host memory and back, half of it hidden; on the CPU there is no other memory."""
+        if self._device.type != "cuda":
+            return 0.0
+        if self._host is None:
+            self._host = host_bandwidth(self._device, self._now)
+        return nbytes / self._host
 
-    def _in_step(self, step: Step, runs: int) -> float:
-        """Return how many times as long quantizers take within the step as alone."""
-        self._factor = 1.0
+    def _in_step(self, step: Step, runs: int, of_attentions: float) -> float:
+        """Return how many times as long quantizers take within the step as alone; its attentions take so long."""
         sizes: list[int] = []
         exact, hooked = [], []
         with step.apart():
             for _ in range(runs):  # in turn, for a machine's speed drifts
                 exact.append(_step_seconds(step, nullcontext(), self._now))
                 sizes.clear()
-                around = compress_saved_tensors(_Counting(PerGroup(_TYPICAL), sizes))
+                around = compress_saved_tensors(_Noting(PerGroup(_TYPICAL), sizes))
                 hooked.append(_step_seconds(step, around, self._now))
         alone = sum(self.codes(elements, _TYPICAL, 0) - CALL for elements in sizes)
         # These hooks compute attention again, too.
-        added = median(hooked) - median(exact) - CALL * len(sizes) - self._of_attentions
+        added = median(hooked) - median(exact) - CALL * len(sizes) - of_attentions
         return max(1.0, added / alone) if alone else 1.0
 
     def _now(self) -> float:
@@ -142,15 +153,34 @@ class Measured:
         return time.perf_counter()
 
 
+def host_bandwidth(device: torch.device, now: Callable[[], float], nbytes: int = COPIED) -> float:
+    """Return the bytes a second that are copied to pinned host memory and back, measured.
+
+    Args:
+        device: whose memory is copied.
+        now: a clock that waits for the device.
+        nbytes: of a copy.
+    """
+    x = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+    host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    times = []
+    for _ in range(4):
+        start = now()
+        host.copy_(x, non_blocking=True)
+        x.copy_(host, non_blocking=True)
+        times.append(now() - start)
+    return 2 * nbytes / median(times[1:])
+
+
 @dataclass(frozen=True)
-class _Counting:
+class _Noting:
     """A quantizer that notes how many elements each tensor has."""
 
     quantizer: PerGroup
     sizes: list[int]
 
-    def within(self, features: int) -> "_Counting":
-        return _Counting(self.quantizer.within(features), self.sizes)
+    def within(self, features: int) -> "_Noting":
+        return _Noting(self.quantizer.within(features), self.sizes)
 
     def compress(self, x: Tensor) -> Compressed:
         self.sizes.append(x.numel())
@@ -168,10 +198,8 @@ def _step_seconds(step: Step, around: AbstractContextManager[Any], now: Callable
 
 def _timed(step: Step, runs: int, now: Callable[[], float]) -> tuple[dict[str, float], dict[str, list[float]], float]:
     """Return the seconds of each module's forward pass, of the attentions in each module in all runs, and of a step."""
-    steps = []
+    steps, stopwatch = [], _Stopwatch(now)
     with step.apart():
-        _timed_step(step, _Stopwatch(now))  # warms up
-        stopwatch = _Stopwatch(now)
         for _ in range(runs):
             steps.append(_timed_step(step, stopwatch))
     modules = {name: median(times) for name, times in stopwatch.modules.items()}
@@ -311,23 +339,22 @@ def device_of(name: str) -> Device:
 class Roofline:
     """Times by operations and bytes, for a device that is not there.
 
+    An operation takes as long as its arithmetic or its memory traffic, whichever is longer.
+
     Args:
-        step: on any tensors, such as those of the meta device; its forward pass runs once to count operations.
+        step: on any tensors, such as those of the meta device; its forward pass runs once to count.
         device: the GPU.
     """
 
     def __init__(self, step: Step, device: Device) -> None:
         self._device = device
-        counter = FlopCounterMode(display=False)
-        with step.apart(), torch.no_grad(), counter:
+        counting = _Counting(device)
+        with step.apart(), torch.no_grad(), counting:
             step.model(*step.inputs, **step.keywords)
         root = type(step.model).__name__
-        self._flops: dict[str, float] = {}
-        self._of_attention: dict[str, float] = {}
-        for name, counts in counter.get_flop_counts().items():
-            inner = "" if name in (root, "Global") else name.removeprefix(f"{root}.")
-            self._flops[inner] = float(sum(counts.values()))
-            self._of_attention[inner] = float(sum(n for op, n in counts.items() if "attention" in str(op)))
+        names = {name: "" if name in (root, "Global") else name.removeprefix(f"{root}.") for name in counting.modules}
+        self._modules = {names[name]: seconds for name, seconds in counting.modules.items()}
+        self._attentions = {names[name]: seconds for name, seconds in counting.attentions.items()}
 
     @property
     def step(self) -> float:
@@ -336,11 +363,11 @@ class Roofline:
 
     def forward(self, module: str) -> float:
         """Of the forward pass of a module."""
-        return self._flops.get(module, 0.0) / (self._device.flops * self._device.efficiency)
+        return self._modules.get(module, 0.0)
 
     def attention(self, module: str) -> float:
         """Of one `scaled_dot_product_attention` that a module calls."""
-        return self._of_attention.get(module, 0.0) / (self._device.flops * self._device.efficiency)
+        return self._attentions.get(module, 0.0)
 
     def codes(self, elements: int, bits: int, itemsize: int) -> float:
         """To quantize and dequantize a tensor: it is read and written once each, its codes as well."""
@@ -353,3 +380,55 @@ class Roofline:
     def transfer(self, nbytes: int) -> float:
         """To copy bytes to host memory and back; half of it is hidden behind computation."""
         return nbytes / self._device.host
+
+
+# Operations that read of their input what they return.
+_ROWS = frozenset(("embedding", "index", "index_select", "gather"))
+
+
+class _Counting(TorchDispatchMode):
+    """Adds up the times of operations by the modules that they are in.
+
+    Attributes:
+        modules, attentions: seconds by `ModuleTracker`'s names, of all operations and of attention alone.
+    """
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self.modules: defaultdict[str, float] = defaultdict(float)
+        self.attentions: defaultdict[str, float] = defaultdict(float)
+        self._device = device
+        self._tracker = ModuleTracker()
+
+    def __enter__(self) -> "_Counting":
+        self._tracker.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        super().__exit__(*details)
+        self._tracker.__exit__(*details)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        flops = flop_registry.get(func._overloadpacket)
+        operations = flops(*args, **(kwargs or {}), out_val=result) if flops else 0
+        moved = _moved_bytes(func._overloadpacket.__name__, (args, kwargs), result)
+        seconds = max(operations / self._device.flops, moved / self._device.bandwidth) / self._device.efficiency
+        for name in self._tracker.parents:
+            self.modules[name] += seconds
+            if "attention" in str(func):
+                self.attentions[name] += seconds
+        return result
+
+
+def _moved_bytes(name: str, inputs: Any, result: Any) -> int:
+    """Return the bytes that an operation reads and writes: none, if it returns a view."""
+    given = [x for x in tree_leaves(inputs) if isinstance(x, Tensor)]
+    made = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+    storages = {x.untyped_storage()._cdata for x in given}
+    written = sum(x.nbytes for x in made if x.untyped_storage()._cdata not in storages)
+    if name in _ROWS:
+        return 2 * written
+    is_view = not written and not name.endswith("_")
+    return 0 if is_view else written + sum(x.nbytes for x in given)

@@ -190,7 +190,7 @@ def planned_by(model, inputs, wanted):
     """
     step = Step(model, (), inputs)
     planner = Planner(step, Limits(error=1.0), Price(), static_bytes(model, "adamw"), None, True, False)
-    known = planner.measured()
+    known = planner.measured_eagerly()
     problem = planner.problem(known)
     chosen, covered = [], set()
     for option in sorted(filter(wanted, problem.options), key=lambda o: -len(o.covers)):

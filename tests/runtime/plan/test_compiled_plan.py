@@ -1,14 +1,23 @@
 """Plans for compiled steps, whose memory is that of torch's allocator."""
 
+from dataclasses import replace
+
 import fewbit
+import numpy as np
 import pytest
 import torch
 from fewbit import FewbitError
 from fewbit.runtime.memory.allocator import allocations
+from fewbit.runtime.plan.compiled import CompiledKnown, know_compiled
 from fewbit.runtime.plan.document import Plan
+from fewbit.runtime.plan.planner import Planner, static_bytes
+from fewbit.runtime.plan.problem import Limits, Price
+from fewbit.runtime.plan.seconds import Measured
+from fewbit.runtime.plan.step import Step
 from plan_cases import Net, batch, fixed, gradient
 
 pytestmark = pytest.mark.skipif(torch.__version__ < "2.9", reason="the backend needs torch 2.9")
+EMPTY = CompiledKnown((), (), np.zeros(1, np.int64), np.zeros(1, np.int64), 0, None, 1.0)
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +62,47 @@ class TestACompiledPlan:
     def test_takes_less_memory_for_more_error(self, planned):
         least, plan = planned[3:5]
         assert least.peak.total < plan.peak.total and least.error > plan.error
+
+    def test_of_torchs_budget_computes_more_again(self, planned):
+        model, inputs, exact = planned[:3]
+        step = Step(model, (), inputs)
+        known = know_compiled(step, Measured(step, None))
+        again = know_compiled(step, known.speeds, 0.5, known.seconds)
+        assert known.recompute == 1 and again.recompute == 0.5 and again.seconds == known.seconds
+        assert sum(v.exact_bytes for v in again.values) < sum(v.exact_bytes for v in known.values)
+        planner = Planner(step, Limits(error=1e-9), Price(), static_bytes(model, "adamw"), None, True, True)
+        plan = planner.verified(again)
+        assert plan.recompute == 0.5 and "memory budget of 0.5" in str(plan)
+        assert plan.saved < planner.solved(known).saved
+        fitted = fewbit.fit(model, plan=plan)
+        try:
+            peak = measured(model, inputs) + fixed(plan)
+            assert 0.95 * plan.peak.total <= peak <= plan.peak.total * 1.0001 + 64
+            assert (gradient(model, inputs) - exact).norm() < 1e-5 * exact.norm()
+        finally:
+            fitted.undo()
+
+    def test_has_time_for_what_is_left_after_computing_again(self, planned):
+        step = Step(planned[0], (), planned[1])
+        planner = Planner(step, Limits(time=1.3), Price(), static_bytes(planned[0], "adamw"), None, True, True)
+        known = replace(EMPTY, seconds=2.0, recompute=0.5, recompute_seconds=0.4)
+        assert planner.within(known, Limits(time=1.3)).time == pytest.approx(1.1)
+        with pytest.raises(FewbitError, match=r"no plan is within time=1\.1"):
+            planner.within(known, Limits(time=1.1))
+
+    def test_is_made_again_while_training_as_often_as_it_may_be_compiled(self, planned):
+        model, inputs, plan = planned[0], planned[1], planned[4]
+        fitted = fewbit.fit(model, plan=plan).refresh(every=2, recompilations=1)
+        try:
+            plans = []
+            for _ in range(6):
+                model(**inputs)["loss"].backward()
+                plans.append(fitted.plan)
+            assert plans[0] is plan and plans[1] is not plan and plans[1:] == plans[1:2] * 5
+            assert plans[1].peak.total <= plan.peak.total and plans[1].compiled
+        finally:
+            fitted.undo()
+        assert model._compiled_call_impl is None
 
     def test_is_a_file(self, planned, tmp_path):
         plan = planned[4]
