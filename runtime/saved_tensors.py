@@ -234,7 +234,7 @@ class _Finer(_Always):
 
 @cache
 def with_more_bits(quantizer: PerGroup, more: int) -> PerGroup:
-    """Return `quantizer` with `more` bits, at most 8; as it is if its levels are those of a table, which has its own."""
+    """Return `quantizer` with `more` bits, at most 8; as it is if its levels are those of a table, which has bits."""
     if isinstance(quantizer.levels, Table):
         return quantizer
     return replace(quantizer, bits=min(8, quantizer.bits + more))

@@ -9,10 +9,11 @@
 
 The derivative of an activation is rounded at random to one of its two neighbouring levels, so that gradients are
 unbiased, by the table of kind ``stochastic`` with the least variance; where there is none, as for a derivative without
-bounds, by groups (layers/activation.py). ``rounding="deterministic"`` uses tables of the least error instead. It has one bit
-more than the inputs of layers, where ActNN has as many: it multiplies the gradient of all layers before, while an
-error of an input stays in the gradient of one weight. A MobileNetV3's gradient errs by .28 with 4 bits and by .17 with
-5, at L3 by 2.3 with 2 bits and by .8 with 3, for 3 % more bytes.
+bounds, by groups (layers/activation.py). ``rounding="deterministic"`` uses tables of the least error instead.
+
+It has one bit more than the inputs of layers, where ActNN has as many: it multiplies the gradient of all layers before,
+while an error of an input stays in the gradient of one weight. A MobileNetV3's gradient errs by .28 with 4 bits and by
+.17 with 5, at L3 by 2.3 with 2 bits and by .8 with 3, for 3 % more bytes.
 
 A layer is converted by changing its class to the subclass in `fewbit.layers` (swap.py); it remains the same object.
 """

@@ -11,6 +11,7 @@ holds the module it replaced, so copies and pickles of a converted model can be 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -29,9 +30,11 @@ from ..layers.offload import SwappingSaver
 from ..layers.saver import Saver
 from ..recompute import undo_checkpoint
 from ..tensors.checks import check_integer
+from .adapters import follow_adapters, forget_adapters
 from .filters import Selectors, inventory, unwanted
 from .find import FITTED, ORIGINAL, Activation, Form, Found, activations, form_of
 from .measure import measure
+from .method import Activations
 from .neighbours import Neighbours
 from .pipeline import choose_methods, configs_of, nothing_to_do, undo_methods
 from .placement import put, put_back
@@ -124,7 +127,9 @@ def convert(
     configs = configs_of(methods, bits, level, outliers, fuse_preact, glu, rounding)
     options = Options(tuple(configs), include, exclude, tables, fused, bits is not None or bool(methods), adapt)
     if inputs is None:
-        return _convert(model, options)
+        report = _convert(model, options)
+        _follow(report, options)
+        return report
 
     def measured(twin: nn.Module, without: Sequence[str]) -> Report:
         return _convert(twin, options, leave=dict.fromkeys(without, ""), by_structure=False)
@@ -132,7 +137,15 @@ def convert(
     found = measure(model, inputs, measured, revert, leave=include is None)
     report = _convert(model, options, leave=found.only_adds, by_structure=False)
     rows = tuple(found.with_saved(row) for row in report.replaced)
+    _follow(report, options)
     return replace(report, replaced=rows, notes=(*report.notes, found.note))
+
+
+def _follow(report: Report, options: "Options") -> None:
+    """Let the layers that peft puts into the model later be converted, too, as the last call of `convert` asked."""
+    forget_adapters(report.model)
+    if report.replaced and any(not isinstance(config, Activations) for config in options.configs):
+        follow_adapters(report.model, partial(_convert, options=options))
 
 
 @dataclass(frozen=True)
@@ -282,6 +295,7 @@ def revert(model: nn.Module) -> nn.Module:
 def undo_conversion(model: nn.Module) -> nn.Module:
     """Put back the modules that `convert` replaced, and leave a plan's hooks; see `revert`."""
     _stop_adapting(model)
+    forget_adapters(model)
     model = undo_methods(model)
     for activation in activations(model):
         model = put_back(activation) or model
