@@ -55,6 +55,7 @@ def convert(
     level: str | None = None,
     fuse_preact: int | None = None,
     glu: str | Mapping[str, Any] | None = None,
+    attention: int | None = None,
     rounding: Rounding | None = None,
     adapt: int | None = None,
     inputs: Any = None,
@@ -98,6 +99,8 @@ def convert(
             `fewbit.nn.GatedMLP`, which saves its inner tensors in few bits (tensors/glu_parts.py), and let experts with
             fused weights (expert_forms.py) save theirs so; or a mapping with its keep, copy_bits and input_bits, the
             last not for experts.
+        attention: 1 to 8, such as 6: modules that call `scaled_dot_product_attention` save query, key and value in so
+            many bits and nothing else, and compute it once more in the backward pass (attention.py).
         rounding: of derivatives of activations: ``deterministic``, the default, with the least error; or
             ``stochastic``, the default of a `level`, without bias. A table that is given has the rounding of its kind.
         adapt: steps, such as 200, after which tables of activations are solved anew each time for the inputs that
@@ -107,7 +110,7 @@ def convert(
             times, and the report gives the bytes that each row saves. Rows that save nothing are left, unless `include`
             is given.
 
-    `glu`, `fuse_preact` and one of `level` and `outliers` combine, in this order: each takes the modules that the
+    `glu`, `fuse_preact`, `attention` and one of `level` and `outliers` combine, in this order: each takes the modules that the
     earlier ones left. So ``glu="parts", level="L2"`` replaces gated MLPs as a whole, and all other layers by the level.
 
     Returns:
@@ -124,7 +127,7 @@ def convert(
     _check_model(model)
     if adapt is not None:
         check_integer("adapt", adapt, 2)
-    configs = configs_of(methods, bits, level, outliers, fuse_preact, glu, rounding)
+    configs = configs_of(methods, bits, level, outliers, fuse_preact, glu, rounding, attention)
     options = Options(tuple(configs), include, exclude, tables, fused, bits is not None or bool(methods), adapt)
     if inputs is None:
         report = _convert(model, options)
