@@ -34,7 +34,9 @@ from .swap import was_changed
 from .vquant import HANDLER as VALUE_AWARE
 from .vquant import VQuant
 
-HANDLERS: dict[type, Handler] = {h.config: h for h in (GATED_MLPS, PREACT_CHAINS, CALLS, ACTNN, BY_OUTPUTS, VALUE_AWARE)}
+HANDLERS: dict[type, Handler] = {
+    h.config: h for h in (GATED_MLPS, PREACT_CHAINS, CALLS, ACTNN, BY_OUTPUTS, VALUE_AWARE)
+}
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,14 @@ def nothing_to_do(asked: str, wants: str, any_left: bool) -> str:
 
 
 def configs_of(
-    methods: Sequence[Any], bits: Any, level: Any, outliers: Any, fuse_preact: Any, glu: Any, rounding: Any, attention: Any
+    methods: Sequence[Any],
+    bits: Any,
+    level: Any,
+    outliers: Any,
+    fuse_preact: Any,
+    glu: Any,
+    rounding: Any,
+    attention: Any,
 ) -> list[Any]:
     """Return the configs that the arguments of `convert` stand for.
 
