@@ -17,7 +17,7 @@ from ..quantizers import PerGroup
 from ..tensors.checks import check_integer
 from ..tensors.levels import FITTED
 from .find import Found, modules_of
-from .method import Activations, Applied, Handler, Make
+from .method import Applied, Handler, Make
 from .report import Left, Replaced
 from .swap import restore, swap_class, swapped_by, torch_class, was_changed
 
