@@ -111,7 +111,8 @@ def convert(
             is given.
 
     `glu`, `fuse_preact`, `attention` and one of `level` and `outliers` combine, in this order: each takes the modules
-    that the earlier ones left. So ``glu="parts", level="L2"`` replaces gated MLPs as a whole, and all other layers by the level.
+    that the earlier ones left. So ``glu="parts", level="L2"`` replaces gated MLPs as a whole, and all other layers by
+    the level.
 
     Returns:
         The report; `print` shows it as a table.
