@@ -37,6 +37,7 @@ _HOMES = {
     "Table": ".tables",
     "load_table": ".tables",
     "ActNN": ".runtime.convert.actnn",
+    "Attention": ".runtime.convert.attention",
     "Normalizations": ".runtime.convert.normalizations",
     "BLPA": ".runtime.convert.blpa",
     "GatedMLPs": ".runtime.convert.gated_mlps",

@@ -21,6 +21,7 @@ from .runtime.compile.report import compile_report as compile_report
 from .runtime.convert.actnn import ActNN as ActNN
 from .runtime.convert.api import convert as convert
 from .runtime.convert.api import revert as revert
+from .runtime.convert.attention import Attention as Attention
 from .runtime.convert.blpa import BLPA as BLPA
 from .runtime.convert.gated_mlps import GatedMLPs as GatedMLPs
 from .runtime.convert.method import Activations as Activations

@@ -19,7 +19,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Protocol
 
@@ -30,12 +30,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from ..tables import FewbitError
+from ..tables import FewbitError, Table
 from ..tables.errors import shown
+from .backends.activation_spec import ROWS
 from .backends.reference.attention import is_recomputing
 from .layers.attention import scaled_dot_product_attention
+from .layers.batch_norm import FEWEST
 from .layers.saver import QuantizerSaver, Saver
-from .quantizers import Compressed, FixedPoint, Quantizer
+from .quantizers import Compressed, FixedPoint, PerGroup, Quantizer
 from .tensors.abstract import is_abstract
 from .tensors.casts import cast_key
 from .tensors.layout import as_dense, flat, with_stride
@@ -78,11 +80,20 @@ _EXACT_OPERANDS: Mapping[str, tuple[int, str]] = {
 _OF_SIGNS = frozenset(("relu", "leaky_relu"))
 # Functions whose gradient asks whether the one tensor that they save lies between their bounds, and their defaults.
 _OF_BOUNDS: Mapping[str, tuple[float, float]] = {"hardtanh": (-1.0, 1.0), "relu6": (0.0, 6.0)}
+# Functions that take part in attention: an error of scores becomes one of the exponent.
+OF_SCORES = frozenset(
+    ("scaled_dot_product_attention", "matmul", "bmm", "baddbmm", "einsum", "softmax", "multi_head_attention_forward")
+)
+_PRODUCTS = frozenset(("matmul", "bmm", "baddbmm", "einsum"))
+_ACTIVATIONS = frozenset(row.name for row in ROWS if row.in_torch)
+# Functions that divide each row by its own norm or deviation: a row of zeros, as of padding, has to stay one.
+_OF_ROWS = frozenset(("pow", "layer_norm", "rms_norm"))
+_LEAST_GROUP = 8  # elements; shorter rows share a group all the same
 _DROPOUTS = frozenset(("scaled_dot_product_attention", "multi_head_attention_forward"))
 
 
 def compress_saved_tensors(
-    quantizer: Quantizer, *, smallest: int = 1024, keep: Iterable[Tensor] = ()
+    quantizer: Quantizer, *, smallest: int = 1024, keep: Iterable[Tensor] = (), finer: bool = True
 ) -> torch.autograd.graph.saved_tensors_hooks:
     """Return a context that compresses every tensor autograd saves, and decompresses it in the backward pass.
 
@@ -100,6 +111,7 @@ def compress_saved_tensors(
       norm, inverse or a power (except whole powers and powers above 1), and by the losses of torch.nn.functional; the
       mask of attention, the divisor of a division
     * the inputs from which a checkpoint recomputes
+    * inputs of batch normalizations, in training, with fewer than 32 elements a channel (layers/batch_norm.py)
     * integers, booleans and complex numbers; sparse tensors, subclasses, tensors of functorch
     * tensors of fewer than `smallest` elements, and those whose last dimension is 1: usually statistics
     * tensors that the quantizer would not make smaller.
@@ -108,6 +120,11 @@ def compress_saved_tensors(
     backward pass computes attention once more, from the decompressed ones (layers/attention.py). Its own backward pass,
     from rounded queries and keys and the log-sum-exp of exact ones, has probabilities that do not sum to 1: where
     scores have a deviation of 4, at 4 bits, its gradients err by 1.3 to 1.6 of their norm, and these by .3 to .5.
+
+    `PerGroup` saves in one bit more what activations save, and in two more the scores of attention: query, key and
+    value, the operands of products of activations (not of weights), and what softmax returns. The gradient passes
+    through these, so that their errors add up from layer to layer, while an error of a linear layer's input stays in
+    the gradient of its weight.
 
     If the quantizer has a method `within`, groups do not span the innermost dimension. A tensor saved several times, or
     as views of a tensor saved whole, is compressed once. Contexts may be nested: the innermost applies, as with all of
@@ -125,6 +142,7 @@ def compress_saved_tensors(
             accepted: it needs the scale and shift of each tensor.
         smallest: least number of elements of a tensor to compress.
         keep: tensors to save exactly, such as model.buffers() or inputs that you hold anyway.
+        finer: False saves all tensors in the same bits.
 
     Raises:
         FewbitError: `quantizer` has no `compress` that takes a tensor alone.
@@ -140,7 +158,8 @@ def compress_saved_tensors(
             f"Outlier(), not {shown(quantizer)}"
         )
     kept = {t.untyped_storage()._cdata for t in keep}
-    return _Hooks(_Store(_Always(quantizer), smallest, kept))
+    chooser = _Finer(quantizer) if finer and isinstance(quantizer, PerGroup) else _Always(quantizer)
+    return _Hooks(_Store(chooser, smallest, kept))
 
 
 class Chooser(Protocol):
@@ -196,6 +215,29 @@ class _Always:
         return QuantizerSaver(self.quantizer)
 
     def attended(self, output: Tensor) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Finer(_Always):
+    """Chooses more bits for what the gradient passes through."""
+
+    quantizer: PerGroup
+
+    def choose(self, x: Tensor, function: str) -> PerGroup:
+        if function in OF_SCORES:
+            return with_more_bits(self.quantizer, 2)
+        return with_more_bits(self.quantizer, 1) if function in _ACTIVATIONS else self.quantizer
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Saver:
+        return QuantizerSaver(with_more_bits(self.quantizer, 2))
+
+
+@cache
+def with_more_bits(quantizer: PerGroup, more: int) -> PerGroup:
+    """Return `quantizer` with `more` bits, at most 8; as it is if its levels are those of a table, which has bits."""
+    if isinstance(quantizer.levels, Table):
+        return quantizer
+    return replace(quantizer, bits=min(8, quantizer.bits + more))
 
 
 class _Hooks(torch.autograd.graph.saved_tensors_hooks):
@@ -300,6 +342,10 @@ class _Mode(TorchFunctionMode):
 def _noted(func: Any, args: Any, kwargs: Any) -> tuple[str, Any]:
     """Return the name of the function and the history of the operand that must not be rounded."""
     name = _plain_name(getattr(func, "__name__", ""))
+    if name == "batch_norm":
+        return name, _origin(args[0]) if _has_few(args, kwargs) else None
+    if name in _PRODUCTS and any(isinstance(x, Tensor) and _stays(x) for x in args):
+        return "linear", None
     if name in _EXACT_OPERANDS:
         position, keyword = _EXACT_OPERANDS[name]
         operand = args[position] if len(args) > position else kwargs.get(keyword)
@@ -307,8 +353,15 @@ def _noted(func: Any, args: Any, kwargs: Any) -> tuple[str, Any]:
     if name in _POWERS:
         exponent = args[1] if len(args) > 1 else kwargs.get("exponent")
         linear = isinstance(exponent, int | float) and (exponent >= 1 or exponent == 0)
-        return ("" if linear else "norm"), None
+        return ("pow" if linear else "norm"), None
     return name, None
+
+
+def _has_few(args: Any, kwargs: Any) -> bool:
+    """Return whether a batch normalization takes statistics of channels of few elements."""
+    training = args[5] if len(args) > 5 else kwargs.get("training", False)
+    x = args[0] if args else None
+    return training and isinstance(x, Tensor) and x.dim() > 1 and x.numel() < FEWEST * x.shape[1]
 
 
 def _bounds(name: str, args: Any, kwargs: Any) -> tuple[float, float]:
@@ -557,7 +610,10 @@ class _Store:
                 return _Bits.of(x)
             quantizer: Any = self.chooser.choose(x, self.running.name)
             if x.dim() > 1 and hasattr(quantizer, "within"):
-                quantizer = quantizer.within(x.shape[min(range(x.dim()), key=x.stride)])
+                features = x.shape[min(range(x.dim()), key=x.stride)]
+                quantizer = quantizer.within(features)
+                if self.running.name in _OF_ROWS and isinstance(quantizer, PerGroup):
+                    quantizer = _by_rows(quantizer, features)
             compressed = quantizer.compress(x)
             return compressed if _is_finite(compressed, x) else None
 
@@ -575,6 +631,12 @@ class _Store:
                 del entries[storage]
 
         entries.setdefault(entry.storage.cdata, []).append(weakref.ref(entry, forget))
+
+
+@cache
+def _by_rows(quantizer: PerGroup, features: int) -> PerGroup:
+    """Return the quantizer with a group for each row, where several would share one."""
+    return replace(quantizer, group_size=features) if _LEAST_GROUP <= features < quantizer.group_size else quantizer
 
 
 def _unpack(kept: Any) -> Tensor:

@@ -229,8 +229,8 @@ class Bench:
         """Yield uniform bits and ActNN's L3, with the plan for the same peak."""
         for bits in UNIFORM:
             quantizer = PerGroup(bits)
-            peak = self.peak(compress_saved_tensors(quantizer))
-            error = self.error(lambda quantizer=quantizer: compress_saved_tensors(quantizer))
+            peak = self.peak(compress_saved_tensors(quantizer, finer=False))
+            error = self.error(lambda quantizer=quantizer: compress_saved_tensors(quantizer, finer=False))
             yield self._beside(f"{bits} bits", peak, error)
         convert(self.model, level="L3")
         for _ in range(3):  # sensitivities are averages

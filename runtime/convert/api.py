@@ -11,6 +11,7 @@ holds the module it replaced, so copies and pickles of a converted model can be 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -29,9 +30,11 @@ from ..layers.offload import SwappingSaver
 from ..layers.saver import Saver
 from ..recompute import undo_checkpoint
 from ..tensors.checks import check_integer
+from .adapters import follow_adapters, forget_adapters
 from .filters import Selectors, inventory, unwanted
 from .find import FITTED, ORIGINAL, Activation, Form, Found, activations, form_of
 from .measure import measure
+from .method import Activations
 from .neighbours import Neighbours
 from .pipeline import choose_methods, configs_of, nothing_to_do, undo_methods
 from .placement import put, put_back
@@ -52,6 +55,7 @@ def convert(
     level: str | None = None,
     fuse_preact: int | None = None,
     glu: str | Mapping[str, Any] | None = None,
+    attention: int | None = None,
     rounding: Rounding | None = None,
     adapt: int | None = None,
     inputs: Any = None,
@@ -95,6 +99,8 @@ def convert(
             `fewbit.nn.GatedMLP`, which saves its inner tensors in few bits (tensors/glu_parts.py), and let experts with
             fused weights (expert_forms.py) save theirs so; or a mapping with its keep, copy_bits and input_bits, the
             last not for experts.
+        attention: 1 to 8, such as 6: modules that call `scaled_dot_product_attention` save query, key and value in so
+            many bits and nothing else, and compute it once more in the backward pass (attention.py).
         rounding: of derivatives of activations: ``deterministic``, the default, with the least error; or
             ``stochastic``, the default of a `level`, without bias. A table that is given has the rounding of its kind.
         adapt: steps, such as 200, after which tables of activations are solved anew each time for the inputs that
@@ -104,8 +110,9 @@ def convert(
             times, and the report gives the bytes that each row saves. Rows that save nothing are left, unless `include`
             is given.
 
-    `glu`, `fuse_preact` and one of `level` and `outliers` combine, in this order: each takes the modules that the
-    earlier ones left. So ``glu="parts", level="L2"`` replaces gated MLPs as a whole, and all other layers by the level.
+    `glu`, `fuse_preact`, `attention` and one of `level` and `outliers` combine, in this order: each takes the modules
+    that the earlier ones left. So ``glu="parts", level="L2"`` replaces gated MLPs as a whole, and all other layers by
+    the level.
 
     Returns:
         The report; `print` shows it as a table.
@@ -121,10 +128,12 @@ def convert(
     _check_model(model)
     if adapt is not None:
         check_integer("adapt", adapt, 2)
-    configs = configs_of(methods, bits, level, outliers, fuse_preact, glu, rounding)
+    configs = configs_of(methods, bits, level, outliers, fuse_preact, glu, rounding, attention)
     options = Options(tuple(configs), include, exclude, tables, fused, bits is not None or bool(methods), adapt)
     if inputs is None:
-        return _convert(model, options)
+        report = _convert(model, options)
+        _follow(report, options)
+        return report
 
     def measured(twin: nn.Module, without: Sequence[str]) -> Report:
         return _convert(twin, options, leave=dict.fromkeys(without, ""), by_structure=False)
@@ -132,7 +141,15 @@ def convert(
     found = measure(model, inputs, measured, revert, leave=include is None)
     report = _convert(model, options, leave=found.only_adds, by_structure=False)
     rows = tuple(found.with_saved(row) for row in report.replaced)
+    _follow(report, options)
     return replace(report, replaced=rows, notes=(*report.notes, found.note))
+
+
+def _follow(report: Report, options: "Options") -> None:
+    """Let the layers that peft puts into the model later be converted, too, as the last call of `convert` asked."""
+    forget_adapters(report.model)
+    if report.replaced and any(not isinstance(config, Activations) for config in options.configs):
+        follow_adapters(report.model, partial(_convert, options=options))
 
 
 @dataclass(frozen=True)
@@ -282,6 +299,7 @@ def revert(model: nn.Module) -> nn.Module:
 def undo_conversion(model: nn.Module) -> nn.Module:
     """Put back the modules that `convert` replaced, and leave a plan's hooks; see `revert`."""
     _stop_adapting(model)
+    forget_adapters(model)
     model = undo_methods(model)
     for activation in activations(model):
         model = put_back(activation) or model

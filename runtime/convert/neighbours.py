@@ -296,23 +296,41 @@ def _is_part(cls: type, attribute: str) -> bool:
 
 def _on_a_part(method: _Method, call: ast.Call) -> bool:
     argument = call.args[0] if call.args else None
+    if isinstance(argument, ast.Subscript) and isinstance(argument.value, ast.Name):
+        return _is_split(method, argument.value.id) and _multiplies_another(method, argument)
     if not isinstance(argument, ast.Name):
         return False
     for node in ast.walk(method.function):
         if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple)):
             continue
         parts = {name.id for name in node.targets[0].elts if isinstance(name, ast.Name)}
-        value = node.value
-        is_split = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _SPLITS
-        if is_split and argument.id in parts:
-            return _multiplies(method, parts - {argument.id})
+        if _splits(node.value) and argument.id in parts:
+            return any(isinstance(side, ast.Name) and side.id in parts - {argument.id} for side in _factors(method))
     return False
 
 
-def _multiplies(method: _Method, names: set[str]) -> bool:
+def _splits(value: ast.expr) -> bool:
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _SPLITS
+
+
+def _is_split(method: _Method, name: str) -> bool:
+    """Return whether `name` is always the tuple of parts of a tensor."""
+    assigned = [node for node in ast.walk(method.function) if isinstance(node, ast.Assign)]
+    values = [node.value for node in assigned for t in node.targets if isinstance(t, ast.Name) and t.id == name]
+    return bool(values) and all(map(_splits, values))
+
+
+def _multiplies_another(method: _Method, part: ast.Subscript) -> bool:
+    """Return whether another part of the same tuple is a factor."""
+    others = [side for side in _factors(method) if isinstance(side, ast.Subscript)]
+    return any(
+        ast.dump(side.value) == ast.dump(part.value) and ast.dump(side.slice) != ast.dump(part.slice) for side in others
+    )
+
+
+def _factors(method: _Method) -> list[ast.expr]:
     products = [n for n in ast.walk(method.function) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mult)]
-    sides = [side for product in products for side in (product.left, product.right)]
-    return any(isinstance(side, ast.Name) and side.id in names for side in sides)
+    return [side for product in products for side in (product.left, product.right)]
 
 
 # ---- what an activation saves ----------------------------------------------------------------------------------------

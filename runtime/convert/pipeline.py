@@ -4,6 +4,7 @@
     fuse_preact    BLPA         blpa.py         normalization, ReLU and layer in one
     level          ActNN        actnn.py        layers save their inputs by groups
                    Normalizations    normalizations.py    normalizations save their output
+    attention      Attention    attention.py    attention saves query, key and value alone
     outliers       VQuant       vquant.py       layers and ReLUs share few bits and the largest values
 
 The keywords of `convert` stand for configs in this order, the larger units first; configs run in the order in which
@@ -20,6 +21,8 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 from .actnn import HANDLER as ACTNN
 from .actnn import ActNN
+from .attention import HANDLER as CALLS
+from .attention import Attention
 from .blpa import BLPA
 from .blpa import HANDLER as PREACT_CHAINS
 from .find import Found
@@ -31,7 +34,9 @@ from .swap import was_changed
 from .vquant import HANDLER as VALUE_AWARE
 from .vquant import VQuant
 
-HANDLERS: dict[type, Handler] = {h.config: h for h in (GATED_MLPS, PREACT_CHAINS, ACTNN, BY_OUTPUTS, VALUE_AWARE)}
+HANDLERS: dict[type, Handler] = {
+    h.config: h for h in (GATED_MLPS, PREACT_CHAINS, CALLS, ACTNN, BY_OUTPUTS, VALUE_AWARE)
+}
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,14 @@ def nothing_to_do(asked: str, wants: str, any_left: bool) -> str:
 
 
 def configs_of(
-    methods: Sequence[Any], bits: Any, level: Any, outliers: Any, fuse_preact: Any, glu: Any, rounding: Any
+    methods: Sequence[Any],
+    bits: Any,
+    level: Any,
+    outliers: Any,
+    fuse_preact: Any,
+    glu: Any,
+    rounding: Any,
+    attention: Any,
 ) -> list[Any]:
     """Return the configs that the arguments of `convert` stand for.
 
@@ -92,6 +104,7 @@ def configs_of(
             raise FewbitError("bits is given twice")
         methods, bits = (), methods[0]
     keywords = {"bits": bits, "level": level, "outliers": outliers, "fuse_preact": fuse_preact, "glu": glu}
+    keywords["attention"] = attention
     rounded = {} if rounding is None else {"rounding": rounding}
     keywords |= rounded
     given = [name for name, value in keywords.items() if value is not None]
@@ -118,6 +131,8 @@ def configs_of(
         configs.append(read_glu(glu))
     if fuse_preact is not None:
         configs.append(BLPA(fuse_preact))
+    if attention is not None:
+        configs.append(Attention(attention))
     if level is not None:
         return [*configs, ActNN(level, bits, **rounded)]
     activations = Activations(**rounded) if bits is None else Activations(bits, **rounded)

@@ -32,7 +32,7 @@ __all__ = [
     "why_not",
 ]
 
-By = Literal["level", "outliers", "glu", "normalizations"]
+By = Literal["level", "outliers", "glu", "normalizations", "attention"]
 Forms = Mapping[type, type]
 
 # Attribute that holds a layer's former class, and the attributes that only compressed layers and experts have.

@@ -177,9 +177,9 @@ class CompressedBatchNorm(CompressedFunction):
             mean, rstd = running_mean, (running_var + eps).rsqrt()
         x_wanted, weight_wanted = ctx.needs_input_grad[:2]
         compressed = None
-        exact = saves_whole(saver, x) or (training and x.numel() < FEWEST * x.shape[1])
-        if exact and (weight_wanted or (x_wanted and training)):
-            compressed = Whole(x)
+        few = training and x.numel() < FEWEST * x.shape[1]
+        if (few or saves_whole(saver, x)) and (weight_wanted or (x_wanted and training)):
+            compressed = Whole(x.detach() if few else x)  # saved-tensor hooks round nothing that has no history
         elif weight_wanted or (x_wanted and training):
             normed = standardised(x, *_by_channel(x, mean, rstd))
             compressed = copies_of(normed.view(sampled), saver, copies if x_wanted and training else 1)

@@ -342,7 +342,7 @@ def _convert(model: nn.Module, options: Mapping[str, Any]) -> Report:
 
 def _configs(options: Mapping[str, Any]) -> list[Any]:
     """Return the configs of the options of `convert`; raise `FewbitError` as `convert` does."""
-    keywords = ("bits", "level", "outliers", "fuse_preact", "glu", "rounding")
+    keywords = ("bits", "level", "outliers", "fuse_preact", "glu", "rounding", "attention")
     return configs_of(options.get("methods") or (), *map(options.get, keywords))
 
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from ..activations.inverted import PART, ROOM
 from ..convert.find import Form, activations, form_of
+from ..saved_tensors import OF_SCORES
 from ..tensors.glu_parts import GLUPlan, Wanted
 from ..tensors.packing import packed_size
 from .chains import chain_options, chains_of
@@ -44,9 +45,6 @@ from .trace import Trace, Traced, backward_start, codes_bytes
 # first step without these ended 300 steps .53 above exact training's loss, at a predicted error of .006.
 LEAST_LINEAR, LEAST_BITS, LEAST_OF_SCORES, LEAST_OF_TABLE = 3, 4, 6, 2
 LINEAR = frozenset(("linear", "addmm", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"))
-_OF_SCORES = frozenset(
-    ("scaled_dot_product_attention", "matmul", "bmm", "baddbmm", "einsum", "softmax", "multi_head_attention_forward")
-)
 # Functions that gated MLPs put their gate through.
 ACTIVATIONS = frozenset(("silu", "gelu", "relu", "sigmoid", "tanh", "mish", "hardtanh"))
 SMALLEST_ON_HOST = 1 << 16  # bytes: copies of less are not worth their latency
@@ -162,7 +160,7 @@ def _in_groups(i: int, x: Traced, bits: int, known: Known) -> Option | None:
 
 def least_bits(x: Traced) -> int:
     """Return the fewest bits that a plan gives a tensor."""
-    if x.function in _OF_SCORES:
+    if x.function in OF_SCORES:
         return LEAST_OF_SCORES
     return LEAST_LINEAR if x.function in LINEAR else LEAST_BITS
 

@@ -285,6 +285,81 @@ def test_converting_again_after_peft_is_converting_after_it(options: Any, dropou
     assert all(map(torch.equal, found[0][1:], found[1][1:]))
 
 
+def unconverted_adapters(model: Any) -> list[str]:
+    layers = [(n, m) for n, m in model.named_modules() if n.rpartition(".")[0].endswith(("lora_A", "lora_B"))]
+    return [name for name, module in layers if "fewbit" not in type(module).__module__]
+
+
+@pytest.mark.parametrize("options", [{"level": "L2"}, {"level": "L3"}, PARTS, {"outliers": 0.02, "bits": 4}], ids=str)
+def test_adapters_put_in_later_are_converted_at_the_next_step(options: Any) -> None:
+    after, before = with_adapters(llama()), llama()
+    fewbit.convert(after, **options)
+    fewbit.convert(before, **options)
+    before = with_adapters(before)
+    exact = step(with_adapters(llama()))
+    found = [(*step(model), kept(model), *step(model)) for model in (after, before)]
+    assert found[0][2] == found[1][2]
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True) if isinstance(a, Tensor))
+    assert torch.equal(found[1][0], exact[0])
+    fewbit.revert(before)
+    assert all(map(torch.equal, step(before), exact))
+
+
+def test_a_second_adapter_is_converted_too() -> None:
+    model = llama()
+    fewbit.convert(model, level="L2")
+    model = with_adapters(model)
+    step(model)
+    model.add_adapter("second", peft.LoraConfig(r=4, target_modules=NAMES))
+    model.set_adapter("second")
+    first = kept(model)
+    fewbit.convert(model, level="L2")
+    assert kept(model) == first
+    assert unconverted_adapters(model) == []
+
+
+def test_a_reverted_model_and_one_converted_otherwise_are_not_followed() -> None:
+    reverted, twice = llama(), llama()
+    fewbit.convert(reverted, level="L2")
+    fewbit.revert(reverted)
+    reverted = with_adapters(reverted)
+    assert torch.equal(step(reverted)[1], step(with_adapters(llama()))[1])
+    fewbit.convert(twice, level="L2")
+    twice = with_adapters(twice)
+    fewbit.convert(twice, bits=3)
+    step(twice)
+    assert len(unconverted_adapters(twice)) == 28
+
+
+def test_evaluation_converts_nothing() -> None:
+    model = llama()
+    fewbit.convert(model, level="L2")
+    model = with_adapters(model)
+    logits(model.eval())
+    assert len(unconverted_adapters(model)) == 28
+
+
+def test_a_name_that_no_longer_matches_is_warned_of() -> None:
+    model = llama()
+    fewbit.convert(model, level="L2", include=["model.layers.*", "lm_head"])
+    model = with_adapters(model)
+    model.base_model.model.lm_head = torch.nn.Identity()
+    with pytest.warns(UserWarning, match="adapters are not converted: include"):
+        model(input_ids=IDS)
+
+
+def test_a_followed_model_is_freed() -> None:
+    import gc
+    import weakref
+
+    model = llama()
+    fewbit.convert(model, level="L2")
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
 def test_tables_follow_one_training_after_converting_again() -> None:
     from fewbit.runtime.activations.following import adaptation_of
 

@@ -448,3 +448,89 @@ def test_what_lies_between_bounds_is_exact(function, inplace):
     with compress_saved_tensors(PerGroup(2)):
         y = function(x * 1.0, inplace)
     assert torch.equal(torch.autograd.grad(y, x, gradient)[0], exact)
+
+
+class Calls(nn.Module):
+    """A module that calls a function of an activation."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.weight = function, nn.Parameter(torch.randn(64, 64))
+
+    def forward(self, x):
+        return self.function(x * 1, self.weight)
+
+
+def normalized(x):
+    """RMSNorm by rows, as Qwen3 computes it for each head."""
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+class TestBits:
+    """What the gradient passes through is saved in more bits."""
+
+    def kept(self, function, quantizer=None, **options):
+        x = torch.randn(64, 64, requires_grad=True)
+        with compress_saved_tensors(quantizer or PerGroup(4), **options):
+            return fewbit.memory.profile(Calls(function), x).total
+
+    @pytest.mark.parametrize(
+        ("function", "more"),
+        [
+            (lambda x, w: F.gelu(x), 1),
+            (lambda x, w: F.silu(x), 1),
+            (lambda x, w: torch.tanh(x), 1),
+            (lambda x, w: x.softmax(-1), 2),
+            (lambda x, w: x @ x.T, 2),
+            (lambda x, w: F.scaled_dot_product_attention(x[None], x[None], x[None]), 6),
+            (lambda x, w: F.linear(x, w), 0),
+            (lambda x, w: x @ w, 0),
+            (lambda x, w: torch.bmm(x[None], w[None]), 0),
+            (lambda x, w: F.layer_norm(x, (64,)), 0),
+        ],
+    )
+    def test_activations_get_one_more_and_scores_two(self, function, more):
+        assert self.kept(function) - self.kept(function, finer=False) == more * 64 * 64 // 8
+
+    def test_never_more_than_eight(self):
+        assert self.kept(lambda x, w: x.softmax(-1), PerGroup(8)) == self.kept(
+            lambda x, w: x.softmax(-1), PerGroup(8), finer=False
+        )
+
+    @pytest.mark.parametrize(
+        "quantizer", [Outlier(3), PerGroup(2, levels=fewbit.solve("gelu", bits=2, kind="stochastic"))]
+    )
+    def test_other_quantizers_and_those_of_a_table_keep_theirs(self, quantizer):
+        kept = [self.kept(lambda x, w: F.gelu(x), quantizer, finer=finer) for finer in (True, False)]
+        assert kept[0] == kept[1]
+
+    @pytest.mark.parametrize("converted", [False, True])
+    def test_batch_normalization_of_few_elements_is_exact(self, converted):
+        for samples, most in ((16, 0.0), (64, 0.1)):
+            net = nn.Sequential(nn.Linear(64, 256, bias=False), nn.BatchNorm1d(256))
+            if converted:
+                fewbit.convert(net, level="L2", include=nn.BatchNorm1d)
+            x, g = torch.randn(samples, 64), torch.randn(samples, 256)
+            found = []
+            for context in (nullcontext(), compress_saved_tensors(PerGroup(4))):
+                given = x.clone().requires_grad_()
+                with context:
+                    y = net(given)
+                (gradient,) = torch.autograd.grad(y, given, g)
+                found.append(gradient)
+            error = float((found[1] - found[0]).norm() / found[0].norm())
+            assert error <= most and (error > 0) == (most > 0)
+
+    @pytest.mark.parametrize("features", [8, 16, 20, 48, 64, 96])
+    def test_rows_of_zeros_stay_where_rows_are_normalized(self, features):
+        """1/norm of such a row is a thousand, and its third power multiplies the error."""
+        base, g = torch.randn(4, 32, 2, features), torch.randn(4, 32, 2, features)
+        base[1, 20:] = 0
+        found = []
+        for context in (nullcontext(), compress_saved_tensors(PerGroup(4))):
+            x = base.clone().requires_grad_()
+            with context:
+                y = normalized(x * 1)
+            (gradient,) = torch.autograd.grad(y, x, g)
+            found.append(gradient)
+        assert torch.equal(found[1][1, 20:], found[0][1, 20:])

@@ -206,10 +206,18 @@ class TestReport:
         model = convolutional()
         report = fewbit.convert(model, level="L2")
         rows = {row.name: row for row in report.replaced}
-        assert [rows[name].bits for name in map(str, range(12)) if name in rows] == [4, 4, 1, 8, 4, 4, 4, 1, 0, 0, 4]
+        assert [rows[name].bits for name in map(str, range(12)) if name in rows] == [4, 4, 1, 8, 4, 4, 5, 1, 0, 0, 4]
         assert rows["0"].was.startswith("Conv2d(3, 16") and rows["0"].now.startswith("layers.Conv2d(3, 16")
         assert rows["0"].now.endswith("bits=4)") and not report.left
         assert "Conv2d" in str(report)
+
+    @pytest.mark.parametrize(
+        ("level", "bits", "of_activations"), [("L2", None, 5), ("L2", 8, 8), ("L3", None, 3), ("L3", 2.5, 4)]
+    )
+    def test_activations_have_a_bit_more_than_layers(self, level, bits, of_activations):
+        model = nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8), nn.ReLU())
+        rows = {row.name: row for row in fewbit.convert(model, bits, level=level).replaced}
+        assert (rows["1"].bits, rows["3"].bits) == (of_activations, 1)
 
     def test_tells_why_a_layer_was_left(self):
         class Own(nn.Linear):

@@ -68,6 +68,23 @@ class Gated(nn.Module):
         return self.out(up * self.act(gate))
 
 
+class Indexed(Gated):
+    """The same, by numbers, as in JetMoE."""
+
+    def forward(self, x):
+        x = self.both(x)
+        parts = x.chunk(2, dim=-1)
+        return self.out(self.act(parts[0]) * parts[1])
+
+
+class OnePart(Gated):
+    """A part alone, of a copy: nothing else keeps it."""
+
+    def forward(self, x):
+        parts = [part * 1 for part in self.both(x).chunk(2, dim=-1)]
+        return self.out(self.act(parts[0]) * parts[1])
+
+
 class Apart(Gated):
     """The same from two tensors: the gate is saved by the activation alone."""
 
@@ -145,9 +162,11 @@ def test_it_is_taken_where_nothing_else_saves_it(make, x, module):
 
 @pytest.mark.parametrize("act", [nn.GELU(), nn.SiLU(), nn.Softplus(), nn.ELU()], ids=str)
 def test_gate_and_up_of_one_tensor(act):
-    check_adds(Gated, X, act, "few bits would only add memory: its input is a part of a tensor that a product keeps")
-    model, exact = Apart(copy.deepcopy(act)), Apart(act)
-    assert fewbit.convert(model, bits=3).replaced and kept(model, X) < kept(exact, X)
+    for together in (Gated, Indexed):
+        check_adds(together, X, act, "few bits would only add memory: its input is a part of a tensor that a product")
+    for apart in (Apart, OnePart):
+        model, exact = apart(copy.deepcopy(act)), apart(act)
+        assert fewbit.convert(model, bits=3).replaced and kept(model, X) < kept(exact, X)
 
 
 @pytest.mark.parametrize(
