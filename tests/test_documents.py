@@ -7,9 +7,9 @@ has to exist.
 """
 
 import doctest
-import importlib.util
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -118,15 +118,28 @@ def test_the_numbers_of_readme_are_those_measured():
             assert error == round(row["error"], 3), (name, task)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs mkdocs: pip install fewbit[docs]")
-def test_the_site_builds_without_a_broken_link_or_reference(tmp_path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    # What the reference is made from is the package, without what else lies in the root: a virtual environment.
-    read = {path.name for path in (ROOT / "build" / "reference" / "fewbit").iterdir()}
-    assert read == {"__init__.py", "__init__.pyi", *(init.parent.name for init in ROOT.glob("*/__init__.py"))}
-    assert 'id="fewbit.convert"' in (tmp_path / "site" / "api" / "convert.html").read_text()
-    for page in (tmp_path / "site").rglob("*.html"):
-        text = page.read_text()
-        assert not any(f'{attribute}="http' in text for attribute in ("src", 'rel="stylesheet" href')), page
+# Pages that a repository shows beside those that are run: links between all of them are followed.
+READ = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "SECURITY.md")), *(ROOT / "plots" / "results").glob("*.md")]
+# What is not a file of the repository, but of the site.
+OF_THE_SITE = {"../explorer/index.html"}
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def anchors(page):
+    """The headings and named parts of a page, as a link says them."""
+    text = page.read_text()
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    parts = set(re.findall(r"<!-- \[start:([\w-]+)\] -->", text))
+    return parts | {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", READ, ids=named)
+def test_links_of_markdown_lead_to_files_and_headings(page):
+    for link in set(LINK.findall(CODE.sub("", page.read_text()))) - OF_THE_SITE:
+        if link.startswith(("http", "mailto:")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
