@@ -92,6 +92,9 @@ def test_commands_and_options_exist(page):
         command.make_parser(context).parse_args(list(words))
 
 
+README = (ROOT / "README.md").read_text()
+TEXT_AND_LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
+
 # What README calls the ways of plots/results/alternatives-cpu.json.
 WAYS = {
     "gradient checkpointing": "checkpointing",
@@ -107,7 +110,7 @@ WAYS = {
 def test_the_numbers_of_readme_are_those_measured():
     measured = json.loads((ROOT / "plots" / "results" / "alternatives-cpu.json").read_text())["rows"]
     rows = {(row["task"], row["way"]): row for row in measured}
-    lines = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| ")]
+    lines = [line for line in README.splitlines() if line.startswith("| ")]
     table = {cells[0].strip(): cells[1:] for cells in (line.strip("| ").split(" | ") for line in lines[1:])}
     assert table.keys() == WAYS.keys()
     for name, way in WAYS.items():
@@ -116,6 +119,25 @@ def test_the_numbers_of_readme_are_those_measured():
             *shares, error = map(float, cell.split(" · "))
             assert shares == [round(row[key] / exact[key], 2) for key in ("kept", "peak", "time")], (name, task)
             assert error == round(row["error"], 3), (name, task)
+
+
+QUESTIONS = {
+    "which method when": ("docs/guide.md", "| LoRA, QLoRA | "),
+    "before or after peft": ("docs/guide.md", "# The order: peft, fewbit, the rest"),
+    "gradient checkpointing": ("README.md", "| gradient checkpointing | "),
+    "all six models": ("docs/guide.md", "# Beside gradient checkpointing and others"),
+    "does it work on my GPU": ("docs/gpu.md", "# What was proven how"),
+    "what is peak": ("docs/questions.md", "# What is peak"),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_readme_answers_what_readers_ask_or_links_the_page_that_does(question):
+    page, answer = QUESTIONS[question]
+    (found,) = [link for text, link in TEXT_AND_LINK.findall(README) if question in text] or ["README.md"]
+    assert question in README
+    assert found.partition("#")[0] == page
+    assert answer in (ROOT / page).read_text()
 
 
 # Pages that a repository shows beside those that are run: links between all of them are followed.
