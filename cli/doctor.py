@@ -25,7 +25,7 @@ _PACKAGES = {
     "numba": ("the solver, CPU kernels", ""),
     "matplotlib": ("figures", ""),
     "torch": ("training", "torch"),
-    "cuda-core": ("CUDA kernels", "cuda13"),
+    "cuda-core": ("CUDA kernels", "cuda"),  # cuda12 or cuda13, as torch has
     "transformers": ("Trainer, attention", "integrations"),
     "lightning": ("Lightning", "integrations"),
     "peft": ("adapters", "integrations"),
@@ -122,7 +122,7 @@ def _packages() -> list[Package]:
             installed = version(name)
         except PackageNotFoundError:
             installed = None
-        wanted = f"fewbit[{extra}]" if extra else name
+        wanted = f"fewbit[{_cuda_extra() if extra == 'cuda' else extra}]" if extra else name
         found.append(Package(name, installed, purpose, "" if installed else f"pip install '{wanted}'"))
     return found
 
@@ -156,12 +156,20 @@ def _cuda() -> Backend:
         return Backend("cuda", False, f"no CUDA GPU; {built}")
     gpu = torch.cuda.get_device_name()
     if not has_compiler():
-        extra = "cuda12" if (torch.version.cuda or "").startswith("12") else "cuda13"
-        return Backend("cuda", False, f"{gpu} runs plain torch, slowly: pip install 'fewbit[{extra}]'")
+        return Backend("cuda", False, f"{gpu} runs plain torch, slowly: pip install 'fewbit[{_cuda_extra()}]'")
     try:
         return Backend("cuda", True, f"{gpu}, kernels compiled by NVRTC {compiler_version()}")
     except FewbitError as error:
         return Backend("cuda", False, f"{gpu} runs plain torch: {error}")
+
+
+def _cuda_extra() -> str:
+    """Return the extra with the compiler of CUDA kernels for the installed torch."""
+    if find_spec("torch") is None:
+        return "cuda13"
+    import torch
+
+    return "cuda12" if (torch.version.cuda or "").startswith("12") else "cuda13"
 
 
 def _kernel_tests(backend: str) -> Iterator[KernelTest]:

@@ -1,11 +1,11 @@
 """What mkdocs adds to docs/ from elsewhere in the repository, so that nothing is there twice.
 
-plots/results/README.md, zoo.md, *.png      results/ of the site
+plots/results/*.md, *.png                   results/ of the site, and in its navigation in the order of README.md there
 fewbit.pages.explorer_site                  explorer/ of the site: the table explorer, with the shipped tables
 [text](FILE#NAME) <!-- include -->          the part of FILE from <!-- [start:NAME] --> to <!-- [end:NAME] -->
 [text](alternatives-cpu.json) <!-- include -->    the measured ways to train with less memory, as a table
 
-A reader of the Markdown files sees the links.
+A reader of the Markdown files sees the links, and those to plots/results lead there.
 """
 
 import json
@@ -20,6 +20,9 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "plots" / "results"
 REFERENCE = ROOT / "build" / "reference"  # named in mkdocs.yml
 INCLUDE = re.compile(r"^\[[^\]]*\]\(([^)#]+)(?:#([\w-]+))?\) <!-- include -->$", re.MULTILINE)
+TO_RESULTS = re.compile(r"\]\(\.\./((?:\.\./)*)plots/results/")  # from docs/, where the site has results/ beside it
+FROM_RESULTS = re.compile(r"\]\(\.\./\.\./docs/")
+PAGE_OF_RESULTS = re.compile(r"^\| \[([^\]]+)\]\((\w[\w-]*\.md)\) \|", re.MULTILINE)
 COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
 TASKS = {
     "gpt2": "GPT-2",
@@ -43,19 +46,28 @@ def on_startup(command: str, dirty: bool) -> None:
             (package / path.name).symlink_to(Path("../../..") / path.name)
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the pages that plots/results/README.md lists, by their names there, below it in the navigation."""
+    pages = PAGE_OF_RESULTS.findall((RESULTS / "README.md").read_text())
+    for entry in config.nav or []:
+        if "Results" in entry:
+            entry["Results"] = [entry["Results"], *({name: f"results/{page}"} for name, page in pages)]
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the results and their figures, and the table explorer."""
     for path in sorted([*RESULTS.glob("*.md"), *RESULTS.glob("*.png")]):
-        name = "index.md" if path.name == "README.md" else path.name
-        files.append(File.generated(config, f"results/{name}", abs_src_path=str(path)))
+        files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
     for name, text in explorer_site.site().items():
         files.append(File.generated(config, f"explorer/{name}", content=text()))
     return files
 
 
 def on_page_markdown(markdown: str, **kwargs: object) -> str:
-    """Put the parts of other files in the places of the links that say so."""
-    return INCLUDE.sub(lambda found: included(ROOT / "docs" / found[1], found[2]), markdown)
+    """Put the parts of other files in the places of the links that say so, and let links lead to the site's pages."""
+    markdown = INCLUDE.sub(lambda found: included(ROOT / "docs" / found[1], found[2]), markdown)
+    return FROM_RESULTS.sub("](../", TO_RESULTS.sub(r"](\1results/", markdown))
 
 
 def included(path: Path, name: str | None) -> str:

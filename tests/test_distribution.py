@@ -3,9 +3,14 @@
 `make dist` builds the distributions and names their folder in FEWBIT_DIST, so that they themselves are looked at too.
 """
 
+import json
 import os
 import re
+import shutil
+import subprocess
+import sys
 import tarfile
+import venv
 import zipfile
 from fnmatch import fnmatch
 from pathlib import Path
@@ -119,3 +124,24 @@ def test_the_source_distribution_has_what_the_wheel_is_built_from():
     beside = {"README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "SECURITY.md", "pyproject.toml"}
     assert names >= expected_files() | beside
     assert not [name for name in names if name.startswith(("tests", ".ci", ".github", "plots/results"))]
+
+
+def test_types_of_public_names_are_known(tmp_path):
+    """As `pyright --verifytypes fewbit --ignoreexternal` counts them, in an environment with the wheel."""
+    checker = shutil.which("basedpyright", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    if checker is None:
+        pytest.skip("needs basedpyright")
+    with zipfile.ZipFile(built(".whl")) as wheel:
+        venv.create(tmp_path / "env", symlinks=os.name == "posix")
+        (site,) = (tmp_path / "env").rglob("site-packages")
+        wheel.extractall(site)
+    (site / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    (folder,) = (tmp_path / "env").glob("[bS][ic]*")  # bin, or Scripts
+    search = os.pathsep.join([str(folder), os.environ["PATH"]])
+    command = [checker, "--verifytypes", "fewbit", "--ignoreexternal", "--outputjson"]
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PATH": search}, capture_output=True, check=False)
+    counted = json.loads(done.stdout)["typeCompleteness"]
+    assert counted["exportedSymbolCounts"]["withKnownType"] > 5000, done.stderr
+    assert counted["completenessScore"] >= 0.95
+    face = [s for s in counted["symbols"] if s["name"].count(".") == 1]
+    assert [s["name"] for s in face if s["isExported"] and not s["isTypeKnown"]] == []

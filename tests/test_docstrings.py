@@ -15,6 +15,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("lightning")
 
 from document_models import cnn, gpt2, mlp  # noqa: E402
+from fewbit import functional  # noqa: E402
+from fewbit.runtime.backends.activation_spec import ROW_OF_MODULE  # noqa: E402
 from torch import nn  # noqa: E402
 
 SUBMODULES = {name: importlib.import_module(f"fewbit{home}") for name, home in fewbit._SUBMODULES.items()}
@@ -26,10 +28,8 @@ INTEGRATIONS = {
 FACE = {name: getattr(fewbit, name) for name in fewbit.__all__ if name not in {*SUBMODULES, "__version__"}}
 INSIDE = {f"{name}.{public}": getattr(home, public) for name, home in SUBMODULES.items() for public in home.__all__}
 # Results, which calls return, and the mixin of layers.
-WITHOUT = {name for name, value in INSIDE.items() if inspect.isclass(value) and not name.startswith("layers.")} | {
-    name for name in INSIDE if name.startswith("memory.")
-}
-WITHOUT |= {"layers.CompressedLayer", "layers.Saver"}
+WITHOUT = {name for name, value in INSIDE.items() if inspect.isclass(value) and not name.startswith("layers.")}
+WITHOUT |= {"layers.CompressedLayer", "layers.Saver", "memory.BITS"}
 LAYERS = {name: value for name, value in INSIDE.items() if name.startswith("layers.") and inspect.isclass(value)}
 
 
@@ -118,6 +118,14 @@ def test_every_public_name_has_an_example_and_its_errors(name):
 @pytest.mark.parametrize("name", sorted({*INSIDE} - WITHOUT))
 def test_every_public_function_of_a_submodule_has_an_example(name):
     assert name in EXAMPLES
+
+
+@pytest.mark.parametrize("name", [*ROW_OF_MODULE, *(f"functional.{name}" for name in functional.__all__)])
+def test_every_activation_has_its_shapes_and_dtypes(name):
+    text = " ".join({**FACE, **INSIDE}[name].__doc__.split())
+    assert "float64, float32, float16 or bfloat16, " in text
+    assert "of any shape and layout" in text or "of one shape" in text
+    assert "Args: " in text and "Raises: " in text
 
 
 @pytest.mark.parametrize("name", [name for name, value in LAYERS.items() if hasattr(nn, value.__name__)])

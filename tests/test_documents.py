@@ -7,9 +7,9 @@ has to exist.
 """
 
 import doctest
-import importlib.util
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -92,6 +92,9 @@ def test_commands_and_options_exist(page):
         command.make_parser(context).parse_args(list(words))
 
 
+README = (ROOT / "README.md").read_text()
+TEXT_AND_LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
+
 # What README calls the ways of plots/results/alternatives-cpu.json.
 WAYS = {
     "gradient checkpointing": "checkpointing",
@@ -107,7 +110,7 @@ WAYS = {
 def test_the_numbers_of_readme_are_those_measured():
     measured = json.loads((ROOT / "plots" / "results" / "alternatives-cpu.json").read_text())["rows"]
     rows = {(row["task"], row["way"]): row for row in measured}
-    lines = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| ")]
+    lines = [line for line in README.splitlines() if line.startswith("| ")]
     table = {cells[0].strip(): cells[1:] for cells in (line.strip("| ").split(" | ") for line in lines[1:])}
     assert table.keys() == WAYS.keys()
     for name, way in WAYS.items():
@@ -118,15 +121,47 @@ def test_the_numbers_of_readme_are_those_measured():
             assert error == round(row["error"], 3), (name, task)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs mkdocs: pip install fewbit[docs]")
-def test_the_site_builds_without_a_broken_link_or_reference(tmp_path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    # What the reference is made from is the package, without what else lies in the root: a virtual environment.
-    read = {path.name for path in (ROOT / "build" / "reference" / "fewbit").iterdir()}
-    assert read == {"__init__.py", "__init__.pyi", *(init.parent.name for init in ROOT.glob("*/__init__.py"))}
-    assert 'id="fewbit.convert"' in (tmp_path / "site" / "api" / "convert.html").read_text()
-    for page in (tmp_path / "site").rglob("*.html"):
-        text = page.read_text()
-        assert not any(f'{attribute}="http' in text for attribute in ("src", 'rel="stylesheet" href')), page
+QUESTIONS = {
+    "which method when": ("docs/guide.md", "| LoRA, QLoRA | "),
+    "before or after peft": ("docs/guide.md", "# The order: peft, fewbit, the rest"),
+    "gradient checkpointing": ("README.md", "| gradient checkpointing | "),
+    "all six models": ("docs/guide.md", "# Beside gradient checkpointing and others"),
+    "does it work on my GPU": ("docs/gpu.md", "# What was proven how"),
+    "what is peak": ("docs/questions.md", "# What is peak"),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_readme_answers_what_readers_ask_or_links_the_page_that_does(question):
+    page, answer = QUESTIONS[question]
+    (found,) = [link for text, link in TEXT_AND_LINK.findall(README) if question in text] or ["README.md"]
+    assert question in README
+    assert found.partition("#")[0] == page
+    assert answer in (ROOT / page).read_text()
+
+
+# Pages that a repository shows beside those that are run: links between all of them are followed.
+READ = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "SECURITY.md")), *(ROOT / "plots" / "results").glob("*.md")]
+# What is not a file of the repository, but of the site.
+OF_THE_SITE = {"../explorer/index.html"}
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def anchors(page):
+    """The headings and named parts of a page, as a link says them."""
+    text = page.read_text()
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    parts = set(re.findall(r"<!-- \[start:([\w-]+)\] -->", text))
+    return parts | {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", READ, ids=named)
+def test_links_of_markdown_lead_to_files_and_headings(page):
+    for link in set(LINK.findall(CODE.sub("", page.read_text()))) - OF_THE_SITE:
+        if link.startswith(("http", "mailto:")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link

@@ -58,6 +58,9 @@ def swiglu(
         FewbitError: an argument is not one of the values above.
         TypeError: a gradient is required and the dtype is not a floating-point one listed above.
 
+    Returns:
+        silu(gate) · up, bit for bit torch's, in the shape and dtype of `gate`.
+
     Example:
         h = fewbit.functional.swiglu(gate, up, bits=3)
     """
@@ -77,6 +80,17 @@ def geglu(
 ) -> Tensor:
     """Return gelu(gate, approximate) · up, the gated unit of T5 and (``approximate="tanh"``) Gemma: see `swiglu`.
 
+    Args:
+        gate, up: of one shape, dtype and device; float64, float32, float16 or bfloat16, any layout.
+        approximate: ``none`` or ``tanh``.
+        bits, copy_bits, keep, table, rounding: as for `swiglu`.
+
+    Returns:
+        The product, in the shape and dtype of `gate`.
+
+    Raises:
+        FewbitError: an argument is not one of these.
+
     Example:
         h = fewbit.functional.geglu(gate, up, approximate="tanh")
     """
@@ -95,6 +109,16 @@ def reglu(
 ) -> Tensor:
     """Return relu(gate) · up: see `swiglu`. One bit represents relu' exactly.
 
+    Args:
+        gate, up: of one shape, dtype and device; float64, float32, float16 or bfloat16, any layout.
+        bits, copy_bits, keep, table, rounding: as for `swiglu`.
+
+    Returns:
+        The product, in the shape and dtype of `gate`.
+
+    Raises:
+        FewbitError: an argument is not one of these.
+
     Example:
         h = fewbit.functional.reglu(gate, up)
     """
@@ -112,6 +136,16 @@ def glu(
     rounding: Rounding | None = None,
 ) -> Tensor:
     """Return sigmoid(gate) · up: see `swiglu`. (`torch.nn.functional.glu` takes both in one tensor.)
+
+    Args:
+        gate, up: of one shape, dtype and device; float64, float32, float16 or bfloat16, any layout.
+        bits, copy_bits, keep, table, rounding: as for `swiglu`.
+
+    Returns:
+        The product, in the shape and dtype of `gate`.
+
+    Raises:
+        FewbitError: an argument is not one of these.
 
     Example:
         h = fewbit.functional.glu(gate, up)

@@ -33,9 +33,13 @@ __all__ = ["FewBit", *ROW_OF_MODULE]  # pyright: ignore[reportUnsupportedDunderA
 class GELU(FewBitActivation):
     """`torch.nn.GELU` with `bits` bits saved for each element, or with its output and one bit.
 
+    Its input is float64, float32, float16 or bfloat16, of any shape and layout; so is its output.
+
     Args:
         approximate: ``none`` or ``tanh``.
-        bits, table, rounding: of the codes.
+        bits: 1 to 8 for each element; 3 if neither this nor `table` is given.
+        table: used as it is; by default the best one.
+        rounding: ``deterministic``, the default, with the least error; ``stochastic``, without bias.
         keep: ``output`` saves the output and one bit an element, for a derivative without rounding: little where the
             next layer saves its input exactly in any case (activations/inverted.py).
 
@@ -95,6 +99,8 @@ class GELU(FewBitActivation):
 
 class Hardtanh(FewBitActivation):
     """`torch.nn.Hardtanh`; one bit an element is exact. `min_value` and `max_value` are torch's deprecated names.
+
+    Its input is float64, float32, float16 or bfloat16, of any shape and layout; so is its output.
 
     Args:
         min_val: the least value of f.

@@ -45,6 +45,11 @@ class ActivationAnnealing:
     Raises:
         FewbitError: the schedule is not of that form, it has 1 bit for a ReLU, which needs 2, or the model saves
             nothing by V-Quant.
+
+    Example:
+        fewbit.convert(model, outliers=0.02, bits=3, include="*")
+        annealing = fewbit.vquant.ActivationAnnealing(model, [(0, 3, 0.02), (30, 2, 0.0)])
+        annealing.step()  # after each epoch
     """
 
     schedule: tuple[Phase, ...]

@@ -37,6 +37,9 @@ class Configuration:
 
     Raises:
         FewbitError: an attribute is not one of the values above.
+
+    Example:
+        fewbit.vquant.Configuration(bits=3, weight_ratio=0.02, activation_ratio=None)
     """
 
     bits: int = 4

@@ -37,6 +37,9 @@ class ValueAwareReLU(nn.ReLU):
 
     Raises:
         FewbitError: the quantizer is not an `Outlier` with ``relu=True`` or None.
+
+    Example:
+        y = fewbit.vquant.ValueAwareReLU()(x)
     """
 
     def __init__(self, inplace: bool = False, quantizer: Outlier | None = DEFAULT) -> None:

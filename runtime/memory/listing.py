@@ -67,7 +67,11 @@ def share(part: float, whole: float) -> str:
 
 
 def size_text(size: float) -> str:
-    """Return bytes with a unit: 1.5 GiB, 12.0 MiB, 512 B."""
+    """Return bytes with a unit: 1.5 GiB, 12.0 MiB, 512 B.
+
+    Example:
+        fewbit.memory.size_text(1536) == "1.5 KiB"
+    """
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"

@@ -48,7 +48,11 @@ class Peak:
 
 
 def peak_of(call: Callable[[], object]) -> int:
-    """Return the peak bytes of the storages that `call` makes."""
+    """Return the peak bytes of the storages that `call`, a function without arguments, makes.
+
+    Example:
+        fewbit.memory.peak_of(lambda: model(x).sum().backward())
+    """
     with StorageTracker() as tracker:
         call()
     return tracker.peak()

@@ -79,6 +79,9 @@ def need_by_formula(
         nonlinear: the part that pointwise activations save.
         bits: of the codes.
         element_bits: size of an element of `nonlinear`.
+
+    Example:
+        fewbit.memory.need_by_formula(475, 289.6, 144, bits=[3]).largest_batch(32 * 1024, bits=3)
     """
     kept: dict[int | str | None, Kept] = {None: Kept(activations)}
     kept |= {b: Kept(activations - nonlinear * (1 - b / element_bits)) for b in bits}
@@ -92,6 +95,10 @@ def need_of(model: nn.Module, runs: Mapping[int, Sequence[Comparison]]) -> Need:
         model: its parameters are counted.
         runs: comparisons of the same methods, by batch size, for one or two batch sizes. With one size everything is
             assumed to grow with the batch. Use multiples of 8, which fill bytes of codes exactly.
+
+    Example:
+        need = fewbit.memory.need_of(model, {len(x): [fewbit.memory.compare(model, x, bits=3)]})
+        need.largest_batch(16 * 2**30, bits=3)
     """
     batches, pairs = [*runs], [*zip(*runs.values(), strict=True)]
     kept: dict[int | str | None, Kept] = {None: _line(batches, (run.before.total for run in pairs[0]))}
@@ -105,7 +112,11 @@ def need_of(model: nn.Module, runs: Mapping[int, Sequence[Comparison]]) -> Need:
 
 
 def parameter_bytes(model: nn.Module) -> int:
-    """Return the bytes of all parameters of `model`."""
+    """Return the bytes of all parameters of `model`.
+
+    Example:
+        fewbit.memory.size_text(fewbit.memory.parameter_bytes(model))
+    """
     return sum(p.numel() * p.element_size() for p in model.parameters())
 
 

@@ -176,7 +176,11 @@ def compare_each(
     model_kwargs: Mapping[str, Any] | None = None,
     **keywords: Any,
 ) -> list[Comparison]:
-    """Return the result of `compare` for each number of `bits`; the unchanged model runs only once."""
+    """Return the result of `compare` for each number of `bits`; the unchanged model runs only once.
+
+    Example:
+        one, two = fewbit.memory.compare_each(model, x, bits=[1, 2])
+    """
     numbers = [check_bits(b) for b in bits]
     options, call = _sorted_out(model, inputs, model_kwargs, keywords)
     return _compared(model, call, [{**options, "bits": b} for b in numbers], functions, None, _steps(peak))
@@ -188,6 +192,9 @@ def method_text(options: Mapping[str, Any], saved: Quantizer | None = None) -> s
     Args:
         options: of `convert`, as given.
         saved: quantizer of the saved tensors.
+
+    Example:
+        fewbit.memory.method_text({"level": "L3", "bits": 1.5}) == "level L3, 1.5 bits"
     """
     given = {name: value for name, value in options.items() if value is not None and name not in _AS_GIVEN}
     bits = given.pop("bits", None)

@@ -105,3 +105,17 @@ def test_in_a_process_of_its_own_every_kernel_is_compiled_or_named(run_process, 
     assert result.status == 0, result.err
     kernels = json.loads(result.out)["kernels"]
     assert {kernel["state"] for kernel in kernels if kernel["backend"] == "cpu"} == {"not compiled"}
+
+
+@pytest.mark.parametrize(("cuda", "extra"), [("12.4", "cuda12"), ("13.0", "cuda13"), (None, "cuda13")])
+def test_the_compiler_of_cuda_kernels_is_that_of_torch(run, two_kernels, monkeypatch, cuda, extra):
+    missing = doctor.version
+
+    def found(name):
+        if name == "cuda-core":
+            raise doctor.PackageNotFoundError
+        return missing(name)
+
+    monkeypatch.setattr(doctor, "version", found)
+    monkeypatch.setattr("torch.version.cuda", cuda)
+    assert f"pip install 'fewbit[{extra}]'" in run("doctor").out

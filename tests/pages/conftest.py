@@ -26,10 +26,10 @@ def chromium():
 
 @pytest.fixture
 def visit(chromium):
-    """Open a page: visit(url, width=…, dark=…). The test fails if the page logs an error or calls another host."""
+    """Open a page: visit(url, width=…, dark=…). The test fails if it logs an error or calls another host."""
     opened, problems = [], []
 
-    def visit(url, width=1280, dark=False, allowed=""):
+    def visit(url, width=1280, dark=False, allowed="", home=None):
         context = chromium.new_context(
             viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
         )
@@ -38,7 +38,7 @@ def visit(chromium):
         page.set_default_timeout(60_000)
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("console", lambda message: problems.append(message.text) if _is_bad(message, allowed) else None)
-        home = url.split("#")[0].rsplit("/", 1)[0]
+        home = home or url.split("#")[0].rsplit("/", 1)[0]
         page.on(
             "request",
             lambda asked: asked.url.startswith((home, "data:", "blob:")) or problems.append(f"asked for {asked.url}"),
@@ -62,7 +62,7 @@ def accessible():
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python").Axe()
 
     def accessible(page):
-        found = axe.run(page).response["violations"]
+        found = axe.run(page, options={"preload": False}).response["violations"]
         return [f"{v['id']}: {n['target']} {n['failureSummary']}" for v in found for n in v["nodes"]]
 
     return accessible

@@ -33,6 +33,8 @@ from .worker import measure_model, prepare, rows_of
 
 ROOT = Path(__file__).parents[2]
 LIBRARIES = ("torch", "transformers", "timm", "numpy", "numba")
+TITLE = "# The zoo: every method on many small models\n\n"
+ROWS = "## The rows\n"  # begins the part of zoo.md that is written here
 
 Key = tuple[str, str]
 Broken = dict[Key, list[str]]
@@ -154,7 +156,7 @@ def summary(rows: Sequence, broken: Broken) -> str:
 
 
 def write(folder: Path, rows: Sequence, broken: Broken) -> None:
-    """Write zoo.json, one short list a row, and zoo.md, one line a model."""
+    """Write zoo.json, one short list a row, and into zoo.md, below what was written there by hand, one line a model."""
     folder.mkdir(parents=True, exist_ok=True)
     columns = ("model", "method", "replaced", "kept", "peak", "weights", "inputs", "broken")
     body = [
@@ -169,7 +171,9 @@ def write(folder: Path, rows: Sequence, broken: Broken) -> None:
     lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in body)
     head = json.dumps({"versions": versions(), "columns": columns})[:-1]
     (folder / "zoo.json").write_text(f'{head}, "rows": [\n{lines}\n]}}\n')
-    (folder / "zoo.md").write_text(markdown(rows, broken))
+    page = folder / "zoo.md"
+    above = page.read_text().partition(ROWS)[0] if page.exists() else TITLE
+    page.write_text(above + markdown(rows, broken))
 
 
 def markdown(rows: Sequence, broken: Broken) -> str:
@@ -177,8 +181,7 @@ def markdown(rows: Sequence, broken: Broken) -> str:
     by_key = {(row.model, row.method): row for row in rows}
     said = ", ".join(f"{name} {version}" for name, version in versions().items())
     lines = [
-        "# The zoo: every method on many small models",
-        "",
+        ROWS,
         f"`make zoo`, with {said}. A cell is what a training step keeps for its backward pass, in % of exact training,",
         "and the relative error of all weight gradients, in %. A cell with an asterisk breaks a rule: see below.",
         "",

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from .__main__ import write
 from .measure import Row, row
 from .methods import METHODS
 from .models import MODELS
@@ -70,3 +71,11 @@ def test_l4_that_differs_from_l3_breaks_a_rule():
 
 def test_every_method_that_must_equal_another_names_one():
     assert all(method.same_as in METHODS for method in METHODS.values() if method.same_as)
+
+
+def test_writing_rows_keeps_what_stands_above_them(tmp_path):
+    (tmp_path / "zoo.md").write_text("# The zoo\n\nAgainst us: this.\n\n## The rows\n\nof another day\n")
+    write(tmp_path, [SOUND], {})
+    page = (tmp_path / "zoo.md").read_text()
+    assert page.startswith("# The zoo\n\nAgainst us: this.\n\n## The rows\n\n`make zoo`, with ")
+    assert "| llama | " in page and "another day" not in page

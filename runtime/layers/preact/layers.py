@@ -171,7 +171,7 @@ class _PreActConv(PreActLayer):
 class PreActConv1d(_PreActConv):
     """BatchNorm1d, (leaky) ReLU, optional average pooling and Conv1d, saving `bits` bits for each element.
 
-    Arguments are those of nn.Conv1d and, by name, nn.BatchNorm1d; besides
+    Its input is (N, C, L). Arguments are those of nn.Conv1d and, by name, nn.BatchNorm1d; besides
 
     Args:
         pool: an nn.AvgPool1d or nn.AdaptiveAvgPool1d before the convolution.
@@ -188,7 +188,7 @@ class PreActConv1d(_PreActConv):
 
 
 class PreActConv2d(_PreActConv):
-    """BatchNorm2d, (leaky) ReLU, optional average pooling and Conv2d: as `PreActConv1d`.
+    """BatchNorm2d, (leaky) ReLU, optional average pooling and Conv2d: as `PreActConv1d`, from (N, C, H, W).
 
     Example:
         y = fewbit.PreActConv2d(3, 8, 3, padding=1, bits=4)(images)
@@ -198,7 +198,7 @@ class PreActConv2d(_PreActConv):
 
 
 class PreActConv3d(_PreActConv):
-    """BatchNorm3d, (leaky) ReLU, optional average pooling and Conv3d: as `PreActConv1d`.
+    """BatchNorm3d, (leaky) ReLU, optional average pooling and Conv3d: as `PreActConv1d`, from (N, C, D, H, W).
 
     Example:
         y = fewbit.PreActConv3d(4, 8, 3, padding=1, bits=4)(torch.randn(2, 4, 6, 6, 6))

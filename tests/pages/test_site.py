@@ -1,0 +1,59 @@
+"""The documentation site, built as `make docs` builds it."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import fewbit
+import pytest
+
+ROOT = Path(fewbit.__file__).resolve().parent
+
+if importlib.util.find_spec("mkdocs") is None:
+    pytest.skip("needs mkdocs: pip install fewbit[docs]", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of a site without a broken link, reference or page that the navigation lacks."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_the_reference_is_that_of_the_package(site):
+    # Without what else lies in the root: a virtual environment.
+    read = {path.name for path in (ROOT / "build" / "reference" / "fewbit").iterdir()}
+    assert read == {"__init__.py", "__init__.pyi", *(init.parent.name for init in ROOT.glob("*/__init__.py"))}
+    assert 'id="fewbit.convert"' in (site / "api" / "convert.html").read_text()
+
+
+def test_no_page_loads_anything_from_elsewhere(site):
+    for page in site.rglob("*.html"):
+        text = page.read_text()
+        assert not any(f'{attribute}="http' in text for attribute in ("src", 'rel="stylesheet" href')), page
+
+
+def test_every_page_of_results_is_in_the_navigation(site):
+    index = (site / "results" / "index.html").read_text()
+    linked = re.findall(r'<a href="([\w-]+)\.html" class="md-nav__link"', index)
+    assert set(linked) == {page.stem for page in (ROOT / "plots" / "results").glob("*.md")} - {"README"}
+
+
+@pytest.mark.parametrize("start", ["index.html", "methods/actnn.html"])
+def test_the_site_is_searched_without_a_server(visit, site, start):
+    page = visit((site / start).as_uri(), home=site.as_uri())
+    page.keyboard.press("f")
+    page.keyboard.type("what is peak")
+    page.locator(".md-search-result__link", has_text="What is peak").first.wait_for()
+
+
+@pytest.mark.parametrize("name", ["index.html", "guide.html", "results/index.html", "api/convert.html"])
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_and_links_are_legible(visit, site, accessible, name, dark):
+    found = accessible(visit((site / name).as_uri(), dark=dark, home=site.as_uri()))
+    assert not [line for line in found if line.startswith(("color-contrast:", "link-in-text-block:", "image-alt:"))]
