@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from .style import CYCLE, GREY, INK, SAND, SAND_EDGE, style_axes
+from .style import CYCLE, GREY, INK, SAND, SAND_EDGE, label_ends, style_axes
 
 
 @dataclass(frozen=True)
@@ -210,26 +210,7 @@ def _draw_differences(axes: Axes, exact: NDArray[np.float64], curves: Sequence[C
             fontsize=9,
             color=INK,
         )
-    _label_ends(axes, [(name + shares[name], float(values[-1]), colour) for name, values, colour in lines])
-
-
-def _label_ends(axes: Axes, ends: Sequence[tuple[str, float, str]]) -> None:
-    """Write each name to the right of its line's end, at least a text height apart."""
-    low, high = axes.get_ylim()
-    least = 0.055 * (high - low)
-    at = -np.inf
-    for name, y, colour in sorted(ends, key=lambda end: end[1]):
-        at = max(y, at + least)
-        axes.annotate(
-            *(name, (1, at)),
-            xycoords=axes.get_yaxis_transform(),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-            color=colour,
-            annotation_clip=False,
-        )
+    label_ends(axes, [(name + shares[name], float(values[-1]), colour) for name, values, colour in lines])
 
 
 def _colour(index: int) -> str:
