@@ -77,7 +77,7 @@ def test_what_diverges_is_a_number(monkeypatch):
 
 def test_the_figure_says_what_rescues(made_up, rows):
     figure = vquant_rescue.draw(made_up)
-    assert "67.5 % with 0 % large values, 98.0 % with 1 %" in figure.get_suptitle()
+    assert "67.4 % with 0 % large values, 98.0 % with 1 %" in figure.get_suptitle()
     ratios, pairs = figure.axes
     assert len(ratios.texts) == 4 and len(pairs.get_yticklabels()) == 5
     vquant_rescue.draw(rows).canvas.draw()
