@@ -1,5 +1,6 @@
 """`fewbit demo`: a tour of fewbit that solves a table, draws it and trains with it."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -8,12 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from ..plots.studies.settings import Settings
+from ..tables import FewbitError
 from ..tables.columns import columns
 from ..tables.files import atomic_write, make_folder
-from ..tables.json_format import dumps
 from .options import BitsList
 from .plot import approximation
 from .solve import command as solve
+from .study import refuse_with_input, trained_option
 
 if TYPE_CHECKING:
     from ..plots.studies.runs import Training
@@ -44,8 +46,11 @@ OTHER_WEIGHTS = 3  # exact runs from other weights, the baseline for the few-bit
     show_default=True,
     help="Folder for the table, the figures and the numbers.",
 )
+@trained_option
 @click.pass_context
-def command(context: click.Context, steps: int, seed: int, bits: tuple[int, ...], output: Path) -> None:
+def command(
+    context: click.Context, steps: int, seed: int, bits: tuple[int, ...], output: Path, source: Path | None
+) -> None:
     """Solve a table for GELU, draw it, and train a small transformer with it.
 
     The transformer predicts the next character of the standard library's source: once with torch's own GELU and once
@@ -54,8 +59,14 @@ def command(context: click.Context, steps: int, seed: int, bits: tuple[int, ...]
 
     Example: fewbit demo --bits 1,2,3,4 --output demo-output
     """
+    refuse_with_input(context, "trained", "steps", "seed", "bits")
     settings = Settings(steps=steps, seed=seed)
+    trained = _read(source) if source else None
     make_folder(output)
+    if trained:
+        _draw(trained, output / "training.png")
+        click.echo("\n".join(_lines(trained)))
+        return
     context.invoke(solve, activation="gelu", bits=3, output=output / "gelu.json")
     context.invoke(approximation, activations=("gelu",), bits=bits, output=output / "gelu.png")
     training = _train(bits, settings)
@@ -80,7 +91,25 @@ def _train(bits: tuple[int, ...], settings: Settings) -> "Training":
         return train(variants, standard_library(), settings, after_step=lambda: bar.advance(task))
 
 
+def _read(source: Path) -> "Training":
+    from ..plots.studies.runs import Training
+
+    try:
+        return Training.from_dict(json.loads(source.read_text()))
+    except (OSError, KeyError, TypeError, ValueError):
+        raise FewbitError(f"{source}: not what `fewbit demo` writes") from None
+
+
 def _write(training: "Training", folder: Path) -> None:
+    from ..plots import compact_json
+
+    _draw(training, folder / "training.png")
+    with atomic_write(folder / "training.json") as stream:
+        stream.write(compact_json.dumps(training.to_dict()).encode())
+    click.echo(f"wrote {folder / 'training.json'}", err=True)
+
+
+def _draw(training: "Training", path: Path) -> None:
     from ..plots import save_figure
     from ..plots.figures.training import Curve, plot_training
     from ..plots.studies.runs import smoothed
@@ -89,11 +118,8 @@ def _write(training: "Training", folder: Path) -> None:
     curves = [Curve(run.variant, smoothed(run.losses, window)) for run in training.runs]
     exact = [curve.losses for curve in curves if curve.name.startswith("exact")]
     few = [curve for curve in curves if not curve.name.startswith("exact")]
-    save_figure(plot_training(exact, few, training.unigram_entropy), folder / "training.png")
-    with atomic_write(folder / "training.json") as stream:
-        stream.write(dumps(training.to_dict()).encode())
-    for name in ("training.png", "training.json"):
-        click.echo(f"wrote {folder / name}", err=True)
+    save_figure(plot_training(exact, few, training.unigram_entropy), path)
+    click.echo(f"wrote {path}", err=True)
 
 
 def _lines(training: "Training") -> list[str]:

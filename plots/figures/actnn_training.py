@@ -1,14 +1,19 @@
-"""Trainings at ActNN's levels: loss curves, final loss of each seed, and memory kept for backward."""
+"""Trainings at ActNN's levels: what each loses to exact training, by step and at the end, and what it keeps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
-from .style import CYCLE, GREY, INK, SAND, SAND_EDGE, style_axes
+from .style import BLUE, GREEN, INK, ORANGE, SAND, SAND_EDGE, VERMILION, label_ends, style_axes
+
+# The first variants are lines, each of its colour; what comes after them is compared with them at the end alone.
+_LINES = (INK, BLUE, GREEN, ORANGE, VERMILION)
+_OTHERS = INK
 
 
 @dataclass(frozen=True)
@@ -28,65 +33,89 @@ class Variant:
     kept: int
 
 
-def plot_actnn_training(tasks: dict[str, Sequence[Variant]]) -> Figure:
+def plot_actnn_training(tasks: Mapping[str, Sequence[Variant]]) -> Figure:
     """Return a figure with a row of three panels for each task.
 
     Args:
-        tasks: name -> variants, the baseline first; the same variants for all tasks.
+        tasks: name -> variants, the baseline first; the same variants and seeds for all tasks.
     """
-    figure = Figure(figsize=(12.6, 0.6 + 3.7 * len(tasks)), layout="constrained", facecolor="white")
+    figure = Figure(figsize=(13.4, 0.9 + 3.5 * len(tasks)), layout="constrained", facecolor="white")
+    figure.suptitle(message(tasks), fontsize=12, color=INK, x=0.01, ha="left", fontweight="bold")
     rows = figure.subplots(len(tasks), 3, width_ratios=(1.2, 1, 1), squeeze=False)
     for (name, variants), (falling, ending, keeping) in zip(tasks.items(), rows, strict=True):
         _draw_losses(falling, name, variants)
         _draw_validation(ending, variants)
         _draw_bytes(keeping, variants)
-    figure.legend(
-        *rows[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False, fontsize=9.5
-    )
     return figure
+
+
+def message(tasks: Mapping[str, Sequence[Variant]]) -> str:
+    """Return which lines end within exact training's deviation on every task, and how much less these keep."""
+    first, *others = next(iter(tasks.values()))[: len(_LINES)]
+    within, beyond = [], []
+    for i, variant in enumerate(others, 1):
+        pairs = [(variants[0], variants[i]) for variants in tasks.values()]
+        inside = all(abs(_gaps(exact, own).mean()) <= _deviation(exact) for exact, own in pairs)
+        times = sorted(exact.kept / own.kept for exact, own in pairs)
+        less = " to ".join(dict.fromkeys(f"{one:.0f}" for one in (times[0], times[-1])))
+        if inside:
+            within.append(f"{variant.name} ({less}× less memory)")
+        else:
+            beyond.append(variant.name)
+    parts = [(within, f"Ends as {first.name} training"), (beyond, "above it")]
+    return "; ".join(f"{where}: {' · '.join(names)}" for names, where in parts if names)
+
+
+def _gaps(exact: Variant, variant: Variant) -> NDArray[np.float64]:
+    """Return validation losses less exact's, by seed."""
+    return np.subtract(variant.validation_losses, exact.validation_losses)
+
+
+def _deviation(exact: Variant) -> float:
+    return float(np.std(exact.validation_losses, ddof=1)) if len(exact.validation_losses) > 1 else 0.0
 
 
 def _draw_losses(axes: Axes, name: str, variants: Sequence[Variant]) -> None:
     style_axes(axes)
-    axes.set_title(f"{name}: training loss, mean of the seeds", fontsize=9.5, color=INK)
     exact = np.asarray(variants[0].losses)
-    steps = np.arange(1, exact.shape[1] + 1)
-    label = f"{variants[0].name}, lowest to highest seed"
-    axes.fill_between(
-        steps, exact.min(0), exact.max(0), facecolor=SAND, edgecolor=SAND_EDGE, linewidth=0.8, label=label
+    axes.set_title(
+        f"{name}: training loss less {variants[0].name}'s, mean of seeds", fontsize=9.5, color=INK, loc="left"
     )
-    for index, variant in enumerate(variants):
-        axes.plot(steps, np.mean(variant.losses, axis=0), color=_colour(index), linewidth=1.2, label=variant.name)
-    axes.set_yscale("log")
+    steps = np.arange(1, exact.shape[1] + 1)
+    ends = []
+    for variant, colour in zip(variants, _LINES, strict=False):
+        values = (np.asarray(variant.losses) - exact).mean(0)
+        axes.plot(steps, values, color=colour, linewidth=1.5, label=variant.name)
+        ends.append((variant.name, float(values[-1]), colour))
     axes.set_xlim(0, len(steps))
     axes.set_xlabel("step", fontsize=10, color=INK)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    label_ends(axes, ends, 0.07)
 
 
 def _draw_validation(axes: Axes, variants: Sequence[Variant]) -> None:
     style_axes(axes)
     axes.grid(False, axis="y")
-    axes.set_title(f"validation loss; area: {variants[0].name} ± 1 s.d.", fontsize=9.5, color=INK)
-    exact = np.asarray(variants[0].validation_losses)
-    deviation = exact.std(ddof=1) if len(exact) > 1 else 0.0
-    axes.axvspan(exact.mean() - deviation, exact.mean() + deviation, facecolor=SAND, edgecolor=SAND_EDGE, linewidth=0.8)
-    places = _places(axes, variants)
-    for losses in zip(*(variant.validation_losses for variant in variants), strict=True):
-        axes.plot(losses, places, color=GREY, linewidth=0.8, alpha=0.6)
-    for index, (place, variant) in enumerate(zip(places, variants, strict=True)):
-        axes.plot(variant.validation_losses, [place] * len(exact), "o", color=_colour(index), markersize=4.5, zorder=3)
-        mean = np.mean(variant.validation_losses)
-        axes.plot(mean, place, "|", color=_colour(index), markersize=16, markeredgewidth=1.6)
+    exact, *others = variants
+    axes.set_title(f"validation loss less {exact.name}'s; area: ± its deviation", fontsize=9.5, color=INK, loc="left")
+    deviation = _deviation(exact)
+    axes.axvspan(-deviation, deviation, facecolor=SAND, edgecolor=SAND_EDGE, linewidth=0.8)
+    axes.axvline(0, color=INK, linewidth=0.8)
+    for place, variant in zip(_places(axes, others), others, strict=True):
+        gaps, colour = _gaps(exact, variant), _colour(place + 1)
+        axes.plot(gaps, [place] * len(gaps), "o", color=colour, markersize=4.5, alpha=0.7)
+        axes.plot(gaps.mean(), place, "|", color=colour, markersize=16, markeredgewidth=1.8)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
 
 
 def _draw_bytes(axes: Axes, variants: Sequence[Variant]) -> None:
     style_axes(axes)
     axes.grid(False, axis="y")
-    axes.set_title("kept for backward, MiB", fontsize=9.5, color=INK)
-    for index, (place, variant) in enumerate(zip(_places(axes, variants), variants, strict=True)):
-        axes.barh(place, variant.kept / 2**20, color=_colour(index), height=0.62)
+    axes.set_title("kept for backward, MiB", fontsize=9.5, color=INK, loc="left")
+    for place, variant in zip(_places(axes, variants), variants, strict=True):
+        axes.barh(place, variant.kept / 2**20, color=_colour(place), height=0.62)
         ratio = variants[0].kept / variant.kept
-        label = f" {variant.kept / 2**20:.2f}" + (f"  ({ratio:.1f}× less)" if index else "")
+        label = f" {variant.kept / 2**20:.2f}" + (f"  ({ratio:.1f}× less)" if place else "")
         axes.text(variant.kept / 2**20, place, label, va="center", fontsize=8.5, color=INK)
     axes.set_xlim(0, 1.35 * max(variant.kept for variant in variants) / 2**20)
 
@@ -100,4 +129,4 @@ def _places(axes: Axes, variants: Sequence[Variant]) -> list[int]:
 
 
 def _colour(index: int) -> str:
-    return (INK, *CYCLE)[index % (len(CYCLE) + 1)]
+    return _LINES[index] if index < len(_LINES) else _OTHERS

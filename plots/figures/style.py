@@ -3,6 +3,8 @@
 Styles are set on the artists, never in matplotlib's global `rcParams`: making a figure has no side effects.
 """
 
+from collections.abc import Sequence
+
 from matplotlib.axes import Axes
 
 # Okabe & Ito (2008), "Color Universal Design"; grey replaces yellow, which is hard to see on white.
@@ -40,3 +42,35 @@ def style_axes(axes: Axes) -> None:
         axes.spines[side].set_linewidth(0.8)
     axes.tick_params(which="both", color=_FRAME, labelcolor=INK, labelsize=9, width=0.8, length=3)
     axes.tick_params(which="minor", length=0)
+
+
+def label_ends(axes: Axes, ends: Sequence[tuple[str, float, str]], least: float = 0.055) -> None:
+    """Write names to the right of the axes, whose limits are final, each in its colour and beside its line's end.
+
+    Args:
+        axes: with linear or logarithmic scales.
+        ends: (name, value of the line's end, colour).
+        least: distance of two names, in heights of the axes.
+    """
+    to_axes = axes.transData + axes.transAxes.inverted()
+    left = axes.get_xlim()[0]
+    ordered = sorted(ends, key=lambda end: end[1])
+    heights: list[float] = []
+    for _, value, _ in ordered:
+        height = float(to_axes.transform((left, value))[1])
+        heights.append(max(height, heights[-1] + least) if heights else height)
+    top = 0.97
+    for i in reversed(range(len(heights))):
+        heights[i] = min(heights[i], top)
+        top = heights[i] - least
+    for (name, _, colour), height in zip(ordered, heights, strict=True):
+        axes.annotate(
+            *(name, (1, height)),
+            xycoords="axes fraction",
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+            color=colour,
+            annotation_clip=False,
+        )

@@ -1,7 +1,7 @@
 """Loss curves of several runs, and their differences from exact training.
 
-The curves of a good few-bit table coincide with the exact one; so a second panel draws the differences alone, over the
-range of several exact runs: a difference within it is no larger than one due to other initial weights.
+The curves of a good few-bit table coincide with the exact one; so a second panel draws the differences from it alone,
+over the range of several exact runs: a difference within it is no larger than one due to other initial weights.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from .style import CYCLE, GREY, INK, SAND, SAND_EDGE, style_axes
+from .style import CYCLE, GREY, INK, SAND, SAND_EDGE, label_ends, style_axes
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ def plot_training(exact: Sequence[Sequence[float]], curves: Sequence[Curve], uni
     """Return a figure of two panels over the steps: the losses, and the difference of each curve from the exact runs.
 
     Args:
-        exact: losses of exact runs; their range is the band, their mean the baseline of the comparison. The first is
-            drawn in the left panel. At least one; a band takes two.
-        curves: the runs to compare, each with as many losses.
+        exact: losses of exact runs; their range is the band. The first, from the weights of the curves, is drawn in the
+            left panel and is the baseline of the comparison. At least one; a band takes two.
+        curves: the runs to compare, five at most for a reader to tell them apart; each with as many losses.
         unigram_entropy: a reference, drawn as a horizontal line; in the unit of the losses, nats per character.
     """
     figure = Figure(figsize=(10.2, 4.2), layout="constrained", facecolor="white")
@@ -51,12 +51,6 @@ def plot_training(exact: Sequence[Sequence[float]], curves: Sequence[Curve], uni
     return figure
 
 
-def within(exact: NDArray[np.float64], losses: Sequence[float]) -> float:
-    """Return the share of the steps at which `losses` lie between the lowest and the highest exact run."""
-    values = np.asarray(losses)
-    return float(np.mean((values >= exact.min(0)) & (values <= exact.max(0))))
-
-
 def message(exact: NDArray[np.float64], curves: Sequence[Curve]) -> str:
     """Return the figure's message: which curves end, over the last tenth of the steps, in the range of exact runs."""
     if len(exact) < 2 or not curves:
@@ -69,10 +63,6 @@ def message(exact: NDArray[np.float64], curves: Sequence[Curve]) -> str:
         (inside if ends.min() <= end <= ends.max() else outside).append(curve.name)
     parts = [f"{_listed(names)} {where}" for names, where in ((inside, "inside"), (outside, "outside")) if names]
     return f"{'; '.join(parts)} the range of {len(exact)} exact runs at the end of training"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share in (0, 1) else f"{min(99, max(1, round(100 * share)))} %"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -184,52 +174,37 @@ def _draw_losses(axes: Axes, exact: NDArray[np.float64], curves: Sequence[Curve]
         color=GREY,
     )
     steps = np.arange(1, len(exact) + 1)
-    for index, (name, losses) in enumerate([("exact", exact), *((curve.name, curve.losses) for curve in curves)]):
-        axes.plot(steps, losses, color=_colour(index), linewidth=1.3, label=name)
-    axes.legend(frameon=False, fontsize=9, loc="upper right")
+    lines = [("exact", exact, INK), *((c.name, np.asarray(c.losses), _colour(i)) for i, c in enumerate(curves, 1))]
+    for name, losses, colour in lines:
+        axes.plot(steps, losses, color=colour, linewidth=1.3, label=name)
+    label_ends(axes, [(name, float(losses[-1]), colour) for name, losses, colour in lines])
 
 
 def _draw_differences(axes: Axes, exact: NDArray[np.float64], curves: Sequence[Curve]) -> None:
+    """Draw losses less those of the first exact run, whose weights and batches the curves have; others' as an area."""
     style_axes(axes)
     count = len(exact)
-    axes.set_title(f"the same, less the mean of {count} exact runs", fontsize=9.5, color=INK, loc="left")
-    mean = exact.mean(0)
+    axes.set_title("the same, less exact training from the same weights", fontsize=9.5, color=INK, loc="left")
     steps = np.arange(1, exact.shape[1] + 1)
-    low, high = exact.min(0) - mean, exact.max(0) - mean
+    low, high = exact.min(0) - exact[0], exact.max(0) - exact[0]
     axes.fill_between(steps, low, high, facecolor=SAND, edgecolor=SAND_EDGE, linewidth=0.8)
     axes.axhline(0, color=INK, linewidth=0.8)
-    lines = [(curve.name, np.asarray(curve.losses) - mean, _colour(index)) for index, curve in enumerate(curves, 1)]
-    shares = {curve.name: f", {_percent(within(exact, curve.losses))} inside" if count > 1 else "" for curve in curves}
+    lines = [(curve.name, np.asarray(curve.losses) - exact[0], _colour(i)) for i, curve in enumerate(curves, 1)]
     for name, values, colour in lines:
         axes.plot(steps, values, color=colour, linewidth=1.3, label=name)
     if count > 1:
+        # The first steps, in which other weights are far apart, would flatten the rest.
+        shown = np.concatenate([part[len(steps) // 10 :] for part in (low, high, *(values for _, values, _ in lines))])
+        room = 0.15 * float(np.ptp(shown)) or 1.0
+        axes.set_ylim(float(shown.min()) - room, float(shown.max()) + room)
         axes.annotate(
-            *(f"range of {count} exact runs from different initial weights", (0.98, 0.02)),
+            *(f"area: range of {count} exact runs, {count - 1} of them from other weights", (0.98, 0.03)),
             xycoords="axes fraction",
             ha="right",
             fontsize=9,
             color=INK,
         )
-    _label_ends(axes, [(name + shares[name], float(values[-1]), colour) for name, values, colour in lines])
-
-
-def _label_ends(axes: Axes, ends: Sequence[tuple[str, float, str]]) -> None:
-    """Write each name to the right of its line's end, at least a text height apart."""
-    low, high = axes.get_ylim()
-    least = 0.055 * (high - low)
-    at = -np.inf
-    for name, y, colour in sorted(ends, key=lambda end: end[1]):
-        at = max(y, at + least)
-        axes.annotate(
-            *(name, (1, at)),
-            xycoords=axes.get_yaxis_transform(),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-            color=colour,
-            annotation_clip=False,
-        )
+    label_ends(axes, [(name, float(values[-1]), colour) for name, values, colour in lines])
 
 
 def _colour(index: int) -> str:

@@ -65,11 +65,16 @@ def digits(*, normalized: bool = True) -> Images:
     return _normalized(whole) if normalized else whole
 
 
-def endless_batches(data: Images, count: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield `count` random training images with their classes, without end, equal for equal seeds."""
+def endless_indices(data: Images, count: int, seed: int) -> Iterator[Tensor]:
+    """Yield the indices of `count` random training images, int64 (count,), without end, equal for equal seeds."""
     draw = torch.Generator().manual_seed(seed)
     while True:
-        chosen = torch.randint(len(data.training), (count,), generator=draw)
+        yield torch.randint(len(data.training), (count,), generator=draw)
+
+
+def endless_batches(data: Images, count: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield `count` random training images with their classes, without end, equal for equal seeds."""
+    for chosen in endless_indices(data, count, seed):
         yield data.training[chosen], data.training_classes[chosen]
 
 

@@ -91,23 +91,31 @@ def squeezenet() -> nn.Module:
     )
 
 
-def resnet(*depths: int, bottleneck: bool) -> nn.Module:
-    """Return a ResNet (He et al., 2016), strides in the 3×3 convolutions."""
-    layers: list[nn.Module] = [*conv(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)]
-    before = 64
+def resnet(*depths: int, bottleneck: bool, width: int = 64, small: bool = False, classes: int = 1000) -> nn.Module:
+    """Return a ResNet (He et al., 2016), strides in the 3×3 convolutions.
+
+    Args:
+        depths: number of blocks in each stage.
+        bottleneck: whether blocks are 1×1, 3×3, 1×1, with four times the channels at their ends.
+        width: channels of the first stage.
+        small: for small grey images: the first convolution is 3×3, and none of their pixels are pooled away.
+        classes: scores that it returns.
+    """
+    layers = conv(1, width) if small else [*conv(3, width, 7, 2), nn.MaxPool2d(3, 2, 1)]
+    before = width
     for stage, depth in enumerate(depths):
-        width = 64 << stage
-        after = 4 * width if bottleneck else width
+        inner = width << stage
+        after = 4 * inner if bottleneck else inner
         for i in range(depth):
             stride = 2 if stage and not i else 1
             if bottleneck:
-                body = [*conv(before, width, 1), *conv(width, width, 3, stride), *conv(width, after, 1)[:2]]
+                body = [*conv(before, inner, 1), *conv(inner, inner, 3, stride), *conv(inner, after, 1)[:2]]
             else:
-                body = [*conv(before, width, 3, stride), *conv(width, after, 3)[:2]]
+                body = [*conv(before, inner, 3, stride), *conv(inner, after, 3)[:2]]
             around = conv(before, after, 1, stride)[:2] if before != after else []
             layers += [summed(nn.Sequential(*body), nn.Sequential(*around)), nn.ReLU(inplace=True)]
             before = after
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 1000))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
 
 
 def mobilenet() -> nn.Module:

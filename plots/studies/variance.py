@@ -142,22 +142,19 @@ def passes(settings: VarianceSettings) -> int:
 _WARM_UP = 4  # passes in which mixed precision chooses its bits
 
 
-@dataclass
-class _Drawn:
-    """A saver that rounds with `seed`, or with new random numbers."""
+@dataclass(frozen=True)
+class PerTensor:
+    """One range for all samples of a tensor, as in BLPA: `PerGroup` with a group that holds all of it.
 
-    quantizer: PerGroup
-    whole: bool = False  # treat all samples of a tensor as one
-    seed: int | None = None
+    Attributes:
+        bits: of a code.
+    """
 
-    def compress(self, x: Tensor) -> Compressed:
-        generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
-        if not self.whole:
-            return self.quantizer.compress(x, generator=generator)
-        return _Flat(self.quantizer.compress(x.flatten(), generator=generator), x.shape)
+    bits: int
 
-    def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
-        pass
+    def compress(self, x: Tensor, generator: torch.Generator | None = None) -> Compressed:
+        """Return `x` compressed."""
+        return _Flat(PerGroup(self.bits, WHOLE).compress(x.flatten(), generator=generator), x.shape)
 
 
 @dataclass(frozen=True)
@@ -173,6 +170,21 @@ class _Flat:
 
     def decompress(self) -> Tensor:
         return self.compressed.decompress().view(self.shape)
+
+
+@dataclass
+class _Drawn:
+    """A saver that rounds with `seed`, or with new random numbers."""
+
+    quantizer: PerGroup | PerTensor
+    seed: int | None = None
+
+    def compress(self, x: Tensor) -> Compressed:
+        generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
+        return self.quantizer.compress(x, generator=generator)
+
+    def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
+        pass
 
 
 @dataclass
@@ -306,8 +318,8 @@ def _curve(bench: _Bench, method: str) -> list[list[float]]:
         if method in METHODS[:2]:
             if not float(bits).is_integer():
                 continue
-            whole = method == "fixed-point"
-            saver = _Drawn(PerGroup(int(bits), WHOLE if whole else GROUP_SIZE), whole)
+            quantizer = PerTensor(int(bits)) if method == "fixed-point" else PerGroup(int(bits), GROUP_SIZE)
+            saver = _Drawn(quantizer)
             for layer in bench.layers.values():
                 layer.saver = saver
             draws = [bench.gradients() for _ in range(bench.settings.draws)]

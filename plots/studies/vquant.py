@@ -23,13 +23,14 @@ from .digits import Schedule, accuracy, batches, network, train
 
 Row = dict[str, Any]
 Progress = Callable[[], object]
+Phases = tuple[tuple[int | None, float], ...]
 
 RATIOS = (0.0, 0.01, 0.02, 0.05)
 SCHEDULE = Schedule(epochs=6, learning_rate=0.02)  # short, where coarse activations cost most
 WIDTH = 12
 
 # (bits, AR in percent) by phase; None is full precision. The first of each pair anneals, the second is its reverse.
-PAIRS: tuple[tuple[tuple[tuple[int | None, float], ...], ...], ...] = (
+PAIRS: tuple[tuple[Phases, ...], ...] = (
     (((3, 2), (2, 1), (2, 0)), ((2, 0), (2, 1), (3, 2))),
     (((None, 0), (3, 2), (2, 0)), ((2, 0), (3, 2), (None, 0))),
     (((3, 2), (3, 1), (3, 0)), ((3, 0), (3, 1), (3, 2))),
@@ -71,15 +72,26 @@ def annealing(seeds: int, schedule: Schedule = SCHEDULE, progress: Progress = la
     for phases in [phases for pair in PAIRS for phases in pair]:
         runs = []
         for seed in range(seeds):
-            two_zeros = all(bits != 1 for bits, _ in phases)
-            model = value_aware(_network(seed), relu_codes=two_zeros).model
-            third = -(-schedule.epochs // 3)
-            steps = [(i * third, bits, ratio / 100) for i, (bits, ratio) in enumerate(phases)]
-            scheduler = ActivationAnnealing(model, steps)
+            model = _network(seed)
+            scheduler = annealer(model, phases, schedule.epochs, relu_codes=all(bits != 1 for bits, _ in phases))
             runs.append(train(model, data, _seeded(schedule, seed), after_epoch=scheduler.step))
             progress()
         rows.append({"phases": [list(phase) for phase in phases], **_summary(runs)})
     return rows
+
+
+def annealer(model: nn.Module, phases: Phases, epochs: int, *, relu_codes: bool) -> ActivationAnnealing:
+    """Convert `model`, in place, and return what switches between equally long phases after each epoch.
+
+    Args:
+        model: the model to convert; no ReLU itself.
+        phases: (bits, AR in percent) of each; bits of None are full precision.
+        epochs: of the training.
+        relu_codes: RV-Quant, otherwise V-Quant.
+    """
+    value_aware(model, relu_codes=relu_codes)
+    length = -(-epochs // len(phases))
+    return ActivationAnnealing(model, [(i * length, bits, ratio / 100) for i, (bits, ratio) in enumerate(phases)])
 
 
 def inference(

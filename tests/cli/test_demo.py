@@ -62,3 +62,29 @@ def test_a_missing_extra_is_named_with_the_way_to_install_it(run_process, tmp_pa
     assert outcome.err.splitlines()[-1] == (
         f"fewbit: this command needs {module}, which is not installed: pip install 'fewbit[torch]'"
     )
+
+
+def test_what_was_trained_before_is_drawn_again(run, tmp_path):
+    run_of = {"losses": [3.0, 2.0], "seconds": [0.1, 0.1], "activation_bytes": 8, "saved_bytes": 16}
+    losses = {"exact": 2.0, "2 bits": 2.1, "exact, weights 1": 2.2}
+    size = {"width": 8, "depth": 1, "heads": 1, "context": 4}
+    trained = {
+        "settings": {"steps": 2, "size": size},
+        "unigram_entropy": 3.0,
+        "runs": [{"variant": name, "validation_loss": loss, **run_of} for name, loss in losses.items()],
+    }
+    (tmp_path / "before.json").write_text(json.dumps(trained))
+    outcome = run("demo", "--input", tmp_path / "before.json", "--output", tmp_path / "again")
+    assert outcome.status == 0, outcome.err
+    assert os.listdir(tmp_path / "again") == ["training.png"]
+    assert "exact runs are 2.0000 to 2.2000" in outcome.out
+    outcome = run("demo", "--input", tmp_path / "before.json", "--steps", 3)
+    assert outcome.status == 2 and "leave out --steps" in outcome.err
+
+
+@pytest.mark.parametrize("text", ["{}", "nothing", '{"runs": []}'])
+def test_another_file_is_not_drawn(run, tmp_path, text):
+    (tmp_path / "other.json").write_text(text)
+    outcome = run("demo", "--input", tmp_path / "other.json", "--output", tmp_path / "again")
+    assert outcome.status == 2
+    assert outcome.err.splitlines()[-1].endswith("other.json: not what `fewbit demo` writes")

@@ -1,0 +1,164 @@
+"""Tables of memory by count, the papers' numbers beside ours: nothing is trained, and nothing holds a value.
+
+    python -m fewbit.plots.studies counts
+
+ActNN 5       memory before the backward pass, for each level: weights, gradients and momentum, the images, and what is
+              saved for the backward pass; in GiB, which the paper calls GB
+V-Quant 4     activations by the peak formula of vquant_memory.py, beside the peak of a whole step; in 10^9 bytes
+Few-bit B     what a sample saves and the largest batches, by memory_paper.py; in MiB
+
+All tensors are on the meta device; the bytes are those that real tensors would have, of attention those on a GPU.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import nn
+
+from ...runtime.convert.actnn import ActNN
+from ...runtime.convert.api import convert
+from ...runtime.inference.vquant import value_aware
+from ...runtime.plan import zoo
+from ...runtime.plan.memory import as_on_gpu, parameter_bytes, peak_of_step, profile
+from ..figures.counts import Level, Step, plot_counts
+from . import memory_paper, vquant_memory
+from .experiment import Case, Experiment, Row
+from .networks import NETWORKS
+from .vquant_memory import BATCH, CONFIGURATIONS, GB
+
+ACTNN, VQUANT, FEWBIT = "ActNN 5", "V-Quant 4", "Few-bit B"
+GIB = 2**30
+COPIES = 3  # of the weights: themselves, gradients, momentum
+LEVELS = ("exact", "L1", "L2", "L3")
+
+# (network, batch): total and activations in GB, as printed: full precision, then L3; None out of memory.
+ACTNN_PAPER: Mapping[tuple[str, int], tuple[tuple[float | None, float | None], tuple[float, float]]] = MappingProxyType(
+    {
+        ("ResNet-152", 32): ((6.01, 5.28), (1.18, 0.44)),
+        ("ResNet-152", 64): ((11.32, 10.57), (1.64, 0.88)),
+        ("ResNet-152", 96): ((None, None), (2.11, 1.32)),
+        ("ResNet-152", 512): ((None, None), (8.27, 7.01)),
+    }
+)
+# Not in the paper's table: networks.py's others, and transformers of 224×224 pixels or 512 tokens.
+OTHERS = ("ResNet-50", "VGG-16", "DenseNet-201", "vit-base", "bert-base")
+OTHER_BATCH = 64
+APPENDIX = ("vgg16", "densenet201")
+
+
+def cases() -> list[Case]:
+    """Return a case for each cell or row of the tables."""
+    networks = [*ACTNN_PAPER, *((name, OTHER_BATCH) for name in OTHERS)]
+    return [
+        *({"table": ACTNN, "network": n, "batch": batch, "level": level} for n, batch in networks for level in LEVELS),
+        *(
+            {"table": VQUANT, "network": name, "bits": bits, "percent": 100 * ratio}
+            for name in vquant_memory.PAPER
+            for bits, ratio in ((0, 0.0), *CONFIGURATIONS)
+        ),
+        *({"table": FEWBIT, "network": name} for name in APPENDIX),
+    ]
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """Count one case."""
+    return {ACTNN: _level, VQUANT: _value_aware, FEWBIT: _appendix}[case["table"]](case)
+
+
+def _level(case: Case) -> dict[str, Any]:
+    """Return GiB before the backward pass, and the paper's."""
+    model, inputs = _network(case["network"], case["batch"])
+    copies = COPIES * parameter_bytes(model)
+    if case["level"] != "exact":
+        convert(model, ActNN(case["level"]))
+    with as_on_gpu():
+        saved = profile(model, **inputs).total
+    given = sum(x.numel() * x.element_size() for x in inputs.values())
+    found = {"total": round((copies + given + saved) / GIB, 4), "activations": round(saved / GIB, 4)}
+    printed = ACTNN_PAPER.get((case["network"], case["batch"]))
+    if printed is not None and case["level"] in ("exact", "L3"):
+        total, activations = printed[case["level"] == "L3"]
+        found |= {"paper_total": total, "paper_activations": activations}
+    return found
+
+
+def _network(name: str, batch: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    if name not in NETWORKS:
+        return zoo.build(name), zoo.inputs(name, batch)
+    with torch.device("meta"):
+        return NETWORKS[name]().train(), {"input": torch.empty(batch, 3, 224, 224)}
+
+
+def _value_aware(case: Case) -> dict[str, Any]:
+    """Return GB by the formula, the peak of a step without and with compressed normalizations, and the paper's."""
+    name, bits, ratio = case["network"], case["bits"], case["percent"] / 100
+    column = [(0, 0.0), *CONFIGURATIONS].index((bits, ratio))
+    found = {"formula": round(vquant_memory.by_formula(name)["formula"][column], 4)}
+    for key, norms in (("peak", False), ("peak_norms", True)) if bits else (("peak", False),):
+        model, inputs = _network(name, BATCH)
+        if bits:
+            value_aware(model, bits, ratio, norms=norms)
+        images = inputs["input"].numel() * 4
+        found[key] = round((images + peak_of_step(model, *inputs.values()).bytes) / GB, 4)
+    return {**found, "paper": vquant_memory.PAPER[name][column]}
+
+
+def _appendix(case: Case) -> dict[str, Any]:
+    found = memory_paper.reproduce(case["network"])
+    return {"measured": asdict(found.measured), "paper": asdict(found.paper)}
+
+
+# ---- what came out ---------------------------------------------------------------------------------------------------
+
+
+def lines(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a line for each row: ours, and the paper's in brackets."""
+    for row in rows:
+        if row["table"] == ACTNN:
+            less = _ratio(rows, row)
+            cells = [f"{part} {row[part]:.2f}{_printed(row.get(f'paper_{part}'))}" for part in ("total", "activations")]
+            yield f"{row['network']}, batch {row['batch']}, {row['level']}: {', '.join(cells)} GiB{less}"
+        elif row["table"] == VQUANT:
+            parts = ("formula", "peak", "peak_norms")
+            cells = [f"{part} {row[part]:.2f}" for part in parts if part in row]
+            name = f"{row['network']}, ({row['bits'] or 'F'}, {row['percent']:g})"
+            yield f"{name}: {', '.join(cells)} ({row['paper']}) GB"
+        else:
+            ours, paper = row["measured"], row["paper"]
+            yield f"{row['network']}: {ours} ({paper})"
+
+
+def _printed(number: float | None) -> str:
+    return "" if number is None else f" ({number:.2f})"
+
+
+def _ratio(rows: Sequence[Row], row: Row) -> str:
+    """Return how many times less a level saves than exact training."""
+    same = {key: row[key] for key in ("table", "network", "batch")}
+    exact = next((other for other in rows if {**same, "level": "exact"}.items() <= other.items()), None)
+    if exact is None or exact is row:
+        return ""
+    return f", {exact['activations'] / row['activations']:.1f} times less"
+
+
+def draw(rows: Sequence[Row]) -> Figure:
+    """Return the figure: ResNet-152's activations by level, and V-Quant's table at 3 bits and 2 %."""
+    levels = []
+    for level in ("exact", "L2", "L3"):  # L1 alone saves what exact training does
+        chosen = {"table": ACTNN, "network": "ResNet-152", "level": level}
+        own = [row for row in rows if chosen.items() <= row.items()]
+        printed = {row["batch"]: row["paper_activations"] for row in own if row.get("paper_activations")}
+        levels.append(Level(level, {row["batch"]: row["activations"] for row in own}, printed))
+    steps = [
+        Step(row["network"], row["paper"], row["formula"], row["peak"], row["peak_norms"])
+        for row in rows
+        if row["table"] == VQUANT and (row["bits"], row["percent"]) == (3, 2)
+    ]
+    return plot_counts([level for level in levels if level.counted], steps)
+
+
+EXPERIMENT = Experiment("counts", cases, measure, lambda case: 8, lines, draw)
