@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from .style import BLUE, CYCLE, GREEN, GREY, INK, MARKERS, ORANGE, PURPLE, SAND, SAND_EDGE, VERMILION, style_axes
 
-_COLOURS = {
+COLOURS = {
     "exact": INK,
     "8 bits": BLUE,
     "4 bits": GREEN,
@@ -35,7 +35,7 @@ def plot_training(numbers: dict[str, Any]) -> Figure:
     for place, name in enumerate(names):
         runs = [next(run for run in training["runs"] if run["variant"] == name) for training in trainings]
         curves = np.array([_smoothed(np.array(run["losses"])) for run in runs])
-        steps, colour = np.arange(1, curves.shape[1] + 1), _COLOURS.get(name, GREY)
+        steps, colour = np.arange(1, curves.shape[1] + 1), COLOURS.get(name, GREY)
         falling.plot(steps, curves.mean(0), color=colour, linewidth=1.4, label=name)
         falling.fill_between(steps, curves.min(0), curves.max(0), color=colour, alpha=0.13, linewidth=0)
         errors = [100 * run["test_error"] for run in runs]

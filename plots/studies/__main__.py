@@ -15,7 +15,7 @@ from rich.progress import Progress
 from .experiment import Experiment, run
 
 # Modules of this package that have an EXPERIMENT, in the order in which they are run.
-EXPERIMENTS = ("curves", "accuracy", "counts", "vquant_rescue")
+EXPERIMENTS = ("curves", "finetuning", "accuracy", "depth", "vquant_rescue", "counts")
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 

@@ -297,7 +297,7 @@ def _batch(images: Images, count: int, draw: torch.Generator) -> tuple[Tensor, T
     x = images.training[chosen]
     down, right = torch.randint(-1, 2, (2,), generator=draw).tolist()
     x = torch.roll(x, (down, right), (2, 3))
-    if images.name != "digits":  # mirrored digits are not digits
+    if images.name not in ("digits", "mnist"):  # mirrored digits are not digits
         mirrored = torch.rand(count, generator=draw) < 0.5
         x = torch.where(mirrored.view(-1, 1, 1, 1), x.flip(3), x)
     return x, images.training_classes[chosen]

@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from ...runtime.convert.api import convert
 from ..figures.curves import Curves, plot_curves
 from . import trainer
-from .data import Images, endless_batches, mnist
+from .data import Examples, endless_batches, mnist
 from .experiment import Case, Experiment, Row
 from .intervals import differences, interval
 from .runs import averaging_window, smoothed
@@ -64,8 +64,8 @@ def measure(case: Case, steps: int = STEPS) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def tested(model: nn.Module, data: Images) -> dict[str, float]:
-    """Return the loss and the accuracy of a model on the test images."""
+def tested(model: nn.Module, data: Examples) -> dict[str, float]:
+    """Return the loss and the accuracy of a model on the test part."""
     model.eval()
     scores = model(data.test)
     right = (scores.argmax(1) == data.test_classes).double().mean()

@@ -32,12 +32,12 @@ _HELD_OUT_EVERY = 5  # images
 
 
 @dataclass(frozen=True)
-class Images:
-    """Images with their classes, 0 to 9, split into training and test.
+class Examples:
+    """Inputs with their classes, split into training and test.
 
     Attributes:
         name: name of the data set.
-        training, test: float32 (n, channels, height, width).
+        training, test: inputs (n, …).
         training_classes, test_classes: int64 (n,).
     """
 
@@ -46,6 +46,10 @@ class Images:
     training_classes: Tensor
     test: Tensor
     test_classes: Tensor
+
+
+class Images(Examples):
+    """Images, float32 (n, channels, height, width), with their classes, 0 to 9."""
 
 
 def pixels_of_digits() -> tuple[Tensor, Tensor]:
@@ -65,15 +69,15 @@ def digits(*, normalized: bool = True) -> Images:
     return _normalized(whole) if normalized else whole
 
 
-def endless_indices(data: Images, count: int, seed: int) -> Iterator[Tensor]:
-    """Yield the indices of `count` random training images, int64 (count,), without end, equal for equal seeds."""
+def endless_indices(data: Examples, count: int, seed: int) -> Iterator[Tensor]:
+    """Yield the indices of `count` random training inputs, int64 (count,), without end, equal for equal seeds."""
     draw = torch.Generator().manual_seed(seed)
     while True:
         yield torch.randint(len(data.training), (count,), generator=draw)
 
 
-def endless_batches(data: Images, count: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield `count` random training images with their classes, without end, equal for equal seeds."""
+def endless_batches(data: Examples, count: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield `count` random training inputs with their classes, without end, equal for equal seeds."""
     for chosen in endless_indices(data, count, seed):
         yield data.training[chosen], data.training_classes[chosen]
 
@@ -171,15 +175,25 @@ def standard_library(characters: int = CHARACTERS) -> Corpus:
     Raises:
         FewbitError: this Python is installed without the source of its library.
     """
-    folder = Path(os.__file__).parent
-    # Files with a leading underscore, such as _sysconfigdata, may belong to the build and not to the library.
-    files = sorted(path for path in folder.glob("*.py") if not path.name.startswith("_"))
+    files = library_files()
     held_out = files[_VALIDATION_EVERY - 1 :: _VALIDATION_EVERY]
-    if not held_out:
-        raise FewbitError(f"there is no text to train on: this Python has no source of its library in {folder}")
     kept = [path for path in files if path not in held_out]
     validation = characters // _VALIDATION_EVERY
     return Corpus(_encode(kept, characters - validation), _encode(held_out, validation))
+
+
+def library_files() -> list[Path]:
+    """Return the standard library's modules in alphabetical order.
+
+    Raises:
+        FewbitError: this Python is installed without the source of its library.
+    """
+    folder = Path(os.__file__).parent
+    # Files with a leading underscore, such as _sysconfigdata, may belong to the build and not to the library.
+    files = sorted(path for path in folder.glob("*.py") if not path.name.startswith("_"))
+    if len(files) < _VALIDATION_EVERY:
+        raise FewbitError(f"there is no text to train on: this Python has no source of its library in {folder}")
+    return files
 
 
 def documentation() -> Corpus:

@@ -1,0 +1,104 @@
+"""BLPA at 164 layers until it has learnt, and ten seeds on the small digits (BLPA, Figure 3 and Table 1).
+
+    python -m fewbit.plots.studies depth
+
+A narrow pre-activation ResNet-164 is trained exactly, with 8 and 4 bits for each saved activation, and naively, where
+the forward pass computes with the 8-bit or 4-bit activations too. Runs of a seed begin with the same weights and see
+the same batches. A run keeps its training loss at twenty moments, its test error and the bytes that it saves.
+
+A difference to exact training counts if the 95 % interval of the paired differences leaves out zero.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from statistics import fmean
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from ..figures.depth import Panel, plot_depth
+from . import blpa
+from .blpa import VARIANTS, Settings
+from .data import COLLECTIONS
+from .experiment import Case, Experiment, Row
+from .intervals import differences, interval
+from .runs import averaging_window, smoothed
+
+SETTINGS: Mapping[str, Settings] = {
+    "mnist": Settings(width=4, batch=32, steps=400),
+    "digits": Settings(width=4, batch=32, steps=200),
+}
+SEEDS: Mapping[str, range] = {"mnist": range(2), "digits": range(10)}
+RUNS: Mapping[str, Sequence[str]] = {
+    "mnist": ("exact", "8 bits", "4 bits", "naive, 8 bits"),
+    "digits": ("exact", "4 bits", "naive, 4 bits"),
+}
+SECONDS: Mapping[str, float] = {"mnist": 400, "digits": 60}
+POINTS = 20  # of a curve
+
+_images = cache(lambda name: COLLECTIONS[name]())
+
+
+def cases() -> list[Case]:
+    """Return a case for each seed and variant on the digits, then on the larger images."""
+    return [
+        {"images": images, "variant": variant, "seed": seed}
+        for images in ("digits", "mnist")
+        for seed in SEEDS[images]
+        for variant in RUNS[images]
+    ]
+
+
+def measure(case: Case, steps: int | None = None, depth: int = 164) -> dict[str, Any]:
+    """Train one network; return its curve, test loss, test error and saved bytes."""
+    settings = replace(SETTINGS[case["images"]], seed=case["seed"], depth=depth)
+    settings = replace(settings, steps=steps or settings.steps)
+    variant = next(one for one in VARIANTS if one.name == case["variant"])
+    run = blpa.train([variant], _images(case["images"]), settings).runs[0]
+    losses = smoothed(run.losses, averaging_window(settings.steps))
+    every = max(1, settings.steps // POINTS)
+    return {
+        "losses": [float(f"{loss:.5g}") for loss in losses[every - 1 :: every][:POINTS]],
+        "loss": float(f"{run.test_loss:.5g}"),
+        "error": round(run.test_error, 6),
+        "saved": run.saved_bytes,
+    }
+
+
+def lines(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a line for each variant: its losses and test error, and differences to exact training paired by seed."""
+    for images, variants in RUNS.items():
+        own = [row for row in rows if row["images"] == images]
+        for variant in variants:
+            runs = [row for row in own if row["variant"] == variant]
+            if not runs:
+                continue
+            final, error = fmean(row["losses"][-1] for row in runs), fmean(row["error"] for row in runs)
+            text = f"{images:6} {variant:13} {len(runs)} seeds: training loss {final:.4f}, test error {error:.4f}"
+            gaps = _gaps(own, variant)
+            if gaps:
+                found = interval(gaps)
+                text += f", less exact's {found}{', counts' if found.counts else ''}"
+            yield text
+
+
+def _gaps(rows: Sequence[Row], variant: str) -> list[float]:
+    """Return the test errors of a variant less exact's of the same seed."""
+    found = differences(rows, lambda row: row["variant"] == VARIANTS[0].name, ("images", "seed"), "error")
+    return [gap for row, gap in found if row["variant"] == variant]
+
+
+def draw(rows: Sequence[Row]) -> Figure:
+    """Return the figure: training losses and test errors on both sets of images."""
+    panels = []
+    for images, variants in RUNS.items():
+        own = {v: [row for row in rows if (row["images"], row["variant"]) == (images, v)] for v in variants}
+        curves = {v: [row["losses"] for row in found] for v, found in own.items() if found}
+        errors = {v: [row["error"] for row in found] for v, found in own.items() if found}
+        if curves:
+            panels.append(Panel(images, SETTINGS[images].steps, curves, errors))
+    return plot_depth(panels)
+
+
+EXPERIMENT = Experiment("depth", cases, measure, lambda case: SECONDS[case["images"]], lines, draw)
