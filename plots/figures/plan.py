@@ -81,11 +81,30 @@ def _plot_frontier(axes: Axes, ways: Sequence[Way], chosen: Way) -> None:
             continue
         is_uniform = way.name.endswith("bits")
         axes.plot(way.memory / unit, way.error, "s" if is_uniform else "D", color=PURPLE if is_uniform else GREEN)
-        place = (way.memory / unit, way.error)
-        axes.annotate(way.name, place, (5, 3), textcoords="offset points", fontsize=8, color=INK)
+        if way.error:
+            _name(axes, way.name, way.memory / unit, way.error, rotation=0)
+    span = max(way.memory for way in ways) / 25
+    for memory, names in _exact_ways(ways, span):
+        _name(axes, names, memory / unit, 0.0, rotation=50)
     axes.plot(chosen.memory / unit, chosen.error, "*", color=VERMILION, markersize=13, label="chosen")
     errors = [way.error for way in ways if way.error > 0]
     axes.set_yscale("symlog", linthresh=min(errors, default=0.01) / 2)
     axes.set_xlabel(f"peak, {name}", fontsize=9, color=INK)
     axes.set_ylabel("relative error of the gradient", fontsize=9, color=INK)
     axes.legend(fontsize=8, frameon=False)
+
+
+def _name(axes: Axes, name: str, x: float, y: float, rotation: float) -> None:
+    axes.annotate(name, (x, y), (5, 3), textcoords="offset points", fontsize=8, color=INK, rotation=rotation)
+
+
+def _exact_ways(ways: Sequence[Way], span: float) -> list[tuple[int, str]]:
+    """Return memory and name of ways without error; those within `span` bytes of the one before share a name."""
+    named: list[tuple[int, str]] = []
+    for way in sorted((way for way in ways if not way.error and way.name != "plan"), key=lambda way: way.memory):
+        if named and way.memory - named[-1][0] < span:
+            memory, names = named.pop()
+            named.append((memory, f"{names}, {way.name}"))
+        else:
+            named.append((way.memory, way.name))
+    return named

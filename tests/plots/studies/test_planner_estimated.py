@@ -27,9 +27,7 @@ def small(monkeypatch):
 
 
 def test_a_plan_fits_or_says_what_would(small):
-    (fits, full) = (
-        planned("all weights", memory, lambda: planner_estimated.whole(sequence=128)) for memory in (1, 0)
-    )
+    (fits, full) = (planned("all weights", memory, lambda: planner_estimated.whole(sequence=128)) for memory in (1, 0))
     assert fits["error"] == 0 and fits["time"] == 1 and fits["peak"] == fits["exact_peak"] < 10**9
     assert "no plan fits into 0 bytes" in full["refused"]
     assert ["peak" in line for line in lines([fits, full])] == [True, False]
