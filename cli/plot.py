@@ -14,6 +14,7 @@ from ..tables import DETERMINISTIC, KINDS, Table
 from .options import BitsList, bits_list_option, bits_option, figure_option, kind_option, weight_option
 from .picture import approximated
 from .plot_adaptation import adaptation
+from .plot_alternatives import alternatives
 from .plot_blpa import COMMANDS as BLPA
 from .plot_memory import memory
 from .plot_throughput import throughput
@@ -38,6 +39,7 @@ def command() -> None:
 
 
 command.add_command(throughput)
+command.add_command(alternatives)
 command.add_command(memory)
 command.add_command(training)
 command.add_command(variance)

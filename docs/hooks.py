@@ -29,6 +29,7 @@ TASKS = {
     "llama": "Llama",
     "lora": "with LoRA",
     "long": "long context",
+    "vit": "ViT",
     "cnn": "ResNet-18",
     "experts": "Mixtral",
 }

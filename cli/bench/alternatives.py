@@ -21,7 +21,7 @@ import click
 import torch
 from torch import Tensor, nn
 
-from ...plots.studies.planner import Batch, gpt2, gradient_of, llama, mixtral, resnet, without_dropout
+from ...plots.studies.planner import Batch, gpt2, gradient_of, llama, mixtral, resnet, vit, without_dropout
 from ...runtime.compile.budget import with_budget
 from ...runtime.convert.api import convert
 from ...runtime.memory.allocator import allocations, mark
@@ -65,6 +65,7 @@ TASKS: Mapping[str, tuple[str, Callable[[], tuple[nn.Module, Batch]]]] = {
     "llama": ("Llama, 4 layers of 256, 16 x 128 tokens", llama),
     "lora": ("the same Llama with LoRA of rank 16", _lora),
     "long": ("Llama, 12 layers of 128, 1 x 2,048 tokens", _long),
+    "vit": ("ViT, 4 layers of 192, 16 images of 96 x 96", vit),
     "cnn": ("ResNet-18 of half the width, 32 images of 64 x 64", resnet),
     "experts": ("Mixtral, 4 layers of 128, 4 experts, 16 x 128 tokens", mixtral),
 }
@@ -82,6 +83,34 @@ class Way:
 
     prepare: Callable[[nn.Module], Any] = lambda model: None
     around: Around = nullcontext
+
+
+@dataclass(frozen=True)
+class Float8:
+    """A quantizer that saves tensors as float8 (e4m3), each with a scale, as trainings in fp8 save their operands."""
+
+    def compress(self, x: Tensor) -> "Float8Compressed":
+        """Return `x` compressed."""
+        scale = x.abs().amax() / torch.finfo(torch.float8_e4m3fn).max
+        scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+        return Float8Compressed((x / scale).to(torch.float8_e4m3fn), scale)
+
+
+@dataclass(frozen=True)
+class Float8Compressed:
+    """A tensor in float8 and its scale, whose dtype is the tensor's."""
+
+    codes: Tensor
+    scale: Tensor
+
+    def decompress(self) -> Tensor:
+        """Return the tensor."""
+        return self.codes.to(self.scale.dtype) * self.scale
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes saved."""
+        return self.codes.nbytes + self.scale.nbytes
 
 
 def _compiled(backend: Any, **options: Any) -> Callable[[nn.Module], Any]:
@@ -106,6 +135,7 @@ WAYS: Mapping[str, Way] = {
     EXACT: Way(),
     CHECKPOINTING: Way(_unchanged(partial(checkpoint, bits=None))),
     "save_on_cpu": Way(around=torch.autograd.graph.save_on_cpu),
+    "float8, hooks": Way(around=lambda: compress_saved_tensors(Float8())),
     "activations, 3 bits": Way(_unchanged(partial(convert, bits=3))),
     "L2": Way(_unchanged(partial(convert, level="L2"))),
     "L2, gated parts": Way(_unchanged(partial(convert, level="L2", glu="parts"))),
@@ -119,7 +149,7 @@ WAYS: Mapping[str, Way] = {
     "checkpoints, 4 bits": Way(_unchanged(partial(checkpoint, bits=4))),
     "L2 in checkpoints": Way(_layers_in_checkpoints),
 }
-PLAN = "plan, same peak"  # as checkpointing
+PLAN, COMPILED_PLAN = "plan, same peak", "compile, plan, same peak"  # as checkpointing
 COMPILED: Mapping[str, Way] = {
     "compile": Way(_compiled("inductor")),
     "compile, budget 0.5": Way(_compiled(with_budget(0.5))),
@@ -128,7 +158,7 @@ COMPILED: Mapping[str, Way] = {
     "compile, fewbit 4": Way(_compiled("fewbit", options={"bits": 4})),
 }
 _OF_GATES, _OTHERS = ("L2, gated parts", "L2, parts, hooks"), ("L2, hooks",)  # where there are gates, and where none
-_WITHOUT_GATES = ("gpt2", "cnn", "experts")
+_WITHOUT_GATES = ("gpt2", "vit", "cnn", "experts")
 
 
 @dataclass(frozen=True)
@@ -197,7 +227,7 @@ def measure(task: str, ways: Sequence[str], rounds: int, device: str = "cpu") ->
 
     Args:
         task: of `TASKS`.
-        ways: of `WAYS`, `COMPILED` and `PLAN`, the first of them `EXACT`.
+        ways: of `WAYS`, `COMPILED`, `PLAN` and `COMPILED_PLAN`, the first of them `EXACT`.
         rounds: timed steps of each, in turn.
         device: "cpu" or "cuda".
 
@@ -221,8 +251,8 @@ def _measured(task: str, ways: Sequence[str], rounds: int, device: str) -> list[
     memory: dict[str, tuple[int, int]] = {}
     wrong: dict[str, str] = {}
     for name in ways:
-        way = {**WAYS, **COMPILED}.get(name) or _plan_for(memory[CHECKPOINTING][1], model, batch)
         try:
+            way = {**WAYS, **COMPILED}.get(name) or _plan_for(memory[CHECKPOINTING][1], model, batch, name != PLAN)
             training = Training(copy.deepcopy(model), batch, way)
             memory[name] = training.memory(torch.device(device))
             trainings[name] = training
@@ -244,17 +274,17 @@ def _error(gradient: Tensor, exact: Tensor) -> float:
     return float((gradient - exact).norm() / exact.norm())
 
 
-def _plan_for(peak: int, model: nn.Module, batch: Batch) -> Way:
+def _plan_for(peak: int, model: nn.Module, batch: Batch, compiled: bool) -> Way:
     """Return the way of a plan whose step has a peak that was measured, beside parameters and optimizer."""
     static = static_bytes(model, "sgd")
     memory = static.parameters + static.optimizer + peak
-    return Way(_unchanged(lambda own: fit(own, batch, memory=memory, optimizer="sgd")))
+    return Way(_unchanged(lambda own: fit(own, batch, memory=memory, optimizer="sgd", compiled=compiled)))
 
 
 def ways_of(task: str, compiled: bool) -> list[str]:
     """Return the names of the ways that a task is measured with."""
     out = _OF_GATES if task in _WITHOUT_GATES else _OTHERS
-    return [*(name for name in WAYS if name not in out), PLAN, *(COMPILED if compiled else ())]
+    return [*(name for name in WAYS if name not in out), PLAN, *((*COMPILED, COMPILED_PLAN) if compiled else ())]
 
 
 @bench_command("alternatives", threads=True, device=True)
@@ -264,9 +294,9 @@ def ways_of(task: str, compiled: bool) -> list[str]:
 def command(device: str, tasks: Sequence[str], compiled: bool, rounds: int) -> Iterator[Report]:
     """Train in every way that saves memory: kept, peak, time and error.
 
-    Checkpointing, torch.compile's budgets, save_on_cpu, and fewbit's methods, plans and compile backend, on small
-    models of the kinds that people train: GPT-2, Llama, the same with LoRA, with a long context, a ResNet, a mixture of
-    experts.
+    Checkpointing, torch.compile's budgets, save_on_cpu, float8, and fewbit's methods, plans and compile backend, on
+    small models of the kinds that people train: GPT-2, Llama, the same with LoRA, with a long context, a ViT, a ResNet,
+    a mixture of experts.
 
     Example: fewbit bench alternatives --task llama --no-compiled
     """

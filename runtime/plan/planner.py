@@ -297,27 +297,30 @@ class Planner:
         """Return a plan for a compiled step, with less of what is saved computed again if that is better.
 
         Each of torch's budgets is another graph to measure, so they are tried only where rounding alone costs more
-        than a step that is longer by `WORTH`.
+        than a step that is longer by `WORTH`. Of the plans so found, the best that holds when it is compiled counts.
         """
         known = self.measured_compiled()
-        best, found, refused = known, None, None
-        try:
-            found = self.solved(known)
-        except FewbitError as error:
-            refused = error
-        again = RECOMPUTE_RATIOS if self.recompute and (found is None or self.cost(found) > self.cost_of_time) else ()
-        for ratio in again:
-            other = know_compiled(self.step, known.speeds, ratio, known.seconds)
+        found: list[tuple[float, CompiledKnown]] = []
+        refused: FewbitError | None = None
+
+        def consider(known: CompiledKnown) -> None:
+            nonlocal refused
             try:
-                rival = self.solved(other)
-            except FewbitError:
-                continue
-            if found is None or self.cost(rival) < self.cost(found):
-                best, found = other, rival
-        if found is None:
-            assert refused is not None
-            raise refused
-        return self.verified(best)
+                found.append((self.cost(self.solved(known)), known))
+            except FewbitError as error:
+                refused = refused or error
+
+        consider(known)
+        if self.recompute and (not found or found[0][0] > self.cost_of_time):
+            for ratio in RECOMPUTE_RATIOS:
+                consider(know_compiled(self.step, known.speeds, ratio, known.seconds))
+        for _, known in sorted(found, key=lambda one: one[0]):
+            try:
+                return self.verified(known)
+            except FewbitError as error:
+                refused = error
+        assert refused is not None
+        raise refused
 
     def cost(self, plan: Plan) -> float:
         """Return what plans are compared by: their price, or the memory where that is sought."""
