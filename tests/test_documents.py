@@ -110,7 +110,7 @@ WAYS = {
 def test_the_numbers_of_readme_are_those_measured():
     measured = json.loads((ROOT / "plots" / "results" / "alternatives-cpu.json").read_text())["rows"]
     rows = {(row["task"], row["way"]): row for row in measured}
-    lines = [line for line in README.splitlines() if line.startswith("| ")]
+    lines = [line for line in README.splitlines() if line.startswith("| ") and " · " in line]
     table = {cells[0].strip(): cells[1:] for cells in (line.strip("| ").split(" | ") for line in lines[1:])}
     assert table.keys() == WAYS.keys()
     for name, way in WAYS.items():

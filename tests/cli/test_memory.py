@@ -135,7 +135,10 @@ def test_any_method_is_measured_with_its_peak(run, target, options, method, kept
     assert report["exact"]["peak"] == 13_312
     # Three tensors of 4,096 bytes make this peak, as in exact training; codes that are written beside them come on top.
     writes_codes = options[0] in ("--hooks", "--level")
-    assert 0 < report["few_bit"]["peak"] <= (14_000 if writes_codes else 13_312)
+    codes = (
+        16 * 64 * 5 // 8 + 16 * 4
+    )  # of the activation, in one bit more than 4, and the scale and zero point of each row
+    assert 0 < report["few_bit"]["peak"] <= 13_312 + (codes if writes_codes else 0)
     assert report["exact"]["peak_with_gradients"] > 13_312
     assert report["few_bit"]["bytes"] < 10_240 or options[0] == "--exclude"
     if kept is not None and options[0] != "--level":

@@ -68,7 +68,11 @@ def test_activations_may_be_left():
         ((ActNN("L2"),), {"bits": 3}, r"give methods, as ActNN\(level='L2', .*\), or bits=, not both"),
         ((BLPA(4),), {"glu": "parts"}, "or glu=, not both"),
         ((3,), {"bits": 3}, "bits is given twice"),
-        ((3, BLPA(4)), {}, "a method is one of GatedMLPs, BLPA, ActNN, Normalizations, VQuant, Activations, not 3"),
+        (
+            (3, BLPA(4)),
+            {},
+            "a method is one of GatedMLPs, BLPA, Attention, ActNN, Normalizations, VQuant, Activations, not 3",
+        ),
         (("L2",), {}, "bits must be a whole number from 1 to 8"),
         ((ActNN,), {}, "bits must be a whole number from 1 to 8"),
     ],

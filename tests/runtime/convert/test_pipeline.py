@@ -147,10 +147,10 @@ class TestWhoTakesWhat:
         assert set(names) == {"0", "3", *inside} and not report.left
         assert [row.name for row in report.replaced][:4] == ["0", "1.norm", "1.mix", "1.mlp"]
         block = model[1].mlp
-        assert isinstance(block, GatedMLP) and block.plan.code_bits == 4
+        assert isinstance(block, GatedMLP) and block.plan.code_bits == 5
         assert all(type(getattr(block, f"{name}_proj")) is nn.Linear for name in ("gate", "up", "down"))
         assert isinstance(model[1].mix, layers.Linear) and model[1].act.rounding == "stochastic"
-        assert model[1].act.bits == 4
+        assert model[1].act.bits == 5  # derivatives have one bit more than layers
 
     def test_chains_first_then_the_level(self):
         model = images()
@@ -234,10 +234,11 @@ class TestAfterEachOther:
 
         together, forth, back = make(), make(), make()
         fewbit.convert(together, 2, **piece, **rest)
-        fewbit.convert(forth, 2, **piece)
+        bits = 3 if "glu" in piece and "level" in rest else 2  # a level gives derivatives one bit more
+        fewbit.convert(forth, bits, **piece)
         fewbit.convert(forth, 2, **rest)
         fewbit.convert(back, 2, **rest)
-        fewbit.convert(back, 2, **piece)
+        fewbit.convert(back, bits, **piece)
         assert layers_of(forth) == layers_of(back) == layers_of(together)
         kept = memory.profile(together, x).total
         assert memory.profile(forth, x).total == kept

@@ -109,7 +109,7 @@ def test_the_bytes_are_those_of_the_codes(module, bits):
     model, _ = at_level(module, bits)
     x = torch.randn(64, 256, requires_grad=True)
     kept = memory.profile(model, x * 1).total
-    assert kept == 64 * 256 * bits / 8
+    assert kept == 64 * 256 * min(8, bits + 1) / 8  # derivatives have one bit more than layers
 
 
 @pytest.mark.parametrize("bits", [2, 4])
@@ -142,7 +142,7 @@ class TestConversion:
     def test_the_report_says_so(self):
         report = fewbit.convert(self.model(), level="L2")
         (row,) = [row for row in report.replaced if row.name == "1"]
-        assert row.now == "GELU(approximate='none', bits=4, rounding='stochastic')" and row.bits == 4
+        assert row.now == "GELU(approximate='none', bits=5, rounding='stochastic')" and row.bits == 5
         assert any("rounded at random, without bias" in note for note in report.notes)
 
     def test_names_state_and_revert(self):
@@ -162,7 +162,7 @@ class TestConversion:
             assert [type(m) for m in twin] == [type(m) for m in self.model()]
         fewbit.convert(model, 2, level="L3")
         fewbit.convert(model, 8, level="L2", exclude="1")
-        assert model[1].bits == 2
+        assert model[1].bits == 3
         assert fewbit.revert(model) is model and all(a is b for a, b in zip(model, modules, strict=True))
 
     def test_tables_without_a_level_and_tables_of_the_user(self):
@@ -190,7 +190,7 @@ class TestConversion:
         squared = pytest.importorskip("transformers.activations").ACT2FN["relu2"]
         model = nn.Sequential(nn.Identity(), squared)
         report = fewbit.convert(model, level="L2")
-        assert isinstance(model[1], layers.Activation) and report.replaced[0].bits == 4
+        assert isinstance(model[1], layers.Activation) and report.replaced[0].bits == 5
         model = nn.Sequential(nn.Identity(), squared)
         report = fewbit.convert(model, 4, rounding="stochastic")
         assert model[1] is squared and "grows without limit" in report.left[0].why
@@ -202,7 +202,7 @@ class TestConversion:
         ):
             model = self.model()
             report = convert(model)
-            assert (model[1].rounding, model[1].bits) == ("deterministic", 4)
+            assert (model[1].rounding, model[1].bits) == ("deterministic", 5)
             assert not any("without bias" in note for note in report.notes)
         with pytest.raises(fewbit.FewbitError, match="rounding is 'deterministic' or 'stochastic', not 'up'"):
             fewbit.convert(self.model(), level="L2", rounding="up")
