@@ -98,8 +98,9 @@ def alternatives() -> str:
         kept, peak, time = (f"{share:.2f}".removeprefix("0") for share in shares)
         return f"{kept} · {peak}<br>{time} · {error}".replace(" ", "\N{NO-BREAK SPACE}")
 
-    lines = [f"| kept · peak<br>time · error | {' | '.join(TASKS.values())} |", "|---" * (len(TASKS) + 1) + "|"]
-    lines += [f"| {way} | {' | '.join(cell(task, way) for task in TASKS)} |" for way in ways]
+    tasks = {task: title for task, title in TASKS.items() if (task, "exact") in rows}
+    lines = [f"| kept · peak<br>time · error | {' | '.join(tasks.values())} |", "|---" * (len(tasks) + 1) + "|"]
+    lines += [f"| {way} | {' | '.join(cell(task, way) for task in tasks)} |" for way in ways]
     return "\n".join(lines)
 
 
