@@ -11,7 +11,7 @@ import click
 from ..plots.studies.settings import Settings
 from ..tables import FewbitError
 from ..tables.columns import columns
-from ..tables.files import atomic_write, make_folder
+from ..tables.files import make_folder
 from .options import BitsList
 from .plot import approximation
 from .solve import command as solve
@@ -104,8 +104,7 @@ def _write(training: "Training", folder: Path) -> None:
     from ..plots import compact_json
 
     _draw(training, folder / "training.png")
-    with atomic_write(folder / "training.json") as stream:
-        stream.write(compact_json.dumps(training.to_dict()).encode())
+    compact_json.write(folder / "training.json", training.to_dict())
     click.echo(f"wrote {folder / 'training.json'}", err=True)
 
 

@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from ..tables import FewbitError
-from ..tables.files import atomic_write, check_writable, reason
+from ..tables.files import check_writable, reason
 from .options import FILE
 
 if TYPE_CHECKING:
@@ -101,8 +101,7 @@ def run_study(
         head = {"study": name, "versions": _versions("torch", *packages)}
 
         def save(found: Numbers) -> None:
-            with atomic_write(results) as stream:
-                stream.write(compact_json.dumps({**head, **found}).encode())
+            compact_json.write(results, {**head, **found})
 
         save(run(save))
         numbers = _read(results, name, writers)

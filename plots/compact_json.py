@@ -1,14 +1,18 @@
 """Compact JSON for the numbers of studies: a list of numbers on one line, curves to six digits.
 
     compact_json.dumps({"losses": [4.123456789, …], …})
+    compact_json.write("losses.json", {"losses": [4.123456789, …], …})      whole or not at all
 
 A list, or a list of lists, of more than `CURVE` numbers is a curve: its floats are rounded to `DIGITS` significant
 digits. All other numbers round-trip to the same bits.
 """
 
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
+
+from ..tables.files import atomic_write
 
 CURVE = 20
 DIGITS = 6
@@ -19,6 +23,12 @@ _POINT = 3  # maximum coordinates of a point; a list of points goes on one line,
 def dumps(value: Any) -> str:
     """Return `value` as JSON text with a newline at the end; raises ValueError if a number is not finite."""
     return _text(rounded(value), "") + "\n"
+
+
+def write(path: str | os.PathLike[str], value: Any) -> None:
+    """Write `value` to a file, which has the text before or all of it."""
+    with atomic_write(path) as stream:
+        stream.write(dumps(value).encode())
 
 
 def rounded(value: Any) -> Any:

@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...tables.files import atomic_write
 from .. import compact_json
 from .adapters import adapt
 from .data import Corpus, documentation, standard_library
@@ -142,8 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 continue
             runs.append(train_one(variant, seed, settings))
             print(variant, seed, runs[-1]["validation_loss"], runs[-1]["saved_bytes"], flush=True)
-            with atomic_write(chosen.output) as stream:
-                stream.write(compact_json.dumps({"settings": described, "runs": runs}).encode())
+            compact_json.write(chosen.output, {"settings": described, "runs": runs})
     for variant, values in differences(runs).items():
         print(f"{variant:24} {fmean(values):+.4f}   {' '.join(f'{d:+.4f}' for d in values)}")
 

@@ -31,7 +31,6 @@ from ...fewbit_gen import solve
 from ...runtime.activations.modules import FewBitActivation
 from ...runtime.convert.api import convert
 from ...tables import Table
-from ...tables.files import atomic_write
 from .. import compact_json
 from . import trainer
 from .data import digits, endless_batches, endless_windows, standard_library
@@ -195,8 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 continue
             rows += measure(name, steps)
             print(name, steps, flush=True)
-            with atomic_write(chosen.output) as stream:
-                stream.write(compact_json.dumps({"rows": rows}).encode())
+            compact_json.write(chosen.output, {"rows": rows})
     for bits in (*((b,) for b in BITS), (2, 3), BITS):
         print(f"{bits} bits: {best(rows, bits)}")
         for weight, values in sorted(ratios(rows, bits).items(), key=lambda item: fmean(item[1])):

@@ -34,7 +34,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from ...runtime.activations.following import adaptation_of
 from ...runtime.convert.api import convert
 from ...runtime.layers.activation import Activation
-from ...tables.files import atomic_write
 from .. import compact_json
 from . import trainer
 from .data import digits, endless_batches, endless_windows, spread_windows, standard_library
@@ -216,8 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     continue
                 new = duel(name, activation, seed, todo, chosen.steps)
                 rows += new if not done else new[1:]  # exact training is the same again
-                with atomic_write(chosen.output) as stream:
-                    stream.write(compact_json.dumps({"steps": chosen.steps, "rows": rows}).encode())
+                compact_json.write(chosen.output, {"steps": chosen.steps, "rows": rows})
     print(*lines(rows), sep="\n")
 
 

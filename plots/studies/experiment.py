@@ -21,7 +21,6 @@ import torch
 from matplotlib.figure import Figure
 
 from ...tables import FewbitError
-from ...tables.files import atomic_write
 from .. import compact_json
 from ..figures.save import save_figure
 
@@ -85,8 +84,7 @@ def run(
     rows = _read(path)
     for row in _measured(experiment, missing, min(workers, experiment.workers)):
         rows.append(row)
-        with atomic_write(path) as stream:
-            stream.write(compact_json.dumps({"torch": torch.__version__, "rows": rows}).encode())
+        compact_json.write(path, {"torch": torch.__version__, "rows": rows})
         after_case()
     rows = experiment.rows(folder)
     if missing and rows:

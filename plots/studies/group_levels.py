@@ -23,7 +23,6 @@ from torch.nn import functional as F
 
 from ...runtime.quantizers import PerGroup
 from ...runtime.tensors.levels import SHAPES, UNIFORM
-from ...tables.files import atomic_write
 from .. import compact_json
 from .default_weight import CASES, STEPS, Case, train
 from .small_networks import resnet
@@ -148,8 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, help="JSON")
     chosen = parser.parse_args(arguments)
     rows = [row for name in MODELS for steps in (0, STEPS) for row in measure(name, steps)]
-    with atomic_write(chosen.output) as stream:
-        stream.write(compact_json.dumps({"rows": rows}).encode())
+    compact_json.write(chosen.output, {"rows": rows})
     print(*lines(rows), sep="\n")
 
 

@@ -37,7 +37,6 @@ from ...runtime.quantizers import PerGroup
 from ...runtime.recompute import blocks_of
 from ...runtime.saved_tensors import compress_saved_tensors
 from ...tables import FewbitError
-from ...tables.files import atomic_write
 from .. import compact_json
 
 BUDGETS = 20
@@ -354,8 +353,7 @@ def measure_missing(
         bench = make(name) if todo else None
         for part in todo:
             rows += getattr(bench, part)()
-            with atomic_write(output) as stream:
-                stream.write(compact_json.dumps({"torch": torch.__version__, "rows": rows}).encode())
+            compact_json.write(output, {"torch": torch.__version__, "rows": rows})
             print(*lines([r for r in rows if r["model"] == name and r["part"] == part]), sep="\n", flush=True)
 
 

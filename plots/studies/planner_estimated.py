@@ -21,7 +21,6 @@ from ...runtime.plan.problem import Limits, Price
 from ...runtime.plan.step import Step
 from ...runtime.plan.zoo import build, inputs
 from ...tables import FewbitError
-from ...tables.files import atomic_write
 from .. import compact_json
 
 Row = dict[str, Any]
@@ -97,8 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     rows = [planned(name, memory, make) for name, make in TRAININGS.items() for memory in MEMORIES]
     rows.append(planned("LoRA of Llama-3-70B", 200, lambda: lora("llama-3-70b")))
-    with atomic_write(chosen.output) as stream:
-        stream.write(compact_json.dumps({"torch": torch.__version__, "gpu": GPU, "rows": rows}).encode())
+    compact_json.write(chosen.output, {"torch": torch.__version__, "gpu": GPU, "rows": rows})
     print(*lines(rows), sep="\n")
 
 

@@ -21,7 +21,6 @@ from torch.nn import functional as F
 
 from ...runtime.plan.document import Plan
 from ...runtime.plan.planner import fit, plan
-from ...tables.files import atomic_write
 from .. import compact_json
 from .data import Corpus, standard_library
 from .runs import summary
@@ -97,8 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if any(row["seed"] == seed for row in rows):
             continue
         rows += runs_of(seed, corpus, SETTINGS)
-        with atomic_write(chosen.output) as stream:
-            stream.write(compact_json.dumps({"steps": SETTINGS.steps, "runs": rows}).encode())
+        compact_json.write(chosen.output, {"steps": SETTINGS.steps, "runs": rows})
         print(*lines(rows), sep="\n", flush=True)
 
 

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor, nn
 
 from ...runtime.quantizers import PerGroup
-from ...tables.files import atomic_write
 from .. import compact_json
 from .data import documentation, standard_library
 
@@ -155,8 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if not names:
                 continue
             rows += runs_of(seed, tuning, names, base.state_dict(), data, held_out)
-            with atomic_write(chosen.output) as stream:
-                stream.write(compact_json.dumps({"steps": STEPS, "runs": rows}).encode())
+            compact_json.write(chosen.output, {"steps": STEPS, "runs": rows})
         print(*lines(rows), sep="\n", flush=True)
 
 
