@@ -68,7 +68,7 @@ kernels: build/path/fewbit
 	$(FEWBIT) -m fewbit.cli.main bench kernels --bits 1,2,3,4,5,6,7,8 -o build/kernels.json
 
 # All that only a GPU can show: the tests, and the benchmark with its bars. It needs no network and installs nothing:
-# $(PYTHON) has torch for CUDA, cuda-core with NVRTC, and what `pip install fewbit[torch,test]` brings.
+# $(PYTHON) has torch for CUDA, cuda-core with NVRTC, and what `pip install .[torch,test]` brings.
 gpu: gpu-tests bench-gpu
 
 gpu-tests: build/path/fewbit

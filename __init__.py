@@ -1,7 +1,7 @@
 """fewbit: the best few-bit table of any activation's derivative, and the PyTorch runtime that trains with it.
 
     table = fewbit.solve("gelu", bits=3)      the compiler; needs no torch
-    fewbit.convert(model, bits=3)             the runtime; needs fewbit[torch]
+    fewbit.convert(model, bits=3)             the runtime; needs PyTorch
 
 This module is a lazy face (PEP 562): a name is imported when it is first used, so that the compiler never
 loads torch.
@@ -81,7 +81,7 @@ def _load(module: str, wanted: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        message = f"{wanted} needs PyTorch, which is not installed: pip install 'fewbit[torch]'"
+        message = f"{wanted} needs PyTorch, which is not installed: pip install torch"
         raise ModuleNotFoundError(message, name="torch") from None
 
 

@@ -18,20 +18,23 @@ from .cache import compile_ahead
 from .options import json_option
 from .progress import with_progress
 
-# Package -> what it is for, and the extra that installs it; those without an extra come with fewbit.
+# Package -> what it is for.
 _PACKAGES = {
-    "numpy": ("tables", ""),
-    "scipy": ("the solver", ""),
-    "numba": ("the solver, CPU kernels", ""),
-    "matplotlib": ("figures", ""),
-    "torch": ("training", "torch"),
-    "cuda-core": ("CUDA kernels", "cuda"),  # cuda12 or cuda13, as torch has
-    "transformers": ("Trainer, attention", "integrations"),
-    "lightning": ("Lightning", "integrations"),
-    "peft": ("adapters", "integrations"),
-    "safetensors": ("packed models on disk", "safetensors"),
-    "zstandard": ("smaller packed models", "compression"),
-    "python-flint": ("checking proofs", "proofs"),
+    "numpy": "tables",
+    "scipy": "the solver",
+    "numba": "the solver, CPU kernels",
+    "matplotlib": "figures",
+    "torch": "training",
+    "rich": "the progress of fewbit demo",
+    "cuda-core": "CUDA kernels",
+    "transformers": "Trainer, attention",
+    "accelerate": "Trainer, several processes",
+    "trl": "SFTTrainer and others",
+    "lightning": "Lightning",
+    "peft": "adapters",
+    "safetensors": "packed models on disk",
+    "zstandard": "smaller packed models",
+    "python-flint": "checking proofs",
 }
 _NOT_COMPILED = "not compiled"
 
@@ -117,32 +120,28 @@ def command(warm: bool, as_json: bool) -> None:
 
 def _packages() -> list[Package]:
     found = []
-    for name, (purpose, extra) in _PACKAGES.items():
+    for name, purpose in _PACKAGES.items():
         try:
             installed = version(name)
         except PackageNotFoundError:
             installed = None
-        wanted = f"fewbit[{_cuda_extra() if extra == 'cuda' else extra}]" if extra else name
-        found.append(Package(name, installed, purpose, "" if installed else f"pip install '{wanted}'"))
+        wanted = f"'{_cuda_package()}'" if name == "cuda-core" else name
+        found.append(Package(name, installed, purpose, "" if installed else f"pip install {wanted}"))
     return found
 
 
 def _backends() -> list[Backend]:
     """Return plain torch, then the backends whose kernels are beside it, then torch.compile's."""
     if find_spec("torch") is None:
-        why = "torch is not installed: pip install 'fewbit[torch]'"
+        why = "torch is not installed: pip install torch"
         return [Backend(name, False, why) for name in ("reference", "cpu", "cuda", "compile")]
     import torch
 
-    from ..runtime.compile.backend import LEAST_TORCH, is_supported
-
-    compiles = is_supported()
-    needs = "" if compiles else f" needs torch {LEAST_TORCH} or newer"
     return [
         Backend("reference", True, "plain torch, on any device"),
         Backend("cpu", True, f"Numba, on {counted(torch.get_num_threads(), 'thread')}"),
         _cuda(),
-        Backend("compile", compiles, f"torch.compile(model, backend='fewbit'){needs}"),
+        _compile(),
     ]
 
 
@@ -156,20 +155,45 @@ def _cuda() -> Backend:
         return Backend("cuda", False, f"no CUDA GPU; {built}")
     gpu = torch.cuda.get_device_name()
     if not has_compiler():
-        return Backend("cuda", False, f"{gpu} runs plain torch, slowly: pip install 'fewbit[{_cuda_extra()}]'")
+        return Backend("cuda", False, f"{gpu} runs plain torch, slowly: pip install '{_cuda_package()}'")
     try:
         return Backend("cuda", True, f"{gpu}, kernels compiled by NVRTC {compiler_version()}")
     except FewbitError as error:
         return Backend("cuda", False, f"{gpu} runs plain torch: {error}")
 
 
-def _cuda_extra() -> str:
-    """Return the extra with the compiler of CUDA kernels for the installed torch."""
+def _cuda_package() -> str:
+    """Return the package with the compiler of CUDA kernels, of the release for the installed torch."""
     if find_spec("torch") is None:
-        return "cuda13"
+        return "cuda-core[cu13]"
+    from ..runtime.backends.cuda.codegen.compiler import compiler_package
+
+    return compiler_package()
+
+
+def _compile() -> Backend:
+    """Return whether torch.compile's backend works here: for a GPU Inductor writes Triton, for the CPU C++."""
     import torch
 
-    return "cuda12" if (torch.version.cuda or "").startswith("12") else "cuda13"
+    from ..runtime.compile.backend import LEAST_TORCH, is_supported
+
+    call = "torch.compile(model, backend='fewbit')"
+    if not is_supported():
+        return Backend("compile", False, f"{call} needs torch {LEAST_TORCH} or newer")
+    if torch.cuda.is_available() or _has_cpp_compiler():
+        return Backend("compile", True, call)
+    return Backend("compile", False, f"{call} needs a C++ compiler on the CPU: g++, or the one that CXX names")
+
+
+def _has_cpp_compiler() -> bool:
+    """Return whether Inductor finds a compiler for the C++ that it writes."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        get_cpp_compiler()
+    except RuntimeError:  # InvalidCxxCompiler is one
+        return False
+    return True
 
 
 def _kernel_tests(backend: str) -> Iterator[KernelTest]:

@@ -47,7 +47,7 @@ def require_checker() -> None:
         import flint  # noqa: F401
     except ModuleNotFoundError:
         raise FewbitError(
-            "proofs are checked by python-flint, which is not installed: pip install 'fewbit[proofs]'"
+            "proofs are checked by python-flint, which is not installed: pip install python-flint"
         ) from None
 
 

@@ -7,7 +7,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "flint":
         raise
-    sys.exit("proofs are checked by python-flint, which is not installed: pip install 'fewbit[proofs]'")
+    sys.exit("proofs are checked by python-flint, which is not installed: pip install python-flint")
 
 if len(sys.argv) < 2:
     sys.exit("usage: python -m fewbit.proofs FILE...")

@@ -156,7 +156,7 @@ def bars(rows: Iterable[Row], small: Small) -> Iterable[tuple[str, str, bool]]:
             ratio = other.ms / ours.ms
             yield f"{b} bits: at most 1.05 times the time of 3 bits", f"{ratio:.3f}", ratio <= 1.05
     more = small.fewbit_us - small.torch_us
-    yield "1,000 elements: at most 20 us more than torch", f"{more:.1f} us", more <= 20
+    yield "1,000 elements: at most 20 µs more than torch", f"{more:.1f} µs", more <= 20
     if small.fewbit_graph_us is not None and small.torch_graph_us is not None:
         ratio = small.fewbit_graph_us / small.torch_graph_us
         yield "1,000 elements in a CUDA graph: no more than torch", f"{ratio:.2f} times", ratio <= 1.0

@@ -3,7 +3,7 @@
     save(model, "model.safetensors")
     load(Net(), "model.safetensors")      an architecture; its own weights do not matter
 
-Needs `safetensors`: pip install 'fewbit[safetensors]'.
+Needs `safetensors`: pip install safetensors.
 """
 
 import json
@@ -231,5 +231,5 @@ def _safetensors() -> Any:
     try:
         import safetensors.torch
     except ModuleNotFoundError as error:
-        raise FewbitError("packed models in files need safetensors: pip install 'fewbit[safetensors]'") from error
+        raise FewbitError("packed models in files need safetensors: pip install safetensors") from error
     return safetensors.torch

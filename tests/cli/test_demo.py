@@ -54,13 +54,13 @@ def test_an_output_that_is_a_file_is_refused(run, tmp_path):
 
 
 @pytest.mark.parametrize("module", ["torch", "rich"])
-def test_a_missing_extra_is_named_with_the_way_to_install_it(run_process, tmp_path, module):
+def test_a_missing_package_is_named_with_the_way_to_install_it(run_process, tmp_path, module):
     (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError('no {module}', name={module!r})")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     outcome = run_process("demo", "--output", tmp_path / "output", env=environment)
     assert outcome.status == 1
     assert outcome.err.splitlines()[-1] == (
-        f"fewbit: this command needs {module}, which is not installed: pip install 'fewbit[torch]'"
+        f"fewbit: this command needs {module}, which is not installed: pip install {module}"
     )
 
 

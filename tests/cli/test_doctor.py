@@ -1,4 +1,5 @@
 import json
+import sys
 from importlib.metadata import version
 
 import fewbit
@@ -80,15 +81,15 @@ def test_what_is_missing_comes_with_how_to_get_it(run, two_kernels, monkeypatch)
 
     monkeypatch.setattr(doctor, "version", absent)
     lines = run("doctor").out.splitlines()
-    assert [line for line in lines if line.endswith("pip install 'fewbit[proofs]'")]
-    assert [line for line in lines if line.endswith("pip install 'numba'")]
+    assert [line for line in lines if line.endswith("pip install python-flint")]
+    assert [line for line in lines if line.endswith("pip install numba")]
 
 
 def test_without_torch_it_says_what_to_install(run, monkeypatch):
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
     result = run("doctor")
     assert result.status == 0
-    assert result.out.count("torch is not installed: pip install 'fewbit[torch]'") == 4
+    assert result.out.count("torch is not installed: pip install torch") == 4
 
 
 def test_without_a_folder_for_the_cache_it_still_reports(run, two_kernels, tmp_path, monkeypatch):
@@ -107,8 +108,8 @@ def test_in_a_process_of_its_own_every_kernel_is_compiled_or_named(run_process, 
     assert {kernel["state"] for kernel in kernels if kernel["backend"] == "cpu"} == {"not compiled"}
 
 
-@pytest.mark.parametrize(("cuda", "extra"), [("12.4", "cuda12"), ("13.0", "cuda13"), (None, "cuda13")])
-def test_the_compiler_of_cuda_kernels_is_that_of_torch(run, two_kernels, monkeypatch, cuda, extra):
+@pytest.mark.parametrize(("cuda", "release"), [("12.4", "cu12"), ("13.0", "cu13"), (None, "cu13")])
+def test_the_compiler_of_cuda_kernels_is_that_of_torch(run, two_kernels, monkeypatch, cuda, release):
     missing = doctor.version
 
     def found(name):
@@ -118,4 +119,20 @@ def test_the_compiler_of_cuda_kernels_is_that_of_torch(run, two_kernels, monkeyp
 
     monkeypatch.setattr(doctor, "version", found)
     monkeypatch.setattr("torch.version.cuda", cuda)
-    assert f"pip install 'fewbit[{extra}]'" in run("doctor").out
+    assert f"pip install 'cuda-core[{release}]'" in run("doctor").out
+
+
+@pytest.mark.parametrize(("cxx", "works"), [(sys.executable, "yes"), ("no-compiler-here", "no")])
+def test_the_backend_of_torch_compile_needs_a_compiler_of_what_inductor_writes(
+    run, two_kernels, monkeypatch, cxx, works
+):
+    from torch._inductor import config, cpp_builder
+
+    # Inductor asks no more of a compiler than its version, which Python has too, and remembers the answer.
+    monkeypatch.setattr(config.cpp, "cxx", (cxx,))
+    cpp_builder.cpp_compiler_search.cache_clear()
+    lines = [line.split() for line in run("doctor").out.splitlines()]
+    cpp_builder.cpp_compiler_search.cache_clear()
+    (line,) = [line for line in lines if line[:1] == ["compile"]]
+    assert line[1] == works
+    assert ("C++ compiler" in " ".join(line)) == (works == "no")

@@ -56,11 +56,11 @@ def test_verify_fails_where_a_table_is_not_the_best(run, tmp_path):
     assert outcome.err.splitlines()[-1] == "fewbit: 1 of 1 tables of 1 to 4 bits are not proven"
 
 
-def test_verify_names_the_extra_that_is_missing(run, monkeypatch):
+def test_verify_names_the_package_that_is_missing(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "flint", None)
     outcome = run("tables", "verify", "--proofs")
     assert outcome.status == 2
-    assert outcome.err.rstrip().endswith("pip install 'fewbit[proofs]'") and outcome.err.count("\n") == 1
+    assert outcome.err.rstrip().endswith("pip install python-flint") and outcome.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("arguments", [["none.json"], []], ids=["a missing file", "nothing"])

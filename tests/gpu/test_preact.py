@@ -14,7 +14,7 @@ REASON = None
 if not torch.cuda.is_available():
     REASON = "no CUDA GPU"
 elif not has_compiler():
-    REASON = "a GPU without cuda-core: pip install 'fewbit[cuda13]', or cuda12"
+    REASON = "a GPU without cuda-core: pip install 'cuda-core[cu13]', or cu12"
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
 
 

@@ -11,7 +11,7 @@ INSTALLED = ("chromium", "chromium-browser", "google-chrome", "google-chrome-sta
 @pytest.fixture(scope="module")
 def chromium():
     """A running Chromium: playwright's own, or the system's."""
-    api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'fewbit[browser]'")
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install '.[browser]' in a clone")
     # Chromium's own sandbox does not start for root, as which containers run.
     root = ["--no-sandbox"] if getattr(os, "geteuid", lambda: 1)() == 0 else []
     with api.sync_playwright() as playwright:

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(fewbit.__file__).resolve().parent
 
 if importlib.util.find_spec("mkdocs") is None:
-    pytest.skip("needs mkdocs: pip install fewbit[docs]", allow_module_level=True)
+    pytest.skip("needs mkdocs: pip install '.[docs]' in a clone", allow_module_level=True)
 
 
 @pytest.fixture(scope="module")

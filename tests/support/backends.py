@@ -37,7 +37,7 @@ _PARTS = {PerGroup: ("packed", "minimum", "range"), FixedPoint: ("packed",), Out
 def _why_no_gpu():
     if not torch.cuda.is_available():
         return "no CUDA GPU"
-    return "" if has_compiler() else "a GPU without cuda-core: pip install 'fewbit[cuda13]', or cuda12"
+    return "" if has_compiler() else "a GPU without cuda-core: pip install 'cuda-core[cu13]', or cu12"
 
 
 needs_gpu = pytest.mark.skipif(bool(_why_no_gpu()), reason=_why_no_gpu())

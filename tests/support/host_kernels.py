@@ -32,7 +32,7 @@ def _has_nvrtc():
     return compiler.has_compiler()
 
 
-needs_nvrtc = pytest.mark.skipif(not _has_nvrtc(), reason="no cuda-core with NVRTC: pip install 'fewbit[cuda13]'")
+needs_nvrtc = pytest.mark.skipif(not _has_nvrtc(), reason="no cuda-core with NVRTC: pip install 'cuda-core[cu13]'")
 _FOLDER = Path(__file__).parent
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 

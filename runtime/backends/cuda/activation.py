@@ -20,7 +20,7 @@ from ...tensors.table_registry import table_of
 from ..forwards import forward_of
 from ..reference import activation as reference
 from .codegen import FORMULAS, THREADS, Kernel, elements_per_block, kernel_source
-from .codegen.compiler import cubin, has_compiler
+from .codegen.compiler import compiler_package, cubin, has_compiler
 
 # Blocks of 8 warps: this many fill a multiprocessor, and each then processes its share of larger tensors.
 BLOCKS_PER_MULTIPROCESSOR = 8
@@ -171,9 +171,9 @@ def available() -> bool:
     """Return whether kernels can be compiled; if not, warn once."""
     if has_compiler():
         return True
-    extra = "cuda12" if (torch.version.cuda or "").startswith("12") else "cuda13"
     warnings.warn(
-        f"fewbit runs on this GPU in plain torch, slowly: cuda-core is not installed; pip install 'fewbit[{extra}]'",
+        "fewbit runs on this GPU in plain torch, slowly: cuda-core is not installed; "
+        f"pip install '{compiler_package()}'",
         stacklevel=2,
     )
     return False

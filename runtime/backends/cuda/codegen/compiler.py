@@ -50,6 +50,13 @@ def has_compiler() -> bool:
     return False
 
 
+def compiler_package() -> str:
+    """Return what pip installs `cuda-core` by, with the NVRTC of the CUDA that torch was built for."""
+    import torch
+
+    return f"cuda-core[cu{'12' if (torch.version.cuda or '').startswith('12') else '13'}]"
+
+
 @cache
 def compiler_version() -> str:
     """Return the version of NVRTC, such as ``13.0``.
@@ -60,7 +67,7 @@ def compiler_version() -> str:
     try:
         _, major, minor = import_module("cuda.bindings.nvrtc").nvrtcVersion()
     except (ImportError, RuntimeError) as error:  # RuntimeError: the library itself is not found
-        raise FewbitError(f"no CUDA compiler: {error}; pip install 'fewbit[cuda13]', or cuda12") from error
+        raise FewbitError(f"no CUDA compiler: {error}; pip install '{compiler_package()}'") from error
     return f"{major}.{minor}"
 
 

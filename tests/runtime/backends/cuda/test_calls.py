@@ -159,7 +159,7 @@ class TestLaunch:
         assert isinstance(caught.value.__cause__, OSError)
 
 
-def test_without_cuda_core_the_reference_works_and_one_warning_names_the_extra(monkeypatch):
+def test_without_cuda_core_the_reference_works_and_one_warning_names_the_package(monkeypatch):
     monkeypatch.setattr(cuda, "has_compiler", lambda: False)
     cuda.available.cache_clear()
     x = laid_out("odd", torch.float32)
@@ -172,5 +172,5 @@ def test_without_cuda_core_the_reference_works_and_one_warning_names_the_extra(m
     assert_same_bits(y, torch.nn.functional.gelu(x))
     assert_same_bits(product, reference.multiply(x, packed, KEY))
     assert [str(warning.message) for warning in caught] == [
-        "fewbit runs on this GPU in plain torch, slowly: cuda-core is not installed; pip install 'fewbit[cuda13]'"
+        "fewbit runs on this GPU in plain torch, slowly: cuda-core is not installed; pip install 'cuda-core[cu13]'"
     ]

@@ -117,10 +117,10 @@ ptxas info    : Used 32 registers
     assert read_usage(log) == [Usage("multiply", 80, 12, 16, 3104), Usage("encode", 32, 0, 0, 0)]
 
 
-def test_without_nvrtc_the_extra_is_named(monkeypatch):
+def test_without_nvrtc_its_package_is_named(monkeypatch):
     monkeypatch.setattr(compiler, "import_module", lambda name: importlib.import_module(name + "_absent"))
     compiler.compiler_version.cache_clear()
-    with pytest.raises(FewbitError, match=r"^no CUDA compiler: .* pip install 'fewbit\[cuda13\]', or cuda12$"):
+    with pytest.raises(FewbitError, match=r"^no CUDA compiler: .* pip install 'cuda-core\[cu13\]'$"):
         compile_source("", "sm_90")
     compiler.compiler_version.cache_clear()
 
