@@ -23,6 +23,7 @@ pytest.importorskip("torch")
 
 import click  # noqa: E402
 from fewbit.cli.main import fewbit as command_line  # noqa: E402
+from fewbit.runtime.backends.activation_spec import ROW_OF_MODULE  # noqa: E402
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser  # noqa: E402
 
 ROOT = Path(fewbit.__file__).resolve().parent
@@ -138,6 +139,12 @@ def test_readme_answers_what_readers_ask_or_links_the_page_that_does(question):
     assert question in README
     assert found.partition("#")[0] == page
     assert answer in (ROOT / page).read_text()
+
+
+def test_the_index_of_the_reference_names_what_is_public():
+    """All but the activations, of which it names some."""
+    listed = set(re.findall(r"`(?:fewbit\.)?(\w+)`", (ROOT / "docs" / "api" / "index.md").read_text()))
+    assert set(fewbit.__all__) - {*ROW_OF_MODULE, "__version__"} <= listed
 
 
 # Pages that a repository shows beside those that are run: links between all of them are followed.

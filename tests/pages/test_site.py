@@ -1,5 +1,6 @@
 """The documentation site, built as `make docs` builds it."""
 
+import importlib
 import importlib.util
 import re
 import subprocess
@@ -30,6 +31,27 @@ def test_the_reference_is_that_of_the_package(site):
     read = {path.name for path in (ROOT / "build" / "reference" / "fewbit").iterdir()}
     assert read == {"__init__.py", "__init__.pyi", *(init.parent.name for init in ROOT.glob("*/__init__.py"))}
     assert 'id="fewbit.convert"' in (site / "api" / "convert.html").read_text()
+
+
+def public_names():
+    """Each public name, with its places in the reference: of the face, of its home, or where it is defined."""
+    for name, home in fewbit._HOMES.items():
+        yield f"fewbit.{name}", {f"fewbit.{name}", f"fewbit{home}.{name}"}
+    for submodule, home in fewbit._SUBMODULES.items():
+        module = importlib.import_module(f"fewbit{home}")
+        for name in module.__all__:
+            defined = getattr(getattr(module, name), "__module__", None)
+            places = {f"fewbit.{submodule}.{name}", f"{module.__name__}.{name}", f"{defined}.{name}"}
+            yield f"fewbit.{submodule}.{name}", places
+
+
+def test_every_public_name_has_its_place_in_the_reference(site):
+    pytest.importorskip("torch")
+    pages = [page.read_text() for page in (site / "api").glob("*.html")]
+    anchors = {anchor for page in pages for anchor in re.findall(r' id="(fewbit\.[\w.]+)"', page)}
+    named = dict(public_names())
+    assert len(named) > 200
+    assert [name for name, places in named.items() if not places & anchors] == []
 
 
 def test_no_page_loads_anything_from_elsewhere(site):
