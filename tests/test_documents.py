@@ -2,11 +2,12 @@
 
 A page's blocks share one namespace. What a page leaves out, such as the model, stands before them in a comment that
 begins with `invisible-code-block: python`. In a block of console a line `$ command` is run, and the lines below it are
-its output, in which `...` stands for anything. Other lines that begin with `fewbit` are parsed: each command and option
-has to exist.
+its output, in which `...` stands for anything. Lines of a shell block that begin with `fewbit` or `python -m fewbit`
+are run beside a small train.py, but for those of NOT_RUN, whose commands and options have to exist.
 """
 
 import doctest
+import itertools
 import json
 import os
 import re
@@ -23,6 +24,7 @@ pytest.importorskip("torch")
 
 import click  # noqa: E402
 from fewbit.cli.main import fewbit as command_line  # noqa: E402
+from fewbit.cli.main import main  # noqa: E402
 from fewbit.runtime.backends.activation_spec import ROW_OF_MODULE  # noqa: E402
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser  # noqa: E402
 
@@ -75,14 +77,68 @@ def test_commands_print_what_is_printed(page, folder):
 
 
 def commands(page):
-    """The lines of a page's blocks that begin with `fewbit`."""
-    lines = [line.removeprefix("$ ") for block in console(page) for line in block.replace("\\\n", " ").splitlines()]
-    return [line for line in lines if line.startswith("fewbit ")]
+    """The lines of a page's blocks of shell that begin with `fewbit`, or with a module of it."""
+    lines = [line for block in console(page) for line in block.replace("\\\n", " ").splitlines()]
+    return [line for line in lines if line.startswith(("fewbit ", "python -m fewbit"))]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=named)
-def test_commands_and_options_exist(page):
-    for line in commands(page):
+# What lines that are not run begin with, and why.
+NOT_RUN = {
+    "fewbit demo": "minutes; tests/cli/test_demo.py runs a short one",
+    "fewbit doctor --warm": "minutes: it compiles all kernels",
+    "fewbit explore": "serves until it is interrupted",
+    "fewbit calibrate --demo": "300 steps of training",
+    "fewbit plan train.py:setup --memory 16GiB --batch max": "fills 16 GiB",
+    "fewbit plan llama-3-8b": "minutes: 8 billion parameters",
+    "fewbit plan fewbit.plots.studies.planner_estimated:lora": "likewise",
+}
+
+# A file of the reader's, with the functions that the pages call.
+TRAIN = """
+import torch
+from document_models import mlp
+from torch import nn
+
+class Net(nn.Module):  # its output is its loss
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()[0]
+
+    def forward(self, x):
+        return self.net(x).square().mean()
+
+def setup(batch=64):
+    return Net(), torch.randn(batch, 64)
+
+def calibration():
+    return Net(), [torch.randn(64, 64)]
+"""
+
+
+def is_run(line):
+    return not line.startswith(tuple(NOT_RUN))
+
+
+def test_what_is_not_run_is_in_some_page():
+    skipped = [line for page in PAGES for line in commands(page) if not is_run(line)]
+    assert [words for words in NOT_RUN if not any(line.startswith(words) for line in skipped)] == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(map(is_run, commands(page)))], ids=named)
+def test_commands_run(page, folder, monkeypatch, capsys):
+    Path("train.py").write_text(TRAIN)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # commands put the folder of train.py in front
+    for line in filter(is_run, commands(page)):
+        name, *words = shlex.split(line, comments=True)
+        if name == "fewbit":
+            assert main(words) == 0, f"{line}\n{capsys.readouterr().err}"
+        else:
+            subprocess.run([sys.executable, *words], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if not all(map(is_run, commands(page)))], ids=named)
+def test_commands_that_are_not_run_and_their_options_exist(page):
+    for line in itertools.filterfalse(is_run, commands(page)):
         words = shlex.split(line, comments=True)[1:]
         command, context = command_line, click.Context(command_line, info_name="fewbit")
         while isinstance(command, click.Group) and words and not words[0].startswith("-"):
