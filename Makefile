@@ -9,41 +9,47 @@ FEWBIT := PYTHONPATH=build/path FEWBIT_CACHE=build/cache $(PYTHON)
 
 # Where there is a Chromium, the pages are tested in it; elsewhere these tests skip.
 BROWSER := $(if $(shell command -v chromium || command -v chromium-browser || command -v google-chrome),$(shell echo ,browser))
+# The stamp of the install. It has another name with a browser, so that a Chromium that comes later is tested in, too.
+READY := .venv/ready$(if $(BROWSER),-browser)
 
 FUZZ_EXAMPLES ?= 5000
 
+# Of `make dist`: that of the development install, or a release, or the newest.
+TORCH ?=
+OF_TORCH := $(if $(TORCH),$(if $(filter newest,$(TORCH)),--upgrade,torch==$(TORCH)),--constraint .ci/constraints.txt)
+
 .PHONY: demo test lint types unit docs thorough fuzz zoo studies tables bench kernels gpu gpu-tests bench-gpu dist clean
 
-demo: .venv/ready
+demo: $(READY)
 	$(BIN)/fewbit demo
 
 test: lint types unit
 
-lint: .venv/ready
+lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo --no-cache
 
-types: .venv/ready
+types: $(READY)
 	$(BIN)/basedpyright --pythonpath $(BIN)/python __init__.py $(PACKAGES)
 
 # A process a core, and in each one thread: more only wait for one another. Bytecode is kept whatever the environment
 # says, for the processes that tests start.
-unit: .venv/ready
+unit: $(READY)
 	$(BIN)/fewbit cache warm --all
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -c tests/pytest.ini -n auto --dist loadfile tests
 
 # The documentation site, in build/site: open build/site/index.html. A broken link or reference is an error.
-docs: .venv/ready
+docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The tests with ten times the examples of each property, drawn anew: an hour or two.
-thorough: .venv/ready
+thorough: $(READY)
 	$(BIN)/fewbit cache warm --all
 	OMP_NUM_THREADS=1 FEWBIT_EXAMPLES=400 FEWBIT_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest -c tests/pytest.ini -n auto --dist loadfile tests
 
 # Hostile inputs of every kind, many more of them than `make test` draws.
-fuzz: .venv/ready
+fuzz: $(READY)
 	FEWBIT_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest -c tests/pytest.ini tests/fuzz
 
 # Every method on 66 small models of transformers and timm. Broken off, it goes on where it stopped: `make zoo
@@ -56,11 +62,11 @@ zoo: .venv/zoo-ready build/path/fewbit
 studies: .venv/studies-ready
 	$(BIN)/python -m fewbit.plots.studies $(STUDIES)
 
-tables: .venv/ready
+tables: $(READY)
 	$(BIN)/fewbit tables build
 	$(BIN)/fewbit tables verify
 
-bench: .venv/ready
+bench: $(READY)
 	$(BIN)/fewbit bench activation
 
 # Every CUDA kernel compiled for sm_80, sm_90 and sm_100, without a GPU; needs a venv with the extra cuda13.
@@ -84,14 +90,15 @@ bench-gpu: build/path/fewbit
 	$(FEWBIT) -m fewbit.cli.main plot blpa-memory --device cuda -o plots/results/blpa-memory-cuda.png
 
 # A release: sdist and wheel, their metadata and contents checked, and the wheel installed in an empty environment and
-# tried there. `make dist PYTHON=python3.14` tries it on another Python.
+# tried there: on another Python by `make dist PYTHON=python3.14`, with another torch than that of the development install
+# by `make dist TORCH=2.6.0` or TORCH=newest.
 dist: .venv/release-ready
 	rm -rf dist build/empty
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/python -m twine check --strict dist/*
 	FEWBIT_DIST=dist $(BIN)/python -m pytest -c tests/pytest.ini tests/test_distribution.py
 	$(PYTHON) -m venv build/empty
-	build/empty/bin/python -m pip install --quiet --constraint .ci/constraints.txt "$$(echo dist/*.whl)[torch]"
+	build/empty/bin/python -m pip install --quiet $(OF_TORCH) "$$(echo dist/*.whl)[torch]"
 	cd build/empty && bin/fewbit --version && bin/fewbit solve gelu --bits 2 && bin/fewbit doctor
 	cd build/empty && bin/python ../../tests/support/first_steps.py
 	ls -l dist
@@ -102,22 +109,22 @@ build/path/fewbit:
 	ln -sfn ../.. $@
 
 # The constraints pin the development install; what users get is in pyproject.toml.
-.venv/ready: pyproject.toml .ci/constraints.txt
+$(READY): pyproject.toml .ci/constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --editable ".[torch,test,docs$(BROWSER)]"
 	$(BIN)/fewbit cache warm
 	touch $@
 
-.venv/studies-ready: .venv/ready pyproject.toml
+.venv/studies-ready: $(READY) pyproject.toml
 	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --editable ".[studies]"
 	touch $@
 
-.venv/release-ready: .venv/ready pyproject.toml
+.venv/release-ready: $(READY) pyproject.toml
 	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --editable ".[release]"
 	touch $@
 
 # In a folder of its own: where torch has no CUDA, transformers must not find this torchvision (tests/zoo/models.py).
-.venv/zoo-ready: .venv/ready pyproject.toml .ci/constraints.txt
+.venv/zoo-ready: $(READY) pyproject.toml .ci/constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --no-deps --upgrade --target .venv/zoo \
 		timm torchvision
 	touch $@

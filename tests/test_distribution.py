@@ -56,6 +56,16 @@ def test_the_packages_are_the_folders_with_an_init():
     assert set(listed) == {name_of(folder) for folder in shipped_folders() if (ROOT / folder / "__init__.py").exists()}
 
 
+def test_ci_tries_every_python_and_the_oldest_and_the_newest_torch():
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    about = project()["project"]
+    (pythons,) = re.findall(r"python: \[(.*)\]", workflow)
+    versions = [line.rpartition(" ")[2] for line in about["classifiers"] if re.search(r":: 3\.\d+$", line)]
+    assert re.findall(r'"(.*?)"', pythons) == versions
+    (least,) = re.findall(r"torch>=([\d.]+)", " ".join(about["optional-dependencies"]["torch"]))
+    assert re.findall(r"torch: \"?([\w.]+)\"?}", workflow) == [f"{least}.0", "newest"]
+
+
 def data_files():
     """The files of the package besides Python's, as package and path in it."""
     for folder in shipped_folders():
