@@ -3,12 +3,10 @@
 plots/results/*.md, *.png                   results/ of the site, and in its navigation in the order of README.md there
 fewbit.pages.explorer_site                  explorer/ of the site: the table explorer, with the shipped tables
 [text](FILE#NAME) <!-- include -->          the part of FILE from <!-- [start:NAME] --> to <!-- [end:NAME] -->
-[text](alternatives-cpu.json) <!-- include -->    the measured ways to train with less memory, as a table
 
 A reader of the Markdown files sees the links, and those to plots/results lead there.
 """
 
-import json
 import re
 from pathlib import Path
 
@@ -19,20 +17,11 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "plots" / "results"
 REFERENCE = ROOT / "build" / "reference"  # named in mkdocs.yml
-INCLUDE = re.compile(r"^\[[^\]]*\]\(([^)#]+)(?:#([\w-]+))?\) <!-- include -->$", re.MULTILINE)
+INCLUDE = re.compile(r"^\[[^\]]*\]\(([^)#]+)#([\w-]+)\) <!-- include -->$", re.MULTILINE)
 TO_RESULTS = re.compile(r"\]\(\.\./((?:\.\./)*)plots/results/")  # from docs/, where the site has results/ beside it
 FROM_RESULTS = re.compile(r"\]\(\.\./\.\./docs/")
 PAGE_OF_RESULTS = re.compile(r"^\| \[([^\]]+)\]\((\w[\w-]*\.md)\) \|", re.MULTILINE)
 COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
-TASKS = {
-    "gpt2": "GPT-2",
-    "llama": "Llama",
-    "lora": "with LoRA",
-    "long": "long context",
-    "vit": "ViT",
-    "cnn": "ResNet-18",
-    "experts": "Mixtral",
-}
 
 
 def on_startup(command: str, dirty: bool) -> None:
@@ -71,37 +60,13 @@ def on_page_markdown(markdown: str, **kwargs: object) -> str:
     return FROM_RESULTS.sub("](../", TO_RESULTS.sub(r"](\1results/", markdown))
 
 
-def included(path: Path, name: str | None) -> str:
-    """Return a part of a file, or the table of a file of measurements; raise ValueError if there is no such part."""
-    if path.name == "alternatives-cpu.json":
-        return alternatives()
+def included(path: Path, name: str) -> str:
+    """Return a part of a file; raise ValueError if there is no such part."""
     _, start, rest = path.read_text().partition(f"<!-- [start:{name}] -->\n")
     part, end, _ = rest.partition(f"<!-- [end:{name}] -->")
     if not start or not end:
         raise ValueError(f"{path} has no part {name}")
     return part
-
-
-def alternatives() -> str:
-    """Return the ways to train with less memory as a table: what is kept, peak, time and error of the exact step's."""
-    measured = json.loads((RESULTS / "alternatives-cpu.json").read_text())["rows"]
-    rows = {(row["task"], row["way"]): row for row in measured}
-    ways = [way for way in dict.fromkeys(way for _, way in rows) if way != "exact"]
-    ways.sort(key=lambda way: way.startswith("compile"))
-
-    def cell(task: str, way: str) -> str:
-        row, exact = rows.get((task, way)), rows[task, "exact"]
-        if row is None or row["wrong"]:
-            return ""
-        shares = (row["kept"] / exact["kept"], row["peak"] / exact["peak"], row["time"] / exact["time"])
-        error = f"{row['error']:.3f}".lstrip("0") if row["error"] else "0"
-        kept, peak, time = (f"{share:.2f}".removeprefix("0") for share in shares)
-        return f"{kept} · {peak}<br>{time} · {error}".replace(" ", "\N{NO-BREAK SPACE}")
-
-    tasks = {task: title for task, title in TASKS.items() if (task, "exact") in rows}
-    lines = [f"| kept · peak<br>time · error | {' | '.join(tasks.values())} |", "|---" * (len(tasks) + 1) + "|"]
-    lines += [f"| {way} | {' | '.join(cell(task, way) for task in tasks)} |" for way in ways]
-    return "\n".join(lines)
 
 
 def on_page_content(html: str, **kwargs: object) -> str:

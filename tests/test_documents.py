@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -85,7 +86,7 @@ def commands(page):
 # What lines that are not run begin with, and why.
 NOT_RUN = {
     "fewbit demo": "minutes; tests/cli/test_demo.py runs a short one",
-    "fewbit doctor --warm": "minutes: it compiles all kernels",
+    "fewbit doctor": "tests/cli/test_doctor.py runs it; with --warm it compiles all kernels",
     "fewbit explore": "serves until it is interrupted",
     "fewbit calibrate --demo": "300 steps of training",
     "fewbit plan train.py:setup --memory 16GiB --batch max": "fills 16 GiB",
@@ -152,37 +153,35 @@ def test_commands_that_are_not_run_and_their_options_exist(page):
 README = (ROOT / "README.md").read_text()
 TEXT_AND_LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 
-# What README calls the ways of plots/results/alternatives-cpu.json.
-WAYS = {
-    "gradient checkpointing": "checkpointing",
-    '`convert(level="L2")`': "L2",
-    "`compress_saved_tensors`, 4 bits": "hooks, 4 bits",
-    "`checkpoint(bits=8)`": "checkpoints, 8 bits",
-    "`fit` with checkpointing's peak as memory": "plan, same peak",
-    "`torch.compile`": "compile",
-    '`torch.compile(backend="fewbit")`': "compile, fewbit",
-}
+ALTERNATIVES = runpy.run_path(str(ROOT / "docs" / "alternatives.py"))
+
+
+@pytest.mark.parametrize("page", ALTERNATIVES["PAGES"], ids=named)
+def test_the_tables_of_alternatives_are_what_was_measured(page):
+    """`python docs/alternatives.py` writes them."""
+    table = ALTERNATIVES["PAGES"][page](ALTERNATIVES["measured"]())
+    assert ALTERNATIVES["with_table"](page.read_text(), table) == page.read_text()
 
 
 def test_the_numbers_of_readme_are_those_measured():
     measured = json.loads((ROOT / "plots" / "results" / "alternatives-cpu.json").read_text())["rows"]
     rows = {(row["task"], row["way"]): row for row in measured}
-    lines = [line for line in README.splitlines() if line.startswith("| ") and " · " in line]
-    table = {cells[0].strip(): cells[1:] for cells in (line.strip("| ").split(" | ") for line in lines[1:])}
-    assert table.keys() == WAYS.keys()
-    for name, way in WAYS.items():
-        for task, cell in zip(("gpt2", "llama"), table[name], strict=True):
+    _, _, rest = README.partition("<!-- [start:alternatives] -->")
+    lines = [line.strip("| ").split(" | ") for line in rest.partition("<!-- [end")[0].strip().splitlines()[2:]]
+    table = {name: list(map(float, cells)) for name, *cells in lines}
+    assert table.keys() == set(ALTERNATIVES["WAYS"].values())
+    for way, name in ALTERNATIVES["WAYS"].items():
+        for task, found in zip(("gpt2", "llama"), (table[name][:4], table[name][4:]), strict=True):
             row, exact = rows[task, way], rows[task, "exact"]
-            *shares, error = map(float, cell.split(" · "))
-            assert shares == [round(row[key] / exact[key], 2) for key in ("kept", "peak", "time")], (name, task)
-            assert error == round(row["error"], 3), (name, task)
+            shares = [round(row[key] / exact[key], 2) for key in ("kept", "peak", "time")]
+            assert found == [*shares, round(row["error"], 3)], (name, task)
 
 
 QUESTIONS = {
     "which method when": ("docs/guide.md", "| LoRA, QLoRA | "),
     "before or after peft": ("docs/guide.md", "# The order: peft, fewbit, the rest"),
     "gradient checkpointing": ("README.md", "| gradient checkpointing | "),
-    "all six models": ("docs/guide.md", "# Beside gradient checkpointing and others"),
+    "all models and ways": ("docs/guide.md", "# Beside gradient checkpointing and others"),
     "does it work on my GPU": ("docs/gpu.md", "# What was proven how"),
     "what is peak": ("docs/questions.md", "# What is peak"),
 }
