@@ -49,7 +49,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the results and their figures, and the table explorer."""
     for path in sorted([*RESULTS.glob("*.md"), *RESULTS.glob("*.png")]):
         files.append(File.generated(config, f"results/{path.name}", abs_src_path=str(path)))
-    for name, text in explorer_site.site().items():
+    for name, text in explorer_site.site(home="../index.html").items():
         files.append(File.generated(config, f"explorer/{name}", content=text()))
     return files
 

@@ -19,19 +19,20 @@ from .assets import SHARED, call, text_of
 
 PAGE = ("index.html", "explorer.css", "model.js", "chart.js", "explorer.js")
 _LEVEL = 6  # of compression: 9 takes three times as long, for a hundredth less
+_PLACE_OF_HOME = "<!-- home -->\n"
 _NO_SOLVER, _SOLVER = 'data-solver=""', 'data-solver="solve"'
 
 
-def site(with_solver: bool = False) -> dict[str, Callable[[], str]]:
+def site(with_solver: bool = False, home: str | None = None) -> dict[str, Callable[[], str]]:
     """Return the text of every file of the site by its path, each computed when it is called.
 
     Args:
         with_solver: whether `server.py` answers the page, which then offers to solve.
+        home: address of the documentation that the page is a part of, for a link back; None if it stands alone.
     """
     files: dict[str, Callable[[], str]] = {name: _reader("explorer", name) for name in PAGE}
     files |= {name: _reader("shared", name) for name in SHARED}
-    if with_solver:
-        files["index.html"] = lambda: text_of("explorer", "index.html").replace(_NO_SOLVER, _SOLVER)
+    files["index.html"] = lambda: _page(with_solver, home)
     files["data/index.js"] = lambda: call("receiveIndex", explorer_data.index())
     for activation in shipped_activations():
         files[f"data/{activation}.js"] = _data(activation)
@@ -49,6 +50,15 @@ def write_site(folder: Path) -> None:
         make_folder((folder / name).parent)
         with atomic_write(folder / name) as stream:
             stream.write(text().encode())
+
+
+def _page(with_solver: bool, home: str | None) -> str:
+    text = text_of("explorer", "index.html")
+    if with_solver:
+        text = text.replace(_NO_SOLVER, _SOLVER)
+    return text.replace(
+        _PLACE_OF_HOME, f'  <nav><a href="{home}">fewbit: the documentation</a></nav>\n' if home else ""
+    )
 
 
 def _reader(folder: str, name: str) -> Callable[[], str]:

@@ -97,5 +97,5 @@ function names(part, { x, y, width, height }) {
   const lines = [part.name, sizeText(part.bytes)];
   if (height < 20 || width < 7.4 * lines[0].length + 12) return [];
   const shown = height < 38 || width < 7.4 * lines[1].length + 12 ? lines.slice(0, 1) : lines;
-  return shown.map((line, i) => svg("text", { x: x + 7, y: y + 18 + 17 * i, "font-weight": i === 0 ? 600 : 400 }, line));
+  return shown.map((line, i) => svg("text", { class: "name", x: x + 7, y: y + 18 + 17 * i, "font-weight": i === 0 ? 600 : 400 }, line));
 }

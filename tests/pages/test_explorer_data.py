@@ -106,3 +106,9 @@ def test_every_file_that_the_page_names_is_there():
 def test_only_the_local_page_has_a_solver():
     assert 'data-solver="solve"' in site(with_solver=True)["index.html"]()
     assert 'data-solver="solve"' not in site()["index.html"]()
+
+
+def test_the_page_leads_to_the_documentation_that_it_is_a_part_of():
+    alone, part = site()["index.html"](), site(home="../index.html")["index.html"]()
+    assert "<nav>" not in alone and "<!--" not in alone
+    assert '<nav><a href="../index.html">' in part

@@ -54,6 +54,12 @@ def test_every_public_name_has_its_place_in_the_reference(site):
     assert [name for name, places in named.items() if not places & anchors] == []
 
 
+def test_the_explorer_leads_back_to_the_site(visit, site):
+    page = visit((site / "explorer" / "index.html").as_uri(), home=site.as_uri())
+    page.locator("nav a").click()
+    page.locator("h1", has_text="Start in five minutes").wait_for()
+
+
 def test_no_page_loads_anything_from_elsewhere(site):
     for page in site.rglob("*.html"):
         text = page.read_text()
