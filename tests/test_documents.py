@@ -202,6 +202,15 @@ def test_the_index_of_the_reference_names_what_is_public():
     assert set(fewbit.__all__) - {*ROW_OF_MODULE, "__version__"} <= listed
 
 
+@pytest.mark.parametrize(
+    "page", sorted({*(ROOT / "docs" / "methods").glob("*.md")} - {ROOT / "docs/methods/index.md"}), ids=named
+)
+def test_a_page_of_a_method_names_its_paper_below_its_title(page):
+    title, _, paper, *_ = page.read_text().splitlines()
+    assert title.startswith("# ") and paper.count("*") >= 2
+    assert re.search(r"\b(ICML|ECCV|NeurIPS|arXiv) \d", paper)
+
+
 # Pages that a repository shows beside those that are run: links between all of them are followed.
 READ = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "SECURITY.md")), *(ROOT / "plots" / "results").glob("*.md")]
 # What is not a file of the repository, but of the site.
