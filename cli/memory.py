@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..plots.studies.memory_paper import Reproduced, Row
+    from ..runtime.compile.report import CompileReport
     from ..runtime.memory.listing import Field, Sort
     from ..runtime.plan.memory import Comparison, Need, Peak, Profile
 
@@ -41,9 +42,11 @@ class _TargetGroup(click.Group):
 def command() -> None:
     """Show the bytes that training saves for backward, and its peak, exactly and with any method.
 
-    `fewbit memory TARGET` is short for `fewbit memory of TARGET`.
+    `fewbit memory TARGET` is short for `fewbit memory of TARGET`, whose options `fewbit memory of --help` lists:
+    --level, --glu, --hooks and others for a method, --gpu-memory for the largest batch, -o memory.html for a page to
+    look at, --compiled for torch.compile.
 
-    Example: fewbit memory gpt2 --bits 3 --gpu-memory 16GiB
+    Example: fewbit memory gpt2 --level L2 --gpu-memory 16GiB -o memory.html
     """
 
 
@@ -179,15 +182,18 @@ def of(
     With -o the page shows the model exact and by the method; without a method, by several common ones that change it.
 
     With --compiled the table is that of torch.compile(model, backend="fewbit"): each saved tensor, how it is saved, and
-    the bytes that torch.compile alone would save. The model runs once, so it cannot be built-in or on the meta device.
-    --bits must then be an integer; without it each tensor has the bits of its role.
+    the bytes that torch.compile alone would save; -o shows them by module, role and line. The model runs once, so it
+    cannot be built-in or on the meta device. --bits must then be an integer; without it each tensor has the bits of its
+    role.
 
     Example: fewbit memory llama-7b --level L2 --glu parts --gpu-memory 80GiB
     """
     how = _method(**method)
-    if compiled and (not how.is_bits_alone or functions or gpu_memory or output):
-        raise FewbitError("--compiled goes with --bits, and with no other method, --functions, --gpu-memory or -o")
+    if compiled and (not how.is_bits_alone or functions or gpu_memory):
+        raise FewbitError("--compiled goes with --bits, and with no other method, --functions or --gpu-memory")
     if output:
+        if output.suffix.lower() not in (".html", ".htm"):
+            raise FewbitError(f"-o writes a page to look at: name a file such as memory.html, not {output.name}")
         check_writable(output)
     from ..runtime.plan import memory as memory  # before any user code: reports that torch is missing
 
@@ -197,13 +203,22 @@ def of(
     with errors_in_one_line(target, subject.source), memory.as_on_gpu() if subject.on_meta else nullcontext():
         model, inputs = subject.make(batch)
         if compiled:
-            click.echo(_compiled(model, inputs, how.options.get("bits", "auto"), as_json), nl=not as_json)
+            bits = how.options.get("bits", "auto")
+            report = _compiled(model, inputs, bits)
+            if output:
+                from ..pages.memory_page import compiled_page
+
+                method = "compiled" if bits == "auto" else f"compiled, {counted(bits, 'bit')}"
+                _write_page(output, compiled_page(target, _facts(model, inputs), method, report))
+            click.echo(_compiled_json(report, bits) if as_json else str(report), nl=not as_json)
             return
         comparison = _compare(model, inputs, how, functions, timeline=bool(output))[0]
         others = [] if not output or how.is_given else _common(model, inputs, functions, how.peak, comparison)
         need = _need(subject, model, inputs, how, functions) if gpu_memory else None
     if output:
-        _write_page(output, target, model, _leading(inputs), [comparison, *others])
+        from ..pages.memory_page import memory_page
+
+        _write_page(output, memory_page(target, _facts(model, inputs), [comparison, *others]))
     if as_json:
         report = _report(target, model, comparison, how)
         if need and gpu_memory:
@@ -363,30 +378,35 @@ def _common(model: "nn.Module", inputs: Any, functions: bool, peak: bool, few_bi
     return [*([gated] if has_gated else []), *others]
 
 
-def _write_page(path: Path, target: str, model: "nn.Module", batch: int, comparisons: "list[Comparison]") -> None:
-    from ..pages.memory_page import memory_page
+def _facts(model: "nn.Module", inputs: Any) -> dict[str, Any]:
+    """Return what a page says of the model."""
     from ..runtime.plan.memory import parameter_bytes
 
-    facts = {
+    return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "parameter_bytes": parameter_bytes(model),
-        "batch": batch,
+        "batch": _leading(inputs),
     }
-    page = memory_page(target, facts, comparisons)
+
+
+def _write_page(path: Path, page: str) -> None:
     with atomic_write(path) as stream:
         stream.write(page.encode())
     click.echo(f"wrote {path}", err=True)
 
 
-def _compiled(model: "nn.Module", inputs: Any, bits: int | str, as_json: bool) -> str:
-    """Return what the compiled model saves, as a table or JSON."""
+def _compiled(model: "nn.Module", inputs: Any, bits: int | str) -> "CompileReport":
+    """Return what the compiled model saves."""
     from ..runtime.compile.preview import preview
 
     keywords = inputs if isinstance(inputs, Mapping) else {}
     many = () if keywords else inputs if isinstance(inputs, (tuple, list)) else (inputs,)
-    report = preview(model, *many, model_kwargs=keywords, bits=bits)
+    return preview(model, *many, model_kwargs=keywords, bits=bits)
+
+
+def _compiled_json(report: "CompileReport", bits: int | str) -> str:
     totals = {"bytes": report.nbytes, "torch_compile_bytes": report.exact_graph_bytes}
-    return dumps({"bits": bits, **totals, **asdict(report)}) if as_json else str(report)
+    return dumps({"bits": bits, **totals, **asdict(report)})
 
 
 def _need(subject: Subject, model: "nn.Module", inputs: Any, how: _Method, functions: bool) -> "Need":

@@ -1,18 +1,22 @@
 """The page of `fewbit memory … -o memory.html`: what a model keeps and when, exact and by each method, in one file.
 
-A state is the model unchanged, or by one method. Steps of two states have different numbers of moments, so their
+A state is the model unchanged, or by one method; or, of a compiled model, the tensors that it saves, as they are and as
+they are saved. Steps of two states have different numbers of moments, so their
 timelines are drawn over the marks that all of them have in common: a module's forward pass begins or ends, its backward
 pass begins.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..runtime.compile.report import CompileReport, SavedTensor
 from ..runtime.plan.memory import Comparison, Mark, Peak, Profile, Timeline
 from ..tables import FewbitError
+from ..tables.names import counted
 from .assets import call, in_one_file
 
 Key = tuple[str, str, int]  # module, event, and how often it came before
@@ -40,6 +44,32 @@ def memory_page(target: str, facts: dict[str, Any], comparisons: Sequence[Compar
         for state, timeline, at in zip(states, timelines, moments, strict=True):
             state["timeline"] = outline(timeline, at)
     return in_one_file("memory", "memory.html", call("receiveMemory", data))
+
+
+def compiled_page(target: str, facts: dict[str, Any], method: str, report: CompileReport) -> str:
+    """Return the page of a compiled model, without a timeline: its tensors have roles and lines of code, not ops.
+
+    Args:
+        target, facts: as above.
+        method: what the options are called.
+        report: of the compiled model.
+    """
+    saved = [tensor for graph in report.graphs for tensor in graph.tensors if tensor.nbytes]
+
+    def state(name: str, size: Callable[[SavedTensor], int]) -> dict[str, Any]:
+        rows = [[t.module, "/".join(Path(t.source).parts[-2:]), t.role, _how(t), size(t)] for t in saved]
+        return {"name": name, "bytes": sum(row[-1] for row in rows), "peak": None, "rows": rows}
+
+    note = (
+        f"The same tensors as they are, and in few bits. torch.compile alone saves {report.exact_graph_bytes:,} bytes."
+    )
+    few = {**state(method, lambda t: t.nbytes), "left": [], "notes": [note]}
+    data = {"target": target, **facts, "states": [state("exact", lambda t: t.exact_bytes), few]}
+    return in_one_file("memory", "memory.html", call("receiveMemory", data))
+
+
+def _how(tensor: SavedTensor) -> str:
+    return f"exact: {tensor.reason}" if tensor.bits is None else counted(tensor.bits, "bit")
 
 
 def _state(name: str, profile: Profile, peak: Peak | None) -> dict[str, Any]:

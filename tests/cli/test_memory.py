@@ -263,8 +263,21 @@ def test_a_page_of_one_method(run, target, tmp_path):
     assert path.read_text().count('"name":"') == 2
 
 
-@pytest.mark.parametrize("more", [("--compiled",), ()], ids=["compiled", "no folder"])
-def test_a_page_that_cannot_be_written_is_one_line(run, target, tmp_path, more):
-    path = tmp_path / ("memory.html" if more else "missing/memory.html")
-    outcome = run("memory", target("wide"), "-o", path, *more)
-    assert outcome.status == 2 and outcome.err.count("\n") == 1 and not path.exists()
+def test_a_page_of_a_compiled_model(run, target, tmp_path):
+    path = tmp_path / "memory.html"
+    outcome = run("memory", target("wide"), "--compiled", "--bits", "4", "-o", path)
+    assert (outcome.status, outcome.err) == (0, f"wrote {path}\n")
+    assert "bytes saved; torch.compile alone: " in outcome.out
+    page = path.read_text()
+    assert '"name":"compiled, 4 bits"' in page and "torch.compile alone saves" in page
+
+
+@pytest.mark.parametrize("name", ["missing/memory.html", "memory.txt", "memory"])
+def test_a_page_that_cannot_be_written_is_one_line(run, target, tmp_path, name):
+    outcome = run("memory", target("wide"), "-o", tmp_path / name)
+    assert (outcome.status, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+    assert not (tmp_path / name).exists()
+
+
+def test_the_help_of_the_group_names_the_page(run):
+    assert "-o memory.html" in run("memory", "--help").out

@@ -6,8 +6,9 @@ import fewbit
 import numpy as np
 import pytest
 import torch
-from fewbit.pages.memory_page import common_marks, memory_page, outline
+from fewbit.pages.memory_page import common_marks, compiled_page, memory_page, outline
 from fewbit.quantizers import PerGroup
+from fewbit.runtime.compile.report import CompileReport, GraphReport, SavedTensor
 from fewbit.runtime.plan import memory
 from torch import nn
 
@@ -90,6 +91,28 @@ def test_it_is_one_file(comparisons):
     assert "default-src 'none'" in page
 
 
+def report_of_compiled():
+    """Of a compiled network, as the backend describes it: two tensors in few bits, one exact, and a parameter."""
+
+    def tensor(module, role, bits, exact_bytes, nbytes, reason=""):
+        about = (module, "/code/net.py:3", (8, 64), "float32", role, bits, exact_bytes, nbytes, reason)
+        return SavedTensor(module, *about)
+
+    tensors = tensor("0", "linear", 4, 4096, 512), tensor("1", "factor", 3, 4096, 384)
+    exact = tensor("1", "statistic", None, 32, 32, "a statistic"), tensor("0", "parameter", None, 100, 0)
+    return CompileReport((GraphReport((*tensors, *exact), 9000),))
+
+
+def test_the_page_of_a_compiled_model_has_the_bytes_of_its_report():
+    report = report_of_compiled()
+    page = compiled_page("a model", {"parameters": 10, "parameter_bytes": 40, "batch": 8}, "compiled, 4 bits", report)
+    exact, few = data_of(page)["states"]
+    assert (exact["bytes"], few["bytes"]) == (4096 + 4096 + 32, report.nbytes)
+    assert few["rows"][1] == ["1", "code/net.py:3", "factor", "3 bits", 384]
+    assert few["rows"][2][3] == "exact: a statistic"
+    assert "torch.compile alone saves 9,000 bytes" in few["notes"][0]
+
+
 def test_no_comparison_is_an_error():
     with pytest.raises(fewbit.FewbitError, match="needs a method"):
         page_of([])
@@ -108,6 +131,15 @@ def url(tmp_path, comparisons):
 def shows(page):
     page.locator("#map-exact svg").wait_for()
     return page
+
+
+def test_the_page_of_a_compiled_model_shows_parts_and_no_timeline(visit, tmp_path, accessible):
+    facts = {"parameters": 10, "parameter_bytes": 40, "batch": 8}
+    (tmp_path / "compiled.html").write_text(compiled_page("a model", facts, "compiled", report_of_compiled()))
+    page = shows(visit((tmp_path / "compiled.html").as_uri()))
+    assert page.locator("#map-exact g[role=button]").count() == 2
+    assert not page.locator("#timeline-section").is_visible()
+    assert accessible(page) == []
 
 
 def test_the_page_begins_with_the_blocks_and_the_method_that_keeps_least(visit, url, comparisons):
