@@ -58,9 +58,12 @@ _HelpInstead: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "No
 )
 @click.version_option(__version__, message="fewbit %(version)s")
 def fewbit() -> None:
-    """The best few-bit table of any activation's derivative.
+    """Train PyTorch models with few bits saved for the backward pass: what training keeps, plans for a memory, and the
+    best few-bit table of any activation's derivative.
 
-    Example: fewbit solve gelu --bits 3
+    In Python: fewbit.convert(model, level="L2"), and see `fewbit memory --help`.
+
+    Example: fewbit memory gpt2 --level L2
     """
 
 

@@ -1,6 +1,6 @@
 """What Numba compiles: a line that says so, since the first call of a function takes seconds, and a way to refuse it.
 
-Compiled code is kept on disk (see `fewbit cache warm`), so that this happens once an install.
+Compiled code is kept on disk (see `fewbit doctor --warm`), so that this happens once an install.
 """
 
 import logging

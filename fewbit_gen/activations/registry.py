@@ -3,6 +3,7 @@
 import ast
 import inspect
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,8 @@ EXAMPLES = tuple({"threshold": "threshold(threshold=1,value=0)"}.get(name, name)
 ACCEPTED = (
     "write a name, or a name with keyword numbers such as softplus(beta=2), or an expression such as x*sigmoid(2*x)"
 )
+# Of a family in any spelling, or what is meant as one: no operators and no brackets.
+_NAME = re.compile(r"(\w([\w\s.-]*\w)?)?")
 # Infinite bounds: Python has no literal for them.
 _INFINITE = {"inf": math.inf, "-inf": -math.inf}
 
@@ -73,7 +76,7 @@ def keyword_numbers(call: ast.Call) -> dict[str, float] | None:
 
 
 def _parse_call(text: str) -> tuple[str, dict[str, float]]:
-    if "(" not in text:
+    if _NAME.fullmatch(text.strip()):
         return text.strip(), {}
     try:
         call = ast.parse(text.strip(), mode="eval").body

@@ -105,9 +105,9 @@ def legend_entries(panels: Iterable[Axes]) -> tuple[list[Artist], list[str]]:
 
 
 def name_text(row: Approximated) -> str:
-    """Return ``f = gelu``; a long expression takes two lines and is cut to the panel's height."""
+    """Return ``f' of gelu``; a long expression takes two lines and is cut to the panel's height."""
     name = shortened(row.name, 2 * _LETTERS)
-    return f"$f$ = {name[:_LETTERS]}" + (f"\n{name[_LETTERS:]}" if len(name) > _LETTERS else "")
+    return f"$f'$ of {name[:_LETTERS]}" + (f"\n{name[_LETTERS:]}" if len(name) > _LETTERS else "")
 
 
 def error_text(table: Table) -> str:

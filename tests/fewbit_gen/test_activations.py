@@ -318,7 +318,7 @@ class TestParse:
             ("swish*2", r"has none: write swish\(x\)\*2$"),
             ("a*b", r"has none: write an expression such as x\*sigmoid\(2\*x\)$"),
             ("pi*2", r"has none: write an expression such as x\*sigmoid\(2\*x\)$"),
-            ("lambda y: y", "unknown activation 'lambda y: y'"),
+            ("lambda y: y", "cannot read activation 'lambda y: y'"),
             ("gelu\nrelu", r"unknown activation 'gelu\\nrelu'"),
             ("g" * 100_000, "unknown activation 'ggg"),
             ("gelu(beta=2)", "gelu takes no arguments, not 'beta'"),

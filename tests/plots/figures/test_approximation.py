@@ -56,7 +56,7 @@ def test_a_row_for_each_activation_and_no_panel_without_a_table():
         row("silu", *(fewbit.load_table("silu", bits) for bits in (1, 2))),
     ]
     figure = plot_approximation(rows)
-    assert [axes.get_ylabel() for axes in figure.axes] == ["$f$ = relu", "$f$ = silu", ""]
+    assert [axes.get_ylabel() for axes in figure.axes] == ["$f'$ of relu", "$f'$ of silu", ""]
 
 
 def test_a_table_without_boundaries_is_drawn():
@@ -74,7 +74,7 @@ def test_one_coarse_table_does_not_cut_the_derivative_off():
 def test_a_long_expression_is_cut():
     gelu = row("gelu", fewbit.load_table("gelu"))
     (axes,) = plot_approximation([dataclasses.replace(gelu, name="x" * 500)]).axes
-    assert axes.get_ylabel() == "$f$ = " + "x" * 20 + "\n" + "x" * 19 + "…"
+    assert axes.get_ylabel() == "$f'$ of " + "x" * 20 + "\n" + "x" * 19 + "…"
 
 
 @pytest.mark.parametrize("span", [(-3.0, 3.0), (-0.1, 5.0), (-9.0, -8.0)])
