@@ -171,11 +171,14 @@ class _PreActConv(PreActLayer):
 class PreActConv1d(_PreActConv):
     """BatchNorm1d, (leaky) ReLU, optional average pooling and Conv1d, saving `bits` bits for each element.
 
-    Its input is (N, C, L). Arguments are those of nn.Conv1d and, by name, nn.BatchNorm1d; besides
+    The input is (N, C, L) in any floating dtype, the output nn.Conv1d's in the same. Arguments are those of nn.Conv1d
+    and, by name, nn.BatchNorm1d; besides
 
     Args:
         pool: an nn.AvgPool1d or nn.AdaptiveAvgPool1d before the convolution.
-        negative_slope, bits, naive: as in `preactivate`.
+        negative_slope: of the leaky ReLU, 0 or above; 0 is ReLU.
+        bits: 1 to 8 for each element of the input; None saves the input itself, and gradients are exact.
+        naive: in training, compute the forward pass from the codes too: the baseline of the paper's Section 4.
 
     Raises:
         FewbitError: `pool`, `negative_slope`, `bits` or `naive` is out of range.
@@ -211,14 +214,14 @@ class PreActLinear(PreActLayer):
     """Batch normalization, (leaky) ReLU and Linear, saving `bits` bits for each element.
 
     Without `pool` the input is (N, in_features). With nn.AvgPool2d, nn.AdaptiveAvgPool2d or their like it is (N, C, …):
-    normalized by channel, pooled, flattened to (N, in_features).
+    normalized by channel, pooled, flattened to (N, in_features). The output is (N, out_features). Any floating dtype.
 
     Args:
         in_features, out_features, bias: of nn.Linear.
         channels: of the input; in_features if None.
         eps, momentum, affine, track_running_stats: of the batch normalization.
         pool: an average pooling before the Linear.
-        negative_slope, bits, naive: as in `preactivate`.
+        negative_slope, bits, naive: as of `PreActConv1d`.
         device, dtype: of the parameters.
 
     Raises:
