@@ -123,15 +123,13 @@ def test_the_compiler_of_cuda_kernels_is_that_of_torch(run, two_kernels, monkeyp
 
 
 @pytest.mark.parametrize(("cxx", "works"), [(sys.executable, "yes"), ("no-compiler-here", "no")])
-def test_the_backend_of_torch_compile_needs_a_compiler_of_what_inductor_writes(
-    run, two_kernels, monkeypatch, cxx, works
-):
+def test_torch_compile_needs_a_compiler_of_what_inductor_writes(run, two_kernels, cxx, works):
     from torch._inductor import config, cpp_builder
 
     # Inductor asks no more of a compiler than its version, which Python has too, and remembers the answer.
-    monkeypatch.setattr(config.cpp, "cxx", (cxx,))
     cpp_builder.cpp_compiler_search.cache_clear()
-    lines = [line.split() for line in run("doctor").out.splitlines()]
+    with config.patch({"cpp.cxx": (cxx,)}):
+        lines = [line.split() for line in run("doctor").out.splitlines()]
     cpp_builder.cpp_compiler_search.cache_clear()
     (line,) = [line for line in lines if line[:1] == ["compile"]]
     assert line[1] == works
