@@ -208,8 +208,8 @@ def of(
             if output:
                 from ..pages.memory_page import compiled_page
 
-                method = "compiled" if bits == "auto" else f"compiled, {counted(bits, 'bit')}"
-                _write_page(output, compiled_page(target, _facts(model, inputs), method, report))
+                name = "compiled" if bits == "auto" else f"compiled, {counted(bits, 'bit')}"
+                _write_page(output, compiled_page(target, _facts(model, inputs), name, report))
             click.echo(_compiled_json(report, bits) if as_json else str(report), nl=not as_json)
             return
         comparison = _compare(model, inputs, how, functions, timeline=bool(output))[0]
