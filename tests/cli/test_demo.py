@@ -56,7 +56,8 @@ def test_an_output_that_is_a_file_is_refused(run, tmp_path):
 @pytest.mark.parametrize("module", ["torch", "rich"])
 def test_a_missing_package_is_named_with_the_way_to_install_it(run_process, tmp_path, module):
     (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError('no {module}', name={module!r})")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
     outcome = run_process("demo", "--output", tmp_path / "output", env=environment)
     assert outcome.status == 1
     assert outcome.err.splitlines()[-1] == (
