@@ -25,6 +25,7 @@ from ...runtime.models import PreActResNet, preact_resnet
 from ...runtime.models.preact_resnet import EXPANSION
 from ...runtime.plan.memory import largest_batch, parameter_bytes, profile
 from ...tables import FewbitError
+from .limited import largest_by_trial
 
 # (layers, width) of Table 2, with the paper's largest batches on 11 GiB: exact and with 4 bits.
 TABLE_2 = {
@@ -223,13 +224,7 @@ def largest_batch_by_trial(
         recover()  # only after the handler: the exception's frames hold the tensors of the step
         return False
 
-    if not fits(1):
+    found = largest_by_trial(fits, tolerance=tolerance)
+    if not found:
         raise FewbitError("not even one sample fits")
-    low = 1
-    while fits(2 * low):
-        low *= 2
-    high = 2 * low
-    while high - low > max(1, tolerance * low):
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return found
