@@ -52,7 +52,7 @@ from .shape_errors import (
     output_errors_by_shape,
     table_errors_by_shape,
 )
-from .solver import is_feasible, merge, solve, split
+from .solver import Effort, is_feasible, merge, solve, split
 from .step import Loss, Part, Step
 from .trace import scaled, trace
 
@@ -64,6 +64,7 @@ _WRAPPERS = ("torch.nn.parallel", "torch.distributed")
 RECOMPUTE_RATIOS = (0.5, 0.0)  # of torch's `activation_memory_budget`, for plans of compiled steps
 WORTH = 0.03  # of a step's time
 BUDGETS = (1.0, 0.5, 0.0)  # of torch's, in pictures
+_NOTED = Effort(gap=1e-2)  # for what more memory would bring, which is not carried out
 ATTEMPTS = 6  # at a compiled plan, of which each is compiled
 # Copies of the trained parameters in an optimizer's state.
 OPTIMIZERS = {
@@ -134,6 +135,8 @@ def plan(
         raise FewbitError("batch='max' needs memory=")
     if compiled and parallel not in (None, "ddp"):
         raise FewbitError("a sharded step is planned as it runs eagerly: leave out compiled=True")
+    if compiled and gpu is not None:
+        raise FewbitError("a compiled step is measured where it runs: leave out gpu= or compiled=True")
     if batch == "max" and compiled:
         raise FewbitError("batch='max' plans steps that are not compiled")
     check_whole(model)
@@ -365,7 +368,7 @@ class Planner:
         """Compile and measure the step."""
         if self.is_abstract:
             raise FewbitError("a compiled step is planned on real tensors, not on the meta device")
-        return know_compiled(self.step, Measured(self.step, None))
+        return know_compiled(self.step, Measured(self.step, compiled=True))
 
     def measured_eagerly(self) -> Known:
         """Trace and measure a step that is not compiled."""
@@ -381,7 +384,7 @@ class Planner:
         if self.is_abstract or self.gpu is not None:
             speeds = Roofline(step, device_of(self.gpu or "a100"))
         else:
-            speeds = Measured(step, part.step)
+            speeds = Measured(step)
         if self.is_abstract:
             errors = errors_by_shape(traced)
             conversions = ConversionErrors(
@@ -501,7 +504,7 @@ class Planner:
             notes.append(f"times are those of a roofline for {self.gpu}, not measured")
         if self.limits.memory is not None and solution.price > 0:
             more = int(self.limits.memory * 1.1)
-            better = solve(merged, replace(self.limits, memory=more), self.price)
+            better = solve(merged, replace(self.limits, memory=more), self.price, _NOTED)
             notes.append(
                 f"with {size_text(more)}: error {better.error:.3g}, time "
                 f"{1 + better.seconds / max(merged.seconds, 1e-9):.3f}"

@@ -149,7 +149,8 @@ class Price:
     The unit is about a tenth of a training's loss: transformers trained with derivatives rounded in sixteen ways ended
     above exact training by 0.10 noise² + 0.62 bias². Their ratio is the default's, six (5.1 to 6.9; a ResNet's losses
     scatter too much to tell: 0 to 2; plots/studies/price.py). The weight of time is a choice: a step 10 % longer is as
-    bad as a gradient whose relative error, without bias, is 0.03.
+    bad as a gradient whose relative error, without bias, is 0.1. That costs 0.001 of the loss, and steps that are a
+    tenth longer cost more: where the loss falls as a power of 0.1 of the steps, about 0.01.
 
     Attributes:
         noise: of the squared relative error that averages out.
@@ -159,7 +160,7 @@ class Price:
 
     noise: float = 1.0
     bias: float = 6.0
-    time: float = 0.01
+    time: float = 0.1
 
     def of(self, option: Option, seconds: float) -> float:
         """Return the price of an option in a step that takes `seconds` exactly."""

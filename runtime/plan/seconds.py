@@ -6,11 +6,11 @@ Roofline(device)        bytes over bandwidth, operations over speed, for a model
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
+from statistics import median, median_low
 from typing import Any, Protocol
 
 import torch
@@ -68,28 +68,37 @@ class Speeds(Protocol):
 class Measured:
     """Times of this machine. Quantizers are timed when they are asked for first.
 
-    Alone, on memory that is ready and in the cache, a quantizer is faster than in a step. So one step with hooks around
-    it, which save all in 4 bits, tells by which factor.
+    Alone, on memory that is ready and in the cache, a quantizer is faster than in a step. So steps with hooks around
+    them, which save all in 4 bits, tell by which factor.
 
     Args:
         step: on real tensors; it has run before.
-        runs: of the step, of which the median counts.
-        hooked: the step, or one of fewer samples, that runs with hooks around it; None for a compiled graph, whose
-            quantizers take the time that they take alone.
+        compiled: the step of a compiled graph, whose quantizers take the time that they take alone.
+        runs: of the step, exactly and with hooks in turn; of each the lower median counts.
     """
 
-    def __init__(self, step: Step, hooked: Step | None, runs: int = 3) -> None:
+    def __init__(self, step: Step, *, compiled: bool = False, runs: int = 2) -> None:
         self._device = step.device
         self._per_element: dict[PerGroup | Outlier, float] = {}
         self._host: float | None = None  # bytes a second, measured when it is asked for first
         dtypes = [p.dtype for p in step.model.parameters() if p.dtype in DTYPES]
         self._dtype = dtypes[0] if dtypes else torch.float32
-        self._modules, attentions, self._step = _timed(step, runs, self._now)
-        self._attentions = {name: median(times) for name, times in attentions.items()}
-        of_attentions = sum(map(sum, attentions.values())) / runs
+        stopwatch, exact, hooked = _Stopwatch(self._now), [], []
+        with step.apart():
+            for _ in range(runs):  # in turn, for a machine's speed drifts
+                exact.append(_timed_step(step, stopwatch))
+                sizes: list[int] = []
+                if not compiled:
+                    around = compress_saved_tensors(_Noting(PerGroup(_TYPICAL), sizes))
+                    hooked.append(_step_seconds(step, around, self._now))
+        self._step = median_low(exact)
+        self._modules = {name: median_low(times) for name, times in stopwatch.modules.items()}
+        self._attentions = {name: median_low(times) for name, times in stopwatch.attentions.items()}
         self._factor = 1.0
-        if hooked is not None:
-            self._factor = self._in_step(hooked, runs, of_attentions * hooked.samples / step.samples)
+        if hooked:
+            # These hooks compute attention again, too.
+            of_attentions = sum(map(sum, stopwatch.attentions.values())) / runs
+            self._factor = self._in_step(sizes, median_low(hooked) - self._step - of_attentions)
 
     @property
     def step(self) -> float:
@@ -132,20 +141,15 @@ class Measured:
             self._host = host_bandwidth(self._device, self._now)
         return nbytes / self._host
 
-    def _in_step(self, step: Step, runs: int, of_attentions: float) -> float:
-        """Return how many times as long quantizers take within the step as alone; its attentions take so long."""
-        sizes: list[int] = []
-        exact, hooked = [], []
-        with step.apart():
-            for _ in range(runs):  # in turn, for a machine's speed drifts
-                exact.append(_step_seconds(step, nullcontext(), self._now))
-                sizes.clear()
-                around = compress_saved_tensors(_Noting(PerGroup(_TYPICAL), sizes))
-                hooked.append(_step_seconds(step, around, self._now))
+    def _in_step(self, sizes: Sequence[int], added: float) -> float:
+        """Return how many times as long quantizers take within a step as alone.
+
+        Args:
+            sizes: elements of each tensor that they compressed there.
+            added: seconds that it took longer.
+        """
         alone = sum(self.codes(elements, _TYPICAL, 0) - CALL for elements in sizes)
-        # These hooks compute attention again, too.
-        added = median(hooked) - median(exact) - CALL * len(sizes) - of_attentions
-        return max(1.0, added / alone) if alone else 1.0
+        return max(1.0, (added - CALL * len(sizes)) / alone) if alone else 1.0
 
     def _now(self) -> float:
         if self._device.type == "cuda":
@@ -196,17 +200,8 @@ def _step_seconds(step: Step, around: AbstractContextManager[Any], now: Callable
     return now() - start
 
 
-def _timed(step: Step, runs: int, now: Callable[[], float]) -> tuple[dict[str, float], dict[str, list[float]], float]:
-    """Return the seconds of each module's forward pass, of the attentions in each module in all runs, and of a step."""
-    steps, stopwatch = [], _Stopwatch(now)
-    with step.apart():
-        for _ in range(runs):
-            steps.append(_timed_step(step, stopwatch))
-    modules = {name: median(times) for name, times in stopwatch.modules.items()}
-    return modules, stopwatch.attentions, median(steps)
-
-
 def _timed_step(step: Step, stopwatch: "_Stopwatch") -> float:
+    """Return the seconds of an exact step, whose modules and attentions the stopwatch times."""
     handles: list[Any] = []
     for name, module in step.model.named_modules():
         handles.append(module.register_forward_pre_hook(partial(stopwatch.enter, name)))

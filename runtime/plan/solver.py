@@ -10,7 +10,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,36 +20,47 @@ from scipy.sparse import csr_array, hstack
 from ...tables import FewbitError
 from .problem import Limits, Option, Price, Problem, Solution
 
-GAP = 1e-4  # relative, at which HiGHS stops
-SECONDS = 20.0  # after which it returns the best solution so far
 _TOLERANCE = 2e-6  # of HiGHS, relative to a row of the size of 1
 
 
-def solve(problem: Problem, limits: Limits, price: Price | None = None, *, seconds: float = SECONDS) -> Solution:
+@dataclass(frozen=True)
+class Effort:
+    """When a solution is good enough.
+
+    Attributes:
+        gap: of its price from the bound, relative.
+        seconds: after which the best solution so far is taken, with its gap.
+    """
+
+    gap: float = 1e-4
+    seconds: float = 20.0
+
+
+def solve(problem: Problem, limits: Limits, price: Price | None = None, effort: Effort | None = None) -> Solution:
     """Return the options of least price within `limits`; of least memory if memory is not limited.
 
     Args:
         problem: what is to be planned.
         limits: on memory, error and time.
         price: weights of error and time.
-        seconds: after which the best solution found so far is returned, with its gap.
+        effort: when the solver stops.
 
     Raises:
         FewbitError: nothing is limited, or there is no plan within the limits; the least memory is named.
     """
-    price = price or Price()
+    price, effort = price or Price(), effort or Effort()
     if limits == Limits():
         raise FewbitError("limit memory, error or time: without limits the plan is to save all exactly")
     if limits.memory is None:
-        least = _solve(problem, limits, None, price, seconds)
+        least = _solve(problem, limits, None, price, effort)
         if least is None:
             raise FewbitError(_unreachable(limits))
         # Of the plans of the least memory the one of the least price.
-        found = _solve(problem, limits, _peak(problem, least.chosen) - problem.fixed, price, seconds)
+        found = _solve(problem, limits, _peak(problem, least.chosen) - problem.fixed, price, effort)
         return least if found is None else replace(found, price=_peak(problem, found.chosen), bound=least.bound)
-    solution = _solve(problem, limits, limits.memory - problem.fixed, price, seconds)
+    solution = _solve(problem, limits, limits.memory - problem.fixed, price, effort)
     if solution is None:
-        least = _solve(problem, replace(limits, memory=None), None, price, seconds)
+        least = _solve(problem, replace(limits, memory=None), None, price, effort)
         if least is None:
             raise FewbitError(_unreachable(limits))
         more = _peak(problem, least.chosen)
@@ -61,10 +72,10 @@ def solve(problem: Problem, limits: Limits, price: Price | None = None, *, secon
     return solution
 
 
-def is_feasible(problem: Problem, limits: Limits, *, seconds: float = SECONDS) -> bool:
+def is_feasible(problem: Problem, limits: Limits) -> bool:
     """Return whether there is a plan within `limits`, of which memory is one."""
     assert limits.memory is not None
-    least = _solve(problem, replace(limits, memory=None), None, Price(), seconds)
+    least = _solve(problem, replace(limits, memory=None), None, Price(), Effort())
     return least is not None and _peak(problem, least.chosen) <= limits.memory
 
 
@@ -77,20 +88,20 @@ def _peak(problem: Problem, chosen: Iterable[Option]) -> int:
     return problem.fixed + int(problem.usage(chosen).max())
 
 
-def _solve(problem: Problem, limits: Limits, memory: int | None, price: Price, seconds: float) -> Solution | None:
+def _solve(problem: Problem, limits: Limits, memory: int | None, price: Price, effort: Effort) -> Solution | None:
     """Return the solution within `memory` bytes without what is fixed, or that of least memory; None if there is none.
 
     HiGHS keeps a limit but for its tolerance; a solution that exceeds the memory by it is sought again within less.
     """
     for tolerance in (0.0, _TOLERANCE):
-        found = _solve_within(problem, limits, memory, price, seconds, tolerance)
+        found = _solve_within(problem, limits, memory, price, effort, tolerance)
         if found is None or memory is None or int(problem.usage(found.chosen).max()) <= memory:
             return found
     return None
 
 
 def _solve_within(
-    problem: Problem, limits: Limits, memory: int | None, price: Price, seconds: float, tolerance: float
+    problem: Problem, limits: Limits, memory: int | None, price: Price, effort: Effort, tolerance: float
 ) -> Solution | None:
     """Return the solution within `memory` bytes less a tolerance, or that of least memory; None if there is none.
 
@@ -128,7 +139,7 @@ def _solve_within(
             integrality=np.append(np.ones(count), 0.0) if with_peak else np.ones(count),
             bounds=Bounds(0, np.append(allowed, np.inf if with_peak else [])),  # pyright: ignore[reportArgumentType]
             constraints=constraints,
-            options={"mip_rel_gap": GAP, "time_limit": seconds},
+            options={"mip_rel_gap": effort.gap, "time_limit": effort.seconds},
         )
     if found.x is None:
         return None

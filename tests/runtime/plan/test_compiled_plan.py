@@ -66,7 +66,7 @@ class TestACompiledPlan:
     def test_of_torchs_budget_computes_more_again(self, planned):
         model, inputs, exact = planned[:3]
         step = Step(model, (), inputs)
-        known = know_compiled(step, Measured(step, None))
+        known = know_compiled(step, Measured(step, compiled=True))
         again = know_compiled(step, known.speeds, 0.5, known.seconds)
         assert known.recompute == 1 and again.recompute == 0.5 and again.seconds == known.seconds
         assert sum(v.exact_bytes for v in again.values) < sum(v.exact_bytes for v in known.values)
