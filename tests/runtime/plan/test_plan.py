@@ -408,6 +408,7 @@ class TestErrorsOfTheUser:
             ({"memory": "1GB", "gpu": "h10"}, "nearest: h100"),
             ({"memory": "1GB", "parallel": "fsdp"}, 'parallel is "ddp" or "fsdp:8"'),
             ({"memory": "1GB", "parallel": "fsdp:2", "compiled": True}, "planned as it runs eagerly"),
+            ({"memory": "1GB", "gpu": "h100", "compiled": True}, "measured where it runs: leave out gpu="),
         ],
     )
     def test_are_one_line(self, options, match):
