@@ -188,7 +188,7 @@ def _of_activations(known: Known) -> Iterator[Option]:
                 continue
             tensors = [known.trace.tensors[i] for i in members]
             first, last = min(x.saved for x in tensors), max(x.freed for x in tensors)
-            elements, spared = tensors[0].elements, [*_spared(name, tensors, known.trace)]
+            elements, spared = tensors[0].elements, [*_spared(name, tensors, known.trace, method)]
             for bits, noise in errors.noise.items():
                 bias = errors.bias[bits]
                 if noise + bias and bits < LEAST_OF_TABLE:
@@ -199,15 +199,19 @@ def _of_activations(known: Known) -> Iterator[Option]:
                 yield Option(method, name, bits, (*members,), held, nbytes, *costs)
 
 
-def _spared(name: str, tensors: Sequence[Traced], trace: Trace) -> Iterator[Hold]:
+def _spared(name: str, tensors: Sequence[Traced], trace: Trace, method: str) -> Iterator[Hold]:
     """Yield what both passes of an activation make, beyond their results, as bytes that are not there.
 
-    With a table the forward pass is one operation, whatever operations an activation is written in; the backward pass
-    takes the codes as they are, restores nothing, and multiplies once.
+    With a table the forward pass is one operation, whatever operations an activation is written in; with one at random
+    these run one after another, in place but for one temporary result. The backward pass takes the codes as they are,
+    restores nothing, and multiplies once.
     """
     (call,) = trace.calls[name]
-    for start, end in ((call.start, call.end), (backward_start(tensors, trace), _backward_end(name, tensors, trace))):
-        most = trace.base[max(0, start - 1)] + tensors[0].nbytes
+    nbytes = tensors[0].nbytes
+    forward = (call.start, call.end, nbytes if method == TABLE else 2 * nbytes)
+    backward = (backward_start(tensors, trace), _backward_end(name, tensors, trace), nbytes)
+    for start, end, needed in (forward, backward):
+        most = trace.base[max(0, start - 1)] + needed
         beyond = np.maximum(trace.base[start:end] - most, 0)
         changes = [0, *(np.flatnonzero(np.diff(beyond)) + 1).tolist(), len(beyond)]
         for a, b in pairwise(changes):

@@ -34,6 +34,7 @@ CASES = {
     "tables": (Net, batch, lambda o: (o.method, o.bits) == ("table", 3), 4),
     "tables of formulas": (Composed, batch, lambda o: (o.method, o.bits) == ("table", 3), 4),
     "tables at random": (Net, batch, lambda o: (o.method, o.bits) == ("stochastic", 3), 4),
+    "tables of formulas at random": (Composed, batch, lambda o: (o.method, o.bits) == ("stochastic", 3), 4),
     "blocks from 8 bits": (Net, batch, lambda o: (o.method, o.bits) == ("recompute", 8), 4),
     "blocks from 4 bits": (Attending, batch, lambda o: (o.method, o.bits) == ("recompute", 4), 2),
     "blocks that decide, from 8 bits": (Convs, images, lambda o: (o.method, o.bits) == ("recompute", 8), 3),
