@@ -14,7 +14,7 @@ Peaks are those of torch's allocator, with parameters and the state of AdamW.
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from statistics import median
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ...runtime.compile.budget import with_budget
 from ...runtime.memory.allocator import allocations
+from ...runtime.plan.compiled import CompiledKnown, know_compiled
 from ...runtime.plan.document import Plan
 from ...runtime.plan.planner import Planner, static_bytes
 from ...runtime.plan.problem import Limits, Price
@@ -55,11 +56,18 @@ class CompiledBench:
         start = time.perf_counter()
         self.known = self.planner(Limits(error=1.0)).measured_compiled()
         self.measuring = time.perf_counter() - start
+        self.again = cache(self._again)
 
-    def planner(self, limits: Limits, price: Price | None = None) -> Planner:
+    def planner(self, limits: Limits) -> Planner:
         """Return a planner for the compiled model within limits."""
-        step = Step(self.model, (), self.batch)
-        return Planner(step, limits, price or Price(), self.static, None, False, True)
+        return Planner(Step(self.model, (), self.batch), limits, Price(), self.static, None, True, True)
+
+    def plan(self, limits: Limits) -> Plan:
+        """Return the plan within limits, of a step that is measured once for all of them."""
+        return self.planner(limits).best_compiled(self.known, self.again)
+
+    def _again(self, ratio: float) -> CompiledKnown:
+        return know_compiled(Step(self.model, (), self.batch), self.known.speeds, ratio, self.known.seconds)
 
     def compiled(self, way: Plan | float) -> Callable[[], Any]:
         """Return a step compiled by a plan, or with a budget of torch."""
@@ -113,11 +121,16 @@ class CompiledBench:
             row["measuring_s"] = self.measuring
             start = time.perf_counter()
             try:
-                plan = self.planner(Limits(memory=budget)).verified(self.known)
+                plan = self.plan(Limits(memory=budget))
             except FewbitError as error:
                 yield row | {"refused": str(error), "planning_s": time.perf_counter() - start}
                 continue
-            row |= {"planning_s": time.perf_counter() - start, "peak": plan.peak.total, "error": plan.error}
+            row |= {
+                "planning_s": time.perf_counter() - start,
+                "peak": plan.peak.total,
+                "error": plan.error,
+                "ratio": plan.recompute,
+            }
             step = self.compiled(plan)
             yield row | {"measured_peak": self.peak(step), "measured_error": self.error(step)}
 
@@ -128,12 +141,13 @@ class CompiledBench:
             peak = self.peak(self.compiled(ratio))
             row: Row = {"model": self.name, "part": "torch", "ratio": ratio, "peak": peak, "exact": self.exact[1]}
             try:
-                plan = self.planner(Limits(memory=peak)).verified(self.known)
+                plan = self.plan(Limits(memory=peak))
             except FewbitError as error:
                 yield row | {"refused": str(error)}
                 continue
             steps = {"exact": self.compiled(1.0), "torch": self.compiled(ratio), "plan": self.compiled(plan)}
             row |= {"plan_peak": self.peak(steps["plan"]), "plan_error": self.error(steps["plan"])}
+            row["plan_ratio"] = plan.recompute
             times: dict[str, list[float]] = {way: [] for way in steps}
             for run in range(RUNS + 1):
                 for way, step in steps.items():

@@ -10,7 +10,7 @@
 4  carry out tables, recomputed blocks and hooks (fitted.py)
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -297,12 +297,23 @@ class Planner:
         return self.compiled_plan() if self.compiled else self.solved(self.measured_eagerly())
 
     def compiled_plan(self) -> Plan:
-        """Return a plan for a compiled step, with less of what is saved computed again if that is better.
+        """Return a plan for a compiled step, which is measured."""
+        known = self.measured_compiled()
+        return self.best_compiled(known, lambda ratio: know_compiled(self.step, known.speeds, ratio, known.seconds))
+
+    def best_compiled(self, known: CompiledKnown, again: Callable[[float], CompiledKnown]) -> Plan:
+        """Return a plan for a compiled step, with more of what is saved computed again if that is better.
 
         Each of torch's budgets is another graph to measure, so they are tried only where rounding alone costs more
         than a step that is longer by `WORTH`. Of the plans so found, the best that holds when it is compiled counts.
+
+        Args:
+            known: the step, which computes again what Inductor does by default.
+            again: measures the step with one of torch's budgets.
+
+        Raises:
+            FewbitError: no plan is within the limits, or none holds.
         """
-        known = self.measured_compiled()
         found: list[tuple[float, CompiledKnown]] = []
         refused: FewbitError | None = None
 
@@ -316,7 +327,7 @@ class Planner:
         consider(known)
         if self.recompute and (not found or found[0][0] > self.cost_of_time):
             for ratio in RECOMPUTE_RATIOS:
-                consider(know_compiled(self.step, known.speeds, ratio, known.seconds))
+                consider(again(ratio))
         for _, known in sorted(found, key=lambda one: one[0]):
             try:
                 return self.verified(known)
