@@ -57,8 +57,8 @@ from .step import Loss, Part, Step
 from .trace import scaled, trace
 
 # Options that the solver is given at once. Of more, those of runs of equal layers are merged, to about so many: a
-# problem of 1,500 takes some seconds, one of 400 a second, and its plans' price is about 1 % higher.
-MOST_OPTIONS, MERGED_OPTIONS = 1500, 400
+# problem of 1,500 takes some seconds, one of 300 a second, and its plans' price is about 2 % higher.
+MOST_OPTIONS, MERGED_OPTIONS = 1500, 300
 # Modules of torch whose classes wrap a model for several processes or devices.
 _WRAPPERS = ("torch.nn.parallel", "torch.distributed")
 RECOMPUTE_RATIOS = (0.5, 0.0)  # of torch's `activation_memory_budget`, for plans of compiled steps
