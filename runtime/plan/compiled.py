@@ -2,7 +2,8 @@
 
 1  observe   the graphs, divided as the backend divides them, run op by op; what they save comes back rounded, value by
              value, in repeated calls of the backward graphs
-2  compile   with the backend's own bits; the allocator's events of one step tell when each value's codes live
+2  compile   with the backend's own bits; the allocator's events of one step tell when each value's codes live, and its
+             time beside that of torch's own compiler how long quantizers take in it
 3  options   each value exactly or with 1 to 8 bits, which change the bytes of its codes and nothing else
 
 Which values are saved and which are computed again is the min-cut's choice (compile/cut.py), at the backend's bits,
@@ -35,7 +36,7 @@ from ..memory.allocator import Allocations, allocations, mark
 from .gradient_error import PROBE, alike, difference, errors_of_each, product, segments
 from .options import LEAST_BITS, LEAST_LINEAR, LEAST_OF_SCORES, without_numbers
 from .problem import EXACT, GROUPS, Hold, Option, Problem
-from .seconds import Speeds
+from .seconds import Measured
 from .step import Step
 
 BITS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -80,8 +81,8 @@ class CompiledKnown:
         base: bytes at each event of the allocator, without these codes.
         gradients: bytes of what outlives the step, at each event.
         backward: the event at which the backward pass begins.
-        speeds: of quantizers on this machine.
-        seconds: of a step with the backend's own bits, which computes nothing again.
+        speeds: of quantizers on this machine, in this step.
+        seconds: of an exact step, compiled by torch.
         recompute: torch's `activation_memory_budget`.
         recompute_seconds: that a step takes longer for it.
     """
@@ -91,7 +92,7 @@ class CompiledKnown:
     base: NDArray[np.int64]
     gradients: NDArray[np.int64]
     backward: int
-    speeds: Speeds
+    speeds: Measured
     seconds: float
     recompute: float = 1.0
     recompute_seconds: float = 0.0
@@ -120,14 +121,14 @@ class CompiledKnown:
         )
 
 
-def know_compiled(step: Step, speeds: Speeds, recompute: float = 1.0, seconds: float | None = None) -> CompiledKnown:
+def know_compiled(step: Step, speeds: Measured, recompute: float = 1.0, seconds: float | None = None) -> CompiledKnown:
     """Observe and compile a step.
 
     Args:
         step: on real tensors.
-        speeds: of quantizers on this machine.
+        speeds: of quantizers on this machine: alone, or, with `seconds`, in the step.
         recompute: torch's `activation_memory_budget`.
-        seconds: of the step that computes nothing again, if it was measured.
+        seconds: of the exact step, if it was measured.
 
     Raises:
         FewbitError: the compiled graphs save nothing that could be rounded.
@@ -146,11 +147,24 @@ def know_compiled(step: Step, speeds: Speeds, recompute: float = 1.0, seconds: f
     for block in record.blocks:
         if block.end == len(record.levels) and block.start >= record.marks[0]:
             gradients[block.start :] += block.nbytes
-    seconds = run.seconds if seconds is None else seconds
-    more = max(0.0, run.seconds - seconds)
+    if seconds is None:
+        seconds = next((taken for *_, taken in budget_runs(step, [1.0])), run.seconds)
+        alone = _quantizing(values, holds, speeds)
+        speeds = speeds.within(max(1.0, (run.seconds - seconds) / alone) if alone else 1.0)
+    more = 0.0 if recompute == 1 else max(0.0, run.seconds - _quantizing(values, holds, speeds) - seconds)
     return CompiledKnown(
         *(tuple(values), tuple(holds), base, gradients, record.marks[0], speeds, seconds, recompute, more)
     )
+
+
+def _quantizing(values: Sequence[Value], holds: Sequence[Hold], speeds: Measured) -> float:
+    """Return how long the quantizers of a step with the backend's own bits take, whose codes take `holds`."""
+    seconds = 0.0
+    for value, hold in zip(values, holds, strict=True):
+        bits = next((bits for bits, nbytes in value.sizes.items() if nbytes == hold.nbytes), None)
+        if bits is not None:
+            seconds += speeds.codes(value.exact_bytes // value.itemsize, bits, value.itemsize)
+    return seconds
 
 
 def _options(known: CompiledKnown) -> Iterator[Option]:

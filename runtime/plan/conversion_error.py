@@ -72,12 +72,12 @@ class ConversionErrors:
     chains: Mapping[str, Errors]
 
     def times(self, noise: float, bias: float) -> "ConversionErrors":
-        """Return them with both parts multiplied; of outputs, which one number tells, by the larger factor."""
+        """Return them with both parts multiplied; of outputs the one, for their rounding differs among samples."""
         tables, stochastic, gated, blocks, chains = (
             {name: errors.times(noise, bias) for name, errors in kind.items()}
             for kind in (self.tables, self.stochastic, self.gated, self.blocks, self.chains)
         )
-        outputs = {name: max(noise, bias) * error for name, error in self.outputs.items()}
+        outputs = {name: noise * error for name, error in self.outputs.items()}
         return ConversionErrors(tables, stochastic, gated, outputs, blocks, chains)
 
 

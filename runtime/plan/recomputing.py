@@ -116,10 +116,13 @@ def _holds_again(name: str, trace: Trace, members: Sequence[int], exact: NDArray
     holds += [Hold(call.end, start, -life.nbytes) for life in whole]
     # What is saved in bits, computing again saves whole, unless it is the memory of a tensor that it saves anyway.
     storages, end = {x.storage for x in tensors}, max(x.freed for x in tensors)
-    masks = {k.storage: k.life.nbytes for k in own if k.in_bits and k.storage not in storages}
-    holds += [Hold(start, end, nbytes) for nbytes in masks.values()]
-    room = int(exact[call.start : call.end].max() - exact[call.start])
-    known = sum(x.nbytes for x in tensors) + sum(h.nbytes for h in whole) + sum(masks.values())
+    masks = {k.storage: k.life for k in own if k.in_bits and k.storage not in storages}
+    holds += [Hold(start, end, mask.nbytes) for mask in masks.values()]
+    forward = exact[call.start : call.end] - exact[call.start]
+    for mask in masks.values():
+        forward[mask.start + 1 - call.start :] += mask.nbytes
+    room = int(forward.max())
+    known = sum(x.nbytes for x in tensors) + sum(h.nbytes for h in whole) + sum(mask.nbytes for mask in masks.values())
     return [*holds, Hold(start, start + 1, max(0, room - known))]
 
 

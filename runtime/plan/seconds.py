@@ -4,6 +4,7 @@ Measured(step)          runs the step a few times, exactly and with hooks, and q
 Roofline(device)        bytes over bandwidth, operations over speed, for a model on the meta device
 """
 
+import copy
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -73,7 +74,7 @@ class Measured:
 
     Args:
         step: on real tensors; it has run before.
-        compiled: the step of a compiled graph, whose quantizers take the time that they take alone.
+        compiled: the step will be compiled, so that no hooks run around it; `within` says by which factor.
         runs: of the step, exactly and with hooks in turn; of each the lower median counts.
     """
 
@@ -84,10 +85,11 @@ class Measured:
         dtypes = [p.dtype for p in step.model.parameters() if p.dtype in DTYPES]
         self._dtype = dtypes[0] if dtypes else torch.float32
         stopwatch, exact, hooked = _Stopwatch(self._now), [], []
+        sizes: list[int] = []
         with step.apart():
             for _ in range(runs):  # in turn, for a machine's speed drifts
                 exact.append(_timed_step(step, stopwatch))
-                sizes: list[int] = []
+                sizes.clear()
                 if not compiled:
                     around = compress_saved_tensors(_Noting(PerGroup(_TYPICAL), sizes))
                     hooked.append(_step_seconds(step, around, self._now))
@@ -120,6 +122,12 @@ class Measured:
     def outliers(self, elements: int, bits: int) -> float:
         """To quantize and dequantize a tensor whose largest numbers are saved exactly."""
         return self._quantizing(outliers_of(bits), elements)
+
+    def within(self, factor: float) -> "Measured":
+        """Return the same with quantizers that take `factor` times as long as alone."""
+        found = copy.copy(self)
+        found._factor = factor
+        return found
 
     def _quantizing(self, quantizer: PerGroup | Outlier, elements: int) -> float:
         if quantizer not in self._per_element:
