@@ -9,7 +9,7 @@ from fewbit.plots.studies.largest import BATCH, EXACT, FEW, METHODS, NETWORKS, S
 
 SMALL = {
     "ResNet-152": Setting(room=24 << 20, stages=(1, 1, 1, 1), width=8, size=32, batch=16),
-    "BLPA-164": Setting(room=48 << 20, stages=29, width=8, size=32, batch=16),
+    "BLPA-164": Setting(room=160 << 20, stages=29, width=8, size=32, batch=16),
 }
 
 
