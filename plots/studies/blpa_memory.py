@@ -24,8 +24,8 @@ from ...runtime.memory.peak import peak_of
 from ...runtime.models import PreActResNet, preact_resnet
 from ...runtime.models.preact_resnet import EXPANSION
 from ...runtime.plan.memory import largest_batch, parameter_bytes, profile
+from ...runtime.plan.search import largest_by_trial
 from ...tables import FewbitError
-from .limited import largest_by_trial
 
 # (layers, width) of Table 2, with the paper's largest batches on 11 GiB: exact and with 4 bits.
 TABLE_2 = {

@@ -27,13 +27,14 @@ from torch import Tensor, nn
 from ...runtime.convert.api import convert
 from ...runtime.models import preact_resnet
 from ...runtime.plan.memory import parameter_bytes, peak_of_step
+from ...runtime.plan.search import largest_by_trial
 from ...runtime.quantizers import PerGroup
 from ...runtime.recompute import checkpoint
 from ...runtime.saved_tensors import compress_saved_tensors
 from ..figures.largest import Found, plot_largest
 from .blpa_memory import COPIES
 from .experiment import Case, Experiment, Row
-from .limited import largest_by_trial, limited
+from .limited import limited
 from .networks import resnet
 from .trainer import cross_entropy
 
@@ -98,7 +99,7 @@ class Setting:
         if what == "depth":
             assert not isinstance(self.stages, int)
             return replace(self, stages=(*self.stages[:2], number, *self.stages[3:]))
-        key, step = {BATCH: ("batch", 1), "width": ("width", _WIDTH), "resolution": ("size", _SIZE)}[what]
+        key, step = _STEPS[what]
         return replace(self, **{key: number * step})
 
     def value(self, what: str) -> int:
@@ -106,17 +107,20 @@ class Setting:
         if what == "depth":
             assert not isinstance(self.stages, int)
             return 3 * sum(self.stages) + 2
-        return {BATCH: self.batch, "width": self.width, "resolution": self.size}[what]
+        key, _ = _STEPS[what]
+        return getattr(self, key)
 
     def number(self, what: str) -> int:
         """Return the number that `at` takes for this setting."""
         if what == "depth":
             assert not isinstance(self.stages, int)
             return self.stages[2]
-        return self.value(what) // {BATCH: 1, "width": _WIDTH, "resolution": _SIZE}[what]
+        _, step = _STEPS[what]
+        return self.value(what) // step
 
 
-_WIDTH, _SIZE = 4, 8  # steps of the search
+# What is enlarged evenly: the attribute of a setting, and by how much at once.
+_STEPS = {BATCH: ("batch", 1), "width": ("width", 4), "resolution": ("size", 8)}
 _RESNET = Setting(room=3 << 29, stages=(3, 8, 36, 3), width=64, size=64, batch=48)
 NETWORKS: Mapping[str, Setting] = {
     "ResNet-152": _RESNET,

@@ -1,14 +1,12 @@
-"""Whether a call fits into a limited memory, by trial in a process of its own; and the largest number that fits.
+"""Whether a call fits into a limited memory, by trial in a process of its own.
 
     limited(call, room=2**30, warm_up=call_of_small_size)      what the call returned, or None if it did not fit
-    largest_by_trial(fits, guess=100, tolerance=0.02)          the largest n for which fits(n), near 100 or not
 
 The limit is Linux's of a process's private data (RLIMIT_DATA): what the process holds after the warm-up, and `room`.
 """
 
 import gc
 import multiprocessing
-from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -72,30 +70,3 @@ def _held() -> int:
     """Return the bytes of this process's private data."""
     lines = _STATUS.read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
-
-
-def largest_by_trial(fits: Callable[[int], bool], guess: int = 1, tolerance: float = 0.0) -> int:
-    """Return the largest number for which `fits` is true, or 0; it is true up to some number and false beyond.
-
-    Strides from the guess double until the number is between two trials, which are then bisected.
-
-    Args:
-        fits: of a number of 1 or more.
-        guess: the first number to try.
-        tolerance: share of the number by which the result may be too small; the first stride is twice as long.
-    """
-    stride = max(1, round(2 * tolerance * guess))
-    if fits(guess):
-        low, high = guess, guess + stride
-        while fits(high):
-            stride *= 2
-            low, high = high, high + stride
-    else:
-        low, high = max(0, guess - stride), guess
-        while low and not fits(low):
-            stride *= 2
-            low, high = max(0, low - stride), low
-    while high - low > max(1, tolerance * low):
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low

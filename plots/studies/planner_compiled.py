@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ...runtime.compile.budget import with_budget
 from ...runtime.memory.allocator import allocations
-from ...runtime.plan.compiled import CompiledKnown, know_compiled
+from ...runtime.plan.compiled import know_recomputed
 from ...runtime.plan.document import Plan
 from ...runtime.plan.planner import Planner, static_bytes
 from ...runtime.plan.problem import Limits, Price
@@ -56,7 +56,7 @@ class CompiledBench:
         start = time.perf_counter()
         self.known = self.planner(Limits(error=1.0)).measured_compiled()
         self.measuring = time.perf_counter() - start
-        self.again = cache(self._again)
+        self.again = cache(partial(know_recomputed, Step(self.model, (), self.batch), self.known))
 
     def planner(self, limits: Limits) -> Planner:
         """Return a planner for the compiled model within limits."""
@@ -65,9 +65,6 @@ class CompiledBench:
     def plan(self, limits: Limits) -> Plan:
         """Return the plan within limits, of a step that is measured once for all of them."""
         return self.planner(limits).best_compiled(self.known, self.again)
-
-    def _again(self, ratio: float) -> CompiledKnown:
-        return know_compiled(Step(self.model, (), self.batch), self.known.speeds, ratio, self.known.seconds)
 
     def compiled(self, way: Plan | float) -> Callable[[], Any]:
         """Return a step compiled by a plan, or with a budget of torch."""

@@ -13,7 +13,7 @@ and that of torch's `activation_memory_budget`, which a step is measured with.
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -36,7 +36,7 @@ from ..memory.allocator import Allocations, allocations, mark
 from .gradient_error import PROBE, alike, difference, errors_of_each, product, segments
 from .options import LEAST_BITS, LEAST_LINEAR, LEAST_OF_SCORES, without_numbers
 from .problem import EXACT, GROUPS, Hold, Option, Problem
-from .seconds import Measured
+from .seconds import Quantizers
 from .step import Step
 
 BITS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -81,7 +81,7 @@ class CompiledKnown:
         base: bytes at each event of the allocator, without these codes.
         gradients: bytes of what outlives the step, at each event.
         backward: the event at which the backward pass begins.
-        speeds: of quantizers on this machine, in this step.
+        quantizers: their times in this step.
         seconds: of an exact step, compiled by torch.
         recompute: torch's `activation_memory_budget`.
         recompute_seconds: that a step takes longer for it.
@@ -92,7 +92,7 @@ class CompiledKnown:
     base: NDArray[np.int64]
     gradients: NDArray[np.int64]
     backward: int
-    speeds: Measured
+    quantizers: Quantizers
     seconds: float
     recompute: float = 1.0
     recompute_seconds: float = 0.0
@@ -121,23 +121,43 @@ class CompiledKnown:
         )
 
 
-def know_compiled(step: Step, speeds: Measured, recompute: float = 1.0, seconds: float | None = None) -> CompiledKnown:
+def know_compiled(step: Step) -> CompiledKnown:
     """Observe and compile a step.
 
     Args:
         step: on real tensors.
-        speeds: of quantizers on this machine: alone, or, with `seconds`, in the step.
-        recompute: torch's `activation_memory_budget`.
-        seconds: of the exact step, if it was measured.
 
     Raises:
         FewbitError: the compiled graphs save nothing that could be rounded.
     """
-    options: dict[str, Any] = {} if recompute == 1 else {"recompute": recompute}
-    values = observe(step, options)
-    if not values and recompute == 1:
+    values = observe(step, {})
+    if not values:
         raise FewbitError("the compiled graphs save nothing that could be rounded")
+    run = compile_step(step)
+    seconds = next((taken for *_, taken in budget_runs(step, [1.0])), run.seconds)
+    quantizers = Quantizers.of(step)
+    known = _known(values, run, quantizers, seconds)
+    alone = _quantizing(known)
+    return replace(known, quantizers=quantizers.within((run.seconds - seconds) / alone)) if alone else known
+
+
+def know_recomputed(step: Step, known: CompiledKnown, recompute: float) -> CompiledKnown:
+    """Observe and compile a step that is known, with one of torch's budgets.
+
+    Args:
+        step: on real tensors.
+        known: of the step that computes again what Inductor does by default.
+        recompute: torch's `activation_memory_budget`.
+    """
+    options = {"recompute": recompute}
     run = compile_step(step, **options)
+    found = _known(observe(step, options), run, known.quantizers, known.seconds)
+    more = max(0.0, run.seconds - _quantizing(found) - known.seconds)
+    return replace(found, recompute=recompute, recompute_seconds=more)
+
+
+def _known(values: Sequence[Value], run: "CompiledRun", quantizers: Quantizers, seconds: float) -> CompiledKnown:
+    """Return what a run tells of the memory of `values`."""
     record = run.record
     holds = _lives(values, run)
     base = record.levels.copy()
@@ -147,23 +167,16 @@ def know_compiled(step: Step, speeds: Measured, recompute: float = 1.0, seconds:
     for block in record.blocks:
         if block.end == len(record.levels) and block.start >= record.marks[0]:
             gradients[block.start :] += block.nbytes
-    if seconds is None:
-        seconds = next((taken for *_, taken in budget_runs(step, [1.0])), run.seconds)
-        alone = _quantizing(values, holds, speeds)
-        speeds = speeds.within(max(1.0, (run.seconds - seconds) / alone) if alone else 1.0)
-    more = 0.0 if recompute == 1 else max(0.0, run.seconds - _quantizing(values, holds, speeds) - seconds)
-    return CompiledKnown(
-        *(tuple(values), tuple(holds), base, gradients, record.marks[0], speeds, seconds, recompute, more)
-    )
+    return CompiledKnown(tuple(values), tuple(holds), base, gradients, record.marks[0], quantizers, seconds)
 
 
-def _quantizing(values: Sequence[Value], holds: Sequence[Hold], speeds: Measured) -> float:
+def _quantizing(known: CompiledKnown) -> float:
     """Return how long the quantizers of a step with the backend's own bits take, whose codes take `holds`."""
     seconds = 0.0
-    for value, hold in zip(values, holds, strict=True):
+    for value, hold in zip(known.values, known.holds, strict=True):
         bits = next((bits for bits, nbytes in value.sizes.items() if nbytes == hold.nbytes), None)
         if bits is not None:
-            seconds += speeds.codes(value.exact_bytes // value.itemsize, bits, value.itemsize)
+            seconds += known.quantizers.codes(value.exact_bytes // value.itemsize, bits)
     return seconds
 
 
@@ -177,7 +190,7 @@ def _options(known: CompiledKnown) -> Iterator[Option]:
 
 def _in_groups(i: int, value: Value, hold: Hold, bits: int, known: CompiledKnown) -> Option:
     nbytes, elements = value.sizes[bits], value.exact_bytes // value.itemsize
-    costs = value.noise[bits], value.bias[bits], known.speeds.codes(elements, bits, value.itemsize)
+    costs = value.noise[bits], value.bias[bits], known.quantizers.codes(elements, bits)
     return Option(GROUPS, value.place, bits, (i,), (Hold(hold.start, hold.end, nbytes),), nbytes, *costs)
 
 

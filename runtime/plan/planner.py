@@ -32,7 +32,7 @@ from ..memory.storages import parts_of
 from ..recompute import blocks_of
 from ..tensors.abstract import is_abstract
 from .chains import chains_of
-from .compiled import CompiledKnown, budget_runs, compile_step, know_compiled
+from .compiled import CompiledKnown, budget_runs, compile_step, know_compiled, know_recomputed
 from .conversion_error import ConversionErrors, gated_mlps_of, measure_conversions, outputs_of
 from .document import Choice, PeakMemory, Plan, Point, signature
 from .fitted import Fitted, undo_fit
@@ -42,6 +42,7 @@ from .options import Known, kind_of, tables_of
 from .parallel import Alone, Parallel, Shards, Static, parallel_of
 from .problem import AND, EXACT, RECOMPUTE, Limits, Option, Price, Problem, Solution
 from .recomputing import decided_bytes, recomputable
+from .search import largest_by_trial
 from .seconds import Measured, Roofline, Scaled, Speeds, device_of
 from .shape_errors import (
     attention_errors_by_shape,
@@ -299,7 +300,7 @@ class Planner:
     def compiled_plan(self) -> Plan:
         """Return a plan for a compiled step, which is measured."""
         known = self.measured_compiled()
-        return self.best_compiled(known, lambda ratio: know_compiled(self.step, known.speeds, ratio, known.seconds))
+        return self.best_compiled(known, partial(know_recomputed, self.step, known))
 
     def best_compiled(self, known: CompiledKnown, again: Callable[[float], CompiledKnown]) -> Plan:
         """Return a plan for a compiled step, with more of what is saved computed again if that is better.
@@ -379,7 +380,7 @@ class Planner:
         """Compile and measure the step."""
         if self.is_abstract:
             raise FewbitError("a compiled step is planned on real tensors, not on the meta device")
-        return know_compiled(self.step, Measured(self.step, compiled=True))
+        return know_compiled(self.step)
 
     def measured_eagerly(self) -> Known:
         """Trace and measure a step that is not compiled."""
@@ -534,19 +535,14 @@ class Planner:
         double = trace(self.step.with_samples(2 * samples))
 
         def fits(count: int) -> bool:
+            if count > 1 << 24:
+                raise FewbitError("any batch fits: the memory of a step does not grow with it")
             factor = count / samples
             guess = replace(known, trace=scaled(known.trace, double, factor), speeds=Scaled(known.speeds, factor))
             return self.is_feasible(guess)
 
-        low, high = 0, 1
-        while fits(high):
-            low, high = high, 2 * high
-            if high > 1 << 24:
-                raise FewbitError("any batch fits: the memory of a step does not grow with it")
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        for count in dict.fromkeys((low, low - 1, int(low * 0.98), int(low * 0.95))):
+        most = largest_by_trial(fits)
+        for count in dict.fromkeys((most, most - 1, int(most * 0.98), int(most * 0.95))):
             if count < 1:
                 break
             step = self.step.with_samples(count)

@@ -1,15 +1,15 @@
 """Estimates the time that a plan adds to a step: measured on this machine, or by a roofline for another.
 
-Measured(step)          runs the step a few times, exactly and with hooks, and quantizers on a tensor of its dtype
+Quantizers.of(step)     runs quantizers on a tensor of the step's dtype
+Measured(step)          runs the step a few times too, exactly and with hooks
 Roofline(device)        bytes over bandwidth, operations over speed, for a model on the meta device
 """
 
-import copy
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median, median_low
 from typing import Any, Protocol
@@ -66,41 +66,83 @@ class Speeds(Protocol):
         ...
 
 
-class Measured:
-    """Times of this machine. Quantizers are timed when they are asked for first.
+@dataclass(frozen=True)
+class Quantizers:
+    """Times of quantizers on this machine, each timed when it is asked for first.
 
-    Alone, on memory that is ready and in the cache, a quantizer is faster than in a step. So steps with hooks around
-    them, which save all in 4 bits, tell by which factor.
+    Attributes:
+        device, dtype: of the tensors.
+        factor: by which they take longer than alone, on memory that is ready and in the cache.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    factor: float = 1.0
+    _per_element: dict[PerGroup | Outlier, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, step: Step) -> "Quantizers":
+        """Return those for the tensors of a step."""
+        dtypes = [p.dtype for p in step.model.parameters() if p.dtype in DTYPES]
+        return cls(step.device, dtypes[0] if dtypes else torch.float32)
+
+    def within(self, factor: float) -> "Quantizers":
+        """Return the same where they take `factor` times as long as alone, or as long."""
+        return replace(self, factor=max(1.0, factor))
+
+    def codes(self, elements: int, bits: int) -> float:
+        """To quantize and dequantize a tensor once each."""
+        return self._seconds(PerGroup(bits), elements)
+
+    def outliers(self, elements: int, bits: int) -> float:
+        """To quantize and dequantize a tensor whose largest numbers are saved exactly."""
+        return self._seconds(outliers_of(bits), elements)
+
+    def _seconds(self, quantizer: PerGroup | Outlier, elements: int) -> float:
+        if quantizer not in self._per_element:
+            x = torch.linspace(-3, 3, ELEMENTS, device=self.device).sin().to(self.dtype).view(64, -1)
+            quantizer.compress(x).decompress()
+            times = []
+            for _ in range(3):
+                start = now_on(self.device)
+                quantizer.compress(x).decompress()
+                times.append(now_on(self.device) - start)
+            self._per_element[quantizer] = median(times) / ELEMENTS
+        return CALL + elements * self._per_element[quantizer] * self.factor
+
+
+class Measured:
+    """Times of this machine.
+
+    Quantizers are faster alone than in a step. So steps with hooks around them, which save all in 4 bits, tell by which
+    factor.
 
     Args:
         step: on real tensors; it has run before.
-        compiled: the step will be compiled, so that no hooks run around it; `within` says by which factor.
         runs: of the step, exactly and with hooks in turn; of each the lower median counts.
     """
 
-    def __init__(self, step: Step, *, compiled: bool = False, runs: int = 2) -> None:
+    def __init__(self, step: Step, runs: int = 2) -> None:
         self._device = step.device
-        self._per_element: dict[PerGroup | Outlier, float] = {}
         self._host: float | None = None  # bytes a second, measured when it is asked for first
-        dtypes = [p.dtype for p in step.model.parameters() if p.dtype in DTYPES]
-        self._dtype = dtypes[0] if dtypes else torch.float32
-        stopwatch, exact, hooked = _Stopwatch(self._now), [], []
+        now = partial(now_on, self._device)
+        stopwatch, exact, hooked = _Stopwatch(now), [], []
         sizes: list[int] = []
         with step.apart():
             for _ in range(runs):  # in turn, for a machine's speed drifts
                 exact.append(_timed_step(step, stopwatch))
                 sizes.clear()
-                if not compiled:
-                    around = compress_saved_tensors(_Noting(PerGroup(_TYPICAL), sizes))
-                    hooked.append(_step_seconds(step, around, self._now))
+                around = compress_saved_tensors(_Noting(PerGroup(_TYPICAL), sizes))
+                hooked.append(_step_seconds(step, around, now))
         self._step = median_low(exact)
         self._modules = {name: median_low(times) for name, times in stopwatch.modules.items()}
         self._attentions = {name: median_low(times) for name, times in stopwatch.attentions.items()}
-        self._factor = 1.0
-        if hooked:
-            # These hooks compute attention again, too.
-            of_attentions = sum(map(sum, stopwatch.attentions.values())) / runs
-            self._factor = self._in_step(sizes, median_low(hooked) - self._step - of_attentions)
+        # These hooks compute attention again, too.
+        of_attentions = sum(map(sum, stopwatch.attentions.values())) / runs
+        added = median_low(hooked) - self._step - of_attentions - CALL * len(sizes)
+        quantizers = Quantizers.of(step)
+        alone = sum(quantizers.codes(elements, _TYPICAL) - CALL for elements in sizes)
+        self._quantizers = quantizers.within(added / alone) if alone else quantizers
 
     @property
     def step(self) -> float:
@@ -117,52 +159,26 @@ class Measured:
 
     def codes(self, elements: int, bits: int, itemsize: int) -> float:
         """To quantize and dequantize a tensor once each."""
-        return self._quantizing(PerGroup(bits), elements)
+        return self._quantizers.codes(elements, bits)
 
     def outliers(self, elements: int, bits: int) -> float:
         """To quantize and dequantize a tensor whose largest numbers are saved exactly."""
-        return self._quantizing(outliers_of(bits), elements)
-
-    def within(self, factor: float) -> "Measured":
-        """Return the same with quantizers that take `factor` times as long as alone."""
-        found = copy.copy(self)
-        found._factor = factor
-        return found
-
-    def _quantizing(self, quantizer: PerGroup | Outlier, elements: int) -> float:
-        if quantizer not in self._per_element:
-            x = torch.linspace(-3, 3, ELEMENTS, device=self._device).sin().to(self._dtype).view(64, -1)
-            quantizer.compress(x).decompress()
-            times = []
-            for _ in range(3):
-                start = self._now()
-                quantizer.compress(x).decompress()
-                times.append(self._now() - start)
-            self._per_element[quantizer] = median(times) / ELEMENTS
-        return CALL + elements * self._per_element[quantizer] * self._factor
+        return self._quantizers.outliers(elements, bits)
 
     def transfer(self, nbytes: int) -> float:
         """To copy bytes to host memory and back, half of it hidden; on the CPU there is no other memory."""
         if self._device.type != "cuda":
             return 0.0
         if self._host is None:
-            self._host = host_bandwidth(self._device, self._now)
+            self._host = host_bandwidth(self._device, partial(now_on, self._device))
         return nbytes / self._host
 
-    def _in_step(self, sizes: Sequence[int], added: float) -> float:
-        """Return how many times as long quantizers take within a step as alone.
 
-        Args:
-            sizes: elements of each tensor that they compressed there.
-            added: seconds that it took longer.
-        """
-        alone = sum(self.codes(elements, _TYPICAL, 0) - CALL for elements in sizes)
-        return max(1.0, (added - CALL * len(sizes)) / alone) if alone else 1.0
-
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
+def now_on(device: torch.device) -> float:
+    """Return the seconds of a clock, when the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def host_bandwidth(device: torch.device, now: Callable[[], float], nbytes: int = COPIED) -> float:

@@ -1,4 +1,4 @@
-"""Calls in processes of limited memory, and the search for the largest number that fits."""
+"""Calls in processes of limited memory."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from fewbit.plots.studies.limited import largest_by_trial, limited
+from fewbit.plots.studies.limited import limited
 from fewbit.tables import FewbitError
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
@@ -31,25 +31,3 @@ def test_another_failure_is_told_and_a_killed_process_does_not_fit():
     with pytest.raises(FewbitError, match="the call failed in its process: ValueError: invalid literal"):
         limited(partial(int, "three"), 64 * MIB)
     assert limited(partial(os.abort), 64 * MIB) is None
-
-
-@pytest.mark.parametrize("most", [0, 1, 2, 7, 60, 100, 1000])
-@pytest.mark.parametrize("guess", [1, 64, 500])
-def test_search_finds_the_largest_from_any_guess(most, guess):
-    tried = []
-
-    def fits(number):
-        assert number > 0
-        tried.append(number)
-        return number <= most
-
-    assert largest_by_trial(fits, guess) == most
-    found = largest_by_trial(fits, guess, tolerance=0.05)
-    assert most - max(1, 0.05 * most) <= found <= most
-    assert len(tried) < 50
-
-
-def test_a_good_guess_takes_few_trials():
-    tried = []
-    assert largest_by_trial(lambda number: tried.append(number) or number <= 205, 200, 0.03) in range(199, 206)
-    assert len(tried) <= 3

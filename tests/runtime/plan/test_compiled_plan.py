@@ -8,11 +8,10 @@ import pytest
 import torch
 from fewbit import FewbitError
 from fewbit.runtime.memory.allocator import allocations
-from fewbit.runtime.plan.compiled import CompiledKnown, know_compiled
+from fewbit.runtime.plan.compiled import CompiledKnown, know_compiled, know_recomputed
 from fewbit.runtime.plan.document import Plan
 from fewbit.runtime.plan.planner import Planner, static_bytes
 from fewbit.runtime.plan.problem import Limits, Price
-from fewbit.runtime.plan.seconds import Measured
 from fewbit.runtime.plan.step import Step
 from plan_cases import Net, batch, fixed, gradient
 
@@ -66,8 +65,8 @@ class TestACompiledPlan:
     def test_of_torchs_budget_computes_more_again(self, planned):
         model, inputs, exact = planned[:3]
         step = Step(model, (), inputs)
-        known = know_compiled(step, Measured(step, compiled=True))
-        again = know_compiled(step, known.speeds, 0.5, known.seconds)
+        known = know_compiled(step)
+        again = know_recomputed(step, known, 0.5)
         assert known.recompute == 1 and again.recompute == 0.5 and again.seconds == known.seconds
         assert sum(v.exact_bytes for v in again.values) < sum(v.exact_bytes for v in known.values)
         planner = Planner(step, Limits(error=1e-9), Price(), static_bytes(model, "adamw"), None, True, True)
