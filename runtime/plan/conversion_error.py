@@ -317,11 +317,9 @@ def _of_outputs(trial: _Trial, names: Sequence[str]) -> dict[str, float]:
     """Return the errors of a dtype's rounding, and of GELU's interpolation, which differ by class."""
     result: dict[str, float] = {}
     model = trial.step.model
-    class_of = {name: type(model.get_submodule(name)) for name in names}
-    for each in dict.fromkeys(class_of.values()):
-        alike = [name for name in names if class_of[name] is each]
-        found = trial.converted(*BY_OUTPUT, include=alike)
-        result.update(dict.fromkeys(alike, sum(found.noise_and_bias)))
+    for segment in together(names, lambda name: type(model.get_submodule(name)).__qualname__):
+        found = trial.converted(*BY_OUTPUT, include=segment)
+        result.update(dict.fromkeys(segment, sum(found.noise_and_bias)))
     return result
 
 
