@@ -17,8 +17,9 @@ from ...tensors import host_memory
 from ...tensors.dtypes import KINDS, as_kind, largest
 from ...tensors.glu_parts import GROUP_SIZE
 from ...tensors.table_registry import prepare
+from ..forwards import forward_of
 from ..reference import glu as reference
-from ..reference.glu import Parts, nothing, product
+from ..reference.glu import Parts, nothing, product_over
 from . import activation as tables
 from . import per_group
 from .numba_tools import BLOCK, GROUP, as_float, build, read, read_codes, take, vector, write
@@ -39,12 +40,12 @@ def forward(
     """Return h and the parts: see `ops`."""
     if table and not derived and gate.is_contiguous():  # one pass for act(gate) and its code, if there is a code
         activated, codes = tables.activation(gate, function, parameters, table)
-        h = activated * up
     else:
-        activated, h = product(gate, up, function, parameters)
+        activated = forward_of(function).call(gate, *parameters)
         codes = tables.encode(gate.contiguous(), table) if table else nothing(gate)
     up_copy = copy(up, up_bits, seeds[0])
     second_copy = copy(gate if derived else activated, second_bits, seeds[1])
+    h = product_over(activated, up, function)
     return h, codes, up_copy[0], second_copy[0], torch.cat([up_copy[1], second_copy[1]])
 
 

@@ -15,7 +15,7 @@ from ...tensors.dtypes import arithmetic_dtype, as_kind, largest
 from ...tensors.glu_parts import GROUP_SIZE
 from ...tensors.packing import unpack
 from ...tensors.table_registry import prepare
-from ..forwards import forward_of
+from ..forwards import CALLABLE, forward_of
 from . import activation as tables
 from . import per_group
 from .glu_derivatives import derivative_of
@@ -29,6 +29,12 @@ def product(gate: Tensor, up: Tensor, function: str, parameters: Sequence[float]
     """Return act(gate) and act(gate) · up as eager torch computes them."""
     activated = forward_of(function).call(gate, *parameters)
     return activated, activated * up
+
+
+def product_over(activated: Tensor, up: Tensor, function: str) -> Tensor:
+    """Return act(gate) · up as eager torch computes it, over act(gate) where that has the product's layout."""
+    new = not function.startswith(CALLABLE)  # a user's function may return its argument, or what it keeps
+    return activated.mul_(up) if new and activated.is_contiguous() else activated * up
 
 
 def copy(x: Tensor, bits: int, seed: int, group_size: int = GROUP_SIZE) -> tuple[Tensor, Tensor]:
@@ -60,10 +66,11 @@ def forward(
     copy: Copy = copy,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return h and the parts: see `ops`; `copy` makes the copies."""
-    activated, h = product(gate, up, function, parameters)
+    activated = forward_of(function).call(gate, *parameters)
     codes = tables.encode(gate.contiguous(), table) if table else nothing(gate)
     up_copy = copy(up, up_bits, seeds[0])
     second_copy = copy(gate if derived else activated, second_bits, seeds[1])
+    h = product_over(activated, up, function)
     return h, codes, up_copy[0], second_copy[0], torch.cat([up_copy[1], second_copy[1]])
 
 
