@@ -1,12 +1,16 @@
 """What torch's allocator gives and takes back during a call, as its profiler records it: also in compiled code.
 
     record = allocations(call)      each block: when it is allocated and freed, and its bytes
+    with profiled(device) as profiler, numbered(0): y = op(x)
+    scratch(profiler, device)       {0: what the operation took beyond its results}
 
 Unlike the operations that peak.py follows, this includes the scratch memory of kernels, and the buffers of compiled
 graphs; it needs values, on the CPU or a GPU.
 """
 
+import os
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +20,8 @@ from numpy.typing import NDArray
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile, record_function
 
-_MARK = "fewbit mark"
+_MARK, _NUMBERED = "fewbit mark", "fewbit operation "
+_LOG_LEVEL = "KINETO_LOG_LEVEL"  # of the profiler, which otherwise writes two lines to stderr
 
 
 @dataclass(frozen=True)
@@ -57,12 +62,10 @@ def mark() -> None:
 
 def allocations(call: Callable[[], object], device: torch.device) -> Allocations:
     """Run `call` and return the memory that it takes on `device`; what it returns lives until its end."""
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    with profile(activities=activities, profile_memory=True) as profiler:
+    with profiled(device) as profiler:
         result = call()
     del result
-    results: Any = profiler.profiler
-    events = sorted(_walk(results.kineto_results.experimental_event_tree()), key=lambda event: event.start_time_ns)
+    events = sorted(_walk(_tree_of(profiler)), key=lambda event: event.start_time_ns)
     blocks: list[Block] = []
     living: dict[int, tuple[int, int]] = {}
     levels: list[int] = []
@@ -87,6 +90,46 @@ def allocations(call: Callable[[], object], device: torch.device) -> Allocations
     blocks += [Block(start, len(levels), nbytes, address) for address, (start, nbytes) in living.items()]
     blocks.sort(key=lambda block: block.start)
     return Allocations(tuple(blocks), np.array(levels, np.int64), tuple(marks))
+
+
+@contextmanager
+def profiled(device: torch.device) -> Iterator[profile]:
+    """Record the memory events of this block; what was recorded is there after it."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    is_set = _LOG_LEVEL in os.environ
+    os.environ.setdefault(_LOG_LEVEL, "6")
+    try:
+        with profile(activities=activities, profile_memory=True) as profiler:
+            yield profiler
+    finally:
+        if not is_set:
+            del os.environ[_LOG_LEVEL]
+
+
+def numbered(number: int) -> AbstractContextManager[object]:
+    """Return a context that is one operation to `scratch`."""
+    return record_function(f"{_NUMBERED}{number}")
+
+
+def scratch(profiler: profile, device: torch.device) -> dict[int, int]:
+    """Return the most bytes that each numbered operation took within, beyond what is there at its end."""
+    found: dict[int, int] = {}
+    for event in _walk(_tree_of(profiler)):
+        if event.tag != _EventType.Allocation and event.name.startswith(_NUMBERED):
+            inside = [each for each in _walk(event.children) if each.tag == _EventType.Allocation]
+            inside.sort(key=lambda each: each.start_time_ns)
+            now = most = 0
+            for fields in (each.extra_fields for each in inside):
+                if fields.device.type == device.type:
+                    now += fields.alloc_size
+                    most = max(most, now)
+            found[int(event.name.removeprefix(_NUMBERED))] = most - max(0, now)
+    return found
+
+
+def _tree_of(profiler: profile) -> Any:
+    results: Any = profiler.profiler
+    return results.kineto_results.experimental_event_tree()
 
 
 def _walk(events: Any) -> Iterator[Any]:

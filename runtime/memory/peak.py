@@ -14,7 +14,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -179,13 +179,18 @@ class StorageEvent:
 class StorageTracker(TorchDispatchMode):
     """Records when storages are first seen and when they are freed.
 
+    Args:
+        around: makes a context around the operation of each number, to measure its scratch memory; see `take_scratch`.
+
     Attributes:
         events: of the storages, in order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, around: Callable[[int], AbstractContextManager[object]] | None = None) -> None:
         super().__init__()
         self.events: list[StorageEvent] = []
+        self._around = around
+        self._operations: list[int] = []  # of each operation with `around`: number of events at its end
         self._seen: dict[int, tuple[int, int]] = {}  # identity of a living storage -> its number and bytes
         self._made = 0
 
@@ -225,13 +230,24 @@ class StorageTracker(TorchDispatchMode):
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         known = {identity_of(part) for t in inputs for part in parts_of(t)}
         self._note(0, 0)
-        result = func(*args, **(kwargs or {}))
+        with self._around(len(self._operations)) if self._around else nullcontext():
+            result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor):
                 for part in parts_of(tensor):
                     if identity_of(part) not in known or identity_of(part) in self._seen:
                         self._add(part.untyped_storage())
+        if self._around:
+            self._operations.append(len(self.events))
+            self.events += [StorageEvent(0, 0, not in_scratch())] * 2  # for `take_scratch`
         return result
+
+    def take_scratch(self, scratch: Mapping[int, int]) -> None:
+        """Let each operation, by its number, take so many bytes beyond its results, and free them at its end."""
+        for number, nbytes in scratch.items():
+            at = self._operations[number]
+            for i, delta in enumerate((nbytes, -nbytes)):
+                self.events[at + i] = replace(self.events[at + i], number=-1 - number, delta=delta)
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         identity, size = storage._cdata, storage.nbytes()

@@ -13,6 +13,9 @@ from torch import nn
 
 from ..activations.inverted import PART, ROOM
 from ..convert.find import Form, activations, form_of
+from ..convert.formulas import COMPOSITES
+from ..convert.recognize import recognize
+from ..memory.peak import peak_of
 from ..saved_tensors import OF_SCORES
 from ..tensors.glu_parts import GLUPlan, Wanted
 from ..tensors.packing import packed_size
@@ -107,7 +110,7 @@ class Known:
         """
         host = step.device.type in ("cuda", "meta")
         options = [option for i, x in enumerate(self.trace.tensors) for option in _of_tensor(i, x, self, host)]
-        options += _of_activations(self)
+        options += _of_activations(step.model, self)
         options += _of_attentions(self)
         options += _of_gated_mlps(step.model, self)
         options += _of_outputs(self)
@@ -177,9 +180,10 @@ def tables_of(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def _of_activations(known: Known) -> Iterator[Option]:
+def _of_activations(model: nn.Module, known: Known) -> Iterator[Option]:
     """Yield the options to replace what an activation saves by codes of its derivative's table."""
     by_module, conversions = _owned(known.trace), known.conversions
+    made = {name: _made_forward(module) for name, module in tables_of(model).items()}
     for method, tables in ((TABLE, conversions.tables), (STOCHASTIC, conversions.stochastic)):
         for name, errors in tables.items():
             own = by_module.get(name, [])
@@ -188,7 +192,7 @@ def _of_activations(known: Known) -> Iterator[Option]:
                 continue
             tensors = [known.trace.tensors[i] for i in members]
             first, last = min(x.saved for x in tensors), max(x.freed for x in tensors)
-            elements, spared = tensors[0].elements, [*_spared(name, tensors, known.trace, method)]
+            elements, spared = tensors[0].elements, [*_spared(name, tensors, known.trace, made[name])]
             for bits, noise in errors.noise.items():
                 bias = errors.bias[bits]
                 if noise + bias and bits < LEAST_OF_TABLE:
@@ -199,16 +203,27 @@ def _of_activations(known: Known) -> Iterator[Option]:
                 yield Option(method, name, bits, (*members,), held, nbytes, *costs)
 
 
-def _spared(name: str, tensors: Sequence[Traced], trace: Trace, method: str) -> Iterator[Hold]:
-    """Yield what both passes of an activation make, beyond their results, as bytes that are not there.
+def _made_forward(activation: nn.Module) -> int:
+    """Return how many tensors of its input's size an activation makes at once, when a table stands for what it saves.
 
-    With a table the forward pass is one operation, whatever operations an activation is written in; with one at random
-    these run one after another, in place but for one temporary result. The backward pass takes the codes as they are,
+    The forward pass is a function of torch, or its operations one after another, in place where that is possible.
+    """
+    known = recognize(activation)
+    if known is None or known.formula is None:
+        return 1
+    x, forward = torch.empty(64), COMPOSITES[known.formula].call
+    return -(-peak_of(lambda: forward(x)) // x.nbytes)
+
+
+def _spared(name: str, tensors: Sequence[Traced], trace: Trace, made: int) -> Iterator[Hold]:
+    """Yield what both passes of an activation make with a table, less what they make without, as bytes.
+
+    The forward pass makes so many tensors of its input's size at once; the backward pass takes the codes as they are,
     restores nothing, and multiplies once.
     """
     (call,) = trace.calls[name]
     nbytes = tensors[0].nbytes
-    forward = (call.start, call.end, nbytes if method == TABLE else 2 * nbytes)
+    forward = (call.start, call.end, made * nbytes)
     backward = (backward_start(tensors, trace), _backward_end(name, tensors, trace), nbytes)
     for start, end, needed in (forward, backward):
         most = trace.base[max(0, start - 1)] + needed

@@ -30,7 +30,6 @@ from ..convert.measure import read_inputs
 from ..memory.listing import size_text
 from ..memory.storages import parts_of
 from ..recompute import blocks_of
-from ..tensors.abstract import is_abstract
 from .chains import chains_of
 from .compiled import CompiledKnown, budget_runs, compile_step, know_compiled, know_recomputed
 from .conversion_error import ConversionErrors, gated_mlps_of, measure_conversions, outputs_of
@@ -418,8 +417,7 @@ class Planner:
     @property
     def is_abstract(self) -> bool:
         """Whether the model or the batch has no values."""
-        tensors = (*self.step.model.parameters(), *tree_leaves((self.step.inputs, self.step.keywords)))
-        return any(isinstance(t, Tensor) and is_abstract(t) for t in tensors)
+        return self.step.is_abstract
 
     def solved(self, known: Known | CompiledKnown, limits: Limits | None = None) -> Plan:
         """Return the plan for what was measured."""

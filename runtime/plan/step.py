@@ -128,7 +128,7 @@ class Step:
         with ExitStack() as stack:
             for mode in values_for(self.model, (self.inputs, self.keywords)):
                 stack.enter_context(mode)
-            if any(map(is_abstract, self._tensors())):
+            if self.is_abstract:
                 stack.enter_context(as_on_gpu())
             stack.enter_context(gradients_aside(self.parameters, (self.inputs, self.keywords)))
             stack.enter_context(_buffers_aside(self.model))
@@ -141,6 +141,11 @@ class Step:
     def device(self) -> torch.device:
         """Of the parameters, or of the first input where there are none."""
         return next((t.device for t in self._tensors()), torch.device("cpu"))
+
+    @property
+    def is_abstract(self) -> bool:
+        """Whether the model or the batch has no values."""
+        return any(map(is_abstract, self._tensors()))
 
     def _tensors(self) -> Iterator[Tensor]:
         yield from self.model.parameters()

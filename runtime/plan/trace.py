@@ -1,9 +1,10 @@
 """Traces the memory of a training step that saves nothing, and when each saved tensor would be held.
 
 One step runs with hooks that drop every tensor that may be rounded, and give zeros in the backward pass. So its memory
-is what remains whatever a plan chooses: the base of the problem. It takes less than any plan, and runs where training
-does not fit; on the meta device it allocates nothing. A tensor's codes are held from the moment when it is saved; the
-tensor itself, if it is saved exactly, from the moment when the forward pass lets go of it.
+is what remains whatever a plan chooses: the base of the problem, with the scratch memory of kernels. It takes less than
+any plan, and runs where training does not fit; on the meta device it allocates nothing. A tensor's codes are held from
+the moment when it is saved; the tensor itself, if it is saved exactly, from the moment when the forward pass lets go of
+it.
 """
 
 import weakref
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...tables import FewbitError
+from ..memory.allocator import numbered, profiled
+from ..memory.allocator import scratch as scratch_bytes
 from ..memory.peak import StorageTracker, no_collection
 from ..memory.storages import parts_of
 from ..quantizers import Compressed, PerGroup
@@ -180,7 +183,9 @@ def trace(step: Step) -> Trace:
     with ExitStack() as stack:
         stack.enter_context(step.apart())
         stack.enter_context(no_collection())
-        tracker = stack.enter_context(StorageTracker())
+        computes = not step.is_abstract
+        profiler = stack.enter_context(profiled(step.device)) if computes else None
+        tracker = stack.enter_context(StorageTracker(numbered if computes else None))
         recorder = _Recorder(tracker)
         with Places(step.model, recorder):
             loss, output = step.forward()
@@ -189,6 +194,8 @@ def trace(step: Step) -> Trace:
         recorder.finish()
         gradients = {n for p in step.parameters for n in _numbers(tracker, p.grad)}
         del loss, output
+    if profiler is not None:
+        tracker.take_scratch(scratch_bytes(profiler, step.device))
     return recorder.trace(backward, gradients)
 
 
