@@ -166,8 +166,8 @@ def of(
     """Show the bytes that a forward pass of TARGET saves for backward, and the peak of both passes.
 
     TARGET is a model that `fewbit memory models` lists, or package.module:function or file.py:function. The function
-    returns (model, inputs); inputs is a tensor, a tuple or a dict of keyword arguments. If it has parameters named
-    batch, sequence or size, they receive those options.
+    returns (model, inputs), or with a loss as for `fewbit plan`; inputs is a tensor, a tuple or a dict of keyword
+    arguments. If it has parameters named batch, sequence or size, they receive those options.
 
     Built-in models, and functions under --meta, run on the meta device: they take no memory, and dropout and attention
     count as their CUDA kernels save them. Tensors that a loss saves are not counted.
@@ -201,7 +201,7 @@ def of(
         raise FewbitError(f"--compiled runs the model, so TARGET is {FORMS}, without --meta")
     subject = of_user(target, size, meta) if ":" in target else built_in(target, size, dtype, attention)
     with errors_in_one_line(target, subject.source), memory.as_on_gpu() if subject.on_meta else nullcontext():
-        model, inputs = subject.make(batch)
+        model, inputs, *_ = subject.make(batch)
         if compiled:
             bits = how.options.get("bits", "auto")
             report = _compiled(model, inputs, bits)

@@ -85,7 +85,7 @@ def command(
     from ..runtime.plan.planner import plan  # before any user code: reports that torch is missing
 
     is_user = ":" in target
-    subject = of_user(target, size, meta, loss=True) if is_user else built_in(target, size, dtype, "sdpa")
+    subject = of_user(target, size, meta) if is_user else built_in(target, size, dtype, "sdpa")
     with errors_in_one_line(target, subject.source):
         model, inputs, *loss = subject.make(count)
         model.train()

@@ -39,14 +39,13 @@ def built_in(name: str, size: int | None, dtype: str, attention: str) -> Subject
     return Subject(lambda batch: (model, zoo.inputs(name, batch or 1, size, getattr(torch, dtype))), True, True)
 
 
-def of_user(target: str, size: int | None, meta: bool, *, loss: bool = False) -> Subject:
-    """Return the model that a function of the user's makes.
+def of_user(target: str, size: int | None, meta: bool) -> Subject:
+    """Return the model that a function of the user's makes, which may return a loss, too.
 
     Args:
         target: names the function.
         size: of a sequence or an image.
         meta: whether to call it under the meta device.
-        loss: whether it may return a loss, too.
     """
     import torch
     from torch import nn
@@ -58,9 +57,10 @@ def of_user(target: str, size: int | None, meta: bool, *, loss: bool = False) ->
         given = {"batch": batch, "sequence": size, "size": size}
         with torch.device("meta") if meta else nullcontext():
             made = function(**{name: value for name, value in given.items() if name in takes and value is not None})
-        if not (isinstance(made, tuple) and len(made) in ((2, 3) if loss else (2,)) and isinstance(made[0], nn.Module)):
-            form = "(model, inputs) or (model, inputs, loss)" if loss else "(model, inputs)"
-            raise FewbitError(f"{target} must return {form}, and returns {_what(made)}")
+        if not (isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], nn.Module)):
+            raise FewbitError(
+                f"{target} must return (model, inputs) or (model, inputs, loss), and returns {_what(made)}"
+            )
         return made
 
     return Subject(make, "batch" in takes, meta, function)

@@ -59,7 +59,8 @@ class Step:
             found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
         if not isinstance(found, Tensor) or found.numel() != 1:
             raise FewbitError(
-                "the model's output is no loss: give loss=, a function of the output that returns one number"
+                "the model's output is no loss: give loss=, a function of the output that returns one number "
+                "(on the command line, as the third of what the function returns)"
             )
         return found.sum()
 

@@ -33,6 +33,8 @@ from .places import Places, without_numbers
 from .problem import Hold
 from .step import Step
 
+NUMBERS = 1024  # bytes of those that torch wraps into tensors before an operation, a few at once
+
 
 @dataclass(frozen=True)
 class Traced:
@@ -194,9 +196,11 @@ def trace(step: Step) -> Trace:
         recorder.finish()
         gradients = {n for p in step.parameters for n in _numbers(tracker, p.grad)}
         del loss, output
-    if profiler is not None:
-        tracker.take_scratch(scratch_bytes(profiler, step.device))
-    return recorder.trace(backward, gradients)
+    if profiler is None:
+        return recorder.trace(backward, gradients)
+    tracker.take_scratch(scratch_bytes(profiler, step.device))
+    found = recorder.trace(backward, gradients)
+    return replace(found, base=found.base + NUMBERS)
 
 
 def _numbers(tracker: StorageTracker, x: Tensor | None) -> Iterator[int]:

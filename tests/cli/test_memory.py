@@ -33,6 +33,9 @@ class Called(nn.Module):
 def called():
     return Called(), torch.zeros(64, requires_grad=True)
 
+def with_loss():
+    return *tensor(), torch.sum
+
 def one():
     return model()
 
@@ -77,6 +80,7 @@ def test_before_and_after_are_printed_with_what_is_saved(run, target):
     ("arguments", "total"),
     [
         (["keywords"], 10_240),
+        (["with_loss"], 10_240),
         (["keywords", "--batch", 32], 20_480),
         (["several"], 2 * 4 * 2 * 8 * 4),
         (["several", "--batch", 2, "--sequence", 5], 2 * 2 * 5 * 8 * 4),
@@ -207,7 +211,7 @@ def test_paper_prints_its_rows_beside_the_measured_and_writes_them(run, tmp_path
         (["gpt2", "--tables", "gelu"], 2, "--tables takes NAME=FILE"),
         (["gpt2", "--gpu-memory", "much"], 2, "'much' is not a size such as 16GiB or 80GB"),
         (["gpt2", "--gpu-memory", "0GiB"], 2, "is not a size"),
-        (["TARGET:one"], 2, "must return (model, inputs), and returns a Sequential"),
+        (["TARGET:one"], 2, "must return (model, inputs) or (model, inputs, loss), and returns a Sequential"),
         (["TARGET:broken"], 1, "broken failed at "),
         (["TARGET:tensor", "--by", "size"], 2, "no field 'size'; there are module, kind, op, dtype"),
         (["TARGET:tensor", "--sort", "age"], 2, "'age' is not one of"),

@@ -46,6 +46,13 @@ class TestThePeak:
         assert fitted.unknown == ()
 
     @pytest.mark.parametrize(("make", "data"), CASES)
+    def test_of_an_exact_step_is_what_the_allocator_gives(self, make, data):
+        model, inputs = make(), data()
+        plan = fewbit.plan(model, inputs, memory="1GB")
+        fewbit.fit(model, plan=plan)
+        assert plan.peak.total - 2048 <= measured_peak(model, inputs) + fixed(plan) <= plan.peak.total
+
+    @pytest.mark.parametrize(("make", "data"), CASES)
     def test_is_as_predicted_where_blocks_are_recomputed(self, make, data):
         model, inputs = make(), data(32)
         plan = fewbit.plan(model, inputs, error=1e-6)
