@@ -117,15 +117,3 @@ class TestACompiledPlan:
             abstract, x = Net(), {"x": torch.empty(8, 32, 16), "labels": torch.empty(8, 32, dtype=torch.long)}
         with pytest.raises(FewbitError, match="real tensors"):
             fewbit.plan(abstract, x, memory="1GB", compiled=True)
-
-
-def test_the_allocators_events_of_a_call():
-    def call():
-        x = torch.empty(1000)
-        y = x.neg()
-        del x
-        return y
-
-    record = allocations(call, torch.device("cpu"))
-    assert record.peak == 8000 and record.levels[-1] == 4000
-    assert [block.nbytes for block in record.blocks if block.nbytes >= 4000] == [4000, 4000]
