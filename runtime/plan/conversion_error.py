@@ -47,6 +47,7 @@ from .places import without_numbers
 from .recomputing import computed_again
 from .step import Step
 
+MOST = max(BITS)
 # What saves its output in place of its input.
 BY_OUTPUT = (Normalizations(), Activations(keep="output"))
 
@@ -346,26 +347,38 @@ def _of_blocks(trial: _Trial, names: Sequence[str]) -> dict[str, Errors]:
 
 
 def _of_chains(trial: _Trial, names: Sequence[str]) -> dict[str, Errors]:
-    """Return the errors of chains as one layer, which rounds to the nearest level.
+    """Return the errors of chains as one layer, which rounds to the nearest level and limits what is far from the mean.
+
+    More bits make steps smaller, and limit as much: two numbers of bits tell the two apart.
+    """
+    result: dict[str, Errors] = {}
+    trials = [trial, *(_Trial(half) for half in trial.step.halves())] if names else []
+    for segment in together(names, without_numbers):
+        few, many = (_of_chains_at(bits, trials, segment) for bits in (PROBE, MOST))
+        result.update(dict.fromkeys(segment, Errors(_at_all_bits(few[0], many[0]), _at_all_bits(few[1], many[1]))))
+    return result
+
+
+def _of_chains_at(bits: int, trials: Sequence[_Trial], names: Sequence[str]) -> tuple[float, float]:
+    """Return the noise and the bias of one of equal chains at a number of bits.
 
     Batch normalization takes the statistics of a whole batch, so that halves are batches of their own here: the share
     of bias is that of what their errors have in common; all, where there are no halves.
     """
-    result: dict[str, Errors] = {}
-    if not names:
-        return result
-    model = trial.step.model
-    trials = [trial, *(_Trial(half) for half in trial.step.halves())]
-    exact = [each.exact for each in trials]
-    for segment in together(names, without_numbers):
-        convert(model, BLPA(PROBE), include=segment)
-        whole, *halves = (difference(t.gradient(0), g) for t, g in zip(trials, exact, strict=True))
-        undo_conversion(model)
-        square, of_bias = product(whole, whole) / trial.scale / len(segment), 1.0
-        if halves:
-            both = [x + y for x, y in zip(*halves, strict=True)]
-            of_bias = min(max(0.0, 4 * product(*halves) / (product(both, both) or 1.0)), 1.0)
-        share = {bits: 4.0 ** (PROBE - bits) for bits in BITS}
-        errors = Errors(share, share).times((1 - of_bias) * square, of_bias * square)
-        result.update(dict.fromkeys(segment, errors))
-    return result
+    model, exact = trials[0].step.model, [t.exact for t in trials]
+    convert(model, BLPA(bits), include=[*names])
+    whole, *halves = (difference(t.gradient(0), g) for t, g in zip(trials, exact, strict=True))
+    undo_conversion(model)
+    square, of_bias = product(whole, whole) / trials[0].scale / len(names), 1.0
+    if halves:
+        both = [x + y for x, y in zip(*halves, strict=True)]
+        of_bias = min(max(0.0, 4 * product(*halves) / (product(both, both) or 1.0)), 1.0)
+    return (1 - of_bias) * square, of_bias * square
+
+
+def _at_all_bits(few: float, many: float) -> dict[int, float]:
+    """Return squared errors by number of bits, of steps and of limits, from those at `PROBE` and at `MOST` bits."""
+    share = 4.0 ** (PROBE - MOST)
+    of_limits = max(0.0, (many - share * few) / (1 - share))
+    of_steps = max(0.0, few - of_limits)
+    return {bits: of_steps * 4.0 ** (PROBE - bits) + of_limits for bits in BITS}
