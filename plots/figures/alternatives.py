@@ -74,7 +74,7 @@ def _panel(axes: Axes, points: Sequence[Point], title: str) -> None:
     axes.set_title(title, fontsize=10, color=INK)
     axes.set_yscale("symlog", linthresh=1e-3, linscale=0.6)
     axes.set_ylim(-2.5e-4, 1)
-    axes.set_xlim(0, 1.2)
+    axes.set_xlim(0, max([1.2, *(point.peak + 0.05 for point in points)]))
     axes.set_xlabel("peak of a step, of the exact one's", fontsize=9, color=INK)
     axes.set_ylabel("relative error of the gradient", fontsize=9, color=INK)
     for point in points:
