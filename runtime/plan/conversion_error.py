@@ -41,6 +41,7 @@ from .gradient_error import (
     errors_of_each,
     product,
     relative_variance,
+    segments,
     together,
 )
 from .places import without_numbers
@@ -349,11 +350,17 @@ def _of_blocks(trial: _Trial, names: Sequence[str]) -> dict[str, Errors]:
 def _of_chains(trial: _Trial, names: Sequence[str]) -> dict[str, Errors]:
     """Return the errors of chains as one layer, which rounds to the nearest level and limits what is far from the mean.
 
-    More bits make steps smaller, and limit as much: two numbers of bits tell the two apart.
+    More bits make steps smaller, and limit as much: two numbers of bits tell the two apart. Two chains of the same
+    weights' shapes are measured together; of more, the first and the last.
     """
     result: dict[str, Errors] = {}
     trials = [trial, *(_Trial(half) for half in trial.step.halves())] if names else []
-    for segment in together(names, without_numbers):
+
+    def kind(name: str) -> str:
+        return f"{without_numbers(name)} {[p.shape for p in trial.step.model.get_submodule(name).parameters()]}"
+
+    equal = alike(names, kind)
+    for segment in (part for own in equal for part in ([own] if len(own) == 2 else segments(own))):
         few, many = (_of_chains_at(bits, trials, segment) for bits in (PROBE, MOST))
         result.update(dict.fromkeys(segment, Errors(_at_all_bits(few[0], many[0]), _at_all_bits(few[1], many[1]))))
     return result
