@@ -33,7 +33,7 @@ from .places import Places, without_numbers
 from .problem import Hold
 from .step import Step
 
-NUMBERS = 1024  # bytes of those that torch wraps into tensors before an operation, a few at once
+NUMBERS = 4096  # bytes of those that torch wraps into tensors before an operation, and of seeds of rounding
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class TestThePeak:
         model, inputs = make(), data()
         plan = fewbit.plan(model, inputs, memory="1GB")
         fewbit.fit(model, plan=plan)
-        assert plan.peak.total - 2048 <= measured_peak(model, inputs) + fixed(plan) <= plan.peak.total
+        assert plan.peak.total - 5120 <= measured_peak(model, inputs) + fixed(plan) <= plan.peak.total
 
     @pytest.mark.parametrize(("make", "data"), CASES)
     def test_is_as_predicted_where_blocks_are_recomputed(self, make, data):
