@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...tables import FewbitError
-from ..memory.allocator import numbered, profiled
+from ..memory.allocator import is_profiling, numbered, profiled
 from ..memory.allocator import scratch as scratch_bytes
 from ..memory.peak import StorageTracker, no_collection
 from ..memory.storages import parts_of
@@ -185,7 +185,7 @@ def trace(step: Step) -> Trace:
     with ExitStack() as stack:
         stack.enter_context(step.apart())
         stack.enter_context(no_collection())
-        computes = not step.is_abstract
+        computes = not step.is_abstract and not is_profiling()  # the user's profiler would end
         profiler = stack.enter_context(profiled(step.device)) if computes else None
         tracker = stack.enter_context(StorageTracker(numbered if computes else None))
         recorder = _Recorder(tracker)

@@ -13,6 +13,7 @@ from plan_cases import Attending, Convs, Gated, Net, batch, fixed, gradient, ima
 from processes import said_by_two
 from step_peak import measured_peak
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +45,13 @@ class TestThePeak:
         assert measured <= plan.peak.total * 1.0001 + 64
         assert measured >= 0.95 * plan.peak.total
         assert fitted.unknown == ()
+
+    def test_is_planned_under_a_profiler_of_the_users_which_goes_on(self):
+        with profile(activities=[ProfilerActivity.CPU]) as recorded:
+            plan = fewbit.plan(Net(), batch(), memory="1GB")
+            torch.ones(3).frac()
+        assert plan.peak.total == plan.exact_peak
+        assert any(event.key == "aten::frac" for event in recorded.key_averages())
 
     @pytest.mark.parametrize(("make", "data"), CASES)
     def test_of_an_exact_step_is_what_the_allocator_gives(self, make, data):
