@@ -359,10 +359,10 @@ def _of_chains(trial: _Trial, names: Sequence[str]) -> dict[str, Errors]:
     def kind(name: str) -> str:
         return f"{without_numbers(name)} {[p.shape for p in trial.step.model.get_submodule(name).parameters()]}"
 
-    equal = alike(names, kind)
-    for segment in (part for own in equal for part in ([own] if len(own) == 2 else segments(own))):
-        few, many = (_of_chains_at(bits, trials, segment) for bits in (PROBE, MOST))
-        result.update(dict.fromkeys(segment, Errors(_at_all_bits(few[0], many[0]), _at_all_bits(few[1], many[1]))))
+    for equal in alike(names, kind):
+        for segment in [equal] if len(equal) == 2 else segments(equal):
+            few, many = (_of_chains_at(bits, trials, segment) for bits in (PROBE, MOST))
+            result.update(dict.fromkeys(segment, Errors(*map(_at_all_bits, few, many))))
     return result
 
 

@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -183,7 +184,6 @@ def tables_of(model: nn.Module) -> dict[str, nn.Module]:
 def _of_activations(model: nn.Module, known: Known) -> Iterator[Option]:
     """Yield the options to replace what an activation saves by codes of its derivative's table."""
     by_module, conversions = _owned(known.trace), known.conversions
-    made = {name: _made_forward(module) for name, module in tables_of(model).items()}
     for method, tables in ((TABLE, conversions.tables), (STOCHASTIC, conversions.stochastic)):
         for name, errors in tables.items():
             own = by_module.get(name, [])
@@ -192,7 +192,9 @@ def _of_activations(model: nn.Module, known: Known) -> Iterator[Option]:
                 continue
             tensors = [known.trace.tensors[i] for i in members]
             first, last = min(x.saved for x in tensors), max(x.freed for x in tensors)
-            elements, spared = tensors[0].elements, [*_spared(name, tensors, known.trace, made[name])]
+            written = recognize(model.get_submodule(name))
+            made = _made_by(written.formula) if written and written.formula else 1
+            elements, spared = tensors[0].elements, [*_spared(name, tensors, known.trace, made)]
             for bits, noise in errors.noise.items():
                 bias = errors.bias[bits]
                 if noise + bias and bits < LEAST_OF_TABLE:
@@ -203,15 +205,10 @@ def _of_activations(model: nn.Module, known: Known) -> Iterator[Option]:
                 yield Option(method, name, bits, (*members,), held, nbytes, *costs)
 
 
-def _made_forward(activation: nn.Module) -> int:
-    """Return how many tensors of its input's size an activation makes at once, when a table stands for what it saves.
-
-    The forward pass is a function of torch, or its operations one after another, in place where that is possible.
-    """
-    known = recognize(activation)
-    if known is None or known.formula is None:
-        return 1
-    x, forward = torch.empty(64), COMPOSITES[known.formula].call
+@cache
+def _made_by(formula: str) -> int:
+    """Return how many tensors of its input's size a formula's torch calls make at once, when a table is saved."""
+    x, forward = torch.empty(64), COMPOSITES[formula].call
     return -(-peak_of(lambda: forward(x)) // x.nbytes)
 
 

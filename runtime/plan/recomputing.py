@@ -118,11 +118,9 @@ def _holds_again(name: str, trace: Trace, members: Sequence[int], exact: NDArray
     storages, end = {x.storage for x in tensors}, max(x.freed for x in tensors)
     masks = {k.storage: k.life for k in own if k.in_bits and k.storage not in storages}
     # The backward pass is in the reverse order of the forward pass: the mask is gone when what was saved before it is.
-    before = {n: [x for x in tensors if x.saved <= mask.start] for n, mask in masks.items()}
-    holds += [
-        Hold(start, max(before[n], key=lambda x: x.saved).freed if before[n] else end, mask.nbytes)
-        for n, mask in masks.items()
-    ]
+    for mask in masks.values():
+        used = next((x.freed for x in reversed(tensors) if x.saved <= mask.start), end)
+        holds.append(Hold(start, used, mask.nbytes))
     forward = exact[call.start : call.end] - exact[call.start]
     for mask in masks.values():
         forward[mask.start + 1 - call.start :] += mask.nbytes

@@ -393,19 +393,9 @@ class TestSeveralProcesses:
     )
     def test_their_memory_is_as_predicted(self, kind, tmp_path):
         script = Path(__file__).parents[2] / "support" / "parallel_memory.py"
-
-        def measured_by_both(attempt):
-            both = said_by_two(script, tmp_path / f"meeting {attempt}", kind)
-            lines = [line for said in both for line in said.splitlines() if line.startswith("budget")]
-            return [[int(word) for word in line.split()[1::2]] for line in lines]
-
-        # Now and then a step under DDP is measured 12 % higher, by how the two processes wait for one another.
-        for attempt in range(3):
-            found = measured_by_both(attempt)
-            if all(measured <= predicted for _, predicted, measured in found):
-                break
-        assert len(found) == 2
-        for budget, predicted, measured in found:
+        for said in said_by_two(script, tmp_path / "meeting", kind):
+            (line,) = (line for line in said.splitlines() if line.startswith("budget"))
+            budget, predicted, measured = (int(word) for word in line.split()[1::2])
             assert predicted <= budget
             assert 0.95 * predicted <= measured <= predicted
 
