@@ -10,6 +10,12 @@ from ...tables import FewbitError
 from .options import CompileOptions
 
 LEAST_TORCH = "2.9"
+_PARTITIONER = "custom_partitioner_fn"  # of Inductor's configuration
+
+# Inductor hands a freed buffer on to a later one of its size, and holds it in between where its estimate of the peak
+# allows that. The estimate is too high (43 MB, not 38, in a ViT), and a step in few bits, whose peak lies in the
+# backward pass, took up to 23 % more memory; how much more depended on the bits, so that plans could not tell.
+_FREES_EARLY: Mapping[str, Any] = {"allow_buffer_reuse": False}
 
 
 def inductor_options(**options: Any) -> dict[str, Any]:
@@ -46,10 +52,10 @@ def fewbit(
     """
     from torch._inductor import list_mode_options
 
-    known = _known()
+    known = _known().keys() - {_PARTITIONER}
     of_inductor = {name: value for name, value in (options or {}).items() if name.replace("-", "_") in known}
     chosen = CompileOptions.of({name: value for name, value in (options or {}).items() if name not in of_inductor})
-    patches = {**(list_mode_options(mode) if mode else {}), **of_inductor, **_patches(chosen)}
+    patches = {**_patches(chosen), **(list_mode_options(mode) if mode else {}), **of_inductor}
     return compile_graph(model, inputs, chosen, patches)
 
 
@@ -75,7 +81,7 @@ def compile_graph(
 
 def is_supported() -> bool:
     """Return whether this torch can run the backend."""
-    return "custom_partitioner_fn" in _known()
+    return _PARTITIONER in _known()
 
 
 def _patches(options: CompileOptions) -> dict[str, Any]:
@@ -88,7 +94,7 @@ def _patches(options: CompileOptions) -> dict[str, Any]:
     from .partitioner import FewbitPartitioner
 
     direct_calls.install()
-    return {"custom_partitioner_fn": FewbitPartitioner(options)}
+    return {**_FREES_EARLY, _PARTITIONER: FewbitPartitioner(options)}
 
 
 def _known() -> Mapping[str, Any]:
