@@ -40,6 +40,9 @@ from .seconds import Quantizers
 from .step import Step
 
 BITS = (1, 2, 3, 4, 5, 6, 7, 8)
+# In the `meta` of a backward graph: which of the divided graphs it is of. Graphs of one model may have equal names, and
+# their backward passes are compiled when the last of them runs.
+_DIVISION = "fewbit_division"
 _LEAST_BITS = {
     Role.LINEAR.value: LEAST_LINEAR,
     **dict.fromkeys((Role.SCORES.value, Role.PROBABILITIES.value), LEAST_OF_SCORES),
@@ -215,6 +218,7 @@ class _Reporting(FewbitPartitioner):
         graphs, report = self.with_codes(forward, backward, results, exact)
         _, saved = results_and_saved(graphs[0].graph, results)
         describe(report)
+        graphs[1].meta[_DIVISION] = len(self.divided)
         self.divided.append((report, [str(value) for value in saved]))
         return graphs
 
@@ -247,7 +251,7 @@ def compile_step(step: Step, **options: Any) -> CompiledRun:
         compiled: Any = compile_fx_inner(graph, inputs, **how)
         if not how.get("is_backward"):
             return compiled
-        report, names = partitioner.divided[-1]  # a graph's passes are compiled one after the other
+        report, names = partitioner.divided[graph.meta[_DIVISION]]
 
         def run(arguments: list[Any]) -> Any:
             pointers = [x.untyped_storage().data_ptr() if isinstance(x, Tensor) else 0 for x in arguments]
@@ -353,6 +357,7 @@ class _Observing(FewbitPartitioner):
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         ignore()
         _, saved = results_and_saved(forward.graph, results)
+        backward.meta[_DIVISION] = len(self.saved)
         self.saved.append([node for node in saved if isinstance(node, fx.Node)])
         return forward, backward
 
@@ -425,8 +430,7 @@ def _values(
     probes: list[_Probe] = []
     for number, (backward, _) in enumerate(ran):
         names = [node.name for node in backward.graph.find_nodes(op="placeholder")]
-        nodes = next(nodes for nodes in saved if {node.name for node in nodes} <= set(names))
-        for node in nodes:
+        for node in saved[backward.meta[_DIVISION]]:
             choice = choice_of(node)
             if choice is None or choice.bits is None or choice.role not in ROUNDED or choice.table is not None:
                 continue

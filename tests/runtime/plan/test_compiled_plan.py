@@ -14,6 +14,7 @@ from fewbit.runtime.plan.planner import Planner, static_bytes
 from fewbit.runtime.plan.problem import Limits, Price
 from fewbit.runtime.plan.step import Step
 from plan_cases import Net, batch, fixed, gradient
+from torch.nn.functional import cross_entropy
 
 pytestmark = pytest.mark.skipif(torch.__version__ < "2.9", reason="the backend needs torch 2.9")
 EMPTY = CompiledKnown((), (), np.zeros(1, np.int64), np.zeros(1, np.int64), 0, None, 1.0)
@@ -28,6 +29,15 @@ def planned():
     least = fewbit.plan(model, inputs, error=0.5, compiled=True)
     budget = (least.peak.total + least.exact_peak) // 2
     return model, inputs, exact, least, fewbit.plan(model, inputs, memory=budget, compiled=True), budget
+
+
+class InTwoGraphs(Net):
+    """A net of two layers that is compiled in two graphs."""
+
+    def forward(self, x, labels):
+        x = self.layers[0](self.start(x))
+        torch._dynamo.graph_break()
+        return {"loss": cross_entropy(self.head(self.layers[1](x)).flatten(0, -2), labels.flatten())}
 
 
 def measured(model, inputs):
@@ -82,6 +92,17 @@ class TestACompiledPlan:
             assert (gradient(model, inputs) - exact).norm() < 1e-5 * exact.norm()
         finally:
             fitted.undo()
+
+    def test_of_several_graphs_knows_what_each_saves(self):
+        """The backward pass of the first graph is compiled after that of the second."""
+        torch.manual_seed(0)
+        model, inputs = InTwoGraphs(layers=2, width=128), batch(64)
+        step = Step(model, (), inputs)
+        known = know_compiled(step)
+        assert {value.place.partition(":")[0] for value in known.values} >= {"layers.0.up", "layers.1.up"}
+        assert all(hold.nbytes in value.sizes.values() for value, hold in zip(known.values, known.holds, strict=True))
+        planner = Planner(step, Limits(error=0.5), Price(), static_bytes(model, "adamw"), None, True, True)
+        assert planner.verified(known).peak.total == pytest.approx(planner.solved(known).peak.total, rel=1e-3)
 
     def test_has_time_for_what_is_left_after_computing_again(self, planned):
         step = Step(planned[0], (), planned[1])
