@@ -11,7 +11,7 @@ and that of torch's `activation_memory_budget`, which a step is measured with.
 """
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -61,6 +61,7 @@ class Value:
         exact_bytes: of the value.
         sizes: bytes of its codes, by bits.
         noise, bias: squared relative errors of the gradient, by bits.
+        call: of a divided graph, by number, and which of its calls in a step: layers may share a graph.
     """
 
     place: str
@@ -72,6 +73,7 @@ class Value:
     sizes: dict[int, int]
     noise: dict[int, float]
     bias: dict[int, float]
+    call: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,8 @@ class CompiledKnown:
     """What is known of a compiled step.
 
     Attributes:
-        values: what its graphs save in codes.
-        holds: when the codes of each value live, and their bytes at the backend's own bits.
+        values: what its graphs save in codes, by place: the calls that save at one place have one value together.
+        holds: when the codes of each value live, of each call, and their bytes at the backend's own bits.
         base: bytes at each event of the allocator, without these codes.
         gradients: bytes of what outlives the step, at each event.
         backward: the event at which the backward pass begins.
@@ -91,7 +93,7 @@ class CompiledKnown:
     """
 
     values: tuple[Value, ...]
-    holds: tuple[Hold, ...]
+    holds: tuple[tuple[Hold, ...], ...]
     base: NDArray[np.int64]
     gradients: NDArray[np.int64]
     backward: int
@@ -108,7 +110,7 @@ class CompiledKnown:
     def uniform(self, bits: int) -> list[Option]:
         """Return the options to save each value in so many bits an element, where its graph can."""
         found = enumerate(zip(self.values, self.holds, strict=True))
-        return [_in_groups(i, v, hold, bits, self) for i, (v, hold) in found if bits in v.sizes]
+        return [_in_groups(i, v, holds, bits, self) for i, (v, holds) in found if bits in v.sizes]
 
     def problem(self, step: Step, fixed: int, recompute: bool = True) -> Problem:
         """Return the planner's problem; `recompute` is for eager steps, as the compiler decides it here."""
@@ -118,7 +120,8 @@ class CompiledKnown:
         """Return where in the step a moment lies, in words."""
         if at < self.backward:
             return "in the compiled forward pass"
-        ahead = [(hold.end, value.module) for hold, value in zip(self.holds, self.values, strict=True) if hold.end > at]
+        found = zip(self.holds, self.values, strict=True)
+        ahead = [(hold.end, value.module) for holds, value in found for hold in holds if hold.end > at]
         return (
             f"in the compiled backward pass of {min(ahead)[1] or 'the model'}" if ahead else "after the backward pass"
         )
@@ -170,31 +173,52 @@ def _known(values: Sequence[Value], run: "CompiledRun", quantizers: Quantizers, 
     for block in record.blocks:
         if block.end == len(record.levels) and block.start >= record.marks[0]:
             gradients[block.start :] += block.nbytes
-    return CompiledKnown(tuple(values), tuple(holds), base, gradients, record.marks[0], quantizers, seconds)
+    by_place: defaultdict[str, list[int]] = defaultdict(list)
+    for i, value in enumerate(values):
+        by_place[value.place].append(i)
+    together = tuple(_together([values[i] for i in own]) for own in by_place.values())
+    lives = tuple(tuple(holds[i] for i in own) for own in by_place.values())
+    return CompiledKnown(together, lives, base, gradients, record.marks[0], quantizers, seconds)
+
+
+def _together(equal: Sequence[Value]) -> Value:
+    """Return the values of one place as one: an option for the place changes all of them."""
+    sizes = {bits: sum(v.sizes[bits] for v in equal) for bits in equal[0].sizes if all(bits in v.sizes for v in equal)}
+    noise = {bits: sum(v.noise[bits] for v in equal) for bits in sizes}
+    bias = {bits: sum(v.bias[bits] for v in equal) for bits in sizes}
+    return replace(equal[0], exact_bytes=sum(v.exact_bytes for v in equal), sizes=sizes, noise=noise, bias=bias)
 
 
 def _quantizing(known: CompiledKnown) -> float:
     """Return how long the quantizers of a step with the backend's own bits take, whose codes take `holds`."""
     seconds = 0.0
-    for value, hold in zip(known.values, known.holds, strict=True):
-        bits = next((bits for bits, nbytes in value.sizes.items() if nbytes == hold.nbytes), None)
+    for value, holds in zip(known.values, known.holds, strict=True):
+        held = sum(hold.nbytes for hold in holds)
+        bits = next((bits for bits, nbytes in value.sizes.items() if nbytes == held), None)
         if bits is not None:
             seconds += known.quantizers.codes(value.exact_bytes // value.itemsize, bits)
     return seconds
 
 
 def _options(known: CompiledKnown) -> Iterator[Option]:
-    for i, (value, hold) in enumerate(zip(known.values, known.holds, strict=True)):
-        exact = Hold(hold.start, hold.end, value.exact_bytes)
-        yield Option(EXACT, value.place, None, (i,), (exact,), value.exact_bytes)
+    for i, (value, holds) in enumerate(zip(known.values, known.holds, strict=True)):
+        yield Option(EXACT, value.place, None, (i,), _shared(holds, value.exact_bytes), value.exact_bytes)
         least = _LEAST_BITS.get(value.role, LEAST_BITS)
-        yield from (_in_groups(i, value, hold, bits, known) for bits in value.sizes if bits >= least)
+        yield from (_in_groups(i, value, holds, bits, known) for bits in value.sizes if bits >= least)
 
 
-def _in_groups(i: int, value: Value, hold: Hold, bits: int, known: CompiledKnown) -> Option:
+def _shared(holds: Sequence[Hold], nbytes: int) -> tuple[Hold, ...]:
+    """Return the lives with so many bytes in all, divided as the codes are."""
+    codes = sum(hold.nbytes for hold in holds)
+    if not codes:
+        return (replace(holds[0], nbytes=nbytes),)
+    return tuple(replace(hold, nbytes=-(-nbytes * hold.nbytes // codes)) for hold in holds)
+
+
+def _in_groups(i: int, value: Value, holds: Sequence[Hold], bits: int, known: CompiledKnown) -> Option:
     nbytes, elements = value.sizes[bits], value.exact_bytes // value.itemsize
     costs = value.noise[bits], value.bias[bits], known.quantizers.codes(elements, bits)
-    return Option(GROUPS, value.place, bits, (i,), (Hold(hold.start, hold.end, nbytes),), nbytes, *costs)
+    return Option(GROUPS, value.place, bits, (i,), _shared(holds, nbytes), nbytes, *costs)
 
 
 # ---- compiling -------------------------------------------------------------------------------------------------------
@@ -229,12 +253,12 @@ class CompiledRun:
 
     Attributes:
         record: the allocator's events of a step; the mark among them is where the backward pass begins.
-        addresses: of the buffers of each value's codes in that step, by place.
+        addresses: of the buffers of each value's codes in that step, by its call and place.
         seconds: of a step.
     """
 
     record: Allocations
-    addresses: dict[str, list[int]]
+    addresses: dict[tuple[tuple[int, int], str], list[int]]
     seconds: float
 
 
@@ -245,19 +269,28 @@ def compile_step(step: Step, **options: Any) -> CompiledRun:
     chosen = CompileOptions.of(options)
     partitioner = _Reporting(chosen)
     patches = {**inductor_options(**options), "custom_partitioner_fn": partitioner}
-    addresses: dict[str, list[int]] = {}
+    addresses: dict[tuple[tuple[int, int], str], list[int]] = {}
+    calls: Counter[int] = Counter()
+
+    def begin() -> None:
+        addresses.clear()
+        calls.clear()
 
     def inner_compile(graph: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
         compiled: Any = compile_fx_inner(graph, inputs, **how)
         if not how.get("is_backward"):
             return compiled
-        report, names = partitioner.divided[graph.meta[_DIVISION]]
+        number = graph.meta[_DIVISION]
+        report, names = partitioner.divided[number]
 
         def run(arguments: list[Any]) -> Any:
+            call = number, calls[number]
+            calls[number] += 1
             pointers = [x.untyped_storage().data_ptr() if isinstance(x, Tensor) else 0 for x in arguments]
             by_name = dict(zip(names, pointers, strict=False))
             for row in report.tensors:
-                addresses[f"{row.module}:{row.name}"] = [a for part in row.parts if (a := by_name.get(part))]
+                found = [address for part in row.parts if (address := by_name.get(part))]
+                addresses[call, f"{row.module}:{row.name}"] = found
             return compiled(arguments)
 
         run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
@@ -267,7 +300,7 @@ def compile_step(step: Step, **options: Any) -> CompiledRun:
         with _without_caches():
             return compile_graph(graph, inputs, chosen, patches, inner_compile=inner_compile)
 
-    record, seconds = _ran(step, backend)
+    record, seconds = _ran(step, backend, begin)
     return CompiledRun(record, addresses, seconds)
 
 
@@ -283,12 +316,15 @@ def budget_runs(step: Step, ratios: Sequence[float]) -> Iterator[tuple[float, Al
             continue
 
 
-def _ran(step: Step, backend: Callable[..., Any]) -> tuple[Allocations, float]:
-    """Compile a step; return the allocator's events of one, and its time."""
+def _ran(
+    step: Step, backend: Callable[..., Any], begin: Callable[[], None] = lambda: None
+) -> tuple[Allocations, float]:
+    """Compile a step; return the allocator's events of one, and its time. `begin` is called before each run of it."""
     _forget(step.model)
     compiled = torch.compile(step.model, backend=backend)
 
     def run() -> object:
+        begin()
         output = compiled(*step.inputs, **step.keywords)
         loss = step.loss_of(output)
         mark()
@@ -332,7 +368,7 @@ def _lives(values: Sequence[Value], run: CompiledRun) -> list[Hold]:
     between = {block.address: block for block in run.record.blocks if block.start < boundary < block.end}
     holds = []
     for value in values:
-        found = [between[a] for a in run.addresses.get(value.place, ()) if a in between]
+        found = [between[a] for a in run.addresses.get((value.call, value.place), ()) if a in between]
         start, end = min((b.start for b in found), default=boundary), max((b.end for b in found), default=boundary + 1)
         holds.append(Hold(start, end, sum(b.nbytes for b in found)))
     return holds
@@ -408,6 +444,7 @@ class _Probe:
         choice: of the backend.
         graph: number of the graph that ran.
         argument: its place among the arguments.
+        call: of the divided graph, as in `Value`.
         options: of the backend, for the groups of other numbers of bits.
     """
 
@@ -415,6 +452,7 @@ class _Probe:
     choice: Choice
     graph: int
     argument: int
+    call: tuple[int, int]
     options: CompileOptions
 
     def form(self, bits: int) -> Form | None:
@@ -428,13 +466,17 @@ def _values(
 ) -> list[Value]:
     """Return the values with their errors, from calls of the backward graphs with rounded arguments."""
     probes: list[_Probe] = []
+    calls: Counter[int] = Counter()
     for number, (backward, _) in enumerate(ran):
         names = [node.name for node in backward.graph.find_nodes(op="placeholder")]
-        for node in saved[backward.meta[_DIVISION]]:
+        division = backward.meta[_DIVISION]
+        call = division, calls[division]
+        calls[division] += 1
+        for node in saved[division]:
             choice = choice_of(node)
             if choice is None or choice.bits is None or choice.role not in ROUNDED or choice.table is not None:
                 continue
-            probes.append(_Probe(node, choice, number, names.index(node.name), options))
+            probes.append(_Probe(node, choice, number, names.index(node.name), call, options))
     exact = [_tensors(graph(*arguments)) for graph, arguments in ran]
     scale = sum(product(g, g) for g in exact) or 1.0
     outputs = {probe: _reached(ran[probe.graph][0], probe.argument) for probe in probes}
@@ -479,6 +521,7 @@ def _value(probe: _Probe, noise: float, bias: float, x: Tensor) -> Value:
         *(x.numel() * x.element_size(), sizes),
         {bits: noise * v / of_probe for bits, v in variances.items()},
         {bits: bias * v / of_probe for bits, v in variances.items()},
+        probe.call,
     )
 
 

@@ -328,9 +328,10 @@ class Planner:
         if self.recompute and (not found or found[0][0] > self.cost_of_time):
             for ratio in RECOMPUTE_RATIOS:
                 consider(again(ratio))
-        for _, known in sorted(found, key=lambda one: one[0]):
+        for _, one in sorted(found, key=lambda one: one[0]):
             try:
-                return self.verified(known)
+                # Exactly: with what Inductor computes again by default, whatever the plan's graph does.
+                return replace(self.verified(one), exact_peak=_exact_peak(self.problem(known)))
             except FewbitError as error:
                 refused = error
         assert refused is not None
@@ -492,7 +493,7 @@ class Planner:
             signature(self.step.model),
             tuple(choices),
             peak,
-            problem.fixed + int(problem.usage(exact).max()),
+            _exact_peak(problem),
             *(solution.error, solution.bias**0.5, problem.seconds, solution.gap),
             {"memory": self.limits.memory, "error": self.limits.error, "time": self.limits.time},
             self.step.samples,
@@ -553,6 +554,11 @@ class Planner:
         """Return whether there is a plan within the limits."""
         problem = _merged(self.problem(known), known)
         return is_feasible(problem, self.limits)
+
+
+def _exact_peak(problem: Problem) -> int:
+    """Return the peak of a step that saves all exactly."""
+    return problem.fixed + int(problem.usage(o for o in problem.options if o.method == EXACT).max())
 
 
 def _merged(problem: Problem, known: Known | CompiledKnown) -> Problem:

@@ -22,13 +22,14 @@ EMPTY = CompiledKnown((), (), np.zeros(1, np.int64), np.zeros(1, np.int64), 0, N
 
 @pytest.fixture(scope="module")
 def planned():
-    """A model, its batch, the exact gradient, and plans at a least memory and halfway to the exact peak."""
+    """A model, its batch, the exact gradient, and plans of bits alone: of least memory, halfway to the exact peak."""
     torch.manual_seed(0)
     model, inputs = Net(layers=2, width=128), batch(64)
     exact = gradient(model, inputs)
-    least = fewbit.plan(model, inputs, error=0.5, compiled=True)
+    least = fewbit.plan(model, inputs, error=0.5, recompute=False, compiled=True)
     budget = (least.peak.total + least.exact_peak) // 2
-    return model, inputs, exact, least, fewbit.plan(model, inputs, memory=budget, compiled=True), budget
+    plan = fewbit.plan(model, inputs, memory=budget, recompute=False, compiled=True)
+    return model, inputs, exact, least, plan, budget
 
 
 class InTwoGraphs(Net):
@@ -38,6 +39,15 @@ class InTwoGraphs(Net):
         x = self.layers[0](self.start(x))
         torch._dynamo.graph_break()
         return {"loss": cross_entropy(self.head(self.layers[1](x)).flatten(0, -2), labels.flatten())}
+
+
+class LayerByLayer(Net):
+    """A net whose layers are compiled one by one, from the same code: their values have the same names."""
+
+    def __init__(self):
+        super().__init__(layers=2, width=128)
+        for layer in self.layers:
+            layer.register_forward_pre_hook(lambda *_: torch._dynamo.graph_break())
 
 
 def measured(model, inputs):
@@ -93,14 +103,23 @@ class TestACompiledPlan:
         finally:
             fitted.undo()
 
-    def test_of_several_graphs_knows_what_each_saves(self):
+    @pytest.mark.parametrize(
+        ("make", "places"),
+        [
+            (lambda: InTwoGraphs(layers=2, width=128), {"layers.0.up", "layers.1.up"}),
+            (LayerByLayer, {"up"}),
+        ],
+    )
+    def test_of_several_graphs_knows_what_each_saves(self, make, places):
         """The backward pass of the first graph is compiled after that of the second."""
         torch.manual_seed(0)
-        model, inputs = InTwoGraphs(layers=2, width=128), batch(64)
+        model, inputs = make(), batch(64)
         step = Step(model, (), inputs)
         known = know_compiled(step)
-        assert {value.place.partition(":")[0] for value in known.values} >= {"layers.0.up", "layers.1.up"}
-        assert all(hold.nbytes in value.sizes.values() for value, hold in zip(known.values, known.holds, strict=True))
+        assert {value.place.partition(":")[0] for value in known.values} >= places
+        assert len({value.place for value in known.values}) == len(known.values)
+        held = [sum(hold.nbytes for hold in holds) for holds in known.holds]
+        assert all(nbytes in value.sizes.values() for value, nbytes in zip(known.values, held, strict=True))
         planner = Planner(step, Limits(error=0.5), Price(), static_bytes(model, "adamw"), None, True, True)
         assert planner.verified(known).peak.total == pytest.approx(planner.solved(known).peak.total, rel=1e-3)
 
