@@ -14,7 +14,7 @@ Peaks are those of torch's allocator, with parameters and the state of AdamW.
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from statistics import median
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ...runtime.compile.budget import with_budget
 from ...runtime.memory.allocator import allocations
-from ...runtime.plan.compiled import know_recomputed
+from ...runtime.plan.compiled import CompiledKnown, other_ways
 from ...runtime.plan.document import Plan
 from ...runtime.plan.planner import Planner, static_bytes
 from ...runtime.plan.problem import Limits, Price
@@ -56,7 +56,6 @@ class CompiledBench:
         start = time.perf_counter()
         self.known = self.planner(Limits(error=1.0)).measured_compiled()
         self.measuring = time.perf_counter() - start
-        self.again = cache(partial(know_recomputed, Step(self.model, (), self.batch), self.known))
 
     def planner(self, limits: Limits) -> Planner:
         """Return a planner for the compiled model within limits."""
@@ -64,7 +63,12 @@ class CompiledBench:
 
     def plan(self, limits: Limits) -> Plan:
         """Return the plan within limits, of a step that is measured once for all of them."""
-        return self.planner(limits).best_compiled(self.known, self.again)
+        return self.planner(limits).best_compiled(self.known, lambda: self.others)
+
+    @cached_property
+    def others(self) -> list[CompiledKnown]:
+        """The step with torch's budgets."""
+        return list(other_ways(Step(self.model, (), self.batch), self.known))
 
     def compiled(self, way: Plan | float) -> Callable[[], Any]:
         """Return a step compiled by a plan, or with a budget of torch."""

@@ -1,12 +1,14 @@
 """`torch.compile(model, backend="fewbit")`: Inductor, with few bits for what the backward pass needs."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import fx
 
 from ...tables import FewbitError
+from .budget import torch_budget
 from .options import CompileOptions
 
 LEAST_TORCH = "2.9"
@@ -30,7 +32,10 @@ def inductor_options(**options: Any) -> dict[str, Any]:
     Example:
         torch.compile(model, options=fewbit.inductor_options(bits=4))
     """
-    return _patches(CompileOptions.of(options))
+    chosen = CompileOptions.of(options)
+    if chosen.bits is None and chosen.recompute < 1:
+        raise FewbitError("recompute without bits is the backend fewbit's, and no option of Inductor's")
+    return _patches(chosen)
 
 
 def fewbit(
@@ -75,7 +80,9 @@ def compile_graph(
 
     from .report import compiling
 
-    with compiling(model, inputs, options):
+    # With bits the partitioner computes again by the budget; without, torch's own does.
+    budget = torch_budget(options.recompute) if options.bits is None else nullcontext()
+    with compiling(model, inputs, options), budget:
         return compile_fx(model, list(inputs), config_patches=dict(patches), **how)
 
 

@@ -4,6 +4,7 @@ torch.compile(model, backend=with_budget(0.5))
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 
@@ -15,10 +16,16 @@ def with_budget(budget: float) -> Callable[..., Any]:
     """
 
     def backend(graph: Any, inputs: Any) -> Any:
-        from torch._functorch import config
         from torch._inductor.compile_fx import compile_fx
 
-        with config.patch(activation_memory_budget=budget):
+        with torch_budget(budget):
             return compile_fx(graph, inputs)
 
     return backend
+
+
+def torch_budget(budget: float) -> AbstractContextManager[None]:
+    """Return a context in which graphs are divided by a budget, or by the lower one of torch's configuration."""
+    from torch._functorch import config
+
+    return config.patch(activation_memory_budget=min(budget, config.activation_memory_budget))

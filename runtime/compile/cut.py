@@ -23,6 +23,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from ...tables import Table
 from ..tensors.packing import packed_size
 from . import integers
+from .budget import torch_budget
 from .codes import Groups, groups_of, hint, planes_of
 from .factors import arguments_of, table_of
 from .nodes import base_of, descendants, is_floating_input, is_pointwise, is_view, operator_of, tensor_of
@@ -260,8 +261,8 @@ def few_bit_costs(options: CompileOptions) -> Iterator[None]:
             ban_recompute_used_far_apart=False,
             treat_parameters_as_free_to_save=True,
             recompute_views=True,
-            activation_memory_budget=min(options.recompute, functorch_config.activation_memory_budget),
         ),
+        torch_budget(options.recompute),
     ):
         yield
 

@@ -7,12 +7,12 @@
 3  options   each value exactly or with 1 to 8 bits, which change the bytes of its codes and nothing else
 
 Which values are saved and which are computed again is the min-cut's choice (compile/cut.py), at the backend's bits,
-and that of torch's `activation_memory_budget`, which a step is measured with.
+and that of torch's `activation_memory_budget`, which a step is measured with. Torch's own compiler, which saves all
+exactly, is known by a step with each budget: its memory and its time.
 """
 
-import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -35,11 +35,16 @@ from ..compile.roles import ROUNDED, Role
 from ..memory.allocator import Allocations, allocations, mark
 from .gradient_error import PROBE, alike, difference, errors_of_each, product, segments
 from .options import LEAST_BITS, LEAST_LINEAR, LEAST_OF_SCORES, without_numbers
-from .problem import EXACT, GROUPS, Hold, Option, Problem
-from .seconds import Quantizers
+from .problem import ALL_GRAPHS, EXACT, GROUPS, Hold, Option, Problem
+from .seconds import Quantizers, now_on
 from .step import Step
 
 BITS = (1, 2, 3, 4, 5, 6, 7, 8)
+# Of torch's `activation_memory_budget`, for plans: with few bits, and exactly.
+RATIOS, EXACT_RATIOS = (0.5, 0.0), (0.75, 0.5, 0.25, 0.0)
+# Runs of a compiled step, of which the first compiles and the fastest counts; of a step so short that all of them take
+# less than `TIMED` seconds more.
+RUNS, SHORT_RUNS, TIMED = 4, 12, 0.5
 # In the `meta` of a backward graph: which of the divided graphs it is of. Graphs of one model may have equal names, and
 # their backward passes are compiled when the last of them runs.
 _DIVISION = "fewbit_division"
@@ -90,6 +95,7 @@ class CompiledKnown:
         seconds: of an exact step, compiled by torch.
         recompute: torch's `activation_memory_budget`.
         recompute_seconds: that a step takes longer for it.
+        by_torch: the same step, compiled by torch alone; None if torch could not.
     """
 
     values: tuple[Value, ...]
@@ -101,6 +107,12 @@ class CompiledKnown:
     seconds: float
     recompute: float = 1.0
     recompute_seconds: float = 0.0
+    by_torch: "CompiledKnown | None" = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether torch alone compiled it. Its one plan is then the step that was measured."""
+        return [value.place for value in self.values] == [ALL_GRAPHS]
 
     @property
     def kinds(self) -> list[str]:
@@ -140,9 +152,10 @@ def know_compiled(step: Step) -> CompiledKnown:
     if not values:
         raise FewbitError("the compiled graphs save nothing that could be rounded")
     run = compile_step(step)
-    seconds = next((taken for *_, taken in budget_runs(step, [1.0])), run.seconds)
     quantizers = Quantizers.of(step)
-    known = _known(values, run, quantizers, seconds)
+    by_torch = next((_by_torch(record, taken, quantizers) for _, record, taken in budget_runs(step, [1.0])), None)
+    seconds = by_torch.seconds if by_torch else run.seconds
+    known = replace(_known(values, run, quantizers, seconds), by_torch=by_torch)
     alone = _quantizing(known)
     return replace(known, quantizers=quantizers.within((run.seconds - seconds) / alone)) if alone else known
 
@@ -162,23 +175,69 @@ def know_recomputed(step: Step, known: CompiledKnown, recompute: float) -> Compi
     return replace(found, recompute=recompute, recompute_seconds=more)
 
 
-def _known(values: Sequence[Value], run: "CompiledRun", quantizers: Quantizers, seconds: float) -> CompiledKnown:
-    """Return what a run tells of the memory of `values`."""
-    record = run.record
-    holds = _lives(values, run)
+def other_ways(step: Step, known: CompiledKnown) -> Iterator[CompiledKnown]:
+    """Yield a step that is known as it is with torch's budgets: compiled by torch alone, and in few bits."""
+    if known.by_torch is not None:
+        for ratio in EXACT_RATIOS:
+            exact = know_by_torch(known.by_torch, step, ratio)
+            if exact is not None:
+                yield exact
+    for ratio in RATIOS:
+        yield know_recomputed(step, known, ratio)
+
+
+def know_by_torch(by_torch: CompiledKnown, step: Step, recompute: float) -> CompiledKnown | None:
+    """Compile a step by torch alone with one of its budgets; None if that fails.
+
+    Args:
+        by_torch: the same step with torch's default.
+        step: on real tensors.
+        recompute: torch's `activation_memory_budget`.
+    """
+    for _, record, taken in budget_runs(step, [recompute]):
+        known = _by_torch(record, by_torch.seconds, by_torch.quantizers)
+        return replace(known, recompute=recompute, recompute_seconds=taken - by_torch.seconds)
+    return None
+
+
+def _by_torch(record: Allocations, seconds: float, quantizers: Quantizers) -> CompiledKnown:
+    """Return what a step of torch's own compiler tells: all that it saves is one value, which is exact."""
+    boundary, end = record.marks[0], len(record.levels)
+    saved = [Hold(b.start, b.end, b.nbytes) for b in record.blocks if b.start < boundary < b.end < end]
+    holds = tuple(saved) or (Hold(boundary, boundary + 1, 0),)
+    nbytes = sum(hold.nbytes for hold in holds)
+    value = Value(ALL_GRAPHS, "", "", (), 1, nbytes, {}, {}, {}, (0, 0))
+    return CompiledKnown((value,), (holds,), _without(holds, record), _gradients(record), boundary, quantizers, seconds)
+
+
+def _without(holds: Iterable[Hold], record: Allocations) -> NDArray[np.int64]:
+    """Return the bytes at each event of the allocator without those that are held."""
     base = record.levels.copy()
     for hold in holds:
         base[hold.start : hold.end] -= hold.nbytes
+    return base
+
+
+def _gradients(record: Allocations) -> NDArray[np.int64]:
+    """Return the bytes of what the backward pass makes and a step leaves, at each event."""
     gradients = np.zeros(len(record.levels), np.int64)
     for block in record.blocks:
         if block.end == len(record.levels) and block.start >= record.marks[0]:
             gradients[block.start :] += block.nbytes
+    return gradients
+
+
+def _known(values: Sequence[Value], run: "CompiledRun", quantizers: Quantizers, seconds: float) -> CompiledKnown:
+    """Return what a run tells of the memory of `values`."""
+    record = run.record
+    holds = _lives(values, run)
+    base = _without(holds, record)
     by_place: defaultdict[str, list[int]] = defaultdict(list)
     for i, value in enumerate(values):
         by_place[value.place].append(i)
     together = tuple(_together([values[i] for i in own]) for own in by_place.values())
     lives = tuple(tuple(holds[i] for i in own) for own in by_place.values())
-    return CompiledKnown(together, lives, base, gradients, record.marks[0], quantizers, seconds)
+    return CompiledKnown(together, lives, base, _gradients(record), record.marks[0], quantizers, seconds)
 
 
 def _together(equal: Sequence[Value]) -> Value:
@@ -332,11 +391,11 @@ def _ran(
         return output
 
     with step.apart():
-        times = []
-        for _ in range(4):  # the first compiles
-            start = time.perf_counter()
+        times: list[float] = []
+        while len(times) < RUNS or (len(times) < SHORT_RUNS and sum(times[1:]) < TIMED):
+            start = now_on(step.device)
             run()
-            times.append(time.perf_counter() - start)
+            times.append(now_on(step.device) - start)
             for p in step.parameters:
                 p.grad = None
         record = allocations(run, step.device)

@@ -25,6 +25,7 @@ from ..memory.listing import share, size_text
 from ..tensors.checks import check_integer
 from .places import without_numbers
 from .problem import (
+    ALL_GRAPHS,
     ATTENTION,
     CHAIN,
     EXACT,
@@ -57,7 +58,7 @@ class Choice:
 
     Attributes:
         target: place of a tensor, ``layers.0.mlp:1``; or the name of a module; or of an attention,
-            ``layers.0.self_attn:attention0``.
+            ``layers.0.self_attn:attention0``; or ``all compiled graphs``, whatever they save.
         method: of a tensor, ``exact``, ``groups`` (codes of `PerGroup`), ``host`` (such codes in host memory) or
             ``outliers`` (`Outlier`: the largest numbers exactly, codes of the rest); of an activation, ``table`` (codes
             of its derivative's table) or ``stochastic`` (such codes, rounded at random); of a block or a part of one,
@@ -198,7 +199,7 @@ class Plan:
         timeline: memory through the step.
         frontier: plans for other memories, and other ways to train, as far as `plan` was asked for them.
         recompute: of a compiled step, torch's `activation_memory_budget`: below 1 some is computed again.
-        recompute_seconds: that it takes longer for that.
+        recompute_seconds: that it takes longer than its choices say, as it was measured; most of it for that.
 
     Example:
         plan = fewbit.plan(model, x, loss=lambda y: y.sum(), error=0.1)
@@ -225,15 +226,16 @@ class Plan:
 
     @property
     def time(self) -> float:
-        """Time of a step relative to the exact one, predicted."""
+        """Time of a step relative to the exact one: predicted, of a compiled step measured."""
         added = self.recompute_seconds + sum(choice.seconds for choice in self.choices)
         return 1 + added / max(self.seconds, 1e-9)
 
     @property
     def compile_options(self) -> dict[str, Any]:
         """The options of the backend fewbit for a compiled step: the bits of each place, and what is computed again."""
-        bits = {"bits": {c.target: c.bits for c in self.choices}}
-        return bits if self.recompute == 1 else {**bits, "recompute": self.recompute}
+        bits = {choice.target: choice.bits for choice in self.choices}
+        options = {"bits": bits.get(ALL_GRAPHS, bits)}
+        return options if self.recompute == 1 else {**options, "recompute": self.recompute}
 
     @property
     def saved(self) -> int:

@@ -10,9 +10,11 @@
 4  carry out tables, recomputed blocks and hooks (fitted.py)
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -31,7 +33,7 @@ from ..memory.listing import size_text
 from ..memory.storages import parts_of
 from ..recompute import blocks_of
 from .chains import chains_of
-from .compiled import CompiledKnown, budget_runs, compile_step, know_compiled, know_recomputed
+from .compiled import CompiledKnown, budget_runs, compile_step, know_compiled, other_ways
 from .conversion_error import ConversionErrors, gated_mlps_of, measure_conversions, outputs_of
 from .document import Choice, PeakMemory, Plan, Point, signature
 from .fitted import Fitted, undo_fit
@@ -39,7 +41,7 @@ from .frontier import points_of, timeline_of
 from .gradient_error import measure_attentions, measure_errors
 from .options import Known, kind_of, tables_of
 from .parallel import Alone, Parallel, Shards, Static, parallel_of
-from .problem import AND, EXACT, RECOMPUTE, Limits, Option, Price, Problem, Solution
+from .problem import ALL_GRAPHS, AND, EXACT, RECOMPUTE, Limits, Option, Price, Problem, Solution
 from .recomputing import decided_bytes, recomputable
 from .search import largest_by_trial
 from .seconds import Measured, Roofline, Scaled, Speeds, device_of
@@ -61,7 +63,6 @@ from .trace import scaled, trace
 MOST_OPTIONS, MERGED_OPTIONS = 1500, 300
 # Modules of torch whose classes wrap a model for several processes or devices.
 _WRAPPERS = ("torch.nn.parallel", "torch.distributed")
-RECOMPUTE_RATIOS = (0.5, 0.0)  # of torch's `activation_memory_budget`, for plans of compiled steps
 WORTH = 0.03  # of a step's time
 BUDGETS = (1.0, 0.5, 0.0)  # of torch's, in pictures
 _NOTED = Effort(gap=1e-2)  # for what more memory would bring, which is not carried out
@@ -299,43 +300,71 @@ class Planner:
     def compiled_plan(self) -> Plan:
         """Return a plan for a compiled step, which is measured."""
         known = self.measured_compiled()
-        return self.best_compiled(known, partial(know_recomputed, self.step, known))
+        return self.best_compiled(known, partial(other_ways, self.step, known))
 
-    def best_compiled(self, known: CompiledKnown, again: Callable[[float], CompiledKnown]) -> Plan:
-        """Return a plan for a compiled step, with more of what is saved computed again if that is better.
+    def best_compiled(self, known: CompiledKnown, others: Callable[[], Iterable[CompiledKnown]]) -> Plan:
+        """Return the best plan for a compiled step, by what was measured when it was compiled.
 
-        Each of torch's budgets is another graph to measure, so they are tried only where rounding alone costs more
-        than a step that is longer by `WORTH`. Of the plans so found, the best that holds when it is compiled counts.
+        Torch's own compiler is a candidate too: what fits exactly needs no codes. Of the candidates the one that is
+        predicted to be best is compiled first, and is the plan if what is measured of it is still the best. `others`
+        compute more again, each by another graph to measure, so they are tried only if the best so far costs more than
+        a step that is longer by `WORTH`.
 
         Args:
             known: the step, which computes again what Inductor does by default.
-            again: measures the step with one of torch's budgets.
+            others: measures the step with torch's budgets.
 
         Raises:
             FewbitError: no plan is within the limits, or none holds.
         """
-        found: list[tuple[float, CompiledKnown]] = []
+        alone = replace(self, frontier=0)
+        candidates: list[tuple[float, int, CompiledKnown, Plan | None]] = []  # with a plan if it is measured
+        order = itertools.count()
         refused: FewbitError | None = None
 
-        def consider(known: CompiledKnown) -> None:
+        def consider(one: CompiledKnown) -> None:
             nonlocal refused
             try:
-                found.append((self.cost(self.solved(known)), known))
+                plan = alone.solved(one)
             except FewbitError as error:
                 refused = refused or error
+            else:
+                heappush(candidates, (alone.cost(plan), next(order), one, plan if one.is_exact else None))
 
-        consider(known)
-        if self.recompute and (not found or found[0][0] > self.cost_of_time):
-            for ratio in RECOMPUTE_RATIOS:
-                consider(again(ratio))
-        for _, one in sorted(found, key=lambda one: one[0]):
-            try:
-                # Exactly: with what Inductor computes again by default, whatever the plan's graph does.
-                return replace(self.verified(one), exact_peak=_exact_peak(self.problem(known)))
-            except FewbitError as error:
-                refused = error
+        for one in (known.by_torch, known):
+            if one is not None:
+                consider(one)
+        all_known = not self.recompute
+        while candidates or not all_known:
+            if candidates:
+                cost, _, one, plan = heappop(candidates)
+                if plan is None:
+                    try:
+                        plan = alone.verified(one)
+                        heappush(candidates, (alone.cost(plan), next(order), one, plan))
+                    except FewbitError as error:
+                        refused = error
+                    continue
+                if all_known or cost <= self.cost_of_time:
+                    return self.beside_torch(plan, known)
+                heappush(candidates, (cost, next(order), one, plan))
+            all_known = True
+            for one in others():
+                consider(one)
         assert refused is not None
         raise refused
+
+    def beside_torch(self, plan: Plan, known: CompiledKnown) -> Plan:
+        """Return a plan with what a step takes that torch alone compiles, and the frontier if it is asked for."""
+        exact = known.by_torch or known
+        saved = {value.place: value.exact_bytes for value in exact.values}.get(ALL_GRAPHS)
+        choices = tuple(
+            replace(choice, exact_bytes=saved) if saved is not None and choice.target == ALL_GRAPHS else choice
+            for choice in plan.choices
+        )
+        problem = self.problem(known)
+        points = self.points(known, problem, _merged(problem, known)) if self.frontier else ()
+        return replace(plan, choices=choices, exact_peak=_exact_peak(self.problem(exact)), frontier=points)
 
     def cost(self, plan: Plan) -> float:
         """Return what plans are compared by: their price, or the memory where that is sought."""
@@ -350,31 +379,46 @@ class Planner:
         return 0.0 if self.limits.memory is None else self.price.time * WORTH
 
     def verified(self, known: CompiledKnown) -> Plan:
-        """Return a plan that was compiled and whose peak is the measured one.
+        """Return a plan that was compiled, whose peak and time are the measured ones.
 
         The compiler orders and fuses by what is saved, so that a step may take more than was predicted from another
-        one. What it takes too much, the next attempt is given less.
+        one. What it takes too much, the next attempt is given less. Times scatter: one that is longer than it may be
+        by less than `WORTH` is let pass.
 
         Raises:
-            FewbitError: no attempt stays within the memory.
+            FewbitError: no attempt stays within the memory and the time.
         """
-        memory, given, measured, least = self.limits.memory, self.limits, 0, 0
+        given, refused = self.limits, ""
+        least = 0
         for _ in range(ATTEMPTS):
-            found = self.solved(known, given)
-            run = compile_step(self.step, **found.compile_options)
-            gradients, fixed = self.gradients(known), self.of_rank.fixed
-            copies = int(gradients[0] - known.gradients[0])
-            measured = fixed + max(run.record.peak + copies, int(gradients[-1]) + self.of_rank.update)
-            if memory is None or measured <= memory:
-                workspace = found.peak.workspace + measured - found.peak.total
-                return replace(found, peak=replace(found.peak, workspace=workspace))
-            assert given.memory is not None
-            least = least or replace(self, frontier=0).solved(known, Limits(time=1e6)).peak.total
-            if given.memory <= least:
-                break
-            least_step = (memory - fixed) // 100
-            given = replace(given, memory=max(least, given.memory - max(measured - memory, least_step)))
-        raise FewbitError(f"no compiled plan stays within {memory:,} bytes: one that should have takes {measured:,}")
+            found = self.as_measured(self.solved(known, given), known)
+            memory, time = self.limits.memory, self.limits.time
+            if memory is not None and found.peak.total > memory:
+                assert given.memory is not None
+                refused = f"{memory:,} bytes: one that should have takes {found.peak.total:,}"
+                least = least or replace(self, frontier=0).solved(known, Limits(time=1e6)).peak.total
+                if given.memory <= least:
+                    break
+                least_step = (memory - self.of_rank.fixed) // 100
+                less = max(found.peak.total - memory, least_step)
+                given = replace(given, memory=max(least, given.memory - less))
+            elif time is not None and found.time > time + WORTH:
+                assert given.time is not None
+                refused = f"time={time}: one that should have takes {found.time:.3f}"
+                given = replace(given, time=given.time - (found.time - time))
+            else:
+                return found
+        raise FewbitError(f"no compiled plan stays within {refused}")
+
+    def as_measured(self, plan: Plan, known: CompiledKnown) -> Plan:
+        """Return a plan for a compiled step with the peak and the time of a step that is compiled by it."""
+        run = compile_step(self.step, **plan.compile_options)
+        gradients = self.gradients(known)
+        copies = int(gradients[0] - known.gradients[0])
+        peak = self.of_rank.fixed + max(run.record.peak + copies, int(gradients[-1]) + self.of_rank.update)
+        workspace = plan.peak.workspace + peak - plan.peak.total
+        longer = run.seconds - known.seconds - sum(choice.seconds for choice in plan.choices)
+        return replace(plan, peak=replace(plan.peak, workspace=workspace), recompute_seconds=longer)
 
     def measured_compiled(self) -> CompiledKnown:
         """Compile and measure the step."""
@@ -430,8 +474,12 @@ class Planner:
         found = self.document(known, problem, solution, self.notes(problem, merged, solution))
         if not self.frontier:
             return found
+        return replace(found, frontier=self.points(known, problem, merged))
+
+    def points(self, known: Known | CompiledKnown, problem: Problem, merged: Problem) -> tuple[Point, ...]:
+        """Return what plans for other memories, and other ways to train, take."""
         points = points_of(problem, merged, known.uniform, self.frontier, self.price)
-        return replace(found, frontier=(*points, *self.budget_points(known)))
+        return *points, *self.budget_points(known)
 
     def budget_points(self, known: Known | CompiledKnown) -> Iterator[Point]:
         """Yield what torch's compiler takes with its memory budgets, relative to the exact step of the plan."""

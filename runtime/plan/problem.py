@@ -25,6 +25,7 @@ TABLE, STOCHASTIC, ATTENTION, GATED, OUTPUT = "table", "stochastic", "attention"
 CHAIN, OUTLIERS = "chain", "outliers"
 METHODS = (EXACT, GROUPS, HOST, RECOMPUTE, TABLE, STOCHASTIC, ATTENTION, GATED, OUTPUT, CHAIN, OUTLIERS)
 AND = "|"  # between a target and another that its option holds exactly
+ALL_GRAPHS = "all compiled graphs"  # the target that stands for all that a compiled step saves
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from compiled import (
     op_by_op,
 )
 from fewbit import FewbitError
+from fewbit.runtime.compile.budget import with_budget
 from fewbit.runtime.compile.options import CompileOptions
 from fewbit.runtime.compile.partitioner import FewbitPartitioner
 from fewbit.runtime.compile.roles import Role
@@ -296,6 +297,19 @@ class TestGoesTogetherWith:
         half = kept_bytes(few_bits(model, bits=4, smallest=1024, recompute=0.4)(TOKENS), owned)
         assert half < 0.8 * all_kept
 
+    def test_recompute_without_bits_is_torchs_own_budget(self):
+        model = LanguageModel()
+        owned = [*model.parameters(), TOKENS]
+        kept = {}
+        for recompute in (1.0, 0.3):
+            torch._dynamo.reset()
+            few = torch.compile(model, backend="fewbit", options={"bits": None, "recompute": recompute})
+            kept[recompute] = kept_bytes(few(TOKENS), owned)
+            torch._dynamo.reset()
+            by_torch = torch.compile(model, backend=with_budget(recompute))
+            assert kept_bytes(by_torch(TOKENS), owned) == kept[recompute]
+        assert kept[0.3] < 0.5 * kept[1.0]
+
     def test_a_budget_lowers_bits_until_it_is_met(self):
         model = LanguageModel()
         owned = [*model.parameters(), TOKENS]
@@ -330,6 +344,7 @@ class TestOptions:
             ({"smallest": -1}, "smallest"),
             ({"keep": "blocks*"}, "a sequence of patterns"),
             ({"recompute": 2}, "from 0 to 1"),
+            ({"bits": None, "recompute": 0.5}, "recompute without bits is the backend fewbit's"),
             ({"tables": 3}, "tables is True or False"),
             ({"budget": -1}, "budget is an integer not below 0"),
             ({"bit": 4}, "is no option of the backend fewbit: bits"),

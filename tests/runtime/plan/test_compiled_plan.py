@@ -8,10 +8,10 @@ import pytest
 import torch
 from fewbit import FewbitError
 from fewbit.runtime.memory.allocator import allocations
-from fewbit.runtime.plan.compiled import CompiledKnown, know_compiled, know_recomputed
+from fewbit.runtime.plan.compiled import CompiledKnown, Value, know_by_torch, know_compiled, know_recomputed
 from fewbit.runtime.plan.document import Plan
 from fewbit.runtime.plan.planner import Planner, static_bytes
-from fewbit.runtime.plan.problem import Limits, Price
+from fewbit.runtime.plan.problem import ALL_GRAPHS, Hold, Limits, Price
 from fewbit.runtime.plan.step import Step
 from plan_cases import Net, batch, fixed, gradient
 from torch.nn.functional import cross_entropy
@@ -22,12 +22,12 @@ EMPTY = CompiledKnown((), (), np.zeros(1, np.int64), np.zeros(1, np.int64), 0, N
 
 @pytest.fixture(scope="module")
 def planned():
-    """A model, its batch, the exact gradient, and plans of bits alone: of least memory, halfway to the exact peak."""
+    """A model, its batch, the exact gradient, and plans of bits alone: of least memory, and of a quarter above it."""
     torch.manual_seed(0)
     model, inputs = Net(layers=2, width=128), batch(64)
     exact = gradient(model, inputs)
     least = fewbit.plan(model, inputs, error=0.5, recompute=False, compiled=True)
-    budget = (least.peak.total + least.exact_peak) // 2
+    budget = (3 * least.peak.total + least.exact_peak) // 4
     plan = fewbit.plan(model, inputs, memory=budget, recompute=False, compiled=True)
     return model, inputs, exact, least, plan, budget
 
@@ -122,6 +122,60 @@ class TestACompiledPlan:
         assert all(nbytes in value.sizes.values() for value, nbytes in zip(known.values, held, strict=True))
         planner = Planner(step, Limits(error=0.5), Price(), static_bytes(model, "adamw"), None, True, True)
         assert planner.verified(known).peak.total == pytest.approx(planner.solved(known).peak.total, rel=1e-3)
+
+    @pytest.mark.parametrize("recompute", [1.0, 0.25])
+    def test_of_torchs_own_compiler_is_the_step_that_was_measured(self, planned, recompute):
+        model, inputs, exact, least = planned[:4]
+        if recompute == 1:  # what fits exactly needs nothing else
+            plan = fewbit.plan(model, inputs, memory=least.exact_peak, compiled=True)
+            assert plan.time == 1 and plan.peak.total == plan.exact_peak == least.exact_peak
+        else:
+            step = Step(model, (), inputs)
+            planner = Planner(step, Limits(memory=1 << 40), Price(), static_bytes(model, "adamw"), None, True, True)
+            known = know_compiled(step)
+            by_budget = know_by_torch(known.by_torch, step, recompute)
+            assert [known.is_exact, by_budget.is_exact] == [False, True]
+            plan = planner.beside_torch(planner.solved(by_budget), known)
+            assert plan.exact_peak == least.exact_peak and plan.saved < 0.9 * plan.exact_saved
+        assert plan.compile_options.items() <= {"bits": None, "recompute": recompute}.items() and plan.error == 0
+        assert [choice.target for choice in plan.choices] == [ALL_GRAPHS]
+        assert Plan.from_text(plan.to_text()) == plan
+        assert plan.with_choice(ALL_GRAPHS, "groups", 4).compile_options["bits"] == 4
+        fitted = fewbit.fit(model, plan=plan)
+        try:
+            assert measured(model, inputs) + fixed(plan) == pytest.approx(plan.peak.total, rel=1e-3)
+            assert (gradient(model, inputs) - exact).norm() < 1e-5 * exact.norm()
+        finally:
+            fitted.undo()
+
+    @pytest.mark.parametrize(("recompute", "time", "compiled"), [(True, 1.05, [1, 2]), (False, 1.2, [1])])
+    def test_is_the_best_as_measured(self, planned, recompute, time, compiled):
+        """The best by prediction is compiled first; others are sought where it is worse then, and compete likewise."""
+        few, again, long = (replace(EMPTY, backward=number) for number in (1, 2, 3))
+        value = Value(ALL_GRAPHS, "", "", (), 1, 0, {}, {}, {}, (0, 0))
+        exact = replace(EMPTY, values=(value,), holds=((Hold(0, 1, 0),),), backward=4)
+        predicted = {1: 1.0, 2: 1.02, 3: 1.09, 4: 1.05}
+        when_compiled = {1: 1.2, 2: 1.1}
+        tried = []
+
+        class Stub(Planner):
+            def solved(self, known, limits=None):
+                return taking(predicted[known.backward])
+
+            def verified(self, known):
+                tried.append(known.backward)
+                return taking(when_compiled[known.backward])
+
+            def beside_torch(self, plan, known):
+                return plan
+
+        def taking(seconds):
+            return replace(planned[4], choices=(), error=0.0, bias=0.0, seconds=1.0, recompute_seconds=seconds - 1)
+
+        step, static = Step(planned[0], (), planned[1]), static_bytes(planned[0], "adamw")
+        planner = Stub(step, Limits(memory=1 << 40), Price(), static, None, recompute, True)
+        best = planner.best_compiled(few, lambda: iter((again, long, exact)))
+        assert best.time == pytest.approx(time) and tried == compiled
 
     def test_has_time_for_what_is_left_after_computing_again(self, planned):
         step = Step(planned[0], (), planned[1])
