@@ -8,7 +8,7 @@ torch's rules against computing again what a matrix product will read do not hol
 
 import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -86,6 +86,12 @@ def annotate(roles: Mapping[fx.Node, Role], options: CompileOptions, less: int =
     tables = _tables(roles, options, less)
     for node, role in roles.items():
         node.meta[_KEY] = _choose(node, role, tables.get(node), options, less)
+
+
+def is_any_rounded(nodes: Iterable[fx.Node]) -> bool:
+    """Return whether `annotate` gave any of the nodes codes that round its value."""
+    choices = map(choice_of, nodes)
+    return any(choice is not None and choice.bits is not None and choice.role in ROUNDED for choice in choices)
 
 
 def _tables(roles: Mapping[fx.Node, Role], options: CompileOptions, less: int) -> dict[fx.Node, Table]:

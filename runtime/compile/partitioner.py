@@ -14,7 +14,8 @@ from torch._functorch.compile_utils import fx_graph_cse
 from torch._inductor import custom_graph_pass
 
 from ...tables import FewbitError
-from .cut import annotate, choose_by_place, divide, few_bit_costs, pin, saved_bytes
+from .budget import torch_budget
+from .cut import annotate, choose_by_place, divide, few_bit_costs, is_any_rounded, pin, saved_bytes
 from .factors import merge
 from .options import CompileOptions
 from .report import GraphReport, record
@@ -60,7 +61,8 @@ class FewbitPartitioner(_CustomPartitioner):
         nbytes, budget = 0, self.options.budget
         for less in range(8):
             annotate(roles, self.options, less)
-            with few_bit_costs(self.options):
+            # Where nothing is rounded, torch's rules of what is too slow to compute again hold.
+            with few_bit_costs(self.options) if is_any_rounded(roles) else torch_budget(self.options.recompute):
                 forward, backward = divide(gm, joint_inputs, kwargs)
             nbytes = saved_bytes(forward.graph, results)
             if budget is None or nbytes <= budget:

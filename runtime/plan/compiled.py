@@ -13,8 +13,10 @@ exactly, is known by a step with each budget: its memory and its time.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -379,7 +381,6 @@ def _ran(
     step: Step, backend: Callable[..., Any], begin: Callable[[], None] = lambda: None
 ) -> tuple[Allocations, float]:
     """Compile a step; return the allocator's events of one, and its time. `begin` is called before each run of it."""
-    _forget(step.model)
     compiled = torch.compile(step.model, backend=backend)
 
     def run() -> object:
@@ -390,7 +391,7 @@ def _ran(
         loss.backward()
         return output
 
-    with step.apart():
+    with step.apart(), _forgotten_after():
         times: list[float] = []
         while len(times) < RUNS or (len(times) < SHORT_RUNS and sum(times[1:]) < TIMED):
             start = now_on(step.device)
@@ -399,20 +400,30 @@ def _ran(
             for p in step.parameters:
                 p.grad = None
         record = allocations(run, step.device)
-    _forget(step.model)
     return record, min(times)
 
 
-def _forget(model: torch.nn.Module) -> None:
-    """Drop what Dynamo has compiled of the modules' forward passes: it refuses to compile one more than 8 times."""
-    from torch._C._dynamo.eval_frame import reset_code
+@contextmanager
+def _forgotten_after() -> Iterator[None]:
+    """Drop what Dynamo compiles in this block at its end: it refuses to compile a function more than 8 times.
 
-    for kind in {type(module) for module in model.modules()}:
-        forward: Any = kind.forward
-        while forward is not None:
-            if hasattr(forward, "__code__"):
-                reset_code(forward.__code__)
-            forward = getattr(forward, "__wrapped__", None)
+    Where a model breaks its graph, these are functions that it calls, and what is left of functions, too.
+    """
+    from torch._C._dynamo.eval_frame import reset_code
+    from torch._dynamo.convert_frame import register_bytecode_hook
+
+    found: list[CodeType] = []
+
+    def note(code: CodeType, new_code: CodeType) -> None:
+        found.append(code)
+
+    hook = register_bytecode_hook(note)
+    try:
+        yield
+    finally:
+        hook.remove()
+        for code in found:
+            reset_code(code)
 
 
 def _without_caches() -> Any:
@@ -486,8 +497,7 @@ def observe(step: Step, given: dict[str, Any]) -> list[Value]:
         with _without_caches():
             return compile_graph(graph, inputs, options, patches, inner_compile=inner_compile)
 
-    _forget(step.model)
-    with step.apart():
+    with step.apart(), _forgotten_after():
         output = torch.compile(step.model, backend=backend)(*step.inputs, **step.keywords)
         step.loss_of(output).backward()
     with torch.no_grad():

@@ -310,6 +310,15 @@ class TestGoesTogetherWith:
             assert kept_bytes(by_torch(TOKENS), owned) == kept[recompute]
         assert kept[0.3] < 0.5 * kept[1.0]
 
+    @pytest.mark.parametrize("options", [{"keep": ("*",), "smallest": 10**9}, {"bits": 4, "smallest": 10**9}])
+    def test_where_nothing_is_rounded_torchs_own_cut_is_left(self, options):
+        model = LanguageModel()
+        owned = [*model.parameters(), TOKENS]
+        exact = kept_bytes(torch.compile(model, backend="inductor")(TOKENS), owned)
+        torch._dynamo.reset()
+        few = torch.compile(model, backend="fewbit", options=options)
+        assert kept_bytes(few(TOKENS), owned) == exact
+
     def test_a_budget_lowers_bits_until_it_is_met(self):
         model = LanguageModel()
         owned = [*model.parameters(), TOKENS]

@@ -8,12 +8,20 @@ import pytest
 import torch
 from fewbit import FewbitError
 from fewbit.runtime.memory.allocator import allocations
-from fewbit.runtime.plan.compiled import CompiledKnown, Value, know_by_torch, know_compiled, know_recomputed
+from fewbit.runtime.plan.compiled import (
+    CompiledKnown,
+    Value,
+    budget_runs,
+    know_by_torch,
+    know_compiled,
+    know_recomputed,
+)
 from fewbit.runtime.plan.document import Plan
 from fewbit.runtime.plan.planner import Planner, static_bytes
 from fewbit.runtime.plan.problem import ALL_GRAPHS, Hold, Limits, Price
 from fewbit.runtime.plan.step import Step
 from plan_cases import Net, batch, fixed, gradient
+from torch._dynamo.utils import counters
 from torch.nn.functional import cross_entropy
 
 pytestmark = pytest.mark.skipif(torch.__version__ < "2.9", reason="the backend needs torch 2.9")
@@ -176,6 +184,14 @@ class TestACompiledPlan:
         planner = Stub(step, Limits(memory=1 << 40), Price(), static, None, recompute, True)
         best = planner.best_compiled(few, lambda: iter((again, long, exact)))
         assert best.time == pytest.approx(time) and tried == compiled
+
+    def test_leaves_nothing_compiled(self):
+        """Dynamo compiles a function 8 times at most, and what is left of one behind a break of the graph as well."""
+        torch.manual_seed(0)
+        step = Step(InTwoGraphs(layers=2, width=16), (), batch(4))
+        counters.clear()
+        assert len(list(budget_runs(step, [1.0] * 10))) == 10
+        assert counters["frames"]["ok"] == 20  # two functions each time
 
     def test_has_time_for_what_is_left_after_computing_again(self, planned):
         step = Step(planned[0], (), planned[1])
