@@ -217,7 +217,7 @@ def segments(equal: Sequence[_T]) -> Iterator[list[_T]]:
 
 def product(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     """Return the inner product of two gradients."""
-    return sum(float((x.double() * y.double()).sum()) for x, y in zip(a, b, strict=True))
+    return sum(float(torch.dot(x.flatten().float(), y.flatten().float())) for x, y in zip(a, b, strict=True))
 
 
 @dataclass
