@@ -40,6 +40,7 @@ def plot_rescue(message: str, ratios: Sequence[Line], pairs: Sequence[Direction]
     left, right = figure.subplots(1, 2)
     draw_lines(left, ratios, "large values, %", "test accuracy, %; dotted: exact")
     left.axhline(exact, color=INK, linewidth=1, linestyle=":")
+    left.set_ylim(top=101)  # an interval may reach beyond what an accuracy can
     _draw_pairs(right, pairs, exact)
     return figure
 
