@@ -6,6 +6,7 @@ from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from .blpa import COLOURS
 from .style import style_axes
@@ -39,13 +40,16 @@ def plot_depth(panels: Sequence[Panel]) -> Figure:
         _draw_losses(left, panel)
         _draw_errors(right, panel)
     grid[-1][0].set_xlabel("step")
-    grid[-1][1].set_xlabel("test error of each seed, %; stroke: mean")
+    grid[-1][1].set_xlabel("test error by seed, %; stroke: mean")
     return figure
 
 
 def _draw_losses(axes: Axes, panel: Panel) -> None:
     style_axes(axes)
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_locator(LogLocator(subs=(2, 3, 4, 6)))
+    axes.yaxis.set_minor_formatter("{x:g}")
     axes.set_ylabel("nats an image")
     axes.set_title(f"{panel.images}: training loss, mean and range over seeds", fontsize=9.5, loc="left")
     ends = {}
