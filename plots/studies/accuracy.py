@@ -206,7 +206,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     exact = fmean(row["final"] for row in rows if row["scale"] == "exact")
     cliffs = ", ".join(f"{scale} {fewest_bits(rows, scale) or '–'}" for scale in SCALES)
     return plot_accuracy(
-        f"Fewest bits without a loss of accuracy: per {cliffs} (means and 95 % intervals of five seeds)",
+        f"Fewest bits from which on no loss of accuracy shows: per {cliffs} (means and 95 % intervals of five seeds)",
         losses,
         accuracies,
         ways,
