@@ -87,7 +87,7 @@ def run(
         compact_json.write(path, {"torch": torch.__version__, "rows": rows})
         after_case()
     rows = experiment.rows(folder)
-    if missing and rows:
+    if rows:
         save_figure(experiment.draw(rows), folder / f"{experiment.name}.png")
     return rows
 

@@ -33,6 +33,13 @@ def test_what_was_broken_off_is_gone_on_with(tmp_path):
     assert EXPERIMENT.missing(tmp_path) == []
 
 
+def test_a_figure_is_drawn_again_when_nothing_is_missing(tmp_path):
+    run(EXPERIMENT, tmp_path, workers=1)
+    (tmp_path / "squares.png").unlink()
+    run(EXPERIMENT, tmp_path)
+    assert (tmp_path / "squares.png").exists()
+
+
 def test_cases_that_are_no_more_are_left_out_of_the_results(tmp_path):
     run(EXPERIMENT, tmp_path, workers=1)
     fewer = replace(EXPERIMENT, cases=lambda: cases()[:1])
