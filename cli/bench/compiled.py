@@ -21,6 +21,7 @@ import click
 import torch
 from torch import Tensor, nn
 
+from ...runtime.memory.malloc import return_freed_memory
 from ...tables.columns import columns
 from ..progress import with_progress
 from .compiled_trainings import (
@@ -39,7 +40,7 @@ from .compiled_trainings import (
     model_of,
     tokens_of,
 )
-from .processes import ProcessDied, added_peak_bytes, call_apart, return_freed_memory
+from .processes import ProcessDied, added_peak_bytes, call_apart
 from .report import MET, Report, bench_command, rounds_option, this_machine
 from .timing import Clock, computing, processor, take_turns, timed
 

@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
-# Of malloc.h in glibc: parameters of `mallopt`, and the size from which a block has memory of its own.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_OWN_MAPPING = 1 << 16
 
 
 class ProcessDied(Exception):
@@ -60,17 +57,6 @@ def peak_bytes() -> int | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
-
-
-def return_freed_memory() -> None:
-    """Make glibc's malloc return freed blocks to the system at once; elsewhere do nothing.
-
-    By default it keeps ever larger ones for later, and resident memory then tells what was once in use.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, _OWN_MAPPING)
-        mallopt(_TRIM_THRESHOLD, _OWN_MAPPING)
 
 
 def added_peak_bytes(call: Callable[[], object]) -> int | None:

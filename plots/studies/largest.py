@@ -5,9 +5,10 @@ Of ActNN Tables 5 and 6, Figures 1 and 7; of BLPA Table 2.
     python -m fewbit.plots.studies largest
 
 A trial is a step of training (forward, backward, SGD with momentum) in a process whose memory is limited: weights,
-gradients, momentum, activations and all scratch memory have to fit. The search begins at what the counted peak of a
-step on the meta device predicts. A row has the largest number that fits, the prediction, and the images a second of
-each trial that fits.
+gradients, momentum, activations and all scratch memory have to fit. What is freed is returned to the system at once;
+for the batch of a ResNet-152 there are also trials with glibc as it is, and the gaps that it keeps. The search begins
+at what the counted peak of a step on the meta device predicts. A row has the largest number that fits, the prediction,
+and the images a second of each trial that fits.
 
     ResNet-152    batch: exact, L1, L2, L3 (2 bits), checkpoints of exact inputs of blocks, hooks of 4 bits; and at a
                   fixed batch depth, width and resolution: exact, L2, L3
@@ -25,6 +26,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from ...runtime.convert.api import convert
+from ...runtime.memory.malloc import return_freed_memory
 from ...runtime.models import preact_resnet
 from ...runtime.plan.memory import parameter_bytes, peak_of_step
 from ...runtime.plan.search import largest_by_trial
@@ -44,6 +46,7 @@ SCALED = (EXACT, "L2", "L3")  # methods of the largest networks
 DIMENSIONS = ("depth", "width", "resolution")
 LAYERS = (164, 254, 488, 1001)
 BATCH = "batch"
+KEPT = "ResNet-152, freed memory kept"
 TOLERANCE = 0.03
 FRACTIONS = (8, 4, 2)  # of the largest batch: further points of the throughput
 
@@ -72,6 +75,7 @@ class Setting:
         size: of the square images.
         batch: images of a step.
         method: of `METHODS`, or `FEW`.
+        returned: whether freed memory goes back to the system at once.
     """
 
     room: int
@@ -80,6 +84,7 @@ class Setting:
     size: int
     batch: int
     method: str = EXACT
+    returned: bool = True
 
     def model(self) -> nn.Module:
         """Return the network that saves by the method; on torch's default device."""
@@ -124,6 +129,7 @@ _STEPS = {BATCH: ("batch", 1), "width": ("width", 4), "resolution": ("size", 8)}
 _RESNET = Setting(room=3 << 29, stages=(3, 8, 36, 3), width=64, size=64, batch=48)
 NETWORKS: Mapping[str, Setting] = {
     "ResNet-152": _RESNET,
+    KEPT: replace(_RESNET, returned=False),
     **{f"BLPA-{layers}": Setting(3 << 28, layers, width=16, size=32, batch=32) for layers in LAYERS},
 }
 
@@ -146,7 +152,9 @@ def step_seconds(setting: Setting) -> float:
 
 
 def warm_up(setting: Setting) -> None:
-    """Take a step of a small network by the same method."""
+    """Take a step of a small network by the same method, with memory returned or kept from here on."""
+    if setting.returned:
+        return_freed_memory()
     stages = 11 if isinstance(setting.stages, int) else (1, 1, 1, 1)
     step_seconds(replace(setting, stages=stages, width=8, size=32, batch=2))
 
@@ -174,9 +182,10 @@ def prediction(setting: Setting, what: str) -> int:
 def cases() -> list[Case]:
     """Return a case for each network, each quantity to enlarge, and each method."""
     batches = [{"network": "ResNet-152", "what": BATCH, "method": m} for m in METHODS]
+    kept = [{**case, "network": KEPT} for case in batches]
     scaled = [{"network": "ResNet-152", "what": d, "method": m} for d in DIMENSIONS for m in SCALED]
     blpa = [{"network": f"BLPA-{n}", "what": BATCH, "method": m} for n in LAYERS for m in (EXACT, FEW)]
-    return [*batches, *scaled, *blpa]
+    return [*batches, *scaled, *blpa, *kept]
 
 
 def measure(case: Case, networks: Mapping[str, Setting] = NETWORKS) -> dict[str, Any]:
@@ -219,7 +228,7 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
         times = f"×{row['largest'] / exact['largest']:.2f} of exact's" if exact and exact["largest"] else ""
         speed = row["images_per_second"][-1][1] if row["images_per_second"] else 0.0
         yield (
-            f"{row['network']:10} {row['what']:10} {row['method']:13} largest {row['largest']:5} {times}, "
+            f"{row['network']:29} {row['what']:10} {row['method']:13} largest {row['largest']:5} {times}, "
             f"predicted {row['predicted']}, {speed:.3g} images a second, {row['trials']} trials"
         )
 

@@ -8,11 +8,13 @@
     as_on_gpu()                      a context in which dropout and attention save what they save on a GPU
     need_of(model, runs)             the memory of training, exact and few-bit; .largest_batch(memory, bits)
     largest_batch(...)               the paper's formula
+    return_freed_memory()            on a CPU: what is freed goes back to the system at once
 
-All of them run on real tensors, on the meta device and on fake tensors, with the same bytes.
+Those of models run on real tensors, on the meta device and on fake tensors, with the same bytes.
 """
 
 from ..memory.listing import size_text
+from ..memory.malloc import return_freed_memory
 from ..memory.on_gpu import as_on_gpu
 from ..memory.peak import Peak, peak_of, peak_of_step
 from ..memory.record import profile, profile_call
@@ -43,6 +45,7 @@ __all__ = [
     "peak_of_step",
     "profile",
     "profile_call",
+    "return_freed_memory",
     "size_text",
     "timeline_of_step",
 ]
