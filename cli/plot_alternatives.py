@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @click.argument("report", metavar="REPORT", type=FILE)
 @figure_option
 def alternatives(report: Path, output: Path) -> None:
-    """Draw what fewbit bench alternatives measured: the gradient's error against the peak, times in the names.
+    """Draw what fewbit bench alternatives measured: time against peak, and the names of what nothing beats.
 
     Example: fewbit plot alternatives plots/results/alternatives-cpu.json -o alternatives.png
     """
