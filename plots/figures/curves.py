@@ -27,14 +27,16 @@ class Curves:
     gaps: Mapping[int, Sequence[float]]
 
 
-def plot_curves(rows: Sequence[Curves], steps: Sequence[int]) -> Figure:
+def plot_curves(message: str, rows: Sequence[Curves], steps: Sequence[int]) -> Figure:
     """Return a figure with a row of two panels for each activation.
 
     Args:
+        message: the title.
         rows: of the activations.
         steps: of the points of a curve.
     """
-    figure = Figure(figsize=(8.4, 0.7 + 2.1 * len(rows)), layout="constrained", facecolor="white")
+    figure = Figure(figsize=(8.4, 0.9 + 2.1 * len(rows)), layout="constrained", facecolor="white")
+    figure.suptitle(message, fontsize=12, x=0.01, ha="left")
     for i, (row, (left, right)) in enumerate(zip(rows, figure.subplots(len(rows), 2, squeeze=False), strict=True)):
         _draw_losses(left, row, steps)
         _draw_gaps(right, row)

@@ -102,7 +102,16 @@ def draw(rows: Sequence[Row]) -> Figure:
         gaps = {b: _gaps(own, b, "accuracy") for b in BITS[1:]}
         panels.append(Curves(activation, {b: run for b, run in losses.items() if run}, gaps))
     every = STEPS // POINTS
-    return plot_curves(panels, [every * (i + 1) for i in range(POINTS)])
+    return plot_curves(_message(panels), panels, [every * (i + 1) for i in range(POINTS)])
+
+
+def _message(panels: Sequence[Curves]) -> str:
+    """Say which activations in how many bits end at a lower accuracy, by intervals."""
+    found = {f"{p.name} in {b}": interval(gaps) for p in panels for b, gaps in p.gaps.items() if gaps}
+    lost = [name for name, gap in found.items() if gap.high < 0]
+    if lost:
+        return f"Few bits cost accuracy beyond chance in {len(lost)} of {len(found)} settings: {', '.join(lost)} bits"
+    return f"Few bits cost no accuracy beyond chance in any of {len(found)} settings"
 
 
 EXPERIMENT = Experiment("curves", cases, measure, lambda case: 45, lines, draw)
