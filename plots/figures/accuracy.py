@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from .lines import Line, draw_lines
-from .style import INK
+from .style import INK, entitle
 
 
 def plot_accuracy(
@@ -21,7 +21,7 @@ def plot_accuracy(
         exact: the final training loss of exact runs.
     """
     figure = Figure(figsize=(13.2, 4.2), layout="constrained", facecolor="white")
-    figure.suptitle(message, fontsize=12, color=INK, x=0.01, ha="left", fontweight="bold")
+    entitle(figure, message)
     falling, right, comparing = figure.subplots(1, 3)
     draw_lines(falling, losses, "bits", "final training loss; dotted: exact", scale=("log", "log"))
     falling.axhline(exact, color=INK, linewidth=1, linestyle=":")

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from .style import BLUE, GREEN, INK, ORANGE, SAND, SAND_EDGE, VERMILION, label_ends, style_axes
+from .style import BLUE, GREEN, INK, ORANGE, SAND, SAND_EDGE, VERMILION, entitle, label_ends, style_axes
 
 # The first variants are lines, each of its colour; what comes after them is compared with them at the end alone.
 _LINES = (INK, BLUE, GREEN, ORANGE, VERMILION)
@@ -40,7 +40,7 @@ def plot_actnn_training(tasks: Mapping[str, Sequence[Variant]]) -> Figure:
         tasks: name -> variants, the baseline first; the same variants and seeds for all tasks.
     """
     figure = Figure(figsize=(13.4, 0.9 + 3.5 * len(tasks)), layout="constrained", facecolor="white")
-    figure.suptitle(message(tasks), fontsize=12, color=INK, x=0.01, ha="left", fontweight="bold")
+    entitle(figure, message(tasks))
     rows = figure.subplots(len(tasks), 3, width_ratios=(1.2, 1, 1), squeeze=False)
     for (name, variants), (falling, ending, keeping) in zip(tasks.items(), rows, strict=True):
         _draw_losses(falling, name, variants)

@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .style import BLUE, GREY, INK, ORANGE, style_axes
+from .style import BLUE, GREY, INK, ORANGE, entitle, style_axes
 
 # Tasks of `fewbit bench alternatives`, a panel each.
 PANELS = {"llama": "Llama", "gpt2": "GPT-2", "vit": "ViT", "cnn": "ResNet-18"}
@@ -102,7 +102,7 @@ def plot_alternatives(rows: Sequence[Mapping[str, Any]], where: str) -> Figure:
     faint = {"alpha": _FAINT, "markersize": 4, "label": "faint: another way is no worse in peak, time and error"}
     handles += panels[0].plot([], [], "o", color=GREY, **faint)
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    figure.suptitle(f"{_message([*found.values()])} ({where})", fontsize=12, color=INK, x=0.01, ha="left")
+    entitle(figure, f"{_message([*found.values()])} ({where})")
     return figure
 
 

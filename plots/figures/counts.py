@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .style import BLUE, GREEN, INK, ORANGE, VERMILION, label_ends, style_axes
+from .style import BLUE, GREEN, INK, ORANGE, VERMILION, entitle, label_ends, style_axes
 
 _COLORS = (INK, ORANGE, BLUE)
 
@@ -45,7 +45,7 @@ class Step:
 def plot_counts(levels: Sequence[Level], steps: Sequence[Step]) -> Figure:
     """Return a figure of two panels."""
     figure = Figure(figsize=(11.4, 4.4), layout="constrained", facecolor="white")
-    figure.suptitle(_message(levels, steps), fontsize=12, color=INK, x=0.01, ha="left", fontweight="bold")
+    entitle(figure, _message(levels, steps))
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.3))
     _draw_levels(left, levels)
     if steps:

@@ -7,7 +7,7 @@ from statistics import fmean
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .style import BLUE, GREEN, INK, ORANGE, VERMILION, style_axes
+from .style import BLUE, GREEN, INK, ORANGE, VERMILION, entitle, style_axes
 
 _COLORS = {0: INK, 1: VERMILION, 2: ORANGE, 3: GREEN, 4: BLUE}
 
@@ -36,7 +36,7 @@ def plot_curves(message: str, rows: Sequence[Curves], steps: Sequence[int]) -> F
         steps: of the points of a curve.
     """
     figure = Figure(figsize=(8.4, 0.9 + 2.1 * len(rows)), layout="constrained", facecolor="white")
-    figure.suptitle(message, fontsize=12, x=0.01, ha="left")
+    entitle(figure, message)
     for i, (row, (left, right)) in enumerate(zip(rows, figure.subplots(len(rows), 2, squeeze=False), strict=True)):
         _draw_losses(left, row, steps)
         _draw_gaps(right, row)

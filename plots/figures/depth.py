@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from .blpa import COLOURS
-from .style import style_axes
+from .style import entitle, style_axes
 
 _GAP = 0.07  # between the names at the lines' ends, of the panel's height
 
@@ -34,7 +34,7 @@ class Panel:
 def plot_depth(panels: Sequence[Panel]) -> Figure:
     """Return a figure with a row for each panel."""
     figure = Figure(figsize=(9.4, 0.9 + 2.7 * len(panels)), layout="constrained", facecolor="white")
-    figure.suptitle(_message(panels), fontsize=11, x=0.01, ha="left")
+    entitle(figure, _message(panels))
     grid = figure.subplots(len(panels), 2, squeeze=False, width_ratios=(1.7, 1))
     for panel, (left, right) in zip(panels, grid, strict=True):
         _draw_losses(left, panel)

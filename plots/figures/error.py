@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from ...tables import KINDS, Table
 from ...tables.names import counted
-from .style import CYCLE, GREY, INK, MARKERS, shortened, style_axes
+from .style import CYCLE, GREY, INK, MARKERS, entitle, shortened, style_axes
 
 LINE_STYLES: dict[str, Literal["--", "-", ":"]] = {"interval": "--", "shared": "-", "stochastic": ":"}
 # Quadratures differ in their last digits: below this gap, error and bound are equal to rounding.
@@ -48,6 +48,7 @@ def plot_error(tables: Sequence[Table]) -> Figure:
         panels[0].text(0.5, 0.5, note, ha="center", va="center", fontsize=11, color=INK, transform=panels[0].transAxes)
         return figure
     lines = list(_lines(inexact))
+    entitle(figure, _message(lines))
     _draw_errors(panels[0], lines)
     _add_legends(panels[0], lines)
     if bounded:
@@ -71,6 +72,16 @@ def gap(table: Table) -> float:
     """Return (error − lower bound) / error, at least `LEAST_GAP` to be finite on a log scale."""
     bound = table.error if table.lower_bound is None else table.lower_bound
     return max(1 - bound / table.error, LEAST_GAP)
+
+
+def _message(lines: Sequence[_Line]) -> str:
+    """Say by how much a bit divides the error, over the lines of more than one table."""
+    ends = [(line.tables[0], line.tables[-1]) for line in lines if len(line.tables) > 1]
+    factors = sorted((first.error / last.error) ** (1 / (last.bits - first.bits)) for first, last in ends)
+    if not factors:
+        return "The error of tables"
+    low, high = f"{factors[0]:.1f}", f"{factors[-1]:.1f}"
+    return f"A bit divides the error by {low}" + (f" to {high}" if low != high else "")
 
 
 def _panels(figure: Figure, count: int, bits: Sequence[int]) -> list[Axes]:

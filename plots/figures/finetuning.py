@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from .style import BLUE, GREY, INK, VERMILION, style_axes
+from .style import BLUE, GREY, INK, VERMILION, entitle, style_axes
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def plot_finetuning(ways: list[Way]) -> Figure:
     left.set_xlabel("test accuracy less exact's, in points;\ndot: mean of all tasks and seeds, stroke: of one task")
     right.set_xlabel("bytes kept from forward to backward,\nas a share of exact training's")
     right.set_xlim(0, 1.1)
-    left.set_title(_message(ways), fontsize=10, loc="left")
+    entitle(figure, _message(ways))
     return figure
 
 

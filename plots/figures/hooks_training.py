@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
-from .style import CYCLE, INK, SAND, style_axes
+from .style import CYCLE, INK, SAND, entitle, style_axes
 
 
 def plot_differences(differences: Mapping[str, Sequence[float]], deviation: float) -> Figure:
@@ -14,7 +14,8 @@ def plot_differences(differences: Mapping[str, Sequence[float]], deviation: floa
         differences: of each variant, one per seed.
         deviation: standard deviation of the exact runs, drawn as a band.
     """
-    figure = Figure(figsize=(7.6, 0.9 + 0.42 * len(differences)), layout="constrained", facecolor="white")
+    figure = Figure(figsize=(8.4, 1.3 + 0.42 * len(differences)), layout="constrained", facecolor="white")
+    entitle(figure, _message(differences, deviation))
     axes = figure.subplots()
     style_axes(axes)
     axes.axvspan(-deviation, deviation, color=SAND, zorder=0)
@@ -27,3 +28,11 @@ def plot_differences(differences: Mapping[str, Sequence[float]], deviation: floa
     axes.invert_yaxis()
     axes.set_xlabel("validation loss less exact's of the same seed (dots), mean (bar), deviation of the seeds (band)")
     return figure
+
+
+def _message(differences: Mapping[str, Sequence[float]], deviation: float) -> str:
+    means = {name: sum(values) / len(values) for name, values in differences.items()}
+    above = [name for name, mean in means.items() if mean > deviation]
+    if above:
+        return f"More than a deviation of the seeds above exact training: {' · '.join(above)}"
+    return "None ends, on average, more than a deviation of the seeds above exact training"

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from ...tables import Table
 from ...tables.names import counted
 from .panel import Approximated, draw_panel, error_text, legend_entries, name_text, visible_span, weight_text
-from .style import INK, VERMILION
+from .style import INK, VERMILION, entitle
 
 _PANEL = (3.6, 2.3)  # inches
 
@@ -29,10 +29,19 @@ def plot_kinds(rows: Sequence[Approximated]) -> Figure:
             axes.set_title(title, fontsize=9.5, color=INK, linespacing=1.4)
             axes.set_xlabel("$x$", fontsize=10, color=INK, labelpad=1)
         panels[0].set_ylabel(name_text(row), fontsize=10.5, color=INK)
-    figure.suptitle(weight_text(rows), fontsize=10, color=INK)
+    entitle(figure, f"{_message(rows)} ({weight_text(rows)})")
     handles, labels = legend_entries(figure.axes)
     figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=9.5)
     return figure
+
+
+def _message(rows: Sequence[Approximated]) -> str:
+    pairs = [row.tables for row in rows]
+    less = sorted(round(100 * (1 - shared.error / interval.error)) for interval, shared in pairs if interval.error)
+    if not less or less[-1] < 1:
+        return "Intervals that share levels err no less"
+    amount = f"{less[0]} to {less[-1]}" if less[0] < less[-1] else f"{less[0]}"
+    return f"Intervals that share levels err {amount} % less"
 
 
 def kind_titles(interval: Table, shared: Table) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter
 
-from .style import CYCLE, INK, style_axes
+from .style import CYCLE, INK, entitle, style_axes
 
 _EXACT = "exact"
 
@@ -37,7 +37,7 @@ def plot_largest(
         blpa: batches of BLPA's networks by layers and method.
     """
     figure = Figure(figsize=(9.6, 6.8), layout="constrained", facecolor="white")
-    figure.suptitle(_message(batches), fontsize=11, x=0.01, ha="left")
+    entitle(figure, _message(batches))
     (first, second), (third, fourth) = figure.subplots(2, 2)
     colors = {name: INK if name == _EXACT else CYCLE[i - 1] for i, name in enumerate(batches)}
     _draw_speeds(first, batches, colors)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from .style import CYCLE, GREY, INK, style_axes
+from .style import CYCLE, GREY, INK, entitle, style_axes
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,11 @@ class Kept:
 
 def plot_memory(methods: Sequence[Kept], title: str) -> Figure:
     """Return horizontal bars, the first method on top; the grey end of each is the memory kept of the input."""
-    figure = Figure(figsize=(8, 0.9 + 0.42 * len(methods)), layout="constrained")
+    figure = Figure(figsize=(8, 1.2 + 0.42 * len(methods)), layout="constrained")
     axes = figure.subplots()
     style_axes(axes)
-    axes.set_title(title, fontsize=10, color=INK)
+    axes.set_title(title, fontsize=9.5, color=INK, loc="left")
+    entitle(figure, _message(methods))
     for row, method in enumerate(methods):
         hatch = None if method.measured else "///"
         axes.barh(row, method.units, color=CYCLE[0], hatch=hatch, edgecolor="white", height=0.66)
@@ -40,3 +41,12 @@ def plot_memory(methods: Sequence[Kept], title: str) -> Figure:
     axes.invert_yaxis()
     axes.set_xlabel("tensors of tokens × intermediate; grey: the block's input", fontsize=9, color=INK)
     return figure
+
+
+def _message(methods: Sequence[Kept]) -> str:
+    first, *others = methods
+    kept = [method for method in others if method.units]  # the rest compute all again
+    if not kept:
+        return f"{first.name} keeps {first.units:.2f} tensors beside the input"
+    least = min(kept, key=lambda method: method.units)
+    return f"Beside the input {least.name} keeps {least.units:.2f} tensors, {first.name} {first.units:.2f}"

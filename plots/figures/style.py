@@ -6,6 +6,7 @@ Styles are set on the artists, never in matplotlib's global `rcParams`: making a
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 # Okabe & Ito (2008), "Color Universal Design"; grey replaces yellow, which is hard to see on white.
 INK, BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, GREY = (
@@ -29,6 +30,11 @@ _FRAME = "#9a9a9a"
 def shortened(text: str, width: int) -> str:
     """Return `text`, cut to `width` characters with an ellipsis if it is longer."""
     return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def entitle(figure: Figure, message: str) -> None:
+    """Write what the figure shows above it, from its left edge."""
+    figure.suptitle(message, fontsize=12, color=INK, x=0.01, ha="left", fontweight="bold")
 
 
 def style_axes(axes: Axes) -> None:

@@ -4,6 +4,7 @@ The curves of a good few-bit table coincide with the exact one; so a second pane
 over the range of several exact runs: a difference within it is no larger than one due to other initial weights.
 """
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from .style import CYCLE, GREY, INK, SAND, SAND_EDGE, label_ends, style_axes
+from .style import CYCLE, GREY, INK, SAND, SAND_EDGE, entitle, label_ends, style_axes
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def plot_training(exact: Sequence[Sequence[float]], curves: Sequence[Curve], uni
     figure = Figure(figsize=(10.2, 4.2), layout="constrained", facecolor="white")
     falling, differing = figure.subplots(1, 2, width_ratios=(1, 1.15))
     runs = np.asarray(exact, dtype=np.float64)
-    figure.suptitle(message(runs, curves), fontsize=12, color=INK, x=0.01, ha="left", fontweight="bold")
+    entitle(figure, message(runs, curves))
     _draw_losses(falling, runs[0], curves, unigram_entropy)
     _draw_differences(differing, runs, curves)
     for axes in (falling, differing):
@@ -100,9 +101,11 @@ def plot_seeds(variants: Sequence[Seeds], unigram_entropy: float) -> Figure:
     figure = Figure(figsize=(12.4, 4.1), layout="constrained", facecolor="white")
     falling, differing, validating = figure.subplots(1, 3, width_ratios=(1, 1.15, 0.85))
     exact = variants[0]
+    entitle(figure, seeds_message(variants))
     _draw_means(falling, variants, unigram_entropy)
     style_axes(differing)
-    differing.set_title(f"training loss less the mean of {exact.name}", fontsize=9.5, color=INK)
+    title = f"less the mean of {exact.name}; area: its {len(exact.losses)} seeds"
+    differing.set_title(title, fontsize=9.5, color=INK, loc="left")
     _draw_band(differing, exact, exact.mean)
     for index, variant in enumerate(variants):
         _draw_mean(differing, variant, variant.mean - exact.mean, index)
@@ -110,18 +113,28 @@ def plot_seeds(variants: Sequence[Seeds], unigram_entropy: float) -> Figure:
         axes.set_xlabel("step", fontsize=10, color=INK)
         axes.set_xlim(0, len(exact.mean))
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    ends = [(v.name, float(v.mean[-1] - exact.mean[-1]), _colour(i)) for i, v in enumerate(variants)]
+    label_ends(differing, ends, 0.075)
     _draw_validation(validating, variants)
-    figure.legend(
-        *falling.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=9.5
-    )
     return figure
+
+
+def seeds_message(variants: Sequence[Seeds]) -> str:
+    """Return which variants' validation loss is, on average, within a deviation of the first one's seeds, or above."""
+    exact, *others = variants
+    if len(exact.validation_losses) < 2 or not others:
+        return "Validation loss: nothing to compare"
+    most = float(np.mean(exact.validation_losses)) + float(np.std(exact.validation_losses, ddof=1))
+    above = [v.name for v in others if np.mean(v.validation_losses) > most]
+    if not above:
+        return f"No validation loss is, on average, more than a deviation of the seeds above {exact.name} training's"
+    return f"Validation loss more than a deviation of the seeds above {exact.name} training's: {' · '.join(above)}"
 
 
 def _draw_means(axes: Axes, variants: Sequence[Seeds], unigram_entropy: float) -> None:
     style_axes(axes)
-    axes.set_title("training loss", fontsize=9.5, color=INK)
-    axes.set_ylabel("nats a character", fontsize=10, color=INK)
-    axes.axhline(unigram_entropy, color=GREY, linewidth=1.2, linestyle=":", label="unigram entropy")
+    axes.set_title("training loss, nats a character", fontsize=9.5, color=INK, loc="left")
+    _draw_entropy(axes, unigram_entropy)
     _draw_band(axes, variants[0], np.zeros(1))
     for index, variant in enumerate(variants):
         _draw_mean(axes, variant, variant.mean, index)
@@ -144,7 +157,7 @@ def _draw_validation(axes: Axes, variants: Sequence[Seeds]) -> None:
     """Draw a point per seed and a bar at the mean; a line joins the runs of a seed; the band is exact ± 1 deviation."""
     style_axes(axes)
     axes.grid(False, axis="x")
-    axes.set_title("validation loss; area: exact ± 1 s.d.", fontsize=9.5, color=INK)
+    axes.set_title("validation loss; area: exact ± its deviation", fontsize=9.5, color=INK, loc="left")
     exact = np.asarray(variants[0].validation_losses)
     deviation = exact.std(ddof=1) if len(exact) > 1 else 0.0
     lowest, highest = exact.mean() - deviation, exact.mean() + deviation
@@ -156,13 +169,22 @@ def _draw_validation(axes: Axes, variants: Sequence[Seeds]) -> None:
         colour = _colour(int(place))
         axes.plot([place] * len(exact), variant.validation_losses, "o", color=colour, markersize=5, zorder=3)
         axes.plot(place, np.mean(variant.validation_losses), "_", color=colour, markersize=22, markeredgewidth=1.6)
-    axes.set_xticks(places, [variant.name.replace(", ", ",\n") for variant in variants])
+    axes.set_xticks(places, [textwrap.fill(variant.name, 8) for variant in variants])
     axes.set_xlim(-0.5, len(variants) - 0.5)
 
 
 def _draw_losses(axes: Axes, exact: NDArray[np.float64], curves: Sequence[Curve], unigram_entropy: float) -> None:
     style_axes(axes)
     axes.set_title("training loss, nats a character", fontsize=9.5, color=INK, loc="left")
+    _draw_entropy(axes, unigram_entropy)
+    steps = np.arange(1, len(exact) + 1)
+    lines = [("exact", exact, INK), *((c.name, np.asarray(c.losses), _colour(i)) for i, c in enumerate(curves, 1))]
+    for name, losses, colour in lines:
+        axes.plot(steps, losses, color=colour, linewidth=1.3, label=name)
+    label_ends(axes, [(name, float(losses[-1]), colour) for name, losses, colour in lines])
+
+
+def _draw_entropy(axes: Axes, unigram_entropy: float) -> None:
     axes.axhline(unigram_entropy, color=GREY, linewidth=1.2, linestyle="--")
     axes.annotate(
         *("character frequencies alone", (1, unigram_entropy)),
@@ -173,11 +195,6 @@ def _draw_losses(axes: Axes, exact: NDArray[np.float64], curves: Sequence[Curve]
         fontsize=9,
         color=GREY,
     )
-    steps = np.arange(1, len(exact) + 1)
-    lines = [("exact", exact, INK), *((c.name, np.asarray(c.losses), _colour(i)) for i, c in enumerate(curves, 1))]
-    for name, losses, colour in lines:
-        axes.plot(steps, losses, color=colour, linewidth=1.3, label=name)
-    label_ends(axes, [(name, float(losses[-1]), colour) for name, losses, colour in lines])
 
 
 def _draw_differences(axes: Axes, exact: NDArray[np.float64], curves: Sequence[Curve]) -> None:

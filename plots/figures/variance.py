@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .style import BLUE, CYCLE, GREY, INK, MARKERS, VERMILION, style_axes
+from .style import BLUE, CYCLE, GREY, INK, MARKERS, VERMILION, entitle, label_ends, style_axes
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ class Variances:
 def plot_variance(data: Variances) -> Figure:
     """Return a figure of six panels."""
     figure = Figure(figsize=(13, 8), layout="constrained", facecolor="white")
+    share = sum(data.empirical) / sum(data.sampling)
+    entitle(figure, f"{data.bits} bits add {share:.2f} of the variance that the choice of the minibatch causes")
     axes = figure.subplots(2, 3, width_ratios=(1.25, 1, 1))
     _draw_split(axes[0, 0], data)
     _draw_contexts(axes[0, 1], data)
@@ -86,14 +88,16 @@ def _draw_contexts(axes: Axes, data: Variances) -> None:
 def _draw_curves(axes: Axes, data: Variances) -> None:
     """Draw variance against bits, one line per method."""
     _style(axes, "all parameters", "bits for each element, on average", "variance / squared norm of the gradient")
+    ends = []
     for (method, rows), colour, marker in zip(data.curves.items(), CYCLE, MARKERS, strict=False):
         bits, variance = np.asarray(rows).T
         shown = {"color": colour, "marker": marker, "markersize": 4, "linewidth": 1.4}
         axes.plot(bits, variance / data.squared_norm, label=method, **shown)
+        ends.append((method, float(variance[-1] / data.squared_norm), colour))
     sampling = sum(data.sampling) / data.squared_norm
     axes.axhline(sampling, color=GREY, linewidth=1, linestyle="--", label="choice of the minibatch")
     axes.set_yscale("log")
-    axes.legend(frameon=False, fontsize=8.5, loc="lower left")
+    label_ends(axes, [*ends, ("choice of the\nminibatch", sampling, GREY)], 0.06)
 
 
 def _draw_histogram(axes: Axes, values: Sequence[float], label: str, counted: str) -> None:

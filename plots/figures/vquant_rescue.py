@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .lines import Line, draw_lines
-from .style import BLUE, INK, VERMILION, style_axes
+from .style import BLUE, INK, VERMILION, entitle, style_axes
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def plot_rescue(message: str, ratios: Sequence[Line], pairs: Sequence[Direction]
         exact: accuracy of exact training, in percent.
     """
     figure = Figure(figsize=(11.4, 4.2), layout="constrained", facecolor="white")
-    figure.suptitle(message, fontsize=12, color=INK, x=0.01, ha="left", fontweight="bold")
+    entitle(figure, message)
     left, right = figure.subplots(1, 2)
     draw_lines(left, ratios, "large values, %", "test accuracy, %; dotted: exact")
     left.axhline(exact, color=INK, linewidth=1, linestyle=":")
