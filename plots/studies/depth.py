@@ -26,7 +26,7 @@ from .intervals import differences, interval
 from .runs import averaging_window, smoothed
 
 SETTINGS: Mapping[str, Settings] = {
-    "mnist": Settings(width=4, batch=32, steps=400),
+    "mnist": Settings(width=4, batch=32, steps=1600),
     "digits": Settings(width=4, batch=32, steps=200),
 }
 SEEDS: Mapping[str, range] = {"mnist": range(2), "digits": range(10)}
@@ -34,7 +34,7 @@ RUNS: Mapping[str, Sequence[str]] = {
     "mnist": ("exact", "8 bits", "4 bits", "naive, 8 bits"),
     "digits": ("exact", "4 bits", "naive, 4 bits"),
 }
-SECONDS: Mapping[str, float] = {"mnist": 400, "digits": 60}
+SECONDS: Mapping[str, float] = {"mnist": 600, "digits": 60}
 POINTS = 20  # of a curve
 
 _images = cache(lambda name: COLLECTIONS[name]())
