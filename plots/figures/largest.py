@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator, ScalarFormatter
+from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
-from .style import CYCLE, INK, entitle, style_axes
+from .style import CYCLE, INK, entitle, label_ends, style_axes
 
 _EXACT = "exact"
 
@@ -53,16 +53,14 @@ def plot_largest(
 def _draw_speeds(axes: Axes, batches: Mapping[str, Found], colors: Mapping[str, str]) -> None:
     style_axes(axes)
     axes.set_xscale("log", base=2)
+    ends = []
     for name, found in batches.items():
         sizes, speeds = zip(*found.speeds, strict=True)
         axes.plot(sizes, speeds, color=colors[name], linewidth=1.5)
         axes.plot(sizes[-1], speeds[-1], "X", color=colors[name], markersize=7)
-        axes.annotate(
-            f"{name}, {found.largest}", (sizes[-1], speeds[-1]), (5, 4), textcoords="offset points", size=8,
-            color=colors[name],
-        )  # fmt: skip
+        ends.append((f"{name}, {found.largest}", speeds[-1], colors[name]))
     axes.set_ylim(bottom=0)
-    axes.margins(x=0.2)
+    label_ends(axes, ends)
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.set_xlabel("batch; cross: the largest that fits")
     axes.set_title("ResNet-152: images a second", fontsize=9.5, loc="left")
@@ -97,7 +95,9 @@ def _draw_layers(axes: Axes, values: Mapping[int, Mapping[str, float]]) -> None:
     axes.margins(x=0.15)
     axes.set_xticks([*values], [*map(str, values)])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+    axes.yaxis.set_minor_formatter("{x:g}")
     axes.set_xlabel("layers")
 
 
