@@ -79,7 +79,7 @@ def _draw_scaled(axes: Axes, scaled: Mapping[str, Mapping[str, Found]], colors: 
     names = [f"{d}\nexact: {found[_EXACT].largest if _EXACT in found else '?'}" for d, found in scaled.items()]
     axes.set_xticks(np.arange(len(scaled)), names)
     axes.axhline(1, color=INK, linewidth=0.8)
-    axes.set_title("ResNet-152 at a fixed batch: the largest, as multiples of exact's", fontsize=9.5, loc="left")
+    axes.set_title("ResNet-152 at a fixed batch: times exact's", fontsize=9.5, loc="left")
 
 
 def _draw_layers(axes: Axes, values: Mapping[int, Mapping[str, float]]) -> None:
