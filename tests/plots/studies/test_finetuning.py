@@ -54,7 +54,7 @@ def test_a_variant_is_paired_with_exact_of_its_task_and_seed(rows):
 
 def test_the_figure_says_how_many_lose(rows):
     left, right = finetuning.draw(rows).axes
-    assert " of 5 ways lose accuracy beyond chance" in left.get_title(loc="left")
+    assert " of 5 ways lose accuracy beyond chance" in left.figure.get_suptitle()
     assert len(right.patches) == 5
 
 
