@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .style import BLUE, GREY, INK, ORANGE, entitle, style_axes
+from .style import BLUE, GREY, INK, ORANGE, entitle, heights_apart, style_axes
 
 # Tasks of `fewbit bench alternatives`, a panel each.
 PANELS = {"llama": "Llama", "gpt2": "GPT-2", "vit": "ViT", "cnn": "ResNet-18"}
@@ -126,22 +126,8 @@ def _panel(axes: Axes, points: Sequence[Point], title: str) -> None:
         axes.plot(point.peak, point.time, "o", color=point.color, markersize=size, alpha=alpha)
     named = sorted({*front, *(p for p in points if p.name in _BARS)}, key=lambda p: (p.time, p.name))
     axes.set_xlim(0, max([1.1, *(point.peak + 0.05 for point in points)]))
-    axes.set_ylim(*axes.get_ylim())  # settles the limits that heights use
-    for point, height in zip(named, _heights(axes, named), strict=True):
+    heights = heights_apart(axes, [point.time for point in named], 0.06)
+    for point, height in zip(named, heights, strict=True):
         line = {"arrowstyle": "-", "color": point.color, "linewidth": 0.5, "shrinkB": 3, "relpos": (0, 0.5)}
         place = {"xytext": (1.02, height), "textcoords": axes.transAxes, "va": "center", "arrowprops": line}
         axes.annotate(point.label, (point.peak, point.time), fontsize=8.5, color=INK, **place)
-
-
-def _heights(axes: Axes, points: Sequence[Point], least: float = 0.06) -> list[float]:
-    """Return heights, in shares of the axes, at which names of points of rising times do not lie on one another."""
-    own = [float((axes.transData + axes.transAxes.inverted()).transform((0, p.time))[1]) for p in points]
-    heights: list[float] = []
-    for height in own:
-        heights.append(max(height, heights[-1] + least) if heights else height)
-    over = max(0.0, heights[-1] - 1) if heights else 0.0
-    highest = 1.0
-    for i in range(len(heights) - 1, -1, -1):
-        heights[i] = min(heights[i] - (over if heights[i] > own[i] else 0), highest)
-        highest = heights[i] - least
-    return heights

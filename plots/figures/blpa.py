@@ -139,9 +139,7 @@ def _draw_batches(axes: Axes, rows: list[dict[str, Any]]) -> None:
     ours, paper = ([row[few] / row[exact] for row in rows] for few, exact in (("few", "exact"), _PAPER))
     bars = ((-0.18, ours, BLUE, "white", "formula"), (0.18, paper, SAND, INK, "paper, 1080 Ti"))
     for shift, values, colour, ink, name in bars:
-        axes.bar(
-            places + shift, values, 0.34, color=colour, edgecolor=SAND_EDGE if colour == SAND else None, label=name
-        )
+        axes.bar(places + shift, values, 0.34, color=colour, edgecolor=SAND_EDGE if colour == SAND else None)
         axes.text(float(places[0]) + shift, 0.2, name, rotation=90, ha="center", va="bottom", color=ink, size=8.5)
     axes.set_xticks(places, [f"{row['depth']}" + ("\n×4" if row["width"] == 64 else "") for row in rows])
 

@@ -9,9 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from .blpa import COLOURS
-from .style import entitle, style_axes
-
-_GAP = 0.07  # between the names at the lines' ends, of the panel's height
+from .style import entitle, label_ends, style_axes
 
 
 @dataclass(frozen=True)
@@ -52,20 +50,14 @@ def _draw_losses(axes: Axes, panel: Panel) -> None:
     axes.yaxis.set_minor_formatter("{x:g}")
     axes.set_ylabel("nats an image")
     axes.set_title(f"{panel.images}: training loss, mean and range over seeds", fontsize=9.5, loc="left")
-    ends = {}
+    ends = []
     for name, curves in panel.losses.items():
         values = [*zip(*curves, strict=True)]
         steps = [panel.steps * (i + 1) / len(values) for i in range(len(values))]
         axes.fill_between(steps, [*map(min, values)], [*map(max, values)], color=COLOURS[name], alpha=0.13, lw=0)
         axes.plot(steps, [*map(fmean, values)], color=COLOURS[name], linewidth=1.5)
-        ends[name] = fmean(values[-1])
-    axes.get_ylim()  # settles the limits that the transformation uses
-    to_axes = axes.transScale + axes.transLimits
-    below = float("-inf")
-    for name, end in sorted(ends.items(), key=lambda item: item[1]):
-        height = max(float(to_axes.transform((0, end))[1]), below + _GAP)
-        axes.text(1.01, height, name, color=COLOURS[name], transform=axes.transAxes, va="center", size=8.5)
-        below = height
+        ends.append((name, fmean(values[-1]), COLOURS[name]))
+    label_ends(axes, ends, 0.07)
 
 
 def _draw_errors(axes: Axes, panel: Panel) -> None:

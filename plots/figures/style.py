@@ -50,6 +50,28 @@ def style_axes(axes: Axes) -> None:
     axes.tick_params(which="minor", length=0)
 
 
+def heights_apart(axes: Axes, values: Sequence[float], least: float) -> list[float]:
+    """Return heights, in shares of the axes, at which names of rising values do not lie on one another.
+
+    Args:
+        axes: with final limits and linear or logarithmic scales.
+        values: rising.
+        least: distance of two names.
+    """
+    to_axes = axes.transData + axes.transAxes.inverted()
+    left = axes.get_xlim()[0]
+    axes.get_ylim()  # settles the limits that the transformation uses
+    heights: list[float] = []
+    for value in values:
+        height = float(to_axes.transform((left, value))[1])
+        heights.append(max(height, heights[-1] + least) if heights else height)
+    top = 0.97
+    for i in reversed(range(len(heights))):
+        heights[i] = min(heights[i], top)
+        top = heights[i] - least
+    return heights
+
+
 def label_ends(axes: Axes, ends: Sequence[tuple[str, float, str]], least: float = 0.055) -> None:
     """Write names to the right of the axes, whose limits are final, each in its colour and beside its line's end.
 
@@ -58,17 +80,8 @@ def label_ends(axes: Axes, ends: Sequence[tuple[str, float, str]], least: float 
         ends: (name, value of the line's end, colour).
         least: distance of two names, in heights of the axes.
     """
-    to_axes = axes.transData + axes.transAxes.inverted()
-    left = axes.get_xlim()[0]
     ordered = sorted(ends, key=lambda end: end[1])
-    heights: list[float] = []
-    for _, value, _ in ordered:
-        height = float(to_axes.transform((left, value))[1])
-        heights.append(max(height, heights[-1] + least) if heights else height)
-    top = 0.97
-    for i in reversed(range(len(heights))):
-        heights[i] = min(heights[i], top)
-        top = heights[i] - least
+    heights = heights_apart(axes, [value for _, value, _ in ordered], least)
     for (name, _, colour), height in zip(ordered, heights, strict=True):
         axes.annotate(
             *(name, (1, height)),

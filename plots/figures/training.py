@@ -143,9 +143,8 @@ def _draw_means(axes: Axes, variants: Sequence[Seeds], unigram_entropy: float) -
 def _draw_band(axes: Axes, exact: Seeds, origin: NDArray[np.float64]) -> None:
     """Fill the range between the lowest and the highest run at every step, minus `origin`."""
     lowest, highest = np.min(exact.losses, axis=0) - origin, np.max(exact.losses, axis=0) - origin
-    label = f"{exact.name}, lowest to highest of {len(exact.losses)} seeds"
     steps = np.arange(1, len(lowest) + 1)
-    axes.fill_between(steps, lowest, highest, facecolor=SAND, edgecolor=SAND_EDGE, linewidth=0.8, label=label)
+    axes.fill_between(steps, lowest, highest, facecolor=SAND, edgecolor=SAND_EDGE, linewidth=0.8)
 
 
 def _draw_mean(axes: Axes, variant: Seeds, values: NDArray[np.float64], index: int) -> None:

@@ -95,7 +95,7 @@ def _draw_curves(axes: Axes, data: Variances) -> None:
         axes.plot(bits, variance / data.squared_norm, label=method, **shown)
         ends.append((method, float(variance[-1] / data.squared_norm), colour))
     sampling = sum(data.sampling) / data.squared_norm
-    axes.axhline(sampling, color=GREY, linewidth=1, linestyle="--", label="choice of the minibatch")
+    axes.axhline(sampling, color=GREY, linewidth=1, linestyle="--")
     axes.set_yscale("log")
     label_ends(axes, [*ends, ("choice of the\nminibatch", sampling, GREY)], 0.06)
 

@@ -33,7 +33,7 @@ def plot_accuracy(numbers: dict[str, Any]) -> Figure:
         ax.set_xlabel("large values, %", fontsize=10, color=INK)
         named.append((ax, ends))
     axes[0].set_ylabel("validation accuracy, %", fontsize=10, color=INK)
-    for ax, ends in named:
+    for ax, ends in named:  # once both have drawn: they share their limits
         label_ends(ax, ends)
     entitle(figure, _accuracy_message(rows, exact))
     return figure

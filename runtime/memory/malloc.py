@@ -7,6 +7,7 @@ serves blocks of up to 32 MiB, each code then holds the gap before it: a process
 """
 
 import ctypes
+import sys
 
 # Of malloc.h in glibc: parameters of `mallopt`, and the size from which a block has memory of its own.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
@@ -23,7 +24,8 @@ def return_freed_memory() -> None:
         fewbit.memory.return_freed_memory()
         model = fewbit.convert(model, level="L2")
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    # Only Linux has glibc, and Windows no library of the process itself.
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, _OWN_MAPPING)
         mallopt(_TRIM_THRESHOLD, _OWN_MAPPING)

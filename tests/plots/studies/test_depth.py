@@ -35,7 +35,7 @@ def test_lines_pair_runs_of_one_seed(rows):
 def test_the_figure_names_each_line_at_its_end(rows):
     left, _, below, _ = depth.draw(rows).axes
     assert sorted(text.get_text() for text in left.texts) == sorted(depth.RUNS["mnist"])
-    heights = [text.get_position()[1] for text in below.texts]
+    heights = [text.xy[1] for text in below.texts]
     assert all(later - earlier > 0.069 for earlier, later in pairwise(heights))
 
 
