@@ -18,7 +18,7 @@ FUZZ_EXAMPLES ?= 5000
 TORCH ?=
 OF_TORCH := $(if $(TORCH),$(if $(filter newest,$(TORCH)),--upgrade,torch==$(TORCH)),--constraint .ci/constraints.txt)
 
-.PHONY: demo test lint types unit docs thorough fuzz zoo studies tables bench kernels gpu gpu-tests bench-gpu dist clean
+.PHONY: demo test lint types unit docs thorough fuzz zoo conformance studies tables bench kernels gpu gpu-tests bench-gpu dist clean
 
 demo: $(READY)
 	$(BIN)/fewbit demo
@@ -56,6 +56,11 @@ fuzz: $(READY)
 # ZOO="--models 'qwen*' --methods L2"` measures some, `ZOO="-o plots/results"` writes the tables kept there.
 zoo: .venv/zoo-ready build/path/fewbit
 	FEWBIT_CACHE=build/cache NUMBA_CACHE_DIR=build/numba PYTHONPATH=build/path:tests:tests/support:.venv/zoo $(BIN)/python -m zoo $(ZOO)
+
+# Every differentiable operator of torch's own table by every way, beside torch. Broken off, it goes on where it stopped:
+# `make conformance CONFORMANCE="--operators 'cum*' --ways 'hooks*' --fresh"` measures some, anew.
+conformance: $(READY) build/path/fewbit
+	NUMBA_CACHE_DIR=build/numba PYTHONPATH=build/path:tests:tests/support $(BIN)/python -W ignore -m conformance $(CONFORMANCE)
 
 # The experiments of plots/studies: how long what is missing in plots/results takes, then all of it. Broken off, it goes
 # on where it stopped: `make studies STUDIES="curves --list"`.

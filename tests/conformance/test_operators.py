@@ -1,0 +1,55 @@
+"""The rules of conformance see what they are for, and excuse little; `make conformance` measures all operators."""
+
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+import pytest
+import torch
+
+from .rules import EXCUSED, faults
+from .step import Step
+
+
+def test_few_operators_are_excused_and_each_exists():
+    from .operators import operators
+    from .ways import WAYS
+
+    assert len({excuse.operator for excuse in EXCUSED}) <= 25
+    for excuse in EXCUSED:
+        assert excuse.operator in operators() and excuse.reason
+        assert any(fnmatchcase(way, excuse.ways) for way in WAYS)
+
+
+@pytest.mark.parametrize("excuse", EXCUSED, ids=lambda e: f"{e.operator} {e.ways} {e.rule}")
+def test_no_excuse_is_idle(excuse):
+    from .rows import measure
+    from .ways import WAYS
+
+    ways = [way for way in WAYS if fnmatchcase(way, excuse.ways)]
+    rows = measure(excuse.operator, ways)
+    assert any(text.startswith(f"{excuse.rule}:") for row in rows for text in row.faults)
+
+
+SOUND = Step([torch.ones(3)], [torch.ones(2, 3)], 10)
+
+
+@pytest.mark.parametrize(
+    ("fault", "rule"),
+    [
+        ({"outputs": [torch.tensor([1.0, 1.0, 1.0000001])]}, "forward"),
+        ({"outputs": [torch.tensor([1.0, 1.0, float("nan")])]}, "forward"),
+        ({"outputs": []}, "forward"),
+        ({"gradients": [torch.ones(2, 3).double()]}, "form"),
+        ({"gradients": [torch.ones(3, 2).mT]}, "form"),
+        ({"gradients": [None]}, "form"),
+        ({"gradients": [torch.full((2, 3), torch.inf)]}, "finite"),
+        ({"gradients": [torch.full((2, 3), 1.06)]}, "gradient"),
+        ({"nbytes": 11}, "bytes"),
+    ],
+)
+def test_each_fault_breaks_its_rule(fault, rule):
+    assert [text.partition(":")[0] for text in faults(SOUND, replace(SOUND, **fault), 0.05)] == [rule]
+
+
+def test_a_sound_step_breaks_no_rule():
+    assert [*faults(SOUND, SOUND, 0.0)] == []
