@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 import tempfile
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,10 +28,20 @@ def pytest_configure(config):
         config.option.loadscopereorder = False
 
 
-def pytest_collection_modifyitems(items):
-    """Put the files that hold slow tests first: a process that began one last would keep the others waiting."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(config, items):
+    """Leave out what only a GPU can run; begin with slow tests, each by itself, and then with the files of most tests.
+
+    A process that began a long one last would keep the others waiting. The other tests of a file stay in one process.
+    """
+    if "gpu" not in config.option.markexpr and not sys.modules["torch"].cuda.is_available():
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("gpu")])
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+    tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, -tests[item.path], item.path))
+    for item in items:
+        if not item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.xdist_group(item.path))
 
 
 def pytest_collection():
