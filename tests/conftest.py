@@ -34,8 +34,9 @@ def pytest_collection_modifyitems(config, items):
 
     A process that began a long one last would keep the others waiting. The other tests of a file stay in one process.
     """
-    if "gpu" not in config.option.markexpr and not sys.modules["torch"].cuda.is_available():
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("gpu")])
+    of_a_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if of_a_gpu and "gpu" not in config.option.markexpr and not sys.modules["torch"].cuda.is_available():
+        config.hook.pytest_deselected(items=of_a_gpu)
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
     tests = Counter(item.path for item in items)
     items.sort(key=lambda item: (item.get_closest_marker("slow") is None, -tests[item.path], item.path))
