@@ -16,7 +16,9 @@ VARIANTS = ("exact", "default, 1 bit", "calibrated, 2 bits", "following, 1 bit",
 def small_bert():
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return transformers.BertModel(transformers.BertConfig(vocab_size=50, **sizes, **none), add_pooling_layer=False)
+    # At BERT's own .02 GELU is nearly linear in so narrow a model, and variants' losses agree in six digits.
+    config = transformers.BertConfig(vocab_size=50, initializer_range=0.5, **sizes, **none)
+    return transformers.BertModel(config, add_pooling_layer=False)
 
 
 def examples(task):
@@ -32,6 +34,9 @@ def rows():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(finetuning, "_pretrained", small_bert)
         patch.setattr(finetuning, "_examples", examples)
+        # Twelve steps of the study's own would part the losses by less than a processor's rounding does.
+        patch.setattr(finetuning, "LEARNING_RATE", 1e-2)
+        patch.setattr(finetuning, "ADAPT", 4)
         found = [{"task": t, "variant": v, "seed": s} for s in (0, 1) for t in ("role", "module") for v in VARIANTS]
         return [{**case, **finetuning.measure(case, steps=12)} for case in found]
 
