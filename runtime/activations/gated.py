@@ -190,6 +190,8 @@ def check_pair(gate: Any, up: Any) -> None:
     for name, x in (("gate", gate), ("up", up)):
         if not isinstance(x, Tensor):
             raise FewbitError(f"{name} is a tensor, not {shown(x)}")
+    if gate.is_nested and up.is_nested:
+        return  # the shapes of their parts are compared by the product
     if gate.shape != up.shape or gate.dtype != up.dtype or gate.device != up.device:
         described = [f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)} on {x.device}" for x in (gate, up)]
         raise FewbitError(f"gate and up have one shape, dtype and device, not {described[0]} and {described[1]}")

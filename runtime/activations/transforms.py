@@ -17,6 +17,7 @@ from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from .. import ops
 from ..backends.arguments import refuse
 from ..backends.forwards import forward_of
+from ..tensors.plain import is_dense
 
 
 def are_active() -> bool:
@@ -32,8 +33,8 @@ def requires_grad(x: Tensor) -> bool:
 
 
 def keeps(x: Tensor) -> bool:
-    """Return whether a gradient of f(x) is required, and codes must be saved."""
-    if not torch.is_grad_enabled():
+    """Return whether a gradient of f(x) is required, and codes must be saved: nested and sparse tensors have none."""
+    if not torch.is_grad_enabled() or not is_dense(x):
         return False
     return x.requires_grad or (are_active() and requires_grad(x))
 

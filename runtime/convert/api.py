@@ -39,6 +39,7 @@ from .neighbours import Neighbours
 from .pipeline import choose_methods, configs_of, nothing_to_do, undo_methods
 from .placement import put, put_back
 from .report import Left, Replaced, Report, one_line, report_of
+from .transaction import all_or_nothing
 
 __all__ = ["Report", "convert", "revert"]
 
@@ -119,7 +120,7 @@ def convert(
 
     Raises:
         FewbitError: the model is compiled or scripted; a name, class or key of a table matches no activation; or
-            another argument is wrong. The model is then unchanged.
+            another argument is wrong. The model is then unchanged, as it is where Ctrl-C breaks the call off.
 
     Example:
         report = fewbit.convert(model, bits=3, exclude="transformer.h.0.*")
@@ -131,17 +132,19 @@ def convert(
     configs = configs_of(methods, bits, level, outliers, fuse_preact, glu, rounding, attention)
     options = Options(tuple(configs), include, exclude, tables, fused, bits is not None or bool(methods), adapt)
     if inputs is None:
-        report = _convert(model, options)
-        _follow(report, options)
+        with all_or_nothing(model):
+            report = _convert(model, options)
+            _follow(report, options)
         return report
 
     def measured(twin: nn.Module, without: Sequence[str]) -> Report:
         return _convert(twin, options, leave=dict.fromkeys(without, ""), by_structure=False)
 
     found = measure(model, inputs, measured, revert, leave=include is None)
-    report = _convert(model, options, leave=found.only_adds, by_structure=False)
+    with all_or_nothing(model):
+        report = _convert(model, options, leave=found.only_adds, by_structure=False)
+        _follow(report, options)
     rows = tuple(found.with_saved(row) for row in report.replaced)
-    _follow(report, options)
     return replace(report, replaced=rows, notes=(*report.notes, found.note))
 
 
@@ -293,7 +296,8 @@ def revert(model: nn.Module) -> nn.Module:
     fitted = vars(model).get(FITTED)
     if fitted is not None:
         return fitted.undo()
-    return undo_conversion(model)
+    with all_or_nothing(model):
+        return undo_conversion(model)
 
 
 def undo_conversion(model: nn.Module) -> nn.Module:

@@ -35,7 +35,7 @@ from .find import Found
 from .recognize import recognize
 from .swap import swapped_by
 
-__all__ = ["Neighbours", "Outcome"]
+__all__ = ["Neighbours", "Outcome", "written_over"]
 
 Kind = Literal["saves", "adds", "unknown", "passes"]
 Saved = frozenset[Literal["input", "output", "other"]]
@@ -225,6 +225,61 @@ def _of_calls(calls: list[Outcome]) -> Outcome:
             if outcome.kind == kind:
                 return outcome
     return _UNKNOWN
+
+
+def written_over(found: Found) -> str | None:
+    """Return the reason that the output of a module does not stay what it is, or None if no op in place is seen.
+
+    Seen are a module with `inplace` behind it, and ops in place on the variable that takes the output.
+    """
+    for parent, attribute in found.places:
+        if isinstance(parent, nn.Sequential):
+            names = list(parent._modules)
+            behind = parent._modules.get(next(iter(names[names.index(attribute) + 1 :]), ""))
+            if getattr(behind, "inplace", False):
+                return f"the {type(behind).__name__} after it works in place on its output"
+        for method, call in _calls(type(parent), attribute):
+            op = _op_in_place(call, method, parent)
+            if op is not None:
+                return f"`{op}` changes its output in place"
+    return None
+
+
+def _op_in_place(call: ast.Call, method: "_Method", owner: nn.Module) -> str | None:
+    """Return the source of an op in place on the result of `call`, if there is one."""
+    above = method.above[call]
+    if _writes(above, lambda node: node is call, owner):
+        return ast.unparse(above)
+    if not (isinstance(above, ast.Assign) and len(above.targets) == 1 and isinstance(above.targets[0], ast.Name)):
+        return None
+    name, block = above.targets[0].id, method.block_of(above)
+    for later in block[block.index(above) + 1 :]:
+        writes = [node for node in ast.walk(later) if _writes(node, lambda node: _is_named(node, name), owner)]
+        if writes:
+            return ast.unparse(writes[0])
+        if isinstance(later, ast.Assign) and any(_is_named(target, name) for target in later.targets):
+            return None
+    return None
+
+
+def _writes(node: ast.AST, is_it: Callable[[ast.AST], bool], owner: nn.Module) -> bool:
+    """Return whether `node` is an op in place on what `is_it` recognizes: `x += y`, `x[0] = y`, `x.add_(y)`, a ReLU."""
+    if isinstance(node, ast.AugAssign):
+        return is_it(node.target) or (isinstance(node.target, ast.Subscript) and is_it(node.target.value))
+    if isinstance(node, ast.Assign):
+        return any(isinstance(target, ast.Subscript) and is_it(target.value) for target in node.targets)
+    if not isinstance(node, ast.Call):
+        return False
+    function = node.func
+    if isinstance(function, ast.Attribute) and is_it(function.value):
+        return function.attr.endswith("_") and not function.attr.endswith("__")
+    of_owner = getattr(owner, function.attr, None) if isinstance(function, ast.Attribute) else None
+    inplace = any(k.arg == "inplace" and getattr(k.value, "value", False) for k in node.keywords)
+    return any(map(is_it, node.args[:1])) and (inplace or bool(getattr(of_owner, "inplace", False)))
+
+
+def _is_named(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
 
 
 def _number(node: ast.expr | None, owner: nn.Module) -> float | None:

@@ -16,10 +16,12 @@ from ..layers.base import CompressedLayer
 from ..layers.huggingface import like
 from .find import Found, modules_of
 from .method import Activations, Applied, Handler, Make
+from .neighbours import written_over
 from .report import Left, Replaced, one_line
 from .swap import restore, swap_to_form, swapped_by, torch_class, why_not
 
 _FORMS: dict[type, type] = {nn.LayerNorm: LayerNorm, nn.RMSNorm: RMSNorm}
+_IN_PLACE = "Normalizations(): an output that is changed in place is refused in the backward pass: exclude that one"
 
 
 @dataclass(frozen=True)
@@ -63,14 +65,15 @@ class ByOutputs:
         for norm in found:
             module = norm.current
             assert isinstance(module, nn.Module)
-            why = why_not(module, _FORMS) or skipped.get(norm)
+            why = why_not(module, _FORMS) or skipped.get(norm) or written_over(norm)
             if why is not None:
                 left.append(Left(norm.name, one_line(module), why))
                 continue
             was = one_line(restore(module))
             swap_to_form(module, _FORMS, "normalizations", KeepOutput())
             replaced.append(Replaced(norm.name, was, f"layers.{one_line(module)}", math.nan, 0.0))
-        return Applied(self.model, tuple(replaced), tuple(left), frozenset(id(norm.current) for norm in found))
+        taken = frozenset(id(norm.current) for norm in found)
+        return Applied(self.model, tuple(replaced), tuple(left), taken, (_IN_PLACE,) if replaced else ())
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -10,7 +10,7 @@ state the bias.
 If there is nothing to compress (gradients disabled, frozen weights, integers), the layer runs torch's code unchanged.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -22,6 +22,7 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 from ..quantizers import Compressed, PerGroup
 from ..tensors.dtypes import DTYPES
+from ..tensors.plain import is_dense
 from .saver import TRACES_FUNCTIONS, TRACES_SIZES, QuantizerSaver, Saver, put_together, take_apart, tensors_in
 
 DEFAULT_LAYER_BITS = 4  # as ActNN's L1 and L2
@@ -74,7 +75,7 @@ def compresses(x: object, *parameters: Tensor | None) -> bool:
     """Return whether a layer with these inputs records a gradient and saves floating-point numbers that fit a saver."""
     if not torch.is_grad_enabled() or not isinstance(x, Tensor):
         return False
-    if x.dtype not in DTYPES or x.layout != torch.strided or x.numel() == 0:
+    if x.dtype not in DTYPES or not is_dense(x) or x.numel() == 0:
         return False
     return any(t is not None and t.requires_grad for t in (x, *parameters))
 
@@ -91,7 +92,8 @@ class CompressedFunction(Function):
     """Base of the layers' functions, to be called through `apply`.
 
     Attributes:
-        eager: the same function with a `jvp` that refuses forward mode; torch's compiler traces no function with `jvp`.
+        eager: the same function with a `jvp` that refuses forward mode (torch's compiler traces none with `jvp`), and
+            with results that are no views (`owned`).
         apply_listing: applies the same function, which returns the parts of what it keeps after its results: torch's
             compiler takes sizes that depend on values from results alone.
     """
@@ -103,9 +105,36 @@ class CompressedFunction(Function):
         super().__init_subclass__(**options)
         if "eager" not in vars(cls):
             of_class = {"eager": None, "__module__": cls.__module__, "__doc__": cls.__doc__}
-            cls.eager = type(cls)(cls.__name__, (cls,), {**of_class, "jvp": staticmethod(refuse)})
+            eager = {"forward": staticmethod(_owning(cls.forward)), "jvp": staticmethod(refuse)}
+            cls.eager = type(cls)(cls.__name__, (cls,), {**of_class, **eager})
             listing: Any = type(cls)(cls.__name__, (cls,), {**of_class, **_listing(cls)})
             cls.apply_listing = staticmethod(lambda *arguments: listing.apply(*arguments))
+
+
+def _owning(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the forward pass `run`, whose results are no views of one another or of what it computed."""
+
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        y = run(ctx, *arguments)
+        if isinstance(y, tuple):
+            return tuple(part if _is_one_of(part, arguments) else owned(part) for part in y)
+        return y if _is_one_of(y, arguments) else owned(y)  # an argument that was changed in place stays itself
+
+    return forward
+
+
+def _is_one_of(y: Tensor, arguments: Sequence[Any]) -> bool:
+    return any(y is argument for argument in arguments)
+
+
+def owned(y: Tensor) -> Tensor:
+    """Return `y` as a tensor that is no view, in the same memory.
+
+    Torch refuses to change a view in place that was made inside of a `Function`, for the function's gradient would be
+    lost. Most of its layers return such views: a Linear with bias flattens its input, a convolution of a single image
+    adds a dimension, attention transposes. In eager torch all of these have a result of their own.
+    """
+    return y.data if not is_compiling() and y._is_view() else y
 
 
 def _listing(function: type[CompressedFunction]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ exact.
 Loops that compute the product in place of a call are written anew, operation by operation (`_loop`).
 """
 
+from contextvars import ContextVar
 from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
@@ -34,6 +35,10 @@ from .gated_mlp import save_parts
 from .rebuilding import Rebuilding
 
 __all__ = ["Gate", "GatedExperts", "form_of_experts", "implementation"]
+
+
+# Of the forward pass that runs, in each thread its own.
+_RUNNING: ContextVar[Rebuilding | None] = ContextVar("rebuilding", default=None)
 
 
 class Gate(NamedTuple):
@@ -72,7 +77,6 @@ class GatedExperts(nn.Module):
     form: Gate
     loops: bool
     _table: Table
-    _rebuilding: Rebuilding | None = None  # of the forward pass that runs
 
     def set_plan(self, plan: GLUPlan, form: Gate, loops: bool) -> None:
         """Set what to save; the weights do not change."""
@@ -90,15 +94,16 @@ class GatedExperts(nn.Module):
             run = self._loop
         if not torch.is_grad_enabled() or torch.compiler.is_compiling() or transforms.are_active():
             return run(*args, **kwargs)
-        with Rebuilding() as self._rebuilding:
+        with Rebuilding() as rebuilding:
+            before = _RUNNING.set(rebuilding)
             try:
                 return run(*args, **kwargs)
             finally:
-                del self._rebuilding
+                _RUNNING.reset(before)
 
     def _apply_gate(self, gate_up: Tensor) -> Tensor:
         gate, up = self.form.operands(gate_up)
-        rebuilding, down = self._rebuilding, getattr(self, "down_proj", None)
+        rebuilding, down = None if torch.compiler.is_compiling() else _RUNNING.get(), getattr(self, "down_proj", None)
         needs_h = isinstance(down, Tensor) and down.requires_grad
         if rebuilding is None or not needs_h:
             return apply(gate, up, self.plan)

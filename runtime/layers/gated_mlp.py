@@ -14,6 +14,7 @@ Only the tensors that a gradient needs are saved: with frozen gate and up projec
 projection nothing that only h needs.
 """
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -37,7 +38,9 @@ from ..quantizers.per_group import constant_group_within
 from ..tensors.abstract import is_autocast
 from ..tensors.checks import check_integer
 from ..tensors.glu_parts import DEFAULT_COPY_BITS, GROUP_SIZE, GLUPlan, Keep, Wanted
+from ..tensors.plain import is_dense
 from ..tensors.table_registry import register_unpickled, table_of
+from .base import owned
 from .dropout import dropout_and_bits
 from .rebuilding import Make, Rebuilding
 
@@ -179,7 +182,7 @@ class GatedMLP(nn.Module):
             FewbitError: `input_bits` is set, in torch.compile, and a projection is not a plain nn.Linear.
         """
         projections = self._projections()
-        if transforms.are_active() or not torch.is_grad_enabled():
+        if transforms.are_active() or not torch.is_grad_enabled() or not is_dense(x):
             y = self._composed(x)
         elif all(map(_is_plain, projections)) and not self._does_more():
             y = self._plain(x, projections)
@@ -301,6 +304,9 @@ def _drops(module: nn.Module) -> bool:
     return isinstance(module, nn.Dropout) and module.training and 0 < module.p < 1
 
 
+_ONE_AT_A_TIME = threading.RLock()
+
+
 def _call_dropout(module: Any, h: Tensor) -> tuple[Tensor, Tensor | None, Any]:
     """Call a dropout with its hooks; return its output, its bits and the function that repeats it.
 
@@ -314,11 +320,12 @@ def _call_dropout(module: Any, h: Tensor) -> tuple[Tensor, Tensor | None, Any]:
         runs.append((x, *dropout_and_bits(x, module.p)))
         return runs[-1][1]
 
-    vars(module)["forward"] = forward
-    try:
-        result = module(h)
-    finally:
-        del vars(module)["forward"]
+    with _ONE_AT_A_TIME:  # threads may train one model
+        vars(module)["forward"] = forward
+        try:
+            result = module(h)
+        finally:
+            del vars(module)["forward"]
     x, y, bits, again = runs[-1]
     return (y, bits, again) if x is h and result is y else (result, None, None)
 
@@ -377,7 +384,7 @@ class fewbit_gated_mlp(torch.autograd.Function):
         wanted = Wanted(need_x or need_gate or need_gate_bias, need_x or need_up or need_up_bias, need_down)
         h, parts = keep(gate, up, plan, wanted)
         del gate, up  # nothing needs them while y takes its room
-        y = F.linear(h, down_weight, down_bias)
+        y = owned(F.linear(h, down_weight, down_bias))
         kept_x: tuple[Tensor, ...] = ()
         if need_gate or need_up:
             kept_x = (x,) if input_bits is None else _copy_of(x, input_bits)

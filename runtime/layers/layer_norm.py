@@ -13,12 +13,26 @@ from torch.nn import functional as F
 
 from ..tensors.abstract import is_autocast
 from ..tensors.dtypes import arithmetic_dtype
-from .base import CompressedFunction, apply, batched, check_first_derivative, compresses, keep, kept, observed
+from .base import (
+    CompressedFunction,
+    apply,
+    batched,
+    check_first_derivative,
+    compresses,
+    keep,
+    kept,
+    observed,
+    owned,
+)
 from .normalization import CompressedNorm, KeepOutput, copies_of, divided, input_gradient, restored, standardised
 from .saver import Saver, Whole, saves_whole
 
 __all__ = ["CompressedNormalization", "GroupNorm", "LayerNorm", "RMSNorm", "RootMeanSquare"]
 
+_CHANGED = (
+    "the output of a normalization that saves it in place of its input was changed in place: use torch's own there, by "
+    "fewbit.convert(model, fewbit.Normalizations(), exclude=its name)"
+)
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
@@ -310,6 +324,7 @@ class CompressedNormalization(CompressedFunction):
         ctx.from_output = keeps and norm.by_rows and saver.divides_by(weight, norm.offset)
         ctx.exact = saves_whole(saver, x) or (keeps and not ctx.from_output)
         if ctx.from_output and (x_wanted or weight_wanted):
+            y = owned(y)  # what is changed in place later is what was saved, and torch says so
             compressed = Whole(y)
         elif ctx.exact and (x_wanted or weight_wanted):
             compressed = Whole(x)
@@ -327,7 +342,12 @@ class CompressedNormalization(CompressedFunction):
         """Return the gradients of x, w and b."""
         check_first_derivative()
         grad = grads[0]
-        compressed, weight, bias, mean, rstd = kept(ctx)
+        try:
+            compressed, weight, bias, mean, rstd = kept(ctx)
+        except RuntimeError as error:
+            if not ctx.from_output or "modified by an inplace operation" not in str(error):
+                raise
+            raise RuntimeError(_CHANGED) from error
         wanted = list(ctx.needs_input_grad[:3])
         if compressed is None:  # the bias alone
             dims = [d for d in range(grad.dim()) if d not in _kept_dims(ctx.norm, grad.dim())]

@@ -14,6 +14,7 @@ moving them would free nothing.
 In compiled code the copies are ops of the graph, of all parts, and the compute stream waits for them.
 """
 
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -84,13 +85,15 @@ class Swapper:
         self._streams: dict[torch.device, Any] = {}
         self._moved: deque[weakref.ref[Progress]] = deque()  # in the order of the forward pass
         self._recent: list[tuple[Compressed, Swapped]] = []  # the inputs moved last
+        self._lock = threading.Lock()  # replicas of `DataParallel` share the queue
 
     def found(self, compressed: Compressed) -> "Swapped | None":
         """Return the swapped form of `compressed`, counting one more layer, if it is among the last two moved."""
-        self._recent.sort(key=lambda entry: entry[0] is compressed)
-        if not self._recent or self._recent[-1][0] is not compressed:
+        recent = sorted(self._recent, key=lambda entry: entry[0] is compressed)
+        if not recent or recent[-1][0] is not compressed:
             return None
-        swapped = self._recent[-1][1]
+        self._recent = recent
+        swapped = recent[-1][1]
         for tensor in swapped.tensors:
             if isinstance(tensor, Moved):
                 tensor.progress.layers += 1
@@ -108,15 +111,20 @@ class Swapper:
         """Return `x` moved to host memory, or `x` itself if it is small."""
         if total_bytes([x]) < self.smallest:
             return x
-        while self._moved and self._moved[0]() is None:  # its graph is gone
-            self._moved.popleft()
-        host, event = self._copied(x, torch.device("cpu"))
-        progress = Progress(host, event)
-        self._moved.append(weakref.ref(progress))
+        with self._lock:
+            while self._moved and self._moved[0]() is None:  # its graph is gone
+                self._moved.popleft()
+            host, event = self._copied(x, torch.device("cpu"))
+            progress = Progress(host, event)
+            self._moved.append(weakref.ref(progress))
         return Moved(host, x.device, progress)
 
     def back(self, moved: Moved) -> Tensor:
         """Return the tensor on its device, and prefetch the ones needed next."""
+        with self._lock:
+            return self._back(moved)
+
+    def _back(self, moved: Moved) -> Tensor:
         progress = moved.progress
         if progress.fetched is None:
             self._fetch(progress, moved.host, moved.device)

@@ -70,7 +70,7 @@ class Recent:
     """The codes of the tensors compressed last, found by these tensors, without keeping their memory alive.
 
     Two of them, for adapters take turns: the input of all of a block's, and what one of them passes on. Casts of one
-    tensor to the same dtype are one tensor here.
+    tensor to the same dtype are one tensor here. Threads may take turns at it: each replaces the list as a whole.
     """
 
     def __init__(self) -> None:
@@ -79,9 +79,10 @@ class Recent:
     def found(self, x: Tensor) -> Any:
         """Return what was noted for `x`, if it was among the last and has not changed since; else None."""
         identity, _ = _identity(x)
-        for entry in self._entries:
+        entries = self._entries
+        for entry in entries:
             if entry[0] == identity and (entry[1] is None or not entry[1].expired()):
-                self._entries.sort(key=lambda other: other is entry)
+                self._entries = [*(other for other in entries if other is not entry), entry]
                 return entry[2]
         return None
 

@@ -13,6 +13,11 @@ def has_kernels(x: Tensor) -> bool:
     return x.device.type == "cpu" and type(x) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
 
 
+def is_dense(x: Tensor) -> bool:
+    """Return whether `x` is one strided tensor: neither sparse nor nested."""
+    return x.layout is torch.strided and not x.is_nested
+
+
 def is_batch(x: Tensor) -> bool:
     """Return whether `x` is a batch without memory of its own, as gradients are under ``is_grads_batched``."""
     return is_functorch_wrapped_tensor(x) or is_legacy_batchedtensor(x)
@@ -21,10 +26,4 @@ def is_batch(x: Tensor) -> bool:
 def is_quantizable(x: Tensor) -> bool:
     """Return whether `x` is memory that a quantizer accepts."""
     known = type(x) in (Tensor, torch.nn.Parameter) or is_abstract(x)
-    return (
-        known
-        and x.layout == torch.strided
-        and x.dtype in DTYPES
-        and x.numel() > 0
-        and not is_functorch_wrapped_tensor(x)
-    )
+    return known and is_dense(x) and x.dtype in DTYPES and x.numel() > 0 and not is_functorch_wrapped_tensor(x)

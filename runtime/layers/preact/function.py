@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from ... import ops
 from ...tensors.spec import TensorSpec
+from ..base import owned
 from .codes import PreActCodes, activate_, compress
 from .linear import Linear, backward
 
@@ -134,7 +135,7 @@ class PreActivation(torch.autograd.Function):
                 # The compiler would save Ã₃ if it were that of the backward pass.
                 packed = ops.another(packed, packed) if is_compiling() else packed
                 A = PreActCodes(packed, form, scale, shift, s.bits, s.slope).activated()
-        return s.linear(A, weight, bias)
+        return owned(s.linear(A, weight, bias))
 
     @staticmethod
     @once_differentiable
