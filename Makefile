@@ -37,7 +37,7 @@ types: $(READY)
 # says, for the processes that tests start.
 unit: $(READY)
 	$(BIN)/fewbit cache warm --all
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -c tests/pytest.ini -n auto --dist loadgroup tests
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -c tests/pytest.ini -n auto --dist loadfile tests
 
 # The documentation site, in build/site: open build/site/index.html. A broken link or reference is an error.
 docs: $(READY)
@@ -46,7 +46,7 @@ docs: $(READY)
 # The tests with ten times the examples of each property, drawn anew: an hour or two.
 thorough: $(READY)
 	$(BIN)/fewbit cache warm --all
-	OMP_NUM_THREADS=1 FEWBIT_EXAMPLES=400 FEWBIT_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest -c tests/pytest.ini -n auto --dist loadgroup tests
+	OMP_NUM_THREADS=1 FEWBIT_EXAMPLES=400 FEWBIT_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest -c tests/pytest.ini -n auto --dist loadfile tests
 
 # Hostile inputs of every kind, many more of them than `make test` draws.
 fuzz: $(READY)

@@ -6,6 +6,10 @@ import sys
 import tempfile
 from collections import Counter
 
+# Of graphs that torch finds in this cache fewbit has a description in its own, which the tests begin empty. What g++
+# has built stays from one run to the next.
+os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -28,21 +32,18 @@ def pytest_configure(config):
         config.option.loadscopereorder = False
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config, items):
-    """Leave out what only a GPU can run; begin with slow tests, each by itself, and then with the files of most tests.
+    """Leave out what only a GPU can run; begin with the files that hold slow tests, then with those of most tests.
 
-    A process that began a long one last would keep the others waiting. The other tests of a file stay in one process.
+    A process that began a long one last would keep the others waiting.
     """
     of_a_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if of_a_gpu and "gpu" not in config.option.markexpr and not sys.modules["torch"].cuda.is_available():
         config.hook.pytest_deselected(items=of_a_gpu)
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
     tests = Counter(item.path for item in items)
-    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, -tests[item.path], item.path))
-    for item in items:
-        if not item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.xdist_group(item.path))
+    items.sort(key=lambda item: (item.path not in slow, -tests[item.path], item.path))
 
 
 def pytest_collection():

@@ -93,7 +93,6 @@ def of_integrations(home):
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs_as_printed(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     about = names(EXAMPLES[name])
     if name.startswith("integrations."):
         about |= of_integrations(importlib.import_module(f"fewbit.{name.rpartition('.')[0]}"))

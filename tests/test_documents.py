@@ -46,8 +46,6 @@ def folder(tmp_path, monkeypatch):
     command = tmp_path / "bin" / "fewbit"
     command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m fewbit.cli.main "$@"\n')
     command.chmod(0o755)
-    # Graphs that torch finds in its cache are described in fewbit's, which the tests begin empty.
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
 

@@ -440,6 +440,7 @@ class TestInductor:
         def trained(descriptions):
             folders = {
                 "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+                "TORCHINDUCTOR_AUTOGRAD_CACHE": "1",
                 "FEWBIT_CACHE": str(tmp_path / descriptions),
             }
             path = os.pathsep.join(p for p in sys.path if p)

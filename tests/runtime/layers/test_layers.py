@@ -13,7 +13,10 @@ from layer_cases import BATCH_NORMS, CASES, NORMS, Draws
 from torch.utils.checkpoint import checkpoint
 
 each = pytest.mark.parametrize("case", CASES, ids=str)
-DRAWS = 300
+DRAWS, FEWER_DRAWS = 300, 40
+# One case of each kind of layer has all draws: the codes are unbiased whatever the layer (test_per_group.py), and the
+# others only have to pass them on.
+FIRST = {case.name.rstrip("123d"): case for case in reversed(CASES)}.values()
 
 
 def results(layer, x, gradient=None, **call):
@@ -76,7 +79,7 @@ def test_gradients_are_unbiased(case):
     x, g = case.input(), gradient_for(case)
     exact = results(case.torchs(), x, g, **case.call)[1:]
     draws = [Draws() for _ in exact]
-    for seed in range(DRAWS):
+    for seed in range(DRAWS if case in FIRST else FEWER_DRAWS):
         torch.manual_seed(seed)
         y = ours(leaf := x.clone().requires_grad_(), **case.call)
         ours.zero_grad()
