@@ -81,10 +81,10 @@ def replay(table: Table) -> Replay:
     except FewbitError as error:
         return Replay(table, 0, float("inf"), str(error))
     try:
-        error, bound = check(json.loads(text))
+        proven = check(json.loads(text))
     except Refused as refused:
         return Replay(table, len(text), float("inf"), f"the checker refuses its proof: {refused}")
-    gap = (error - bound) / error if table.error > 0 else 0.0
+    gap = (proven.error - proven.bound) / proven.error if table.error > 0 else 0.0
     far = None if gap <= TOLERANCE else f"its error is {gap:.2g} above the bound that is proven"
     return Replay(table, len(text), gap, far)
 

@@ -22,7 +22,6 @@ them, and W, FW, F² are the integrals of w, gw, g²w between them. With ȳ = FW
 Both right sides are concave in (x, y), so that the corners suffice. Mass beyond the line's ends would only add to C.
 """
 
-import json
 from bisect import bisect_left
 from collections.abc import Callable
 from itertools import accumulate, chain, pairwise, product
@@ -30,15 +29,13 @@ from typing import Any, NamedTuple
 
 from flint import arb, arb_mat, arb_series, ctx
 
+from . import document
+from .coverage import check_coverage, span
+from .document import Proof, Proven, Refused
 from .integrals import ORDER, Integrand, Part
 
 BITS = 96  # of a ball's middle
 ROOM, LEAST = 1e-9, 1e-14  # by which a table's error may be off: relative to it, and at least
-SLACK = 1e-9  # by which f' may exceed the levels that it is rounded to
-
-
-class Refused(ValueError):
-    """The proof does not hold, or is none."""
 
 
 class Cell(NamedTuple):
@@ -76,6 +73,7 @@ def cells(f: Integrand, points: list[float], crossings: list[float] | None, stoc
         sure[last] += part.moments
         ranges[last] += [part.low, part.high] if along_x else []
         mass, g = part.moments[0, 0].union(arb(0)), part.low.union(part.high)
+        f.work((last - first) // 100)
         for i in range(first, last):  # it may lie on either side of point i
             unsure[i] += arb_mat(3, 1, [mass, mass * g, mass * g * g])
     sums = [a + b for a, b in zip(accumulate(sure), unsure, strict=True)]
@@ -116,81 +114,78 @@ def holds(a: Cell, b: Cell, stochastic: bool) -> bool:
     return True
 
 
-def error_of(f: Integrand, boundaries: list[float], codes: list[int], levels: list[float], stochastic: bool) -> arb:
-    """Return the error of a table."""
-    error = arb(0)
-    for part in f.parts(boundaries, lambda part: stochastic and not part.monotone and part.high - part.low > SLACK):
-        code = codes[bisect_left(boundaries, part.end)]
+def error_of(f: Integrand, proof: Proof) -> arb:
+    """Return the error of the proof's table."""
+    stochastic, levels, error = proof.kind == "stochastic", proof.levels, arb(0)
+    for part in f.parts(proof.boundaries):
+        code = proof.codes[bisect_left(proof.boundaries, part.end)]
         a, b = arb(levels[code]), arb(levels[min(code + stochastic, len(levels) - 1)])
-        within = part.low >= a - 2 * SLACK and part.high <= b + 2 * SLACK
-        if stochastic and not within and part.moments[0, 0] > LEAST:  # not between two neighbouring doubles
-            raise Refused(f"f' does not lie between its two levels up to x = {part.end!r}")
         w, fw, f2 = part.moments.entries()
         error += (fw * (a + b) - w * a * b - f2) * (1 if stochastic else -1)
     return error
 
 
-def numbers(value: Any) -> list[float]:
-    """Return a list of finite numbers, or refuse."""
-    if not isinstance(value, list) or not all(type(x) in (int, float) and abs(x) < 1e300 for x in value):
-        raise Refused("not a proof: a list of finite numbers is missing")
-    return [float(x) for x in value]
-
-
-def check(proof: Any) -> tuple[float, float]:
-    """Return the greatest error that the proof's table may have, and the bound; raises `Refused` unless both hold."""
+def check(content: Any) -> Proven:
+    """Return what a proof shows, given the JSON value that its file holds; raises `Refused` unless all of it holds."""
     before = ctx.prec, ctx.cap
     ctx.prec, ctx.cap = BITS, ORDER + 1
     try:
-        return _check(proof, proof["table"])
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        return _check(document.read(content), content["table"]["weight"])
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
         raise error if isinstance(error, Refused) else Refused(f"not a proof: {error!r:.200}") from None
     finally:
         ctx.prec, ctx.cap = before
 
 
-def _check(proof: dict[str, Any], table: dict[str, Any]) -> tuple[float, float]:
-    kind, K, layers, codes = table["kind"], proof["levels"], proof["layers"], table["codes"]
-    boundaries, levels = numbers(table["boundaries"]), numbers(table["levels"])
-    error, bound = numbers([table["error"], proof["bound"]])
-    along_x, stochastic = {"interval": (True, False), "shared": (False, False), "stochastic": (False, True)}[kind]
-    f = Integrand(table["activation"], table["weight"])
-    exact = error_of(f, boundaries, codes, levels, stochastic)
-    if not (abs(exact - error) <= ROOM * error + LEAST and boundaries == sorted(set(boundaries))):
-        raise Refused(f"the table's error is {exact.str(17)}, not {error!r}")
-    top = max(float(exact.upper()), 0.0) * (1 + 1e-15)
-    if bound <= 0:
-        return top, 0.0
-    if not len(codes if along_x else levels) <= K == len(layers) + 1 + stochastic:
-        raise Refused(f"no proof for {K!r} levels of kind {kind!r}: it has {len(layers)} layers")
-    points = sorted({x for layer in layers for x in numbers(layer["edges"])} | set(numbers(proof["line"])))
-    cell = cells(f, points, None if along_x else numbers(proof["crossings"]), stochastic)
+def _check(proof: Proof, weight: str) -> Proven:
+    f, stochastic, bound = Integrand(proof.activation, proof.weight), proof.kind == "stochastic", proof.bound
     if stochastic:
-        least, most = (f.g(arb_series([x]), x)[0] for x in numbers(proof["extremes"]))
+        check_coverage(f, proof.boundaries, proof.codes, proof.levels)
+    exact = error_of(f, proof)
+    if not abs(exact - proof.error) <= ROOM * proof.error + LEAST:
+        raise Refused(f"the table's error is {exact.str(17)}, not {proof.error!r}")
+    top = max(float(exact.upper()), 0.0) * (1 + 1e-15)
+    proven = Proven(
+        proof.activation, weight, proof.kind, proof.count, top, max(bound, 0.0), span(f) if stochastic else None
+    )
+    if bound > top:
+        raise Refused(f"the bound {bound!r} is above the error of the proof's own table, {top!r}")
+    if bound > 0:
+        check_bound(f, proof)
+    return proven
+
+
+def check_bound(f: Integrand, proof: Proof) -> None:
+    """Raise `Refused` unless the layers show the bound."""
+    stochastic, edges = proof.kind == "stochastic", (layer.edges for layer in proof.layers)
+    points = sorted({*proof.line, *chain.from_iterable(edges)})
+    if len(points) < 2:
+        raise Refused("a line of fewer than two points shows nothing")
+    cell = cells(f, points, None if proof.kind == "interval" else proof.crossings, stochastic)
+    if stochastic:
+        (begin, end), levels, at = span(f), proof.levels, proof.extremes
+        least, most = (f.g(arb_series([x]), x)[0] for x in at if begin <= x <= end)
         if not (least <= points[0] >= levels[0] and most >= points[-1] <= levels[-1]):
             raise Refused("the line is longer than the values of f' that are shown")
-    meshes, end = [[cell(0, 0, 0.0, 0.0)]], len(points) - 1
-    for layer in layers:
-        edges, values, slopes = (numbers(layer[name]) for name in ("edges", "values", "slopes"))
+    meshes, last = [[cell(0, 0, 0.0, 0.0)]], len(points) - 1
+    for edges, values, slopes in proof.layers:
         at = [bisect_left(points, x) for x in edges]
-        if not (at[0] == 0 and at[-1] == end and sorted(set(at)) == at and min(slopes) >= 0):
+        if not (at[0] == 0 and at[-1] == last and sorted(set(at)) == at and min(slopes) >= 0):
             raise Refused("the cells of a layer do not lead from the line's begin to its end")
         meshes.append([cell(*row) for row in zip(at[:-1], at[1:], values, slopes, strict=True)])
-    meshes.append([cell(end, end, bound, 0.0)])
+    meshes.append([cell(last, last, proof.bound, 0.0)])
     for a, b in chain.from_iterable(product(*pair) for pair in pairwise(meshes)):
         if a.begin < b.end and not holds(a, b, stochastic):
             raise Refused(f"V is not proven from {a.begin!r}, {a.end!r} to {b.begin!r}, {b.end!r}")
-    return top, bound
 
 
 def main(paths: list[str]) -> int:
     """Check the proofs in these files, and print what each shows."""
     for path in paths:
         try:
-            with open(path, encoding="utf-8") as stream:
-                error, bound = check(json.load(stream))
+            proven = check(document.load(path))
         except (OSError, ValueError, RecursionError) as problem:
             print(f"{path}: refused: {problem}")
             return 1
-        print(f"{path}: no table has an error below {bound!r}, and this one's is at most {error!r}")
+        print(f"{path}: {proven}")
     return 0

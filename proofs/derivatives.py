@@ -13,7 +13,10 @@ def constant(value: str) -> Function:
 
 
 def sigmoid(x: arb_series) -> arb_series:
-    """σ(x)."""
+    """σ(x), by the exponential that is at most 1: that of a ball which reaches from 40 to 1e9 is no number."""
+    if x[0] < 0:
+        e = x.exp()
+        return e / (1 + e)
     return 1 / (1 + (-x).exp())
 
 
@@ -29,8 +32,10 @@ def gelu_tanh(x: arb_series) -> arb_series:
 
 
 def mish(x: arb_series) -> arb_series:
-    """Return the derivative of x T, where T = tanh(log(1 + eˣ)) = 1 − 2u."""
-    u = 1 / (1 + (1 + x.exp()) * (1 + x.exp()))
+    """Return the derivative of x T, where T = tanh(log(1 + eˣ)) = 1 − 2u; by the exponential that is at most 1."""
+    e = x.exp() if x[0] < 0 else (-x).exp()
+    square = (1 + e) * (1 + e)
+    u = 1 / (1 + square) if x[0] < 0 else e * e / (e * e + square)
     return 1 - 2 * u + x * sigmoid(x) * 4 * u * (1 - u)
 
 
@@ -54,3 +59,4 @@ DERIVATIVES: dict[str, tuple[list[float], list[Function]]] = {  # where pieces m
     "leaky_relu": ([0], [constant("0.01"), ONE]), "relu": ([0], [ZERO, ONE]), "relu6": ([0, 6], BUMP),
 }
 # fmt: on
+OSCILLATING = frozenset({"sin"})  # those whose f' does not settle far out

@@ -9,8 +9,11 @@ from typing import NamedTuple
 from flint import arb, arb_mat, arb_series
 
 from .derivatives import DERIVATIVES, ONE
+from .document import Refused
 
 ORDER = 10  # even: of a Taylor polynomial
+MOST_WORK = 300_000  # evaluations of a part: 0.3 ms each; of the shipped tables of 4 bits none needs more than 50,000
+FURTHEST = 1e9  # of the domain of w
 
 
 class Part(NamedTuple):
@@ -26,15 +29,22 @@ class Part(NamedTuple):
 class Integrand:
     """g and w of a problem, and integrals over the domain of w."""
 
-    def __init__(self, activation: str, weight: str) -> None:
-        family, _, parameters = weight.partition(":")
-        a, b = (float(number) for number in parameters.split(","))
-        if family not in ("uniform", "normal") or not (abs(a) < 1e9 and 0 < b - a * (family == "uniform") < 1e9):
-            raise KeyError(weight)
+    def __init__(self, activation: str, weight: tuple[str, float, float]) -> None:
+        family, a, b = weight
+        self.activation = activation
         self.domain = (a, b) if family == "uniform" else (a - 12 * b, a + 12 * b)
+        if not -FURTHEST <= self.domain[0] < self.domain[1] <= FURTHEST:
+            raise Refused(f"not a proof: a weight lies within ±{FURTHEST:g} and has some width")
         top = 1 / (b * (2 * arb.pi()).sqrt())
         self.density = ONE if family == "uniform" else lambda x: top * (-((x - a) / b) * ((x - a) / b) / 2).exp()
         self.kinks, self.pieces = DERIVATIVES[activation]
+        self._work = MOST_WORK
+
+    def work(self, amount: int) -> None:
+        """Count `amount` evaluations; raises `Refused` once they are more than any proof should need."""
+        self._work -= amount
+        if self._work < 0:
+            raise Refused(f"the proof takes more than {MOST_WORK} evaluations of f'")
 
     def g(self, x: arb_series, at: float) -> arb_series:
         """Return g(x), by the piece that holds `at`."""
@@ -57,6 +67,7 @@ class Integrand:
 
     def part(self, a: float, b: float) -> Part:
         """Return the part (a, b]: Taylor polynomials about its middle, with the last coefficient over all of it."""
+        self.work(1)
         r, near, far = (arb(b) - a) / 2, arb_series([(arb(a) + b) / 2, 1]), arb_series([arb(a).union(arb(b)), 1])
         powers = list(accumulate([r] * (ORDER + 1), mul))
         (g, w), (g_far, w_far) = ((self.g(x, (a + b) / 2), self.density(x)) for x in (near, far))
