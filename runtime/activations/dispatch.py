@@ -11,8 +11,8 @@ from torch import Tensor
 from ...tables import FewbitError, Table
 from ...tables.errors import shown
 from .. import ops
-from ..backends.arguments import check_dtype, checked
 from ..backends.forwards import forward_of
+from ..ops.arguments import check_dtype, checked
 from ..tensors.layout import as_dense, with_known_order, with_stride
 from ..tensors.table_registry import table_of
 from . import fast_path, transforms

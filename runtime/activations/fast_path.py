@@ -1,9 +1,9 @@
 """Few-bit activations of plain tensors on the CPU, without the dispatcher: the path of training in eager mode.
 
-An op of ops.py goes from Python to torch's dispatcher, to Python for autograd, to the dispatcher again and to Python
-once more for the kernels, and back the same way: that costs some 35 microseconds more than torch's own module, forward
-and backward together, whatever the tensor's size. Compilers, transforms, modes and tensor subclasses need those steps,
-a plain tensor does not. The remaining overhead over torch's module (1,000 elements, one core of an AMD EPYC of 2024,
+An op goes from Python to torch's dispatcher, to Python for autograd, to the dispatcher again and to Python once more
+for the kernels, and back the same way: that costs some 35 microseconds more than torch's own module, forward and
+backward together, whatever the tensor's size. Compilers, transforms, modes and tensor subclasses need those steps, a
+plain tensor does not. The remaining overhead over torch's module (1,000 elements, one core of an AMD EPYC of 2024,
 microseconds):
 
     encode: tables looked up, codes allocated, the kernel called and run                   3
@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .. import ops
-from ..backends.arguments import check_dtype, refuse
 from ..backends.cpu import activation as cpu
+from ..ops.arguments import check_dtype, refuse
 from ..tensors.layout import with_stride
 
 

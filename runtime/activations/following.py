@@ -26,7 +26,7 @@ from ...tables import FewbitError, Table
 from ...tables.errors import shown
 from ...tables.table import Kind, table_from_dict, table_to_dict
 from .. import ops
-from ..backends.arguments import check_dtype, refuse
+from ..ops.arguments import check_dtype, refuse
 from ..tensors.checks import check_integer
 from ..tensors.handles import new_handle
 from ..tensors.layout import with_known_order

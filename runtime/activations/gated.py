@@ -17,10 +17,10 @@ from torch import Tensor
 
 from ...tables import FewbitError, Table
 from ...tables.errors import shown
-from ..backends.arguments import check_dtype, checked
 from ..backends.reference.glu import product
 from ..backends.reference.glu_derivatives import derivative_of
 from ..backends.torch_functions import gelu_function
+from ..ops.arguments import check_dtype, checked
 from ..tensors.glu_parts import DEFAULT_COPY_BITS, GLUPlan, Keep, check_copy_bits, check_keep
 from ..tensors.table_registry import table_of
 from . import transforms

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..backends.arguments import refuse
 from ..backends.reference.glu import product
 from ..backends.reference.glu_derivatives import derivative_of
+from ..ops.arguments import refuse
 from ..tensors.glu_parts import GLUPlan, Wanted
 
 

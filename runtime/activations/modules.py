@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from ...tables import FewbitError, Table
 from ..backends.activation_spec import ROW_OF_MODULE
-from ..backends.arguments import check_dtype
 from ..backends.torch_functions import gelu_function
+from ..ops.arguments import check_dtype
 from . import transforms
 from .base import FewBitActivation
 from .dispatch import keeps

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from .. import ops
-from ..backends.arguments import refuse
 from ..backends.forwards import forward_of
+from ..ops.arguments import refuse
 from ..tensors.plain import is_dense
 
 

@@ -126,6 +126,7 @@ def _sources() -> str:
     """Return a digest of the source that decides what the compiled graphs compute, and of what they call."""
     digest = hashlib.sha256()
     runtime = Path(__file__).parents[1]
-    for file in sorted([*runtime.glob("compile/*.py"), *runtime.glob("backends/*/per_group.py"), runtime / "ops.py"]):
+    patterns = ("compile/*.py", "backends/*/per_group.py", "ops/*.py")
+    for file in sorted(file for pattern in patterns for file in runtime.glob(pattern)):
         digest.update(file.read_bytes())
     return digest.hexdigest()

@@ -33,7 +33,7 @@ from ..activations.gated_autograd import fewbit_glu, gradients, keep
 from ..activations.gated_modules import check_plan, plan_text
 from ..activations.table_lookup import Rounding
 from ..activations.transforms import keeps
-from ..backends.arguments import check_dtype, refuse
+from ..ops.arguments import check_dtype, refuse
 from ..quantizers.per_group import constant_group_within
 from ..tensors.abstract import is_autocast
 from ..tensors.checks import check_integer

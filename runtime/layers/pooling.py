@@ -14,9 +14,9 @@ from torch.compiler import is_compiling
 from torch.nn import functional as F
 
 from .. import ops
-from ..backends.arguments import check_places
 from ..backends.cpu import pooling as cpu
 from ..backends.reference import pooling as reference
+from ..ops.pooling import check_places
 from ..tensors.plain import has_kernels, is_batch
 from .base import CompressedFunction, apply, check_first_derivative, compresses
 
