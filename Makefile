@@ -18,10 +18,11 @@ FUZZ_EXAMPLES ?= 5000
 TORCH ?=
 OF_TORCH := $(if $(TORCH),$(if $(filter newest,$(TORCH)),--upgrade,torch==$(TORCH)),--constraint .ci/constraints.txt)
 
-.PHONY: demo test lint types unit docs thorough fuzz zoo conformance studies tables bench kernels gpu gpu-tests bench-gpu dist clean
+.PHONY: demo test test-anywhere mutants lint types unit docs thorough fuzz zoo conformance studies tables bench kernels gpu gpu-tests bench-gpu dist clean
 
+# Less of it: `make demo DEMO="--steps 10"`.
 demo: $(READY)
-	$(BIN)/fewbit demo
+	$(BIN)/fewbit demo $(DEMO)
 
 test: lint types unit
 
@@ -47,6 +48,16 @@ docs: $(READY)
 thorough: $(READY)
 	$(BIN)/fewbit cache warm --all
 	OMP_NUM_THREADS=1 FEWBIT_EXAMPLES=400 FEWBIT_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest -c tests/pytest.ini -n auto --dist loadfile tests
+
+# The tests under other instructions, threads, hashes and orders, an hour or two: `make test-anywhere VARIANTS="avx2 own"
+# TESTS=tests/plots` are some of it.
+test-anywhere: $(READY)
+	$(BIN)/fewbit cache warm --all
+	VARIANTS="$(VARIANTS)" TESTS="$(TESTS)" PYTHONDONTWRITEBYTECODE= .ci/anywhere
+
+# Whether the tests notice mistakes: forty are made, one after the other, in a copy. `make mutants MUTANTS="plan cuh"`.
+mutants: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py $(MUTANTS)
 
 # Hostile inputs of every kind, many more of them than `make test` draws.
 fuzz: $(READY)

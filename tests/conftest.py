@@ -5,6 +5,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
+from random import Random
 
 # Of graphs that torch finds in this cache fewbit has a description in its own, which the tests begin empty. What g++
 # has built stays from one run to the next.
@@ -43,6 +44,8 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     tests = Counter(item.path for item in items)
+    if "FEWBIT_TEST_ORDER" in os.environ:  # a seed: within a file, whose fixtures are made once
+        Random(os.environ["FEWBIT_TEST_ORDER"]).shuffle(items)
     items.sort(key=lambda item: (item.path not in slow, -tests[item.path], item.path))
 
 

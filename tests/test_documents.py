@@ -175,6 +175,20 @@ def test_the_numbers_of_readme_are_those_measured():
             assert found == [*shares, round(row["error"], 3)], (name, task)
 
 
+@pytest.mark.parametrize("command", ["demo", "test"])
+def test_a_fresh_machine_takes_one_command(command):
+    """For the main job and for all tests: README says so, with minutes; CI does it."""
+    (line,) = re.findall(rf"^make {command} .*$", README, re.MULTILINE)
+    assert re.search(r"\d+ minutes", line)
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.search(rf"^#   make {command} ", makefile, re.MULTILINE)
+    (needs,) = re.findall(rf"^{command}: (.*)$", makefile, re.MULTILINE)
+    assert all(
+        re.search(rf"^{each}: \$\(READY\)", makefile, re.MULTILINE) for each in needs.split() if each != "$(READY)"
+    )
+    assert re.search(rf"^make {command}\b", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+
+
 QUESTIONS = {
     "which method when": ("docs/guide.md", "| LoRA, QLoRA | "),
     "before or after peft": ("docs/guide.md", "# The order: peft, fewbit, the rest"),
