@@ -84,7 +84,7 @@ def command(
 
 
 def _trained_transformer() -> tuple[Any, ...]:
-    from ..plots.studies.calibration import SETTINGS, target
+    from ..plots.demo.calibration import SETTINGS, target
 
     with click.progressbar(
         length=SETTINGS.steps, label="training", file=sys.stderr, hidden=not sys.stderr.isatty()

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..plots.studies.settings import Settings
+from ..plots.demo.settings import Settings
 from ..tables import FewbitError
 from ..tables.columns import columns
 from ..tables.files import make_folder
+from .figure import refuse_with_input, trained_option
 from .options import BitsList
 from .plot import approximation
 from .solve import command as solve
-from .study import refuse_with_input, trained_option
 
 if TYPE_CHECKING:
-    from ..plots.studies.runs import Training
+    from ..plots.demo.runs import Training
 
 
 STEPS = 400
@@ -81,8 +81,8 @@ def _train(bits: tuple[int, ...], settings: Settings) -> "Training":
     from rich.console import Console
     from rich.progress import Progress
 
-    from ..plots.studies.data import standard_library
-    from ..plots.studies.training import EXACT, few_bit, other_weights, train
+    from ..plots.demo.data import standard_library
+    from ..plots.demo.training import EXACT, few_bit, other_weights, train
 
     others = (settings.seed + i if settings.seed < 2**62 else settings.seed - i for i in range(1, OTHER_WEIGHTS + 1))
     variants = [EXACT, *map(few_bit, bits), *map(other_weights, others)]
@@ -92,7 +92,7 @@ def _train(bits: tuple[int, ...], settings: Settings) -> "Training":
 
 
 def _read(source: Path) -> "Training":
-    from ..plots.studies.runs import Training
+    from ..plots.demo.runs import Training
 
     try:
         return Training.from_dict(json.loads(source.read_text()))
@@ -110,8 +110,8 @@ def _write(training: "Training", folder: Path) -> None:
 
 def _draw(training: "Training", path: Path) -> None:
     from ..plots import save_figure
+    from ..plots.demo.runs import smoothed
     from ..plots.figures.training import Curve, plot_training
-    from ..plots.studies.runs import smoothed
 
     window = max(1, training.settings.steps // 25)
     curves = [Curve(run.variant, smoothed(run.losses, window)) for run in training.runs]
@@ -123,7 +123,7 @@ def _draw(training: "Training", path: Path) -> None:
 
 def _lines(training: "Training") -> list[str]:
     """Return the table of the runs, followed by a legend of its columns."""
-    from ..plots.studies.runs import averaging_window
+    from ..plots.demo.runs import averaging_window
 
     settings = training.settings
     exact = [run.validation_loss for run in training.runs if run.variant.startswith("exact")]

@@ -7,6 +7,8 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from .clone import IN_A_CLONE
+
 
 class LazyGroup(click.Group):
     """A group whose command `name` is the object `command` in the module `name` of a package.
@@ -14,11 +16,20 @@ class LazyGroup(click.Group):
     Args:
         lazy: each command's one-line help, in the order of the help page.
         package: the package of the modules; a hyphen in a command name is an underscore in the module name.
+        clone: help and module of commands that only a clone of the repository has; the module is relative to `package`.
     """
 
-    def __init__(self, *args: Any, lazy: dict[str, str], package: str | None = __package__, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        lazy: dict[str, str],
+        package: str | None = __package__,
+        clone: dict[str, tuple[str, str]] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self.lazy, self.package = lazy, package
+        self.clone, self.package = clone or {}, package
+        self.lazy = {**lazy, **{name: help for name, (help, _) in self.clone.items() if IN_A_CLONE}}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands without importing any."""
@@ -28,13 +39,16 @@ class LazyGroup(click.Group):
         """Import and return one command; None if the name is unknown."""
         if cmd_name not in self.lazy:
             return None
-        return importlib.import_module(f".{cmd_name.replace('-', '_')}", self.package).command
+        _, module = self.clone.get(cmd_name, ("", f".{cmd_name.replace('-', '_')}"))
+        return importlib.import_module(module, self.package).command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that `args` begin with; the error for an unknown name lists similar names."""
         if args and args[0] not in self.lazy and not args[0].startswith("-") and not ctx.resilient_parsing:
+            if args[0] in self.clone:
+                ctx.fail(f"{args[0]!r} comes with a clone of the repository, not with an installed wheel")
             near = difflib.get_close_matches(args[0], self.lazy, n=3)
             hint = f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(self.lazy)}"
             ctx.fail(f"no command {args[0]!r}{hint}")

@@ -8,7 +8,7 @@
     fewbit calibrate   input distributions of a model's activations, and the best tables for them
     fewbit memory      what training keeps, and the largest batch
     fewbit plan        the training that fits into a memory
-    fewbit bench       speed on this machine
+    fewbit bench       speed on this machine; in a clone of the repository
     fewbit doctor      what is installed, what works here, a test of each kernel
     fewbit cache       kernels and tables kept on disk
     fewbit completion  the script that completes commands in a shell
@@ -48,12 +48,12 @@ _HelpInstead: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "No
         "calibrate": "Measure the inputs of a model's activations, and solve the best tables for them.",
         "memory": "Show the bytes that training saves for backward, and its peak, exactly and with any method.",
         "plan": "Find the training of a model that fits into a memory at the least error and time.",
-        "bench": "Measure speed on this machine.",
         "doctor": "Say what is installed and what works here, and test every kernel on this machine.",
         "cache": "Show, fill and clear the folder of compiled kernels and solved tables.",
         "completion": "Print the script that lets a shell complete commands and options.",
         "demo": "Solve a table for GELU, draw it, and train a small transformer with it.",
     },
+    clone={"bench": ("Measure speed on this machine.", "..plots.bench")},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(__version__, message="fewbit %(version)s")

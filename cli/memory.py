@@ -14,6 +14,7 @@ from ..tables.files import atomic_write, check_writable
 from ..tables.json_format import dumps
 from ..tables.names import counted
 from ..tables.table import check_bits
+from .clone import study_commands
 from .memory_codes import codes
 from .options import FILE, ByteSize, json_option, size_option
 from .progress import with_progress
@@ -23,7 +24,6 @@ from .target import FORMS, errors_in_one_line
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..plots.studies.memory_paper import Reproduced, Row
     from ..runtime.compile.report import CompileReport
     from ..runtime.memory.listing import Field, Sort
     from ..runtime.plan.memory import Comparison, Need, Peak, Profile
@@ -50,7 +50,8 @@ def command() -> None:
     """
 
 
-command.add_command(codes)
+for each in (codes, *study_commands("appendix_b")):
+    command.add_command(each)
 
 
 def _method_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -247,34 +248,6 @@ def models() -> None:
     head = ("model", "class", "takes", "size")
     rows = [(name, entry.model, entry.takes, str(entry.size)) for name, entry in zoo.ENTRIES.items()]
     click.echo("\n".join(columns([head, *rows], left=3)))
-
-
-@command.command("paper")
-@click.option("-o", "--output", type=FILE, metavar="FILE", help="Write the rows to FILE as JSON.")
-@json_option
-def paper(output: Path | None, as_json: bool) -> None:
-    """Reproduce the paper's Appendix B.
-
-    Measures the models of "Few-bit Backward" that `transformers` can build and prints the paper's rows beside: sizes in
-    MiB, activations per sample, largest batches in 32 GiB. The settings are those that reproduce the paper's numbers:
-    256 tokens or 256x256 pixels, float32, no dropout, attention scores in memory, GELU instead of ResNet's ReLU.
-
-    Example: fewbit memory paper -o appendix-b.json
-    """
-    if output:
-        check_writable(output)
-    from ..plots.studies import memory_paper
-
-    rows = [
-        memory_paper.reproduce(name) for name in with_progress(memory_paper.PAPER, len(memory_paper.PAPER), "measuring")
-    ]
-    content = dumps({"unit": "MiB", "memory": memory_paper.GPU_MEMORY, "rows": [row.to_dict() for row in rows]})
-    if output:
-        with atomic_write(output) as stream:
-            stream.write(content.encode())
-    click.echo(content if as_json else "\n".join(_paper_lines(rows)) + "\n", nl=False)
-    if output:
-        click.echo(f"wrote {output}", err=True)
 
 
 # ---- measurement -----------------------------------------------------------------------------------------------------
@@ -505,20 +478,3 @@ def _batch_cells(found: Mapping[int | str | None, tuple[float, int]], key: int |
 
 def _key_text(key: int | str | None) -> str:
     return "exact" if key is None else counted(key, "bit") if isinstance(key, int) else key
-
-
-def _paper_lines(rows: "list[Reproduced]") -> list[str]:
-    """Return two lines for each model: the paper's numbers and the measured ones."""
-    head = ("model", "", "model MiB", "kept MiB", "nonlinear MiB", "batch", "1 bit", "2 bits", "3 bits", "4 bits")
-    body = [
-        line
-        for row in rows
-        for line in (_paper_line(row.name, "paper", row.paper), _paper_line("", "measured", row.measured))
-    ]
-    return list(columns([head, *body], left=2))
-
-
-def _paper_line(name: str, which: str, row: "Row") -> tuple[str, ...]:
-    exact, *few = row.batches
-    sizes = (f"{size:.1f}" for size in (row.model, row.activations, row.nonlinear))
-    return (name, which, *sizes, str(exact), *(f"{batch} ({batch / exact - 1:+.1%})" for batch in few))

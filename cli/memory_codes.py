@@ -63,8 +63,8 @@ def codes(target: str, bits: int, ratio: float, compressor: str | None, as_json:
 
 
 def _digits() -> tuple[Any, Any]:
-    from ..plots.studies.data import digits
-    from ..plots.studies.digits import Schedule, network, train
+    from ..plots.demo.data import digits
+    from ..plots.demo.digits import Schedule, network, train
 
     data, model = digits(), network(0)
     train(model, data, Schedule(epochs=3))

@@ -11,18 +11,10 @@ from ..fewbit_gen.activations import EXAMPLES
 from ..fewbit_gen.library import find_or_solve
 from ..plots import check_figure_path, plot_approximation, plot_error, plot_gallery, plot_kinds
 from ..tables import DETERMINISTIC, KINDS, Table
+from .clone import study_commands
+from .figure import approximated, write_figure
 from .options import BitsList, bits_list_option, bits_option, figure_option, kind_option, weight_option
-from .picture import approximated
-from .plot_adaptation import adaptation
-from .plot_alternatives import alternatives
-from .plot_blpa import COMMANDS as BLPA
-from .plot_memory import memory
-from .plot_throughput import throughput
-from .plot_training import training
-from .plot_variance import variance
-from .plot_vquant import COMMANDS as VQUANT
 from .progress import with_progress
-from .study import write_figure
 
 PAPER = ("relu", "gelu", "silu", "sigmoid", "tanh", "selu", "softplus")  # Table 3 of the Few-bit Backward paper
 KINDS_DIFFER = ("gelu", "tanh", "selu")  # f' with a bump, an even f', an f' with a jump
@@ -38,13 +30,9 @@ def command() -> None:
     """
 
 
-command.add_command(throughput)
-command.add_command(alternatives)
-command.add_command(memory)
-command.add_command(training)
-command.add_command(variance)
-command.add_command(adaptation)
-for study in (*BLPA, *VQUANT):
+for study in study_commands(
+    "throughput", "alternatives", "memory", "training", "variance", "adaptation", "blpa", "vquant"
+):
     command.add_command(study)
 
 

@@ -104,6 +104,6 @@ def command(
 
 def _draw(table: Table, activation: Activation, weight: Weight, path: Path) -> None:
     from ..plots import plot_approximation, save_figure
-    from .picture import approximated
+    from .figure import approximated
 
     save_figure(plot_approximation([approximated(activation, weight, [table])]), path)

@@ -19,7 +19,20 @@ import fewbit
 import pytest
 
 ROOT = Path(fewbit.__file__).parent
-NOT_SHIPPED = ("tests", "build", "dist", "demo-output", "docs")  # folders of the repository beside the package
+EVIDENCE = ("plots/bench", "plots/commands", "plots/studies")
+# Folders of the repository beside the package, and those of the evidence, which takes a clone.
+NOT_SHIPPED = ("tests", "build", "dist", "demo-output", "docs", *EVIDENCE)
+SHIPPED = (
+    "__init__.py",
+    "compact_json.py",
+    "cli",
+    "demo",
+    "fewbit_gen",
+    "figures",
+    "integrations",
+    "runtime",
+    "tables",
+)
 NO_PACKAGE = ("plots/results",)  # what measurements wrote
 PAPERS = ("Few-bit Backward", "ActNN", "Backprop with Approximate Activations", "Value-aware Quantization")
 
@@ -155,3 +168,23 @@ def test_types_of_public_names_are_known(tmp_path):
     assert counted["completenessScore"] >= 0.95
     face = [s for s in counted["symbols"] if s["name"].count(".") == 1]
     assert [s["name"] for s in face if s["isExported"] and not s["isTypeKnown"]] == []
+
+
+def test_without_the_evidence_a_wheel_demonstrates_draws_tables_and_names_what_takes_a_clone(tmp_path):
+    package = tmp_path / "fewbit"
+    (package / "plots").mkdir(parents=True)
+    for path in (*ROOT.glob("*"), *(ROOT / "plots").iterdir()):
+        inside = path.relative_to(ROOT)
+        if path.suffix in (".py", "") and str(inside) not in ("plots", *EVIDENCE) and path.name in SHIPPED:
+            (package / inside).symlink_to(path)
+    code = """if True:
+        from fewbit.cli.main import main
+        for arguments in (["bench"], ["bench", "solve"], ["plot", "training"], ["memory", "paper"]):
+            assert main(arguments) == 2, arguments
+        assert main(["plot", "approximation", "relu", "--bits", "1", "-o", "relu.png"]) == 0
+        import fewbit.cli.demo, fewbit.plots.demo.calibration, fewbit.plots.demo.digits, fewbit.plots.demo.training
+    """
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("comes with a clone of the repository, not with an installed wheel") == 2

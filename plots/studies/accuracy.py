@@ -31,17 +31,17 @@ from ...runtime.convert.actnn import ActNN
 from ...runtime.convert.api import convert
 from ...runtime.layers import CompressedLayer, QuantizerSaver
 from ...runtime.tensors.levels import FITTED, UNIFORM
+from ..demo import trainer
+from ..demo.data import endless_indices, shuffled_digits
+from ..demo.runs import averaging_window
+from ..demo.small_networks import resnet
+from ..demo.trainer import Curve, Trainee, cross_entropy, learning_rate_factor
 from ..figures.accuracy import plot_accuracy
 from ..figures.lines import Line
 from ..figures.style import BLUE, GREEN, ORANGE, VERMILION
-from . import trainer
 from .curves import tested
-from .data import endless_indices, shuffled_digits
 from .experiment import Case, Experiment, Row
 from .intervals import Interval, differences, interval
-from .runs import averaging_window
-from .small_networks import resnet
-from .trainer import Curve, Trainee, cross_entropy, learning_rate_factor
 from .variance import PerTensor
 
 SCALES = ("tensor", "group", "sample", "layer")

@@ -21,12 +21,12 @@ from torch.optim.lr_scheduler import LambdaLR
 from ...runtime.convert.api import convert
 from ...runtime.layers import Activation
 from ...runtime.plan.memory import profile, profile_call
-from . import trainer
+from ..demo import trainer
+from ..demo.data import Corpus, Images, digits, random_windows, spread_windows, standard_library
+from ..demo.settings import Size
+from ..demo.small_networks import EncoderTransformer, resnet
+from ..demo.trainer import Curve, Trainee, learning_rate_factor
 from .actnn_runs import Trained
-from .data import Corpus, Images, digits, random_windows, spread_windows, standard_library
-from .settings import Size
-from .small_networks import EncoderTransformer, resnet
-from .trainer import Curve, Trainee, learning_rate_factor
 
 Batch = tuple[Tensor, Tensor]
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ...tables import FewbitError
-from .runs import averaging_window, smoothed
+from ..demo.runs import averaging_window, smoothed
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,12 @@ from ...runtime.calibrate import calibrate
 from ...runtime.convert.api import convert
 from ...tables import Table
 from ...tables.shipped import load_table
+from ..demo import trainer
+from ..demo.data import Corpus, endless_windows, spread_windows
+from ..demo.settings import SETTINGS, Settings
+from ..demo.trainer import Curve, held_out_loss
+from ..demo.training import MODELS, adamw
 from ..figures.adaptation import Errors, Followed
-from . import trainer
-from .data import Corpus, endless_windows, spread_windows
-from .settings import SETTINGS, Settings
-from .trainer import Curve, held_out_loss
-from .training import MODELS, adamw
 
 VARIANTS = ("exact", "default", "following")
 

@@ -22,9 +22,9 @@ from ...runtime.layers.preact import PreActLayer
 from ...runtime.models import PreActResNet, preact_resnet
 from ...runtime.plan.memory import profile
 from ...tables import FewbitError
-from . import trainer
-from .data import Images
-from .trainer import Curve, Trainee, cross_entropy
+from ..demo import trainer
+from ..demo.data import Images
+from ..demo.trainer import Curve, Trainee, cross_entropy
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,13 @@ import torch
 from torch import Tensor, nn
 
 from .. import compact_json
+from ..demo.data import Corpus, documentation, standard_library
+from ..demo.runs import summary
+from ..demo.settings import Settings, Size
+from ..demo.small_networks import GPT2, Llama
+from ..demo.trainer import Loss, next_character
+from ..demo.training import Variant, train
 from .adapters import adapt
-from .data import Corpus, documentation, standard_library
-from .runs import summary
-from .settings import Settings, Size
-from .small_networks import GPT2, Llama
-from .trainer import Loss, next_character
-from .training import Variant, train
 
 MakeModel = Callable[[Size], nn.Module]
 

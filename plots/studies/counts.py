@@ -5,7 +5,7 @@
 ActNN 5       memory before the backward pass, for each level: weights, gradients and momentum, the images, and what is
               saved for the backward pass; in GiB, which the paper calls GB
 V-Quant 4     activations by the peak formula of vquant_memory.py, beside the peak of a whole step; in 10^9 bytes
-Few-bit B     what a sample saves and the largest batches, by memory_paper.py; in MiB
+Few-bit B     what a sample saves and the largest batches, by appendix_b.py; in MiB
 
 All tensors are on the meta device; the bytes are those that real tensors would have, of attention those on a GPU.
 """
@@ -25,7 +25,7 @@ from ...runtime.inference.vquant import value_aware
 from ...runtime.plan import zoo
 from ...runtime.plan.memory import as_on_gpu, parameter_bytes, peak_of_step, profile
 from ..figures.counts import Level, Step, plot_counts
-from . import memory_paper, vquant_memory
+from . import appendix_b, vquant_memory
 from .experiment import Case, Experiment, Row
 from .networks import NETWORKS
 from .vquant_memory import BATCH, CONFIGURATIONS, GB
@@ -108,7 +108,7 @@ def _value_aware(case: Case) -> dict[str, Any]:
 
 
 def _appendix(case: Case) -> dict[str, Any]:
-    found = memory_paper.reproduce(case["network"])
+    found = appendix_b.reproduce(case["network"])
     return {"measured": asdict(found.measured), "paper": asdict(found.paper)}
 
 

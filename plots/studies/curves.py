@@ -21,14 +21,14 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
 
 from ...runtime.convert.api import convert
+from ..demo import trainer
+from ..demo.data import Examples, endless_batches, mnist
+from ..demo.runs import averaging_window, smoothed
+from ..demo.small_networks import resnet
+from ..demo.trainer import Curve, Trainee, cross_entropy, learning_rate_factor
 from ..figures.curves import Curves, plot_curves
-from . import trainer
-from .data import Examples, endless_batches, mnist
 from .experiment import Case, Experiment, Row
 from .intervals import differences, interval
-from .runs import averaging_window, smoothed
-from .small_networks import resnet
-from .trainer import Curve, Trainee, cross_entropy, learning_rate_factor
 
 ACTIVATIONS: Mapping[str, type[nn.Module]] = {"GELU": nn.GELU, "SELU": nn.SELU, "Swish": nn.SiLU}
 BITS = (0, 1, 2, 3, 4)  # 0: exact

@@ -32,11 +32,11 @@ from ...runtime.activations.modules import FewBitActivation
 from ...runtime.convert.api import convert
 from ...tables import Table
 from .. import compact_json
-from . import trainer
-from .data import digits, endless_batches, endless_windows, standard_library
-from .settings import Size
-from .small_networks import BERT, GPT2, Llama, ViT, resnet
-from .trainer import Loss, Trainee, cross_entropy, learning_rate_factor, next_character
+from ..demo import trainer
+from ..demo.data import digits, endless_batches, endless_windows, standard_library
+from ..demo.settings import Size
+from ..demo.small_networks import BERT, GPT2, Llama, ViT, resnet
+from ..demo.trainer import Loss, Trainee, cross_entropy, learning_rate_factor, next_character
 
 UNIFORM = "uniform:-10,10"
 CANDIDATES: tuple[str, ...] = (

@@ -17,13 +17,13 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from ..demo.data import COLLECTIONS
+from ..demo.runs import averaging_window, smoothed
 from ..figures.depth import Panel, plot_depth
 from . import blpa
 from .blpa import VARIANTS, Settings
-from .data import COLLECTIONS
 from .experiment import Case, Experiment, Row
 from .intervals import differences, interval
-from .runs import averaging_window, smoothed
 
 SETTINGS: Mapping[str, Settings] = {
     "mnist": Settings(width=4, batch=32, steps=1600),

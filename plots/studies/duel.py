@@ -35,12 +35,12 @@ from ...runtime.activations.following import adaptation_of
 from ...runtime.convert.api import convert
 from ...runtime.layers.activation import Activation
 from .. import compact_json
-from . import trainer
-from .data import digits, endless_batches, endless_windows, spread_windows, standard_library
+from ..demo import trainer
+from ..demo.data import digits, endless_batches, endless_windows, spread_windows, standard_library
+from ..demo.settings import Size
+from ..demo.small_networks import Transformer, resnet
+from ..demo.trainer import Loss, Trainee, cross_entropy, learning_rate_factor, next_character
 from .default_weight import gradient
-from .settings import Size
-from .small_networks import Transformer, resnet
-from .trainer import Loss, Trainee, cross_entropy, learning_rate_factor, next_character
 
 _KINDS = nn.GELU, nn.SELU, nn.SiLU
 ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {kind.__name__: kind for kind in _KINDS}

@@ -30,14 +30,14 @@ from ...runtime.calibrate import calibrate
 from ...runtime.convert.api import convert
 from ...runtime.plan.memory import profile
 from ...tables import FewbitError
+from ..demo import trainer
+from ..demo.data import Examples, endless_batches
+from ..demo.trainer import Trainee, cross_entropy, learning_rate_factor
 from ..figures.finetuning import Way, plot_finetuning
-from . import trainer
 from .curves import tested
-from .data import Examples, endless_batches
 from .experiment import Case, Experiment, Row
 from .fragments import TASKS, Fragment, fragments
 from .intervals import Interval, differences, interval
-from .trainer import Trainee, cross_entropy, learning_rate_factor
 
 EXACT = "exact"
 BITS = ("1 bit", "2 bits", "3 bits", "4 bits")

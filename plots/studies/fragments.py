@@ -21,7 +21,7 @@ from pydoc_data import topics
 import numpy as np
 import torch
 
-from .data import library_files
+from ..demo.data import library_files
 
 Fragment = tuple[str, ...]  # one text, or two
 Pool = Mapping[str, Sequence[Fragment]]  # by class

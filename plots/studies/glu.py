@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from ...runtime.convert.api import convert
-from . import trainer
-from .data import random_windows, standard_library
-from .settings import Settings, Size
-from .small_networks import Llama
-from .trainer import Trainee, next_character
-from .training import Variant
+from ..demo import trainer
+from ..demo.data import random_windows, standard_library
+from ..demo.settings import Settings, Size
+from ..demo.small_networks import Llama
+from ..demo.trainer import Trainee, next_character
+from ..demo.training import Variant
 
 # The learning rate is that of the GPT-2 study.
 SETTINGS = Settings(

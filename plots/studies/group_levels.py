@@ -24,8 +24,8 @@ from torch.nn import functional as F
 from ...runtime.quantizers import PerGroup
 from ...runtime.tensors.levels import SHAPES, UNIFORM
 from .. import compact_json
+from ..demo.small_networks import resnet
 from .default_weight import CASES, STEPS, Case, train
-from .small_networks import resnet
 
 MODELS: Mapping[str, Case] = {
     **CASES,

@@ -16,11 +16,11 @@ from torch import nn
 from ...runtime.convert.api import convert
 from ...runtime.quantizers import PerGroup
 from ...runtime.saved_tensors import compress_saved_tensors
-from .data import Corpus
-from .runs import summary
-from .settings import Settings, Size
-from .small_networks import GPT2
-from .training import EXACT, NUDGED, Variant, train
+from ..demo.data import Corpus
+from ..demo.runs import summary
+from ..demo.settings import Settings, Size
+from ..demo.small_networks import GPT2
+from ..demo.training import EXACT, NUDGED, Variant, train
 
 SETTINGS = Settings(
     steps=250, learning_rate=3e-3, size=Size(width=96, depth=4, heads=4, context=128), validation_windows=256

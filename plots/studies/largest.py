@@ -33,12 +33,12 @@ from ...runtime.plan.search import largest_by_trial
 from ...runtime.quantizers import PerGroup
 from ...runtime.recompute import checkpoint
 from ...runtime.saved_tensors import compress_saved_tensors
+from ..demo.trainer import cross_entropy
 from ..figures.largest import Found, plot_largest
 from .blpa_memory import COPIES
 from .experiment import Case, Experiment, Row
 from .limited import limited
 from .networks import resnet
-from .trainer import cross_entropy
 
 EXACT, HOOKS, CHECKPOINT, FEW = "exact", "hooks, 4 bits", "checkpoints", "4 bits"
 METHODS = (EXACT, "L1", "L2", "L3", CHECKPOINT, HOOKS)

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...runtime.inference.vquant import pack, quantize
-from . import trainer
-from .data import library_words
-from .small_networks import WordLSTM
-from .trainer import Trainee, next_character
+from ..demo import trainer
+from ..demo.data import library_words
+from ..demo.small_networks import WordLSTM
+from ..demo.trainer import Trainee, next_character
 
 VOCABULARY = 2000
 

@@ -23,11 +23,11 @@ from torch.nn import functional as F
 from ...runtime.plan.document import Plan
 from ...runtime.plan.planner import fit, plan
 from .. import compact_json
-from .data import Corpus, standard_library
-from .runs import summary
-from .settings import Settings, Size
-from .small_networks import GPT2
-from .training import EXACT, NUDGED, Variant, train
+from ..demo.data import Corpus, standard_library
+from ..demo.runs import summary
+from ..demo.settings import Settings, Size
+from ..demo.small_networks import GPT2
+from ..demo.training import EXACT, NUDGED, Variant, train
 
 SETTINGS = Settings(
     steps=300, batch=8, learning_rate=1e-3, size=Size(width=96, depth=4, heads=4, context=128), validation_windows=256

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...tables import FewbitError
-from .runs import Run, Training, averaging_window, smoothed
+from ..demo.runs import Run, Training, averaging_window, smoothed
 
 
 @dataclass(frozen=True)

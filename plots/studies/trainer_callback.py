@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ...runtime.quantizers import PerGroup
 from .. import compact_json
-from .data import documentation, standard_library
+from ..demo.data import documentation, standard_library
 
 LENGTH, BATCH, PRETRAINING, STEPS = 128, 8, 400, 200
 EXACT, NUDGED = "exact", "exact, nudged"

@@ -23,10 +23,10 @@ from ...runtime.allocation import MixedPrecision
 from ...runtime.allocation.sensitivity import gradient_factor, has_weights, quantization_variance
 from ...runtime.layers import CompressedLayer, Conv2d, ExactSaver, QuantizerSaver
 from ...runtime.quantizers import Compressed, PerGroup
-from . import trainer
-from .data import pixels_of_digits
-from .small_networks import resnet
-from .trainer import Trainee, cross_entropy
+from ..demo import trainer
+from ..demo.data import pixels_of_digits
+from ..demo.small_networks import resnet
+from ..demo.trainer import Trainee, cross_entropy
 
 GROUP_SIZE = 256
 WHOLE = 2**31  # a group size that no tensor exceeds

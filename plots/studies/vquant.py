@@ -18,8 +18,8 @@ from torch import nn
 
 from ...runtime.inference.vquant import ActivationAnnealing, calibrate, quantize, search, value_aware
 from ...runtime.plan.memory import profile
-from .data import Images, digits
-from .digits import Schedule, accuracy, batches, network, train
+from ..demo.data import Images, digits
+from ..demo.digits import Schedule, accuracy, batches, network, train
 
 Row = dict[str, Any]
 Progress = Callable[[], object]

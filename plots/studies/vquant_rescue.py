@@ -18,12 +18,12 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
+from ..demo.data import digits
+from ..demo.digits import Schedule, train
 from ..figures.lines import Line
 from ..figures.style import BLUE, GREEN, ORANGE, VERMILION
 from ..figures.vquant_rescue import Direction, plot_rescue
 from . import networks
-from .data import digits
-from .digits import Schedule, train
 from .experiment import Case, Experiment, Row
 from .intervals import Interval, differences, interval
 from .vquant import Phases, annealer

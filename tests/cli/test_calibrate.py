@@ -4,8 +4,8 @@ import sys
 
 import fewbit
 import pytest
-from fewbit.plots.studies import calibration as experiment
-from fewbit.plots.studies.settings import Settings, Size
+from fewbit.plots.demo import calibration as experiment
+from fewbit.plots.demo.settings import Settings, Size
 from fewbit.tables.json_format import dumps
 
 CODE = """

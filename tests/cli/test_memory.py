@@ -183,9 +183,9 @@ def test_models_lists_what_there_is(run):
 
 def test_paper_prints_its_rows_beside_the_measured_and_writes_them(run, tmp_path, monkeypatch):
     pytest.importorskip("transformers")
-    from fewbit.plots.studies import memory_paper
+    from fewbit.plots.studies import appendix_b
 
-    monkeypatch.setattr(memory_paper, "PAPER", {"resnet18": memory_paper.PAPER["resnet18"]})
+    monkeypatch.setattr(appendix_b, "PAPER", {"resnet18": appendix_b.PAPER["resnet18"]})
     path = tmp_path / "paper.json"
     outcome = run("memory", "paper", "-o", path)
     assert outcome.err == f"wrote {path}\n"

@@ -4,6 +4,7 @@ from statistics import fmean
 import pytest
 import torch
 from fewbit import FewbitError
+from fewbit.plots.demo.data import COLLECTIONS
 from fewbit.plots.studies.blpa import (
     PAPER_WARMUP,
     VARIANTS,
@@ -16,7 +17,6 @@ from fewbit.plots.studies.blpa import (
     train,
     trained,
 )
-from fewbit.plots.studies.data import COLLECTIONS
 
 SMALL = Settings(depth=11, width=4, steps=3, batch=16)
 

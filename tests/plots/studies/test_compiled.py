@@ -4,8 +4,8 @@ import json
 
 import pytest
 from compiled import op_by_op
+from fewbit.plots.demo.settings import Size
 from fewbit.plots.studies import compiled
-from fewbit.plots.studies.settings import Size
 from fewbit.runtime.compile.options import CompileOptions
 from fewbit.runtime.compile.partitioner import FewbitPartitioner
 

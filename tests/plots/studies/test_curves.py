@@ -1,8 +1,8 @@
 """ResNet-18 with few-bit activations: a few steps on the small digits."""
 
 import pytest
+from fewbit.plots.demo.data import digits
 from fewbit.plots.studies import curves
-from fewbit.plots.studies.data import digits
 
 pytest.importorskip("sklearn")
 

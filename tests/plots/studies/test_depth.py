@@ -3,8 +3,8 @@
 from itertools import pairwise
 
 import pytest
+from fewbit.plots.demo.data import digits
 from fewbit.plots.studies import depth
-from fewbit.plots.studies.data import digits
 
 pytest.importorskip("sklearn")
 

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 import torch
+from fewbit.plots.demo.data import Examples
 from fewbit.plots.studies import finetuning
-from fewbit.plots.studies.data import Examples
 from fewbit.tables import FewbitError
 
 transformers = pytest.importorskip("transformers")

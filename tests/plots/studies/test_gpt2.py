@@ -2,10 +2,10 @@ import sys
 
 import pytest
 import torch
-from fewbit.plots.studies.data import VOCABULARY, Corpus
-from fewbit.plots.studies.settings import Settings, Size
-from fewbit.plots.studies.small_networks import GPT2
-from fewbit.plots.studies.training import EXACT, few_bit, train
+from fewbit.plots.demo.data import VOCABULARY, Corpus
+from fewbit.plots.demo.settings import Settings, Size
+from fewbit.plots.demo.small_networks import GPT2
+from fewbit.plots.demo.training import EXACT, few_bit, train
 from fewbit.tables import FewbitError
 
 pytest.importorskip("transformers")

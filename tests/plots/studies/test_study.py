@@ -2,8 +2,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from fewbit.plots.studies.runs import Run, Training
-from fewbit.plots.studies.settings import Settings
+from fewbit.plots.demo.runs import Run, Training
+from fewbit.plots.demo.settings import Settings
 from fewbit.plots.studies.study import Study
 from fewbit.tables import FewbitError
 

@@ -1,8 +1,8 @@
 """V-Quant where few bits fail: an epoch of a shallow network, and made-up rows."""
 
 import pytest
+from fewbit.plots.demo.digits import Schedule
 from fewbit.plots.studies import vquant_rescue
-from fewbit.plots.studies.digits import Schedule
 from fewbit.plots.studies.vquant_rescue import EXACT, PAIRS, PAPER
 from torch import nn
 

@@ -4,7 +4,7 @@ import fewbit
 import pytest
 import torch
 from fewbit import memory
-from fewbit.plots.studies import memory_paper
+from fewbit.plots.studies import appendix_b
 from fewbit.plots.studies.networks import APPENDIX_B
 from fewbit.runtime.memory.graph import op_name
 from fewbit.runtime.plan import zoo
@@ -575,7 +575,7 @@ class TestLargestBatch:
         assert need.largest_batch(32 * 1024) == int((32 * 1024 - 4 * 44.6) / 40)
         assert need.largest_batch(32 * 1024, bits=4) == int((32 * 1024 - 4 * 44.6) / (28.5 + 11.5 * 4 / 32))
 
-    @pytest.mark.parametrize("row", memory_paper.PAPER.values(), ids=memory_paper.PAPER)
+    @pytest.mark.parametrize("row", appendix_b.PAPER.values(), ids=appendix_b.PAPER)
     def test_of_the_papers_sizes_is_the_papers(self, row):
         """To the digits printed: 813 and 814 for ResNet-18, 170 and 171 for VGG-19."""
         for ours, theirs in zip(row.by_formula(), row.batches, strict=True):
@@ -619,7 +619,7 @@ class TestPaper:
     @pytest.mark.parametrize("name", ["resnet18", "efficientnet-b0", "gpt2"])
     def test_is_reproduced(self, name):
         pytest.importorskip("transformers")
-        row = memory_paper.reproduce(name)
+        row = appendix_b.reproduce(name)
         for size in ("model", "activations", "nonlinear"):
             assert getattr(row.measured, size) == pytest.approx(getattr(row.paper, size), rel=0.06)
         assert row.measured.activations == pytest.approx(row.paper.activations, rel=0.026)
@@ -631,7 +631,7 @@ class TestPaper:
 
     @pytest.mark.parametrize("name", ["vgg11", "vgg16"])
     def test_is_reproduced_without_transformers(self, name):
-        row = memory_paper.reproduce(name)
+        row = appendix_b.reproduce(name)
         for size, within in (("model", 0.016), ("activations", 0.032), ("nonlinear", 0.016)):
             assert getattr(row.measured, size) == pytest.approx(getattr(row.paper, size), rel=within)
         gains = [[b / r.batches[0] for b in r.batches] for r in (row.paper, row.measured)]
@@ -639,8 +639,8 @@ class TestPaper:
 
     def test_is_all_of_the_papers_table(self):
         """`transformers` builds ten; the other seven have torchvision's numbers of parameters."""
-        assert len(memory_paper.PAPER) == 17
-        assert set(memory_paper.PAPER) - set(zoo.ENTRIES) == set(APPENDIX_B)
+        assert len(appendix_b.PAPER) == 17
+        assert set(appendix_b.PAPER) - set(zoo.ENTRIES) == set(APPENDIX_B)
         with torch.device("meta"):
             millions = {name: sum(p.numel() for p in make().parameters()) / 1e6 for name, make in APPENDIX_B.items()}
         densenets = {"densenet121": 7.98, "densenet161": 28.68, "densenet169": 14.15, "densenet201": 20.01}
@@ -648,9 +648,9 @@ class TestPaper:
 
     def test_of_roberta_large_is_the_papers_to_the_digit(self):
         pytest.importorskip("transformers")
-        measured = memory_paper.reproduce("roberta-large").measured
+        measured = appendix_b.reproduce("roberta-large").measured
         assert (round(measured.model, 1), round(measured.activations, 1)) == (1355.6, 482.1)
-        assert measured.batches == memory_paper.PAPER["roberta-large"].batches
+        assert measured.batches == appendix_b.PAPER["roberta-large"].batches
 
 
 class TestZoo:

@@ -9,7 +9,7 @@ import subprocess
 
 import fewbit
 import pytest
-from fewbit.cli.bench.kernels import ACTIVATIONS, ARCHITECTURES, compile_task, tasks
+from fewbit.plots.bench.kernels import ACTIVATIONS, ARCHITECTURES, compile_task, tasks
 from fewbit.runtime.backends.cuda.codegen import NUMBERS, compiler, cuda_header, function_of, kernel_source
 from fewbit.runtime.backends.cuda.codegen.compiler import Usage, compile_source, cubin, read_usage
 from fewbit.tables import FewbitError, Table

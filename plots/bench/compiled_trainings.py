@@ -1,0 +1,164 @@
+"""Ways to train small transformers: eager, compiled, checkpointed, with few bits.
+
+    training = Training("fewbit-4", model_of(case), case)
+    loss = training.step(tokens_of(case))
+
+`fewbit bench compiled` (compiled.py) measures them.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...runtime.compile.budget import with_budget
+from ...runtime.convert.api import convert
+from ...runtime.memory.record import profile_call
+from ...runtime.quantizers import PerGroup
+from ...runtime.saved_tensors import compress_saved_tensors
+from ..demo.small_networks import OfTransformers
+
+Model = Callable[[Tensor], Tensor]
+VOCABULARY = 1024
+EAGER, COMPILE = "eager", "compile"
+MODELS = ("Llama", "GPT-2")
+DTYPES = ("float32", "bfloat16")
+# By options of the backend; those that are not given are its defaults.
+FEWBIT: Mapping[str, Mapping[str, Any]] = {
+    "fewbit-auto": {},
+    "fewbit-8": {"bits": 8},
+    "fewbit-4": {"bits": 4},
+    "fewbit-4-nearest": {"bits": 4, "rounding": "nearest"},
+    "fewbit-2": {"bits": 2},
+}
+BUDGETS = {"budget-0.5": 0.5, "budget-0.25": 0.25}
+HOOKS, LEVEL, CHECKPOINT = "hooks-4", "L2", "checkpoint"
+VARIANTS = (EAGER, COMPILE, CHECKPOINT, *BUDGETS, HOOKS, LEVEL, *FEWBIT)
+LONGEST = 256  # tokens of a sequence that every model can take
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem: a model, and the batch it is trained on.
+
+    Attributes:
+        model: a name of `MODELS`; of width 256 and four heads.
+        dtype: "float32", or "bfloat16" for autocast.
+        layers: number of blocks.
+        batch, tokens: sequences, and the length of each.
+    """
+
+    model: str = "Llama"
+    dtype: str = "float32"
+    layers: int = 4
+    batch: int = 4
+    tokens: int = 128
+
+
+class LanguageModel(nn.Module):
+    """The loss of a causal model of `transformers` on its own tokens: the logits' cross entropy in float32."""
+
+    def __init__(self, network: OfTransformers) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the mean loss of the tokens int64 (batch, length) but the first."""
+        logits = self.network(tokens)[:, :-1].float()
+        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def model_of(case: Case) -> LanguageModel:
+    """Return the case's model with the weights of seed 0."""
+    torch.manual_seed(0)
+    length = max(case.tokens, LONGEST)
+    if case.model == "Llama":
+        names = "a Llama", "LlamaForCausalLM", "LlamaConfig"
+        sizes = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": case.layers}
+        options = {**sizes, "num_attention_heads": 4, "max_position_embeddings": length}
+    else:
+        names = "GPT-2", "GPT2LMHeadModel", "GPT2Config"
+        sizes = {"n_embd": 256, "n_layer": case.layers, "n_head": 4, "n_positions": length}
+        options = {**sizes, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    return LanguageModel(OfTransformers(*names, VOCABULARY, **options))
+
+
+def tokens_of(case: Case) -> Tensor:
+    """Return random tokens int64 (batch, tokens)."""
+    return torch.randint(0, VOCABULARY, (case.batch, case.tokens), generator=torch.Generator().manual_seed(0))
+
+
+def compiles(variant: str) -> bool:
+    """Return whether a variant compiles its model."""
+    return variant == COMPILE or variant in BUDGETS or variant in FEWBIT
+
+
+class Training:
+    """A copy of a model, trained by one variant."""
+
+    def __init__(self, variant: str, model: LanguageModel, case: Case) -> None:
+        self.variant, self.dtype = variant, case.dtype
+        self.own = copy.deepcopy(model)
+        if variant == CHECKPOINT:
+            _checkpoint(self.own.network.model)
+        if variant == LEVEL:
+            convert(self.own, level="L2", glu="parts" if case.model == "Llama" else None)
+        self.model: Model = self._compiled() if compiles(variant) else self.own
+
+    def _compiled(self) -> Model:
+        if self.variant in BUDGETS:
+            return torch.compile(self.own, backend=with_budget(BUDGETS[self.variant]), fullgraph=True)
+        if self.variant in FEWBIT:
+            return torch.compile(self.own, backend="fewbit", options=dict(FEWBIT[self.variant]), fullgraph=True)
+        return torch.compile(self.own, fullgraph=True)
+
+    def loss(self, tokens: Tensor) -> Tensor:
+        """Return the loss with its graph."""
+        with self._hooks():
+            return self._forward(tokens)
+
+    def _forward(self, tokens: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.dtype == "bfloat16"):
+            return self.model(tokens)
+
+    def _hooks(self) -> AbstractContextManager[object]:
+        return compress_saved_tensors(PerGroup(bits=4)) if self.variant == HOOKS else nullcontext()
+
+    def step(self, tokens: Tensor) -> float:
+        """Run one training step but the optimizer's; return the loss."""
+        loss = self.loss(tokens)
+        loss.backward()
+        return loss.item()
+
+    def forget(self) -> None:
+        """Free the gradients."""
+        self.own.zero_grad()
+
+    def gradients(self, tokens: Tensor) -> Tensor:
+        """Return the gradients of a step in one vector, in float64."""
+        self.forget()
+        torch.manual_seed(0)
+        self.step(tokens)
+        found = torch.cat([p.grad.flatten().double() for p in self.own.parameters() if p.grad is not None])
+        self.forget()
+        return found
+
+    def kept(self, tokens: Tensor) -> int:
+        """Return the bytes kept between forward and backward, without parameters and inputs."""
+        # What this module owns is not counted; the profile's hooks on the trained modules would be compiled.
+        holder = nn.ParameterList(self.own.parameters())
+        for number, tensor in enumerate((*self.own.buffers(), tokens)):
+            holder.register_buffer(f"buffer{number}", tensor)
+        with self._hooks():  # around the profile, which counts what the hooks return
+            return profile_call(holder, lambda: self._forward(tokens)).total
+
+
+def _checkpoint(model: Any) -> None:
+    """Let a model of `transformers` checkpoint each block; from 5.x on the method has another name."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})

@@ -1,0 +1,99 @@
+"""What all benches share on the command line: options, checks before the measurement, the report."""
+
+import json
+
+import click
+import pytest
+import torch
+from fewbit.cli.main import fewbit, main
+from fewbit.plots.bench.report import Machine, Report, bench_command, rounds_option, this_machine
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """The options of each measurement; `fewbit bench toy` measures nothing, and says what it was asked for."""
+    found = []
+
+    @bench_command("toy", threads=True, device=True)
+    @rounds_option(7)
+    @click.option("--failed", is_flag=True)
+    def toy(**options):
+        found.append({**options, "threads": torch.get_num_threads()})
+        return Report({"rounds": options["rounds"]}, ["a line", "another"], failed=options["failed"])
+
+    bench = fewbit.get_command(click.Context(fewbit), "bench")
+    monkeypatch.setattr(type(bench), "get_command", lambda self, ctx, name: bench if name == "bench" else toy)
+    monkeypatch.setitem(bench.lazy, "toy", "A toy.")
+    return found
+
+
+def test_lines_are_printed(run, measured):
+    assert run("bench", "toy").out == "a line\nanother\n"
+    assert measured[0]["rounds"] == 7
+
+
+def test_the_file_holds_the_json_that_is_printed(run, measured, tmp_path):
+    path = tmp_path / "toy.json"
+    outcome = run("bench", "toy", "--rounds", 3, "--json", "-o", path)
+    assert json.loads(outcome.out) == {"rounds": 3}
+    assert (outcome.status, outcome.err) == (0, f"wrote {path}\n")
+    assert path.read_text() == outcome.out
+
+
+def test_a_file_that_cannot_be_written_is_told_before_the_measurement(run, measured):
+    outcome = run("bench", "toy", "-o", "/no/such/folder/toy.json")
+    assert (outcome.status, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+    assert "cannot write" in outcome.err
+    assert measured == []
+
+
+def test_threads_are_set_for_the_measurement(run, measured):
+    assert run("bench", "toy", "--threads", 3).status == 0
+    assert measured == [{"rounds": 7, "failed": False, "device": "cpu", "threads": 3}]
+
+
+def test_a_gpu_that_is_not_there_is_told_before_the_measurement(run, measured, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    outcome = run("bench", "toy", "--device", "cuda")
+    assert (outcome.status, outcome.err) == (2, "fewbit: no CUDA GPU here: torch.cuda.is_available() is False\n")
+    assert measured == []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert run("bench", "toy", "--device", "cuda").status == 0
+    assert measured[0]["device"] == "cuda"
+
+
+def test_a_failure_is_reported_whole_and_then_by_the_status(run, measured, tmp_path):
+    outcome = run("bench", "toy", "--failed", "-o", tmp_path / "toy.json")
+    assert (outcome.status, outcome.out) == (1, "a line\nanother\n")
+    assert (tmp_path / "toy.json").exists()
+
+
+def test_the_machine(monkeypatch):
+    torch.set_num_threads(1)
+    here = this_machine()
+    assert here == Machine(torch.__version__, 1)
+    assert (here.device, here.where) == ("cpu", "1 threads")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
+    gpu = this_machine("cuda")
+    assert (gpu.device, gpu.where) == ("Some GPU", "Some GPU")
+
+
+def test_every_bench_writes_a_file(run):
+    """What is shared, each has; the text of a command lists its options."""
+    bench = fewbit.get_command(click.Context(fewbit), "bench")
+    for name in bench.list_commands(click.Context(bench)):
+        options = {option for p in bench.get_command(click.Context(bench), name).params for option in p.opts}
+        assert {"-o", "--output"} <= options
+        assert "--json" in options or name == "kernels"
+
+
+def test_the_lines_of_the_help_page_are_those_of_the_commands():
+    bench = fewbit.get_command(click.Context(fewbit), "bench")
+    for name, line in bench.lazy.items():
+        found = bench.get_command(click.Context(bench), name)
+        assert found.name == name and found.help.splitlines()[0] == line
+
+
+def test_a_bench_that_there_is_not_is_told_with_those_spelled_alike(capsys):
+    assert main(["bench", "level"]) == 2
+    assert "no command 'level'; did you mean levels" in capsys.readouterr().err
