@@ -16,8 +16,10 @@ from .options import (
     kind_option,
     kinks_option,
     levels_option,
+    unlimited_effort_option,
     weight_option,
 )
+from .progress import with_clock
 
 
 @click.command("emit")
@@ -27,6 +29,7 @@ from .options import (
 @kind_option
 @weight_option
 @kinks_option
+@unlimited_effort_option
 @click.option(
     "--target",
     "--format",
@@ -48,6 +51,7 @@ def command(
     kind: str,
     weight: str,
     kinks: tuple[float, ...],
+    effort: float | None,
     target: str | None,
     output: Path | None,
 ) -> None:
@@ -63,7 +67,7 @@ def command(
     chosen = choose_format(output, target, kind)
     if output is None and chosen == "npz":
         raise FewbitError("npz is not text: name a file with -o")
-    table = find_or_solve(act, bits, kind, w, levels)
+    table = with_clock(find_or_solve, act, bits, kind, w, levels, effort=effort, label="solving")
     if output is None:
         click.echo(table_bytes(table, chosen), nl=False)
         return

@@ -120,6 +120,15 @@ effort_option = click.option(
     help="Seconds to spend; the lower bound is the greatest one proven within them.",
 )
 
+# What is cached and exported should not depend on the load of a machine.
+unlimited_effort_option = click.option(
+    "--effort",
+    type=float,
+    metavar="SECONDS",
+    help="Seconds to spend on a table that has to be solved; the lower bound is the greatest one proven within them.  "
+    "[default: no limit]",
+)
+
 size_option = click.option(
     "--sequence",
     "--size",

@@ -23,6 +23,7 @@ from .options import (
     levels_option,
     weight_option,
 )
+from .progress import with_clock
 from .proofs import write_proof
 from .text import table_text
 
@@ -84,7 +85,7 @@ def command(
         check_writable(proof)
     start = time.perf_counter()
     act, w = parse_activation(activation, kinks), parse_weight(weight)
-    table = solve(act, bits=bits, levels=levels, kind=kind, weight=w, effort=effort)
+    table = with_clock(solve, act, bits=bits, levels=levels, kind=kind, weight=w, effort=effort, label="solving")
     seconds = time.perf_counter() - start
     # Write files before printing: a reader that closes the pipe early (`| head`) does not prevent them.
     if output and file_format:
@@ -92,7 +93,7 @@ def command(
     if plot:
         _draw(table, act, w, plot)
     if proof:
-        write_proof(table, proof)
+        with_clock(write_proof, table, proof, label="proving")
     if as_json:
         click.echo(dumps(table_to_dict(table)), nl=False)
     else:

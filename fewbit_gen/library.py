@@ -15,16 +15,21 @@ import numpy as np
 
 from ..tables import FewbitError, Kind, Table
 from ..tables.cache import cache_folder
+from ..tables.files import atomic_write
+from ..tables.json_format import dumps
 from ..tables.names import number_text
 from ..tables.shipped import find_table
-from ..tables.table import check_kind
+from ..tables.table import check_kind, table_to_dict
 from .activations import Activation, parse_activation
+from .certify import table_error
 from .solver import level_count, solve
 from .weights import Weight, parse_weight
 
 # Part of the name of every cached table. Increase it when the solver finds better tables.
 REVISION = 1
 FOLDER = "tables"
+# Of the error of a cached table integrated again, for another machine's rounding: relative to it, and at least.
+_DRIFT, _LEAST = 1e-9, 1e-14
 
 _log = logging.getLogger(__name__)
 
@@ -36,10 +41,11 @@ def find_or_solve(
     weight: Weight,
     levels: int | None = None,
     certify: bool = True,
+    effort: float | None = None,
 ) -> Table:
     """Return the result of `solve`, from a shipped table, one derived from it, or the cache where possible.
 
-    There is no time limit, so that cached tables do not depend on the load of the machine.
+    What is solved with a time limit is not cached, so that cached tables do not depend on the load of the machine.
 
     Args:
         activation: fully described by its name, so not from a callable.
@@ -48,6 +54,7 @@ def find_or_solve(
         weight: the assumed distribution of the inputs.
         levels: the number of levels, 2 to 256, instead of `bits`.
         certify: whether the table must come with a lower bound.
+        effort: time limit in seconds, for a table that has to be solved; None for no limit.
 
     Raises:
         FewbitError: an argument is invalid. An unreadable or unwritable cache is not an error.
@@ -57,8 +64,21 @@ def find_or_solve(
     if found is not None:
         return found
     if activation.kinks != parse_activation(activation.name).kinks:  # the user gave kinks beyond those of the name
-        return solve(activation, kind=kind, weight=weight, levels=K, certify=certify, effort=None)
-    return _kept(activation, K, kind, weight, certify)
+        return solve(activation, kind=kind, weight=weight, levels=K, certify=certify, effort=effort)
+    path = _path(activation.name, K, kind, weight.spec)
+    if path is not None:
+        with suppress(FewbitError):  # missing or damaged
+            table = Table.from_json(path)
+            if _is_answer(table, activation, K, kind, weight) and not (certify and table.lower_bound is None):
+                return table
+    table = solve(activation, kind=kind, weight=weight, levels=K, certify=certify, effort=effort)
+    if path is not None and effort is None:
+        try:
+            with atomic_write(path, follow=False) as stream:
+                stream.write(dumps(table_to_dict(table)).encode())
+        except FewbitError as error:
+            _log.debug("the table is not kept: %s", error)
+    return table
 
 
 def _shipped(activation: str, K: int, kind: Kind, weight: str) -> Table | None:
@@ -99,21 +119,12 @@ def _derived(activation: Activation, K: int, kind: Kind, weight: Weight) -> Tabl
     )
 
 
-def _kept(activation: Activation, K: int, kind: Kind, weight: Weight, certify: bool) -> Table:
-    path = _path(activation.name, K, kind, weight.spec)
-    if path is not None:
-        with suppress(FewbitError):  # missing or damaged
-            table = Table.from_json(path)
-            same = (table.activation, table.kind, table.weight) == (activation.name, kind, weight.spec)
-            if same and table.levels.size <= K and not (certify and table.lower_bound is None):
-                return table
-    table = solve(activation, kind=kind, weight=weight, levels=K, certify=certify, effort=None)
-    if path is not None:
-        try:
-            table.to_json(path)
-        except FewbitError as error:
-            _log.debug("the table is not kept: %s", error)
-    return table
+def _is_answer(table: Table, activation: Activation, K: int, kind: Kind, weight: Weight) -> bool:
+    """Return whether a cached table is of this problem with the error that it states: files get damaged or planted."""
+    same = (table.activation, table.kind, table.weight) == (activation.name, kind, weight.spec)
+    if not same or table.levels.size > K:
+        return False
+    return abs(table_error(table, activation, weight) - table.error) <= _DRIFT * table.error + _LEAST
 
 
 def _path(activation: str, K: int, kind: Kind, weight: str) -> Path | None:

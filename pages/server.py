@@ -56,8 +56,9 @@ class ExplorerServer(ThreadingHTTPServer):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Values of the header Host that name this server."""
-        return f"{ADDRESS}:{self.server_port}", f"localhost:{self.server_port}"
+        """Values of the header Host that name this server; browsers leave out the port of http itself."""
+        names = ADDRESS, "localhost"
+        return *(f"{name}:{self.server_port}" for name in names), *(names if self.server_port == 80 else ())
 
 
 class _Refused(Exception):
@@ -134,10 +135,11 @@ class _Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit()):
             raise _Refused(HTTPStatus.LENGTH_REQUIRED, "a question says its length")
-        if int(length[:10]) > _LONGEST_REQUEST:
+        size = int(length.lstrip("0")[:10] or "0")  # ten digits say that it is too long; zeros before them, nothing
+        if size > _LONGEST_REQUEST:
             self.close_connection = True
             raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a question has at most {_LONGEST_REQUEST} bytes")
         try:
-            return json.loads(self.rfile.read(int(length)))
+            return json.loads(self.rfile.read(size))
         except (ValueError, RecursionError):
             raise _Refused(HTTPStatus.BAD_REQUEST, "a question is JSON") from None

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from .errors import FewbitError
 from .files import make_folder
 
 VARIABLE = "FEWBIT_CACHE"
@@ -17,7 +18,10 @@ def cache_folder(*names: str) -> Path:
         FewbitError: the folder cannot be created.
     """
     chosen = os.environ.get(VARIABLE)
-    root = Path(chosen).expanduser() if chosen else _user_folder()
+    try:
+        root = Path(chosen).expanduser() if chosen else _user_folder()
+    except RuntimeError as error:  # ~someone, who has no home here
+        raise FewbitError(f"cannot make the folder {chosen}: {error}") from None
     folder = root.joinpath(*names)
     make_folder(folder)
     return folder

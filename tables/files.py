@@ -60,24 +60,32 @@ def _is_device(target: Path) -> bool:
 
 
 @contextlib.contextmanager
-def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def atomic_write(path: str | os.PathLike[str], *, follow: bool = True) -> Iterator[BinaryIO]:
     """Open `path` for binary writing; the new content replaces the old one only if the block succeeds.
 
     The bytes go to a temporary file in the same folder, which is renamed at the end. A pipe or a device
     (`/dev/stdout`) cannot be a rename target and is written directly. Temporary files left by killed writers are
     removed.
 
+    Args:
+        path: the file.
+        follow: whether a link at `path` means the file behind it, as for a path that a user gives. Not for a cache:
+            the names of its files can be guessed, and a planted link would overwrite what it points to.
+
     Raises:
         FewbitError: the file cannot be written.
     """
     target = Path(path)
-    check_writable(target)
+    check_writable(target if follow else target.parent / f"{_PREFIX}new")
     try:
-        if _is_device(target):
+        if follow and _is_device(target):
             with open(target, "wb") as stream:
                 yield stream
             return
-        target = target.resolve()  # follow links: replace the file behind the link, not the link itself
+        if follow:
+            target = target.resolve()  # replace the file behind the link, not the link itself
+        elif target.is_symlink():
+            target.unlink()
         mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~_umask()
         remove_orphans(target.parent)
         handle, temporary = _locked_temporary(target.parent)

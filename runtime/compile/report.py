@@ -215,7 +215,7 @@ def describe(report: GraphReport) -> None:
         return
     current.recorded = True
     # A folder that cannot be written costs the report of a graph that a cache spares, and no training.
-    with suppress(OSError, FewbitError), atomic_write(_file(current.key)) as stream:
+    with suppress(OSError, FewbitError), atomic_write(_file(current.key), follow=False) as stream:
         stream.write(json.dumps(asdict(report)).encode())
 
 

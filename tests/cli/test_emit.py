@@ -72,7 +72,7 @@ def test_what_is_not_shipped_is_solved(run, options, arguments):
 
 
 def test_a_kind_that_the_target_cannot_hold_is_refused_before_it_is_solved(run, monkeypatch):
-    monkeypatch.setattr(emit, "find_or_solve", lambda *_: pytest.fail("solved"))
+    monkeypatch.setattr(emit, "find_or_solve", lambda *_, **__: pytest.fail("solved"))
     assert run("emit", "x*sigmoid(3*x)", "--kind", "stochastic", "--target", "cuda").status == 2
 
 

@@ -130,3 +130,32 @@ def test_kinks_that_the_user_knows_of_are_not_forgotten(solved):
     for kinks in ((), (0.5,), (0.5,)):
         find_or_solve(parse_activation("x*sigmoid(3*x)", kinks), 1, "shared", parse_weight("uniform:-10,10"))
     assert len(solved) == 3
+
+
+@pytest.mark.parametrize("planted", ["precious", None], ids=["a file", "nothing"])
+def test_a_link_planted_in_the_cache_is_replaced_and_not_followed(planted, solved, own_cache, tmp_path):
+    find("elu(alpha=2)", bits=1)
+    (path,) = own_cache.iterdir()
+    path.unlink()
+    if planted:
+        (tmp_path / "victim").write_text(planted)
+    path.symlink_to(tmp_path / "victim")
+    table = find("elu(alpha=2)", bits=1)
+    assert not path.is_symlink() and Table.from_json(path) == table
+    assert (tmp_path / "victim").exists() == bool(planted)
+    assert not planted or (tmp_path / "victim").read_text() == planted
+
+
+def test_a_cached_table_whose_error_is_another_is_made_again(solved, own_cache):
+    table = find("elu(alpha=2)", bits=1)
+    (path,) = own_cache.iterdir()
+    dataclasses.replace(table, levels=table.levels + 0.1).to_json(path)
+    assert find("elu(alpha=2)", bits=1) == table
+    assert len(solved) == 2
+
+
+def test_what_was_solved_in_limited_time_is_not_kept(solved, own_cache):
+    find("elu(alpha=2)", bits=1, effort=60)
+    find("elu(alpha=2)", bits=1)
+    find("elu(alpha=2)", bits=1, effort=60)
+    assert len(solved) == 2

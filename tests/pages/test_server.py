@@ -168,6 +168,22 @@ def test_a_question_says_its_length_in_digits(server, length):
     assert connection.getresponse().status == 411
 
 
+@pytest.mark.parametrize(("length", "status"), [("0" * 12 + "2", 400), ("0" * 12 + "9" * 12, 413), ("0" * 5000, 400)])
+def test_zeros_before_a_length_change_nothing(server, length, status):
+    """Its first ten digits are 0: it was read in full, however long it is."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    connection.putrequest("POST", "/solve")
+    connection.putheader("Content-Type", "application/json")
+    connection.putheader("Content-Length", length)
+    connection.endheaders(b"[]")
+    assert connection.getresponse().status == status
+
+
+def test_on_the_port_of_http_browsers_leave_the_port_out(server, monkeypatch):
+    monkeypatch.setattr(server, "server_port", 80)
+    assert set(server.hosts) == {"127.0.0.1:80", "localhost:80", "127.0.0.1", "localhost"}
+
+
 def test_other_paths_take_no_questions(server):
     assert ask(server, "POST", "/", QUESTION)[0].status == 404
     assert ask(server, "PUT", "/solve", QUESTION)[0].status == 501

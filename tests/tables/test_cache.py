@@ -23,3 +23,9 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("FEWBIT_CACHE", str(tmp_path / "file"))
     with pytest.raises(FewbitError, match="cannot make the folder"):
         cache_folder("kernels")
+
+
+def test_a_home_that_does_not_exist_is_told(monkeypatch):
+    monkeypatch.setenv("FEWBIT_CACHE", "~nosuchuser/x")
+    with pytest.raises(FewbitError, match="cannot make the folder ~nosuchuser/x"):
+        cache_folder()

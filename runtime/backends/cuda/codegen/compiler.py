@@ -129,7 +129,7 @@ def cubin(source: str, arch: str) -> bytes:
     if found is not None:
         return found
     made, _ = compile_source(source, arch)
-    with contextlib.suppress(FewbitError), atomic_write(path) as stream:
+    with contextlib.suppress(FewbitError), atomic_write(path, follow=False) as stream:
         stream.write(hashlib.sha256(made).digest() + made)
     return made
 
