@@ -145,9 +145,7 @@ MUTANTS = (
     mutant(
         "result[i] = __fmul_rn(dy[i], a[i]);",
         "result[i] = __fmul_rn(dy[i], u[i]);",
-        "runtime/test_glu_ops.py",
-        "runtime/activations/test_gated.py",
-        "runtime/backends/cuda",
+        "runtime/backends/cuda/test_glu.py",
     ),
     # ---- savers and layers
     mutant(

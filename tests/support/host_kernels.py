@@ -2,6 +2,8 @@
 
 import ctypes
 import functools
+import hashlib
+import os
 import shutil
 import subprocess
 import tempfile
@@ -34,6 +36,7 @@ def _has_nvrtc():
 
 needs_nvrtc = pytest.mark.skipif(not _has_nvrtc(), reason="no cuda-core with NVRTC: pip install 'cuda-core[cu13]'")
 _FOLDER = Path(__file__).parent
+_BUILT = _FOLDER.parents[1] / "build" / "host-kernels"
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 
 
@@ -135,10 +138,24 @@ def compile_library(source, path):
     return ctypes.CDLL(str(path))
 
 
+@functools.cache
+def _environment():
+    """What a library depends on beside its source."""
+    version = subprocess.run([COMPILER, "--version"], capture_output=True, check=True).stdout
+    headers = [(_FOLDER / name).read_bytes() for name in ("host_cuda.h", "host_numbers.h")]
+    return b"".join([version, repr(OPTIONS).encode(), *headers])
+
+
 def built(source):
-    """The library that g++ makes of a source."""
-    with tempfile.TemporaryDirectory() as folder:
-        return compile_library(source, Path(folder) / "kernels.so")
+    """The library that g++ makes of a source, or made of it before: hundreds take a second each."""
+    path = _BUILT / f"{hashlib.sha256(_environment() + source.encode()).hexdigest()[:32]}.so"
+    if path.exists():
+        return ctypes.CDLL(str(path))
+    _BUILT.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=_BUILT) as folder:
+        library = compile_library(source, Path(folder) / "kernels.so")
+        os.replace(Path(folder) / "kernels.so", path)
+    return library
 
 
 _PER_GROUP = """

@@ -12,7 +12,7 @@ from fewbit.runtime.backends.cuda.codegen import FORMULAS, cuda_header, function
 from fewbit.runtime.backends.cuda.codegen.formulas import PARAMETERS, formula
 from fewbit.runtime.backends.torch_functions import FORWARDS
 from fewbit.tables import FewbitError, Table
-from host_kernels import COMPILER, TYPES, compile_library
+from host_kernels import COMPILER, TYPES, built
 from runtime_cases import DTYPES, around, parameters_of
 
 OTHERS = {
@@ -40,11 +40,10 @@ STORED = {"quick_gelu": 2, "tanhshrink": 1, "softsign": 1}
 
 
 @pytest.fixture(scope="module")
-def functions(tmp_path_factory):
+def functions():
     """All of them in one library, as the headers of `fewbit emit` hold them."""
     if COMPILER is None:
         pytest.skip("no g++ on this machine")
-    folder = tmp_path_factory.mktemp("formulas")
     text = ['#include "host_cuda.h"']
     for i, (name, parameters) in enumerate(CASES):
         table = Table(f"case{i}", "interval", "uniform:0,1", [0.0], [0, 1], [0.0, 1.0], 1.0)
@@ -58,7 +57,7 @@ extern "C" void f{i}_{dtype}(const {T}* x, {T}* y, long long n)
     for (long long j = 0; j < n; ++j)
         fewbit::narrow(fewbit_case{i}_interval_2::Function<{T}>::of(fewbit::widen(x[j])), y[j]);
 }}""")
-    return compile_library("\n".join(text), folder / "all.so")
+    return built("\n".join(text))
 
 
 def call(functions, i, x):
