@@ -24,7 +24,9 @@ OF_TORCH := $(if $(TORCH),$(if $(filter newest,$(TORCH)),--upgrade,torch==$(TORC
 demo: $(READY)
 	$(BIN)/fewbit demo $(DEMO)
 
-test: lint types unit
+# The three at the same time: types are checked in one process, beside which the tests would wait.
+test: $(READY)
+	$(MAKE) --no-print-directory --jobs=2 lint types unit
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -61,8 +61,10 @@ def compile_ahead(everything: bool) -> None:
     if find_spec("torch"):
         from ..runtime.self_test import checks, outcome
 
-        kernels = [check for check in checks("cpu") if everything or check.family in ("activation", "rounding")]
-        for check in with_progress(kernels, len(kernels), "compiling"):
+        chosen = [check for check in checks("cpu") if everything or check.family in ("activation", "rounding")]
+        # A kernel serves all numbers of bits, so that one check of each dtype compiles it.
+        kernels = {(check.family, check.kernel, check.dtype): check for check in chosen}
+        for check in with_progress(kernels.values(), len(kernels), "compiling"):
             outcome(check, "cpu")
     click.echo(f"compiled, or found compiled, in {time.perf_counter() - start:.1f} s", err=True)
 

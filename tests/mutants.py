@@ -73,8 +73,8 @@ MUTANTS = (
     ),
     # ---- plain torch, the oracle of the kernels
     mutant(
-        "(_on_curve(difference * scale.unsqueeze(2), lines) + 0.5).int()",
-        "_on_curve(difference * scale.unsqueeze(2), lines).int()",
+        "torch.where(is_plain.unsqueeze(2), h - Z.unsqueeze(2), 0)",
+        "torch.where(is_plain.unsqueeze(2), h - h.amin(2, keepdim=True), 0)",
         f"{PER_GROUP}::{KERNELS}::test_of_any_tensor",
     ),
     mutant(

@@ -48,7 +48,7 @@ def test_no_interval_table_beats_the_bound(activation, K):
     bound = solve(activation, levels=K, kind="interval", weight=weight.spec).lower_bound
     random = np.random.default_rng(0)
     moments = problem(activation, weight.spec)
-    for _ in range(100):
+    for _ in range(25):
         boundaries = np.sort(random.uniform(-4, 4, K - 1))
         w, fw, _ = moments.between(np.concatenate([[-4.0], boundaries, [4.0]]))
         levels = fw / w + moments.centre
@@ -64,7 +64,7 @@ def test_no_set_of_levels_beats_the_bound(activation, K):
     random = np.random.default_rng(0)
     moments = problem(activation, weight.spec)
     low, high = np.quantile(moments.centred(moments.edges), [0, 1])
-    for _ in range(50):
+    for _ in range(12):
         levels = np.sort(random.uniform(low, high, K))
         boundaries, codes = nearest_level_table(moments, levels)
         codes = np.unique(codes, return_inverse=True)[1]
@@ -119,7 +119,7 @@ def test_bent_and_broken_derivatives_under_uneven_weights(seed, K, kind):
     act = as_activation(lambda x: x, knots, derivative)
     moments = Moments.of(act, weight, 1024)
     low, high = weight.domain
-    for _ in range(50):
+    for _ in range(12):
         if kind == "shared":
             drawn = np.unique(moments.centred(random.uniform(low, high, K)))
             boundaries, codes = nearest_level_table(moments, drawn)

@@ -6,6 +6,8 @@ import pytest
 import torch
 from fewbit import functional
 from fewbit.tables import FewbitError
+from hypothesis import given
+from hypothesis import strategies as st
 from runtime_cases import (
     ACTIVATION_IDS,
     ACTIVATIONS,
@@ -28,6 +30,9 @@ from runtime_cases import (
 )
 from torch.nn import functional as F
 
+# Forwards depend on the function and the dtype, kernels on the dtype, the table and the layout: where both are many,
+# each function has one dtype, and what is drawn has any.
+OF_ONE_DTYPE = [(name, arguments, DTYPES[i % len(DTYPES)]) for i, (name, arguments) in enumerate(ACTIVATIONS)]
 INTEGER_KINKS = [-20.0, -3.0, -1.0, -0.5, -1e-3, 0.0, 1e-3, 0.5, 1.0, 2.5, 3.0, 5.0, 6.0, 20.0]
 
 
@@ -37,10 +42,9 @@ def functions(name, arguments):
     return (lambda x, **more: ours(x, **arguments, **more)), (lambda x, **more: theirs(x, **arguments, **more))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("name", "arguments"), ACTIVATIONS, ids=ACTIVATION_IDS)
-class TestForwardIsTorchs:
-    def test_on_every_layout(self, name, arguments, dtype):
+@pytest.mark.parametrize(("name", "arguments", "dtype"), OF_ONE_DTYPE, ids=ACTIVATION_IDS)
+class TestOnEveryLayout:
+    def test_the_forward_is_torchs(self, name, arguments, dtype):
         ours, theirs = functions(name, arguments)
         for layout in LAYOUTS:
             x = laid_out(layout, dtype).requires_grad_()
@@ -48,6 +52,34 @@ class TestForwardIsTorchs:
             assert_same_bits(y, expected)
             assert y.stride() == expected.stride(), layout
 
+    def test_the_backward_is_grad_times_table_whatever_the_gradients_layout(self, name, arguments, dtype):
+        ours, _ = functions(name, arguments)
+        table = table_in(getattr(fewbit, name)(**arguments), dtype)
+        for layout in LAYOUTS:
+            x = laid_out(layout, dtype).requires_grad_()
+            for label, grad in gradient_layouts(x.detach()):
+                y = ours(x)
+                (result,) = torch.autograd.grad(y, x, grad)
+                assert_same_bits(result, expected_gradient(table, x, grad))
+                assert result.stride() == y.stride(), (layout, label)
+
+
+@given(st.sampled_from(ACTIVATIONS), st.sampled_from(DTYPES), st.sampled_from(sorted(LAYOUTS)))
+def test_any_function_dtype_and_layout(activation, dtype, layout):
+    name, arguments = activation
+    ours, theirs = functions(name, arguments)
+    table = table_in(getattr(fewbit, name)(**arguments), dtype)
+    x = laid_out(layout, dtype).requires_grad_()
+    y, expected = ours(x), theirs(x)
+    assert_same_bits(y, expected)
+    assert y.stride() == expected.stride()
+    for _, grad in gradient_layouts(x.detach()):
+        assert_same_bits(torch.autograd.grad(y, x, grad, retain_graph=True)[0], expected_gradient(table, x, grad))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("name", "arguments"), ACTIVATIONS, ids=ACTIVATION_IDS)
+class TestForwardIsTorchs:
     def test_on_every_size(self, name, arguments, dtype):
         """torch's vector instructions end somewhere, and its threads split somewhere."""
         ours, theirs = functions(name, arguments)
@@ -90,17 +122,6 @@ def test_large_tensors_keep_their_layout(name, arguments):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("name", "arguments"), ACTIVATIONS, ids=ACTIVATION_IDS)
 class TestBackwardIsGradTimesTable:
-    def test_on_every_layout_of_input_and_gradient(self, name, arguments, dtype):
-        ours, _ = functions(name, arguments)
-        table = table_in(getattr(fewbit, name)(**arguments), dtype)
-        for layout in LAYOUTS:
-            x = laid_out(layout, dtype).requires_grad_()
-            for label, grad in gradient_layouts(x.detach()):
-                y = ours(x)
-                (result,) = torch.autograd.grad(y, x, grad)
-                assert_same_bits(result, expected_gradient(table, x, grad))
-                assert result.stride() == y.stride(), (layout, label)
-
     def test_on_special_numbers_and_gradients(self, name, arguments, dtype):
         ours, _ = functions(name, arguments)
         table = table_in(getattr(fewbit, name)(**arguments), dtype)
@@ -172,6 +193,13 @@ class TestExact:
             else:
                 assert_same_bits(*results)
 
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "dtype"),
+    [(*case, DTYPES[i % len(DTYPES)]) for i, case in enumerate(EXACT_CASES)],
+    ids=lambda value: str(value),
+)
+class TestExactOfOneDtype:
     def test_modules_have_it_too(self, name, arguments, dtype):
         ours, theirs = pair(name, arguments)
         x = around([*arguments.values(), *(-v for v in arguments.values()), 0.0], dtype)
