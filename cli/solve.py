@@ -7,6 +7,7 @@ import click
 
 from ..fewbit_gen import Activation, Weight, parse_activation, parse_weight, solve
 from ..fewbit_gen.solver import uniform_error
+from ..fewbit_gen.stochastic import covered
 from ..tables import FewbitError, Table
 from ..tables.files import check_writable
 from ..tables.json_format import dumps
@@ -97,8 +98,9 @@ def command(
     if as_json:
         click.echo(dumps(table_to_dict(table)), nl=False)
     else:
-        uniform = uniform_error(act, w, table.levels.size) if kind == "stochastic" and table.error > 0 else None
-        click.echo(table_text(table, seconds, uniform))
+        at_random = kind == "stochastic" and table.error > 0
+        uniform = uniform_error(act, w, table.levels.size) if at_random else None
+        click.echo(table_text(table, seconds, uniform, covered(act, w) if at_random else None))
     for path in filter(None, (output, plot, proof)):
         click.echo(f"wrote {path}", err=True)
 

@@ -10,15 +10,21 @@ from ..tables.columns import columns
 from ..tables.names import counted
 
 
-def table_text(table: Table, seconds: float | None = None, uniform: float | None = None) -> str:
+def table_text(
+    table: Table,
+    seconds: float | None = None,
+    uniform: float | None = None,
+    covers: tuple[float, float] | None = None,
+) -> str:
     """Return a table as lines: a description, its error, then one row per interval.
 
     Args:
         table: the table.
         seconds: the solving time, if it was solved just now.
         uniform: of kind ``stochastic``, the error of as many levels at equal distances.
+        covers: of kind ``stochastic``, the interval of x on which it is without bias.
     """
-    return "\n".join([*_heading(table, seconds, uniform), "", *_rows(table)])
+    return "\n".join([*_heading(table, seconds, uniform, covers), "", *_rows(table)])
 
 
 def list_text(tables: Sequence[Table]) -> str:
@@ -33,7 +39,9 @@ def list_text(tables: Sequence[Table]) -> str:
     return "\n".join(columns([head, *body], left=3))
 
 
-def _heading(table: Table, seconds: float | None, uniform: float | None) -> list[str]:
+def _heading(
+    table: Table, seconds: float | None, uniform: float | None, covers: tuple[float, float] | None
+) -> list[str]:
     K = table.levels.size
     shape = f"{counted(table.bits, 'bit')}, {counted(K, 'level')}, {counted(table.codes.size, 'interval')}"
     lines = [
@@ -48,6 +56,8 @@ def _heading(table: Table, seconds: float | None, uniform: float | None) -> list
     if uniform is not None:
         ratio = table.error / uniform
         lines.append(f"uniform      {uniform:.9g}  (levels at equal distances: the error is {ratio:.3g} of it)")
+    if covers is not None:
+        lines.append(f"covers       f' on [{covers[0]:g}, {covers[1]:g}]")
     if seconds is not None:
         lines.append(f"time         {seconds:.3g} s")
     return lines

@@ -24,6 +24,9 @@ from .weights import Weight
 
 Vector = NDArray[np.float64]
 
+# Cells of the solvers' grids: enough to find the right basin; refinement finds the minimum. `shared` and `stochastic`
+# sort the values of f' and take n log n, `interval` n².
+INTERVAL_CELLS, CELLS_PER_LEVEL, SHARED_CELLS = 4096, 32, 16384
 _PIECE = 1 << 19  # points at which f' is evaluated between two checks of the clock
 _MASS = 1e-6  # tolerance for the mass of a weight
 

@@ -22,17 +22,13 @@ from .effort import SECONDS, OutOfTime, check_effort, unhurried, within
 from .features import UNSEEN, features
 from .interval import solve_interval
 from .lower_bound import certificate
-from .moments import Moments, evaluate_derivative
+from .moments import CELLS_PER_LEVEL, INTERVAL_CELLS, SHARED_CELLS, Moments, evaluate_derivative
 from .refine import refine
 from .shared import solve_shared
 from .stationary_levels import stationary_levels
 from .stochastic import Segments, everywhere, range_of, refined_levels, solve_stochastic
 from .weights import ACCEPTED, Weight, parse_weight
 
-# Cells of the solvers' grids: enough to find the right basin; refinement finds the minimum.
-_INTERVAL_CELLS = 4096
-_CELLS_PER_LEVEL = 32
-_SHARED_CELLS = 16384
 # If f' varies by less than 2^-16 or more than 2^16 it is scaled, if the factor is within the range of doubles.
 _ABOUT_ONE, _LARGEST_EXPONENT = 16, 1100
 # Relative to the error: the permitted contribution of the rounding of f', unless that is negligible beside f'; and the
@@ -239,8 +235,8 @@ def problem_moments(activation: Activation, weight: Weight, kind: Kind, K: int, 
     if kind == "stochastic":
         weight = everywhere(activation, weight)
     if kind == "interval":
-        return Moments.of(activation, weight, max(_INTERVAL_CELLS, _CELLS_PER_LEVEL * K), unseen=unseen)
-    return Moments.of(activation, weight, _SHARED_CELLS, order=4, unseen=unseen)
+        return Moments.of(activation, weight, max(INTERVAL_CELLS, CELLS_PER_LEVEL * K), unseen=unseen)
+    return Moments.of(activation, weight, SHARED_CELLS, order=4, unseen=unseen)
 
 
 def uniform_error(activation: Activation, weight: Weight, K: int) -> float:
@@ -267,7 +263,7 @@ def _polished(moments: Moments, kind: Kind, cuts: NDArray[np.float64]) -> Table:
         boundaries, codes = cuts, np.arange(cuts.size + 1)
     else:
         boundaries, codes = cut_by_values(moments, cuts)
-        if boundaries.size > _SHARED_CELLS // 2:  # it oscillates too fast for the grid
+        if boundaries.size > SHARED_CELLS // 2:  # it oscillates too fast for the grid
             raise FewbitError(
                 f"the derivative of {activation.name} passes between its levels {boundaries.size} times "
                 f"under {weight.spec}, more than can be solved; give a narrower weight or fewer levels"

@@ -26,7 +26,8 @@ from scipy.linalg import solve_banded
 from ..tables.errors import FewbitError
 from .activations import Activation
 from .crossings import near, sums_by_value
-from .moments import Moments
+from .extent import NEAR, sides_of
+from .moments import SHARED_CELLS, Moments
 from .monge import F2, FW, W, best_cuts, prefix
 from .weights import Weight
 
@@ -36,17 +37,14 @@ _ROUNDS, _STEPS, _HALVINGS = 4, 60, 6
 _NO_LESS = 1e-14  # what a Newton step would take from the error, relative to it
 _ENOUGH = 1e-13  # a Newton step, relative to the range of f'
 _PINNED = 1e-9  # a level that its equation changes sign about, relative to the range of f', lies on a flat value
-_FAR = (1e3, 1e5, 1e7)  # where an f' that grows without limit shows it
-_WIDEST = 40.0  # beyond ± this f' of an expression is taken to have shown all its values
+_FAR = (1e3, 1e5, 1e7)  # where the values of a settled f' are taken
+# A weight with fewer cells of the grid in its own domain (normal:0,1e-4 has half a one) gets as many as the second.
+_FEWEST_CELLS, _OWN_CELLS = 256, 4096
 _CANDIDATES = 32  # least levels to choose from, for each level
 
 
 def range_of(activation: Activation, moments: Moments) -> tuple[float, float]:
-    """Return the least and the greatest f' over all x, centred, from the moments of `everywhere`.
-
-    Raises:
-        FewbitError: f' has no bounds, so that no levels are without bias.
-    """
+    """Return the least and the greatest f' over all x, centred, from the moments of `everywhere`."""
     (left, right), g = moments.cell_ends, moments.at_cell_ends
     ends = []
     for sign in (-1.0, 1.0):
@@ -58,33 +56,40 @@ def range_of(activation: Activation, moments: Moments) -> tuple[float, float]:
             rises = sign * moments.centred(second) > sign * moments.centred(first)
             low, high = np.where(rises, first, low), np.where(rises, high, second)
         ends.append(float(sign * max(sign * g.flat[np.argmax(sign * g)], (sign * moments.centred(high)).max())))
-    values = _far_out(activation) - moments.centre
-    room = 0.5 * (ends[1] - ends[0])
-    if not ((values >= ends[0] - room) & (values <= ends[1] + room)).all():
-        raise FewbitError(
-            f"the derivative of {activation.name} grows without limit: levels that cover all its values, as kind "
-            "stochastic needs, do not exist"
-        )
-    return min(ends[0], float(values.min())), max(ends[1], float(values.max()))
+    left, right = sides_of(activation)
+    far = [sign * min(x, side.finite) for x in _FAR for sign, side in ((-1.0, left), (1.0, right))]
+    with np.errstate(all="ignore"):
+        values = activation.derivative(np.asarray(far)) - moments.centre
+    values = values[np.isfinite(values)]
+    return min(ends[0], float(values.min(initial=ends[0]))), max(ends[1], float(values.max(initial=ends[1])))
 
 
 def is_bounded(activation: Activation) -> bool:
     """Return whether f' does not grow any more far out."""
-    near, *_, far = np.abs(_far_out(activation)).reshape(-1, 2).max(axis=1)
-    return bool(far <= 10 * near + 1)
+    return not any(side.grows for side in sides_of(activation))
 
 
-def _far_out(activation: Activation) -> Vector:
-    """Return f' at points far out on either side, nearer ones first."""
-    with np.errstate(all="ignore"):
-        return activation.derivative(np.asarray([sign * far for far in _FAR for sign in (-1.0, 1.0)]))
+def covered(activation: Activation, weight: Weight) -> tuple[float, float]:
+    """Return the interval of x on which levels and boundaries cover f': all of it if f' settles, see extent.py."""
+    left, right = sides_of(activation)
+    return min(weight.domain[0], -left.end), max(weight.domain[1], right.end)
 
 
 def everywhere(activation: Activation, weight: Weight) -> Weight:
-    """Return `weight` with a domain that reaches as far as f' varies; beyond the weight's own it is 0."""
+    """Return `weight` with a domain that reaches as far as f' varies; beyond the weight's own it is 0.
+
+    Raises:
+        FewbitError: f' has no bounds, so that no levels are without bias.
+    """
     low, high = weight.domain
-    reach = min(activation.reach, _WIDEST)
-    wide = min(low, -reach), max(high, reach)
+    left, right = sides_of(activation)
+    if left.grows or right.grows:
+        raise FewbitError(
+            f"the derivative of {activation.name} grows without limit: levels that cover all its values, as kind "
+            "stochastic needs, do not exist"
+        )
+    reach = min(activation.reach, NEAR)
+    wide = min(low, -max(reach, left.reach)), max(high, max(reach, right.reach))
     if wide == weight.domain:
         return weight
 
@@ -92,8 +97,11 @@ def everywhere(activation: Activation, weight: Weight) -> Weight:
         inside = (x >= low) & (x <= high)
         return np.where(inside, weight.density(np.clip(x, low, high)), 0.0)
 
-    breaks = [x for x in (low, *weight.breakpoints, high) if wide[0] < x < wide[1]]
-    return replace(weight, domain=wide, density=density, breakpoints=tuple(breaks))
+    breaks = [low, *weight.breakpoints, high, *(-left.points[-left.points < low]), *right.points[right.points > high]]
+    if (high - low) * SHARED_CELLS < _FEWEST_CELLS * (wide[1] - wide[0]):
+        breaks += np.linspace(low, high, _OWN_CELLS + 1)[1:-1].tolist()
+    inner = tuple(float(x) for x in sorted(set(breaks)) if wide[0] < x < wide[1])
+    return replace(weight, domain=wide, density=density, breakpoints=inner)
 
 
 def solve_stochastic(moments: Moments, ends: tuple[float, float], K: int) -> Vector:
@@ -115,7 +123,8 @@ def solve_stochastic(moments: Moments, ends: tuple[float, float], K: int) -> Vec
     up_to = np.searchsorted(values, places, side="right")
     sums = prefix(np.stack([mass, values * mass, values * values * mass]))[:, up_to]
     problem = np.stack([*sums, places, np.zeros(places.size)])
-    return places[best_cuts(problem, min(K - 1, places.size - 1))]
+    # (where every division costs nothing, cuts may coincide)
+    return places[np.unique(best_cuts(problem, min(K - 1, places.size - 1)))]
 
 
 @dataclass(frozen=True)

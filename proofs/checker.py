@@ -146,7 +146,7 @@ def _check(proof: Proof, weight: str) -> Proven:
         raise Refused(f"the table's error is {exact.str(17)}, not {proof.error!r}")
     top = max(float(exact.upper()), 0.0) * (1 + 1e-15)
     proven = Proven(
-        proof.activation, weight, proof.kind, proof.count, top, max(bound, 0.0), span(f) if stochastic else None
+        proof.activation, weight, proof.kind, proof.most_levels, top, max(bound, 0.0), span(f) if stochastic else None
     )
     if bound > top:
         raise Refused(f"the bound {bound!r} is above the error of the proof's own table, {top!r}")

@@ -39,7 +39,7 @@ class Proof(NamedTuple):
     codes: list[int]
     levels: list[float]
     error: float
-    count: int
+    most_levels: int
     bound: float
     line: list[float]
     layers: list[Layer]

@@ -2,6 +2,7 @@
 
 from itertools import combinations
 
+import fewbit
 import numpy as np
 import pytest
 from fewbit import FewbitError
@@ -12,12 +13,13 @@ from fewbit.fewbit_gen.lower_bound import certificate
 from fewbit.fewbit_gen.moments import Moments
 from fewbit.fewbit_gen.monge import best_cuts, prefix
 from fewbit.fewbit_gen.solver import problem_moments, uniform_error
-from fewbit.fewbit_gen.stochastic import Segments, everywhere, is_bounded, range_of
+from fewbit.fewbit_gen.stochastic import Segments, covered, everywhere, is_bounded, range_of
 from fewbit.runtime.backends.cuda.codegen import cuda_header
 from fewbit.tables import Table
 from fewbit.tables.exporters import csv_rows, export
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.integrate import quad
 
 WEIGHTS = ("uniform:-10,10", "normal:0,1", "normal:0,0.3")
 SMOOTH = ("gelu", "silu", "selu", "tanh", "sigmoid", "softplus", "elu", "gaussian", "hardswish")
@@ -124,7 +126,70 @@ def test_covers_what_lies_beyond_the_weight():
     assert narrow.error < 0.1 * wide.error / 20
 
 
-@pytest.mark.parametrize("activation", ["squared_relu", "x*x*x", "x*log(1 + x*x)", "exp(0.01*x)"])
+def bias(activation, table, x):
+    f = parse_activation(activation).derivative(x)
+    below, above = table.around(x)
+    return np.maximum(below - f, f - above).max() / np.ptp(table.levels)
+
+
+@pytest.mark.parametrize(
+    ("activation", "far"),
+    [
+        ("tanh(x)+3*tanh(x-5000)", 5000.0),
+        ("gelu(x)-2*exp(-(x-200.123)**2)", 200.8),
+        ("where(x>1000,2*x,tanh(x))", 1e6),
+        ("silu(beta=0.01)", 240.0),
+        ("sqrt(1+x*x)", -1e9),
+    ],
+)
+def test_covers_what_lies_far_from_the_weight(activation, far):
+    table = solve(activation, 2, "stochastic", "normal:0,1", certify=False)
+    low, high = covered(parse_activation(activation), parse_weight("normal:0,1"))
+    assert low <= -1e9 and high >= 1e9
+    x = np.concatenate([np.linspace(far - 10, far + 10, 2001), np.geomspace(1, 1e9, 20_001), -np.geomspace(1, 1e9, 99)])
+    assert bias(activation, table, x) <= 2**-9
+
+
+@pytest.mark.parametrize("activation", ["x+sin(x)", "sin(0.01*x)", "sin"])
+def test_says_where_it_covers_a_derivative_that_never_settles(activation):
+    table = solve(activation, 2, "stochastic", "uniform:-50,3", certify=False)
+    ends = covered(parse_activation(activation), parse_weight("uniform:-50,3"))
+    assert ends == (-50, 40) and bias(activation, table, np.linspace(*ends, 20_001)) <= 1e-8
+
+
+@pytest.mark.parametrize(
+    ("activation", "named"),
+    [
+        ("x/(1+exp(-x))", "silu"),
+        ("1/(1+exp(-x))", "sigmoid"),
+        ("log(1+exp(x))", "softplus"),
+        ("tanh(log(1+exp(x)))*x", "mish"),
+    ],
+)
+def test_parts_that_overflow_far_out_do_not_grow(activation, named):
+    table = solve(activation, 2, "stochastic", "normal:0,1", certify=False)
+    expected = fewbit.load_table(named, 2, "stochastic", weight="normal:0,1")
+    np.testing.assert_allclose(table.levels, expected.levels, rtol=0, atol=1e-8)
+    assert table.error == pytest.approx(expected.error, rel=1e-8)
+
+
+@pytest.mark.parametrize("weight", ["normal:0.0317,1e-4", "laplace:0,1e-4", "0.5*normal:0,1e-5+0.5*uniform:0,0.01"])
+def test_narrow_weights_are_integrated(weight):
+    """With 2 levels the error is (b − f')(f' − a) near the weight, whose grid had less than a cell there."""
+    table = solve("gelu", 1, "stochastic", weight)
+    w, f = parse_weight(weight), parse_activation("gelu").derivative
+    ends = [*w.breakpoints, *np.linspace(*w.domain, 9)]
+    value = quad(lambda x: (table.levels[1] - f(x)) * (f(x) - table.levels[0]) * w.density(np.array([x]))[0],
+                 *w.domain, points=sorted(set(ends))[1:-1], limit=900)[0]  # fmt: skip
+    assert table.error == pytest.approx(value, rel=1e-7)
+
+
+def test_a_weight_where_the_derivative_does_not_vary():
+    table = solve("gelu", 2, "stochastic", "normal:500,1")
+    assert table.error == 0 and table.levels[0] < -0.12 and table.levels[-1] > 1.12
+
+
+@pytest.mark.parametrize("activation", ["squared_relu", "x*x*x", "exp(x)", "x*log(1 + x*x)", "exp(0.01*x)"])
 def test_a_derivative_without_bounds_is_refused(activation):
     with pytest.raises(FewbitError, match=r"^the derivative of [^\n]* grows without limit: [^\n]*$"):
         solve(activation, 3, "stochastic")
