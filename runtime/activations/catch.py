@@ -66,7 +66,8 @@ class few_bit(TorchFunctionMode):
     `torch.nn.functional`, from `torch`, as a method or in place; so are torch's modules, which call them. The sigmoid
     and tanh that gate a cell written in Python are caught too: `exclude=("sigmoid", "tanh")` leaves them. Not caught
     are calls that need no gradient or have `out=`, sigmoid_ and tanh_ (which save only their output), tensors of other
-    dtypes and of subclasses, and fused functions of torch, such as an LSTM.
+    dtypes and layouts (sparse, nested) and of subclasses, arguments that no table describes (``beta=0``), and fused
+    functions of torch, such as an LSTM.
 
     The block applies to the thread that enters it; of nested blocks only the innermost applies. The backward pass may
     come after the block. `torch.utils.checkpoint` recomputes in the backward pass, outside of any block: put the block
@@ -114,9 +115,14 @@ class few_bit(TorchFunctionMode):
             return func(*args, **kwargs)
         if name not in self._names:
             return _left_to_torch(func, args, kwargs)
-        if inplace:
-            kwargs = {**kwargs, "inplace": True}
-        return getattr(functional, name)(*args, **kwargs, **self._choice(name, args, kwargs))
+        choice = self._choice(name, args, kwargs)
+        try:
+            return getattr(functional, name)(*args, **{**kwargs, **({"inplace": True} if inplace else {})}, **choice)
+        except FewbitError:
+            # Arguments that torch takes and no table describes (softplus with beta=0), or that torch refuses too.
+            if "table" in choice:
+                raise
+            return _left_to_torch(func, args, kwargs)
 
     def _choice(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the keyword arguments for the precision: the table for this activation, else bits and rounding."""
@@ -147,6 +153,8 @@ def _fits(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     x, *others = args or (kwargs.get("input"),)
     return (
         type(x) in (Tensor, Parameter)
+        and x.layout == torch.strided  # neither sparse, nor jagged, nor of MKL-DNN
+        and not x.is_nested
         and x.requires_grad
         and torch.is_grad_enabled()
         and x.dtype in DTYPES

@@ -158,6 +158,29 @@ class TestLeftToTorch:
         with few_bit():
             torch.tanh(x).abs().sum().backward()
 
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda x: F.hardtanh(x, 0.0, 0.0),
+            lambda x: F.softplus(x, beta=0.0),
+            lambda x: F.leaky_relu(x, True),
+            lambda x: F.relu(x.to_sparse()),
+            lambda x: torch.tanh(x.reshape(8, 8).to_sparse_csr()),
+            lambda x: F.gelu(x.to_mkldnn()),
+            lambda x: F.relu(torch.nested.as_nested_tensor([x[:3], x[3:]])),
+        ],
+    )
+    def test_arguments_and_layouts_that_no_table_describes(self, call):
+        x = values()
+        with few_bit():
+            found = call(x)
+        expected = call(x)
+        assert type(found.grad_fn) is type(expected.grad_fn) and found.layout == expected.layout
+
+    def test_wrong_arguments_too_with_the_error_of_torch(self):
+        with few_bit(), pytest.raises(RuntimeError, match="approximate argument must be either none or tanh"):
+            F.gelu(values(), approximate="erf")
+
     def test_other_functions(self):
         x = values()
         with few_bit():
