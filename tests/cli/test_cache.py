@@ -4,6 +4,7 @@ import sys
 from importlib.metadata import version
 
 import pytest
+from fewbit.cli import cache
 
 
 @pytest.fixture(autouse=True)
@@ -42,11 +43,15 @@ def test_a_folder_that_cannot_be_is_told_in_one_line(run, folder, monkeypatch):
 
 
 @pytest.mark.slow
-def test_warm_leaves_nothing_to_compile(run_process, tmp_path):
+def test_warm_leaves_the_solver_nothing_to_compile(tmp_path):
+    """Into an empty cache, and without torch, whose kernels take a minute."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
-    outcome = run_process("cache", "warm", env=environment)
-    assert (outcome.status, outcome.out) == (0, "")
-    assert outcome.err.startswith("compiled, or found compiled, in ")
+    warm = (
+        "import sys; sys.modules['torch'] = None; from fewbit.cli.main import main; sys.exit(main(['cache', 'warm']))"
+    )
+    done = subprocess.run([sys.executable, "-c", warm], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith("compiled, or found compiled, in ")
     code = (
         "import sys; from numba.core import event\n"
         "with event.install_recorder('numba:compile') as seen:\n"
@@ -55,6 +60,21 @@ def test_warm_leaves_nothing_to_compile(run_process, tmp_path):
         "sys.exit(len(seen.buffer))"
     )
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+
+
+def test_warm_compiles_the_kernels_of_activations_and_with_all_every_kernel(run, monkeypatch):
+    from fewbit.runtime import self_test
+
+    checked = []
+    monkeypatch.setattr(cache, "_compile_solver", lambda: None)
+    monkeypatch.setattr(self_test, "outcome", lambda check, backend: checked.append(check))
+    kernels = {(c.family, c.kernel, c.dtype) for c in self_test.checks("cpu")}
+    for options, families in (([], ("activation", "rounding")), (["--all"], {family for family, _, _ in kernels})):
+        checked.clear()
+        assert run("cache", "warm", *options).status == 0
+        assert {(c.family, c.kernel, c.dtype) for c in checked} == {
+            kernel for kernel in kernels if kernel[0] in families
+        }
 
 
 def torch_before_2_9():
