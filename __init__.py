@@ -28,7 +28,7 @@ _HOMES = {
     "revert": ".runtime.convert.api",
     "few_bit": ".runtime.activations.catch",
     **dict.fromkeys(("plan", "fit"), ".runtime.plan.planner"),
-    "checkpoint": ".runtime.recompute",
+    "checkpoint": ".runtime.saved.checkpoint",
     "Plan": ".runtime.plan.document",
     "compress_saved_tensors": ".runtime.saved_tensors",
     "compile_report": ".runtime.compile.report",

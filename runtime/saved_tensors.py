@@ -42,7 +42,7 @@ from .tensors.abstract import is_abstract
 from .tensors.casts import cast_key
 from .tensors.layout import as_dense, flat, with_stride
 from .tensors.packing import pack_mask, packed_size, unpack_mask
-from .tensors.passes import in_checkpoint
+from .tensors.passes import CHECKPOINTS, in_checkpoint
 from .tensors.plain import is_quantizable
 from .tensors.spec import TensorSpec
 
@@ -583,7 +583,7 @@ class _Store:
 
     def _is_exact(self, x: Tensor, saver: str) -> bool:
         """Return whether `x` must not be rounded, by its history and by the function that saves it."""
-        if saver == _CHECKPOINTS:
+        if saver in CHECKPOINTS:
             return True
         if saver == _COMPILED:
             return self._is_exact_of_compiled(x)
@@ -661,18 +661,17 @@ def _origin(x: Tensor) -> Any:
 
 _HOOKS = ("torch._dynamo", f"{__package__}.memory", __name__)  # modules through which a hook is called
 _COMPILED = "torch._functorch._aot_autograd"  # its CompiledFunction is a compiled graph
-_CHECKPOINTS = "torch.utils.checkpoint"  # saves inputs to recompute from
 
 
 def _python_saver() -> str:
-    """Return `_COMPILED` or `_CHECKPOINTS` if the Python code of that part of torch saves; "" for others."""
+    """Return `_COMPILED`, or one of `CHECKPOINTS`, if its Python code saves; "" for others."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_HOOKS):
         frame = frame.f_back
     if frame is not None and frame.f_globals.get("__name__") == "torch.autograd.function":
         frame = frame.f_back  # who called `Function.apply`, which has no frame of its own from torch 2.14 on
     module = "" if frame is None else frame.f_globals.get("__name__", "")
-    return next((part for part in (_COMPILED, _CHECKPOINTS) if module.startswith(part)), "")
+    return next((part for part in (_COMPILED, *CHECKPOINTS) if module.startswith(part)), "")
 
 
 def _of_queries_and_keys(shape: torch.Size, shapes: Iterable[torch.Size]) -> bool:

@@ -27,7 +27,7 @@ from ...runtime.convert.api import convert
 from ...runtime.memory.allocator import allocations, mark
 from ...runtime.plan.planner import fit, static_bytes
 from ...runtime.quantizers import PerGroup
-from ...runtime.recompute import checkpoint
+from ...runtime.saved.checkpoint import checkpoint
 from ...runtime.saved_tensors import compress_saved_tensors
 from ...tables import FewbitError
 from ...tables.columns import columns

@@ -28,7 +28,7 @@ from ..backends.forwards import CALLABLE
 from ..layers.activation import Activation as RoundedActivation
 from ..layers.offload import SwappingSaver
 from ..layers.saver import Saver
-from ..recompute import undo_checkpoint
+from ..saved.checkpoint import undo_checkpoint
 from ..tensors.checks import check_integer
 from .adapters import follow_adapters, forget_adapters
 from .filters import Selectors, inventory, unwanted

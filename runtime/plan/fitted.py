@@ -1,4 +1,4 @@
-"""Trains by a plan: tables and gated MLPs by `convert`, recomputed blocks (runtime/recompute.py), all else by hooks.
+"""Trains by a plan: tables and gated MLPs by `convert`, recomputed blocks (runtime/saved/), all else by hooks.
 
 fitted = fewbit.fit(model, plan=plan)
 fitted.refresh(every=500)       measures again while training
@@ -25,7 +25,7 @@ from ..convert.preact_chains import owners_of_chains
 from ..layers.offload import Swapper, SwappingSaver
 from ..layers.saver import QuantizerSaver, Saver
 from ..quantizers import Compressed, PerGroup, Quantizer
-from ..recompute import recomputed_forward
+from ..saved.checkpoint import recomputed_forward
 from ..saved_tensors import Exactly
 from ..tensors.checks import check_integer
 from .conversion_error import BY_OUTPUT

@@ -16,7 +16,7 @@ from torch import nn
 from ...tables import FewbitError
 from ...tables.errors import shown
 from ..memory.storages import parts_of
-from ..recompute import outermost_blocks
+from ..saved.checkpoint import outermost_blocks
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from ...tables.sizes import parse_size
 from ..convert.measure import read_inputs
 from ..memory.listing import size_text
 from ..memory.storages import parts_of
-from ..recompute import blocks_of
+from ..saved.checkpoint import blocks_of
 from .chains import chains_of
 from .compiled import CompiledKnown, budget_runs, compile_step, know_compiled, other_ways
 from .conversion_error import ConversionErrors, gated_mlps_of, measure_conversions, outputs_of

@@ -2,7 +2,7 @@
 
 Between the passes it holds its input, exactly or in codes, and in the backward pass all that it saves exactly, from the
 first moment of its own backward pass on, beside what its forward pass needs for a moment. From an input in codes it
-also holds its decisions, such as the signs of ReLU (runtime/recompute.py), and its gradient errs.
+also holds its decisions, such as the signs of ReLU (runtime/saved/decisions.py), and its gradient errs.
 """
 
 from bisect import bisect_left
@@ -16,7 +16,8 @@ from torch import nn
 
 from ..layers.saver import QuantizerSaver
 from ..quantizers import PerGroup
-from ..recompute import Recompute, blocks_of, recomputed_forward
+from ..saved.checkpoint import blocks_of, recomputed_forward
+from ..saved.recompute import Recompute
 from .gradient_error import Errors
 from .places import within
 from .problem import RECOMPUTE, Hold, Option

@@ -9,7 +9,7 @@ import fewbit
 import pytest
 import torch
 from fewbit import memory
-from fewbit.runtime.recompute import blocks_of
+from fewbit.runtime.saved.checkpoint import blocks_of
 from fewbit.tables import FewbitError
 from torch import Tensor, nn
 from torch.nn import functional as F

@@ -1,0 +1,214 @@
+"""The decisions of a call that is computed again: taken the first time, kept in bits, and taken over the second time.
+
+    decides by                  what is kept                            the second time
+    integers or truth values    they themselves (topk, >, pooling)      stand in place of those of x̂
+    a kink or a comparison      on which side x lies (relu, clamp)      x̂ is moved to that side, if it is not there
+    which element is result     that mask (amax, median)                the result is x̂ there, and nowhere else
+    integers among floats       the low byte (round, sign, floor)       the number of that byte next to x̂'s
+
+They are taken below autograd, where a function has one name and one order of arguments, whatever its spelling was. That
+costs some 15 µs for each operation, so functions that decide nothing (`_SMOOTH`) are called directly: a name that is
+missing there costs time and nothing else.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...tables import FewbitError
+from ..tensors.abstract import is_abstract
+from ..tensors.packing import pack_mask, packed_size, unpack_mask
+from .rules import Again, Call, rule_of
+
+
+@dataclass(frozen=True, eq=False)
+class _Decision:
+    """A recorded decision.
+
+    Attributes:
+        function: name of the operator that took it.
+        part: truth values in bits, integers in the least type that holds them, or a number of Python.
+        shape, dtype: of the decision; None for a number of Python.
+    """
+
+    function: str
+    part: Any
+    shape: torch.Size | None = None
+    dtype: torch.dtype | None = None
+
+    @classmethod
+    def of(cls, function: str, value: Any, most: int | None = None) -> "_Decision":
+        """Return the record of a value, whose integers lie between 0 and `most`, if that is given."""
+        if not isinstance(value, Tensor):
+            return cls(function, value)
+        part = value.detach()
+        if part.dtype == torch.bool:
+            part = part if is_abstract(part) else pack_mask(part)
+        elif most is not None:  # a bound of the integers, without a look at them
+            narrow = ((torch.uint8, 1 << 8), (torch.int16, 1 << 15), (torch.int32, 1 << 31))
+            part = part.to(next((dtype for dtype, size in narrow if most < size), part.dtype))
+        return cls(function, part.clone() if part is value.detach() else part, value.shape, value.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes, where it has values."""
+        if self.shape is None:
+            return 0
+        return packed_size(self.shape.numel(), 1) if self.dtype == torch.bool else self.part.nbytes
+
+    def value(self) -> Any:
+        """Return what was recorded."""
+        if self.shape is None:
+            return self.part
+        if self.dtype == torch.bool and not is_abstract(self.part):
+            return unpack_mask(self.part, self.shape.numel()).to(torch.bool).view(self.shape)
+        return self.part.to(self.dtype)
+
+
+class Deciding(TorchFunctionMode):
+    """Records the decisions of a call's first time, or puts those in place of the second's.
+
+    Args:
+        decisions: of the first time.
+        exact: memory of tensors that are the same both times, by which nothing is decided anew.
+        again: the second time, None in the first.
+        before_write: called in the first time with each tensor that is about to be changed in place.
+    """
+
+    def __init__(
+        self,
+        decisions: list[_Decision],
+        exact: frozenset[int],
+        again: Again | None = None,
+        before_write: Callable[[Tensor | None], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self.again, self.exact, self.before_write = again, exact, before_write
+        self._decisions, self._left = decisions, iter(decisions)
+        self._operators = _Operators(self)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _SMOOTH or getattr(func, "__name__", "") == "__get__" or _is_ours(sys._getframe(1)):
+            return func(*args, **kwargs)
+        if self.again is None:
+            with self._operators:
+                return func(*args, **kwargs)
+        self.again.begin()
+        self.again.deferred = True  # so that the operation that saves the last tensor can still replace it
+        try:
+            with self._operators:
+                result = func(*args, **kwargs)
+        finally:
+            self.again.deferred = False
+        self.again.stop()
+        return result
+
+    def decide(self, function: str, value: Any, most: int | None = None, shape: torch.Size | None = None) -> Any:
+        """Return what the first call decided, which is `value`, or what it returns, if this is the first.
+
+        Args:
+            function: name of the operator.
+            value: what it decides, or a function that returns it, which is not called the second time.
+            most: no integer is above it.
+            shape: of the decision, which is to be the same both times.
+        """
+        if self.again is None:
+            value = value() if callable(value) else value
+            self._decisions.append(_Decision.of(function, value, most))
+            return value
+        decision = self._next(function)
+        if shape is not None and decision.shape != shape:
+            raise self._differs(function)
+        return decision.value()
+
+    def _next(self, function: str) -> _Decision:
+        decision = next(self._left, None)
+        if decision is None or decision.function != function:
+            raise self._differs(function)
+        return decision
+
+    def _differs(self, function: str) -> FewbitError:
+        return FewbitError(
+            f"fewbit.checkpoint: when a block was computed again, it called {function} another number of times or on "
+            "other shapes, so it cannot be computed again: choose `blocks` without it"
+        )
+
+
+# Our own code decides by the codes that it saves, not by the numbers of a model.
+_OURS = tuple(
+    f"{__package__.rpartition('.')[0]}.{part}" for part in ("quantizers", "backends", "tensors", "ops", "saved")
+)
+
+
+def _is_ours(frame: Any) -> bool:
+    return frame.f_globals.get("__name__", "").startswith(_OURS)
+
+
+_DETACH = torch.ops.aten.detach.default
+
+
+class _Operators(TorchDispatchMode):
+    """Sees the operators that a function of torch consists of, below autograd."""
+
+    def __init__(self, mode: Deciding) -> None:
+        super().__init__()
+        self._mode = mode
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind not in (Tensor, nn.Parameter, FakeTensor) for kind in types):
+            return NotImplemented  # a tensor of tensors, whose operators come here in their turn
+        kwargs, mode = kwargs or {}, self._mode
+        if func is _DETACH:  # as the hooks of the second time do, between what an operation saves and its beginning
+            return func(*args, **kwargs)
+        try:
+            return self._decide(func, args, kwargs)
+        finally:
+            if mode.again is not None:
+                mode.again.begin()
+
+    def _decide(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        mode = self._mode
+        is_mutable = func._schema.is_mutable
+        if is_mutable and mode.before_write is not None:
+            for index, argument in enumerate(func._schema.arguments):
+                if argument.is_write:
+                    mode.before_write(args[index] if index < len(args) else kwargs.get(argument.name))
+        rule = rule_of(func)
+        if rule is not None:
+            name = func._schema.name.partition("::")[2]
+            return rule(Call(name.removesuffix("_"), func, args, kwargs, mode))
+        if mode.again is not None and not is_mutable:
+            mode.again.stop()
+        return func(*args, **kwargs)
+
+
+# Functions by which nothing is decided: what blocks call most. It is for speed alone.
+# fmt: off
+_NAMES = (
+    "linear", "bilinear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "outer", "embedding",
+    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "avg_pool1d", "avg_pool2d",
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "interpolate", "layer_norm", "rms_norm", "group_norm", "batch_norm",
+    "add", "sub", "mul", "true_divide", "neg", "pow", "square", "sqrt", "rsqrt", "reciprocal", "exp", "log", "log1p",
+    "sin", "cos", "tanh", "sigmoid", "erf", "addcmul", "lerp", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__",
+    "__rmul__", "__truediv__", "__rtruediv__", "__neg__", "__pow__", "__matmul__", "__rmatmul__",
+    "gelu", "silu", "mish", "softplus", "softmax", "log_softmax", "logsumexp", "logsigmoid", "glu", "dropout",
+    "dropout1d", "dropout2d", "scaled_dot_product_attention", "multi_head_attention_forward", "cross_entropy",
+    "nll_loss", "mse_loss", "mean", "sum", "var", "std", "cumsum", "tril", "triu",
+    "view", "reshape", "transpose", "permute", "flatten", "unflatten", "squeeze", "unsqueeze", "expand", "expand_as",
+    "contiguous", "chunk", "split", "narrow", "t", "cat", "stack", "pad", "select", "movedim", "swapaxes", "view_as",
+    "reshape_as", "detach", "float", "half", "bfloat16", "double", "zeros_like", "ones_like", "empty_like", "rand_like",
+    "randn_like", "new_zeros", "new_ones", "new_empty", "size", "dim", "numel", "stride", "is_contiguous", "data_ptr",
+    "is_floating_point", "is_complex", "requires_grad_", "get_device", "__len__", "__hash__",
+)
+# fmt: on
+_OWNERS: tuple[Any, ...] = (torch, Tensor, F)
+_SMOOTH = frozenset(getattr(owner, name) for name in _NAMES for owner in _OWNERS if hasattr(owner, name))

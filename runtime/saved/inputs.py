@@ -1,0 +1,278 @@
+"""The arguments of a call that is computed again: saved exactly or in codes, and restored as the first call found them.
+
+a tensor with gradient     in codes if it is an activation, else exactly; autograd holds it
+one without                by position exactly; by keyword or in a container it is the caller's own, and stays so
+a container                its members, in a new one for the second call: the caller's changes once
+anything else              itself
+"""
+
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ..layers.saver import ExactSaver, Saver, compress_rows, put_together, take_apart
+from ..tensors.dtypes import DTYPES
+
+
+@dataclass(frozen=True)
+class _Input:
+    """An input that is saved as it is: its place among the saved tensors."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class _Codes:
+    """An input that is saved in codes.
+
+    Attributes:
+        start, stop: places of their tensors.
+        form: the compressed tensor without them.
+        stride: of the input, by which torch chooses kernels, and what they save.
+    """
+
+    start: int
+    stop: int
+    form: Any
+    stride: tuple[int, ...]
+
+
+@dataclass
+class _Lent:
+    """A tensor without gradient, in a container or given by keyword: the caller's own, as for torch's checkpoint.
+
+    Attributes:
+        tensor: itself, or a copy if the call changes it.
+        was_changed: whether it does.
+    """
+
+    tensor: Tensor
+    was_changed: bool = False
+
+
+@dataclass(frozen=True)
+class _Container:
+    """A tuple, list, dictionary or plain object among the arguments, as the first call found it.
+
+    Attributes:
+        like: its class, or of a dictionary an empty one.
+        parts: forms of its members, by key or attribute if it has such.
+    """
+
+    like: Any
+    parts: Any
+
+
+_LISTS, _DICTIONARIES = (list, set, deque), (dict, OrderedDict, defaultdict)
+
+
+class Inputs:
+    """The tensors among the arguments of a call, and how they are saved.
+
+    Attributes:
+        tensors: that are saved.
+        exact: those of them that are inputs themselves.
+        lent: tensors that the caller holds.
+    """
+
+    def __init__(self, saver: Saver, shared: "Shared") -> None:
+        self.tensors: list[Tensor] = []
+        self.exact: list[Tensor] = []
+        self.lent: list[_Lent] = []
+        self._saver, self._shared = saver, shared
+        self._seen: dict[int, Any] = {}
+
+    def form(self, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+        """Return what the arguments are restored from."""
+        args, keywords = arguments
+        given = tuple(self._saved(a) if isinstance(a, Tensor) else self._form(a) for a in args)
+        return _Container(tuple, (_Container(tuple, given), _Container({}, self._named(keywords))))
+
+    def _named(self, parts: dict[Any, Any], exactly: bool = False) -> dict[Any, Any]:
+        return {key: self._form(part, exactly) for key, part in parts.items()}
+
+    def _form(self, value: Any, exactly: bool = False) -> Any:
+        kind = type(value)
+        if value is None or kind in (bool, int, float, str):
+            return value
+        if isinstance(value, Tensor):
+            if value.requires_grad and not exactly:
+                return self._saved(value)
+            self.lent.append(_Lent(value))
+            return self.lent[-1]
+        if id(value) in self._seen:
+            return self._seen[id(value)]
+        if isinstance(value, tuple):
+            parts = tuple(self._form(part, exactly) for part in value)
+            return value if all(a is b for a, b in zip(parts, value, strict=True)) else _Container(kind, parts)
+        if kind in _LISTS:
+            form = self._seen[id(value)] = _Container(kind, [])
+            form.parts.extend(self._form(part, exactly) for part in value)
+            return form
+        if kind in _DICTIONARIES:
+            empty = defaultdict(value.default_factory) if kind is defaultdict else kind()
+            form = self._seen[id(value)] = _Container(empty, {})
+            form.parts.update(self._named(value, exactly))
+            return form
+        if _is_plain(value):
+            form = self._seen[id(value)] = _Container(kind, {})
+            form.parts.update(self._named(vars(value), exactly=True))
+            return form
+        return value
+
+    def _saved(self, x: Tensor) -> Any:
+        """Return how `x` is restored, after its tensors have been added to those that are saved."""
+        if not _is_rounded(x) or isinstance(self._saver, ExactSaver):
+            self.tensors.append(x)
+            self.exact.append(x)
+            return _Input(len(self.tensors) - 1)
+        found = self._shared.found(x)
+        if found is None:
+            with torch.no_grad():
+                own: list[Tensor] = []
+                values = x.detach()  # of tokens, whose features make groups; or of images
+                codes = compress_rows(self._saver, values) if x.dim() < 4 else self._saver.compress(values)
+                form = take_apart(codes, own)
+            self._shared.note(x, form, own)
+        else:
+            form, own = found
+        start = len(self.tensors)
+        self.tensors += own
+        return _Codes(start, len(self.tensors), form, x.stride())
+
+
+def _is_rounded(x: Tensor) -> bool:
+    """Return whether the input `x` is an activation: a gradient flows through it, and it is no weight."""
+    if not x.requires_grad or isinstance(x, nn.Parameter) or x.dtype not in DTYPES or x.dim() < 2:
+        return False
+    return x.layout == torch.strided and not x.is_nested and not is_traceable_wrapper_subclass(x)
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether an object is its attributes and nothing else, such as a cache of keys and values."""
+    kind = type(value)
+    plain = kind.__new__ is object.__new__ and hasattr(value, "__dict__") and not callable(value)
+    return plain and kind.__reduce_ex__ is object.__reduce_ex__ and not isinstance(value, nn.Module | type)
+
+
+def has_storage(x: Tensor) -> bool:
+    """Return whether the numbers of `x` lie in one memory of its own."""
+    return x.layout == torch.strided and not is_traceable_wrapper_subclass(x)
+
+
+def restored(form: Any, tensors: Sequence[Tensor], made: dict[int, Any]) -> Any:
+    """Return an argument as the first call found it.
+
+    Args:
+        form: of it.
+        tensors: that were saved.
+        made: containers that were restored already, by their forms.
+    """
+    if isinstance(form, _Input):
+        return tensors[form.index]
+    if isinstance(form, _Lent):
+        return form.tensor.clone() if form.was_changed else form.tensor
+    if isinstance(form, _Codes):
+        return _Decompress.apply(torch.empty(0, requires_grad=True), form, tensors[form.start : form.stop])
+    if not isinstance(form, _Container):
+        return form
+    if id(form) in made:
+        return made[id(form)]
+    like, parts = form.like, form.parts
+    if isinstance(parts, tuple):
+        values = [restored(part, tensors, made) for part in parts]
+        return like(*values) if hasattr(like, "_fields") else like(values)
+    if isinstance(parts, list):
+        value = made[id(form)] = like()
+        add = value.add if like is set else value.append
+        for part in parts:
+            add(restored(part, tensors, made))
+        return value
+    if isinstance(like, type):
+        value = made[id(form)] = object.__new__(like)
+        target = vars(value)
+    else:
+        value = target = made[id(form)] = like.copy()
+    for key, part in parts.items():
+        target[key] = restored(part, tensors, made)
+    return value
+
+
+class _Decompress(torch.autograd.Function):
+    """Codes → an input of the second call; a result of a function, so that the call may change it in place."""
+
+    @staticmethod
+    def forward(ctx: Any, _: Tensor, codes: _Codes, tensors: Sequence[Tensor]) -> Tensor:
+        x = put_together(codes.form, tensors).decompress()
+        return x if x.stride() == codes.stride else _strided(x, codes.stride)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, None, None
+
+
+def _strided(x: Tensor, stride: Sequence[int]) -> Tensor:
+    """Return a copy of `x` with the strides of the input, unless that takes the memory of several such tensors."""
+    extent = 1 + sum((size - 1) * step for size, step in zip(x.shape, stride, strict=True))
+    if x.numel() == 0 or extent > 4 * x.numel():
+        return x
+    copy = x.new_empty_strided(x.shape, stride)
+    once = tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)  # an expanded dimension is written once
+    copy[once].copy_(x[once])
+    return copy
+
+
+class Shared:
+    """The codes of inputs, as long as a graph holds them: a tensor that several blocks take is saved once."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[Any, StorageWeakRef, Any, list[_Weak]]] = {}
+
+    def found(self, x: Tensor) -> tuple[Any, list[Tensor]] | None:
+        """Return the form and the tensors of the codes of `x`, if there are any."""
+        entry = self._entries.get(x.untyped_storage()._cdata)
+        if entry is None:
+            return None
+        identity, storage, form, references = entry
+        if identity != _identity(x) or storage.expired():
+            return None
+        tensors = [reference.tensor() for reference in references]
+        living = [t for t in tensors if t is not None]
+        return (form, living) if len(living) == len(tensors) else None
+
+    def note(self, x: Tensor, form: Any, tensors: Sequence[Tensor]) -> None:
+        """Record the codes of `x`, and forget those of tensors that are gone."""
+        for key in [key for key, entry in self._entries.items() if entry[1].expired()]:
+            del self._entries[key]
+        storage = x.untyped_storage()
+        self._entries[storage._cdata] = _identity(x), StorageWeakRef(storage), form, [_Weak(t) for t in tensors]
+
+    def __reduce__(self) -> Any:
+        return Shared, ()
+
+    def __deepcopy__(self, _: Any) -> "Shared":
+        return Shared()
+
+
+class _Weak:
+    """A tensor that is found again while anything holds its memory, such as autograd or another's hook."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._storage = StorageWeakRef(x.untyped_storage())
+        self._like = x.new_empty(0)
+        self._place = x.storage_offset(), x.shape, x.stride()
+
+    def tensor(self) -> Tensor | None:
+        """Return the tensor, or None if its memory is gone."""
+        storage: Any = torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
+        return None if storage is None else self._like.new_empty(0).set_(storage, *self._place)
+
+
+def _identity(x: Tensor) -> tuple[Any, ...]:
+    return x.storage_offset(), x.shape, x.stride(), x.dtype, x._version
