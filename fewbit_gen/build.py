@@ -19,7 +19,7 @@ from ..tables import KINDS, Kind, Table
 from ..tables.errors import FewbitError
 from ..tables.files import atomic_write, check_writable
 from ..tables.json_format import read_json
-from ..tables.shipped import DATA, WEIGHTS, dump_tables, shipped_activations, shipped_tables
+from ..tables.shipped import DATA, WEIGHTS, dump_tables, forget_tables
 from ..tables.table import table_from_dict
 from .activations import parse_activation
 from .activations.registry import FAMILIES
@@ -138,8 +138,7 @@ def build(folder: Path, todo: Sequence[Problem]) -> Iterator[Table]:
                 yield solved[problem]
         finally:
             pool.shutdown(cancel_futures=True)
-            shipped_activations.cache_clear()
-            shipped_tables.cache_clear()
+            forget_tables()
 
 
 _PROVENANCE = (

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from .errors import FewbitError, shown
 from .json_format import read_json
@@ -25,10 +26,26 @@ def shipped_activations() -> tuple[str, ...]:
 
 
 @cache
+def _entries(activation: str) -> list[dict[str, Any]]:
+    """Return the JSON values of the shipped tables of one activation."""
+    return read_json(DATA / f"{activation}.json")["tables"]
+
+
+@cache
+def _table(activation: str, index: int) -> Table:
+    """Return one shipped table; building one checks its fields, which takes longer than to find it among 48."""
+    return table_from_dict(_entries(activation)[index], source=str(DATA / f"{activation}.json"))
+
+
 def shipped_tables(activation: str) -> tuple[Table, ...]:
     """Return all shipped tables of one activation, given by its canonical name."""
-    path = DATA / f"{activation}.json"
-    return tuple(table_from_dict(entry, source=str(path)) for entry in read_json(path)["tables"])
+    return tuple(_table(activation, index) for index in range(len(_entries(activation))))
+
+
+def forget_tables() -> None:
+    """Read the files of tables again when one is next asked for: they were written anew."""
+    for function in (shipped_activations, _entries, _table):
+        function.cache_clear()
 
 
 def find_table(activation: str, bits: int, kind: str, weight: str) -> Table | None:
@@ -38,9 +55,14 @@ def find_table(activation: str, bits: int, kind: str, weight: str) -> Table | No
     """
     if activation not in shipped_activations():
         return None
-    candidates = [t for t in shipped_tables(activation) if t.kind == kind and t.weight == weight and t.bits <= bits]
-    exact = [t for t in candidates if t.error == 0]
-    return next(iter(exact), None) or next((t for t in candidates if t.bits == bits), None)
+    fits = [
+        (index, entry)
+        for index, entry in enumerate(_entries(activation))
+        if (entry["kind"], entry["weight"]) == (kind, weight) and entry["bits"] <= bits
+    ]
+    exact = [index for index, entry in fits if entry["error"] == 0]
+    best = exact or [index for index, entry in fits if entry["bits"] == bits]
+    return _table(activation, best[0]) if best else None
 
 
 def load_table(activation: str, bits: int = 3, kind: str = "shared", *, weight: str = DEFAULT_WEIGHT) -> Table:

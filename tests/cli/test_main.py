@@ -145,8 +145,8 @@ def _imported(arguments):
 @pytest.mark.parametrize(
     ("arguments", "absent"),
     [
-        (["--help"], {"torch", "matplotlib", "numba", "scipy"}),
-        (["--version"], {"torch", "matplotlib", "numba", "scipy"}),
+        (["--help"], {"numpy", "torch", "matplotlib", "numba", "scipy"}),
+        (["--version"], {"numpy", "torch", "matplotlib", "numba", "scipy"}),
         (["tables", "list"], {"torch", "matplotlib", "numba", "scipy"}),
         (["tables", "show", "gelu"], {"torch", "matplotlib", "numba", "scipy"}),
         (["bench", "--help"], {"torch", "matplotlib", "numba", "scipy"}),

@@ -1,6 +1,7 @@
 import pytest
-from fewbit.tables import KINDS, FewbitError, load_table
+from fewbit.tables import KINDS, FewbitError, load_table, shipped
 from fewbit.tables.shipped import WEIGHTS, shipped_activations, shipped_tables
+from fewbit.tables.table import table_from_dict
 
 # Activations whose derivative takes few values: one exact table a kind and weight, and its bits in kind `interval`.
 EXACT = {
@@ -82,3 +83,16 @@ def test_what_is_not_shipped_is_told_in_one_line(arguments, message):
         load_table(**arguments)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
+
+
+def test_one_table_is_built_of_those_in_its_file(monkeypatch):
+    """The fields of 48 tables were checked for the one of `fewbit.GELU()`."""
+    built = []
+    monkeypatch.setattr(
+        shipped, "table_from_dict", lambda entry, source: (built.append(entry), table_from_dict(entry))[1]
+    )
+    shipped.forget_tables()
+    assert load_table("gelu", 3, "interval", weight="normal:0,1").levels.size == 8
+    assert load_table("relu", 8).bits == 1
+    assert len(built) == 2
+    shipped.forget_tables()
