@@ -21,7 +21,6 @@ A layer is converted by changing its class to the subclass in `fewbit.layers` (s
 import math
 import os
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -40,8 +39,8 @@ from ..layers.saver import QuantizerSaver, Saver
 from ..quantizers import PerGroup
 from ..tensors.levels import FITTED, check_levels
 from .find import Found, modules_of, parts_of_normalizations
-from .method import Activations, Applied, Handler, Make
-from .report import Left, Replaced, one_line
+from .method import Activations, Applied, Method, Task
+from .report import Replaced, one_line
 from .swap import precision_of, restore, swap_to_form, swapped_by, torch_class, why_not
 
 _CONVOLUTIONS = tuple(f"Conv{kind}{d}d" for kind in ("", "Transpose") for d in (1, 2, 3))
@@ -119,30 +118,6 @@ def _is_listed(module: nn.Module) -> bool:
     return like(torch_class(module)) in _FORMS
 
 
-def convert_layers(
-    found: list[Found], level: Level, bits: float, levels: str, skipped: Mapping[Found, str]
-) -> tuple[list[tuple[nn.Module, Replaced]], list[Left]]:
-    """Convert, in place, the layers of `found` that `level` covers, at `bits` bits and with these levels of groups.
-
-    Returns:
-        The converted layers, with rows of the report whose `now` is still empty; the rows of layers left.
-    """
-    replaced: list[tuple[nn.Module, Replaced]] = []
-    left: list[Left] = []
-    saver = QuantizerSaver(PerGroup(int(bits), levels=levels))
-    for layer in found:
-        module = layer.current
-        assert isinstance(module, nn.Module)
-        why = why_left(module, level) or skipped.get(layer)
-        if why is not None:
-            left.append(Left(layer.name, one_line(module), why))
-            continue
-        was = one_line(restore(module))
-        form = swap_to_form(module, _FORMS, "level", saver)
-        replaced.append((module, Replaced(layer.name, was, "", getattr(form, "kept_bits", bits), math.nan)))
-    return replaced, left
-
-
 def why_left(module: nn.Module, level: Level) -> str | None:
     """Return the reason that `level` does not convert `module`, or None if it does."""
     if isinstance(module, nn.Embedding | nn.EmbeddingBag):
@@ -194,7 +169,7 @@ def expandable_segments() -> str:
 
 
 @dataclass(frozen=True)
-class ActNN:
+class ActNN(Method):
     """Layers that save their inputs by groups, with mixed precision and swapping by the level (ActNN, Table 2).
 
     Attributes:
@@ -213,6 +188,8 @@ class ActNN:
         fewbit.convert(model, fewbit.ActNN("L3", bits=2))
     """
 
+    wants = "layer that this level compresses"
+    compresses_layers = True
     level: str = "L3"
     bits: float | None = None
     rounding: Rounding = "stochastic"
@@ -223,90 +200,63 @@ class ActNN:
         check_rounding(self.rounding)
         check_levels(self.group_levels, None)
 
-
-@dataclass(frozen=True)
-class ByLevel:
-    """`ActNN` applied to a model.
-
-    Attributes:
-        model: the model to convert.
-        name, level: of the config.
-        bits: of the layers, on average.
-        rounding: of derivatives of activations.
-        group_levels: of the layers.
-    """
-
-    model: nn.Module
-    name: str
-    level: Level
-    bits: float
-    rounding: Rounding
-    group_levels: str
-    compresses_layers = True
-
-    @classmethod
-    def of(cls, config: ActNN, model: nn.Module, fused: bool) -> "ByLevel":
-        """Return the method for `config`."""
-        level = check_level(config.level)
-        bits = check_average_bits(level, config.bits)
-        return cls(model, config.level, level, bits, config.rounding, config.group_levels)
-
-    @property
-    def activations(self) -> Activations:
-        """Config of activations: None where the level does not convert them."""
-        return Activations(self.activation_bits if self.level.activations else None, self.rounding)
-
-    @property
-    def activation_bits(self) -> int:
-        """Bits of a derivative: `bits` rounded up, and one more."""
-        return min(8, math.ceil(self.bits) + 1)
-
     @property
     def asked(self) -> str:
         """The config as the report calls it."""
-        return f"level={self.name!r}"
+        return f"level={self.level!r}"
 
     @property
-    def wants(self) -> str:
-        """The kinds of modules that it converts, for the report."""
-        return "layer that this level compresses"
+    def activation_bits(self) -> int:
+        """Bits of a derivative: those of the layers rounded up, and one more."""
+        return min(8, math.ceil(check_average_bits(LEVELS[self.level], self.bits)) + 1)
 
-    def candidates(self) -> list[Found]:
+    @property
+    def activations(self) -> Activations:
+        """The config of activations, without bits where the level does not convert them."""
+        return Activations(self.activation_bits if LEVELS[self.level].activations else None, self.rounding)
+
+    def candidates(self, model: nn.Module) -> list[Found]:
         """Return the layers that have a compressed form."""
-        return compressible(self.model)
+        return compressible(model)
 
-    def apply(self, found: list[Found], skipped: Mapping[Found, str], make: Make) -> Applied:
+    def apply(self, task: Task) -> Applied:
         """Convert the layers and, by the level, allocate their bits and swap their saved tensors to host memory."""
-        stop_sharing(self.model)
-        converted, left = convert_layers(found, self.level, self.bits, self.group_levels, skipped)
-        if self.level.mixed and any(isinstance(module, CompressedLayer) for module, _ in converted):
+        model, level = task.model, LEVELS[self.level]
+        bits = check_average_bits(level, self.bits)
+        stop_sharing(model)
+        wanted, left = task.sorted(lambda module: why_left(module, level))
+        saver = QuantizerSaver(PerGroup(int(bits), levels=self.group_levels))
+        converted: list[tuple[nn.Module, Replaced]] = []
+        for each, module in wanted:
+            was = one_line(restore(module))
+            form = swap_to_form(module, _FORMS, "level", saver)
+            kept = getattr(form, "kept_bits", bits)
+            converted.append((module, Replaced(each.name, was, "", kept, math.nan)))  # `now` once bits are allocated
+        any_compressed = any(isinstance(module, CompressedLayer) for module, _ in converted)
+        if level.mixed and any_compressed:
             from ..allocation import MixedPrecision
 
-            MixedPrecision(self.model, self.bits, levels=self.group_levels, wanted=is_converted)
-        if any(isinstance(module, CompressedLayer) for module, _ in converted):
-            note_inputs(self.model)
+            MixedPrecision(model, bits, levels=self.group_levels, wanted=is_converted)
+        if any_compressed:
+            note_inputs(model)
         notes = []
         derivatives: Saver = QuantizerSaver(PerGroup(self.activation_bits, levels=self.group_levels))
-        if self.level.swaps:
+        if level.swaps:
             swapper = Swapper()
-            swap_layers(self.model, swapper)
+            swap_layers(model, swapper)
             derivatives = SwappingSaver(derivatives, swapper)
-            notes.append(f"{self.name}: what layers compress waits in host memory")
-        if self.level.defragments:
+            notes.append(f"{self.level}: what layers compress waits in host memory")
+        if level.defragments:
             notes.append(expandable_segments())
         replaced = tuple(replace(row, now=f"layers.{one_line(module)}") for module, row in converted)
-        taken = frozenset(id(layer.current) for layer in found)
-        return Applied(
-            self.model, replaced, tuple(left), taken, tuple(notes), derivatives, parts_of_normalizations(found) - taken
-        )
+        taken = frozenset(id(layer.current) for layer in task.found)
+        inside = parts_of_normalizations(task.found) - taken
+        return Applied(model, replaced, left, taken, tuple(notes), derivatives, inside)
 
-
-def undo(model: nn.Module) -> nn.Module:
-    """Restore the classes of layers, and stop recording the inputs of the model."""
-    for module in model.modules():
-        restore(module)
-    forget_inputs(model)
-    return model
-
-
-HANDLER = Handler(ActNN, ByLevel.of, undo)
+    @staticmethod
+    def undo(model: nn.Module) -> nn.Module:
+        """Restore the classes of layers, and stop recording the inputs of the model."""
+        for module in model.modules():
+            restore(module)
+        forget_inputs(model)
+        return model

@@ -8,9 +8,8 @@ Outputs stay the same bit for bit, and so do the state_dict, the names of module
 holds the module it replaced, so copies and pickles of a converted model can be reverted too.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -18,30 +17,29 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...tables import FewbitError, Table
+from ...tables import FewbitError
 from ...tables.names import counted
 from ..activations.following import Adaptation, FollowingTable, adaptation_of
-from ..activations.modules import GELU, FewBitActivation
-from ..activations.overrides import TableOrPath, key_for_activation, key_for_module, names_activation, read_tables
-from ..activations.table_lookup import DEFAULT_BITS, Rounding
-from ..backends.forwards import CALLABLE
-from ..layers.activation import Activation as RoundedActivation
-from ..layers.offload import SwappingSaver
-from ..layers.saver import Saver
+from ..activations.modules import FewBitActivation
+from ..activations.overrides import TableOrPath
+from ..activations.table_lookup import Rounding
 from ..saved.checkpoint import undo_checkpoint
-from ..tensors.checks import check_integer
 from .adapters import follow_adapters, forget_adapters
-from .filters import Selectors, inventory, unwanted
-from .find import FITTED, ORIGINAL, Activation, Form, Found, activations, form_of
+from .few_bit_forms import FewBitForms
+from .filters import Selectors, unwanted
+from .find import FITTED, Found, activations
 from .measure import measure
-from .method import Activations
+from .method import Method
 from .neighbours import Neighbours
-from .pipeline import choose_methods, configs_of, nothing_to_do, undo_methods
+from .options import Options
+from .pipeline import choose_methods, nothing_to_do, undo_methods
 from .placement import put, put_back
-from .report import Left, Replaced, Report, one_line, report_of
+from .report import Report, report_of
 from .transaction import all_or_nothing
 
 __all__ = ["Report", "convert", "revert"]
+
+_ROUNDED = "derivatives of activations that no few levels represent exactly are rounded at random, without bias"
 
 
 def convert(
@@ -127,10 +125,21 @@ def convert(
         print(report)
     """
     _check_model(model)
-    if adapt is not None:
-        check_integer("adapt", adapt, 2)
-    configs = configs_of(methods, bits, level, outliers, fuse_preact, glu, rounding, attention)
-    options = Options(tuple(configs), include, exclude, tables, fused, bits is not None or bool(methods), adapt)
+    options = Options(
+        methods=methods,
+        bits=bits,
+        include=include,
+        exclude=exclude,
+        tables=tables,
+        fused=fused,
+        outliers=outliers,
+        level=level,
+        fuse_preact=fuse_preact,
+        glu=glu,
+        attention=attention,
+        rounding=rounding,
+        adapt=adapt,
+    )
     if inputs is None:
         with all_or_nothing(model):
             report = _convert(model, options)
@@ -148,112 +157,59 @@ def convert(
     return replace(report, replaced=rows, notes=(*report.notes, found.note))
 
 
-def _follow(report: Report, options: "Options") -> None:
+def _follow(report: Report, options: Options) -> None:
     """Let the layers that peft puts into the model later be converted, too, as the last call of `convert` asked."""
     forget_adapters(report.model)
-    if report.replaced and any(not isinstance(config, Activations) for config in options.configs):
+    if report.replaced and any(isinstance(config, Method) for config in options.configs):
         follow_adapters(report.model, partial(_convert, options=options))
-
-
-@dataclass(frozen=True)
-class Options:
-    """The arguments of `convert` that select the modules and their replacements.
-
-    Attributes:
-        configs: one for each method, in the order in which they run.
-        include, exclude, tables, fused: as for `convert`.
-        asked: whether the user requested few-bit activations, so that the report notes if there are none.
-        adapt: as for `convert`.
-    """
-
-    configs: tuple[Any, ...]
-    include: Selectors | None
-    exclude: Selectors
-    tables: Mapping[str, TableOrPath] | None
-    fused: bool
-    asked: bool
-    adapt: int | None
 
 
 def _convert(
     model: nn.Module, options: Options, *, leave: Mapping[str, str] = MappingProxyType({}), by_structure: bool = True
 ) -> Report:
-    """Convert `model` in place.
+    """Convert `model` in place: find, choose, drop what is useless, swap, report.
 
     Args:
         model, options: as for `convert`.
         leave: reasons, by name, for further modules to leave.
         by_structure: leave activations that only add memory according to neighbours.py.
     """
-    include, fused = options.include, options.fused
-    methods = choose_methods(model, options.configs, fused)
-    given = read_tables(options.tables)
+    # Find what may be replaced. The model does not change before `methods.apply`.
+    methods = choose_methods(model, options.configs, options.fused)
     found = activations(model)
-    forms = {activation: form_of(activation.original, fused) for activation in found}
+    few = FewBitForms.of(found, methods.activations, options)
     everything = [*found, *methods.candidates]
-    skipped = unwanted(everything, include, options.exclude)
+    skipped = unwanted(everything, options.include, options.exclude)
     skipped |= {each: leave[each.name] for each in everything if each.name in leave}
-    _check_keys(given, forms)
-
-    bits, rounding = methods.activations.bits, methods.activations.rounding
-
-    def make(activation: Found, form: Form) -> FewBitActivation | str:
-        new = _made(activation, form, bits or DEFAULT_BITS, given)
-        if methods.activations.keep == "output" and type(new) is GELU:
-            inverted = GELU(new.approximate, keep="output")
-            vars(inverted)[ORIGINAL] = activation.original
-            return inverted
-        return new
-
-    made: dict[Found, FewBitActivation | RoundedActivation] = {}
-    for activation in found if bits else []:
-        form = forms[activation]
-        if isinstance(form, Form) and activation not in skipped:
-            new = make(activation, form)
-            if isinstance(new, str):
-                forms[activation] = new
-            else:
-                made[activation] = new
-
-    def make_part(activation: Found, form: Form) -> FewBitActivation | str:
-        """Return the form of an activation whose table a gated MLP takes."""
-        new = make(activation, form)
-        if rounding == "stochastic" and not isinstance(new, str) and _is_biased(activation, new, given):
-            at_random = _at_random(activation, form, new, None)
-            new = at_random if isinstance(at_random, FewBitActivation) else new  # SquaredReLU has no such table
-        return new
-
-    applied = methods.apply(skipped, make_part)  # the model is unchanged up to here
-    found = [activation for activation in found if bits and not applied.takes(activation)]
-    made = {activation: new for activation, new in made.items() if activation in found}
-    if by_structure and include is None:
-        known = {activation: forms[activation] for activation in made if not key_for_module(given, activation.names)}
-        for activation, why in _only_adding(model, known, unknown_too=not methods.compresses_layers).items():
-            del made[activation]
-            skipped[activation] = why
+    # Choose: methods take what they can, activations are what is left.
+    few.choose(skipped)
+    applied = methods.apply(skipped, few.make_part)
+    found = [each for each in found if methods.activations.bits and not applied.takes(each)]
+    few.keep_only(found)
+    # Drop what would only add memory.
+    if by_structure and options.include is None:
+        useless = _only_adding(model, few.by_activation(), unknown_too=not methods.compresses_layers)
+        skipped |= useless
+        few.keep_only([each for each in found if each not in useless])
+    # Swap.
     notes = list(applied.notes)
-    biased = [a for a, new in made.items() if _is_biased(a, new, given)] if rounding == "stochastic" else []
-    for activation in biased:
-        new = _at_random(activation, forms[activation], made[activation], applied.derivatives)
-        if isinstance(new, str):
-            forms[activation] = new
-            del made[activation]
-        else:
-            made[activation] = new
-    if any(activation in made for activation in biased):
-        notes.append(_ROUNDED)
+    if few.round_at_random(applied.derivatives):
+        notes.append(
+            "derivatives of activations that no few levels represent exactly are rounded at random, without bias"
+        )
     root = applied.model
     _stop_adapting(root)
-    for activation, new in made.items():
+    for activation, new in few.new.items():
         put(activation, new)
         root = root if activation.places else new
     if options.adapt is not None:
-        notes.append(_adapt(root, options.adapt, {a.name: new for a, new in made.items() if _follows(a, new, given)}))
-    replaced = [_replaced(activation, new) for activation, new in made.items()]
-    left = [_left(activation, forms[activation], skipped) for activation in found if activation not in made]
-    if options.asked and not methods.chosen and not replaced:
-        notes.append(nothing_to_do(f"bits={bits}", "activation that few bits can stand for", bool(left)))
-    return report_of(root, [*replaced, *applied.replaced], [*left, *applied.left], notes)
+        notes.append(_adapt(root, options.adapt, few.following()))
+    # Report.
+    left = few.left(found, skipped)
+    if options.asks_for_activations and not methods.chosen and not few.new:
+        wants = "activation that few bits can stand for"
+        notes.append(nothing_to_do(f"bits={methods.activations.bits}", wants, bool(left)))
+    return report_of(root, [*few.replaced(), *applied.replaced], [*left, *applied.left], notes)
 
 
 def _only_adding(model: nn.Module, forms: Mapping[Found, Any], unknown_too: bool) -> dict[Found, str]:
@@ -310,31 +266,6 @@ def undo_conversion(model: nn.Module) -> nn.Module:
     return model
 
 
-# ---- replacing -------------------------------------------------------------------------------------------------------
-
-
-def _made(activation: Found, form: Form, bits: int, tables: Mapping[str, Table]) -> FewBitActivation | str:
-    """Return the few-bit module, or the reason there is none for the activation's parameters."""
-    key = key_for_module(tables, activation.names) or key_for_activation(tables, form.activation)
-    if key is not None:
-        new = form.make(table=tables[key])
-    else:
-        try:
-            new = form.make(bits=bits)
-        except FewbitError as error:
-            return str(error)
-    vars(new)[ORIGINAL] = activation.original
-    return new
-
-
-_ROUNDED = "derivatives of activations that no few levels represent exactly are rounded at random, without bias"
-
-
-def _follows(activation: Found, new: Any, tables: Mapping[str, Table]) -> bool:
-    """Return whether the table of `new` can follow the training: inexact, of a named function, and not the user's."""
-    return _is_biased(activation, new, tables) and not new.activation.startswith(CALLABLE)
-
-
 def _adapt(model: nn.Module, every: int, activations: Mapping[str, Any]) -> str:
     """Let the tables of `activations` follow the training; return the note for the report."""
     for new in activations.values():
@@ -356,49 +287,6 @@ def _stop_adapting(model: nn.Module) -> None:
                     module.stop_following()
 
 
-def _is_biased(activation: Found, new: Any, tables: Mapping[str, Table]) -> bool:
-    """Return whether `new` has an inexact table that the user did not give."""
-    if not isinstance(new, FewBitActivation) or new.table.error == 0 or _keeps_output(new):
-        return False
-    return not (key_for_module(tables, activation.names) or key_for_activation(tables, new.activation))
-
-
-def _keeps_output(new: object) -> bool:
-    """Return whether an activation saves its output and no codes."""
-    return isinstance(new, GELU) and new.keep == "output"
-
-
-def _at_random(
-    activation: Found, form: Any, biased: Any, saver: Saver | None
-) -> FewBitActivation | RoundedActivation | str:
-    """Return the form of an activation whose derivative is rounded at random, or the reason there is none.
-
-    Args:
-        activation, form: the activation; its `Form`.
-        biased: its deterministic few-bit module, whose bits it takes.
-        saver: compresses the derivative where there is no table; if it swaps, codes go to host memory too.
-    """
-    try:
-        new: Any = form.make(bits=biased.bits, rounding="stochastic")
-        new.swapper = saver.swapper if isinstance(saver, SwappingSaver) else None
-    except FewbitError as error:
-        if saver is None:
-            return str(error)
-        new = RoundedActivation(form.function, saver=saver, inplace=biased.inplace)
-    vars(new)[ORIGINAL] = activation.original
-    return new
-
-
-# ---- checks of arguments ---------------------------------------------------------------------------------------------
-
-
-def _check_keys(tables: Mapping[str, Table], forms: Mapping[Found, Form | str]) -> None:
-    for key in tables:
-        by_name = any(key_for_module({key: tables[key]}, activation.names) for activation in forms)
-        if not by_name and not any(isinstance(f, Form) and names_activation(key, f.activation) for f in forms.values()):
-            raise FewbitError(f"tables: no module or activation is called {key!r}; {inventory(list(forms))}")
-
-
 def _check_model(model: object) -> None:
     if not isinstance(model, nn.Module):
         raise FewbitError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
@@ -409,37 +297,3 @@ def _check_model(model: object) -> None:
         if wrapped or getattr(module, "_compiled_call_impl", None) is not None:
             which = f"its module {name!r}" if name else "the model"
             raise FewbitError(f"{which} is compiled: convert and revert a model before torch.compile")
-
-
-# ---- the report ------------------------------------------------------------------------------------------------------
-
-
-def _replaced(activation: Found, new: FewBitActivation | RoundedActivation) -> Replaced:
-    was, bits = _text(activation.original), _bits_of(new)
-    if isinstance(new, RoundedActivation):
-        return Replaced(activation.name, was, f"layers.{_text(new)}", bits, math.nan)
-    error = 0.0 if _keeps_output(new) else new.table.error
-    return Replaced(activation.name, was, _text(new), bits, error)
-
-
-def _bits_of(activation: FewBitActivation | RoundedActivation) -> int:
-    """Return the bits saved for each element."""
-    if isinstance(activation, FewBitActivation):
-        return activation.bits
-    saver: Any = getattr(activation.saver, "saver", activation.saver)  # swapped or not
-    return saver.quantizer.bits
-
-
-def _left(activation: Found, form: Form | str, skipped: Mapping[Found, str]) -> Left:
-    if isinstance(form, str):
-        return Left(activation.name, _text(activation.original), form)
-    still = ""
-    if isinstance(activation.current, FewBitActivation | RoundedActivation):
-        still = f"; it stays at {_bits_of(activation.current)} bits"
-    return Left(activation.name, _text(activation.original), skipped[activation] + still)
-
-
-def _text(activation: Activation) -> str:
-    """Return the repr of a module on one line, or the name of a function."""
-    name = None if isinstance(activation, nn.Module) else getattr(activation, "__name__", None)
-    return name or one_line(activation)

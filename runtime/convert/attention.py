@@ -6,7 +6,6 @@ saved, and attention is computed once more in the backward pass, from the decomp
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -17,15 +16,15 @@ from ..quantizers import PerGroup
 from ..tensors.checks import check_integer
 from ..tensors.levels import FITTED
 from .find import Found, modules_of
-from .method import Applied, Handler, Make
-from .report import Left, Replaced
+from .method import Applied, Method, Task
+from .report import Replaced
 from .swap import restore, swap_class, swapped_by, torch_class, was_changed
 
 DEFAULT_BITS = 6  # scores are a product of two rounded tensors, under an exponential
 
 
 @dataclass(frozen=True)
-class Attention:
+class Attention(Method):
     """Modules whose forward calls `scaled_dot_product_attention`, of any package, or transformers' interface to it.
 
     Nothing of the forward pass changes. With a mask transformers repeats the keys and values that several queries
@@ -41,58 +40,40 @@ class Attention:
         fewbit.convert(model, fewbit.ActNN("L2"), fewbit.Attention())
     """
 
+    wants = "module that calls scaled_dot_product_attention"
     bits: int = DEFAULT_BITS
 
     def __post_init__(self) -> None:
         check_integer("bits", self.bits, 1, 8)
-
-
-@dataclass(frozen=True)
-class ByCalls:
-    """`Attention` applied to a model.
-
-    Attributes:
-        model: the model to convert.
-        bits: of the config.
-    """
-
-    model: nn.Module
-    bits: int
-    compresses_layers = False
-    activations = None
-    wants = "module that calls scaled_dot_product_attention"
-
-    @classmethod
-    def of(cls, config: Attention, model: nn.Module, fused: bool) -> "ByCalls":
-        """Return the method for `config`."""
-        return cls(model, config.bits)
 
     @property
     def asked(self) -> str:
         """The config as the report calls it."""
         return f"attention={self.bits}"
 
-    def candidates(self) -> list[Found]:
+    def candidates(self, model: nn.Module) -> list[Found]:
         """Return the modules that call attention."""
-        return modules_of(self.model, lambda module: calls_attention(torch_class(module)))
+        return modules_of(model, lambda module: calls_attention(torch_class(module)))
 
-    def apply(self, found: list[Found], skipped: Mapping[Found, str], make: Make) -> Applied:
+    def apply(self, task: Task) -> Applied:
         """Change the classes of the modules; the layers in them stay open to other methods."""
-        replaced, left = [], []
         saver = QuantizerSaver(PerGroup(self.bits, levels=FITTED))
-        for each in found:
-            module = each.current
-            assert isinstance(module, nn.Module)
-            name = torch_class(module).__name__
-            why = skipped.get(each) or _why_not(module)
-            if why is not None:
-                left.append(Left(each.name, name, why))
-                continue
-            restore(module)
+        wanted, left = task.sorted(_why_not, lambda module: torch_class(module).__name__)
+        replaced = []
+        for each, module in wanted:
+            name = torch_class(restore(module)).__name__
             swap_class(module, form_of_calls(type(module)), "attention")
             vars(module)["saver"] = saver
             replaced.append(Replaced(each.name, name, f"{name}(attention in {self.bits} bits)", self.bits, math.nan))
-        return Applied(self.model, tuple(replaced), tuple(left))
+        return Applied(task.model, tuple(replaced), left)
+
+    @staticmethod
+    def undo(model: nn.Module) -> nn.Module:
+        """Restore the classes of the modules."""
+        for module in model.modules():
+            if isinstance(module, CallsAttention) and swapped_by(module) == "attention":
+                restore(module)
+        return model
 
 
 def _why_not(module: nn.Module) -> str | None:
@@ -100,15 +81,5 @@ def _why_not(module: nn.Module) -> str | None:
         return "its class was changed since it was converted"
     if "forward" in vars(module):
         return "its forward was replaced on the instance"
-    return "it has an attribute saver of its own" if "saver" in vars(restore(module)) else None
-
-
-def undo(model: nn.Module) -> nn.Module:
-    """Restore the classes of the modules."""
-    for module in model.modules():
-        if isinstance(module, CallsAttention) and swapped_by(module) == "attention":
-            restore(module)
-    return model
-
-
-HANDLER = Handler(Attention, ByCalls.of, undo)
+    own = "saver" in vars(module) and swapped_by(module) is None
+    return "it has an attribute saver of its own" if own else None

@@ -1,7 +1,6 @@
 """BLPA, `fewbit.convert(model, fewbit.BLPA(bits=4))` or `fuse_preact=4`: fuses the chains of preact_chains.py."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -9,14 +8,14 @@ from torch import nn
 from ...tables.table import check_bits
 from ..layers.preact.layers import PreActLayer
 from .find import Found
-from .method import Applied, Handler, Make
-from .preact_chains import FusionPlan, Planned, plan_of, swallowed, unfuse
+from .method import Applied, Method, Task
+from .preact_chains import plan_of, swallowed, unfuse
 from .report import Left, Replaced
 from .swap import restore
 
 
 @dataclass(frozen=True)
-class BLPA:
+class BLPA(Method):
     """Chains of batch normalization, (leaky) ReLU and Conv or Linear, each run as one layer (BLPA, Section 3).
 
     Attributes:
@@ -30,81 +29,50 @@ class BLPA:
         fewbit.convert(model, fewbit.BLPA(bits=4))
     """
 
+    wants = "chain of batch normalization, ReLU and Conv or Linear"
     bits: int | None = 4
 
     def __post_init__(self) -> None:
         if self.bits is not None:
             check_bits(self.bits)
 
-
-@dataclass(frozen=True)
-class ByChains:
-    """`BLPA` applied to a model.
-
-    Attributes:
-        model: the model to convert.
-        bits: as in the config.
-        plan: the chains of the model.
-        chains: each chain by its linear part, which `convert` selects it by.
-    """
-
-    model: nn.Module
-    bits: int | None
-    plan: FusionPlan
-    chains: Mapping[Found, Planned]
-    compresses_layers = False
-    activations = None
-
-    @classmethod
-    def of(cls, config: BLPA, model: nn.Module, fused: bool) -> "ByChains":
-        """Find the chains of `model`."""
-        plan = plan_of(model)
-        return cls(model, config.bits, plan, {chain.as_found(model): chain for chain in plan.planned})
-
     @property
     def asked(self) -> str:
         """The config as the report calls it."""
         return f"fuse_preact={self.bits}"
 
-    @property
-    def wants(self) -> str:
-        """The kinds of modules that it converts, for the report."""
-        return "chain of batch normalization, ReLU and Conv or Linear"
+    def candidates(self, model: nn.Module) -> list[Found]:
+        """Return the linear part of each chain, which `convert` selects it by."""
+        return [chain.as_found(model) for chain in plan_of(model).planned]
 
-    def candidates(self) -> list[Found]:
-        """Return the linear part of each chain."""
-        return list(self.chains)
-
-    def apply(self, found: list[Found], skipped: Mapping[Found, str], make: Make) -> Applied:
+    def apply(self, task: Task) -> Applied:
         """Fuse the chains; links that were converted before become torch's layers again."""
-        wanted = {self.chains[each] for each in found if each not in skipped}
+        plan = plan_of(task.model)
+        chains = {id(chain.as_found(task.model).current): chain for chain in plan.planned}
+        found = [
+            (chains[id(each.current)], task.skipped.get(each)) for each in task.found if id(each.current) in chains
+        ]
+        wanted = {chain for chain, why in found if why is None}
         for chain in wanted:
             for link in chain.chain.links(chain.owner):
                 restore(link)
-        fused = self.plan.apply(self.bits, lambda chain: chain in wanted)
-        left = [Left(self.chains[each].name, self.chains[each].was, skipped[each]) for each in found if each in skipped]
+        fused = plan.apply(self.bits, lambda chain: chain in wanted)
+        bits = math.nan if self.bits is None else self.bits
+        replaced = tuple(Replaced(chain.name, chain.was, "fused", bits, math.nan) for chain in fused)
+        left = [Left(chain.name, chain.was, why) for chain, why in found if why is not None]
         return Applied(
-            self.model,
-            tuple(
-                Replaced(chain.name, chain.was, "fused", math.nan if self.bits is None else self.bits, math.nan)
-                for chain in fused
-            ),
-            (*left, *(Left(*row) for row in self.plan.left)),
-            frozenset(swallowed(self.model)),
+            task.model, replaced, (*left, *(Left(*row) for row in plan.left)), frozenset(swallowed(task.model))
         )
 
+    @staticmethod
+    def undo(model: nn.Module) -> nn.Module:
+        """Unfuse the chains, so that their links run one by one again."""
+        unfuse(model)
+        return model
 
-def parts(model: nn.Module, again: bool) -> set[int]:
-    """Return the ids of the modules inside fused layers."""
-    wholes = [module for module in model.modules() if isinstance(module, PreActLayer)]
-    inside = {id(part) for whole in wholes for part in whole.modules() if part is not whole}
-    return inside if again else inside | swallowed(model)
-
-
-def undo(model: nn.Module) -> nn.Module:
-    """Unfuse the chains, so that their links run one by one again."""
-    unfuse(model)
-    return model
-
-
-HANDLER = Handler(BLPA, ByChains.of, undo, parts)
+    @staticmethod
+    def parts(model: nn.Module, again: bool) -> set[int]:
+        """Return the ids of the modules inside fused layers."""
+        wholes = [module for module in model.modules() if isinstance(module, PreActLayer)]
+        inside = {id(part) for whole in wholes for part in whole.modules() if part is not whole}
+        return inside if again else inside | swallowed(model)

@@ -26,7 +26,7 @@ from .expert_forms import ExpertForm, experts_of, has_fused_experts, is_loop, wh
 from .find import ORIGINAL, Form, Found, form_of, modules_of, original_of
 from .function_attributes import read_function
 from .gated_forms import GatedForward, UnitForward, form_of_block, form_of_unit
-from .method import Applied, Handler, Make
+from .method import Applied, Make, Method, Task
 from .placement import put, put_back
 from .report import Left, Replaced
 from .swap import restore, swap_class, swapped_by, torch_class
@@ -51,7 +51,7 @@ _Replacement = GatedMLP | GatedHalves
 
 
 @dataclass(frozen=True)
-class GatedMLPs:
+class GatedMLPs(Method):
     """Replacement of gated MLPs, such as Llama's, by `fewbit.nn.GatedMLP` with these arguments.
 
     Attributes:
@@ -66,6 +66,7 @@ class GatedMLPs:
         fewbit.convert(model, fewbit.GatedMLPs("parts"), fewbit.ActNN("L2"))
     """
 
+    wants = "gated MLP that fewbit knows"
     keep: Keep = "parts"
     copy_bits: int | tuple[int, int] = DEFAULT_COPY_BITS
     input_bits: int | None = None
@@ -77,60 +78,20 @@ class GatedMLPs:
         check_keep(self.keep)
         check_copy_bits(self.copy_bits)
 
-
-def read_glu(glu: object) -> GatedMLPs:
-    """Return the config that `glu` stands for: a `keep`, or a mapping with keep, copy_bits and input_bits.
-
-    Raises:
-        FewbitError: `glu` is neither.
-    """
-    given: dict[str, Any] = dict(glu) if isinstance(glu, Mapping) else {"keep": glu}
-    unknown = given.keys() - {"keep", "copy_bits", "input_bits"}
-    if unknown:
-        raise FewbitError(f"glu takes keep, copy_bits and input_bits, not {shown(sorted(map(str, unknown))[0])}")
-    return GatedMLPs(**given)
-
-
-@dataclass(frozen=True)
-class ByGates:
-    """`GatedMLPs` applied to a model.
-
-    Attributes:
-        model: the model to convert.
-        options: the config.
-        fused: as for `convert`.
-    """
-
-    model: nn.Module
-    options: GatedMLPs
-    fused: bool
-    compresses_layers = False
-    activations = None
-
-    @classmethod
-    def of(cls, config: GatedMLPs, model: nn.Module, fused: bool) -> "ByGates":
-        """Return the method for `config`."""
-        return cls(model, config, fused)
-
     @property
     def asked(self) -> str:
         """The config as the report calls it."""
-        return f"glu={self.options.keep!r}"
+        return f"glu={self.keep!r}"
 
-    @property
-    def wants(self) -> str:
-        """The kinds of modules that it converts, for the report."""
-        return "gated MLP that fewbit knows"
-
-    def candidates(self) -> list[Found]:
+    def candidates(self, model: nn.Module) -> list[Found]:
         """Return the gated MLPs."""
-        return candidates(self.model)
+        return candidates(model)
 
-    def apply(self, found: list[Found], skipped: Mapping[Found, str], make: Make) -> Applied:
+    def apply(self, task: Task) -> Applied:
         """Replace each by a `GatedMLP`; layers inside that were converted before become torch's again."""
-        outcomes = {block: skipped.get(block) or made(block, self.options, self.fused, make) for block in found}
+        outcomes = {block: task.skipped.get(block) or made(block, self, task.fused, task.make) for block in task.found}
         new = {block: outcome for block, outcome in outcomes.items() if isinstance(outcome, nn.Module)}
-        model = self.model
+        model = task.model
         for block, module in new.items():
             if isinstance(module, _Replacement):
                 put(block, module)
@@ -145,16 +106,36 @@ class ByGates:
             open=frozenset(id(part) for module in new.values() for part in _open(module)),
         )
 
+    @staticmethod
+    def undo(model: nn.Module) -> nn.Module:
+        """Put back the original gated MLPs."""
+        for module in model.modules():
+            if swapped_by(module) == "glu":
+                restore(module)
+        for block in candidates(model):
+            _with_current_projections(block)
+            model = put_back(block) or model
+        return model
 
-def ungate(model: nn.Module) -> nn.Module:
-    """Put back the original gated MLPs; return `model`, or the original if `model` is itself a replacement."""
-    for module in model.modules():
-        if swapped_by(module) == "glu":
-            restore(module)
-    for block in candidates(model):
-        _with_current_projections(block)
-        model = put_back(block) or model
-    return model
+    @staticmethod
+    def parts(model: nn.Module, again: bool) -> set[int]:
+        """Return the ids of the modules inside gated MLPs and experts, which compute with them as one unit."""
+        wholes = [module for module in model.modules() if isinstance(module, GatedMLP | GatedExperts)]
+        claimed = {id(part) for whole in wholes for part in whole.modules() if part is not whole}
+        return claimed - {id(part) for whole in wholes for part in _open(whole)}
+
+
+def read_glu(glu: object) -> GatedMLPs:
+    """Return the config that `glu` stands for: a `keep`, or a mapping with keep, copy_bits and input_bits.
+
+    Raises:
+        FewbitError: `glu` is neither.
+    """
+    given: dict[str, Any] = dict(glu) if isinstance(glu, Mapping) else {"keep": glu}
+    unknown = given.keys() - {"keep", "copy_bits", "input_bits"}
+    if unknown:
+        raise FewbitError(f"glu takes keep, copy_bits and input_bits, not {shown(sorted(map(str, unknown))[0])}")
+    return GatedMLPs(**given)
 
 
 def _with_current_projections(block: Found) -> Any:
@@ -321,13 +302,6 @@ def left(block: Found, why: str) -> Left:
     return Left(block.name, type(block.original).__name__, why)
 
 
-def parts(model: nn.Module, again: bool) -> set[int]:
-    """Return the ids of the modules inside gated MLPs and experts, which compute with them as one unit."""
-    wholes = [module for module in model.modules() if isinstance(module, GatedMLP | GatedExperts)]
-    claimed = {id(part) for whole in wholes for part in whole.modules() if part is not whole}
-    return claimed - {id(part) for whole in wholes for part in _open(whole)}
-
-
 def _open(block: nn.Module) -> Iterator[nn.Module]:
     """Yield the modules inside a gated MLP that save for themselves: those of adapters such as LoRA's, normalizations.
 
@@ -352,6 +326,3 @@ def _open(block: nn.Module) -> Iterator[nn.Module]:
         drops = any(isinstance(m, nn.Dropout) and m.p for m in projection.modules())
         if name != layout.down or drops or saving:
             yield from projection.modules()
-
-
-HANDLER = Handler(GatedMLPs, ByGates.of, ungate, parts)

@@ -1,17 +1,17 @@
-"""The interface of a method of `convert`: its config, which holds the options, and its handler, which applies it.
+"""What a method of `convert` is: a config, a frozen dataclass of its options, that finds, replaces and puts back.
 
-    ActNN("L3", bits=2)                     a config: a frozen dataclass that checks its fields
-    HANDLER.make(config, model, fused)      a `Method`: the config applied to a model
-    method.candidates()                     the modules that it can replace, filtered by include and exclude
-    method.apply(found, skipped, make)      replaces them and returns an `Applied`
-    HANDLER.undo(model)                     puts back the modules that the method replaced
+    config = ActNN("L3", bits=2)       checks its fields
+    config.candidates(model)           the modules that it can replace, from which include and exclude select
+    config.apply(task)                 replaces them and returns an `Applied`
+    ActNN.undo(model)                  puts back the modules that the method replaced
 
-To add a method, write its config and handler in a new module and list the handler in pipeline.py.
+To add a method, derive its config from `Method` in a new module, and list it in options.py.
 """
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import ClassVar
 
 from torch import nn
 
@@ -21,10 +21,49 @@ from ..activations.modules import FewBitActivation
 from ..activations.table_lookup import DEFAULT_BITS, Rounding, check_rounding
 from ..layers.saver import Saver
 from .find import Form, Found
-from .report import Left, Replaced
+from .report import Left, Replaced, one_line
 
 # Returns the few-bit form of an activation, or the reason there is none.
 Make = Callable[[Found, Form], FewBitActivation | str]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a method is to convert.
+
+    Attributes:
+        model: the model, whose parts are replaced in place.
+        found: the candidates that no earlier method has taken.
+        skipped: the reasons, by candidate, for those that the user leaves out.
+        make: makes the few-bit form of an activation, whose table a method may take.
+        fused: as for `convert`.
+    """
+
+    model: nn.Module
+    found: Sequence[Found]
+    skipped: Mapping[Found, str]
+    make: Make
+    fused: bool
+
+    def sorted(
+        self, why_not: Callable[[nn.Module], str | None], text: Callable[[nn.Module], str] = one_line
+    ) -> tuple[list[tuple[Found, nn.Module]], tuple[Left, ...]]:
+        """Return the candidates to convert, each with its module, and the rows of those to leave.
+
+        Args:
+            why_not: the reason to leave a module, None to convert it.
+            text: of a module, for its row.
+        """
+        wanted, left = [], []
+        for each in self.found:
+            module = each.current
+            assert isinstance(module, nn.Module)
+            why = why_not(module) or self.skipped.get(each)
+            if why is None:
+                wanted.append((each, module))
+            else:
+                left.append(Left(each.name, text(module), why))
+        return wanted, tuple(left)
 
 
 @dataclass(frozen=True)
@@ -95,56 +134,50 @@ class Activations:
         check_keep(self.keep)
 
 
-class Method(Protocol):
-    """A config applied to a model."""
+class Method(ABC):
+    """Base of the configs of methods.
+
+    Attributes:
+        wants: the kinds of modules that it converts, for the report.
+        compresses_layers: whether it changes how layers save their inputs; only one such method can apply to a model.
+    """
+
+    wants: ClassVar[str]
+    compresses_layers: ClassVar[bool] = False
 
     @property
+    @abstractmethod
     def asked(self) -> str:
         """The config as the report calls it."""
-        ...
-
-    @property
-    def wants(self) -> str:
-        """The kinds of modules that it converts, for the report."""
-        ...
 
     @property
     def activations(self) -> Activations | None:
         """The config of activations that no method replaces; None: the method does not set it."""
-        ...
+        return None
 
-    @property
-    def compresses_layers(self) -> bool:
-        """Whether it changes how layers save their inputs; only one such method can apply to a model."""
-        ...
+    @abstractmethod
+    def candidates(self, model: nn.Module) -> list[Found]:
+        """Return the modules of `model` that it can replace, from which include and exclude select."""
 
-    def candidates(self) -> list[Found]:
-        """Return the modules that it can replace, from which include and exclude select."""
-        ...
+    @abstractmethod
+    def apply(self, task: Task) -> Applied:
+        """Replace the candidates in place; report each skipped one with its reason."""
 
-    def apply(self, found: list[Found], skipped: Mapping[Found, str], make: Make) -> Applied:
-        """Replace every unclaimed candidate in place; report each skipped one with its reason."""
-        ...
+    @staticmethod
+    @abstractmethod
+    def undo(model: nn.Module) -> nn.Module:
+        """Put back, in place, the modules that the method replaced.
 
+        Returns:
+            The model, or its original if the model itself is a replacement.
+        """
 
-def _no_parts(model: nn.Module, again: bool) -> set[int]:
-    return set()
+    @staticmethod
+    def parts(model: nn.Module, again: bool) -> set[int]:
+        """Return the ids of the modules inside converted ones, which no other method may replace.
 
-
-@dataclass(frozen=True)
-class Handler:
-    """The entry points of a method for `convert` and `revert`.
-
-    Attributes:
-        config: the class of its configs.
-        make: (config, model, fused) -> the `Method` for a model; `fused` as for `convert`.
-        undo: puts back, in place, the modules that the method replaced; returns the model, or its original if the model
-            itself is a replacement.
-        parts: (model, again) -> ids of the modules inside converted ones, which no other method may replace; `again` if
-            the method itself is applied anew.
-    """
-
-    config: type
-    make: Callable[[Any, nn.Module, bool], Method]
-    undo: Callable[[nn.Module], nn.Module]
-    parts: Callable[[nn.Module, bool], set[int]] = _no_parts
+        Args:
+            model: the model.
+            again: whether the method itself is applied anew.
+        """
+        return set()

@@ -15,7 +15,7 @@ replaced by another module (placement.py).
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,7 +30,7 @@ from ..layers.outlier_saver import OutlierSaver
 from ..layers.value_aware_relu import ValueAwareReLU
 from ..quantizers import Outlier
 from .find import ORIGINAL, Found, modules_of, original_of, parts_of_normalizations
-from .method import Activations, Applied, Handler, Make
+from .method import Activations, Applied, Method, Task
 from .placement import put, put_back
 from .report import Left, Replaced, one_line
 from .swap import form_of, restore, swap_to_form, swapped_by, torch_class, why_not
@@ -95,12 +95,12 @@ def value_aware(
     """
     if not isinstance(model, nn.Module):
         raise FewbitError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
-    how = ByValue.of(VQuant(bits, ratio, relu_codes, norms, value_dtype), model, False)
-    return how.convert([found for found in how.candidates() if wanted(found.name, _module(found))])
+    method = VQuant(bits, ratio, relu_codes, norms, value_dtype)
+    return method.convert(model, [found for found in method.candidates(model) if wanted(found.name, _module(found))])
 
 
 @dataclass(frozen=True)
-class VQuant:
+class VQuant(Method):
     """Layers and ReLUs that save few bits, and the largest values exactly (V-Quant, Section 4).
 
     Attributes:
@@ -118,6 +118,8 @@ class VQuant:
         fewbit.convert(model, fewbit.VQuant(bits=3, ratio=0.02))
     """
 
+    wants = "ReLU, Linear, convolution or pooling of torch.nn"
+    compresses_layers = True
     bits: int = 3
     ratio: float = 0.02
     relu_codes: bool | None = None
@@ -125,70 +127,48 @@ class VQuant:
     value_dtype: torch.dtype = torch.bfloat16
 
     def __post_init__(self) -> None:
-        _quantizers(self)
+        _ = self.relu_quantizer  # which checks the fields
 
+    @property
+    def quantizer(self) -> Outlier:
+        """The quantizer of layers."""
+        return Outlier(self.bits, self.ratio, value_dtype=self.value_dtype)
 
-def _quantizers(config: VQuant) -> tuple[Outlier, Outlier | None]:
-    """Return the quantizers of layers and of ReLUs; None for ReLUs that save a mask."""
-    quantizer = Outlier(config.bits, config.ratio, value_dtype=config.value_dtype)
-    codes = config.bits > 1 if config.relu_codes is None else config.relu_codes
-    return quantizer, replace(quantizer, relu=True) if codes else None
-
-
-@dataclass(frozen=True)
-class ByValue:
-    """V-Quant applied to a model.
-
-    Attributes:
-        model: the model to convert.
-        quantizer: of layers.
-        relu: quantizer of ReLUs; None if they save a mask.
-        norms: whether normalizations are replaced.
-    """
-
-    model: nn.Module
-    quantizer: Outlier
-    relu: Outlier | None
-    norms: bool = False
-    compresses_layers = True
-
-    @classmethod
-    def of(cls, config: VQuant, model: nn.Module, fused: bool) -> "ByValue":
-        """Return the method for `config`."""
-        return cls(model, *_quantizers(config), config.norms)
+    @property
+    def relu_quantizer(self) -> Outlier | None:
+        """The quantizer of ReLUs; None for ReLUs that save a mask."""
+        codes = self.bits > 1 if self.relu_codes is None else self.relu_codes
+        return replace(self.quantizer, relu=True) if codes else None
 
     @property
     def activations(self) -> Activations:
-        """Config of the activations other than ReLU: as many bits."""
-        return Activations(self.quantizer.bits)
+        """The config of the activations other than ReLU: as many bits."""
+        return Activations(self.bits)
 
     @property
     def asked(self) -> str:
         """The config as the report calls it."""
-        return f"outliers={self.quantizer.ratio:g}"
+        return f"outliers={self.ratio:g}"
 
-    @property
-    def wants(self) -> str:
-        """The kinds of modules that it converts, for the report."""
-        return "ReLU, Linear, convolution or pooling of torch.nn"
-
-    def candidates(self) -> list[Found]:
+    def candidates(self, model: nn.Module) -> list[Found]:
         """Return the modules of torch's own classes that can be replaced, including those already replaced."""
-        return modules_of(self.model, lambda module: _is_relu(module) or form_of(module, _FORMS) is not None)
+        return modules_of(model, lambda module: _is_relu(module) or form_of(module, _FORMS) is not None)
 
-    def apply(self, found: list[Found], skipped: Mapping[Found, str], make: Make) -> Applied:
+    def apply(self, task: Task) -> Applied:
         """Replace ReLUs and layers."""
-        left = [Left(each.name, one_line(each.original), skipped[each]) for each in found if each in skipped]
-        done = self.convert([each for each in found if each not in skipped])
+        found = task.found
+        left = [Left(each.name, one_line(each.original), task.skipped[each]) for each in found if each in task.skipped]
+        done = self.convert(task.model, [each for each in found if each not in task.skipped])
         taken = frozenset(id(module) for each in found for module in (each.current, each.original))
         inside = parts_of_normalizations(found) - taken
         return Applied(done.model, done.replaced, (*left, *done.left), taken, open=inside)
 
-    def convert(self, found: list[Found]) -> ValueAware:
+    def convert(self, model: nn.Module, found: list[Found]) -> ValueAware:
         """Replace `found`, a subset of the candidates."""
-        model, saver = self.model, OutlierSaver(self.quantizer)
+        saver, relu = OutlierSaver(self.quantizer), self.relu_quantizer
         replaced: list[Replaced] = []
         left: list[Left] = []
+        root = model
         for each in found:
             module = _module(each)
             why = self._why_left(module)
@@ -197,17 +177,22 @@ class ByValue:
                 continue
             was = one_line(restore(module))
             if isinstance(module, nn.ReLU):
-                new = ReLU(module.inplace) if self.relu is None else ValueAwareReLU(module.inplace, self.relu)
+                new = ReLU(module.inplace) if relu is None else ValueAwareReLU(module.inplace, relu)
                 vars(new)[ORIGINAL] = module
                 put(each, new)
-                model = model if each.places else new
+                root = root if each.places else new
             else:
                 new = module
                 swap_to_form(new, _FORMS, "outliers", saver)
             replaced.append(Replaced(each.name, was, one_line(new), self._bits(new), math.nan))
         if any(isinstance(_module(each), CompressedLayer) for each in found):
-            note_inputs(self.model)
-        return ValueAware(model, tuple(replaced), tuple(left))
+            note_inputs(model)
+        return ValueAware(root, tuple(replaced), tuple(left))
+
+    @staticmethod
+    def undo(model: nn.Module) -> nn.Module:
+        """Put back ReLUs; `ActNN.undo` restores the layers' classes, in the same way for both methods."""
+        return relus_again(model)
 
     def _why_left(self, module: nn.Module) -> str | None:
         if torch_class(module) in _IS_NORM and not self.norms:
@@ -217,7 +202,7 @@ class ByValue:
     def _bits(self, new: nn.Module) -> int:
         """Return the bits saved for each element: max pooling saves a byte for each output, average pooling nothing."""
         kind = type(new).__name__
-        return self.quantizer.bits if "Pool" not in kind else 8 if kind.startswith("Max") else 0
+        return self.bits if "Pool" not in kind else 8 if kind.startswith("Max") else 0
 
 
 def torch_again(model: nn.Module) -> nn.Module:
@@ -251,11 +236,3 @@ def _is_relu(module: nn.Module) -> bool:
 def _module(found: Found) -> nn.Module:
     assert isinstance(found.original, nn.Module)
     return found.original
-
-
-def undo(model: nn.Module) -> nn.Module:
-    """Put back ReLUs; actnn.py restores the layers' classes, in the same way for both methods."""
-    return relus_again(model)
-
-
-HANDLER = Handler(VQuant, ByValue.of, undo)

@@ -27,7 +27,7 @@ from ..activations.table_lookup import DEFAULT_BITS
 from ..convert.actnn import ActNN, check_average_bits, check_level
 from ..convert.api import convert, revert
 from ..convert.method import Activations
-from ..convert.pipeline import configs_of
+from ..convert.options import configs_of
 from ..convert.report import Report
 from ..convert.vquant import VQuant
 from ..memory.listing import Field, Sort, listing, share, size_text
