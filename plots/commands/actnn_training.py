@@ -9,8 +9,9 @@ import click
 from ...cli.figure import trained_option
 from ...cli.options import figure_option
 from ...tables.columns import columns
+from ..intervals import interval, verdict
 from ..studies.actnn_runs import Evidence
-from .study import Numbers, Save, method_option, run_study, seeds_option, steps_bar, threads_option
+from .study import ENDS, Numbers, Save, method_option, run_study, seeds_option, steps_bar, threads_option
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,7 +93,7 @@ def _figure(evidence: Evidence) -> "Figure":
 def _lines(evidence: Evidence) -> list[str]:
     """Return a table of the variants for each task, followed by a legend of its columns."""
     head = (
-        *("", "training loss", "validation loss", "less exact", "of each seed", "within", "accuracy"),
+        *("", "training loss", "validation loss", "less exact", "of each seed", "95 % interval", "ends", "accuracy"),
         *("model keeps", "times less", "time per step"),
     )
     lines: list[str] = []
@@ -100,8 +101,7 @@ def _lines(evidence: Evidence) -> list[str]:
         body = [_row(evidence, task, name) for name in evidence.variants(task)]
         first = evidence.of(task, evidence.variants(task)[0])
         lines += [
-            f"{task}: {len(first[0].losses)} steps, {len(first)} seeds;"
-            f" standard deviation of exact validation losses {evidence.deviation(task):.4f}",
+            f"{task}: {len(first[0].losses)} steps, {len(first)} seeds",
             *columns([head, *body], left=1),
             "",
         ]
@@ -110,8 +110,7 @@ def _lines(evidence: Evidence) -> list[str]:
         *lines,
         "Means over the seeds; the runs of a seed have the same weights and batches. Training loss: the mean of the"
         " last tenth of the steps.",
-        "Less exact: validation loss less that of the exact run of the same seed. Within: by no more than the exact"
-        " runs' standard deviation.",
+        f"Less exact: validation loss less that of the exact run of the same seed. {ENDS}",
         "Kept: bytes held from forward to backward in one step, the loss aside. Time: the median.",
         f"Conv-BN-ReLU keeps less by {blocks}.",
     ]
@@ -120,11 +119,10 @@ def _lines(evidence: Evidence) -> list[str]:
 def _row(evidence: Evidence, task: str, variant: str) -> tuple[str, ...]:
     runs, exact = evidence.of(task, variant), variant == evidence.variants(task)[0]
     differences = evidence.differences(task, variant)
-    mean = fmean(differences)
-    compared = ("", "", "")
+    compared = ("", "", "", "")
     if not exact:
-        within = "yes" if abs(mean) <= evidence.deviation(task) else "no"
-        compared = (f"{mean:+.4f}", " ".join(f"{d:+.4f}" for d in differences), within)
+        gap = interval(differences)
+        compared = (f"{gap.mean:+.4f}", " ".join(f"{d:+.4f}" for d in differences), f"± {gap.half:.4f}", verdict(gap))
     return (
         variant,
         f"{fmean(curve[-1] for curve in evidence.curves(task, variant)):.4f}",

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,7 +11,8 @@ from ...cli.options import figure_option
 from ...tables import FewbitError
 from ...tables.columns import columns
 from ...tables.json_format import read_json
-from .study import Numbers, Save, input_option, method_option, run_study, steps_bar, threads_option
+from ..intervals import interval, verdict
+from .study import ENDS, Numbers, Save, input_option, method_option, run_study, steps_bar, threads_option
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -113,27 +114,28 @@ def figure_of(numbers: Numbers) -> "Figure":
     """Return a figure of the differences of the validation losses."""
     from ..figures.hooks_training import plot_differences
 
-    exact = list(_losses(numbers)["exact"].values())
-    return plot_differences(_differences(numbers), stdev(exact))
+    return plot_differences(_differences(numbers))
 
 
 def lines_of(numbers: Numbers) -> list[str]:
     """Return a table of the variants, followed by a legend of its columns."""
     losses, kept = _losses(numbers), {run["variant"]: run["saved_bytes"] for run in numbers["runs"]}
     exact = losses["exact"]
-    body = [("exact", f"{fmean(exact.values()):.4f}", "", "", "", f"{kept['exact']:,} B")]
-    deviation = stdev(exact.values())
+    body = [("exact", f"{fmean(exact.values()):.4f}", "", "", "", "", f"{kept['exact']:,} B")]
     for name, differences in _differences(numbers).items():
-        mean, each = fmean(differences), " ".join(f"{d:+.3f}" for d in differences)
-        within = "yes" if abs(mean) <= deviation else "no"
-        body.append((name, f"{fmean(losses[name].values()):.4f}", f"{mean:+.4f}", each, within, f"{kept[name]:,} B"))
+        gap, each = interval(differences), " ".join(f"{d:+.3f}" for d in differences)
+        compared = (f"{gap.mean:+.4f}", each, f"± {gap.half:.4f}", verdict(gap))
+        body.append((name, f"{fmean(losses[name].values()):.4f}", *compared, f"{kept[name]:,} B"))
     settings = numbers["settings"]
     return [
-        *columns([("", "validation loss", "less exact", "of each seed", "within", "model keeps"), *body], left=1),
+        *columns(
+            [("", "validation loss", "less exact", "of each seed", "95 % interval", "ends", "model keeps"), *body],
+            left=1,
+        ),
         "",
         f"GPT-2, {settings['size']['depth']} layers of {settings['size']['width']}: {settings['steps']} steps of"
         f" {settings['batch']} windows of {settings['size']['context']} characters; nats a character, means over the"
         " seeds, whose runs have the same weights and batches.",
-        f"Within: the mean is off by no more than the exact runs' standard deviation, {deviation:.4f}.",
+        ENDS,
         "Kept: bytes held from forward to backward in one step, the loss included.",
     ]

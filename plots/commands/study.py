@@ -17,12 +17,19 @@ from ...cli.figure import write_figure
 from ...cli.options import FILE
 from ...tables import FewbitError
 from ...tables.files import check_writable, reason
+from ..intervals import MARGIN
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Numbers = dict[str, Any]
 Save = Callable[[Numbers], None]
+
+# The legend of a column.
+ENDS = (
+    "Ends: above or below exact training if the 95 % interval of the differences, paired by seed, leaves out zero and"
+    f" reaches beyond ±{MARGIN}; equal if it lies within ±{MARGIN}; else undecided."
+)
 
 input_option = click.option(
     "--input", "source", type=FILE, metavar="FILE", help="Draw the results in FILE without running anything."

@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from .style import BLUE, GREEN, INK, ORANGE, SAND, SAND_EDGE, VERMILION, entitle, label_ends, style_axes
+from ..intervals import holm, interval, verdict
+from .style import BLUE, GREEN, INK, ORANGE, VERMILION, entitle, label_ends, style_axes
 
 # The first variants are lines, each of its colour; what comes after them is compared with them at the end alone.
 _LINES = (INK, BLUE, GREEN, ORANGE, VERMILION)
@@ -50,29 +51,30 @@ def plot_actnn_training(tasks: Mapping[str, Sequence[Variant]]) -> Figure:
 
 
 def message(tasks: Mapping[str, Sequence[Variant]]) -> str:
-    """Return which lines end within exact training's deviation on every task, and how much less these keep."""
-    first, *others = next(iter(tasks.values()))[: len(_LINES)]
-    within, beyond = [], []
-    for i, variant in enumerate(others, 1):
-        pairs = [(variants[0], variants[i]) for variants in tasks.values()]
-        inside = all(abs(_gaps(exact, own).mean()) <= _deviation(exact) for exact, own in pairs)
-        times = sorted(exact.kept / own.kept for exact, own in pairs)
-        less = " to ".join(dict.fromkeys(f"{one:.0f}" for one in (times[0], times[-1])))
-        if inside:
-            within.append(f"{variant.name} ({less}× less memory)")
+    """Return which lines end as exact training on every task, which above it beyond chance on one, and the others.
+
+    Above: on some task the 95 % interval leaves out zero after Holm's correction. As exact: on every task it lies
+    within `MARGIN`; these are named with how much less they keep.
+    """
+    exact, *others = next(iter(tasks.values()))[: len(_LINES)]
+    gaps = [[interval(_gaps(own[0], own[i]).tolist()) for own in tasks.values()] for i in range(1, len(others) + 1)]
+    differs = iter(holm([gap for own in gaps for gap in own]))
+    ends: dict[str, list[str]] = {f"Ends as {exact.name} training": [], "above it beyond chance": [], "undecided": []}
+    equal, above, undecided = ends.values()
+    for i, (variant, own) in enumerate(zip(others, gaps, strict=True), 1):
+        beyond = [next(differs) and gap.mean > 0 for gap in own]
+        if all(verdict(gap) == "equal" for gap in own):
+            times = sorted(variants[0].kept / variants[i].kept for variants in tasks.values())
+            less = " to ".join(dict.fromkeys(f"{one:.0f}" for one in (times[0], times[-1])))
+            equal.append(f"{variant.name} ({less}× less memory)")
         else:
-            beyond.append(variant.name)
-    parts = [(within, f"Ends as {first.name} training"), (beyond, "above it")]
-    return "; ".join(f"{where}: {' · '.join(names)}" for names, where in parts if names)
+            (above if any(beyond) else undecided).append(variant.name)
+    return "; ".join(f"{where}: {' · '.join(names)}" for where, names in ends.items() if names)
 
 
 def _gaps(exact: Variant, variant: Variant) -> NDArray[np.float64]:
     """Return validation losses less exact's, by seed."""
     return np.subtract(variant.validation_losses, exact.validation_losses)
-
-
-def _deviation(exact: Variant) -> float:
-    return float(np.std(exact.validation_losses, ddof=1)) if len(exact.validation_losses) > 1 else 0.0
 
 
 def _draw_losses(axes: Axes, name: str, variants: Sequence[Variant]) -> None:
@@ -97,14 +99,14 @@ def _draw_validation(axes: Axes, variants: Sequence[Variant]) -> None:
     style_axes(axes)
     axes.grid(False, axis="y")
     exact, *others = variants
-    axes.set_title(f"validation loss less {exact.name}'s; area: ± its deviation", fontsize=9.5, color=INK, loc="left")
-    deviation = _deviation(exact)
-    axes.axvspan(-deviation, deviation, facecolor=SAND, edgecolor=SAND_EDGE, linewidth=0.8)
+    axes.set_title(f"validation loss less {exact.name}'s; bars: 95 % intervals", fontsize=9.5, color=INK, loc="left")
     axes.axvline(0, color=INK, linewidth=0.8)
     for place, variant in zip(_places(axes, others), others, strict=True):
         gaps, colour = _gaps(exact, variant), _colour(place + 1)
         axes.plot(gaps, [place] * len(gaps), "o", color=colour, markersize=4.5, alpha=0.7)
-        axes.plot(gaps.mean(), place, "|", color=colour, markersize=16, markeredgewidth=1.8)
+        if len(gaps) > 1:
+            found = interval(gaps.tolist())
+            axes.errorbar(found.mean, place, xerr=found.half, color=colour, capsize=4, linewidth=1.5)
     axes.xaxis.set_major_locator(MaxNLocator(5))
 
 

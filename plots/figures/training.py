@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from .hooks_training import losses_message
 from .style import CYCLE, GREY, INK, SAND, SAND_EDGE, entitle, label_ends, style_axes
 
 
@@ -120,15 +121,11 @@ def plot_seeds(variants: Sequence[Seeds], unigram_entropy: float) -> Figure:
 
 
 def seeds_message(variants: Sequence[Seeds]) -> str:
-    """Return which variants' validation loss is, on average, within a deviation of the first one's seeds, or above."""
+    """Return which variants' validation loss is above the first one's beyond chance, paired by seed."""
     exact, *others = variants
     if len(exact.validation_losses) < 2 or not others:
         return "Validation loss: nothing to compare"
-    most = float(np.mean(exact.validation_losses)) + float(np.std(exact.validation_losses, ddof=1))
-    above = [v.name for v in others if np.mean(v.validation_losses) > most]
-    if not above:
-        return f"No validation loss is, on average, more than a deviation of the seeds above {exact.name} training's"
-    return f"Validation loss more than a deviation of the seeds above {exact.name} training's: {' · '.join(above)}"
+    return losses_message({v.name: np.subtract(v.validation_losses, exact.validation_losses).tolist() for v in others})
 
 
 def _draw_means(axes: Axes, variants: Sequence[Seeds], unigram_entropy: float) -> None:

@@ -39,9 +39,9 @@ from ..demo.trainer import Curve, Trainee, cross_entropy, learning_rate_factor
 from ..figures.accuracy import plot_accuracy
 from ..figures.lines import Line
 from ..figures.style import BLUE, GREEN, ORANGE, VERMILION
+from ..intervals import Interval, differences, interval
 from .curves import tested
 from .experiment import Case, Experiment, Row
-from .intervals import Interval, differences, interval
 from .variance import PerTensor
 
 SCALES = ("tensor", "group", "sample", "layer")

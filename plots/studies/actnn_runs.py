@@ -67,10 +67,6 @@ class Evidence:
         exact = {run.seed: run.validation_loss for run in self.of(task, self.variants(task)[0])}
         return [run.validation_loss - exact[run.seed] for run in self.of(task, variant)]
 
-    def deviation(self, task: str) -> float:
-        """Return the standard deviation over the seeds of the first variant's validation losses."""
-        return statistics.stdev(run.validation_loss for run in self.of(task, self.variants(task)[0]))
-
     def step_seconds(self, task: str, variant: str) -> float:
         """Return the median time of a step."""
         return statistics.median(second for run in self.of(task, variant) for second in run.seconds)

@@ -27,8 +27,8 @@ from ..demo.runs import averaging_window, smoothed
 from ..demo.small_networks import resnet
 from ..demo.trainer import Curve, Trainee, cross_entropy, learning_rate_factor
 from ..figures.curves import Curves, plot_curves
+from ..intervals import by_seed, differences, interval
 from .experiment import Case, Experiment, Row
-from .intervals import differences, interval
 
 ACTIVATIONS: Mapping[str, type[nn.Module]] = {"GELU": nn.GELU, "SELU": nn.SELU, "Swish": nn.SiLU}
 BITS = (0, 1, 2, 3, 4)  # 0: exact
@@ -86,11 +86,19 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
                 f"{found['loss']}, accuracy {found['accuracy']}{', counts' if found['accuracy'].counts else ''}"
             )
 
+    for bits in BITS[1:]:
+        if pooled := _seeded_gaps(rows, bits, "accuracy"):
+            yield f"all   {bits} bits: accuracy {interval(by_seed(pooled))}"
+
 
 def _gaps(rows: Sequence[Row], bits: int, value: str) -> list[float]:
+    return [gap for _, gap in _seeded_gaps(rows, bits, value)]
+
+
+def _seeded_gaps(rows: Sequence[Row], bits: int, value: str) -> list[tuple[int, float]]:
     with_end = [{**row, "final": row["losses"][-1]} for row in rows]
     found = differences(with_end, lambda row: row["bits"] == 0, ("activation", "seed"), value)
-    return [gap for row, gap in found if row["bits"] == bits]
+    return [(row["seed"], gap) for row, gap in found if row["bits"] == bits]
 
 
 def draw(rows: Sequence[Row]) -> Figure:

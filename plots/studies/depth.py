@@ -20,10 +20,10 @@ from matplotlib.figure import Figure
 from ..demo.data import COLLECTIONS
 from ..demo.runs import averaging_window, smoothed
 from ..figures.depth import Panel, plot_depth
+from ..intervals import differences, interval
 from . import blpa
 from .blpa import VARIANTS, Settings
 from .experiment import Case, Experiment, Row
-from .intervals import differences, interval
 
 SETTINGS: Mapping[str, Settings] = {
     "mnist": Settings(width=4, batch=32, steps=1600),

@@ -11,7 +11,8 @@ There is no dropout, so that runs of a seed, which see the same batches, differ 
     following     tables solved anew every `ADAPT` steps for the inputs that arrive
     L2, L3        ActNN's levels with their own bits: 4 in every layer, and 2 on average
 
-A difference to exact training counts if the 95 % interval of the paired differences leaves out zero.
+A difference to exact training counts if the 95 % interval of the paired differences, by seed, leaves out zero after
+Holm's correction for the 14 ways.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,10 +35,10 @@ from ..demo import trainer
 from ..demo.data import Examples, endless_batches
 from ..demo.trainer import Trainee, cross_entropy, learning_rate_factor
 from ..figures.finetuning import Way, plot_finetuning
+from ..intervals import Interval, by_seed, differences, holm, interval
 from .curves import tested
 from .experiment import Case, Experiment, Row
 from .fragments import TASKS, Fragment, fragments
-from .intervals import Interval, differences, interval
 
 EXACT = "exact"
 BITS = ("1 bit", "2 bits", "3 bits", "4 bits")
@@ -154,33 +155,31 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
         exact = [row["accuracy"] for row in rows if (row["task"], row["variant"]) == (task, EXACT)]
         if exact:
             yield f"{task:9} exact: accuracy {fmean(exact):.4f}, {len(exact)} seeds"
-    kept = _kept(rows)
-    for variant in VARIANTS[1:]:
-        gaps = _gaps(rows, variant)
-        if not gaps:
-            continue
-        found = interval([gap for values in gaps.values() for gap in values])
-        own = ", ".join(f"{task} {interval(values)}" for task, values in gaps.items())
-        yield f"{variant:18} accuracy {found}{_counts(found)} ({own}), kept ×{kept[variant]:.3f}"
+    kept, known = _kept(rows), {v: gaps for v in VARIANTS[1:] if (gaps := _gaps(rows, v))}
+    found = {variant: _overall(gaps) for variant, gaps in known.items()}
+    differs = dict(zip(found, holm(list(found.values())), strict=True))
+    for variant, gaps in known.items():
+        own = ", ".join(f"{task} {interval([*of_seeds.values()])}" for task, of_seeds in gaps.items())
+        seeds = f"{found[variant].count} seeds{', counts' if differs[variant] else ''}"
+        yield f"{variant:18} accuracy {found[variant]} of {seeds} ({own}), kept ×{kept[variant]:.3f}"
     for kind in TABLES[1:]:
         for bits in BITS:
-            gaps = _gaps(rows, f"{kind}, {bits}", f"{TABLES[0]}, {bits}")
-            if gaps:
-                found = interval([gap for values in gaps.values() for gap in values])
-                yield f"{kind} less {TABLES[0]}, {bits}: accuracy {found}{_counts(found)}"
+            if gaps := _gaps(rows, f"{kind}, {bits}", f"{TABLES[0]}, {bits}"):
+                yield f"{kind} less {TABLES[0]}, {bits}: accuracy {_overall(gaps)}"
 
 
-def _counts(found: Interval) -> str:
-    return f" of {found.count}{', counts' if found.counts else ''}"
-
-
-def _gaps(rows: Sequence[Row], variant: str, base: str = EXACT) -> dict[str, list[float]]:
-    """Return the accuracies of a variant less those of `base` of the same seed, by task."""
-    gaps: dict[str, list[float]] = {}
+def _gaps(rows: Sequence[Row], variant: str, base: str = EXACT) -> dict[str, dict[int, float]]:
+    """Return the accuracies of a variant less those of `base` of the same seed, by task and seed."""
+    gaps: dict[str, dict[int, float]] = {}
     for row, gap in differences(rows, lambda row: row["variant"] == base, ("task", "seed"), "accuracy"):
         if row["variant"] == variant:
-            gaps.setdefault(row["task"], []).append(gap)
+            gaps.setdefault(row["task"], {})[row["seed"]] = gap
     return gaps
+
+
+def _overall(gaps: Mapping[str, Mapping[int, float]]) -> Interval:
+    """Return the mean over tasks and seeds; its interval is over the seeds, whose tasks share weights and order."""
+    return interval(by_seed(pair for of_seeds in gaps.values() for pair in of_seeds.items()))
 
 
 def _kept(rows: Sequence[Row]) -> Mapping[str, float]:
@@ -195,8 +194,8 @@ def draw(rows: Sequence[Row]) -> Figure:
     kept, ways = _kept(rows), []
     for variant in VARIANTS[1:]:
         if gaps := _gaps(rows, variant):
-            found = interval([gap for values in gaps.values() for gap in values])
-            tasks = {task: fmean(values) for task, values in gaps.items()}
+            found = _overall(gaps)
+            tasks = {task: fmean(of_seeds.values()) for task, of_seeds in gaps.items()}
             ways.append(Way(variant, found.mean, found.half, tasks, kept[variant]))
     return plot_finetuning(ways)
 

@@ -1,18 +1,15 @@
-"""Repeated training with several seeds: is the effect of few bits on the losses smaller than that of the seed?
+"""Repeated training with several seeds: what few bits do to the losses, paired by seed.
 
         study = Study("gpt2", trainings)          one training per seed, the exact run first in each
-    for comparison in study.comparisons(): comparison.within
+    for comparison in study.comparisons(): verdict(comparison.gap)
 
 The seed determines the weights and the batches. So exact runs of different seeds differ, and their losses form a band,
-at every step from the lowest to the highest. A few-bit variant is *within the spread* if both hold:
+at every step from the lowest to the highest. Of a few-bit variant is counted at how many steps its loss, averaged over
+the seeds, leaves that band. A shift smaller than the band can be real: runs of a seed have the same weights and
+batches, so the differences to the exact run of the same seed, after the last step, say whether a variant ends as exact
+training (plots/intervals.py).
 
-    at every step        its loss, averaged over the seeds, lies in the band of the exact runs
-    after the last step  its validation loss, averaged over the seeds, differs from the exact average by no more than
-                         the standard deviation of the exact runs
-
-The loss at a step is a mean over the preceding tenth of the steps, the same window as for the final loss. Nothing
-widens the band. With few runs it is narrow, though, and a shift smaller than the band can be real: the differences from
-the exact run of the same seed, which has the same weights and batches, show such shifts.
+The loss at a step is a mean over the preceding tenth of the steps, the same window as for the final loss.
 """
 
 import statistics
@@ -21,6 +18,7 @@ from typing import Any
 
 from ...tables import FewbitError
 from ..demo.runs import Run, Training, averaging_window, smoothed
+from ..intervals import Interval, interval, verdict
 
 
 @dataclass(frozen=True)
@@ -31,13 +29,11 @@ class Comparison:
         variant: its name.
         outside: distance of the mean loss from the band of the exact runs, at each step; 0 inside.
         validation_differences: validation loss minus that of the exact run of the same seed, one per seed.
-        validation_deviation: standard deviation of the exact runs' validation losses.
     """
 
     variant: str
     outside: tuple[float, ...]
     validation_differences: tuple[float, ...]
-    validation_deviation: float
 
     @property
     def steps_outside(self) -> int:
@@ -50,14 +46,9 @@ class Comparison:
         return max(self.outside)
 
     @property
-    def validation_difference(self) -> float:
-        """Mean difference over the seeds."""
-        return statistics.fmean(self.validation_differences)
-
-    @property
-    def within(self) -> bool:
-        """Whether the variant is within the spread from seed to seed."""
-        return not self.steps_outside and abs(self.validation_difference) <= self.validation_deviation
+    def gap(self) -> Interval:
+        """The mean difference over the seeds, with its interval."""
+        return interval(self.validation_differences)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers for JSON; of per-step numbers only the largest and their count."""
@@ -66,9 +57,9 @@ class Comparison:
             "steps_outside": self.steps_outside,
             "farthest_outside": self.farthest_outside,
             "validation_differences": list(self.validation_differences),
-            "validation_difference": self.validation_difference,
-            "validation_deviation": self.validation_deviation,
-            "within": self.within,
+            "validation_difference": self.gap.mean,
+            "interval": self.gap.half if len(self.validation_differences) > 1 else None,
+            "verdict": verdict(self.gap),
         }
 
 
@@ -123,7 +114,7 @@ class Study:
         means = map(statistics.fmean, zip(*self.curves(other), strict=True))
         outside = [max(0.0, min(band) - mean, mean - max(band)) for band, mean in zip(bands, means, strict=True)]
         differences = [run.validation_loss - loss for run, loss in zip(self.runs(other), losses, strict=True)]
-        return Comparison(other, tuple(outside), tuple(differences), statistics.stdev(losses))
+        return Comparison(other, tuple(outside), tuple(differences))
 
     def to_dict(self) -> dict[str, Any]:
         """Return all numbers for JSON, with the comparisons if there are enough seeds."""

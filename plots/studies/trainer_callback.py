@@ -17,7 +17,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from ...runtime.quantizers import PerGroup
 from .. import compact_json
 from ..demo.data import documentation, standard_library
+from ..intervals import interval
 
 LENGTH, BATCH, PRETRAINING, STEPS = 128, 8, 400, 200
 EXACT, NUDGED = "exact", "exact, nudged"
@@ -126,11 +127,10 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
             found = [row for row in own if row["method"] == name]
             gaps = [row["loss"] - exact[row["seed"]]["loss"] for row in found]
             losses = [row["loss"] for row in found]
-            of_gaps, of_losses = (stdev(x) if len(x) > 1 else float("nan") for x in (gaps, losses))
             saved, peak = (found[0][key] / exact[found[0]["seed"]][key] for key in ("saved", "peak"))
             yield (
-                f"{tuning:6} {name:20} loss {fmean(losses):.4f} (± {of_losses:.4f} over seeds), less exact "
-                f"{fmean(gaps):+.4f} ± {of_gaps:.4f}; saved ×{saved:.3f}, peak ×{peak:.3f}"
+                f"{tuning:6} {name:20} loss {fmean(losses):.4f}, less exact {interval(gaps)};"
+                f" saved ×{saved:.3f}, peak ×{peak:.3f}"
             )
 
 

@@ -23,9 +23,9 @@ from ..demo.digits import Schedule, train
 from ..figures.lines import Line
 from ..figures.style import BLUE, GREEN, ORANGE, VERMILION
 from ..figures.vquant_rescue import Direction, plot_rescue
+from ..intervals import Interval, differences, interval
 from . import networks
 from .experiment import Case, Experiment, Row
-from .intervals import Interval, differences, interval
 from .vquant import Phases, annealer
 
 METHODS = ("V-Quant", "RV-Quant")

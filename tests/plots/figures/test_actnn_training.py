@@ -1,10 +1,11 @@
 import numpy as np
+import pytest
 from fewbit.plots import save_figure
 from fewbit.plots.figures.actnn_training import Variant, message, plot_actnn_training
 
 VARIANTS = [
     Variant("exact", [[3.0, 2.0], [5.0, 4.0]], [1.0, 2.0], 2**20),
-    Variant("L3", [[4.0, 2.0], [5.0, 6.0]], [1.5, 2.5], 2**18),
+    Variant("L3", [[4.0, 2.0], [5.0, 6.0]], [1.005, 2.004], 2**18),
 ]
 
 
@@ -22,9 +23,12 @@ def test_a_task_is_a_row_of_losses_ends_and_bytes(tmp_path):
     save_figure(figure, tmp_path / "figure.png")
 
 
-def test_who_ends_beyond_the_deviation_of_exact_runs_is_told_apart():
-    far = Variant("L3", VARIANTS[1].losses, [1.5, 3.5], 2**18)
-    assert message({"images": VARIANTS, "text": [VARIANTS[0], far]}) == "above it: L3"
+@pytest.mark.parametrize(
+    ("losses", "said"), [([1.5, 2.501], "above it beyond chance: L3"), ([1.5, 3.5], "undecided: L3")]
+)
+def test_who_ends_above_exact_runs_on_one_task_is_told_apart_by_paired_intervals(losses, said):
+    far = Variant("L3", VARIANTS[1].losses, losses, 2**18)
+    assert message({"images": VARIANTS, "text": [VARIANTS[0], far]}) == said
 
 
 def test_six_lines_at_most_are_drawn():

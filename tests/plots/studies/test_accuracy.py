@@ -1,8 +1,8 @@
 """Accuracy against bits: a few steps of a small network, and made-up rows."""
 
 import pytest
+from fewbit.plots.intervals import interval
 from fewbit.plots.studies import accuracy
-from fewbit.plots.studies.intervals import interval
 from fewbit.runtime.layers import CompressedLayer
 from torch import nn
 

@@ -41,7 +41,6 @@ class TestEvidence:
     def test_compares_runs_of_a_seed(self):
         found = self.evidence()
         assert found.differences("t", "L2") == [-0.5, 0.25]
-        assert found.deviation("t") == pytest.approx(0.5**0.5)
         assert found.ratio("t", "L2") == 12
         assert found.step_seconds("t", "L2") == 0.75
 

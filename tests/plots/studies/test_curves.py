@@ -21,8 +21,9 @@ def test_all_bits_of_a_seed_begin_at_the_same_loss(rows):
 
 
 def test_lines_pair_runs_of_one_seed(rows):
-    one, three = curves.lines(rows)
+    one, three, *together = curves.lines(rows)
     assert one.startswith("GELU  1 bits, 2 seeds") and three.startswith("GELU  3 bits, 2 seeds")
+    assert [line.split(":")[0] for line in together] == ["all   1 bits", "all   3 bits"]
     loss = {(row["bits"], row["seed"]): row["loss"] for row in rows}
     gap = (loss[1, 0] - loss[0, 0] + loss[1, 1] - loss[0, 1]) / 2
     assert f"test loss {gap:+.4f}" in one
