@@ -91,6 +91,7 @@ class Moments:
         prefix: (3, n + 1) their integrals from edges[0] to every edge.
         unseen: the error that the grid may miss in a cell: features.py.
         spread: the largest |f' − centre|, or |f'| if that overflows.
+        two_sided: whether `between` sums what is right of the middle of the mass from the right end: reflection.py.
     """
 
     activation: Activation
@@ -101,9 +102,17 @@ class Moments:
     prefix: Vector
     unseen: float = UNSEEN
     spread: float = 1.0
+    two_sided: bool = False
 
     @staticmethod
-    def of(activation: Activation, weight: Weight, cells: int, order: int = 8, unseen: float = UNSEEN) -> Moments:
+    def of(
+        activation: Activation,
+        weight: Weight,
+        cells: int,
+        order: int = 8,
+        unseen: float = UNSEEN,
+        two_sided: bool = False,
+    ) -> Moments:
         """Integrate over `cells` cells with `order` nodes in each.
 
         Raises:
@@ -120,11 +129,10 @@ class Moments:
             centre = float((derivative * mass).sum() / total)
             moments = _cell_moments(derivative - centre, mass)
             spread = float(np.abs(derivative - centre).max())
-            # Extended precision where the machine supports it: the solvers take differences of these sums.
-            sums = np.cumsum(moments, axis=1, dtype=np.longdouble).astype(np.float64)
+            sums = _sums(moments)
         prefix = np.concatenate([np.zeros((3, 1)), sums], axis=1)
         spread = spread if np.isfinite(spread) else float(np.abs(derivative).max())
-        return Moments(activation, weight, edges, centre, moments, prefix, unseen, spread)
+        return Moments(activation, weight, edges, centre, moments, prefix, unseen, spread, two_sided)
 
     @cached_property
     def cell_ends(self) -> Vector:
@@ -147,7 +155,12 @@ class Moments:
         Args:
             points: increasing, within the domain; they need not be grid points.
         """
-        return np.diff(_in_pieces(self._up_to, points, _PIECE // 8), axis=1)
+        sums = np.diff(_in_pieces(self._up_to, points, _PIECE // 8), axis=1)
+        if not self.two_sided:
+            return sums
+        right = -np.diff(_in_pieces(self._from, points, _PIECE // 8), axis=1)
+        middle = self.edges[np.searchsorted(self.prefix[0], 0.5 * self.prefix[0, -1])]
+        return np.where(points[:-1] >= middle, right, sums)
 
     def step(self, points: Vector) -> Vector:
         """Return the step for estimating the slope of f' at each point: smaller where cells are narrow."""
@@ -178,6 +191,22 @@ class Moments:
         cell = np.clip(np.searchsorted(self.edges, points, side="right") - 1, 0, self.edges.size - 2)
         x, dx = quadrature(self.edges[cell], points, 8)
         return self.prefix[:, cell] + _cell_moments(self.centred(x), self.weight.density(x) * dx)
+
+    @cached_property
+    def _suffix(self) -> Vector:
+        """(3, n + 1) the integrals from every edge to the last."""
+        return np.concatenate([_sums(self.cells[:, ::-1])[:, ::-1], np.zeros((3, 1))], axis=1)
+
+    def _from(self, points: Vector) -> Vector:
+        """Return (3, n) W, FW and F² from every point to the last edge."""
+        cell = np.clip(np.searchsorted(self.edges, points, side="left") - 1, 0, self.edges.size - 2)
+        x, dx = quadrature(points, self.edges[cell + 1], 8)
+        return self._suffix[:, cell + 1] + _cell_moments(self.centred(x), self.weight.density(x) * dx)
+
+
+def _sums(cells: Vector) -> Vector:
+    """Return cumulative sums, in extended precision where the machine supports it: solvers take their differences."""
+    return np.cumsum(cells, axis=1, dtype=np.longdouble).astype(np.float64)
 
 
 def _in_pieces(function: Callable[[Vector], Vector], x: Vector, size: int) -> Vector:

@@ -24,6 +24,7 @@ from .interval import solve_interval
 from .lower_bound import certificate
 from .moments import CELLS_PER_LEVEL, INTERVAL_CELLS, SHARED_CELLS, Moments, evaluate_derivative
 from .refine import refine
+from .reflection import PLAIN, View, best_view, reflected, reflected_table, reflected_weight
 from .shared import solve_shared
 from .stationary_levels import stationary_levels
 from .stochastic import Segments, everywhere, range_of, refined_levels, solve_stochastic
@@ -113,18 +114,18 @@ def level_count(bits: int | None, levels: int | None) -> int:
     return int(levels)
 
 
-def _solve(activation: Activation, K: int, kind: Kind, weight: Weight, certify: bool) -> Table:
+def _solve(activation: Activation, K: int, kind: Kind, weight: Weight, certify: bool, view: View = PLAIN) -> Table:
     """Return the best table over a grid that misses nothing that matters to its error, refined.
 
     f' is divided by a power of two if its variation is far from 1: otherwise its squares could leave the range of
-    doubles, and thresholds for rounding would be wrong.
+    doubles, and thresholds for rounding would be wrong. If its tail is lost, the problem is reflected: reflection.py.
     """
     if kind == "stochastic":
         weight = everywhere(activation, weight)
     exponent, unseen = 0, UNSEEN
     while True:
         scaled = activation if exponent == 0 else times_power_of_two(activation, -exponent)
-        moments = problem_moments(scaled, weight, kind, K, unseen)
+        moments = problem_moments(scaled, weight, kind, K, unseen, view.two_sided)
         size = int(np.frexp(moments.spread)[1])
         if moments.spread > 0 and abs(size) > _ABOUT_ONE and abs(exponent + size) <= _LARGEST_EXPONENT:
             exponent += size
@@ -137,6 +138,10 @@ def _solve(activation: Activation, K: int, kind: Kind, weight: Weight, certify: 
             break
         unseen = less
     moments = replace(moments, unseen=less)
+    other = best_view(moments, table) if view == PLAIN else PLAIN
+    if other != PLAIN:
+        image = _solve(reflected(activation, other), K, kind, reflected_weight(weight, other), certify, other)
+        return reflected_table(image, other)
     if table.levels.size == 1:
         table = replace(table, lower_bound=0.0)
     elif certify:
@@ -230,13 +235,15 @@ def _is_constant(moments: Moments) -> bool:
     return bool(np.sqrt(max(square, 0.0)) <= np.sqrt(mass) * 4 * np.finfo(float).eps * abs(moments.centre))
 
 
-def problem_moments(activation: Activation, weight: Weight, kind: Kind, K: int, unseen: float = UNSEEN) -> Moments:
+def problem_moments(
+    activation: Activation, weight: Weight, kind: Kind, K: int, unseen: float = UNSEEN, two_sided: bool = False
+) -> Moments:
     """Return the moments over the grid that tables of `kind` with K levels are solved on."""
     if kind == "stochastic":
         weight = everywhere(activation, weight)
     if kind == "interval":
         return Moments.of(activation, weight, max(INTERVAL_CELLS, CELLS_PER_LEVEL * K), unseen=unseen)
-    return Moments.of(activation, weight, SHARED_CELLS, order=4, unseen=unseen)
+    return Moments.of(activation, weight, SHARED_CELLS, 4, unseen, two_sided)
 
 
 def uniform_error(activation: Activation, weight: Weight, K: int) -> float:

@@ -11,6 +11,7 @@ from ..effort import OutOfTime
 from ..moments import Moments, resolved_grid
 from ..paths import F2, layered, least_penalty, path_to, penalised, reversed_places
 from ..penalty import best_penalty
+from ..reflection import lost_to_rounding
 from .cells import Mask, Vector, interval_cells, shared_cells
 from .mesh import MAX_CELLS, Indices, Mesh, Problem, cut_to_loss, narrowed
 from .stochastic import stochastic_bound
@@ -56,7 +57,7 @@ def certificate(moments: Moments, table: Table, K: int, tolerance: float = TOLER
     if table.kind == "stochastic":
         return Certificate(*stochastic_bound(moments, table, K, tolerance))
     levels = np.sort(table.levels) - moments.centre
-    lost = 2 * np.finfo(float).eps * float((levels**2).sum() * moments.prefix[0, -1])
+    lost = lost_to_rounding(moments, table)
     if table.error <= _rounding(moments.prefix[:, -1:], K, lost):
         return Certificate(0.0, None)  # nothing exceeds rounding
     low, high = float(moments.at_cell_ends.min()), float(moments.at_cell_ends.max())
