@@ -68,10 +68,14 @@ def frozen():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cache_of_the_tests():
-    """Let tests find nothing that the user has kept, and leave nothing behind."""
+def cache_of_the_tests(tmp_path_factory):
+    """Let tests find nothing that the user has kept, and leave nothing behind; all processes share solved tables."""
+    of_this_process = tmp_path_factory.getbasetemp()
+    shared = (of_this_process.parent if "PYTEST_XDIST_WORKER" in os.environ else of_this_process) / "solved"
+    shared.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setenv("FEWBIT_CACHE", folder)
+        patch.setenv("FEWBIT_TESTS_SOLVED", str(shared))
         yield
 
 

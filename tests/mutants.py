@@ -128,9 +128,9 @@ MUTANTS = (
         "runtime/test_layer_ops.py::test_pooling_is_plain_torchs",
     ),
     mutant(
-        "value = single[j] if single[j] == single[j] else nothing",
-        "value = single[j] if single[j] == single[j] else low",
-        "runtime/backends/test_rounding.py",
+        "most = np.float32(np.float32(top) * np.float32(65536))",
+        "most = np.float32(np.float32(top) * np.float32(65000))",
+        "runtime/backends/test_rounding.py::test_codes_are_those_of_plain_torch",
     ),
     mutant(
         "const u32 minimum = (pattern >> 16) + (low < 0 && (pattern & 0xffff) != 0);",

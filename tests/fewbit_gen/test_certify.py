@@ -1,9 +1,10 @@
 import exact
 import numpy as np
 import pytest
-from fewbit.fewbit_gen import parse_activation, parse_weight, solve
+from fewbit.fewbit_gen import parse_activation, parse_weight
 from fewbit.fewbit_gen.certify import table_error
 from fewbit.tables import Table
+from solved import solved
 
 
 def certified(table):
@@ -22,7 +23,7 @@ def certified(table):
     ],
 )
 def test_error_of_solved_tables_is_the_integral(activation, kind, bits, weight):
-    table = solve(activation, bits=bits, kind=kind, weight=weight)
+    table = solved(activation, bits, kind, weight)
     assert abs(table.error - exact.table_error(table)) <= 1e-13 * table.error
     assert certified(table) == table.error
 

@@ -14,6 +14,7 @@ from fewbit.fewbit_gen.lower_bound import TOLERANCE, certificate
 from fewbit.fewbit_gen.moments import Moments
 from fewbit.fewbit_gen.weights import histogram
 from fewbit.tables import Table
+from solved import solved
 
 solve = partial(solve_within, effort=None)  # the same numbers on a machine with little time
 
@@ -28,7 +29,7 @@ def problem(activation, weight, cells=1024):
 @pytest.mark.parametrize("kind", ["interval", "shared"])
 @pytest.mark.parametrize("activation", SMOOTH)
 def test_solved_tables_are_the_best_to_a_millionth(activation, kind, bits):
-    table = solve(activation, bits=bits, kind=kind)
+    table = solved(activation, bits, kind)
     assert table.lower_bound <= table.error
     assert table.error - table.lower_bound <= TOLERANCE * table.error
 
@@ -37,7 +38,7 @@ def test_solved_tables_are_the_best_to_a_millionth(activation, kind, bits):
 @pytest.mark.parametrize("kind", ["interval", "shared"])
 @pytest.mark.parametrize("activation", ["gelu", "tanh", "selu"])
 def test_other_weights_are_certified_too(activation, kind, weight):
-    table = solve(activation, levels=5, kind=kind, weight=weight)
+    table = solved(activation, None, kind, weight, levels=5)
     assert 0 <= table.error - table.lower_bound <= TOLERANCE * table.error
 
 
@@ -45,7 +46,7 @@ def test_other_weights_are_certified_too(activation, kind, weight):
 @pytest.mark.parametrize("K", [2, 3, 5])
 def test_no_interval_table_beats_the_bound(activation, K):
     act, weight = parse_activation(activation), parse_weight("uniform:-4,4")
-    bound = solve(activation, levels=K, kind="interval", weight=weight.spec).lower_bound
+    bound = solved(activation, None, "interval", weight.spec, levels=K).lower_bound
     random = np.random.default_rng(0)
     moments = problem(activation, weight.spec)
     for _ in range(25):
@@ -60,7 +61,7 @@ def test_no_interval_table_beats_the_bound(activation, K):
 @pytest.mark.parametrize("K", [2, 3, 5])
 def test_no_set_of_levels_beats_the_bound(activation, K):
     act, weight = parse_activation(activation), parse_weight("uniform:-4,4")
-    bound = solve(activation, levels=K, weight=weight.spec).lower_bound
+    bound = solved(activation, None, "shared", weight.spec, levels=K).lower_bound
     random = np.random.default_rng(0)
     moments = problem(activation, weight.spec)
     low, high = np.quantile(moments.centred(moments.edges), [0, 1])
@@ -78,7 +79,7 @@ def test_no_set_of_levels_beats_the_bound(activation, K):
 @pytest.mark.parametrize("activation", ["gelu", "tanh", "hardswish"])
 def test_a_table_that_is_not_the_best_is_told_a_better_one(activation, K, kind):
     moments = problem(activation, "uniform:-10,10", 4096)
-    best = solve(activation, levels=K, kind=kind)
+    best = solved(activation, None, kind, levels=K)
     for worse in (1.0001, 1.1, 3.0):
         found = certificate(moments, replace(best, error=worse * best.error, lower_bound=None), K)
         assert found.bound <= best.error * (1 + 1e-12)
@@ -91,7 +92,7 @@ def test_a_table_that_is_not_the_best_is_told_a_better_one(activation, K, kind):
 def test_more_levels_have_a_lower_bound(kind):
     """The bound is that of the levels asked for, not of those that the table has."""
     moments = problem("gelu", "uniform:-10,10", 4096)
-    four, five = (solve("gelu", levels=K, kind=kind) for K in (4, 5))
+    four, five = (solved("gelu", None, kind, levels=K) for K in (4, 5))
     assert certificate(moments, four, 5).bound <= five.error * (1 + 1e-12)
 
 

@@ -11,6 +11,7 @@ from fewbit.fewbit_gen.refine import refine
 from fewbit.tables import Table
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from solved import solved
 
 solve = partial(solve_within, effort=None)  # the same numbers on a machine with little time
 
@@ -82,7 +83,7 @@ def largest_residual(table):
 @pytest.mark.parametrize("name", PAPER)
 def test_solved_tables_are_stationary(name, bits, kind, weight):
     """f' is halfway between the two levels at every boundary, or jumps across the middle; levels are weighted means."""
-    table = solve(name, bits=bits, kind=kind, weight=weight)
+    table = solved(name, bits, kind, weight)
     activation, w = parse_activation(name), parse_weight(weight)
     assert largest_residual(table) <= 1e-10
 
@@ -107,7 +108,7 @@ def test_a_newton_step_that_overshoots_is_halved():
 def test_moves_boundaries_off_the_grid(name):
     """To points that no grid has: only those on a kink stay."""
     activation = parse_activation(name)
-    boundaries = solve(name, bits=3, kind="interval").boundaries
+    boundaries = solved(name, 3, "interval").boundaries
     on_grid = np.isin(boundaries, Moments.of(activation, parse_weight("uniform:-10,10"), 4096).edges)
     assert np.all(on_grid == np.isin(boundaries, activation.kinks))
 

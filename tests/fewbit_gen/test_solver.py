@@ -8,6 +8,7 @@ from fewbit.fewbit_gen import parse_activation, parse_weight
 from fewbit.fewbit_gen import solve as solve_within
 from fewbit.fewbit_gen.certify import table_error
 from fewbit.tables import DEFAULT_WEIGHT, FewbitError, Table
+from solved import solved
 
 solve = partial(solve_within, effort=None)  # the same numbers on a machine with little time
 
@@ -40,7 +41,7 @@ WEIGHTS = ("uniform:-10,10", "normal:0,1")
 @pytest.mark.parametrize(("activation", "kind", "bits", "number"), NUMBERS)
 def test_reproduces_the_numbers_to_stand_on(activation, kind, bits, number):
     digits = len(number.partition(".")[2])
-    table = solve(activation, bits=bits, kind=kind)
+    table = solved(activation, bits, kind)
     if (activation, kind, bits) in BELOW:
         assert table.error < float(number)
         assert float(number) - table.error <= 10.0**-digits
@@ -54,7 +55,7 @@ def test_reproduces_the_numbers_to_stand_on(activation, kind, bits, number):
 @pytest.mark.parametrize("activation", PAPER)
 def test_more_bits_and_shared_levels_are_never_worse(activation, weight):
     errors = {
-        (kind, bits): solve(activation, bits=bits, kind=kind, weight=weight).error
+        (kind, bits): solved(activation, bits, kind, weight).error
         for kind, bits in itertools.product(("interval", "shared"), range(1, 6))
     }
     for (kind, bits), error in errors.items():
@@ -68,7 +69,7 @@ class TestLowerBound:
     @pytest.mark.parametrize("activation", PAPER)
     def test_is_near_below_the_error(self, activation, kind, weight):
         for bits in (1, 2, 3, 4, 5):
-            table = solve(activation, bits=bits, kind=kind, weight=weight)
+            table = solved(activation, bits, kind, weight)
             assert 0 <= table.error - table.lower_bound <= 1e-6 * table.error
 
     @pytest.mark.parametrize("kind", ["interval", "shared"])
@@ -77,7 +78,7 @@ class TestLowerBound:
         """Tables moved a little from the best one, and tables drawn at will."""
         rng = np.random.default_rng(7)
         act, weight = parse_activation(activation), parse_weight(DEFAULT_WEIGHT)
-        best = solve(activation, bits=2, kind=kind)
+        best = solved(activation, 2, kind)
         m, K = best.codes.size, best.levels.size
         for step in [1e-9, 1e-6, 1e-3, 1e-2, 0.1, 1.0] * 5:
             moved = np.sort(best.boundaries + rng.normal(scale=step, size=m - 1))
