@@ -30,7 +30,7 @@ _HOMES = {
     **dict.fromkeys(("plan", "fit"), ".runtime.plan.planner"),
     "checkpoint": ".runtime.saved.checkpoint",
     "Plan": ".runtime.plan.document",
-    "compress_saved_tensors": ".runtime.saved_tensors",
+    "compress_saved_tensors": ".runtime.saved.hooks",
     "compile_report": ".runtime.compile.report",
     "inductor_options": ".runtime.compile.backend",
     "FewbitError": ".tables",

@@ -38,7 +38,7 @@ from .runtime.plan.document import Plan as Plan
 from .runtime.plan.planner import fit as fit
 from .runtime.plan.planner import plan as plan
 from .runtime.saved.checkpoint import checkpoint as checkpoint
-from .runtime.saved_tensors import compress_saved_tensors as compress_saved_tensors
+from .runtime.saved.hooks import compress_saved_tensors as compress_saved_tensors
 from .tables import FewbitError as FewbitError
 from .tables import Table as Table
 from .tables import load_table as load_table

@@ -28,7 +28,7 @@ from ..runtime.plan.planner import fit
 from ..runtime.plan.step import Step
 from ..runtime.quantizers import Quantizer
 from ..runtime.saved.checkpoint import checkpoint, compute_once
-from ..runtime.saved_tensors import compress_saved_tensors
+from ..runtime.saved.hooks import compress_saved_tensors
 from ..tables import FewbitError
 from ..tables.errors import shown
 from ..tables.names import nearest_names

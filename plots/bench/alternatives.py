@@ -28,7 +28,7 @@ from ...runtime.memory.allocator import allocations, mark
 from ...runtime.plan.planner import fit, static_bytes
 from ...runtime.quantizers import PerGroup
 from ...runtime.saved.checkpoint import checkpoint
-from ...runtime.saved_tensors import compress_saved_tensors
+from ...runtime.saved.hooks import compress_saved_tensors
 from ...tables import FewbitError
 from ...tables.columns import columns
 from ..studies.planner import Batch, gpt2, gradient_of, llama, mixtral, resnet, vit, without_dropout

@@ -20,7 +20,7 @@ from ...runtime.compile.budget import with_budget
 from ...runtime.convert.api import convert
 from ...runtime.memory.record import profile_call
 from ...runtime.quantizers import PerGroup
-from ...runtime.saved_tensors import compress_saved_tensors
+from ...runtime.saved.hooks import compress_saved_tensors
 from ..demo.small_networks import OfTransformers
 
 Model = Callable[[Tensor], Tensor]

@@ -15,7 +15,7 @@ from torch import nn
 
 from ...runtime.convert.api import convert
 from ...runtime.quantizers import PerGroup
-from ...runtime.saved_tensors import compress_saved_tensors
+from ...runtime.saved.hooks import compress_saved_tensors
 from ..demo.data import Corpus
 from ..demo.runs import summary
 from ..demo.settings import Settings, Size

@@ -32,7 +32,7 @@ from ...runtime.plan.memory import parameter_bytes, peak_of_step
 from ...runtime.plan.search import largest_by_trial
 from ...runtime.quantizers import PerGroup
 from ...runtime.saved.checkpoint import checkpoint
-from ...runtime.saved_tensors import compress_saved_tensors
+from ...runtime.saved.hooks import compress_saved_tensors
 from ..demo.trainer import cross_entropy
 from ..figures.largest import Found, plot_largest
 from .blpa_memory import COPIES

@@ -35,7 +35,7 @@ from ...runtime.plan.problem import Limits, Price
 from ...runtime.plan.step import Step
 from ...runtime.quantizers import PerGroup
 from ...runtime.saved.checkpoint import blocks_of
-from ...runtime.saved_tensors import compress_saved_tensors
+from ...runtime.saved.hooks import compress_saved_tensors
 from ...tables import FewbitError
 from .. import compact_json
 

@@ -31,18 +31,27 @@ from .values import values_for
 class _Token:
     """The object that autograd holds in place of a saved tensor, as its only owner."""
 
-    __slots__ = ("__weakref__", "by_checkpoint", "held", "module", "number", "tensors")
+    __slots__ = ("__weakref__", "_opaque", "by_checkpoint", "held", "module", "number")
 
     def __init__(self, tensor: Tensor, held: object, module: nn.Module) -> None:
         if isinstance(held, Tensor):
             held = held.detach()  # an output would form a reference cycle with its node and this token
         self.held = held
-        self.tensors: list[Tensor] = []
-        take_apart(held, self.tensors)
-        self.tensors = self.tensors or [tensor.detach()]  # the hooks returned an opaque object
+        self._opaque = None if _tensors_of(held) else tensor.detach()
         self.module = module
         self.number = next_number() - 1  # of the node that saves; see graph.py
         self.by_checkpoint = _called_from() == "torch.utils.checkpoint"
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What is held now: hooks may go over from codes to the tensor itself once another op has to have it."""
+        return _tensors_of(self.held) if self._opaque is None else [self._opaque]
+
+
+def _tensors_of(held: object) -> list[Tensor]:
+    tensors: list[Tensor] = []
+    take_apart(held, tensors)
+    return tensors
 
 
 def _called_from() -> str:

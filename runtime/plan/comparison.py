@@ -36,7 +36,7 @@ from ..memory.record import profile
 from ..memory.saved import Profile
 from ..memory.timeline import Timeline, timeline_of_step
 from ..quantizers import PerGroup, Quantizer
-from ..saved_tensors import compress_saved_tensors
+from ..saved.hooks import compress_saved_tensors
 from ..tensors.abstract import is_abstract
 
 # The options of `convert`; its `inputs` are those of the comparison.

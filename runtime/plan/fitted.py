@@ -26,7 +26,7 @@ from ..layers.offload import Swapper, SwappingSaver
 from ..layers.saver import QuantizerSaver, Saver
 from ..quantizers import Compressed, PerGroup, Quantizer
 from ..saved.checkpoint import recomputed_forward
-from ..saved_tensors import Exactly
+from ..saved.store import Exactly
 from ..tensors.checks import check_integer
 from .conversion_error import BY_OUTPUT
 from .document import Choice, Plan

@@ -17,7 +17,7 @@ from ..convert.find import Form, activations, form_of
 from ..convert.formulas import COMPOSITES
 from ..convert.recognize import recognize
 from ..memory.peak import peak_of
-from ..saved_tensors import OF_SCORES
+from ..saved.exactness import OF_SCORES
 from ..tensors.glu_parts import GLUPlan, Wanted
 from ..tensors.packing import packed_size
 from .chains import chain_options, chains_of

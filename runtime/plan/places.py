@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..layers.saver import Saver
 from ..quantizers import Compressed, Quantizer
-from ..saved_tensors import compress_by
+from ..saved.hooks import compress_by
 
 OF_OUTPUT = "-output"  # between the name of an attention that is computed again and the number of its output
 

@@ -26,7 +26,7 @@ from torch.utils.module_tracker import ModuleTracker
 from ...tables import FewbitError
 from ...tables.names import nearest_names
 from ..quantizers import Compressed, Outlier, PerGroup
-from ..saved_tensors import compress_saved_tensors
+from ..saved.hooks import compress_saved_tensors
 from ..tensors.dtypes import DTYPES
 from .gradient_error import outliers_of
 from .step import Step

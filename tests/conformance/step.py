@@ -35,12 +35,16 @@ class Step:
 class _Token:
     """What autograd holds in place of a saved tensor."""
 
-    def __init__(self, x: Tensor, held: Any) -> None:
+    def __init__(self, held: Any) -> None:
         # An output would form a cycle with its node and this token.
         self.held = held.detach() if isinstance(held, Tensor) else held
-        self.tensors: list[Tensor] = []
-        take_apart(self.held, self.tensors)
-        self.tensors = self.tensors or [x.detach()]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors that it holds now."""
+        found: list[Tensor] = []
+        take_apart(self.held, found)
+        return found
 
 
 def step(function: Function, sample: Any, around: saved_tensors_hooks | None = None) -> Step:
@@ -59,7 +63,7 @@ def step(function: Function, sample: Any, around: saved_tensors_hooks | None = N
     tokens: list[weakref.ref[_Token]] = []
 
     def pack(x: Tensor) -> _Token:
-        token = _Token(x, x if around is None else around.pack_hook(x))
+        token = _Token(x if around is None else around.pack_hook(x))
         tokens.append(weakref.ref(token))
         return token
 

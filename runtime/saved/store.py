@@ -1,0 +1,498 @@
+"""What is saved in place of the tensors of a graph: codes, exact tensors and bits, of each piece of memory once.
+
+A tensor saved again, whole or as a view, shares the codes of the first. Where one of its users must have it exactly,
+all have: it would take more than torch's to hold it in codes besides. So a piece of memory never takes more than what
+torch would keep alive of it.
+"""
+
+import weakref
+from dataclasses import dataclass, field, replace
+from functools import cache
+from math import pi
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ..layers.saver import Saver
+from ..quantizers import Compressed, PerGroup, Quantizer
+from ..tensors.abstract import is_abstract
+from ..tensors.casts import cast_key
+from ..tensors.layout import as_dense, flat
+from ..tensors.packing import pack_mask, packed_size, unpack_mask
+from ..tensors.spec import TensorSpec
+from .exactness import OF_ROWS, Rule, Sides
+
+_LEAST_GROUP = 8  # elements; shorter rows share a group all the same
+_TURN = 2 * pi
+_WIDE = 3 * _TURN  # then 4 bits err by half a radian; of one turn by a sixth
+
+
+class Chooser(Protocol):
+    """Chooses for each saved tensor how it is compressed."""
+
+    def choose(self, x: Tensor, function: str) -> Quantizer:
+        """Return the quantizer of `x`, which the torch function of this name saves."""
+        ...
+
+    def share(self, compressed: Compressed, x: Tensor) -> None:
+        """Note that another op saves `x`, the tensor that `compressed` was made of or a part of it."""
+        ...
+
+    def keep(self, x: Tensor, in_bits: bool = False) -> None:
+        """Note that `x` is saved exactly: as it is, because it must not be rounded or would not become smaller; or in
+        one bit an element, such as signs and masks of dropout."""
+        ...
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Saver | None:
+        """Return what saves query, key and value of `scaled_dot_product_attention`, which the backward pass then
+        computes again; None lets torch's own save what it saves."""
+        ...
+
+    def attended(self, output: Tensor) -> None:
+        """Note what the attention that `attend` was asked about has returned."""
+        ...
+
+
+# ---- what is saved ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Saved in place of a tensor that is not compressed.
+
+    Detached, because an output that refers to its own graph node would never be freed. Autograd does not check what
+    hooks return, so in-place changes are checked here.
+    """
+
+    whole: Tensor
+    version: int
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Exact":
+        """Return the tensor `x` with its version."""
+        return cls(x.detach(), x._version)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes saved."""
+        return self.whole.numel() * self.whole.element_size()
+
+    def decompress(self) -> Tensor:
+        """Return the tensor, as `tensor` does."""
+        return self.tensor()
+
+    def tensor(self) -> Tensor:
+        """Return the tensor.
+
+        Raises:
+            RuntimeError: the tensor was modified in place.
+        """
+        if self.whole._version != self.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"a tensor of shape {tuple(self.whole.shape)} is at version {self.whole._version}, expected version "
+                f"{self.version} instead"
+            )
+        return self.whole
+
+
+class Exactly:
+    """The quantizer that a `Chooser` gives a tensor to be saved as it is: once, as codes are, for all its users."""
+
+    def compress(self, x: Tensor) -> Exact:
+        """Return `x`; a copy if it is a part of a larger block of memory, which it would keep alive."""
+        return Exact.of(x if x.numel() * x.element_size() == x.untyped_storage().nbytes() else x.clone())
+
+
+@dataclass(eq=False)
+class Entry:
+    """A block of memory that is saved.
+
+    Attributes:
+        compressed: a tensor of shape `shape`, and of strides `stride` if it is dense; exact from when one of its users
+            must have it exactly.
+        start, end: bounds of the block, in elements of the storage.
+        shape, stride: of the tensor; one with gaps between its elements serves for no other.
+        is_dense: whether it has no gaps.
+        version, dtype: of the tensor when it was compressed.
+        storage: weak reference that prevents reuse of the storage's identity, without its memory.
+    """
+
+    compressed: Compressed
+    start: int
+    end: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    is_dense: bool
+    version: int
+    dtype: torch.dtype
+    storage: StorageWeakRef
+
+    def is_of(self, x: Tensor) -> bool:
+        """Return whether `x`, of the same storage, is unchanged since."""
+        return self.version == x._version and self.dtype == x.dtype
+
+    def holds(self, core: Tensor, end: int) -> bool:
+        """Return whether the values of `core`, a tensor of the same storage that ends at `end`, are in this block."""
+        start = core.storage_offset()
+        if self.is_dense:
+            return self.is_of(core) and self.start <= start and end <= self.end
+        return self.is_of(core) and (start, core.shape, core.stride()) == (self.start, self.shape, self.stride)
+
+
+@dataclass(frozen=True)
+class View:
+    """Saved in place of a tensor: its shape, strides and offset in a block."""
+
+    entry: Entry
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    def tensor(self) -> Tensor:
+        """Return the tensor, decompressed."""
+        whole = self.entry.compressed.decompress()
+        if not self.entry.is_dense:
+            return whole.expand(self.shape)
+        if (whole.shape, whole.stride(), 0) == (self.shape, self.stride, self.offset):
+            return whole
+        return whole.as_strided(self.shape, self.stride, whole.storage_offset() + self.offset)
+
+
+@dataclass(frozen=True, eq=False)
+class Own:
+    """Saved in place of a tensor: what serves only functions that ask for no more of it.
+
+    Attributes:
+        compressed: of the tensor without repeats.
+        shape: of the tensor.
+        storage: weak reference that prevents reuse of the storage's identity, without its memory.
+    """
+
+    compressed: Compressed
+    shape: torch.Size
+    storage: StorageWeakRef
+
+    def tensor(self) -> Tensor:
+        """Return what its function asks for."""
+        return self.compressed.decompress().expand(self.shape)
+
+
+@dataclass(frozen=True)
+class Signed:
+    """Saved in place of a tensor: codes, and a bit where it is positive, which rounding must not change.
+
+    Attributes:
+        codes: of the tensor.
+        positive: packed bits, in memory order of the tensor that `codes` gives.
+    """
+
+    codes: "View | Exact"
+    positive: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor, codes: "View | Exact") -> "Signed | View | Exact":
+        """Return `codes` with the signs of `x`, if they may have lost them."""
+        if is_abstract(x):
+            return cls(codes, x.new_empty(packed_size(x.numel(), 1), dtype=torch.uint8))
+        return cls(codes, pack_mask(x.detach() > 0))
+
+    def tensor(self) -> Tensor:
+        """Return the tensor, decompressed."""
+        x = self.codes.tensor()
+        if is_abstract(x):
+            return x
+        positive = unpack_mask(self.positive, x.numel()).to(torch.bool).view(x.shape)
+        tiny = torch.finfo(x.dtype).tiny
+        return torch.where(positive, x.clamp_min(tiny), x.clamp_max(0.0))
+
+
+@dataclass(frozen=True, eq=False)
+class Bits:
+    """A tensor of zeros and one other number, saved exactly in one bit per element.
+
+    Attributes:
+        form: shape, layout and dtype of the tensor.
+        bits: packed bits, 1 at the other number.
+        value: the other number, of one element.
+    """
+
+    form: TensorSpec
+    bits: Tensor
+    value: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Bits | None":
+        """Return the bits of `x`, or None if it has more than one number besides 0."""
+        if is_abstract(x):
+            return None
+        x = as_dense(x)
+        value, other = x.amax(), flat(x) != 0
+        if not torch.equal(flat(x) == value, other) and bool(other.any()):
+            return None
+        return cls(TensorSpec.of(x), pack_mask(other), value)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes saved."""
+        return self.bits.numel() + self.value.element_size()
+
+    def decompress(self) -> Tensor:
+        """Return the tensor."""
+        return self.form.filled(unpack_mask(self.bits, self.form.numel)).mul_(self.value)
+
+
+@dataclass(frozen=True, eq=False)
+class InSides:
+    """One of few numbers in place of each number of a tensor, in bits: all that its function's gradient asks for.
+
+    Attributes:
+        form: shape, layout and dtype of the tensor.
+        bits: packed bits of each of the sets.
+        numbers: of the sets, and of what is in none.
+    """
+
+    form: TensorSpec
+    bits: tuple[Tensor, ...]
+    numbers: tuple[float, ...]
+
+    @classmethod
+    def of(cls, x: Tensor, sides: Sides) -> "InSides":
+        """Return on which sides the numbers of `x` lie."""
+        x = as_dense(x.detach())
+        form = TensorSpec.of(x)
+        if is_abstract(x):
+            size = packed_size(x.numel(), 1)
+            return cls(form, tuple(x.new_empty(size, dtype=torch.uint8) for _ in sides.tests), sides.numbers)
+        return cls(form, tuple(pack_mask(test(flat(x))) for test in sides.tests), sides.numbers)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes saved."""
+        return sum(bits.numel() for bits in self.bits)
+
+    def decompress(self) -> Tensor:
+        """Return the numbers in the tensor's stead."""
+        x = self.form.empty()
+        if is_abstract(self.bits[0]):
+            return x
+        *numbers, other = self.numbers
+        x.fill_(other)
+        for bits, number in zip(self.bits, numbers, strict=True):
+            flat(x).masked_fill_(unpack_mask(bits, self.form.numel).view(torch.bool), number)
+        return x
+
+
+# ---- the store -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Store:
+    """What the hooks of one context have saved.
+
+    Attributes:
+        chooser, smallest: as for `compress_by`.
+        entries: identity of a storage → its blocks, as long as a graph refers to them.
+        casts: what casts of one tensor have in common (tensors/casts.py) → the block of the first.
+        owns: a tensor and what functions ask of it → what is saved for them.
+    """
+
+    chooser: Chooser
+    smallest: int
+    entries: dict[int, list[weakref.ref[Entry]]] = field(default_factory=dict)
+    casts: weakref.WeakValueDictionary[Any, Entry] = field(default_factory=weakref.WeakValueDictionary)
+    owns: weakref.WeakValueDictionary[Any, Own] = field(default_factory=weakref.WeakValueDictionary)
+
+    def as_is(self, x: Tensor) -> Exact:
+        """Save `x`, which stays in memory anyway, exactly."""
+        self.chooser.keep(x)
+        return Exact.of(x)
+
+    def exactly(self, x: Tensor) -> View | Exact:
+        """Save `x` exactly, for all who save its memory; a small part of a larger block is copied out of it."""
+        core = _core(x)
+        entry = self._entry_with(core, x)
+        if entry is not None and isinstance(entry.compressed, Exact):
+            self.chooser.share(entry.compressed, x)
+            return _view(entry, x)
+        self.chooser.keep(x)
+        storage = x.untyped_storage()
+        numel = storage.nbytes() // x.element_size()
+        if numel < self.smallest and storage._cdata not in self.entries:
+            return Exact.of(x)
+        if entry is None and 2 * core.numel() <= numel and not _overlaps(core):
+            entry = self._block(core, Exact.of(core.detach().clone()))
+            if entry is not None:
+                return _view(entry, x)
+        return _view(self._whole(x, numel), x)
+
+    def rounded(self, x: Tensor, rule: Rule) -> View | Exact | Own | Signed:
+        """Save `x`, which may be rounded, in codes, or in bits where its function asks for no more."""
+        core = _core(x)
+        entry = self._entry_with(core, x)
+        if entry is not None and isinstance(entry.compressed, Exact):
+            self.chooser.share(entry.compressed, x)
+            return _view(entry, x)
+        if rule.sides is not None or (rule.is_periodic and _is_wide(core)):
+            return (None if self._is_small(core, x) else self._own(core, x, rule)) or self.exactly(x)
+        cast = cast_key(x)
+        entry = entry or self.casts.get(cast)
+        if entry is not None:
+            self.chooser.share(entry.compressed, x)
+        else:
+            compressed = None if self._is_small(core, x) else self._compressed(core, rule)
+            entry = None if compressed is None else self._block(core, compressed)
+            if entry is None:
+                return self.exactly(x)
+            if cast is not None:
+                self.casts[cast] = entry
+        saved = _view(entry, x)
+        return saved if isinstance(entry.compressed, Exact) or not rule.is_signed else Signed.of(x, saved)
+
+    def _is_small(self, core: Tensor, x: Tensor) -> bool:
+        small = x.numel() < self.smallest or (core.dim() > 1 and 1 in (core.shape[-1], x.shape[-1]))
+        return small or _overlaps(core)
+
+    def _own(self, core: Tensor, x: Tensor, rule: Rule) -> Own | None:
+        """Return what the function of `rule` asks for of `x`; None if that does not become smaller."""
+        storage = x.untyped_storage()
+        key = (storage._cdata, x.storage_offset(), x.shape, x.stride(), x.dtype, x._version, rule.sides)
+        own = self.owns.get(key)
+        if own is not None:
+            self.chooser.share(own.compressed, x)
+            return own
+        if rule.sides is not None:
+            self.chooser.keep(core, in_bits=True)
+            compressed = InSides.of(core, rule.sides)
+        else:
+            compressed = self._compressed(torch.remainder(core.detach(), _TURN), rule)
+        if compressed is None or compressed.nbytes >= _bytes_of(core):
+            return None
+        self.owns[key] = own = Own(compressed, x.shape, StorageWeakRef(storage))
+        return own
+
+    def _block(self, core: Tensor, compressed: Compressed) -> Entry | None:
+        """Return the block of `core`; None if it is not smaller, or its memory would take more than as it is."""
+        storage = core.untyped_storage()
+        if compressed.nbytes >= _bytes_of(core) and not isinstance(compressed, Exact):
+            return None
+        taken = sum(entry.compressed.nbytes for entry in self._entries_of(storage._cdata) if entry.is_of(core))
+        if taken and taken + compressed.nbytes > storage.nbytes():
+            return None
+        start, dense = int(core.storage_offset()), as_dense(core) is core
+        end = start + core.numel() if dense else _end(core)
+        form = start, end, core.shape, core.stride(), dense, core._version, core.dtype
+        entry = Entry(compressed, *form, StorageWeakRef(storage))
+        self._remember(entry)
+        return entry
+
+    def _compressed(self, x: Tensor, rule: Rule) -> Compressed | None:
+        """Return `x` compressed, or None if it is not finite or, from dropout, has no exact form in bits."""
+        with torch.no_grad():
+            if x.grad_fn is None and rule.may_be_dropouts(x):
+                self.chooser.keep(x, in_bits=True)
+                return Bits.of(x)
+            quantizer: Any = self.chooser.choose(x, rule.name)
+            if x.dim() > 1 and hasattr(quantizer, "within"):
+                features = x.shape[min(range(x.dim()), key=x.stride)]
+                quantizer = quantizer.within(features)
+                if rule.name in OF_ROWS and isinstance(quantizer, PerGroup):
+                    quantizer = _by_rows(quantizer, features)
+            compressed = quantizer.compress(x)
+            return compressed if _is_finite(compressed, x) else None
+
+    def _whole(self, x: Tensor, numel: int) -> Entry:
+        """Return the whole memory of `x` as a block; what has been saved of it in codes refers to it from now on."""
+        storage = x.untyped_storage()
+        memory = x.detach().as_strided((numel,), (1,), 0)
+        for entry in self._entries_of(storage._cdata):
+            if entry.is_of(x):
+                entry.compressed = Exact.of(memory.as_strided(entry.shape, entry.stride, entry.start))
+        reference = StorageWeakRef(storage)
+        whole = Entry(Exact.of(memory), 0, numel, memory.shape, (1,), True, x._version, x.dtype, reference)
+        self._remember(whole)
+        return whole
+
+    def _entry_with(self, core: Tensor, x: Tensor) -> Entry | None:
+        """Return a block that holds `core`, which is `x` without repeats."""
+        entries = self.entries.get(x.untyped_storage()._cdata)
+        if not entries:
+            return None
+        end = _end(core)
+        found = (reference() for reference in entries)
+        return next((entry for entry in found if entry is not None and entry.holds(core, end)), None)
+
+    def _entries_of(self, storage: int) -> list[Entry]:
+        found = (reference() for reference in self.entries.get(storage, ()))
+        return [entry for entry in found if entry is not None]
+
+    def _remember(self, entry: Entry) -> None:
+        entries = self.entries
+
+        def forget(reference: weakref.ref[Entry], storage: int = entry.storage.cdata) -> None:
+            entries[storage].remove(reference)
+            if not entries[storage]:
+                del entries[storage]
+
+        entries.setdefault(entry.storage.cdata, []).append(weakref.ref(entry, forget))
+
+
+def _view(entry: Entry, x: Tensor) -> View:
+    return View(entry, x.shape, x.stride(), int(x.storage_offset()) - entry.start)
+
+
+@cache
+def _by_rows(quantizer: PerGroup, features: int) -> PerGroup:
+    """Return the quantizer with a group for each row, where several would share one."""
+    return replace(quantizer, group_size=features) if _LEAST_GROUP <= features < quantizer.group_size else quantizer
+
+
+def _is_wide(x: Tensor) -> bool:
+    """Return whether `x`, a whole piece of memory, has angles that rounding would spoil."""
+    if is_abstract(x) or _bytes_of(x) != x.untyped_storage().nbytes():
+        return False
+    low, high = x.detach().aminmax()
+    return bool(high - low > _WIDE)
+
+
+def _bytes_of(x: Tensor) -> int:
+    return x.numel() * x.element_size()
+
+
+def _is_finite(compressed: Compressed, x: Tensor) -> bool:
+    """Return whether all of `x` is finite or has no values; `PerGroup`'s minima are NaN where it is not finite."""
+    if is_abstract(x) or isinstance(compressed, Exact):
+        return True
+    minimum = getattr(compressed, "minimum", None)
+    if isinstance(minimum, Tensor):
+        return not bool(minimum.isnan().any())
+    low, high = x.aminmax()
+    return bool(low.isfinite() & high.isfinite())
+
+
+def _end(x: Tensor) -> int:
+    """Return the position after the last element of `x` in its storage."""
+    return int(x.storage_offset()) + 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+
+
+def _core(x: Tensor) -> Tensor:
+    """Return `x` with every expanded dimension reduced to size 1."""
+    if 0 not in x.stride():
+        return x
+    for dim, (size, stride) in enumerate(zip(x.shape, x.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            x = x.narrow(dim, 0, 1)
+    return x
+
+
+def _overlaps(x: Tensor) -> bool:
+    """Return whether two elements of `x` may share memory."""
+    reach = 0
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+    return False
