@@ -3,6 +3,6 @@
 hooks.py         `compress_saved_tensors`: autograd's hooks, and the mode that sees which function saves
 exactness.py     what they must not round, by function and history
 store.py         what they save: codes, exact tensors and bits, of each piece of memory once
-checkpoint.py    `fewbit.checkpoint`: blocks that are computed again (recompute.py), from rounded inputs (inputs.py), by the
-                 decisions of the first time (decisions.py; rules.py, by operator)
+checkpoint.py    `fewbit.checkpoint`: blocks that are computed again (recompute.py), from rounded inputs (inputs.py), by
+                 the decisions of the first time (decisions.py; rules.py, by operator)
 """
