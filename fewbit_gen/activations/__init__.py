@@ -2,7 +2,9 @@
 
 smooth.py, piecewise.py   the named families, with their analytic derivatives
 registry.py               softplus(beta=2)                     a call of a named family
-expression.py             x*sigmoid(1.702*x)                   an expression, differentiated by the chain rule
+syntax.py                 what an expression consists of, and the one walk through it
+expression.py             x*sigmoid(1.702*x)                   an expression, read and differentiated by the chain rule
+enclosure.py              bounds of its derivative on intervals
 callables.py              torch.nn.Mish(), or f with f'        a Python callable
 kinks.py                  detection of points where such a derivative is not smooth
 parse.py                  selects among these notations

@@ -6,13 +6,12 @@ bounds f' in each cell; where the bounds are wide, the compiler splits the cell.
 
         enclosed("x*x")   cells [a, b]  →  [2a, 2b] or a wider interval that contains 2x for all x of the cell
 
-The rules are those of expression.py, on pairs of bounds. A function g is monotone between its turning points
+`Intervals` is an algebra of syntax.py, on pairs of bounds. A function g is monotone between its turning points
 (`Activation.turns`) and kinks, so its range is spanned by its values at the ends and at those points inside.
 """
 
-import ast
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .base import Activation, Enclosure, Vector
+from .syntax import Call, Expression, fold
 
 _LAST_DIGIT = 2.0**-52
 _LIBRARY = 8  # maximum error of exp and the like, in last digits, with a margin for combining a few of them
@@ -47,15 +47,8 @@ class _Unknown(Exception):
     """The expression contains a function whose turning points are unknown."""
 
 
-def enclosed(
-    tree: ast.expr, function_of: Callable[[ast.Call], Activation], number_of: Callable[[ast.expr], float]
-) -> Enclosure | None:
-    """Return a function that encloses the derivative of an expression accepted by `expression.py`.
-
-    Args:
-        tree: its syntax tree.
-        function_of: maps a call to the function that it calls.
-        number_of: maps an expression without x to its value.
+def enclosed(expression: Expression) -> Enclosure | None:
+    """Return a function that encloses the derivative of an expression.
 
     Returns:
         A function from the ends of cells (low, high) and the machine epsilon to bounds of f' on each; with 2⁻⁵² they
@@ -63,7 +56,7 @@ def enclosed(
         unknown.
     """
     try:
-        node = _Reader(function_of, number_of).read(tree)
+        node = fold(expression, Intervals())
     except _Unknown:
         return None
 
@@ -82,80 +75,6 @@ def rounding_of(enclosure: Enclosure, x: Vector) -> Vector:
     low, high = enclosure(x, x, _LAST_DIGIT)
     with np.errstate(invalid="ignore"):
         return 0.5 * (high - low)
-
-
-class _Reader:
-    """Converts the syntax tree to a `Node`."""
-
-    def __init__(self, function_of: Callable[[ast.Call], Activation], number_of: Callable[[ast.expr], float]) -> None:
-        self._function_of, self._number_of = function_of, number_of
-
-    def read(self, tree: ast.expr) -> Node:
-        if not any(isinstance(node, ast.Name) and node.id == "x" for node in ast.walk(tree)):
-            exact = isinstance(tree, ast.Constant)
-            number = self._number_of(tree)
-            return lambda x, digit: Enclosed(_widened(_thin(number), 0 if exact else digit), None)
-        match tree:
-            case ast.Name():
-                return lambda x, digit: Enclosed(x, Bounds(np.ones_like(x.low), np.ones_like(x.low)))
-            case ast.UnaryOp(op=ast.USub(), operand=operand):
-                return _negate(self.read(operand))
-            case ast.UnaryOp(operand=operand):
-                return self.read(operand)
-            case ast.BinOp(left=left, op=ast.Pow(), right=right):
-                if isinstance(right, ast.expr) and not _has_x(right):
-                    return _power(self.read(left), self._number_of(right))
-                return _exponential(self._number_of(left), self.read(right))
-            case ast.BinOp(left=left, op=ast.Add(), right=right):
-                return _add(self.read(left), self.read(right))
-            case ast.BinOp(left=left, op=ast.Sub(), right=right):
-                return _add(self.read(left), _negate(self.read(right)))
-            case ast.BinOp(left=left, op=ast.Mult(), right=right):
-                if ast.dump(left) == ast.dump(right):  # u·u is never negative
-                    return _power(self.read(left), 2.0)
-                return _multiply(self.read(left), self.read(right))
-            case ast.BinOp(left=left, op=ast.Div(), right=right):
-                return _divide(self.read(left), self.read(right))
-            case ast.Call(func=ast.Name(id="where")):
-                condition, yes, no = tree.args
-                return _where(self._condition(condition), self.read(yes), self.read(no))
-            case ast.Call(func=ast.Name(id="clip" | "clamp")):
-                node, low, high = (self.read(argument) for argument in tree.args)
-                return _least(_greatest(node, low), high)
-            case ast.Call(func=ast.Name(id="max" | "maximum" | "min" | "minimum" as name)):
-                choose = _greatest if name.startswith("max") else _least
-                return reduce(choose, [self.read(argument) for argument in tree.args])
-            case ast.Call():
-                function = self._function_of(tree)
-                return _chain(function, self.read(tree.args[0]))
-        raise _Unknown
-
-    def _condition(self, tree: ast.expr) -> "_Condition":
-        if not isinstance(tree, ast.Compare):
-            raise _Unknown
-        nodes = [self.read(side) for side in (tree.left, *tree.comparators)]
-
-        def condition(x: Bounds, digit: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-            sides = [node(x, digit).value for node in nodes]
-            surely, never = np.ones(x.low.shape, bool), np.zeros(x.low.shape, bool)
-            for op, left, right in zip(tree.ops, sides[:-1], sides[1:], strict=True):
-                less, more = (right, left) if isinstance(op, ast.Gt | ast.GtE) else (left, right)  # less < more
-                if isinstance(op, ast.Lt | ast.Gt):
-                    surely &= less.high < more.low
-                    never |= less.low >= more.high
-                else:
-                    surely &= less.high <= more.low
-                    never |= less.low > more.high
-            return surely, never
-
-        return condition
-
-
-_Condition = Callable[[Bounds, float], tuple[NDArray[np.bool_], NDArray[np.bool_]]]
-
-
-def _has_x(tree: ast.expr) -> bool:
-    return any(isinstance(node, ast.Name) and node.id == "x" for node in ast.walk(tree))
 
 
 def _thin(number: float) -> Bounds:
@@ -236,17 +155,6 @@ def _tangent(u: Bounds, digit: float) -> Bounds:
     return Bounds(np.where(wild, -np.inf, bounds.low), np.where(wild, np.inf, bounds.high))
 
 
-def _chain(function: Activation, argument: Node) -> Node:
-    range_of = _ranges(function)
-
-    def node(x: Bounds, digit: float) -> Enclosed:
-        u, slope = argument(x, digit)
-        value, outer = range_of(u, digit)
-        return Enclosed(value, None if slope is None else _product(outer, slope, digit))
-
-    return node
-
-
 def _ranges(function: Activation) -> Callable[[Bounds, float], tuple[Bounds, Bounds]]:
     """Return a function that gives the ranges of a function and of its derivative."""
     half = 0.5 * math.pi
@@ -290,101 +198,145 @@ def _power_range(u: Bounds, c: float, digit: float) -> Bounds:
     return Bounds(np.where(unknown, -np.inf, bounds.low), np.where(unknown, np.inf, bounds.high))
 
 
-def _power(base: Node, c: float) -> Node:
-    def node(x: Bounds, digit: float) -> Enclosed:
-        u, slope = base(x, digit)
-        value = _power_range(u, c, digit)
-        if slope is None or c == 0:
-            return Enclosed(value, None)
-        outer = _product(_thin(c), _power_range(u, c - 1, digit), digit)
-        return Enclosed(value, _product(outer, slope, digit))
+class Intervals:
+    """The algebra of bounds of values and of their derivatives by x."""
 
-    return node
+    def number(self, value: float, exact: bool) -> Node:
+        """Return a constant."""
+        return lambda x, digit: Enclosed(_widened(_thin(value), 0 if exact else digit), None)
 
+    def variable(self) -> Node:
+        """Return x."""
+        return lambda x, digit: Enclosed(x, Bounds(np.ones_like(x.low), np.ones_like(x.low)))
 
-def _exponential(c: float, exponent: Node) -> Node:
-    def node(x: Bounds, digit: float) -> Enclosed:
-        u, slope = exponent(x, digit)
-        if not c > 0:  # the derivative exists almost nowhere
-            nothing = Bounds(np.full(x.low.shape, -np.inf), np.full(x.low.shape, np.inf))
-            return Enclosed(nothing, nothing)
-        # The rounding error of the exponent is in u; the power adds only the library's.
-        value = _range(lambda v: np.power(c, v), (), u, digit)
-        rate = _product(value, _widened(_thin(math.log(c)), digit), digit)
-        return Enclosed(value, None if slope is None else _product(rate, slope, digit))
+    def negate(self, argument: Node) -> Node:
+        """Return −u."""
 
-    return node
+        def turned(u: Bounds) -> Bounds:
+            return Bounds(-u.high, -u.low)
 
+        def node(x: Bounds, digit: float) -> Enclosed:
+            value, slope = argument(x, digit)
+            return Enclosed(turned(value), None if slope is None else turned(slope))
 
-def _negate(argument: Node) -> Node:
-    def turned(u: Bounds) -> Bounds:
-        return Bounds(-u.high, -u.low)
+        return node
 
-    def node(x: Bounds, digit: float) -> Enclosed:
-        value, slope = argument(x, digit)
-        return Enclosed(turned(value), None if slope is None else turned(slope))
+    def add(self, left: Node, right: Node) -> Node:
+        """Return u + v."""
 
-    return node
+        def node(x: Bounds, digit: float) -> Enclosed:
+            (u, du), (v, dv) = left(x, digit), right(x, digit)
+            return Enclosed(_sum(u, v, digit), _total(du, dv, digit))
 
+        return node
 
-def _add(left: Node, right: Node) -> Node:
-    def node(x: Bounds, digit: float) -> Enclosed:
-        (u, du), (v, dv) = left(x, digit), right(x, digit)
-        return Enclosed(_sum(u, v, digit), _total(du, dv, digit))
+    def subtract(self, left: Node, right: Node) -> Node:
+        """Return u − v."""
+        return self.add(left, self.negate(right))
 
-    return node
+    def multiply(self, left: Node, right: Node) -> Node:
+        """Return u v."""
 
+        def node(x: Bounds, digit: float) -> Enclosed:
+            (u, du), (v, dv) = left(x, digit), right(x, digit)
+            first = None if du is None else _product(du, v, digit)
+            second = None if dv is None else _product(u, dv, digit)
+            return Enclosed(_product(u, v, digit), _total(first, second, digit))
 
-def _multiply(left: Node, right: Node) -> Node:
-    def node(x: Bounds, digit: float) -> Enclosed:
-        (u, du), (v, dv) = left(x, digit), right(x, digit)
-        first = None if du is None else _product(du, v, digit)
-        second = None if dv is None else _product(u, dv, digit)
-        return Enclosed(_product(u, v, digit), _total(first, second, digit))
+        return node
 
-    return node
+    def square(self, u: Node) -> Node:
+        """Return u u, which is never negative."""
+        return self.power(u, 2.0)
 
+    def divide(self, left: Node, right: Node) -> Node:
+        """Return u / v."""
 
-def _divide(left: Node, right: Node) -> Node:
-    def node(x: Bounds, digit: float) -> Enclosed:
-        (u, du), (v, dv) = left(x, digit), right(x, digit)
-        ratio = _quotient(u, v, digit)
-        first = None if du is None else _quotient(du, v, digit)
-        second = None
-        if dv is not None:
-            product = _product(ratio, _quotient(dv, v, digit), digit)
-            second = Bounds(-product.high, -product.low)
-        return Enclosed(ratio, _total(first, second, digit))
+        def node(x: Bounds, digit: float) -> Enclosed:
+            (u, du), (v, dv) = left(x, digit), right(x, digit)
+            ratio = _quotient(u, v, digit)
+            first = None if du is None else _quotient(du, v, digit)
+            second = None
+            if dv is not None:
+                product = _product(ratio, _quotient(dv, v, digit), digit)
+                second = Bounds(-product.high, -product.low)
+            return Enclosed(ratio, _total(first, second, digit))
 
-    return node
+        return node
 
+    def power(self, base: Node, c: float) -> Node:
+        """Return uᶜ."""
 
-def _where(condition: _Condition, yes: Node, no: Node) -> Node:
-    def node(x: Bounds, digit: float) -> Enclosed:
-        surely, never = condition(x, digit)
-        return _chosen(surely, never, yes(x, digit), no(x, digit))
+        def node(x: Bounds, digit: float) -> Enclosed:
+            u, slope = base(x, digit)
+            value = _power_range(u, c, digit)
+            if slope is None or c == 0:
+                return Enclosed(value, None)
+            outer = _product(_thin(c), _power_range(u, c - 1, digit), digit)
+            return Enclosed(value, _product(outer, slope, digit))
 
-    return node
+        return node
 
+    def exponential(self, c: float, exponent: Node) -> Node:
+        """Return cᵘ."""
 
-def _greatest(left: Node, right: Node) -> Node:
-    def node(x: Bounds, digit: float) -> Enclosed:
-        u, v = left(x, digit), right(x, digit)
-        chosen = _chosen(u.value.low > v.value.high, u.value.high <= v.value.low, u, v)
-        value = Bounds(np.maximum(u.value.low, v.value.low), np.maximum(u.value.high, v.value.high))
-        return Enclosed(value, chosen.slope)
+        def node(x: Bounds, digit: float) -> Enclosed:
+            u, slope = exponent(x, digit)
+            if not c > 0:  # the derivative exists almost nowhere
+                nothing = Bounds(np.full(x.low.shape, -np.inf), np.full(x.low.shape, np.inf))
+                return Enclosed(nothing, nothing)
+            # The rounding error of the exponent is in u; the power adds only the library's.
+            value = _range(lambda v: np.power(c, v), (), u, digit)
+            rate = _product(value, _widened(_thin(math.log(c)), digit), digit)
+            return Enclosed(value, None if slope is None else _product(rate, slope, digit))
 
-    return node
+        return node
 
+    def call(self, call: Call, argument: Node) -> Node:
+        """Return g(u); raises `_Unknown` if g's turning points are."""
+        range_of = _ranges(call.function)
 
-def _least(left: Node, right: Node) -> Node:
-    def node(x: Bounds, digit: float) -> Enclosed:
-        u, v = left(x, digit), right(x, digit)
-        chosen = _chosen(u.value.low > v.value.high, u.value.high <= v.value.low, v, u)
-        value = Bounds(np.minimum(u.value.low, v.value.low), np.minimum(u.value.high, v.value.high))
-        return Enclosed(value, chosen.slope)
+        def node(x: Bounds, digit: float) -> Enclosed:
+            u, slope = argument(x, digit)
+            value, outer = range_of(u, digit)
+            return Enclosed(value, None if slope is None else _product(outer, slope, digit))
 
-    return node
+        return node
+
+    def greatest(self, left: Node, right: Node) -> Node:
+        """Return the greater of u and v."""
+
+        def node(x: Bounds, digit: float) -> Enclosed:
+            u, v = left(x, digit), right(x, digit)
+            chosen = _chosen(u.value.low > v.value.high, u.value.high <= v.value.low, u, v)
+            value = Bounds(np.maximum(u.value.low, v.value.low), np.maximum(u.value.high, v.value.high))
+            return Enclosed(value, chosen.slope)
+
+        return node
+
+    def least(self, left: Node, right: Node) -> Node:
+        """Return the lesser of u and v."""
+
+        def node(x: Bounds, digit: float) -> Enclosed:
+            u, v = left(x, digit), right(x, digit)
+            chosen = _chosen(u.value.low > v.value.high, u.value.high <= v.value.low, v, u)
+            value = Bounds(np.minimum(u.value.low, v.value.low), np.minimum(u.value.high, v.value.high))
+            return Enclosed(value, chosen.slope)
+
+        return node
+
+    def choose(self, conditions: Sequence[tuple[bool, Node, Node]], yes: Node, no: Node) -> Node:
+        """Return `yes` where the conditions hold, else `no`, and both where that is not sure."""
+
+        def node(x: Bounds, digit: float) -> Enclosed:
+            surely, never = np.ones(x.low.shape, bool), np.zeros(x.low.shape, bool)
+            for strict, smaller, larger in conditions:
+                less, more = smaller(x, digit).value, larger(x, digit).value
+                surely &= less.high < more.low if strict else less.high <= more.low
+                never |= less.low >= more.high if strict else less.low > more.high
+            return _chosen(surely, never, yes(x, digit), no(x, digit))
+
+        return node
 
 
 def _chosen(surely: NDArray[np.bool_], never: NDArray[np.bool_], yes: Enclosed, no: Enclosed) -> Enclosed:

@@ -1,19 +1,19 @@
 """An activation written as an expression in x: "x*sigmoid(1.702*x)".
 
 Python's parser makes a syntax tree, of which only the node types handled in this file are accepted; Python never
-evaluates it. Every node becomes a function from x to a value and its derivative by x (forward-mode differentiation),
-by the rules of calculus:
+evaluates it. Read as an `Expression` (syntax.py) it becomes, among others, a function from x to a value and its
+derivative by x (forward-mode differentiation), by the rules of calculus:
 
     (u + v)' = u' + v'      (u v)' = u'v + u v'      (uᶜ)' = c uᶜ⁻¹ u'      g(u)' = g'(u) u'
 
-where g is an `Activation`, so that g' stays accurate in both tails. Nodes record the conditions, such as u > 0 of
+where g is an `Activation`, so that g' stays accurate in both tails. `Duals` notes the conditions, such as u > 0 of
 relu(u), that split the line into smooth pieces: the kinks are the points where a condition changes.
 """
 
 import ast
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import NamedTuple
 
@@ -27,6 +27,20 @@ from .elementary import ELEMENTARY
 from .enclosure import enclosed
 from .kinks import reach_of, steps, switched
 from .registry import FAMILIES, call_family, keyword_numbers
+from .syntax import (
+    Binary,
+    Call,
+    Choice,
+    Comparison,
+    Exponential,
+    Expression,
+    Negation,
+    Number,
+    Operation,
+    Power,
+    Variable,
+    fold,
+)
 
 LONGEST = 1000  # characters, the same limit as in a table
 _DEEPEST = 60
@@ -44,7 +58,6 @@ class Dual(NamedTuple):
 
 Conditions = list[NDArray[np.bool_]]
 Node = Callable[[Vector, Conditions], Dual]  # appends its conditions to the list
-Condition = Callable[[Vector, Conditions], NDArray[np.bool_]]
 
 
 def expression_tree(text: str) -> ast.expr | None:
@@ -85,14 +98,23 @@ def _parsed(text: str) -> ast.expr | None:
         return None
 
 
+def read_expression(tree: ast.expr) -> Expression:
+    """Return the expression that a syntax tree is.
+
+    Raises:
+        FewbitError: it contains an unsupported construct, which the message names.
+    """
+    return _read(tree, 0)
+
+
 def expression_activation(tree: ast.expr) -> Activation:
     """Return the activation that an expression in x describes.
 
     Raises:
         FewbitError: it contains an unsupported construct, which the message names.
     """
-    node = _Reader().read(tree, 0)
-    enclosure = enclosed(tree, _called, expression_number)
+    expression = read_expression(tree)
+    node, enclosure = fold(expression, Duals()), enclosed(expression)
     name = ast.unparse(_Canonical().visit(tree)).replace(" ", "")
     if len(name) > LONGEST:
         raise FewbitError(f"an expression may have {LONGEST} characters, not {len(name)}")
@@ -121,91 +143,95 @@ def expression_activation(tree: ast.expr) -> Activation:
     return Activation(name, function, derivative, kinks, step, reach_of(derivative), enclosure=enclosure)
 
 
-def expression_number(tree: ast.expr) -> float:
-    """Return the value of an expression without x; raises `FewbitError` if it is not accepted."""
-    return float(_number(_Reader().read(tree, 0)))
+def _read(tree: ast.expr, depth: int) -> Expression:
+    """Return the expression that `tree` is, `depth` deep in another; one without x is the number that it comes to."""
+    if depth > _DEEPEST:
+        raise FewbitError(f"an expression may be nested {_DEEPEST} deep, not deeper")
+    read = _read_node(tree, depth + 1)
+    if _has_x(tree):
+        return read
+    number = _number(read)
+    if not np.isfinite(number):
+        raise FewbitError(f"{shown(ast.unparse(tree))} in the expression is not a finite number")
+    return Number(float(number), isinstance(tree, ast.Constant))
 
 
-class _Reader:
-    """Converts the syntax tree to a `Node`; rejects unsupported nodes."""
+def _read_node(tree: ast.expr, depth: int) -> Expression:
+    match tree:
+        case ast.Constant(value=bool()):
+            pass
+        case ast.Constant(value=int() | float() as number):
+            return Number(_double(number), True)
+        case ast.Name(id="x"):
+            return Variable()
+        case ast.Name(id=name) if name in _CONSTANTS:
+            return Number(_CONSTANTS[name], False)
+        case ast.Name(id=name):
+            raise FewbitError(f"unknown name {shown(name)} in the expression; it has x, {', '.join(_CONSTANTS)}")
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return Negation(_read(operand, depth))
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return _read(operand, depth)
+        case ast.BinOp(left=left, op=ast.Pow(), right=right) if not (_has_x(left) and _has_x(right)):
+            base, exponent = _read(left, depth), _read(right, depth)
+            if isinstance(exponent, Number):
+                return Power(base, exponent.value)
+            return Exponential(float(_number(base)), exponent)
+        case ast.BinOp(op=ast.Pow()):
+            raise FewbitError("x in a base and in its exponent: of the two one must be a number")
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
+            return Operation(_ARITHMETIC[type(op)], _read(left, depth), _read(right, depth))
+        case ast.Call(func=ast.Name(id=name)):
+            return _read_call(_SPELLINGS.get(name, name), tree, depth)
+    part = shown(_unparsed(tree))
+    raise FewbitError(
+        f"cannot take {part} in an expression: it has numbers, x, + - * / **, functions, and where(x > 0, a, b)"
+    )
 
-    def read(self, tree: ast.expr, depth: int) -> Node:
-        if depth > _DEEPEST:
-            raise FewbitError(f"an expression may be nested {_DEEPEST} deep, not deeper")
-        node = self._read(tree, depth + 1)
-        if not _has_x(tree) and not np.isfinite(_number(node)):
-            raise FewbitError(f"{shown(ast.unparse(tree))} in the expression is not a finite number")
-        return node
 
-    def _read(self, tree: ast.expr, depth: int) -> Node:
-        match tree:
-            case ast.Constant(value=bool()):
-                pass
-            case ast.Constant(value=int() | float() as number):
-                return _constant(number)
-            case ast.Name(id="x"):
-                return lambda x, _: Dual(x, np.ones(np.shape(x)))
-            case ast.Name(id=name) if name in _CONSTANTS:
-                return _constant(_CONSTANTS[name])
-            case ast.Name(id=name):
-                raise FewbitError(f"unknown name {shown(name)} in the expression; it has x, {', '.join(_CONSTANTS)}")
-            case ast.UnaryOp(op=ast.USub(), operand=operand):
-                return _multiply(_constant(-1.0), self.read(operand, depth))
-            case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-                return self.read(operand, depth)
-            case ast.BinOp(left=left, op=ast.Pow(), right=right) if not (_has_x(left) and _has_x(right)):
-                rule = _exponential if _has_x(right) else _power
-                return rule(self.read(left, depth), self.read(right, depth))
-            case ast.BinOp(op=ast.Pow()):
-                raise FewbitError("x in a base and in its exponent: of the two one must be a number")
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
-                return _ARITHMETIC[type(op)](self.read(left, depth), self.read(right, depth))
-            case ast.Call(func=ast.Name(id=name)):
-                return self._call(_SPELLINGS.get(name, name), tree, depth)
-        part = shown(_unparsed(tree))
-        raise FewbitError(
-            f"cannot take {part} in an expression: it has numbers, x, + - * / **, functions, and where(x > 0, a, b)"
-        )
+def _read_call(name: str, call: ast.Call, depth: int) -> Expression:
+    if any(isinstance(argument, ast.Starred) for argument in call.args):
+        raise FewbitError(f"{name} in the expression takes its arguments one by one")
+    count = len(call.args)
+    if name == "where":
+        if count != 3 or call.keywords:
+            raise FewbitError("where takes three arguments: where(x > 0, a, b)")
+        conditions = _read_conditions(call.args[0], depth)
+        return Choice(conditions, _read(call.args[1], depth), _read(call.args[2], depth))
+    if name in ("max", "min", "clip"):
+        if call.keywords or (count != 3 if name == "clip" else count < 2):
+            accepted = "three arguments: clip(x, low, high)" if name == "clip" else "two arguments or more"
+            raise FewbitError(f"{name} takes {accepted}")
+        parts = [_read(argument, depth) for argument in call.args]
+        if name == "clip":
+            return Operation("least", Operation("greatest", parts[0], parts[1]), parts[2])
+        choice: Binary = "greatest" if name == "max" else "least"
+        return reduce(lambda left, right: Operation(choice, left, right), parts)
+    function = _function(name, call)
+    if count != 1:
+        raise FewbitError(f"{name} takes one argument, and what else it takes by keyword, in an expression")
+    canonical = name if name in ELEMENTARY else find_name(name, FAMILIES) or name
+    numbers = tuple((keyword_numbers(call) or {}).items())
+    return Call(canonical, numbers, _read(call.args[0], depth), function)
 
-    def _call(self, name: str, call: ast.Call, depth: int) -> Node:
-        if any(isinstance(argument, ast.Starred) for argument in call.args):
-            raise FewbitError(f"{name} in the expression takes its arguments one by one")
-        count = len(call.args)
-        if name == "where":
-            if count != 3 or call.keywords:
-                raise FewbitError("where takes three arguments: where(x > 0, a, b)")
-            return _where(
-                self._condition(call.args[0], depth), self.read(call.args[1], depth), self.read(call.args[2], depth)
-            )
-        if name in ("max", "min", "clip"):
-            if call.keywords or (count != 3 if name == "clip" else count < 2):
-                accepted = "three arguments: clip(x, low, high)" if name == "clip" else "two arguments or more"
-                raise FewbitError(f"{name} takes {accepted}")
-            nodes = [self.read(argument, depth) for argument in call.args]
-            if name == "clip":
-                return _least(_greatest(nodes[0], nodes[1]), nodes[2])
-            return reduce(_greatest if name == "max" else _least, nodes)
-        function = _function(name, call)
-        if count != 1:
-            raise FewbitError(f"{name} takes one argument, and what else it takes by keyword, in an expression")
-        return _chain(function, self.read(call.args[0], depth))
 
-    def _condition(self, tree: ast.expr, depth: int) -> Condition:
-        if not isinstance(tree, ast.Compare) or not all(type(op) in _COMPARISONS for op in tree.ops):
-            raise FewbitError(f"a condition is a comparison by < <= > >=, not {shown(_unparsed(tree))}")
-        nodes = [self.read(side, depth) for side in (tree.left, *tree.comparators)]
-        compare = [_COMPARISONS[type(op)] for op in tree.ops]
+def _read_conditions(tree: ast.expr, depth: int) -> tuple[Comparison, ...]:
+    if not isinstance(tree, ast.Compare) or not all(isinstance(op, _COMPARED) for op in tree.ops):
+        raise FewbitError(f"a condition is a comparison by < <= > >=, not {shown(_unparsed(tree))}")
+    sides = [_read(side, depth) for side in (tree.left, *tree.comparators)]
+    return tuple(
+        Comparison(isinstance(op, ast.Lt | ast.Gt), *((b, a) if isinstance(op, ast.Gt | ast.GtE) else (a, b)))
+        for op, a, b in zip(tree.ops, sides[:-1], sides[1:], strict=True)
+    )
 
-        def condition(x: Vector, noted: Conditions) -> NDArray[np.bool_]:
-            values = [node(x, noted).value for node in nodes]
-            parts = [
-                np.broadcast_to(op(a, b), np.shape(x))
-                for op, a, b in zip(compare, values[:-1], values[1:], strict=True)
-            ]
-            noted.extend(parts)
-            return np.logical_and.reduce(parts)
 
-        return condition
+_ARITHMETIC: dict[type[ast.operator], Binary] = {
+    ast.Add: "add",
+    ast.Sub: "subtract",
+    ast.Mult: "multiply",
+    ast.Div: "divide",
+}
+_COMPARED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
 class _Canonical(ast.NodeTransformer):
@@ -252,109 +278,142 @@ def _function(name: str, call: ast.Call) -> Activation:
     return call_family(name, numbers)
 
 
-def _called(call: ast.Call) -> Activation:
-    name = call.func.id if isinstance(call.func, ast.Name) else ""
-    return _function(_SPELLINGS.get(name, name), call)
-
-
-def _constant(number: float) -> Node:
+def _double(number: float) -> float:
     try:
-        value = np.float64(number)
+        return float(number)
     except OverflowError:
-        value = np.float64(math.inf)
-    return lambda x, _: Dual(np.asarray(value), None)
+        return math.inf
 
 
-def _chain(function: Activation, argument: Node) -> Node:
-    def node(x: Vector, noted: Conditions) -> Dual:
-        u, slope = argument(x, noted)
-        if slope is None:
-            return Dual(function.function(u), None)
-        noted.extend(u > kink for kink in function.kinks)
-        # Where u is constant, so is g(u), even if g' is infinite there: sqrt(relu(x)) left of 0.
-        return Dual(function.function(u), np.where(slope == 0, 0.0, function.derivative(u) * slope))
-
-    return node
-
-
-def _add(left: Node, right: Node) -> Node:
-    def node(x: Vector, noted: Conditions) -> Dual:
-        (u, du), (v, dv) = left(x, noted), right(x, noted)
-        return Dual(u + v, _total(du, dv))
-
-    return node
-
-
-def _multiply(left: Node, right: Node) -> Node:
-    def node(x: Vector, noted: Conditions) -> Dual:
-        (u, du), (v, dv) = left(x, noted), right(x, noted)
-        return Dual(u * v, _total(None if du is None else du * v, None if dv is None else u * dv))
-
-    return node
-
-
-def _divide(left: Node, right: Node) -> Node:
-    def node(x: Vector, noted: Conditions) -> Dual:
-        (u, du), (v, dv) = left(x, noted), right(x, noted)
-        ratio = u / v
-        return Dual(ratio, _total(None if du is None else du / v, None if dv is None else -ratio * (dv / v)))
-
-    return node
-
-
-def _power(base: Node, exponent: Node) -> Node:
-    c = _number(exponent)
-
-    def node(x: Vector, noted: Conditions) -> Dual:
-        u, slope = base(x, noted)
-        if slope is None or c == 0:
-            return Dual(np.power(u, c), None)
-        return Dual(np.power(u, c), np.where(slope == 0, 0.0, c * np.power(u, c - 1) * slope))
-
-    return node
-
-
-def _exponential(base: Node, exponent: Node) -> Node:
-    c = _number(base)
-
-    def node(x: Vector, noted: Conditions) -> Dual:
-        u, slope = exponent(x, noted)
-        value = np.power(c, u)
-        return Dual(value, None if slope is None else value * np.log(c) * slope)
-
-    return node
-
-
-def _number(node: Node) -> np.float64:
-    """Return the value of a node without x."""
+def _number(expression: Expression) -> np.float64:
+    """Return the value of an expression without x."""
     with np.errstate(all="ignore"):
-        return np.float64(node(np.zeros(1), []).value.flat[0])
+        return np.float64(fold(expression, Duals())(np.zeros(1), []).value.flat[0])
 
 
-def _where(condition: Condition, yes: Node, no: Node) -> Node:
-    def node(x: Vector, noted: Conditions) -> Dual:
-        chosen = condition(x, noted)
-        return _choose(chosen, yes(x, noted), no(x, noted))
+class Duals:
+    """The algebra of values and their derivatives by x."""
 
-    return node
+    def number(self, value: float, exact: bool) -> Node:
+        """Return a constant."""
+        return lambda x, _: Dual(np.asarray(np.float64(value)), None)
 
+    def variable(self) -> Node:
+        """Return x."""
+        return lambda x, _: Dual(x, np.ones(np.shape(x)))
 
-def _greatest(left: Node, right: Node) -> Node:
-    def node(x: Vector, noted: Conditions) -> Dual:
-        u, v = left(x, noted), right(x, noted)
-        noted.append(np.broadcast_to(u.value > v.value, np.shape(x)))
-        return _choose(noted[-1], u, v)
+    def negate(self, u: Node) -> Node:
+        """Return −u."""
+        return self.multiply(self.number(-1.0, True), u)
 
-    return node
+    def add(self, left: Node, right: Node) -> Node:
+        """Return u + v."""
 
+        def node(x: Vector, noted: Conditions) -> Dual:
+            (u, du), (v, dv) = left(x, noted), right(x, noted)
+            return Dual(u + v, _total(du, dv))
 
-def _least(left: Node, right: Node) -> Node:
-    def node(x: Vector, noted: Conditions) -> Dual:
-        u, v = left(x, noted), right(x, noted)
-        noted.append(np.broadcast_to(u.value > v.value, np.shape(x)))
-        return _choose(noted[-1], v, u)
+        return node
 
-    return node
+    def subtract(self, left: Node, right: Node) -> Node:
+        """Return u − v."""
+        return self.add(left, self.negate(right))
+
+    def multiply(self, left: Node, right: Node) -> Node:
+        """Return u v."""
+
+        def node(x: Vector, noted: Conditions) -> Dual:
+            (u, du), (v, dv) = left(x, noted), right(x, noted)
+            return Dual(u * v, _total(None if du is None else du * v, None if dv is None else u * dv))
+
+        return node
+
+    def square(self, argument: Node) -> Node:
+        """Return u u."""
+
+        def node(x: Vector, noted: Conditions) -> Dual:
+            u, du = argument(x, noted)
+            return Dual(u * u, None if du is None else du * u + u * du)
+
+        return node
+
+    def divide(self, left: Node, right: Node) -> Node:
+        """Return u / v."""
+
+        def node(x: Vector, noted: Conditions) -> Dual:
+            (u, du), (v, dv) = left(x, noted), right(x, noted)
+            ratio = u / v
+            return Dual(ratio, _total(None if du is None else du / v, None if dv is None else -ratio * (dv / v)))
+
+        return node
+
+    def power(self, base: Node, c: float) -> Node:
+        """Return uᶜ."""
+
+        def node(x: Vector, noted: Conditions) -> Dual:
+            u, slope = base(x, noted)
+            if slope is None or c == 0:
+                return Dual(np.power(u, c), None)
+            return Dual(np.power(u, c), np.where(slope == 0, 0.0, c * np.power(u, c - 1) * slope))
+
+        return node
+
+    def exponential(self, c: float, exponent: Node) -> Node:
+        """Return cᵘ."""
+
+        def node(x: Vector, noted: Conditions) -> Dual:
+            u, slope = exponent(x, noted)
+            value = np.power(c, u)
+            return Dual(value, None if slope is None else value * np.log(c) * slope)
+
+        return node
+
+    def call(self, call: Call, argument: Node) -> Node:
+        """Return g(u), and note on which side of g's kinks u is."""
+        function = call.function
+
+        def node(x: Vector, noted: Conditions) -> Dual:
+            u, slope = argument(x, noted)
+            if slope is None:
+                return Dual(function.function(u), None)
+            noted.extend(u > kink for kink in function.kinks)
+            # Where u is constant, so is g(u), even if g' is infinite there: sqrt(relu(x)) left of 0.
+            return Dual(function.function(u), np.where(slope == 0, 0.0, function.derivative(u) * slope))
+
+        return node
+
+    def greatest(self, left: Node, right: Node) -> Node:
+        """Return the greater of u and v, and note which it is."""
+
+        def node(x: Vector, noted: Conditions) -> Dual:
+            u, v = left(x, noted), right(x, noted)
+            noted.append(np.broadcast_to(u.value > v.value, np.shape(x)))
+            return _choose(noted[-1], u, v)
+
+        return node
+
+    def least(self, left: Node, right: Node) -> Node:
+        """Return the lesser of u and v, and note which it is."""
+
+        def node(x: Vector, noted: Conditions) -> Dual:
+            u, v = left(x, noted), right(x, noted)
+            noted.append(np.broadcast_to(u.value > v.value, np.shape(x)))
+            return _choose(noted[-1], v, u)
+
+        return node
+
+    def choose(self, conditions: Sequence[tuple[bool, Node, Node]], yes: Node, no: Node) -> Node:
+        """Return `yes` where the conditions hold, else `no`, and note the conditions."""
+
+        def node(x: Vector, noted: Conditions) -> Dual:
+            parts = []
+            for strict, less, more in conditions:
+                a, b = less(x, noted).value, more(x, noted).value
+                parts.append(np.broadcast_to(a < b if strict else a <= b, np.shape(x)))
+            noted.extend(parts)
+            return _choose(np.logical_and.reduce(parts), yes(x, noted), no(x, noted))
+
+        return node
 
 
 def _choose(condition: NDArray[np.bool_], yes: Dual, no: Dual) -> Dual:
@@ -371,21 +430,3 @@ def _total(first: Vector | None, second: Vector | None) -> Vector | None:
     if first is None or second is None:
         return second if first is None else first
     return first + second
-
-
-def _subtract(left: Node, right: Node) -> Node:
-    return _add(left, _multiply(_constant(-1.0), right))
-
-
-_ARITHMETIC: dict[type[ast.operator], Callable[[Node, Node], Node]] = {
-    ast.Add: _add,
-    ast.Sub: _subtract,
-    ast.Mult: _multiply,
-    ast.Div: _divide,
-}
-_COMPARISONS: dict[type[ast.cmpop], Callable[[Vector, Vector], NDArray[np.bool_]]] = {
-    ast.Lt: np.less,
-    ast.LtE: np.less_equal,
-    ast.Gt: np.greater,
-    ast.GtE: np.greater_equal,
-}

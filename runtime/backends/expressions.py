@@ -1,14 +1,15 @@
 """An activation written as an expression in x, computed by torch: "x*sigmoid(1.702*x)".
 
-The compiler parses, checks and differentiates the text (fewbit_gen/activations/expression.py); here the same syntax
-tree is translated to torch's operations, and Python never evaluates the text. float16 and bfloat16 are computed in
+The compiler reads, checks and differentiates the text (fewbit_gen/activations/expression.py); here the same expression
+becomes torch's operations, and Python never evaluates the text. float16 and bfloat16 are computed in
 float32 and rounded once, so that a long formula does not lose digits.
 """
 
-import ast
-import operator
-from collections.abc import Callable
-from functools import partial, reduce
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 from ..tensors.dtypes import arithmetic_dtype
 from .torch_functions import FORWARDS
+
+if TYPE_CHECKING:
+    from ...fewbit_gen.activations.syntax import Call
 
 Value = Tensor | float
 Node = Callable[[Tensor], Value]
@@ -41,12 +45,13 @@ def expression_function(text: str) -> Callable[[Tensor], Tensor]:
     Raises:
         FewbitError: `text` is not an expression in x that the compiler accepts.
     """
-    from ...fewbit_gen.activations.expression import expression_tree
+    from ...fewbit_gen.activations.expression import expression_tree, read_expression
+    from ...fewbit_gen.activations.syntax import fold
 
-    tree = expression_tree(canonical_text(text))  # the canonical text: its functions have one name each
+    tree = expression_tree(canonical_text(text))
     if tree is None:
         raise FewbitError(f"an expression has x in it, unlike {shown(text)}")
-    node = _node(tree)
+    node = fold(read_expression(tree), Tensors())
 
     def function(x: Tensor) -> Tensor:
         y = _tensor(node(x.to(arithmetic_dtype(x.dtype))), x).to(x.dtype)
@@ -55,54 +60,78 @@ def expression_function(text: str) -> Callable[[Tensor], Tensor]:
     return function
 
 
-def _node(tree: ast.expr) -> Node:
-    from ...fewbit_gen.activations.expression import expression_number
-    from ...fewbit_gen.activations.registry import keyword_numbers
+class Tensors:
+    """The algebra of torch tensors, and of numbers where there is no x."""
 
-    if not any(isinstance(part, ast.Name) and part.id == "x" for part in ast.walk(tree)):
-        number = expression_number(tree)
-        return lambda x: number
-    match tree:
-        case ast.Name():
-            return lambda x: x
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return _applied(torch.neg, _node(operand))
-        case ast.UnaryOp(operand=operand):
-            return _node(operand)
-        case ast.BinOp(left=left, op=op, right=right):
-            return _applied(_ARITHMETIC[type(op)], _node(left), _node(right))
-        case ast.Call(func=ast.Name(id="where"), args=[condition, yes, no]):
-            return _where(_condition(condition), _node(yes), _node(no))
-        case ast.Call(func=ast.Name(id="clip"), args=[argument, low, high]):
-            return _applied(_least, _applied(_greatest, _node(argument), _node(low)), _node(high))
-        case ast.Call(func=ast.Name(id="max" | "min" as name), args=arguments):
-            choice = _greatest if name == "max" else _least
-            return reduce(partial(_applied, choice), [_node(argument) for argument in arguments])
-        case ast.Call(func=ast.Name(id=name), args=[argument]):
-            numbers = keyword_numbers(tree)
-            assert numbers is not None, "the compiler takes numbers alone"
-            return _applied(_function(name, numbers), _node(argument))
-    raise AssertionError(f"the compiler takes {ast.unparse(tree)} and torch's side does not know it")
+    def number(self, value: float, exact: bool) -> Node:
+        """Return a constant."""
+        return lambda x: value
 
+    def variable(self) -> Node:
+        """Return x."""
+        return lambda x: x
 
-def _applied(function: Callable[..., Value], *nodes: Node) -> Node:
-    return lambda x: function(*[node(x) for node in nodes])
+    def negate(self, u: Node) -> Node:
+        """Return −u."""
+        return lambda x: -u(x)
 
+    def add(self, u: Node, v: Node) -> Node:
+        """Return u + v."""
+        return lambda x: u(x) + v(x)
 
-def _where(condition: Callable[[Tensor], Tensor], yes: Node, no: Node) -> Node:
-    return lambda x: torch.where(condition(x), _tensor(yes(x), x), _tensor(no(x), x))
+    def subtract(self, u: Node, v: Node) -> Node:
+        """Return u − v."""
+        return lambda x: u(x) - v(x)
 
+    def multiply(self, u: Node, v: Node) -> Node:
+        """Return u v."""
+        return lambda x: u(x) * v(x)
 
-def _condition(tree: ast.expr) -> Callable[[Tensor], Tensor]:
-    assert isinstance(tree, ast.Compare), "the compiler takes comparisons alone"
-    nodes = [_node(side) for side in (tree.left, *tree.comparators)]
-    compare = [_COMPARISONS[type(op)] for op in tree.ops]
+    def square(self, u: Node) -> Node:
+        """Return u u."""
+        return lambda x: (value := u(x)) * value
 
-    def condition(x: Tensor) -> Tensor:
-        values = [_tensor(node(x), x) for node in nodes]
-        return reduce(torch.logical_and, [op(a, b) for op, a, b in zip(compare, values[:-1], values[1:], strict=True)])
+    def divide(self, u: Node, v: Node) -> Node:
+        """Return u / v."""
+        return lambda x: u(x) / v(x)
 
-    return condition
+    def power(self, u: Node, c: float) -> Node:
+        """Return uᶜ."""
+        return lambda x: u(x) ** c
+
+    def exponential(self, c: float, u: Node) -> Node:
+        """Return cᵘ, of a tensor: torch's result is row-major for a power of a number, unlike what its fakes say."""
+
+        def node(x: Tensor) -> Value:
+            exponent = u(x)
+            return _tensor(c, exponent) ** exponent if isinstance(exponent, Tensor) else c**exponent
+
+        return node
+
+    def greatest(self, u: Node, v: Node) -> Node:
+        """Return the greater of u and v."""
+        return lambda x: _greatest(u(x), v(x))
+
+    def least(self, u: Node, v: Node) -> Node:
+        """Return the lesser of u and v."""
+        return lambda x: _least(u(x), v(x))
+
+    def call(self, call: Call, u: Node) -> Node:
+        """Return g(u)."""
+        function = _function(call.name, dict(call.numbers))
+        return lambda x: function(u(x))
+
+    def choose(self, conditions: Sequence[tuple[bool, Node, Node]], yes: Node, no: Node) -> Node:
+        """Return `yes` where the conditions hold, else `no`."""
+
+        def node(x: Tensor) -> Tensor:
+            compared = [
+                (torch.lt if strict else torch.le)(_tensor(less(x), x), _tensor(more(x), x))
+                for strict, less, more in conditions
+            ]
+            return torch.where(reduce(torch.logical_and, compared), _tensor(yes(x), x), _tensor(no(x), x))
+
+        return node
 
 
 def _function(name: str, arguments: dict[str, float]) -> Callable[..., Value]:
@@ -121,12 +150,6 @@ def _tensor(value: Value, like: Tensor) -> Tensor:
     if isinstance(value, Tensor):
         return value
     return torch.full((), value, dtype=arithmetic_dtype(like.dtype), device=like.device)
-
-
-def _power(u: Value, v: Value) -> Value:
-    if isinstance(v, Tensor) and not isinstance(u, Tensor):
-        u = _tensor(u, v)  # torch's result is row-major for a power of a number, which its fakes do not predict
-    return u**v
 
 
 def _greatest(u: Value, v: Value) -> Value:
@@ -164,17 +187,4 @@ _BEYOND: dict[str, Callable[[Tensor], Tensor]] = {
     "abs": torch.abs,
     "sign": torch.sign,
     "gaussian": _gaussian,
-}
-_ARITHMETIC: dict[type[ast.operator], Callable[..., Value]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.Pow: _power,
-}
-_COMPARISONS: dict[type[ast.cmpop], Callable[[Tensor, Tensor], Tensor]] = {
-    ast.Lt: torch.lt,
-    ast.LtE: torch.le,
-    ast.Gt: torch.gt,
-    ast.GtE: torch.ge,
 }
