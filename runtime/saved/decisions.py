@@ -69,7 +69,7 @@ class _Decision:
         if self.shape is None:
             return self.part
         if self.dtype == torch.bool and not is_abstract(self.part):
-            return unpack_mask(self.part, self.shape.numel()).to(torch.bool).view(self.shape)
+            return unpack_mask(self.part, self.shape.numel()).view(torch.bool).view(self.shape)
         return self.part.to(self.dtype)
 
 
@@ -93,19 +93,18 @@ class Deciding(TorchFunctionMode):
         super().__init__()
         self.again, self.exact, self.before_write = again, exact, before_write
         self._decisions, self._left = decisions, iter(decisions)
-        self._operators = _Operators(self)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _SMOOTH or getattr(func, "__name__", "") == "__get__" or _is_ours(sys._getframe(1)):
             return func(*args, **kwargs)
         if self.again is None:
-            with self._operators:
+            with _Operators(self):  # kept, it would be a cycle, which keeps a block's codes until it is collected
                 return func(*args, **kwargs)
         self.again.begin()
         self.again.deferred = True  # so that the operation that saves the last tensor can still replace it
         try:
-            with self._operators:
+            with _Operators(self):
                 result = func(*args, **kwargs)
         finally:
             self.again.deferred = False

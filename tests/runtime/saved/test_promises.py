@@ -2,6 +2,8 @@
 of either, and a plan that recomputes. Beside each stands the same network without one."""
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -351,6 +353,22 @@ def test_a_block_may_begin_in_place_or_change_what_it_is_lent() -> None:
     found = gradients(net, net(x, count=count))
     assert count == 1
     assert all((a - b).norm() < 0.05 * b.norm() for a, b in zip(found, exact, strict=True))
+
+
+def test_a_call_is_gone_with_its_graph() -> None:
+    class Tag:
+        def __call__(self) -> None: ...
+
+    net, tag = Net(lambda block, x, tag: block.two(block.one(x).relu())), Tag()
+    fewbit.checkpoint(net, bits=8, blocks=["block"])
+    gone = weakref.ref(tag)
+    gc.disable()  # codes that wait for a collection raise the peak
+    try:
+        net(torch.randn(4, WIDTH), tag).sum().backward()
+        del tag
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_block_that_saves_other_tensors_again_is_named() -> None:
