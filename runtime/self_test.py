@@ -21,7 +21,7 @@ from torch import Tensor
 from ..tables import load_table
 from ..tables.compiling import NotCompiledError, refused_compilation, silent_compilation
 from .backends.reference import activation as activations
-from .backends.reference import fixed_point, outlier, per_group, preact
+from .backends.reference import fixed_point, outlier, per_group, preact, rotated
 from .tensors.dtypes import KINDS, name_of
 from .tensors.table_registry import register_table
 
@@ -206,6 +206,17 @@ def _per_group_dequantize(dtype: torch.dtype, bits: int, module: ModuleType, dev
     return results
 
 
+def _rotated_quantize(dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
+    x = _numbers(_ROWS * _FEATURES, dtype, device).view(_ROWS, _FEATURES)
+    return module.quantize(x, bits, 128, 2, True, _SEED)
+
+
+def _rotated_dequantize(dtype: torch.dtype, bits: int, module: ModuleType, device: torch.device) -> Results:
+    x = _numbers(_ROWS * _FEATURES, dtype, device).view(_ROWS, _FEATURES)
+    module.dequantize(*rotated.quantize(x, bits, 128, 2, True, _SEED), bits, 128, 2, _SEED, out := torch.empty_like(x))
+    return [out]
+
+
 def _channels(device: torch.device) -> tuple[Tensor, Tensor]:
     """Return scales and shifts of the six channels of an image."""
     scale, shift = (_numbers(6, torch.float32, device, seed, special=False) for seed in (2, 3))
@@ -297,6 +308,8 @@ _OF_KINDS: tuple[tuple[str, str, Callable[..., Results]], ...] = (
     ("rounding", "encode_at_random", _encode_at_random),
     ("per_group", "quantize", _per_group_quantize),
     ("per_group", "dequantize", _per_group_dequantize),
+    ("rotated", "quantize", _rotated_quantize),
+    ("rotated", "dequantize", _rotated_dequantize),
     ("fixed_point", "quantize", _fixed_point_quantize),
     ("fixed_point", "dequantize", _fixed_point_dequantize),
     ("outlier", "quantize", _outlier_quantize),

@@ -4,7 +4,8 @@
     following    the same, by a table that moves   fixed_point  by a normalization's parameters (BLPA)
     glu          gated linear units                outlier      large values exactly (V-Quant)
     preact       pre-activation layers (BLPA)      pooling      places of maxima
-    precision    mixed precision                   attention    with dropout
+    rotated      turned groups (DRIVE, EDEN)       precision    mixed precision
+    attention    with dropout
     memory       copies on the host
 
 Each op runs on the backend of its tensors' device, or in plain torch if that backend has no kernel for it. What the
@@ -29,6 +30,7 @@ from .per_group import (
 from .pooling import max_pool, max_pool_backward
 from .preact import preact_backward, preact_decode, preact_encode
 from .precision import allocate_bits, begin_iteration, observe, share_bits
+from .rotated import rotated_dequantize, rotated_quantize
 
 __all__ = [
     "activation",
@@ -64,6 +66,8 @@ __all__ = [
     "preact_decode",
     "preact_encode",
     "read_copy",
+    "rotated_dequantize",
+    "rotated_quantize",
     "separate",
     "share_bits",
     "to_device_of",

@@ -1,4 +1,4 @@
-"""Quantizers of ActNN (`PerGroup`), BLPA (`FixedPoint`) and V-Quant (`Outlier`).
+"""Quantizers of ActNN (`PerGroup`), BLPA (`FixedPoint`), V-Quant (`Outlier`) and EDEN (`Rotated`).
 
     c = PerGroup(bits=2, group_size=256).compress(x)
     c.decompress(), c.nbytes
@@ -12,6 +12,7 @@ from .base import Compressed, Quantizer
 from .fixed_point import FixedPoint, FixedPointCompressed
 from .outlier import Outlier, OutlierCompressed
 from .per_group import PerGroup, PerGroupCompressed
+from .rotated import Rotated, RotatedCompressed
 
 __all__ = [
     "Compressed",
@@ -22,4 +23,6 @@ __all__ = [
     "PerGroup",
     "PerGroupCompressed",
     "Quantizer",
+    "Rotated",
+    "RotatedCompressed",
 ]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from fewbit import FewbitError
-from fewbit.quantizers import FixedPoint, Outlier, PerGroup
+from fewbit.quantizers import FixedPoint, Outlier, PerGroup, Rotated
 from fewbit.runtime import ops
 from fewbit.runtime.backends.reference import per_group as reference_per_group
 from fewbit.runtime.tensors.philox import NEAREST
@@ -225,8 +225,9 @@ class TestEach:
         lambda x: PerGroup(4).within(x.shape[-1]).compress(x.transpose(0, 1)).decompress(),
         lambda x: FixedPoint(4).compress(x, scale=torch.ones(96), shift=torch.zeros(96)).decompress(),
         lambda x: Outlier(3, 0.02).compress(x).decompress(),
+        lambda x: Rotated(3).compress(x).decompress(),
     ],
-    ids=["PerGroup", "PerGroup, transposed", "FixedPoint", "Outlier"],
+    ids=["PerGroup", "PerGroup, transposed", "FixedPoint", "Outlier", "Rotated"],
 )
 def test_quantizers_trace_in_one_graph(around, dynamic):
     compiled = torch.compile(around, fullgraph=True, backend="aot_eager")

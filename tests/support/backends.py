@@ -13,7 +13,7 @@ from importlib import import_module
 
 import pytest
 import torch
-from fewbit.quantizers import FixedPoint, Outlier, PerGroup
+from fewbit.quantizers import FixedPoint, Outlier, PerGroup, Rotated
 from fewbit.runtime.backends.cuda import activation, fixed_point, glu, outlier, per_group, preact, rounding
 from fewbit.runtime.backends.cuda.codegen.compiler import has_compiler
 from fewbit.runtime.backends.cuda.codegen.fixed_point import ELEMENTS_PER_BLOCK
@@ -30,8 +30,13 @@ from host_kernels import (
 from quantizer_cases import OUTLIER_PARTS, reference, same_bits
 
 _FOLDERS = {"cpu": "cpu", "host-cuda": "cuda", "cuda": "cuda"}
-_FAMILIES = ("per_group", "fixed_point", "outlier")
-_PARTS = {PerGroup: ("packed", "minimum", "range"), FixedPoint: ("packed",), Outlier: OUTLIER_PARTS}
+_FAMILIES = ("per_group", "fixed_point", "outlier", "rotated")
+_PARTS = {
+    PerGroup: ("packed", "minimum", "range"),
+    FixedPoint: ("packed",),
+    Outlier: OUTLIER_PARTS,
+    Rotated: ("packed", "scale"),
+}
 
 
 def _why_no_gpu():

@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_FAMILIES = ("per_group", "fixed_point", "outlier")
+_FAMILIES = ("per_group", "fixed_point", "outlier", "rotated")
 _MODULES = {
     import_module(f"fewbit.runtime.quantizers.{name}"): import_module(f"fewbit.runtime.backends.reference.{name}")
     for name in _FAMILIES

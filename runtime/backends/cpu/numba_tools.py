@@ -11,9 +11,9 @@ from llvmlite import ir
 from numba import njit, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import intrinsic
 
-from ...tensors import dtypes, philox
+from ...tensors import dtypes, philox, rotation
 from ...tensors.philox import KEY_STEPS, MULTIPLIERS, ROUNDS
-from . import activation_kernels
+from . import activation_kernels, vectors
 from .activation_kernels import GROUP, _kernel, _load_word, _narrow, _pack, _take, _vector, _widen
 from .threads import Kernel
 
@@ -37,7 +37,8 @@ def build(body: Callable[[Any], None]) -> Kernel:
 
 @cache
 def _digest() -> str:
-    files = (__file__, activation_kernels.__file__, dtypes.__file__, philox.__file__)
+    parts = (activation_kernels, dtypes, philox, rotation, vectors)
+    files = (__file__, *(part.__file__ for part in parts))
     return sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:8]
 
 
