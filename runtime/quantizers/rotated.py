@@ -12,14 +12,15 @@ and Hadamard, whose entries are ±1/√G,
 
 E|ĥ − h|² is .571, .133, .0358 and .0096 of |h|² at 1 to 4 bits, of any values; codes between the minimum and the
 maximum, rounded at random, have .50 of normal numbers at 2 bits, and 2.6 beside outliers. The scale of least squares,
-⟨r, L⟩/⟨L, L⟩, has .363, .1175, .0345, .0095, and ĥ is shorter than h by that part: for what goes through an exponential.
+⟨r, L⟩/⟨L, L⟩, has .363, .1175, .0345, .0095, and ĥ is shorter than h by that part: for what an exponential takes.
 
-Sources: DRIVE (Vargaftik et al. 2021, arXiv 2105.08339), one bit, one turn H D; EDEN (2022, arXiv 2108.08842), any number
-of bits and the scale. They prove E ĥ = h for uniformly random rotations. For H D it holds by energy, not by entry: one
-entry of 100 among normal ones makes the others come back 3.4 times as large at 2 bits. Turned twice, all come back.
+Sources: DRIVE (Vargaftik et al. 2021, arXiv 2105.08339), one bit, one turn H D; EDEN (2022, arXiv 2108.08842), any
+number of bits and the scale. They prove E ĥ = h for uniformly random rotations. For H D it holds by energy, not by
+entry: one entry of 100 among normal ones makes the others come back 3.4 times as large at 2 bits. Turned twice, all
+come back.
 
-Exact zeros among other values come back as noise of the size of all: probabilities, masks and results of ReLU are better
-off with `PerGroup`. Special groups:
+Exact zeros among other values come back as noise of the size of all: probabilities, masks and results of ReLU are
+better off with `PerGroup`. Special groups:
 
     zeros         exact: the scale is 0.
     not finite    NaN throughout, so that a NaN or an infinity cannot be overlooked.
@@ -52,9 +53,9 @@ class Rotated(Unpickled):
     """Few-bit codes of groups turned at random, by one scale a group; unbiased, whatever the values.
 
     A row is what lies innermost in memory, the features of a token; where that has fewer than 64 elements the sample
-    x[n], and where that has fewer too the whole tensor. Groups do not span rows: 128 elements, what is left 64, and what
-    is left by itself. Compressed size: b bits an element, 16 a group and 8 bytes for the seed; 2.125 bits in all at 2
-    bits and rows that 128 divides.
+    x[n], and where that has fewer too the whole tensor. Groups do not span rows: they have 128 elements, then 64 of
+    what is left, and the rest by itself. Compressed size: b bits an element, 16 a group and 8 bytes for the seed; 2.125
+    bits in all at 2 bits and rows that 128 divides.
 
     Unbiased: E[decompress()] = x, up to float32 arithmetic and the rounding of the scale to bfloat16, by 0.4 % of |x|
     at groups of 64 and more. |decompress() − x|² has the mean .571, .133, .0358, .0096 of |x|² at 1 to 4 bits.

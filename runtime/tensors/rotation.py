@@ -6,7 +6,7 @@ by *passes*: each flips the signs of elements and then takes sums and difference
 p elements, p the largest power of two in g. Where p = g a turn is one pass over the whole group; else three, over the
 first p, the last p and the first p again, so that all elements meet, and each divides its result by √p.
 
-Signs are Philox's bits (philox.py), under the seed of the tensor, element i of a group by bit i mod 32 of word i div 32:
+Signs are Philox's bits (philox.py) under the tensor's seed, that of element i of a group bit i mod 32 of word i div 32:
 
     first pass           of all elements of group k: the counters from k·⌈G/128⌉ on, so each group has its own
     pass m = 1, 2, …     of its p elements: the counters from 2^62 + 2m on, shared by all groups of the tensor

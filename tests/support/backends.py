@@ -14,7 +14,7 @@ from importlib import import_module
 import pytest
 import torch
 from fewbit.quantizers import FixedPoint, Outlier, PerGroup, Rotated
-from fewbit.runtime.backends.cuda import activation, fixed_point, glu, outlier, per_group, preact, rounding
+from fewbit.runtime.backends.cuda import activation, fixed_point, glu, outlier, per_group, preact, rotated, rounding
 from fewbit.runtime.backends.cuda.codegen.compiler import has_compiler
 from fewbit.runtime.backends.cuda.codegen.fixed_point import ELEMENTS_PER_BLOCK
 from fewbit.runtime.tensors.table_registry import table_of
@@ -25,6 +25,7 @@ from host_kernels import (
     start_glu,
     start_outlier,
     start_per_group,
+    start_rotated,
     start_rounding,
 )
 from quantizer_cases import OUTLIER_PARTS, reference, same_bits
@@ -124,6 +125,13 @@ def launched_on_host(monkeypatch):
             launched.append("encode_at_random")
             start_rounding(_name(x), bits, min(blocks, 2), *arguments)
 
+    def launch_rotated(name, x, bits, size, blocks, *arguments):
+        if blocks:
+            launched.append(name)
+            start_rotated(_name(x), bits, size, name, min(blocks, 2), *arguments)
+
+    monkeypatch.setattr(rotated, "_launch", launch_rotated)
+    monkeypatch.setattr(rotated, "serves", lambda x: x.shape[1] % 64 == 0)
     monkeypatch.setattr(rounding, "_launch", launch_rounding)
     monkeypatch.setattr(rounding, "available", lambda: True)
     monkeypatch.setattr(activation, "_kernel", activation_kernel)
@@ -187,5 +195,5 @@ def assert_like_the_reference(backend, quantizer, x, seed=None, **arguments):
     for part in _PARTS[type(quantizer)]:
         assert same_bits(getattr(ours, part).cpu(), getattr(plain, part)), part
     assert same_bits(decoded.cpu(), expected)
-    if backend.name == "host-cuda" and x.numel():
+    if backend.name == "host-cuda" and x.numel() and not isinstance(quantizer, Rotated):  # whose rows may not be served
         assert backend.launched

@@ -196,6 +196,8 @@ static float __fadd_rn(float x, float y) { return x + y; }
 static float __fsub_rn(float x, float y) { return x - y; }
 static float __fmul_rn(float x, float y) { return x * y; }
 static float __fdiv_rn(float x, float y) { return x / y; }
+static float __fsqrt_rn(float x) { return __builtin_sqrtf(x); }
+static float __fmaf_rn(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 static double __dmul_rn(double x, double y) { return x * y; }
 
 using std::erf, std::exp, std::expm1, std::fabs, std::floor, std::log1p, std::tanh;

@@ -17,6 +17,7 @@ from fewbit.runtime.backends.cuda.codegen.fixed_point import fixed_point_source
 from fewbit.runtime.backends.cuda.codegen.glu import glu_source
 from fewbit.runtime.backends.cuda.codegen.outlier import codes_source, selection_source
 from fewbit.runtime.backends.cuda.codegen.per_group import per_group_source
+from fewbit.runtime.backends.cuda.codegen.rotated import rotated_source
 from fewbit.runtime.backends.cuda.codegen.rounding import rounding_source
 from fewbit.runtime.tensors.packing import packed_size
 from fewbit.runtime.tensors.table_registry import table_of
@@ -292,6 +293,35 @@ def rounding_library(dtype, bits):
 def start_rounding(dtype, bits, blocks, *arguments):
     """Run that kernel with the arguments of a launch."""
     rounding_library(dtype, bits).run_encode(ctypes.c_uint(blocks), *map(ctypes.c_longlong, arguments))
+
+
+_PIECE = "rows, D, start, count, first, of_row, counters"
+_ROTATED = {
+    "quantize": f"x, packed, scales, {_PIECE}, turns, unbiased, levels, edges, seed",
+    "dequantize": f"packed, scales, out, {_PIECE}, turns, levels, seed",
+}
+_ROTATED_POINTERS = {
+    **dict.fromkeys(("x", "out"), "{T}*"),
+    **dict.fromkeys(("levels", "edges"), "float*"),
+    "packed": "unsigned char*",
+    "scales": "unsigned short*",
+}
+
+
+@functools.cache
+def rotated_library(dtype, bits, size):
+    """The kernels of rotated codes for a dtype, a number of bits and a size of groups."""
+    assert COMPILER, "no g++"
+    source = '#include "host_cuda.h"\n' + rotated_source(dtype, bits, size) + '\n#include "host_numbers.h"\n'
+    for name, arguments in _ROTATED.items():
+        source += _entry(f"rotated::{name}", name, arguments, _ROTATED_POINTERS, dtype)
+    return built(source)
+
+
+def start_rotated(dtype, bits, size, name, blocks, *arguments):
+    """Run such a kernel with the arguments of a launch."""
+    library = rotated_library(dtype, bits, size)
+    getattr(library, f"run_{name}")(ctypes.c_uint(blocks), *map(ctypes.c_longlong, arguments))
 
 
 _GLU = """

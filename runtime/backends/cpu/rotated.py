@@ -1,7 +1,7 @@
 """Rotated codes on the CPU, with the arithmetic of reference/rotated.py, step by step.
 
-Groups of 64, 128 and 256 numbers are sequences of chunks, which vectors.py takes in registers; what is left of a row, at
-most one group of fewer than 64 numbers, takes loops.
+Groups of 64, 128 and 256 numbers are sequences of chunks, which vectors.py takes in registers; what is left of a row,
+at most one group of fewer than 64 numbers, takes loops.
 """
 
 from functools import cache

@@ -67,8 +67,7 @@ def test_the_error_is_the_tables_whatever_the_values(name, bits, most):
     assert nmse(x, through(Rotated(bits, unbiased=False), x)) == pytest.approx(e, rel=0.05, abs=1e-5)
 
 
-@pytest.mark.parametrize("bits", [1, 2, 3])
-@pytest.mark.parametrize("largest", [1.0, 100.0])
+@pytest.mark.parametrize(("bits", "largest"), [(1, 1.0), (2, 100.0)])
 def test_every_entry_is_unbiased(bits, largest):
     """Over 4,000 draws, also beside a dominant entry; what is left is the rounding of the scale to bfloat16."""
     x = normal(128)
@@ -151,6 +150,7 @@ class TestKernelsGiveTheReferencesBits:
             for group_size in (64, 128, 256):
                 quantizer = Rotated(bits, group_size, turns=1 + (i + group_size // 64) % 2, unbiased=i % 3 > 0)
                 assert_like_the_reference(backend, quantizer, x, 2**40 + i)
+                assert backend.name != "host-cuda" or D % 64 or backend.launched
 
 
 def test_ops_pass_torchs_checks_and_refuse_other_sizes():

@@ -1,0 +1,62 @@
+"""CUDA C++ source of the kernels of rotated codes, for one dtype, number of bits and size of groups."""
+
+from functools import cache
+from pathlib import Path
+
+from .source import NUMBERS, THREADS
+
+GROUP_ELEMENTS = 32  # of a lane
+ELEMENTS_PER_BLOCK = THREADS * GROUP_ELEMENTS
+_PIECES = ("numbers", "packing", "kernels", "eights", "philox", "rotated")
+
+
+@cache
+def rotated_source(dtype: str, bits: int, size: int) -> str:
+    """Return the source of two kernels with C names in the namespace `rotated`, `THREADS` threads a block:
+
+        quantize(const T* x, u8* packed, u16* scales, PIECE, i64 turns, i64 unbiased, const float* levels,
+                 const float* edges, i64 seed)
+        dequantize(const u8* packed, const u16* scales, T* out, PIECE, i64 turns, const float* levels, i64 seed)
+
+    PIECE is (i64 rows, i64 D, i64 start, i64 count, i64 first, i64 of_row, i64 counters): `Piece` of a row of D
+    elements with `of_row` groups, each of which draws so many counters. D is a multiple of 64.
+
+    Args:
+        dtype: ``float32``, ``float16`` or ``bfloat16``.
+        bits: of a code.
+        size: of a group: 64, 128 or 256.
+    """
+    number, _ = NUMBERS[dtype]
+    T = f"fewbit::{number}" if number in ("half", "bfloat16") else number
+    folder = Path(__file__).parent
+    pieces = [(folder / f"{name}.cuh").read_text() for name in _PIECES]
+    return "\n".join([*pieces, _KERNELS.format(T=T, bits=bits, size=size)])
+
+
+_KERNELS = """\
+namespace rotated {{
+
+using fewbit::i64;
+using fewbit::u8;
+using fewbit::u16;
+using fewbit::u64;
+
+extern "C" __global__ void __launch_bounds__(fewbit::threads, fewbit::residents<{T}>)
+quantize(const {T}* x, u8* packed, u16* scales, i64 rows, i64 D, i64 start, i64 count, i64 first, i64 of_row,
+         i64 counters, i64 turns, i64 unbiased, const float* levels, const float* edges, i64 seed)
+{{
+    const fewbit::Pieces pieces = {{rows, D, start, count, first, of_row, counters}};
+    fewbit::quantize_rotated<{T}, {bits}, {size}>(
+        x, packed, scales, pieces, int(turns), unbiased != 0, levels, edges, u64(seed));
+}}
+
+extern "C" __global__ void __launch_bounds__(fewbit::threads, fewbit::residents<{T}>)
+dequantize(const u8* packed, const u16* scales, {T}* out, i64 rows, i64 D, i64 start, i64 count, i64 first, i64 of_row,
+           i64 counters, i64 turns, const float* levels, i64 seed)
+{{
+    const fewbit::Pieces pieces = {{rows, D, start, count, first, of_row, counters}};
+    fewbit::dequantize_rotated<{T}, {bits}, {size}>(packed, scales, out, pieces, int(turns), levels, u64(seed));
+}}
+
+}}  // namespace rotated
+"""
