@@ -110,8 +110,8 @@ class Rotated(Unpickled):
             return RotatedCompressed(self, form, 0, packed, scale)
         rows = as_kind(rows, keep_positive=False)
         if has_kernels(x):
-            seed: int | Tensor = draw_seed(generator)
-            return RotatedCompressed(self, form, seed, *cpu.quantize(rows, *how, seed))
+            number = draw_seed(generator)
+            return RotatedCompressed(self, form, number, *cpu.quantize(rows, *how, number))
         seed = ops.draw_seeds(rows, 1) if generator is None else torch.tensor([draw_seed(generator)], device="cpu")
         return RotatedCompressed(self, form, seed, *ops.rotated_quantize(rows, seed, *how))
 

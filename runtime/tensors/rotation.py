@@ -94,7 +94,7 @@ def positive_levels(bits: int) -> NDArray[np.float32]:
 def positive_edges(bits: int) -> NDArray[np.float32]:
     """Return the boundaries above 0, each half way between two levels, exactly."""
     levels = positive_levels(bits)
-    return (levels[1:] + levels[:-1]) / np.float32(2)
+    return np.multiply(levels[1:] + levels[:-1], np.float32(0.5), dtype=np.float32)
 
 
 # bits: four hexadecimal digits a level, the upper half of a float32.

@@ -72,7 +72,8 @@ def dequantize(packed: Tensor, scale: Tensor, bits: int, group_size: int, turns:
         dequantize(packed, scale, bits, group_size, turns, seed, single)
         out.copy_(single)
         return
-    blocks, *places = _places(*out.shape, group_size)
+    N, D = out.shape
+    blocks, *places = _places(N, D, group_size)
     limit = int(np.float32(largest(out.dtype)).view(np.int32))
     how = (bits, turns, limit, seed, *_constants(bits))
     run(_dequantizer(), blocks, out.data_ptr(), KINDS[out.dtype], packed.data_ptr(), scale.data_ptr(), *places, *how)
