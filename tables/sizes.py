@@ -1,6 +1,7 @@
 """Sizes in bytes, as people write them."""
 
 import re
+from numbers import Real
 
 from .errors import FewbitError, shown
 
@@ -12,15 +13,18 @@ _UNITS = {"": 1, "b": 1} | {
 }
 
 
+_MOST = 2**63  # bytes, of which whole numbers of every kind hold fewer
+
+
 def parse_size(value: object) -> int:
     """Return a whole number of bytes, from a number or a text such as ``16GiB`` or ``80GB``.
 
     Raises:
         FewbitError: it is no such text, or not above 0.
     """
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
+    if isinstance(value, Real) and not isinstance(value, bool) and 1 <= value < _MOST:
+        return int(value)
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", value.strip().lower()) if isinstance(value, str) else None
-    if found is None or found[2] not in _UNITS or float(found[1]) == 0:
+    if found is None or found[2] not in _UNITS or not 1 <= float(found[1]) * _UNITS[found[2]] < _MOST:
         raise FewbitError(f"{shown(value)} is not a size such as 16GiB or 80GB")
     return int(float(found[1]) * _UNITS[found[2]])

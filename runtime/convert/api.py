@@ -157,6 +157,12 @@ def convert(
     return replace(report, replaced=rows, notes=(*report.notes, found.note))
 
 
+def convert_beside(model: nn.Module, *methods: Any, include: Sequence[str] | None = None) -> Report:
+    """Convert as `convert` does, beside what the user has converted: tables that follow the training go on, and layers
+    that peft puts into the model later are none of this."""
+    return _convert(model, Options(methods=methods, include=include), adapting=True)
+
+
 def _follow(report: Report, options: Options) -> None:
     """Let the layers that peft puts into the model later be converted, too, as the last call of `convert` asked."""
     forget_adapters(report.model)
@@ -165,7 +171,12 @@ def _follow(report: Report, options: Options) -> None:
 
 
 def _convert(
-    model: nn.Module, options: Options, *, leave: Mapping[str, str] = MappingProxyType({}), by_structure: bool = True
+    model: nn.Module,
+    options: Options,
+    *,
+    leave: Mapping[str, str] = MappingProxyType({}),
+    by_structure: bool = True,
+    adapting: bool = False,
 ) -> Report:
     """Convert `model` in place: find, choose, drop what is useless, swap, report.
 
@@ -173,6 +184,7 @@ def _convert(
         model, options: as for `convert`.
         leave: reasons, by name, for further modules to leave.
         by_structure: leave activations that only add memory according to neighbours.py.
+        adapting: let tables that follow the training go on following it.
     """
     # Find what may be replaced. The model does not change before `methods.apply`.
     methods = choose_methods(model, options.configs, options.fused)
@@ -198,7 +210,8 @@ def _convert(
             "derivatives of activations that no few levels represent exactly are rounded at random, without bias"
         )
     root = applied.model
-    _stop_adapting(root)
+    if not adapting:
+        _stop_adapting(root)
     for activation, new in few.new.items():
         put(activation, new)
         root = root if activation.places else new
@@ -251,7 +264,7 @@ def revert(model: nn.Module) -> nn.Module:
     undo_checkpoint(model)
     fitted = vars(model).get(FITTED)
     if fitted is not None:
-        return fitted.undo()
+        fitted.undo()
     with all_or_nothing(model):
         return undo_conversion(model)
 

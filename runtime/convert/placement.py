@@ -16,7 +16,7 @@ _HOOKS = tuple(name for name in vars(nn.Module()) if "_hook" in name)
 def put(found: Found, new: nn.Module) -> None:
     """Replace `found` by `new` in all its places, with its mode and hooks."""
     if isinstance(found.current, nn.Module):
-        _hand_over(found.current, new)
+        hand_over(found.current, new)
     for parent, attribute in found.places:
         _set(parent, attribute, new)
 
@@ -27,13 +27,13 @@ def put_back(found: Found) -> nn.Module | None:
     if original is None:
         return None
     if isinstance(original, nn.Module):
-        _hand_over(found.current, original)
+        hand_over(found.current, original)
     for parent, attribute in found.places:
         _set(parent, attribute, original)
     return original if isinstance(original, nn.Module) and not found.places else None
 
 
-def _hand_over(old: Any, new: nn.Module) -> None:
+def hand_over(old: Any, new: nn.Module) -> None:
     """Give `new` the mode and the hooks of `old`: the same dictionaries, so that handles still remove hooks."""
     new.training = old.training
     for name in _HOOKS:

@@ -14,6 +14,7 @@ from ..tensors.packing import packed_size
 from .gradient_error import Errors
 from .problem import CHAIN, Hold, Option
 from .seconds import Speeds
+from .structure import is_converted
 from .trace import Trace, Traced
 
 BITS = (4, 5, 6, 8)
@@ -51,7 +52,10 @@ def chains_of(model: nn.Module) -> dict[str, Links]:
         chain, prefix = each.chain, each.name.removesuffix(each.chain.linear)
         before = tuple(prefix + link for link in chain.before if isinstance(link, str))
         activation = None if chain.activation is None else prefix + chain.activation
-        found[each.name] = Links(prefix + chain.norm, activation, each.name, before, prefix.removesuffix("."))
+        links = Links(prefix + chain.norm, activation, each.name, before, prefix.removesuffix("."))
+        parts = [model.get_submodule(name) for name in links.names]
+        if not any(map(is_converted, parts)) and "forward" not in vars(model.get_submodule(links.owner)):
+            found[each.name] = links
     return found
 
 
@@ -66,7 +70,7 @@ def chain_options(
         errors: of codes, by name.
         speeds: of the machine.
     """
-    for name, links in chains.items():
+    for name, links in ((name, links) for name, links in chains.items() if name in errors):
         of_links = [i for i, x in enumerate(trace.tensors) if x.module in links.names]
         members = [i for i in of_links if links.names.issuperset(trace.tensors[i].users)]
         inputs = [trace.tensors[i] for i in members if trace.tensors[i].module == links.norm]

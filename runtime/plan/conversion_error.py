@@ -15,17 +15,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import count
+from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
+from ...tables import FewbitError
 from ..activations.table_lookup import Rounding
-from ..convert.api import convert, undo_conversion
+from ..convert.api import convert_beside
 from ..convert.blpa import BLPA
 from ..convert.find import Form, form_of
-from ..convert.gated_mlps import GatedMLPs
+from ..convert.gated_mlps import GatedMLPs, candidates
 from ..convert.method import Activations
 from ..convert.normalizations import Normalizations
 from ..layers import KeepOutput
@@ -39,6 +41,7 @@ from .gradient_error import (
     alike,
     difference,
     errors_of_each,
+    finite,
     product,
     relative_variance,
     segments,
@@ -47,6 +50,7 @@ from .gradient_error import (
 from .places import without_numbers
 from .recomputing import computed_again
 from .step import Step
+from .structure import is_converted, structure_aside
 
 MOST = max(BITS)
 # What saves its output in place of its input.
@@ -108,7 +112,8 @@ def measure_conversions(
         )
         gates, kept, again = _of_gated_mlps(trial, gated), _of_outputs(trial, outputs), _of_blocks(trial, blocks)
         fused = _of_chains(trial, chains)
-    return ConversionErrors(deterministic, stochastic, gates, kept, again, fused)
+    kept = {name: error for name, error in kept.items() if isfinite(error)}
+    return ConversionErrors(*map(finite, (deterministic, stochastic, gates)), kept, finite(again), finite(fused))
 
 
 class _Trial:
@@ -143,15 +148,15 @@ class _Trial:
         model = self.step.model
         before = {name: _with_shared_parameters(model.get_submodule(name)) for name in include}
         exact = self.exact
-        report = convert(model, *methods, include=include)
-        names = [name for name in dict.fromkeys(row.name for row in report.replaced) if name]
         wholes, halves = [], []
-        for draw in range(2):
-            with _only_half(model, {name: before[name] for name in names}, draw):
-                halves.append(difference(self.gradient(draw), exact))
-        if any(isinstance(method, GatedMLPs) for method in methods):
-            wholes.append(difference(self.gradient(len(halves)), exact))
-        undo_conversion(model)
+        with structure_aside(model):
+            report = convert_beside(model, *methods, include=include)
+            names = [name for name in dict.fromkeys(row.name for row in report.replaced) if name in before]
+            for draw in range(2):
+                with _only_half(model, {name: before[name] for name in names}, draw):
+                    halves.append(difference(self.gradient(draw), exact))
+            if any(isinstance(method, GatedMLPs) for method in methods):
+                wholes.append(difference(self.gradient(len(halves)), exact))
         return _Converted(names, self.scale, halves[0], halves[1], wholes[0] if wholes else None)
 
     def gradient(self, draw: int) -> list[Tensor]:
@@ -231,18 +236,21 @@ def _halves(half: int, converted: Any, exact: Any, *args: Any, **kwargs: Any) ->
     if dim is None:
         return converted(*args, **kwargs)
     size, middle = x.shape[dim], x.shape[dim] // 2
+    in_place = False
 
     def part(start: int, end: int) -> Any:
-        def narrowed(leaf: Any) -> Any:
+        def copied(leaf: Any) -> Any:
             belongs = isinstance(leaf, Tensor) and leaf.dim() > dim and leaf.shape[dim] == size
-            return leaf.narrow(dim, start, end - start) if belongs else leaf
+            # In views of one tensor, what the second half does in place would change what the first has saved.
+            return leaf.narrow(dim, start, end - start).clone() if belongs else leaf
 
-        return tree_map(narrowed, (args, kwargs))
+        return tree_map(copied, (args, kwargs))
 
     outputs = []
     for i, (given, named) in enumerate((part(0, middle), part(middle, size))):
         outputs.append((converted if i == half else exact)(*given, **named))
-    return torch.cat(outputs, dim)
+        in_place = in_place or any(leaf is outputs[-1] for leaf in tree_leaves((given, named)))
+    return x.copy_(torch.cat(outputs, dim)) if in_place else torch.cat(outputs, dim)
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -252,7 +260,7 @@ def _of_tables(trial: _Trial, activations: Mapping[str, nn.Module], rounding: Ro
     """Return the errors with codes of tables of `TABLE_PROBE` bits; other tables err as their own errors say."""
     result: dict[str, Errors] = {}
     for segment in together(activations, lambda name: type(activations[name]).__name__):
-        if rounding == "stochastic" and not _errors_of_tables(activations[segment[0]], rounding):
+        if not _errors_of_tables(activations[segment[0]], rounding):
             continue
         found = trial.converted(Activations(TABLE_PROBE, rounding), include=segment)
         noise, bias = found.noise_and_bias
@@ -270,7 +278,10 @@ def _errors_of_tables(activation: nn.Module, rounding: Rounding) -> dict[int, fl
     """Return the tables' own errors by bits; of stochastic ones none, if deterministic ones err less than rounding."""
     form = form_of(activation)
     assert isinstance(form, Form)
-    tables = {bits: form.make(bits=bits, rounding=rounding).table for bits in TABLE_BITS}
+    try:
+        tables = {bits: form.make(bits=bits, rounding=rounding).table for bits in TABLE_BITS}
+    except FewbitError:  # a derivative without bounds, such as that of squared ReLU, has no table for random rounding
+        return {}
     if rounding == "stochastic" and any(table.kind != "stochastic" for table in tables.values()):
         return {}
     return {table.bits: table.error for bits, table in tables.items() if table.bits == bits}
@@ -281,9 +292,11 @@ def _errors_of_tables(activation: nn.Module, rounding: Rounding) -> dict[int, fl
 
 def gated_mlps_of(model: nn.Module) -> list[str]:
     """Return the names of the gated MLPs whose parts can be saved."""
-    report = convert(model, GatedMLPs())
-    undo_conversion(model)
-    return [row.name for row in report.replaced if row.name]
+    found = {each.name: each.current for each in candidates(model)}
+    names = [name for name, module in found.items() if name and not is_converted(module)]
+    with structure_aside(model):
+        report = convert_beside(model, GatedMLPs(), include=names) if names else None
+    return [row.name for row in report.replaced if row.name in found] if report else []
 
 
 def _of_gated_mlps(trial: _Trial, names: Sequence[str]) -> dict[str, Errors]:
@@ -304,10 +317,11 @@ def _of_gated_mlps(trial: _Trial, names: Sequence[str]) -> dict[str, Errors]:
 
 def outputs_of(model: nn.Module) -> list[str]:
     """Return the names of the normalizations and GELUs that can save their output in place of their input."""
-    report = convert(model, *BY_OUTPUT)
-    names = [row.name for row in report.replaced if row.name and _keeps_output(model.get_submodule(row.name))]
-    undo_conversion(model)
-    return names
+    plain = {name for name, module in model.named_modules() if name and not is_converted(module)}
+    with structure_aside(model):
+        report = convert_beside(model, *BY_OUTPUT)
+        names = [row.name for row in report.replaced if row.name in plain]
+        return [name for name in names if _keeps_output(model.get_submodule(name))]
 
 
 def _keeps_output(module: nn.Module) -> bool:
@@ -373,9 +387,9 @@ def _of_chains_at(bits: int, trials: Sequence[_Trial], names: Sequence[str]) -> 
     of bias is that of what their errors have in common; all, where there are no halves.
     """
     model, exact = trials[0].step.model, [t.exact for t in trials]
-    convert(model, BLPA(bits), include=[*names])
-    whole, *halves = (difference(t.gradient(0), g) for t, g in zip(trials, exact, strict=True))
-    undo_conversion(model)
+    with structure_aside(model):
+        convert_beside(model, BLPA(bits), include=[*names])
+        whole, *halves = (difference(t.gradient(0), g) for t, g in zip(trials, exact, strict=True))
     square, of_bias = product(whole, whole) / trials[0].scale / len(names), 1.0
     if halves:
         both = [x + y for x, y in zip(*halves, strict=True)]

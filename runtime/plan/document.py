@@ -9,10 +9,11 @@ fewbit.fit(model, plan=plan)                    trains by it
 import hashlib
 import json
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 from torch import nn
 
@@ -44,11 +45,8 @@ FORMAT = "fewbit plan 1"
 _WITH_BITS = (GROUPS, HOST, OUTLIERS, TABLE, STOCHASTIC, ATTENTION, GATED)
 _WITHOUT_BITS = (EXACT, OUTPUT)
 # Methods for one kind of target: a tensor, a module, an attention.
-_ALIKE = (
-    (EXACT, GROUPS, HOST, OUTLIERS),
-    (TABLE, STOCHASTIC, RECOMPUTE, GATED, OUTPUT, CHAIN),
-    (ATTENTION,),
-)
+OF_MODULES = (TABLE, STOCHASTIC, RECOMPUTE, GATED, OUTPUT, CHAIN)
+_ALIKE = ((EXACT, GROUPS, HOST, OUTLIERS), OF_MODULES, (ATTENTION,))
 EDITED = "edited since: memory, error and time are those of the plan before"
 
 
@@ -88,6 +86,8 @@ class Choice:
     seconds: float
 
     def __post_init__(self) -> None:
+        if min(self.exact_bytes, self.nbytes) < 0 or min(self.noise, self.bias) < 0:
+            raise FewbitError(f"bytes and errors of {shown(self.target)} are not below 0")
         if self.method not in METHODS:
             raise FewbitError(f"the method of {self.target} is one of {', '.join(METHODS)}, not {shown(self.method)}")
         if self.method in _WITH_BITS:
@@ -274,6 +274,11 @@ class Plan:
         """Raise FewbitError unless the plan was made for this model, or one of the same modules and parameters."""
         if signature(model) != self.model:
             raise FewbitError(f"this plan was made for another model than this {type(model).__name__}")
+        names = {name for name, _ in model.named_modules()}
+        for choice in self.choices if not self.compiled else ():
+            of_module = choice.method in OF_MODULES
+            if choice.target.partition(":")[0] not in names or (of_module and choice.target not in names - {""}):
+                raise FewbitError(f"the plan names {shown(choice.target)}, which this {type(model).__name__} has not")
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file."""
@@ -302,7 +307,7 @@ class Plan:
         """
         try:
             data = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise FewbitError(f"not a plan: {error}") from None
         return _plan_of(data, "text")
 
@@ -340,22 +345,50 @@ def _plan_of(data: Any, source: str) -> Plan:
     if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
         raise FewbitError(f"{source}: not a plan")
     try:
-        choices = tuple(_read(Choice, row) for row in data.pop("choices"))
-        peak = _read(PeakMemory, data.pop("peak"))
-        curves = data.pop("timeline")
-        timeline = _read(Timeline, {k: tuple(v) if isinstance(v, list) else v for k, v in curves.items()})
-        parts = {"choices": choices, "peak": peak, "timeline": timeline, "notes": tuple(data.pop("notes"))}
-        frontier = tuple(_read(Point, point) for point in data.pop("frontier"))
-        return _read(Plan, {**data, **parts, "frontier": frontier})
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        found = _read(Plan, data)
+        twice = Counter(choice.target for choice in found.choices).most_common(1)
+        if twice and twice[0][1] > 1:
+            raise FewbitError(f"a plan has one choice for {shown(twice[0][0])}, not {twice[0][1]}")
+        if not 0 <= found.recompute <= 1:
+            raise FewbitError(f"recompute is a number from 0 to 1, not {shown(found.recompute)}")
+        return found
+    except (FewbitError, RecursionError) as error:
         raise FewbitError(f"{source}: not a plan: {error}") from None
 
 
-def _read(kind: type, data: dict[str, Any]) -> Any:
-    names = {f.name for f in fields(kind)}
-    if unknown := set(data) - names:
-        raise FewbitError(f"a plan has no {', '.join(sorted(unknown))}")
-    return kind(**data)
+def _read(kind: Any, data: Any) -> Any:
+    """Return the value of a type that the data of a file hold; whatever they are, `FewbitError` is all that they raise.
+
+    Args:
+        kind: a type in the fields of `Plan`, or `Plan`.
+        data: as JSON has them.
+    """
+    of, parts = get_origin(kind), get_args(kind)
+    if is_dataclass(kind):
+        types = {f.name: f.type for f in fields(kind)}
+        needed = {f.name for f in fields(kind) if f.default is MISSING}
+        if not isinstance(data, dict) or not needed <= set(data) <= set(types):
+            known = set(data) if isinstance(data, dict) else set()
+            wrong = sorted((known - set(types)) or (needed - known))
+            raise FewbitError(
+                f"a {kind.__name__} has no {wrong[0]}" if known else f"{shown(data)} is no {kind.__name__}"
+            )
+        return kind(**{name: _read(types[name], value) for name, value in data.items()})
+    if of is tuple and isinstance(data, list):
+        return tuple(_read(parts[0], each) for each in data)
+    if of is dict and isinstance(data, dict):
+        return {name: _read(parts[1], value) for name, value in data.items()}
+    if of is UnionType and data is None:
+        return None
+    kind, of = (parts[0], None) if of is UnionType else (kind, of)
+    number = isinstance(data, int | float) and not isinstance(data, bool) and abs(data) < _MOST
+    if number if kind is float else isinstance(data, int) and number if kind is int else type(data) is kind:
+        return data
+    raise FewbitError(f"{shown(data)} is no {_NAMES[of or kind]}")
+
+
+_NAMES = {str: "text", int: "whole number", float: "number", bool: "truth value", tuple: "list", dict: "mapping"}
+_MOST = 2**63  # no number of a plan is as large; infinity and NaN are none of its numbers either
 
 
 def _grouped(choices: Sequence[Choice]) -> dict[tuple[str, str], list[Choice]]:

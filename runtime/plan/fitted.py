@@ -7,16 +7,16 @@ fitted.undo()
 
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...tables import FewbitError
-from ..convert.api import convert, undo_conversion
+from ..convert.api import convert_beside
 from ..convert.blpa import BLPA
 from ..convert.find import FITTED
 from ..convert.gated_mlps import GatedMLPs
@@ -32,8 +32,10 @@ from .conversion_error import BY_OUTPUT
 from .document import Choice, Plan
 from .gradient_error import outliers_of
 from .places import OF_OUTPUT, Places
-from .problem import ATTENTION, CHAIN, GATED, GROUPS, HOST, OUTLIERS, OUTPUT, RECOMPUTE, STOCHASTIC, TABLE
+from .problem import ATTENTION, CHAIN, GATED, GROUPS, HOST, OUTLIERS, OUTPUT, RECOMPUTE, STOCHASTIC, TABLE, Limits
 from .recomputing import recompute_from
+from .step import elements_of, shapes_of, stretched
+from .structure import Change, Structure, undo_changes
 
 Again = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Plan], Plan]
 
@@ -50,11 +52,12 @@ class Fitted:
     plan: Plan
 
     def __init__(self, model: nn.Module, plan: Plan, again: Again) -> None:
-        undo_fit(model)
         plan.check_model(model)
+        undo_fit(model)
         self.model, self.plan = model, plan
+        self.limits = _limits_of(plan)
         self._again = again
-        self._blocks: list[nn.Module] = []
+        self._changes: list[Change] = []
         self._refreshing: Any = None
         self._policy = _Planned()
         self._places: Places | None = None
@@ -63,17 +66,26 @@ class Fitted:
         vars(model)[FITTED] = self
 
     def use(self, plan: Plan) -> None:
-        """Train by another plan for the same model from the next step on."""
+        """Train by another plan for the same model from the next step on.
+
+        Raises:
+            FewbitError: the plan names what the model has not, or cannot be carried out; the model is then without one.
+        """
         with self._without_hooks():
-            self._use(plan)
+            self._put_back()
+            before = Structure.of(self.model)
+            try:
+                self._use(plan)
+            except BaseException:
+                undo_changes(before.changes())
+                raise
+            self.plan, self._changes = plan, before.changes()
+        if plan.compiled and self._refreshing is not None:
+            self._refreshing.surround(self.model)
 
     def _use(self, plan: Plan) -> None:
-        self._put_back()
-        self.plan = plan
         if plan.compiled:
             self.model.compile(backend="fewbit", options=plan.compile_options)
-            if self._refreshing is not None:
-                self._refreshing.surround(self.model)
             return
         converted: defaultdict[Activations | GatedMLPs | BLPA, list[str]] = defaultdict(list)
         for choice in plan.choices:
@@ -85,15 +97,14 @@ class Fitted:
             elif choice.method == CHAIN:
                 converted[BLPA(choice.bits)].append(choice.target)
         for method, names in converted.items():
-            convert(self.model, method, include=names)
+            convert_beside(self.model, method, include=names)
         if outputs := [choice.target for choice in plan.choices if choice.method == OUTPUT]:
-            convert(self.model, *BY_OUTPUT, include=outputs)
+            convert_beside(self.model, *BY_OUTPUT, include=outputs)
         again = [choice for choice in plan.choices if choice.method == RECOMPUTE]
         from_bits = {bits: recompute_from(bits) for bits in {choice.bits for choice in again}}
         for choice in again:
             block = self.model.get_submodule(choice.target)
             vars(block)["forward"] = recomputed_forward(block, from_bits[choice.bits])
-            self._blocks.append(block)
         self._policy.use(plan.choices)
         self._policy.owners = frozenset(owners_of_chains(self.model))
 
@@ -133,24 +144,37 @@ class Fitted:
 
     def plan_again(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """Plan for another batch of the same model, and train by that plan; by the same if there is none."""
-        with self._without_hooks():
-            self._put_back()
-            plan = self.plan
+        with self.paused():
             try:
-                plan = self._again(self.model, inputs, keywords, self.plan)
+                self._next = self._again(self.model, inputs, keywords, replace(self.plan, limits=asdict(self.limits)))
             except FewbitError as error:  # such as a batch that is larger: no reason to end a training
                 warnings.warn(f"fewbit: the plan stays as it was: {error}", stacklevel=2)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the model as it was before `fit` within this block, and train by the plan again at its end."""
+        self._next = self.plan
+        with self._without_hooks():
+            self._put_back()
+            try:
+                yield
             finally:
-                self.use(plan)
+                self.use(self._next)
 
     def undo(self) -> nn.Module:
-        """Return the model as it was before `fit`."""
-        vars(self.model).pop(FITTED, None)
-        if self._places is not None:
-            self._places.remove()
+        """Return the model as it was before `fit`; as it is, if it trains by a later plan, or has been put back.
+
+        Raises:
+            FewbitError: a converted layer has been parametrized or sharded since; the model is then unchanged.
+        """
+        if vars(self.model).get(FITTED) is not self:
+            return self.model
         if self._refreshing is not None:
             self._refreshing.remove()
+        if self._places is not None:
+            self._places.remove()
         self._put_back()
+        vars(self.model).pop(FITTED, None)
         return self.model
 
     def _without_hooks(self) -> AbstractContextManager[None]:
@@ -158,12 +182,10 @@ class Fitted:
 
     def _put_back(self) -> None:
         """Undo all but the hooks."""
-        if self.plan.compiled:
-            self.model._compiled_call_impl = None
-        for block in self._blocks:
-            vars(block).pop("forward", None)
-        self._blocks.clear()
-        undo_conversion(self.model)
+        if self._refreshing is not None and self.plan.compiled:
+            self._refreshing.remove()
+        undo_changes(self._changes)
+        self._changes = []
 
     def __str__(self) -> str:
         return str(self.plan)
@@ -181,6 +203,7 @@ class _Refreshing:
     def __init__(self, fitted: Fitted, every: int, most: int) -> None:
         self.fitted, self.every, self.left = fitted, every, most
         self.steps, self.planning = 0, False
+        self.largest: list[torch.Size] = []  # shapes of the largest batch so far
         self._hook: Any = None
 
     def surround(self, model: nn.Module) -> None:
@@ -196,11 +219,12 @@ class _Refreshing:
         if self.planning or not torch.is_grad_enabled():
             return
         self.steps += 1
+        self.largest = max(self.largest, shapes_of((inputs, keywords)), key=elements_of)
         if self.steps % self.every:
             return
         self.planning, self.left = True, self.left - 1
-        try:
-            self.fitted.plan_again(inputs, keywords)
+        try:  # the last batch of an epoch may be small, and the next one large again
+            self.fitted.plan_again(*stretched((inputs, keywords), self.largest))
         finally:
             self.planning = False
 
@@ -221,6 +245,20 @@ class _RefreshingCompiled(_Refreshing):
         if self.left:
             self.called(self.fitted.model, inputs, keywords)
         return self._compiled(*inputs, **keywords)
+
+
+def _limits_of(plan: Plan) -> Limits:
+    """Return the limits that plans made again keep: those of a plan, or the memory that it takes."""
+    limits = Limits(**plan.limits)  # pyright: ignore[reportArgumentType]
+    return Limits(memory=plan.peak.total) if limits.memory is None else limits
+
+
+@contextmanager
+def unfitted(model: nn.Module) -> Iterator[None]:
+    """Leave a model as it was before `fit`, if it is fitted, within this block."""
+    fitted = vars(model).get(FITTED)
+    with nullcontext() if fitted is None else fitted.paused():
+        yield
 
 
 def undo_fit(model: nn.Module) -> None:

@@ -24,12 +24,14 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from math import isfinite
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from ...tables import FewbitError
 from ..layers.huggingface import Conv1D
 from ..layers.saver import Saver, last_innermost
 from ..quantizers import Compressed, Outlier, PerGroup
@@ -65,6 +67,19 @@ class Errors:
         return Errors({b: noise * e for b, e in self.noise.items()}, {b: bias * e for b, e in self.bias.items()})
 
 
+def finite(errors: Mapping[str, Errors]) -> dict[str, Errors]:
+    """Return the errors that are finite.
+
+    Where a backward pass makes NaN of a rounded tensor, as that of `amax`, which asks where its input is its result,
+    there is no option to round it.
+    """
+    return {
+        name: each
+        for name, each in errors.items()
+        if all(isfinite(value) for part in (each.noise, each.bias) for value in part.values())
+    }
+
+
 def measure_errors(step: Step, kinds: Mapping[str, str]) -> tuple[dict[str, Errors], dict[str, Errors]]:
     """Return the errors of each saved tensor of a step by its place, from a few backward passes: in groups, and with
     outliers, for the tensors that this serves.
@@ -84,6 +99,8 @@ def measure_errors(step: Step, kinds: Mapping[str, str]) -> tuple[dict[str, Erro
         gradient = _Gradient(loss, parameters, prober)
         exact = gradient.of(())
         scale = sum(float(g.double().square().sum()) for g in exact) or 1.0
+        if not isfinite(scale):
+            raise FewbitError("the gradient of this step is not finite, so what rounding does to it cannot be measured")
         probes = prober.living()
         result: dict[str, Errors] = {}
         local = [probe for probe in probes if _is_local(probe, step.model)]
@@ -106,7 +123,7 @@ def measure_errors(step: Step, kinds: Mapping[str, str]) -> tuple[dict[str, Erro
                 outliers[probe.place] = probe.errors_with_outliers(noise, bias)
         del loss, gradient, served
     gc.collect()
-    return result, outliers
+    return finite(result), finite(outliers)
 
 
 def measure_attentions(step: Step, attentions: Iterable[Attention]) -> dict[str, Errors]:
@@ -138,7 +155,7 @@ def measure_attentions(step: Step, attentions: Iterable[Attention]) -> dict[str,
                 result[name] = total([probe.errors(noise / len(own), bias / len(own)) for probe in own])
         del loss, gradient, wrong
     gc.collect()
-    return result
+    return finite(result)
 
 
 def _wrong_of_attentions(

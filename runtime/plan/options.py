@@ -4,7 +4,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -14,8 +13,6 @@ from torch import nn
 
 from ..activations.inverted import PART, ROOM
 from ..convert.find import Form, activations, form_of
-from ..convert.formulas import COMPOSITES
-from ..convert.recognize import recognize
 from ..memory.peak import peak_of
 from ..saved.exactness import OF_SCORES
 from ..tensors.glu_parts import GLUPlan, Wanted
@@ -42,6 +39,7 @@ from .problem import (
 from .recomputing import recomputable, recomputed_options
 from .seconds import Speeds
 from .step import Step
+from .structure import is_converted
 from .trace import Trace, Traced, backward_start, codes_bytes
 
 # Least bits by the function that saves a tensor. A plan is measured at one moment, and what hardly matters to a fresh
@@ -155,7 +153,8 @@ def _of_tensor(i: int, x: Traced, known: Known, host: bool) -> Iterator[Option]:
 
 def _in_groups(i: int, x: Traced, bits: int, known: Known) -> Option | None:
     """Return the option to save a tensor in groups; None if its error is not known, or codes take no less."""
-    errors, nbytes = known.errors.get(x.place), codes_bytes(x.shape, x.dtype, x.features, bits)
+    errors = known.errors.get(x.place)
+    nbytes = codes_bytes(x.shape, x.dtype, x.features, bits, x.function)
     if errors is None or nbytes >= x.nbytes:
         return None
     costs = errors.noise[bits], errors.bias[bits], known.speeds.codes(x.elements, bits, x.dtype.itemsize)
@@ -177,7 +176,8 @@ def tables_of(model: nn.Module) -> dict[str, nn.Module]:
     return {
         found.name: found.current
         for found in activations(model)
-        if isinstance(found.current, nn.Module) and len(found.names) == 1 and isinstance(form_of(found.current), Form)
+        if isinstance(found.current, nn.Module) and len(found.names) == 1 and not is_converted(found.current)
+        if isinstance(form_of(found.current), Form)
     }
 
 
@@ -192,8 +192,7 @@ def _of_activations(model: nn.Module, known: Known) -> Iterator[Option]:
                 continue
             tensors = [known.trace.tensors[i] for i in members]
             first, last = min(x.saved for x in tensors), max(x.freed for x in tensors)
-            written = recognize(model.get_submodule(name))
-            made = _made_by(written.formula) if written and written.formula else 1
+            made = _made_by(model.get_submodule(name))
             elements, spared = tensors[0].elements, [*_spared(name, tensors, known.trace, made)]
             for bits, noise in errors.noise.items():
                 bias = errors.bias[bits]
@@ -205,11 +204,16 @@ def _of_activations(model: nn.Module, known: Known) -> Iterator[Option]:
                 yield Option(method, name, bits, (*members,), held, nbytes, *costs)
 
 
-@cache
-def _made_by(formula: str) -> int:
-    """Return how many tensors of its input's size a formula's torch calls make at once, when a table is saved."""
-    x, forward = torch.empty(64), COMPOSITES[formula].call
-    return -(-peak_of(lambda: forward(x)) // x.nbytes)
+def _made_by(activation: nn.Module) -> int:
+    """Return how many tensors of its input's size an activation's torch calls make at once, when a table is saved.
+
+    QuickGELU is three calls, of which two results live at once."""
+    form = form_of(activation)
+    if isinstance(form, str) or any(True for _ in activation.parameters()):
+        return 1
+    x = torch.zeros(64)
+    with torch.no_grad():
+        return max(1, -(-peak_of(lambda: form.function(x)) // x.nbytes))
 
 
 def _spared(name: str, tensors: Sequence[Traced], trace: Trace, made: int) -> Iterator[Hold]:

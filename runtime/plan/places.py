@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import get_ident
+from types import MethodType
 from typing import Any, Protocol
 
 import torch
@@ -79,21 +81,18 @@ class Policy(Protocol):
 class Places:
     """Hooks of a model that ask a policy about each tensor saved in its forward pass, as long as gradients are on.
 
-    A context manager: the hooks are removed at its end. Compiled calls run without them.
+    A context manager: the hooks are removed at its end. Compiled calls run without them. Each thread has a pass of its
+    own, so that replicas of a model may run at once.
 
     Attributes:
+        model: the model.
         policy: that is asked.
     """
 
     def __init__(self, model: nn.Module, policy: Policy) -> None:
         self.policy = policy
-        self._running: list[str] = []
-        self._attention = ""  # that is running
-        self._output: tuple[StorageWeakRef, str] | None = None  # of the last attention, and its name
-        self._counts: Counter[str] = Counter()
-        self._context: Any = None
-        self._outputs: list[StorageWeakRef] = []  # of modules that save their output, until another one saves it
-        self._model = model
+        self._passes: dict[int, _Pass] = {}  # by thread
+        self.model = model
         self._of_modules: list[Any] = []  # handles of hooks
         self._of_model: list[Any] = []
         self._is_lifted = False
@@ -130,51 +129,80 @@ class Places:
             self._hook_modules()
 
     def _hook_modules(self) -> None:
-        for name, module in self._model.named_modules():
-            if module is not self._model:
+        for name, module in self.model.named_modules():
+            if module is not self.model:
                 self._of_modules.append(module.register_forward_pre_hook(_Entering(self, name), with_kwargs=True))
                 self._of_modules.append(module.register_forward_hook(_Leaving(self, name), always_call=True))
+        _Guard.put(self, self.model)
 
     def _unhook_modules(self) -> None:
         for handle in self._of_modules:
             handle.remove()
         self._of_modules.clear()
+        _Guard.take(self.model)
 
-    # ---- of the model's forward pass ---------------------------------------------------------------------------------
-
-    def _begin(self, *_: object) -> None:
-        if self._is_lifted or self._context is not None:
+    def _begin(self, model: nn.Module, _: object) -> None:
+        if self._is_lifted or self.running is not None:
             return
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return
-        self._running, self._context = [""], compress_by(self)
-        self._attention = ""
-        self._counts.clear()
-        self._outputs.clear()
-        self._context.__enter__()
-        self.policy.enter("", [])
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self._passes[get_ident()] = _Pass(self.policy, model)
 
     def _end(self, *_: object) -> None:
-        if self._context is None or self._running != [""]:
-            return
-        self.policy.leave("", None)
-        context, self._context = self._context, None
-        self._running, self._output = [], None
-        context.__exit__(None, None, None)
+        running = self.running
+        if running is not None and running.modules == [""]:
+            self.end()
+
+    def end(self) -> None:
+        """End the pass of this thread, if there is one."""
+        running = self._passes.pop(get_ident(), None)
+        if running is not None:
+            running.end()
+
+    @property
+    def running(self) -> "_Pass | None":
+        """The pass of this thread."""
+        return self._passes.get(get_ident())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_passes": {}}
+
+
+class _Pass:
+    """One forward pass, in one thread: the `Chooser` of what it saves.
+
+    Attributes:
+        model: that runs: the one with the hooks, or a replica of it.
+        modules: names of those that are running, the innermost last.
+    """
+
+    def __init__(self, policy: Policy, model: nn.Module) -> None:
+        self.model, self.modules = model, [""]
+        self._policy = policy
+        self._attention = ""  # that is running
+        self._output: tuple[StorageWeakRef, str] | None = None  # of the last attention, and its name
+        self._counts: Counter[str] = Counter()
+        self._outputs: list[StorageWeakRef] = []  # of modules that save their output, until another one saves it
+        self._context = compress_by(self)
+        self._context.__enter__()
+        policy.enter("", [])
+
+    def end(self) -> None:
+        """Save no more by the policy."""
+        try:
+            self._policy.leave("", None)
+        finally:
+            self._context.__exit__(None, None, None)
 
     def entered(self, name: str, given: object) -> None:
         """Note that a module begins."""
-        if self._context is not None:
-            self._running.append(name)
-            self.policy.enter(name, [t for t in tree_leaves(given) if isinstance(t, Tensor)])
+        self.modules.append(name)
+        self._policy.enter(name, [t for t in tree_leaves(given) if isinstance(t, Tensor)])
 
     def left(self, name: str, returned: object) -> None:
         """Note that a module ends."""
-        if self._context is not None and self._running[-1] == name:
-            self._running.pop()
-            self.policy.leave(name, returned)
-
-    # ---- of the saved tensors: a `Chooser` ---------------------------------------------------------------------------
+        if self.modules[-1] == name:
+            self.modules.pop()
+            self._policy.leave(name, returned)
 
     def choose(self, x: Tensor, function: str) -> Quantizer:
         """Return the policy's quantizer for `x`."""
@@ -183,38 +211,82 @@ class Places:
         elif self._output is not None and x.untyped_storage()._cdata == self._output[0].cdata:
             of, separator = self._output[1], OF_OUTPUT  # of one that is computed again: its own would have been shared
         else:
-            of, separator = self._running[-1], ":"
-        if separator == ":" and self.policy.saves_output(of):
+            of, separator = self.modules[-1], ":"
+        if separator == ":" and self._policy.saves_output(of):
             self._outputs.append(StorageWeakRef(x.untyped_storage()))
         place = f"{of}{separator}{self._counts[of]}"
         self._counts[of] += 1
-        return self.policy.choose(place, x, function)
+        return self._policy.choose(place, x, function)
 
     def share(self, compressed: Compressed, x: Tensor) -> None:
         """Pass it on to the policy."""
-        module, storage = self._running[-1], x.untyped_storage()._cdata
+        module, storage = self.modules[-1], x.untyped_storage()._cdata
         found = next((i for i, output in enumerate(self._outputs) if output.cdata == storage), None)
         if found is not None:  # this module saved it first when the plan was made
             self._outputs.pop(found)
             self._counts[module] += 1
-        self.policy.share(compressed, module)
+        self._policy.share(compressed, module)
 
     def keep(self, x: Tensor, in_bits: bool = False) -> None:
         """Pass it on to the policy."""
-        self.policy.keep(x, self._running[-1], in_bits)
+        self._policy.keep(x, self.modules[-1], in_bits)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Saver | None:
         """Return the policy's saver."""
-        name = f"{self._running[-1]}:attention"
+        name = f"{self.modules[-1]}:attention"
         self._attention = f"{name}{self._counts[name]}"
         self._counts[name] += 1
-        return self.policy.attend(self._attention, query, key, value)
+        return self._policy.attend(self._attention, query, key, value)
 
     def attended(self, output: Tensor) -> None:
         """Pass it on to the policy."""
-        self.policy.attended(self._attention, output)
+        self._policy.attended(self._attention, output)
         self._output = StorageWeakRef(output.untyped_storage()), self._attention
         self._attention = ""
+
+
+@dataclass(frozen=True)
+class _Guard:
+    """The forward of a hooked model: ends the pass where no hook is called, as after KeyboardInterrupt.
+
+    Attributes:
+        places: of the model.
+        before: the model's own forward, where it had one; None for that of its class.
+    """
+
+    places: Places
+    before: Any
+
+    @classmethod
+    def put(cls, places: Places, model: nn.Module) -> None:
+        """Surround the forward of a model."""
+        vars(model)["forward"] = cls(places, vars(model).get("forward"))
+
+    @classmethod
+    def take(cls, model: nn.Module) -> None:
+        """Take the guard off, unless something else has surrounded it since."""
+        guard = vars(model).get("forward")
+        if isinstance(guard, cls):
+            del vars(model)["forward"]
+            if guard.before is not None:
+                vars(model)["forward"] = guard.before
+
+    @property
+    def __wrapped__(self) -> Any:
+        """The forward that is called, whose signature trainers read."""
+        running = self.places.running
+        model = self.places.model if running is None else running.model
+        return MethodType(type(model).forward, model) if self.before is None else self.before
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            model = self.places.model
+            return type(model).forward(model, *args, **kwargs) if self.before is None else self.before(*args, **kwargs)
+        try:
+            return self.__wrapped__(*args, **kwargs)
+        except BaseException:  # of which torch calls hooks for `Exception` alone
+            self.places.end()
+            raise
 
 
 @dataclass(frozen=True)
@@ -225,7 +297,9 @@ class _Entering:
     name: str
 
     def __call__(self, _: nn.Module, *given: object) -> None:
-        self.places.entered(self.name, given)
+        running = self.places.running
+        if running is not None:
+            running.entered(self.name, given)
 
 
 @dataclass(frozen=True)
@@ -236,4 +310,6 @@ class _Leaving:
     name: str
 
     def __call__(self, _: nn.Module, given: object, returned: object) -> None:
-        self.places.left(self.name, returned)
+        running = self.places.running
+        if running is not None:
+            running.left(self.name, returned)

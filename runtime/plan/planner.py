@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ from .chains import chains_of
 from .compiled import CompiledKnown, budget_runs, compile_step, know_compiled, other_ways
 from .conversion_error import ConversionErrors, gated_mlps_of, measure_conversions, outputs_of
 from .document import Choice, PeakMemory, Plan, Point, signature
-from .fitted import Fitted, undo_fit
+from .fitted import Fitted, unfitted
 from .frontier import points_of, timeline_of
 from .gradient_error import measure_attentions, measure_errors
 from .options import Known, kind_of, tables_of
@@ -56,6 +57,7 @@ from .shape_errors import (
 )
 from .solver import Effort, is_feasible, merge, solve, split
 from .step import Loss, Part, Step
+from .structure import structure_aside
 from .trace import scaled, trace
 
 # Options that the solver is given at once. Of more, those of runs of equal layers are merged, to about so many: a
@@ -80,7 +82,7 @@ def plan(
     model: nn.Module,
     *inputs: Any,
     loss: Loss | None = None,
-    memory: str | int | None = None,
+    memory: str | float | None = None,
     error: float | None = None,
     time: float | None = None,
     optimizer: str | torch.optim.Optimizer = "adamw",
@@ -141,14 +143,14 @@ def plan(
     if batch == "max" and compiled:
         raise FewbitError("batch='max' plans steps that are not compiled")
     check_whole(model)
-    undo_fit(model)
     args, keywords = read_inputs(inputs[0]) if len(inputs) == 1 else (inputs, {})
     step = Step(model, args, keywords, loss)
-    planner = Planner(
-        *(step, limits, price or Price(), static_bytes(model, optimizer), gpu, recompute, compiled, frontier),
-        parallel_of(parallel, model),
-    )
-    return _agreed(planner.largest() if batch == "max" else planner.plan())
+    with unfitted(model), structure_aside(model):
+        planner = Planner(
+            *(step, limits, price or Price(), static_bytes(model, optimizer), gpu, recompute, compiled, frontier),
+            parallel_of(parallel, model),
+        )
+        return _agreed(planner.largest() if batch == "max" else planner.plan())
 
 
 def check_whole(model: nn.Module) -> None:
@@ -213,10 +215,13 @@ def _again(
     kind = parallel_of(parallel, model)
     if isinstance(kind, Shards):
         raise FewbitError("a model that will be sharded is planned once, before")
-    step, memory = Step(model, args, keywords, loss), Limits(memory=before.peak.total)
+    step, limits = Step(model, args, keywords, loss), Limits(**before.limits)  # pyright: ignore[reportArgumentType]
+    if step.samples < before.batch:
+        step = step.with_samples(before.batch)
     recompute = before.recompute < 1 or any(choice.method == RECOMPUTE for choice in before.choices)
     static = static_bytes(model, optimizer)
-    return _agreed(Planner(step, memory, price, static, None, recompute, before.compiled, parallel=kind).plan())
+    with structure_aside(model):
+        return _agreed(Planner(step, limits, price, static, None, recompute, before.compiled, parallel=kind).plan())
 
 
 # ---- memory that is there throughout ---------------------------------------------------------------------------------
@@ -258,15 +263,15 @@ def _bytes(x: Tensor) -> int:
 
 
 def _positive(name: str, value: float | None) -> float | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
+    if value is not None and (isinstance(value, bool) or not isinstance(value, Real) or not value > 0):
         raise FewbitError(f"{name} is a number above 0, not {shown(value)}")
-    return value
+    return None if value is None else float(value)
 
 
 def _time(value: float | None) -> float | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1):
+    if value is not None and (isinstance(value, bool) or not isinstance(value, Real) or not value >= 1):
         raise FewbitError(f"time is a number of at least 1, the time of an exact step, not {shown(value)}")
-    return value
+    return None if value is None else float(value)
 
 
 # ---- planning --------------------------------------------------------------------------------------------------------

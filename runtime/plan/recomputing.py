@@ -31,7 +31,8 @@ BITS = (4, 6, 8)  # of an input in codes
 def recomputable(model: nn.Module, trace: Trace) -> list[str]:
     """Return the names of the modules that may be computed again, and save less so: blocks and the parts of blocks."""
     blocks = blocks_of(model)
-    return [name for name in trace.calls if any(within(name, block) for block in blocks) and _members(name, trace)]
+    inside = [name for name in trace.calls if any(within(name, block) for block in blocks)]
+    return [name for name in inside if "forward" not in vars(model.get_submodule(name)) and _members(name, trace)]
 
 
 def recomputed_options(
@@ -62,12 +63,14 @@ def recomputed_options(
         start, end = backward_start(tensors, trace), max(x.freed for x in tensors)
         inputs, seconds = trace.inputs.get(name, ()), speeds.forward(name)
         holds = [*_holds_again(name, trace, members, exact), Hold(call.start, end, random_state)]
-        given = [Hold(x.life.end, start, x.life.nbytes) for x in inputs if x.life.end < start]
+        # What is saved of an input itself is the input, and held as that is; any other input is until the end.
+        storages = {x.storage for x in tensors}
+        until = {x.storage: start if x.storage in storages else end for x in inputs}
+        given = [Hold(x.life.end, until[x.storage], x.life.nbytes) for x in inputs if x.life.end < until[x.storage]]
         saved = sum(h.nbytes for h in given)
         yield Option(RECOMPUTE, name, None, (*members,), (*holds, *given), saved, seconds=seconds)
         if name not in errors:
             continue
-        storages = {x.storage for x in tensors}
         restored = sum(x.life.nbytes for x in inputs if x.storage not in storages)
         decisions = decided.get(name, 0)  # in bits, and a byte each when they are taken again
         holds += [Hold(start, end, restored + 8 * decisions), Hold(call.start, end, decisions)]
@@ -126,7 +129,9 @@ def _holds_again(name: str, trace: Trace, members: Sequence[int], exact: NDArray
     for mask in masks.values():
         forward[mask.start + 1 - call.start :] += mask.nbytes
     room = int(forward.max())
-    known = sum(x.nbytes for x in tensors) + sum(h.nbytes for h in whole) + sum(mask.nbytes for mask in masks.values())
+    inputs = {x.storage for x in trace.inputs.get(name, ())}  # there before the forward pass, so not in its room
+    made = [h for x in tensors if x.storage not in inputs for h in x.exact if h.start <= start < h.end]
+    known = sum(h.nbytes for h in made) + sum(h.nbytes for h in whole) + sum(mask.nbytes for mask in masks.values())
     return [*holds, Hold(start, start + 1, max(0, room - known))]
 
 

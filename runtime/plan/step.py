@@ -1,6 +1,6 @@
 """One training step of a model: its forward pass, its loss and the parameters whose gradients count."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -168,6 +168,33 @@ class Part:
     step: Step
     noise: float = 1.0
     bias: float = 1.0
+
+
+def shapes_of(batch: Any) -> list[torch.Size]:
+    """Return the shapes of the tensors of a batch."""
+    return [leaf.shape for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+
+
+def elements_of(shapes: Iterable[torch.Size]) -> int:
+    """Return how many elements tensors of these shapes have."""
+    return sum(shape.numel() for shape in shapes)
+
+
+def stretched(batch: Any, shapes: Sequence[torch.Size]) -> Any:
+    """Return a batch whose tensors are repeated, and cut, to these shapes; as it is if it is of another kind."""
+    own = shapes_of(batch)
+    if len(own) != len(shapes) or any(len(a) != len(b) or 0 in a for a, b in zip(own, shapes, strict=True)):
+        return batch
+    left = iter(shapes)
+
+    def stretch(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or leaf.shape == (shape := next(left)):
+            return leaf
+        for dim, size in enumerate(shape):
+            leaf = leaf.index_select(dim, torch.arange(size, device=leaf.device) % leaf.shape[dim])
+        return leaf
+
+    return tree_map(stretch, batch)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from ..memory.allocator import scratch as scratch_bytes
 from ..memory.peak import StorageTracker, no_collection
 from ..memory.storages import parts_of
 from ..quantizers import Compressed, PerGroup
-from ..saved.store import Exactly
+from ..saved.store import Exactly, within_rows
 from ..tensors.abstract import scratch
 from ..tensors.layout import as_dense
 from ..tensors.spec import TensorSpec
@@ -216,10 +216,10 @@ def backward_start(tensors: Sequence[Traced], trace: Trace) -> int:
 
 
 @cache
-def codes_bytes(shape: tuple[int, ...], dtype: torch.dtype, features: int, bits: int) -> int:
-    """Return the bytes that `PerGroup` saves of a tensor, in groups within its rows."""
+def codes_bytes(shape: tuple[int, ...], dtype: torch.dtype, features: int, bits: int, function: str = "") -> int:
+    """Return the bytes that `PerGroup` saves of a tensor that a torch function saves, in groups within its rows."""
     x = torch.empty(shape, dtype=dtype, device="meta")
-    return (PerGroup(bits).within(features) if x.dim() > 1 else PerGroup(bits)).compress(x).nbytes
+    return (within_rows(PerGroup(bits), features, function) if x.dim() > 1 else PerGroup(bits)).compress(x).nbytes
 
 
 def scaled(one: Trace, double: Trace, factor: float) -> Trace:

@@ -397,9 +397,7 @@ class Store:
             quantizer: Any = self.chooser.choose(x, rule.name)
             if x.dim() > 1 and hasattr(quantizer, "within"):
                 features = x.shape[min(range(x.dim()), key=x.stride)]
-                quantizer = quantizer.within(features)
-                if rule.name in OF_ROWS and isinstance(quantizer, PerGroup):
-                    quantizer = _by_rows(quantizer, features)
+                quantizer = within_rows(quantizer, features, rule.name)
             compressed = quantizer.compress(x)
             return compressed if _is_finite(compressed, x) else None
 
@@ -441,6 +439,15 @@ class Store:
 
 def _view(entry: Entry, x: Tensor) -> View:
     return View(entry, x.shape, x.stride(), int(x.storage_offset()) - entry.start)
+
+
+def within_rows(quantizer: Any, features: int, function: str) -> Any:
+    """Return the quantizer of a tensor with rows of so many features, which the torch function of a name saves.
+
+    Its groups do not span rows; of functions that divide each row by its own norm each row is a group.
+    """
+    quantizer = quantizer.within(features)
+    return _by_rows(quantizer, features) if function in OF_ROWS and isinstance(quantizer, PerGroup) else quantizer
 
 
 @cache
