@@ -34,7 +34,7 @@ from .gradient_error import outliers_of
 from .places import OF_OUTPUT, Places
 from .problem import ATTENTION, CHAIN, GATED, GROUPS, HOST, OUTLIERS, OUTPUT, RECOMPUTE, STOCHASTIC, TABLE, Limits
 from .recomputing import recompute_from
-from .step import elements_of, shapes_of, stretched
+from .step import elements_of, shapes_of, stretched, without_cache
 from .structure import Change, Structure, undo_changes
 
 Again = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Plan], Plan]
@@ -62,7 +62,7 @@ class Fitted:
         self._policy = _Planned()
         self._places: Places | None = None
         self.use(plan)
-        self._places = None if plan.compiled else Places(model, self._policy)
+        self._places = None if plan.compiled else Places(model, self._policy, without_cache(model))
         vars(model)[FITTED] = self
 
     def use(self, plan: Plan) -> None:

@@ -13,7 +13,7 @@ policy: one that measures (trace.py, gradient_error.py) or one that carries out 
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import get_ident
@@ -87,10 +87,11 @@ class Places:
     Attributes:
         model: the model.
         policy: that is asked.
+        keywords: of each forward pass that it is asked in, unless it is called with others.
     """
 
-    def __init__(self, model: nn.Module, policy: Policy) -> None:
-        self.policy = policy
+    def __init__(self, model: nn.Module, policy: Policy, keywords: Mapping[str, Any] | None = None) -> None:
+        self.policy, self.keywords = policy, keywords or {}
         self._passes: dict[int, _Pass] = {}  # by thread
         self.model = model
         self._of_modules: list[Any] = []  # handles of hooks
@@ -282,8 +283,9 @@ class _Guard:
         if torch.compiler.is_compiling():
             model = self.places.model
             return type(model).forward(model, *args, **kwargs) if self.before is None else self.before(*args, **kwargs)
+        given = kwargs if self.places.running is None else {**self.places.keywords, **kwargs}
         try:
-            return self.__wrapped__(*args, **kwargs)
+            return self.__wrapped__(*args, **given)
         except BaseException:  # of which torch calls hooks for `Exception` alone
             self.places.end()
             raise

@@ -58,7 +58,7 @@ from .shape_errors import (
 from .solver import Effort, is_feasible, merge, solve, split
 from .step import Loss, Part, Step
 from .structure import structure_aside
-from .trace import scaled, trace
+from .trace import Trace, scaled, trace
 
 # Options that the solver is given at once. Of more, those of runs of equal layers are merged, to about so many: a
 # problem of 1,500 takes some seconds, one of 300 a second, and its plans' price is about 2 % higher.
@@ -68,6 +68,7 @@ _WRAPPERS = ("torch.nn.parallel", "torch.distributed")
 WORTH = 0.03  # of a step's time
 BUDGETS = (1.0, 0.5, 0.0)  # of torch's, in pictures
 _NOTED = Effort(gap=1e-2)  # for what more memory would bring, which is not carried out
+MOST_SAMPLES = 1 << 24  # above which a step is said not to grow with its batch
 ATTEMPTS = 6  # at a compiled plan, of which each is compiled
 # Copies of the trained parameters in an optimizer's state.
 OPTIMIZERS = {
@@ -580,28 +581,58 @@ class Planner:
     def largest(self) -> Plan:
         """Return the plan for the largest batch that fits.
 
-        Memory grows evenly with the batch, so traces of the batch and of twice the batch tell it for any other; errors
-        are taken as those of the given batch. The batch found is traced itself.
+        Where memory grows evenly with the batch, traces of the batch and of twice the batch tell it for any other, and
+        the search begins at the one that they tell; that of a contrastive loss grows with its square, so every batch
+        that is tried is traced itself. Errors are taken as those of the given batch.
         """
         samples, known = self.step.samples, self.measured_eagerly()
-        double = trace(self.step.with_samples(2 * samples))
+        known_of = {samples: known}
+
+        def traced(count: int) -> Known:
+            if count not in known_of:
+                speeds = Scaled(known.speeds, count / samples)
+                known_of[count] = replace(known, trace=trace(self.step.with_samples(count)), speeds=speeds)
+            return known_of[count]
 
         def fits(count: int) -> bool:
-            if count > 1 << 24:
-                raise FewbitError("any batch fits: the memory of a step does not grow with it")
-            factor = count / samples
-            guess = replace(known, trace=scaled(known.trace, double, factor), speeds=Scaled(known.speeds, factor))
-            return self.is_feasible(guess)
+            return self.is_feasible(traced(count))
 
-        most = largest_by_trial(fits)
-        for count in dict.fromkeys((most, most - 1, int(most * 0.98), int(most * 0.95))):
-            if count < 1:
-                break
-            step = self.step.with_samples(count)
-            found = replace(known, trace=trace(step), speeds=Scaled(known.speeds, count / samples))
-            if self.is_feasible(found):
-                return replace(self, step=step).solved(found)
-        raise FewbitError(f"not even one sample fits into {self.limits.memory:,} bytes")
+        guess = samples
+        if fits(samples) and fits(2 * samples):
+            guess = self._expected(known, traced(2 * samples).trace, samples)
+        tolerance = 0.01 if guess >= 100 else 0.0
+        most = largest_by_trial(fits, guess, tolerance)
+        if not most:
+            raise FewbitError(f"not even one sample fits into {self.limits.memory:,} bytes")
+        return replace(self, step=self.step.with_samples(most)).solved(traced(most))
+
+    def _expected(self, known: Known, double: Trace, samples: int) -> int:
+        """Return the batch that should be the largest, if memory grows evenly; a larger one that fits if it does not.
+
+        Args:
+            known: of a batch that fits.
+            double: the trace of twice the batch, which fits too.
+            samples: in the batch.
+        """
+
+        def scaled_to(count: int) -> Known:
+            factor = count / samples
+            return replace(known, trace=scaled(known.trace, double, factor), speeds=Scaled(known.speeds, factor))
+
+        try:
+            expected = scaled_to(4 * samples).trace.base.max()
+        except FewbitError:  # the two steps allocate in another order
+            return 2 * samples
+        fourfold = trace(self.step.with_samples(4 * samples)).base.max()
+        if abs(int(expected) - int(fourfold)) > 0.01 * fourfold:
+            return 2 * samples
+
+        def fits(count: int) -> bool:
+            if count > MOST_SAMPLES:
+                raise FewbitError("any batch fits: the memory of a step does not grow with it")
+            return self.is_feasible(scaled_to(count))
+
+        return max(2 * samples, largest_by_trial(fits, 2 * samples))
 
     def is_feasible(self, known: Known) -> bool:
         """Return whether there is a plan within the limits."""

@@ -8,7 +8,6 @@ also holds its decisions, such as the signs of ReLU (runtime/saved/decisions.py)
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,7 +124,9 @@ def _holds_again(name: str, trace: Trace, members: Sequence[int], exact: NDArray
     for mask in masks.values():
         used = next((x.freed for x in reversed(tensors) if x.saved <= mask.start), end)
         holds.append(Hold(start, used, mask.nbytes))
-    forward = exact[call.start : call.end] - exact[call.start]
+    # Computing again ends before the operation that saves the last tensor.
+    last = bisect_left(trace.saves, call.end) - 1
+    forward = exact[call.start : max(trace.saves[last], call.start + 1)] - exact[call.start]
     for mask in masks.values():
         forward[mask.start + 1 - call.start :] += mask.nbytes
     room = int(forward.max())
@@ -174,10 +175,6 @@ def decided_bytes(step: Step, names: Sequence[str]) -> dict[str, int]:
             level = [name for name in left if not any(within(name, other) for other in left if other != name)]
             left = [name for name in left if name not in level]
             with computed_again(step.model, level, max(BITS)) as modules:
-                _forward(step)
+                step.output()
             found |= {name: recompute.decided for name, recompute in modules}
     return found
-
-
-def _forward(step: Step) -> Any:
-    step.model(*step.inputs, **step.keywords)

@@ -369,7 +369,7 @@ class Roofline:
         self._device = device
         counting = _Counting(device)
         with step.apart(), torch.no_grad(), counting:
-            step.model(*step.inputs, **step.keywords)
+            step.output()
         root = type(step.model).__name__
         names = {name: "" if name in (root, "Global") else name.removeprefix(f"{root}.") for name in counting.modules}
         self._modules = {names[name]: seconds for name, seconds in counting.modules.items()}

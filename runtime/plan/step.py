@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -45,11 +46,15 @@ class Step:
         Raises:
             FewbitError: the output is no loss and there is no function to make one, or nothing requires a gradient.
         """
-        output = self.model(*self.inputs, **self.keywords)
+        output = self.output()
         loss = self.loss_of(output)
         if not loss.requires_grad:
             raise FewbitError("the loss does not require a gradient: nothing is saved, and there is nothing to plan")
         return loss, output
+
+    def output(self) -> Any:
+        """Run the model; return its output."""
+        return self.model(*self.inputs, **{**without_cache(self.model), **self.keywords})
 
     def loss_of(self, output: Any) -> Tensor:
         """Return the loss of the model's output."""
@@ -168,6 +173,17 @@ class Part:
     step: Step
     noise: float = 1.0
     bias: float = 1.0
+
+
+def without_cache(model: nn.Module) -> dict[str, Any]:
+    """Return the keyword by which a model of transformers makes no cache of keys and values, which no loss depends on.
+
+    Trainers leave the cache out, so a plan does too, and a model that is fitted. Others take no such keyword.
+    """
+    if getattr(getattr(model, "config", None), "use_cache", False) is not True:
+        return {}
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model  # within peft's
+    return {"use_cache": False} if "use_cache" in signature(type(base).forward).parameters else {}
 
 
 def shapes_of(batch: Any) -> list[torch.Size]:

@@ -163,6 +163,7 @@ class Trace:
         gradients: bytes of the parameters' gradients at each moment, which are in `base`.
         attentions: in the order of the forward pass.
         outputs: of each module that returns one tensor, the number of its storage.
+        saves: the moments at which the forward pass saves anything, in order.
     """
 
     tensors: tuple[Traced, ...]
@@ -174,6 +175,7 @@ class Trace:
     gradients: NDArray[np.int64]
     attentions: tuple[Attention, ...]
     outputs: dict[str, int]
+    saves: tuple[int, ...]
 
 
 def trace(step: Step) -> Trace:
@@ -331,6 +333,7 @@ class _Recorder:
         self.tracker = tracker
         self.lives: list[_Life] = []
         self.calls: dict[str, list[Span]] = {}
+        self.saves: list[int] = []
         self._open: dict[str, list[int]] = {}
         self._kept: dict[
             tuple[int, bool], set[str]
@@ -347,6 +350,7 @@ class _Recorder:
         return len(self.tracker.events)
 
     def choose(self, place: str, x: Tensor, function: str) -> Any:
+        self.saves.append(self.now)
         if x.untyped_storage()._cdata and self.tracker.number_of(x) is None:
             return Exactly()  # an input, or made before the step
         return _Drop(self, place, function)
@@ -371,6 +375,7 @@ class _Recorder:
         return False
 
     def share(self, compressed: Any, module: str) -> None:
+        self.saves.append(self.now)
         if not isinstance(compressed, _Dropped):
             return
         life = compressed.life
@@ -379,6 +384,7 @@ class _Recorder:
             life.users.append(module)
 
     def keep(self, x: Tensor, module: str, in_bits: bool) -> None:
+        self.saves.append(self.now)
         if x.layout == torch.strided and (number := self.tracker.number_of(x)) is not None:
             self._kept.setdefault((number, in_bits), set()).add(module)
             if self._attention is not None and not in_bits:
@@ -448,7 +454,10 @@ class _Recorder:
             of_gradients[storages[number].start :] += storages[number].nbytes
         attentions = tuple(_attention_of(a, index, storages) for a in self._attentions)
         levels = self.tracker.levels(end)
-        return Trace(tuple(tensors), levels, calls, kept, inputs, backward, of_gradients, attentions, self._outputs)
+        saves = tuple(self.saves)
+        return Trace(
+            tuple(tensors), levels, calls, kept, inputs, backward, of_gradients, attentions, self._outputs, saves
+        )
 
 
 def _attention_of(found: _Attended, index: Mapping[str, int], storages: Mapping[int, Hold]) -> Attention:
