@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...runtime import layers
+from ...runtime.activations.modules import ReLU
 from ...runtime.allocation import MixedPrecision
 from ...runtime.allocation.sensitivity import gradient_factor, has_weights, quantization_variance
 from ...runtime.layers import CompressedLayer, Conv2d, ExactSaver, QuantizerSaver
@@ -101,8 +102,9 @@ class VarianceStudy:
 def network(width: int) -> nn.Sequential:
     """Return a ResNet of compressed layers for digits of 8×8 pixels: stem, three blocks, head."""
     blocks = ((width, 1), (2 * width, 2), (4 * width, 2))
-    made = [*resnet(nn.ReLU, blocks, layers, normed=False, shortcut_first=False)]
-    return nn.Sequential(nn.Sequential(*made[:3]), *made[3:-3], nn.Sequential(*made[-3:]))
+    # Not torch's ReLU, which saves its output: a layer's saver finds it in memory anyway and saves it as it is.
+    parts = [*resnet(ReLU, blocks, layers, normed=False, shortcut_first=False)]
+    return nn.Sequential(nn.Sequential(*parts[:3]), *parts[3:-3], nn.Sequential(*parts[-3:]))
 
 
 def measure(settings: VarianceSettings, after_pass: Callable[[], object] = lambda: None) -> VarianceStudy:

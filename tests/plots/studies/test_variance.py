@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from fewbit.plots.studies.variance import METHODS, VarianceSettings, measure, passes
+from fewbit import MixedPrecision
+from fewbit.plots.studies.variance import METHODS, VarianceSettings, _Bench, measure, passes
 
 pytest.importorskip("sklearn")
 
@@ -10,7 +11,7 @@ pytest.importorskip("sklearn")
 @pytest.fixture(scope="module")
 def study():
     torch.manual_seed(0)
-    settings = VarianceSettings(width=4, steps=10, batch=16, bits=2, curve_bits=(1.5, 2, 4), draws=6)
+    settings = VarianceSettings(width=4, steps=10, batch=16, bits=2, curve_bits=(1, 1.5, 2, 4), draws=6)
     counted = []
     found = measure(settings, lambda: counted.append(None))
     assert len(counted) == passes(settings)
@@ -39,9 +40,19 @@ def test_the_curves_fall_and_finer_ranges_are_better(study):
     for curve in curves.values():
         values = [curve[b] for b in sorted(curve)]
         assert values == sorted(values, reverse=True)
-    assert sorted(curves["mixed precision"]) == [1.5, 2.0, 4.0]
+    assert sorted(curves["mixed precision"]) == [1.0, 1.5, 2.0, 4.0]
     for bits in (2.0, 4.0):
         assert curves["per-group"][bits] < curves["fixed-point"][bits]
+
+
+def test_one_bit_a_sample_is_one_bit_a_group(study):
+    """A tensor that something else holds would be saved exactly: it errs by nothing, and samples seem to gain."""
+    bench = _Bench(VarianceSettings(width=4, batch=16), lambda: None)
+    precision = MixedPrecision(bench.model, 1, across_layers=False)
+    bench.gradients()
+    assert all(saver.batches or saver.host for saver in precision.savers.values())
+    curves = {method: dict(map(tuple, study.curves[method])) for method in METHODS}
+    assert 0.6 < curves["per-sample"][1.0] / curves["per-group"][1.0] < 1.6  # six draws
 
 
 def test_what_is_drawn_is_there(study):
