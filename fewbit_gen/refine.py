@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csc_array
 from scipy.sparse.linalg import splu
 
+from .descent import descend, halved
 from .effort import over
 from .moments import Moments
 
@@ -60,22 +61,23 @@ def refine(moments: Moments, boundaries: Vector, codes: Codes) -> Refined:
         boundaries: (m − 1,) strictly increasing, inside the weight's domain.
         codes: (m,) the level of each interval: 0 … K − 1, each used.
     """
-    state = _evaluate(moments, boundaries, codes)
-    for _ in range(_STEPS):
-        if over():
-            break
+
+    def settled(_: _State | None, state: _State) -> bool:
         residual, free = _residual(moments, state, codes)
-        if not free.any() or np.abs(residual[free]).max() <= _ENOUGH:
-            break
-        step = _newton(moments, state, codes, residual, free)
-        if step is None:
-            alone = _each_alone(moments, state, codes, free)
-            if np.any(np.diff(alone) <= 0):  # an interval has shrunk to nothing: the table has one too many
-                break
-            step = _evaluate(moments, alone, codes)
-            if not step.error < state.error:
-                break
-        state = step
+        return over() or not free.any() or bool(np.abs(residual[free]).max() <= _ENOUGH)
+
+    def step(state: _State) -> _State | None:
+        residual, free = _residual(moments, state, codes)
+        after = _newton(moments, state, codes, residual, free)
+        if after is not None:
+            return after
+        alone = _each_alone(moments, state, codes, free)
+        if np.any(np.diff(alone) <= 0):  # an interval has shrunk to nothing: the table has one too many
+            return None
+        after = _evaluate(moments, alone, codes)
+        return after if after.error < state.error else None
+
+    state = descend(_evaluate(moments, boundaries, codes), _STEPS, settled, step)
     residual, free = _residual(moments, state, codes)
     largest = float(np.abs(residual[free]).max()) if free.any() else 0.0
     return Refined(state.boundaries, state.levels + moments.centre, largest)
@@ -126,20 +128,24 @@ def _newton(moments: Moments, state: _State, codes: Codes, residual: Vector, fre
     lifts = flow * (g - state.levels[left]) * per_mass[left]  # ∂y_left/∂s
     lowers = -flow * (g - state.levels[right]) * per_mass[right]
     chosen = np.flatnonzero(free)
-    step = _solved(slope[chosen], left[chosen], right[chosen], lifts[chosen], lowers[chosen], -residual[chosen])
+    step = _newton_step(slope[chosen], left[chosen], right[chosen], lifts[chosen], lowers[chosen], -residual[chosen])
     if step is None:
         return None
-    for halvings in range(_HALVINGS):
-        target = s.copy()
-        target[chosen] += step * 0.5**halvings
-        if _allowed(moments, s, target):
-            after = _evaluate(moments, target, codes)
-            if _improves(moments, after, residual, free, state, codes):
-                return after
-    return None
+
+    def better(target: Vector) -> _State | None:
+        if not _allowed(moments, s, target):
+            return None
+        after = _evaluate(moments, target, codes)
+        return after if _improves(moments, after, residual, free, state, codes) else None
+
+    moves = np.zeros_like(s)
+    moves[chosen] = step
+    return halved(s, moves, _HALVINGS, better)
 
 
-def _solved(slope: Vector, left: Codes, right: Codes, lifts: Vector, lowers: Vector, residual: Vector) -> Vector | None:
+def _newton_step(
+    slope: Vector, left: Codes, right: Codes, lifts: Vector, lowers: Vector, residual: Vector
+) -> Vector | None:
     """Return the steps ds of the boundaries that cancel `residual`; None if there is no solution.
 
     slope · ds − (dy_left + dy_right)/2 = residual, where the levels change by dy: by lifts · ds of the boundaries

@@ -130,7 +130,7 @@ def _solve(activation: Activation, K: int, kind: Kind, weight: Weight, certify: 
         if moments.spread > 0 and abs(size) > _ABOUT_ONE and abs(exponent + size) <= _LARGEST_EXPONENT:
             exponent += size
             continue
-        table = _solved(moments, K, kind)
+        table = solve_on_grid(moments, K, kind)
         with unhurried():
             _, less = integrated_error(table, scaled, weight, K, unseen)
         known = features(scaled, weight, unseen).edges
@@ -145,33 +145,33 @@ def _solve(activation: Activation, K: int, kind: Kind, weight: Weight, certify: 
     if table.levels.size == 1:
         table = replace(table, lower_bound=0.0)
     elif certify:
-        table = _certified(moments, table, K, kind)
-    return _scaled_table(_shown(table, moments), exponent)
+        table = with_lower_bound(moments, table, K, kind)
+    return _scaled_table(check_integrals(table, moments), exponent)
 
 
-def _solved(moments: Moments, K: int, kind: Kind) -> Table:
+def solve_on_grid(moments: Moments, K: int, kind: Kind) -> Table:
     """Return the best table over the grid, refined."""
     if kind == "stochastic":
         ends = range_of(moments.activation, moments)
         if ends[1] - ends[0] > 4 * np.finfo(float).eps * max(abs(moments.centre), *map(abs, ends)):
-            return _polished(moments, kind, solve_stochastic(moments, ends, K))
+            return polish(moments, kind, solve_stochastic(moments, ends, K))
     if kind == "stochastic" or _is_constant(moments):
         level = np.array([moments.centre])
         spec = moments.weight.spec
         table = Table(moments.activation.name, kind, spec, np.empty(0), np.zeros(1, np.uint8), level, 0.0)
         return replace(table, error=_table_error(table, moments))
     if kind == "interval":
-        return _polished(moments, kind, solve_interval(moments, K))
+        return polish(moments, kind, solve_interval(moments, K))
     levels = solve_shared(moments, K)
-    return _polished(moments, kind, 0.5 * (levels[1:] + levels[:-1]))
+    return polish(moments, kind, 0.5 * (levels[1:] + levels[:-1]))
 
 
-def _certified(moments: Moments, table: Table, K: int, kind: Kind) -> Table:
+def with_lower_bound(moments: Moments, table: Table, K: int, kind: Kind) -> Table:
     """Return `table`, or a better one found by the certificate, with its lower bound."""
     while True:
         found = certificate(moments, table, K)
         try:
-            better = table if found.better is None else _polished(moments, kind, found.better)
+            better = table if found.better is None else polish(moments, kind, found.better)
         except OutOfTime:
             better = table
         if not better.error < table.error:
@@ -179,7 +179,7 @@ def _certified(moments: Moments, table: Table, K: int, kind: Kind) -> Table:
         table = better
 
 
-def _shown(table: Table, moments: Moments) -> Table:
+def check_integrals(table: Table, moments: Moments) -> Table:
     """Return `table` with its error and bound limited to what is proven.
 
     Raises:
@@ -252,7 +252,7 @@ def uniform_error(activation: Activation, weight: Weight, K: int) -> float:
     return Segments.of(moments, np.linspace(*range_of(activation, moments), K)).error
 
 
-def _polished(moments: Moments, kind: Kind, cuts: NDArray[np.float64]) -> Table:
+def polish(moments: Moments, kind: Kind, cuts: NDArray[np.float64]) -> Table:
     """Return the stationary table near a starting point, with its error.
 
     Args:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.linalg import solve_banded
 
 from .crossings import nearest_level_table
+from .descent import descend, halved
 from .effort import OutOfTime
 from .moments import Moments
 
@@ -62,15 +63,18 @@ def stationary_levels(
         codes: (m,) 0 … K − 1, each used, increasing with f'. The result omits a code whose level is never nearest.
     """
     state = None
+
+    def step(before: _State) -> _State | None:
+        nonlocal state  # the last one, should time run out within a step
+        after = _newton(moments, before) or _evaluate(moments, before.means)
+        if not _improves(moments, after, before):
+            return None
+        state = after
+        return after
+
     with suppress(OutOfTime):
         state = _evaluate(moments, _means(moments, boundaries, codes)[1])
-        for _ in range(_STEPS):
-            if state.residual <= _ENOUGH:
-                break
-            after = _newton(moments, state) or _evaluate(moments, state.means)
-            if not _improves(moments, after, state):
-                break
-            state = after
+        descend(state, _STEPS, lambda _, at: at.residual <= _ENOUGH, step)
     return (boundaries, codes) if state is None else (state.boundaries, state.codes)
 
 
@@ -113,13 +117,14 @@ def _newton(moments: Moments, state: _State) -> _State | None:
         step = solve_banded((1, 1), bands, state.means - y)
     except np.linalg.LinAlgError:
         return None
-    for halvings in range(_HALVINGS):
-        target = y + step * 0.5**halvings
-        if np.isfinite(target).all() and (np.diff(target) > 0).all():
-            after = _evaluate(moments, target)
-            if after.levels.size == K and _improves(moments, after, state):
-                return after
-    return None
+
+    def better(target: Vector) -> _State | None:
+        if not (np.diff(target) > 0).all():
+            return None
+        after = _evaluate(moments, target)
+        return after if after.levels.size == K and _improves(moments, after, state) else None
+
+    return halved(y, step, _HALVINGS, better)
 
 
 def _improves(moments: Moments, after: _State, state: _State) -> bool:

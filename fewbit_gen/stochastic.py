@@ -18,6 +18,7 @@ levels enter each equation beside its own: Newton's method with a tridiagonal Ja
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from scipy.linalg import solve_banded
 from ..tables.errors import FewbitError
 from .activations import Activation
 from .crossings import near, sums_by_value
+from .descent import descend, halved
 from .extent import NEAR, sides_of
 from .moments import SHARED_CELLS, Moments
 from .monge import F2, FW, W, best_cuts, prefix
@@ -166,20 +168,17 @@ def refined_levels(moments: Moments, levels: Vector) -> Vector:
     state = _near(moments, levels)
     if levels.size < 3:
         return levels
-    about = _PINNED * float(levels[-1] - levels[0])
+    about, enough = _PINNED * float(levels[-1] - levels[0]), _ENOUGH * float(levels[-1] - levels[0])
+
+    def settled(before: Segments | None, state: Segments) -> bool:
+        return before is not None and bool(np.abs(state.levels - before.levels).max() <= enough)
+
     pinned = None
     for _ in range(_ROUNDS):
         before, pinned = pinned, _pinned(moments, state.levels, about)
         if before is not None and (pinned == before).all():
             break
-        for _ in range(_STEPS):
-            after = _newton(moments, state, ~pinned)
-            if after is None:
-                break
-            moved = float(np.abs(after.levels - state.levels).max())
-            state = after
-            if moved <= _ENOUGH * (levels[-1] - levels[0]):
-                break
+        state = descend(state, _STEPS, settled, partial(_newton, moments, free=~pinned))
     return state.levels
 
 
@@ -220,6 +219,15 @@ def _newton(moments: Moments, state: Segments, free: NDArray[np.bool_]) -> Segme
     bands[1] = np.where(free & (bands[1] > 0), bands[1], 1.0)
     alone = np.zeros_like(bands)
     alone[1] = bands[1] + np.abs(bands[0]) + np.abs(bands[2])
+
+    def better(target: Vector) -> Segments | None:
+        if not (np.diff(target) > 0).all():
+            return None
+        after, rounding = _near(moments, target), 1e-15 * moments.prefix[2, -1]
+        nearer = np.abs(after.residual[free]).max(initial=0) < np.abs(residual).max(initial=0)
+        improves = after.error < state.error - rounding or (nearer and after.error <= state.error + rounding)
+        return after if improves else None
+
     for system in (bands, alone):
         try:
             step = -solve_banded((1, 1), system, residual)
@@ -227,16 +235,8 @@ def _newton(moments: Moments, state: Segments, free: NDArray[np.bool_]) -> Segme
             continue
         if abs(float(step @ residual)) <= _NO_LESS * state.error:
             return None
-        for halvings in range(_HALVINGS):
-            target = y.copy()
-            target[1:-1] += step * 0.5**halvings
-            if not (np.isfinite(target).all() and (np.diff(target) > 0).all()):
-                continue
-            after = _near(moments, target)
-            if after.error < state.error - 1e-15 * moments.prefix[2, -1]:
-                return after
-            if np.abs(after.residual[free]).max(initial=0) < np.abs(residual).max(initial=0) and after.error <= (
-                state.error + 1e-15 * moments.prefix[2, -1]
-            ):
-                return after
+        moves = np.concatenate([[0.0], step, [0.0]])
+        after = halved(y, moves, _HALVINGS, better)
+        if after is not None:
+            return after
     return None
