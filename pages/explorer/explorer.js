@@ -99,19 +99,19 @@ function addressOf(chosen) {
 
 let latest = 0; // of the requests: an answer that comes after a later request is dropped
 
-/** Show another choice; until its table is there, the former one stays. */
+/** Show another choice; until its table is there, the former one stays. Returns whether it is shown. */
 async function choose(next) {
   const request = ++latest;
   const previous = choice;
   choice = next;
   history.replaceState(null, "", addressOf(next));
-  setControls(next);
+  const added = setControls(next);
   say("");
   const slow = setTimeout(() => say("Solving; the first time takes some seconds…"), 400);
   element("solve-button").disabled = true;
   try {
     const found = await find(next);
-    if (request !== latest) return;
+    if (request !== latest) return false;
     shown = found;
     // The solver returns the canonical spelling of a name and a weight.
     choice = { ...next, activation: found.name, weight: found.table.weight };
@@ -120,17 +120,21 @@ async function choose(next) {
     clearTimeout(slow);
     say("");
     show();
+    return true;
   } catch (error) {
     clearTimeout(slow);
-    if (request !== latest) return;
+    if (request !== latest) return false;
     say(error.message, true);
     if (previous && shown) {
       choice = previous;
       setControls(previous);
       history.replaceState(null, "", addressOf(previous));
     }
+    return false;
   } finally {
     clearTimeout(slow);
+    // What has no table, or another spelling, is not offered again.
+    for (const option of added) if (!option.selected) option.remove();
     if (request === latest) element("solve-button").disabled = false;
   }
 }
@@ -155,15 +159,22 @@ function options(id, values) {
   element(id).replaceChildren(...values.map((value) => html("option", { value }, value)));
 }
 
+/** Set the controls to a choice; return the options that had to be added to the lists. */
 function setControls({ activation, kind, weight, bits }) {
+  const added = [];
   for (const [id, value] of [["activation", activation], ["weight", weight]]) {
     const select = element(id);
-    if (![...select.options].some((option) => option.value === value)) select.append(html("option", { value }, value));
+    if (![...select.options].some((option) => option.value === value)) {
+      const option = html("option", { value }, value);
+      select.append(option);
+      added.push(option);
+    }
     select.value = value;
   }
   element(`bits-${bits}`).checked = true;
   element(`kind-${kind}`).checked = true;
   element("kind-text").textContent = KIND_TEXTS[kind];
+  return added;
 }
 
 function connect() {
@@ -178,9 +189,10 @@ function connect() {
   element("choice").addEventListener("submit", (event) => event.preventDefault());
   element("solve").hidden = !solver;
   element("solver-text").hidden = Boolean(solver);
-  element("solve").addEventListener("submit", (event) => {
+  element("solve").addEventListener("submit", async (event) => {
     event.preventDefault();
-    choose({ ...choice, activation: element("expression").value.trim(), weight: element("inputs").value.trim() });
+    const asked = { ...choice, activation: element("expression").value.trim(), weight: element("inputs").value.trim() };
+    if (await choose(asked)) element("title").scrollIntoView({ block: "nearest" }); // on a phone it is above the form
   });
   element("whole").addEventListener("change", show);
   element("cursor").addEventListener("input", showReading);

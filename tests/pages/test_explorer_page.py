@@ -161,6 +161,7 @@ def test_an_expression_is_solved(visit, served):
     page.locator("#inputs").fill("normal:0,2.0")
     page.locator("#expression").press("Enter")
     shows(page, "x*sigmoid(1.702*x): 3 bits")
+    assert "x * sigmoid(1.702*x)" not in page.locator("#activation option").all_inner_texts()  # one spelling alone
     table = fewbit.solve("x*sigmoid(1.702*x)", weight="normal:0,2")
     assert page.locator("#weight").input_value() == "normal:0,2"
     assert f"{table.error:.6g}" in page.locator("#facts").inner_text()
@@ -177,6 +178,7 @@ def test_what_cannot_be_solved_is_one_line_and_the_table_stays(visit, served, ex
     page.locator("#status.bad", has_text=line).wait_for()
     assert page.locator("#title").inner_text() == "gelu: 3 bits, kind shared"
     assert page.locator("#activation").input_value() == "gelu"
+    assert expression not in page.locator("#activation option").all_inner_texts()
 
 
 def test_every_shipped_activation_is_drawn(visit, served):
