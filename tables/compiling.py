@@ -1,13 +1,24 @@
 """What Numba compiles: a line that says so, since the first call of a function takes seconds, and a way to refuse it.
 
-Compiled code is kept on disk (see `fewbit doctor --warm`), so that this happens once an install.
+Compiled code is kept on disk (see `fewbit doctor --warm`), so that this happens once an install: of processes that need
+a kernel at the same time, one compiles it and the others wait for its file.
 """
 
 import logging
+import os
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+Compiled = TypeVar("Compiled")
 
 LINE = "fewbit: compiling for the first time, which may take a minute or two; `fewbit doctor --warm` does it ahead"
 # Without a configuration of `logging` its lines are written to standard error.
@@ -23,6 +34,22 @@ def announced_compilation() -> Iterator[None]:
     """Log `LINE`, once in a process, when Numba compiles a function that is missing from its cache."""
     with _at_compilation(_announce):
         yield
+
+
+def compiled_once(make: Callable[[], Compiled], lock: Path, line: Callable[[], str]) -> Compiled:
+    """Return what `make` compiles or loads from Numba's cache; of the processes that miss it, one compiles at a time.
+
+    Args:
+        make: compiles one function that Numba keeps on disk. It is called again where the first call finds none.
+        lock: the file by which processes wait for one another.
+        line: what is logged if this process compiles the function.
+    """
+    try:
+        with _at_compilation(_miss):
+            return make()
+    except _MissingError:
+        with _locked(lock), announced_compilation(), _at_compilation(cache(lambda: _log.warning(line()))):
+            return make()  # the one that held the lock before may have compiled it
 
 
 @contextmanager
@@ -42,6 +69,30 @@ def refused_compilation() -> Iterator[None]:
         yield
 
 
+class _MissingError(Exception):
+    """A function is not in Numba's cache on disk, and nothing refuses to compile it."""
+
+
+def _miss() -> None:
+    raise _MissingError
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock of the file `path` inside; where files cannot be written or locked, go on without."""
+    handle = None
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        if fcntl is not None:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)  # which releases the lock, as the end of a process does
+
+
 def _announce() -> None:
     if not _log.disabled:
         _announce_once()
@@ -58,12 +109,15 @@ def _refuse() -> None:
 
 @contextmanager
 def _at_compilation(call: Callable[[], None]) -> Iterator[None]:
-    """Call `call` when Numba begins to compile: its passes are the one event that functions and C callbacks share."""
+    """Call `call` when this thread has Numba compile: passes are the one event that functions and callbacks share."""
     from numba.core import event
+
+    here = threading.get_ident()  # listeners hear of all threads, whose compilations are no business of this one
 
     class Listener(event.Listener):
         def on_start(self, event: Any) -> None:
-            call()
+            if threading.get_ident() == here:
+                call()
 
         def on_end(self, event: Any) -> None:
             pass

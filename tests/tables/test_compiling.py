@@ -1,6 +1,7 @@
 import logging
 import subprocess
 import sys
+import threading
 
 import pytest
 from fewbit.tables import compiling
@@ -8,6 +9,7 @@ from fewbit.tables.compiling import (
     LINE,
     NotCompiledError,
     announced_compilation,
+    compiled_once,
     refused_compilation,
     silent_compilation,
 )
@@ -83,3 +85,57 @@ def test_without_a_configuration_of_logging_the_line_is_on_standard_error():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("", LINE + "\n")
+
+
+def test_of_those_that_miss_a_function_at_the_same_time_one_compiles_it(tmp_path):
+    """Locks are those of open files, so that threads stand for processes here."""
+    compilations, both_missed = [], threading.Barrier(2, timeout=60)
+
+    def make():
+        if not compilations:
+            compile_something()
+            compilations.append(threading.get_ident())
+        return "code"
+
+    def first_misses():
+        try:
+            return make()
+        except Exception:
+            both_missed.wait()
+            raise
+
+    def use(results):
+        calls = iter((first_misses, make))
+        results.append(compiled_once(lambda: next(calls)(), tmp_path / "folder" / "lock", lambda: ""))
+
+    results = []
+    threads = [threading.Thread(target=use, args=[results]) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == ["code", "code"] and len(compilations) == 1
+
+
+def test_where_no_lock_can_be_a_function_is_compiled_all_the_same(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+
+    def make():
+        compile_something()
+        return "code"
+
+    assert compiled_once(make, tmp_path / "file" / "lock", lambda: "a line") == "code"
+    assert caplog.records[-1].getMessage() == "a line"
+
+
+def test_what_another_thread_compiles_is_neither_refused_nor_announced(caplog):
+    def elsewhere():
+        thread = threading.Thread(target=compile_something)
+        thread.start()
+        thread.join()
+
+    with refused_compilation():
+        elsewhere()
+    with announced_compilation():
+        elsewhere()
+    assert not caplog.records

@@ -12,18 +12,16 @@ Codes without a lookup. code(x) = c_0 + Σ_i [x > b_i] (c_{i+1} − c_i): a sum 
 instructions. Past `LINEAR_LIMIT` boundaries a branch-free binary search takes over.
 """
 
-import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, cfunc, njit, types  # pyright: ignore[reportPrivateImportUsage]
+from numba import carray, njit, types  # pyright: ignore[reportPrivateImportUsage]
 from numba.extending import intrinsic
 
-from ....tables.compiling import announced_compilation
+from .compilation import compile_kernel
 from .threads import JOB_WORDS, Kernel
 
 BLOCK = 512  # elements processed at once, so that a block's data stay in the first-level cache
@@ -141,14 +139,6 @@ class FloatFormat:
         top = np.iinfo(self.integer).max
         keys = np.where(bits < 0, bits ^ top, bits)
         return np.where(bits == ~top, 0, keys).astype(self.integer)
-
-
-def _kernel(body: Callable[[Any], None]) -> Kernel:
-    """Compile void(int64 *job), or load it from Numba's disk cache."""
-    signature = types.void(types.CPointer(types.int64))
-    with announced_compilation():
-        compiled: Any = cfunc(signature, cache=True, error_model="numpy")(body)
-    return Kernel(compiled.address, ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address), compiled)
 
 
 FORMATS: dict[str, FloatFormat] = {
@@ -282,7 +272,7 @@ def encode_kernel(name: str) -> Kernel:
                         small[j] = codes[interval[j]]
                 _pack(small, count, bits, staged, target, block)
 
-    return _kernel(encode)
+    return compile_kernel(encode)
 
 
 @cache
@@ -324,7 +314,7 @@ def look_up_kernel() -> Kernel:
                     small[j] = np.uint8(entries[j] >> np.uint32(16))
                 _pack(small, count, bits, staged, target, block)
 
-    return _kernel(look_up)
+    return compile_kernel(look_up)
 
 
 @cache
@@ -381,4 +371,4 @@ def multiply_kernel(name: str, selects: bool) -> Kernel:
                         if factors[j] == nothing:
                             y[j] = zero
 
-    return _kernel(multiply)
+    return compile_kernel(multiply)

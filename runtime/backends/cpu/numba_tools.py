@@ -14,7 +14,8 @@ from numba.extending import intrinsic
 from ...tensors import dtypes, philox, rotation
 from ...tensors.philox import KEY_STEPS, MULTIPLIERS, ROUNDS
 from . import activation_kernels, vectors
-from .activation_kernels import GROUP, _kernel, _load_word, _narrow, _pack, _take, _vector, _widen
+from .activation_kernels import GROUP, _load_word, _narrow, _pack, _take, _vector, _widen
+from .compilation import compile_kernel
 from .threads import Kernel
 
 # Private names in activation_kernels.py: parts of kernels, not of the package's interface.
@@ -32,7 +33,7 @@ def build(body: Callable[[Any], None]) -> Kernel:
     Numba itself checks only whether the file of the kernel has changed, not the files it imports from.
     """
     body.__qualname__ += f"-{_digest()}"
-    return _kernel(body)
+    return compile_kernel(body)
 
 
 @cache
