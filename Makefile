@@ -65,7 +65,8 @@ mutants: $(READY)
 fuzz: $(READY)
 	FEWBIT_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest -c tests/pytest.ini tests/fuzz
 
-# Every method on 66 small models of transformers and timm. Broken off, it goes on where it stopped: `make zoo
+# Every method on 66 small models of transformers and timm; `make zoo ZOO=--wide`: few on 155 more. Broken off, it goes on
+# where it stopped: `make zoo
 # ZOO="--models 'qwen*' --methods L2"` measures some, `ZOO="-o plots/results"` writes the tables kept there.
 zoo: .venv/zoo-ready build/path/fewbit
 	FEWBIT_CACHE=build/cache NUMBA_CACHE_DIR=build/numba PYTHONPATH=build/path:tests:tests/support:.venv/zoo $(BIN)/python -m zoo $(ZOO)

@@ -3,6 +3,7 @@
     python -m zoo                                  everything that is not measured yet
     python -m zoo --models 'qwen*,llama' --methods L2,L3
     python -m zoo -o plots/results                 writes zoo.json and zoo.md there
+    python -m zoo --wide                           many more models, and few methods: wide.py
 
 Rows are appended to a file of build/zoo/ as they are measured, and a run that was broken off goes on where it stopped.
 The file's name is a hash of the sources and of the libraries' versions, so that a changed tree starts anew.
@@ -26,9 +27,10 @@ from pathlib import Path
 
 from timm_import import why_no_timm
 
-from .methods import METHODS
+from .methods import METHODS, WIDE_METHODS
 from .models import MODELS
 from .rules import across, violations
+from .wide import WIDE
 from .worker import measure_model, prepare, rows_of
 
 ROOT = Path(__file__).parents[2]
@@ -42,12 +44,11 @@ Broken = dict[Key, list[str]]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed(arguments)
-    no_timm = why_no_timm()
-    available = [name for name, model in MODELS.items() if model.source != "timm" or not no_timm]
-    if no_timm:
-        skipped = [name for name in MODELS if name not in available]
-        print(f"skipped, as timm cannot be imported ({no_timm}): {', '.join(skipped)}\n")
-    models, methods = chosen(available, options.models), chosen(METHODS, options.methods)
+    available = list(WIDE) if options.wide else importable()
+    models, methods = (
+        chosen(available, options.models),
+        chosen(WIDE_METHODS if options.wide else METHODS, options.methods),
+    )
     path = options.rows or ROOT / "build" / "zoo" / f"{fingerprint()}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     measure_missing(models, methods, path, options.jobs)
@@ -62,8 +63,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing:
         print(f"{len(missing)} rows are missing, the first is {missing[0]}")
     if options.output:
-        write(options.output, rows, broken)
+        write(options.output, rows, broken, "zoo_wide" if options.wide else "zoo")
     return 1 if broken or missing else 0
+
+
+def importable() -> list[str]:
+    """Return the models whose library can be imported."""
+    no_timm = why_no_timm()
+    available = [name for name, model in MODELS.items() if model.source != "timm" or not no_timm]
+    if no_timm:
+        skipped = [name for name in MODELS if name not in available]
+        print(f"skipped, as timm cannot be imported ({no_timm}): {', '.join(skipped)}\n")
+    return available
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -72,6 +83,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--methods", default="*", help="the same")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes, of one thread each")
     parser.add_argument("--rows", type=Path, help="the file of rows, instead of one of build/zoo/")
+    parser.add_argument("--wide", action="store_true", help="the models of wide.py")
     parser.add_argument("-o", "--output", type=Path, help="a folder for zoo.json and zoo.md")
     return parser.parse_args(arguments)
 
@@ -155,8 +167,8 @@ def summary(rows: Sequence, broken: Broken) -> str:
     return "\n".join(lines)
 
 
-def write(folder: Path, rows: Sequence, broken: Broken) -> None:
-    """Write zoo.json, one short list a row, and into zoo.md, below what was written there by hand, one line a model."""
+def write(folder: Path, rows: Sequence, broken: Broken, name: str = "zoo") -> None:
+    """Write zoo.json (or `name`), one short list a row, and into its page, below what stands there, a line a model."""
     folder.mkdir(parents=True, exist_ok=True)
     columns = ("model", "method", "replaced", "kept", "peak", "weights", "inputs", "broken")
     body = [
@@ -170,8 +182,8 @@ def write(folder: Path, rows: Sequence, broken: Broken) -> None:
     ]
     lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in body)
     head = json.dumps({"versions": versions(), "columns": columns})[:-1]
-    (folder / "zoo.json").write_text(f'{head}, "rows": [\n{lines}\n]}}\n')
-    page = folder / "zoo.md"
+    (folder / f"{name}.json").write_text(f'{head}, "rows": [\n{lines}\n]}}\n')
+    page = folder / f"{name}.md"
     above = page.read_text().partition(ROWS)[0] if page.exists() else TITLE
     page.write_text(above + markdown(rows, broken))
 

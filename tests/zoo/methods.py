@@ -7,7 +7,9 @@ from types import MappingProxyType
 from typing import Any
 
 import fewbit
+import torch
 from fewbit.quantizers import PerGroup
+from torch import Tensor, nn
 
 
 def hooks_of_4_bits() -> AbstractContextManager:
@@ -24,6 +26,8 @@ class Method:
         steps: of training before the gradient is measured, for what adapts to the gradients it has seen.
         same_as: another method whose bytes and gradients are to be these, bit for bit.
         asks_for: the option that is to be named in the report where it finds nothing to do.
+        prepare: (model, inputs, loss) -> the model that is called, for what `fewbit.convert` does not do.
+        exact_forward: whether outputs are exact's bit for bit; a compiler's are not.
     """
 
     options: Mapping[str, Any] | None = None
@@ -31,6 +35,8 @@ class Method:
     steps: int = 0
     same_as: str = ""
     asks_for: str = ""
+    prepare: Callable[[nn.Module, Mapping[str, Any], Callable[[Any], Tensor]], nn.Module] | None = None
+    exact_forward: bool = True
 
 
 def method(
@@ -59,5 +65,38 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "glu=parts + L2": method(glu="parts", level="L2"),
         "hooks": Method(around=hooks_of_4_bits),
         "L2 + hooks": method(level="L2", around=hooks_of_4_bits),
+    }
+)
+
+
+def checkpointed(model: nn.Module, inputs: Mapping[str, Any], loss: Callable[[Any], Tensor]) -> nn.Module:
+    """Checkpoint the blocks; a model without a list of them has its parts as blocks."""
+    try:
+        fewbit.checkpoint(model, bits=8)
+    except fewbit.FewbitError:
+        fewbit.checkpoint(model, bits=8, blocks=[name for name, _ in model.named_children()])
+    return model
+
+
+def planned(model: nn.Module, inputs: Mapping[str, Any], loss: Callable[[Any], Tensor]) -> nn.Module:
+    """Train by a plan, halfway between the least peak and that of exact training."""
+    least = fewbit.plan(model, dict(inputs), loss=loss, time=1000.0)
+    memory = (least.peak.total + least.exact_peak) // 2
+    fewbit.fit(model, dict(inputs), loss=loss, memory=memory)
+    return model
+
+
+def compiled(model: nn.Module, inputs: Mapping[str, Any], loss: Callable[[Any], Tensor]) -> nn.Module:
+    torch.compiler.reset()
+    return torch.compile(model, backend="fewbit")  # pyright: ignore[reportReturnType]
+
+
+# What the wide zoo runs: few, for it has many models.
+WIDE_METHODS: Mapping[str, Method] = MappingProxyType(
+    {name: METHODS[name] for name in ("exact", "3 bits", "L2", "L3", "hooks")}
+    | {
+        "checkpoint": Method(prepare=checkpointed),
+        "plan": Method(prepare=planned),
+        "compile": Method(prepare=compiled, exact_forward=False),
     }
 )

@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterable
 
 from .measure import Row
-from .methods import METHODS
+from .methods import METHODS, WIDE_METHODS
 
 # Errors of the gradient, of all methods that save tensors in 4 bits without measuring which need more.
-LARGEST_ERRORS = dict.fromkeys(("L2", "glu=parts + L2", "hooks", "L2 + hooks"), 0.25)
+LARGEST_ERRORS = dict.fromkeys(("L2", "glu=parts + L2", "hooks", "L2 + hooks", "checkpoint"), 0.25)
 
 
 def violations(row: Row) -> list[str]:
@@ -50,7 +50,7 @@ def across(rows: Iterable[Row]) -> dict[tuple[str, str], list[str]]:
     by_key = {(row.model, row.method): row for row in rows}
     found: dict[tuple[str, str], list[str]] = {}
     for key, row in by_key.items():
-        other = by_key.get((row.model, METHODS[row.method].same_as))
+        other = by_key.get((row.model, (METHODS | WIDE_METHODS)[row.method].same_as))
         if other is None or row.failure or other.failure:
             continue
         for what, a, b in (("bytes", row.kept_bytes, other.kept_bytes), ("gradients", row.digest, other.digest)):

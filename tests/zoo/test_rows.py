@@ -10,6 +10,7 @@ from .measure import Row, row
 from .methods import METHODS
 from .models import MODELS
 from .rules import across, violations
+from .wide import WIDE
 
 pytest.importorskip("transformers")
 
@@ -23,16 +24,23 @@ ROWS = [
     ("resnet", "outliers=0.02"),
     ("vit", "L2 + hooks"),
 ]
+# Of the wide zoo: ops in place on the outputs of layers, layers in several calls, and a scatter among them.
+WIDE_ROWS = [("deberta", "L2"), ("graph network", "hooks"), ("u-net", "L2"), ("recurrent", "3 bits")]
 SOUND = Row("llama", "L2", evaluation=True, training=True, masks=True, state=True, weights=0.1, inputs=0.1)
 
 
-@pytest.mark.parametrize(("model", "method"), ROWS, ids=[" ".join(key) for key in ROWS])
+@pytest.mark.parametrize(("model", "method"), ROWS + WIDE_ROWS, ids=[" ".join(key) for key in ROWS + WIDE_ROWS])
 def test_row_breaks_no_rule(model, method):
     assert violations(row(model, method)) == []
 
 
 def test_there_are_forty_models_of_transformers_alone():
     assert sum(model.source == "transformers" for model in MODELS.values()) >= 40
+
+
+def test_the_wide_zoo_has_more_than_120_types_that_the_other_has_not():
+    kinds = {name.replace(" ", "-") for name, model in WIDE.items() if model.source == "transformers"}
+    assert len(kinds) > 120 and not kinds & set(MODELS)
 
 
 def test_sound_row_breaks_no_rule():
