@@ -7,6 +7,7 @@
 The module is converted before a strategy wraps it; plans are made for the first batch.
 """
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,7 +22,11 @@ class FewbitCallback(Callback):
     """Makes a module keep less while Lightning trains it.
 
     Checkpoints have the plan and what the method has learned; a resumed training continues with these. The bytes that a
-    step holds between its passes are logged once, as `fewbit_saved_bytes` and `fewbit_peak_bytes`.
+    step holds between its passes are logged once, as `fewbit_saved_bytes`, and its peak with parameters, gradients and
+    optimizer, as `memory` counts it, as `fewbit_peak_bytes`. After the training no hook is left in the module.
+
+    A plan is for the module's `forward`, so `training_step` has to call `self(x)`, not a part such as `self.net(x)`: if
+    it does not, a warning follows the first step.
 
     Args:
         memory, error, time: limits for `fewbit.plan`; they take `inputs` and `loss`.
@@ -64,6 +69,7 @@ class FewbitCallback(Callback):
         self.kept: Kept | None = None
         self._saved: Mapping[str, Any] = {}
         self._has_begun = False
+        self._watch: tuple[Any, list[bool]] | None = None  # a hook, and whether forward was called
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Convert the module."""
@@ -86,6 +92,35 @@ class FewbitCallback(Callback):
                 logger.log_metrics(found, step=trainer.global_step)
         if trainer.is_global_zero:
             print(self.preparation.announced(self.kept))
+        if self.preparation.fitted is not None:
+            called: list[bool] = []
+            self._watch = pl_module.register_forward_pre_hook(lambda *_: called.append(True)), called
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Warn after the first step if it did not call what the plan is for."""
+        if self._watch is None:
+            return
+        (hook, called), self._watch = self._watch, None
+        hook.remove()
+        if not called:
+            warnings.warn(
+                "fewbit: the plan is not used, for training_step does not call self(…): it calls a part of the module, "
+                "such as self.net(x); let forward do that, and call self(x)",
+                stacklevel=2,
+            )
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave no hook in the module."""
+        if self._watch is not None:
+            self._watch[0].remove()
+        self._has_begun, self._watch = False, None
+        self.preparation.finish(pl_module)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Leave no hook in the module."""
+        self.on_train_end(trainer, pl_module)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Add what was learned to the checkpoint."""

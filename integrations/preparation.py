@@ -4,6 +4,7 @@ preparation = Preparation(method={"level": "L2", "glu": "parts"})     or Prepara
 preparation.convert(model)             before the tool wraps the model
 preparation.start(model, batch, saved)  before its first step: plans, checkpoints, measures
 preparation.state(), load(state)       in a checkpoint
+preparation.finish(model)              after its last step: no hook is left
 """
 
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from torch import nn
 from ..runtime.activations.following import adaptation_of, adaptation_state, load_adaptation_state
 from ..runtime.allocation.mixed_precision import MixedPrecision, SampleSaver
 from ..runtime.convert.api import convert
+from ..runtime.convert.find import FITTED
 from ..runtime.convert.report import Report
 from ..runtime.layers.base import CompressedLayer
 from ..runtime.memory.listing import size_text
@@ -24,10 +26,10 @@ from ..runtime.memory.peak import StorageTracker, no_collection
 from ..runtime.plan.comparison import OPTIONS, method_text
 from ..runtime.plan.document import Plan
 from ..runtime.plan.fitted import Fitted
-from ..runtime.plan.planner import fit
+from ..runtime.plan.planner import fit, static_bytes
 from ..runtime.plan.step import Step
 from ..runtime.quantizers import Quantizer
-from ..runtime.saved.checkpoint import checkpoint, compute_once
+from ..runtime.saved.checkpoint import checkpoint, compute_once, undo_checkpoint
 from ..runtime.saved.hooks import compress_saved_tensors
 from ..tables import FewbitError
 from ..tables.errors import shown
@@ -42,7 +44,7 @@ class Kept:
 
     Attributes:
         saved: between forward and backward pass, with the model's output.
-        peak: of activations, saved tensors and temporary results, without parameters and their gradients.
+        peak: most at once, with parameters, their gradients and the optimizer's state, as a plan's memory= counts it.
     """
 
     saved: int
@@ -129,8 +131,10 @@ class Preparation:
             checkpoint(model, bits=method["checkpoint"])
         if method.get("saved") is not None:
             _save_through(model, method["saved"])
-        if self.method is not None or self.fitted is not None:
+        if self.method is not None or (self.fitted is not None and vars(model).get(FITTED) is self.fitted):
             return
+        if plan is None and self.fitted is not None:  # of a training that has ended
+            plan = self.fitted.plan
         compute_once(model)  # the plan chooses the blocks to compute again
         if plan is not None:
             self.fitted = fit(model, plan=plan, loss=loss, optimizer=optimizer)
@@ -161,9 +165,20 @@ class Preparation:
         plan = Plan.from_text(saved["plan"]) if "plan" in saved else None
         self.begin(model, batch, loss, optimizer, plan)
         learned = saved or self.state(model)
-        found = kept(model, batch, loss) if measure and batch is not None else None
+        found = kept(model, batch, loss, optimizer) if measure and batch is not None else None
         self.load(model, learned)  # measuring has taught it something
         return found
+
+    def finish(self, model: nn.Module) -> None:
+        """Leave no hook in a model whose training has ended; converted layers stay, and the plan for another one."""
+        if self.fitted is not None:
+            self.fitted.undo()
+        undo_checkpoint(model)
+        forward: Any = vars(model).get("forward")
+        if getattr(forward, _MARK, False):
+            vars(model)["forward"] = forward.__wrapped__
+            if getattr(forward.__wrapped__, "__func__", None) is type(model).forward:
+                del vars(model)["forward"]
 
     def announced(self, found: Kept | None) -> str:
         """Return a line on what was done, and what it keeps."""
@@ -190,7 +205,10 @@ class Preparation:
 
 
 def kept(
-    model: nn.Module, batch: Mapping[str, Any] | tuple[Any, ...], loss: Callable[[Any], torch.Tensor] | None = None
+    model: nn.Module,
+    batch: Mapping[str, Any] | tuple[Any, ...],
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    optimizer: Any = "adamw",
 ) -> Kept:
     """Return what a step on a batch keeps; gradients, buffers and the random state stay as they were."""
     args, keywords = ((), dict(batch)) if isinstance(batch, Mapping) else (batch, {})
@@ -199,9 +217,12 @@ def kept(
         number, output = step.forward()
         saved = tracker.living
         number.backward()
-        gradients = [p.grad for p in step.parameters if p.grad is not None]
         del number, output
-    return Kept(saved, tracker.peak(but=gradients))
+    try:
+        fixed = static_bytes(model, optimizer).fixed
+    except FewbitError:  # an optimizer that fewbit does not know, whose state is not there yet
+        fixed = static_bytes(model, "sgd").fixed
+    return Kept(saved, fixed + tracker.peak())
 
 
 def _precisions(model: nn.Module) -> list[MixedPrecision]:

@@ -11,6 +11,8 @@ The method is applied when the trainer is made, before it wraps the model and af
 needs a batch is done when the training begins.
 """
 
+import base64
+import io
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +31,7 @@ __all__ = ["FewbitCallback", "register_attention"]
 
 register_attention()
 FILE = "fewbit.pt"  # in a checkpoint's folder
+_IN_STATE = "fewbit"  # among the states of callbacks in trainer_state.json
 SAMPLES = 1024  # of which the longest make the batch that is planned for
 
 
@@ -36,8 +39,9 @@ class FewbitCallback(TrainerCallback):
     """Makes a model keep less while a `Trainer` trains it.
 
     Each line of the trainer's log then has `fewbit_saved_bytes`, what a step holds between its passes, and
-    `fewbit_peak_bytes`, both of the longest batch. Checkpoints have a file `fewbit.pt` with the plan and what the
-    method has learned; a resumed training continues with these.
+    `fewbit_peak_bytes`, the most at once with parameters, gradients and optimizer, as `memory` counts it; both of the
+    longest batch. Checkpoints have the plan and what the method has learned, in `fewbit.pt` and in the trainer's state;
+    a training that is resumed from any folder continues with these. After `train()` no hook is left in the model.
 
     Args:
         memory, error, time: limits for `fewbit.plan`, which then chooses among all methods, and takes the place of
@@ -111,22 +115,45 @@ class FewbitCallback(TrainerCallback):
         if state.log_history:
             state.log_history[-1].update(numbers)
 
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Put what was learned into the state that a checkpoint has, which tells no callback where it lies."""
+        if control.should_save:
+            buffer = io.BytesIO()
+            torch.save(self.preparation.state(kwargs["model"]), buffer)
+            _states(state)[_IN_STATE] = {"state": base64.b64encode(buffer.getvalue()).decode()}
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Do the same where checkpoints are written at the end of an epoch."""
+        self.on_step_end(args, state, control, **kwargs)
+
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Write what was learned into the checkpoint."""
         folder = _folder(args, state)
         if state.is_world_process_zero and folder.is_dir():
             torch.save(self.preparation.state(kwargs["model"]), folder / FILE)
 
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Leave no hook in the model."""
+        self.preparation.finish(kwargs["model"])
+
     def _saved(self, args: TrainingArguments, state: TrainerState) -> Mapping[str, Any]:
         """Return what the checkpoint has from which the training continues; nothing for one that begins."""
         if not state.global_step:
             return {}
         path = _folder(args, state) / FILE
-        if not path.exists():
-            raise FewbitError(
-                f"{path} is missing: to continue a training without it, begin one with the checkpoint's weights"
-            )
-        return torch.load(path, weights_only=True)
+        if path.exists():
+            return torch.load(path, weights_only=True)
+        in_state = _states(state).get(_IN_STATE)
+        if in_state is not None:
+            return torch.load(io.BytesIO(base64.b64decode(in_state["state"])), weights_only=True)
+        raise FewbitError(
+            f"{path} is missing, as is its copy in the state: to continue a training without it, begin "
+            "one with the checkpoint's weights"
+        )
 
     def _batch(self, args: TrainingArguments, model: nn.Module, loader: Any) -> Mapping[str, Any] | None:
         """Return the batch to plan for, on the model's device; None if the data set cannot be indexed."""
@@ -149,6 +176,12 @@ def _length(sample: Any) -> int:
     """Return the number of tokens, or of elements, of a sample."""
     values = sample.values() if isinstance(sample, Mapping) else [sample]
     return max((x.numel() if isinstance(x, Tensor) else len(x) for x in values if hasattr(x, "__len__")), default=0)
+
+
+def _states(state: TrainerState) -> dict[str, Any]:
+    """Return the states of callbacks, by name, which `trainer_state.json` has."""
+    states: Any = state.stateful_callbacks
+    return states
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:

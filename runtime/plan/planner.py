@@ -11,6 +11,7 @@
 """
 
 import itertools
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -197,8 +198,35 @@ def fit(model: nn.Module, *inputs: Any, plan: Plan | None = None, **limits: Any)
     if plan is not None and (inputs or set(limits) - {"loss", "optimizer", "parallel"}):
         raise FewbitError("give a plan, or a batch and limits to make one")
     loss, optimizer, price = limits.get("loss"), limits.get("optimizer", "adamw"), limits.get("price") or Price()
-    again = partial(_again, loss, optimizer, price, limits.get("parallel"))
+    again = partial(_again, None if loss is None else _Loss(loss), optimizer, price, limits.get("parallel"))
     return Fitted(model, _plan(model, *inputs, **limits) if plan is None else plan, again)
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """A loss. A pickle of the model does without it if it is a function that cannot be pickled, such as a lambda."""
+
+    function: Loss
+
+    def __call__(self, output: Any) -> Tensor:
+        return self.function(output)
+
+    def __deepcopy__(self, _: Any) -> "_Loss":
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        try:
+            pickle.dumps(self.function)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            return {"function": _without_loss}
+        return vars(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+def _without_loss(_: Any) -> Tensor:
+    raise FewbitError("the loss could not be saved with the model: give it again, fewbit.fit(model, plan=…, loss=…)")
 
 
 def _again(

@@ -143,9 +143,8 @@ class Deciding(TorchFunctionMode):
 
 
 # Our own code decides by the codes that it saves, not by the numbers of a model.
-_OURS = tuple(
-    f"{__package__.rpartition('.')[0]}.{part}" for part in ("quantizers", "backends", "tensors", "ops", "saved")
-)
+_RUNTIME = __name__.removesuffix(".saved.decisions")
+_OURS = tuple(f"{_RUNTIME}.{part}" for part in ("quantizers", "backends", "tensors", "ops", "saved"))
 
 
 def _is_ours(frame: Any) -> bool:

@@ -45,7 +45,7 @@ class _Codes:
 
 @dataclass
 class _Lent:
-    """A tensor without gradient, in a container or given by keyword: the caller's own, as for torch's checkpoint.
+    """A tensor without history, in a container or given by keyword: the caller's own, as for torch's checkpoint.
 
     Attributes:
         tensor: itself, or a copy if the call changes it.
@@ -102,7 +102,7 @@ class Inputs:
         if value is None or kind in (bool, int, float, str):
             return value
         if isinstance(value, Tensor):
-            if value.requires_grad and not exactly:
+            if value.requires_grad and not value.is_leaf and not exactly:
                 return self._saved(value)
             self.lent.append(_Lent(value))
             return self.lent[-1]

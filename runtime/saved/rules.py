@@ -84,7 +84,7 @@ class Call:
     def is_exact(self) -> bool:
         """Whether all its floating-point numbers, if there are any, are the same both times."""
         exact = self.mode.exact
-        return all(isinstance(t, nn.Parameter) or t.untyped_storage()._cdata in exact for t in self.tensors())
+        return all(isinstance(t, nn.Parameter) or _memory(t) in exact for t in self.tensors())
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors of floating-point numbers among the arguments."""
@@ -114,13 +114,17 @@ class Call:
     def move(self, x: Tensor, moved: Tensor) -> Tensor:
         """Let `moved` be what the operation takes, and saves, in place of its argument `x`; return it."""
         again = self.mode.again
-        if again is None or moved is x:
+        if again is None:
             return x
         again.replace(x, moved, copied=self.in_place)
         if self.function._schema.is_mutable or self.name == "rrelu_with_noise":  # which fills the noise that is saved
             return x.copy_(moved) if self.in_place and x is self.args[0] else moved
         again.stop()
         return moved
+
+
+def _memory(x: Tensor) -> int | None:
+    return x.untyped_storage()._cdata if x.layout == torch.strided else None
 
 
 def _tensors(values: Iterable[Any]) -> list[Tensor]:
@@ -165,7 +169,7 @@ _UNDECIDED = ("linalg_", "_linalg_", "lu_", "new_", "empty", "_cudnn", "_scaled_
 def _integers(call: Call) -> Any:
     """Integers and truth values that come of floating-point numbers."""
     result = call.run()
-    outputs = result if isinstance(result, tuple | list) else (result,)
+    outputs: Any = result if isinstance(result, tuple | list) else (result,)
     decided = [t for t in outputs if isinstance(t, Tensor) and not (t.is_floating_point() or t.is_complex())]
     if not decided or call.is_exact:
         return result
@@ -195,14 +199,12 @@ def _take(values: Tensor, x: Tensor, indices: Tensor, dims: int) -> None:
     values.copy_(x.flatten(-dims).gather(-1, indices.flatten(-dims)).view(indices.shape))
 
 
-_BY_INDEX = frozenset(
-    ("topk", "kthvalue", "mode", "sort", "max", "min", "median", "nanmedian", "cummax", "cummin"),
-)
+_BY_INDEX = frozenset(("topk", "kthvalue", "mode", "sort", "max", "min", "median", "nanmedian", "cummax", "cummin"))
 
 
 def _by_index(call: Call) -> Any:
     """Values and where they are along a dimension."""
-    result: Any = call.run()
+    result = call.run()
     values, indices = result
     if call.is_exact:
         return result
@@ -285,11 +287,12 @@ def _by_kinks(call: Call) -> Any:
 
 
 def _on_sides(call: Call, x: Tensor, sides: Sequence[Side]) -> Tensor:
-    """Return `x`, on the sides on which the first call found it."""
-    moved = x
+    """Return `x`, on the sides on which the first call found it, in the shape in which it is compared."""
+    shape = torch.broadcast_shapes(x.shape, *(bound.shape for _, bound in sides if isinstance(bound, Tensor)))
+    moved = x = x.expand(shape)
     for comparison, bound in sides:
         compare = getattr(torch, comparison)
-        mask = call.decide(lambda compare=compare, bound=bound: compare(x, bound), x.shape)
+        mask = call.decide(lambda compare=compare, bound=bound: compare(x, bound), shape)
         if call.is_again:
             moved = _moved(moved, comparison, bound, mask)
     return moved
@@ -342,11 +345,9 @@ def _by_comparison(call: Call) -> Any:
     x, other = call.args[0], call.argument("other")
     if not call.saves or not (x.is_floating_point() and other.is_floating_point()):
         return call.run()
-    shape = torch.broadcast_shapes(x.shape, other.shape)
-    swap = x.shape != shape or (not x.requires_grad and other.shape == shape)
+    # That of more numbers is moved; where each has some of its own, it stands for all with which it is compared.
+    swap = other.requires_grad and (not x.requires_grad or other.numel() > x.numel())
     mine, theirs = (other, x) if swap else (x, other)
-    if mine.shape != shape:  # each of its numbers is compared with several
-        return call.run()
     moved = call.move(mine, _on_sides(call, mine, [("gt", theirs), ("lt", theirs)]))
     return call.run(x, moved) if swap else call.run(moved)
 
@@ -370,7 +371,7 @@ def _by_result(call: Call) -> Any:
     mask = call.decide(None, x.shape)
     value, moved = _equal_there(x, mask, dims, _BY_RESULT[call.name])
     call.move(x, moved)
-    return value if keeps else _without_dims(value, dims)
+    return value if keeps else (value.squeeze(dims) if value.dim() and dims else value)
 
 
 def _equal_there(x: Tensor, mask: Tensor, dims: list[int], sign: int) -> tuple[Tensor, Tensor]:
@@ -397,10 +398,6 @@ def _with_dims(result: Tensor, dims: Sequence[int], x: Tensor, keeps: bool) -> T
     return result
 
 
-def _without_dims(value: Tensor, dims: Sequence[int]) -> Tensor:
-    return value.squeeze([*dims]) if value.dim() and dims else value
-
-
 def _both_extremes(call: Call) -> Any:
     """`aminmax`."""
     if not call.saves:
@@ -414,7 +411,7 @@ def _both_extremes(call: Call) -> Any:
     low, moved = _equal_there(x, masks[0], dims, -1)
     high, moved = _equal_there(moved, masks[1], dims, 1)
     call.move(x, torch.where(masks[0], low, moved))
-    return type(result)([v if keeps else _without_dims(v, dims) for v in (low, high)])
+    return type(result)([v if keeps else (v.squeeze(dims) if v.dim() and dims else v) for v in (low, high)])
 
 
 def _norm(call: Call) -> Any:

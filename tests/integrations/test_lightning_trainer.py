@@ -1,8 +1,11 @@
 """Lightning with the callback: conversion, plans, and that a resumed training goes on bit for bit."""
 
+import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
+import fewbit
 import pytest
 import torch
 from fewbit.tables import FewbitError
@@ -88,3 +91,21 @@ def test_bytes_are_measured_where_forward_and_loss_are_given(tmp_path: Path) -> 
 def test_a_plan_without_a_loss_is_refused() -> None:
     with pytest.raises(FewbitError, match="takes inputs= and loss="):
         FewbitCallback(memory="1GB")
+
+
+def test_a_plan_that_is_not_used_is_told_and_no_hook_is_left(tmp_path: Path) -> None:
+    class Direct(Module):
+        def training_step(self, batch: Any, _: int) -> Tensor:
+            return F.cross_entropy(self.net(batch[0]), batch[1])
+
+    options = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    for kind in (Module, Direct):
+        module, callback = kind(), FewbitCallback(memory="1GiB", **OF_FORWARD)
+        trainer = lightning.Trainer(max_steps=1, callbacks=[callback], default_root_dir=tmp_path, **options)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            trainer.fit(module, data())
+        assert any("does not call self" in str(one.message) for one in told) == (kind is Direct)
+        assert not any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
+    fitted = fewbit.fit(Module().net, torch.randn(8, 32), memory="1GiB", loss=lambda y: y.square().mean())
+    pickle.loads(pickle.dumps(fitted.model))  # although a lambda is none that can be pickled

@@ -119,6 +119,11 @@ def test_plans_are_kept_in_checkpoints(tmp_path: Path) -> None:
     assert plan.peak.total <= 6_000_000
     state = torch.load(tmp_path / "checkpoint-6" / "fewbit.pt", weights_only=True)
     assert fewbit.Plan.from_text(state["plan"]).choices == plan.choices
+    resumed = FewbitCallback(memory="1GB")  # the checkpoint's plan is taken, also in another folder
+    other = train(tmp_path / "other", resumed, llama(), resume=str(tmp_path / "checkpoint-3"))
+    assert resumed.preparation.fitted is not None
+    assert resumed.preparation.fitted.plan.peak.total <= 6_000_000
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in other.model.modules())
 
 
 def test_checkpointing_of_the_trainer_is_replaced(tmp_path: Path) -> None:
