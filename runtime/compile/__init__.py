@@ -5,6 +5,8 @@ torch.compile(model, backend="fewbit", options={"bits": "auto"})
 options.py      what can be chosen
 backend.py      the entry to Inductor
 partitioner.py  chooses what is saved, and rewrites both graphs
+attention.py    lets attention's probabilities sum to one where queries and keys are rounded
+delicate.py     finds poles, exponents and periods, by the ranges that values cannot leave (ranges.py)
 roles.py        what the backward pass does with each value
 codes.py        quantize and dequantize, in plain torch that Inductor fuses
 rewrite.py      puts codes in place of what the forward graph saves

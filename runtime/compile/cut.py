@@ -4,16 +4,22 @@ The cut matters as much as the codes. With few bits another set is the smallest:
 normalization and every product that follows, a key before it is repeated for its queries, probabilities in place of
 logits. And what is dequantized is written to memory anyway, so that a pointwise operation on it costs nothing more:
 torch's rules against computing again what a matrix product will read do not hold here.
+
+Torch's min-cut has no place to say what a value costs. So the cut of few bits is an instance of torch's module of our
+own, in which two functions are others; torch's stays as it is.
 """
 
+import importlib.util
 import operator
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
-from unittest import mock
 
+import torch
 import torch._functorch.config as functorch_config
 from torch import fx
 from torch._functorch import partitioners
@@ -28,7 +34,7 @@ from .codes import Groups, groups_of, hint, planes_of
 from .factors import arguments_of, table_of
 from .nodes import base_of, descendants, is_floating_input, is_pointwise, is_view, operator_of, tensor_of
 from .options import CompileOptions
-from .roles import ROUNDED, Role, is_saved_itself
+from .roles import ROUNDED, Role, is_pinned
 
 _KEY = "fewbit"
 _BOOLEANS = 2048  # most truth values in a group, which has no parameters
@@ -69,7 +75,7 @@ def pin(graph: fx.Graph, roles: Mapping[fx.Node, Role]) -> None:
         # Below a budget torch computes anything again, such as logits, which do not fit beside their exact sums.
         logits = role is Role.EXPONENT and not is_pointwise(node) and not is_view(node)
         # Comparisons of integers alone, such as the one-hot form of labels, are as cheap again as bits to unpack.
-        if (logits or is_saved_itself(node)) and node in floating:
+        if (logits or is_pinned(node)) and node in floating:
             # One of several results is saved, and what returns them is not called again.
             for pinned in (node, operator_of(node)):
                 pinned.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
@@ -114,6 +120,8 @@ def _choose(node: fx.Node, role: Role, table: Table | None, options: CompileOpti
     x = tensor_of(node)
     assert x is not None
     elements, exact = hint(x.numel()), nbytes_of(node)
+    if role is Role.MUTATED:  # saved, it would be another when it is read: anything else is cheaper
+        return Choice(role, None, None, 1 << 48, role.value)
     if role is Role.INTEGER and options.bits is not None:
         return _choose_integer(node, elements, exact)
     if role is Role.FACTOR:
@@ -190,23 +198,43 @@ def results_and_saved(forward: fx.Graph, results: int) -> tuple[list[Any], list[
 
 
 def divide(
-    gm: fx.GraphModule, joint_inputs: Sequence[object], kwargs: dict[str, Any]
+    gm: fx.GraphModule, joint_inputs: Sequence[object], kwargs: dict[str, Any], *, by_codes: bool = False
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Return forward and backward graph of a joint graph as torch divides it, leaving it as it is.
 
     Torch lets the backward pass compute whatever it alone needs. What `pin` wants saved is for the forward pass:
     it is among its outputs while torch divides the graph.
+
+    Args:
+        gm: the joint graph.
+        joint_inputs: as the partitioner is given them.
+        kwargs: likewise.
+        by_codes: whether values cost the bytes of their codes.
     """
     graph = fx_graph_cse(gm.graph)  # a copy: torch changes graphs with random operators
     saved = [n for n in graph.nodes if choice_of(n) and n.meta.get("recompute") is CheckpointPolicy.MUST_SAVE]
     results = kwargs["num_fwd_outputs"]
     _insert_outputs(graph.output_node(), results, saved)
     kwargs = {**kwargs, "num_fwd_outputs": results + len(saved)}
-    forward, backward = partitioners.min_cut_rematerialization_partition(
-        fx.GraphModule(gm, graph), joint_inputs, **kwargs
-    )
+    module = _counting_codes() if by_codes else partitioners
+    forward, backward = module.min_cut_rematerialization_partition(fx.GraphModule(gm, graph), joint_inputs, **kwargs)
     _insert_outputs(forward.graph.output_node(), results, [], instead_of=len(saved))
     return forward, backward
+
+
+def without_mutated(graph: fx.Graph, kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """Return a partitioner's arguments without inputs that the forward pass changes among weights, and their names.
+
+    Such a buffer, spectral_norm's vector, is another one when the backward pass would read it.
+    """
+    placeholders = graph.find_nodes(op="placeholder")
+    mutated = {n.args[0] for n in graph.nodes if n.target is torch.ops.aten.copy_.default}
+    for description in graph.output_node().meta.get("desc") or ():
+        source = getattr(description, "mutated_input", None)
+        mutated |= {n for n in placeholders if source is not None and n.meta.get("desc") == source}
+    static = kwargs.get("static_lifetime_input_indices") or ()
+    kept = [i for i in static if placeholders[i] not in mutated]
+    return {**kwargs, "static_lifetime_input_indices": kept}, {n.name for n in mutated if n in placeholders}
 
 
 def _insert_outputs(output: fx.Node, at: int, nodes: Sequence[fx.Node], instead_of: int = 0) -> None:
@@ -223,12 +251,13 @@ def _insert_outputs(output: fx.Node, at: int, nodes: Sequence[fx.Node], instead_
 
 def saved_bytes(forward: fx.Graph, results: int) -> int:
     """Return the bytes that a forward graph saves, without inputs, with the choices written for its values."""
-    _, saved = results_and_saved(forward, results)
+    returned, saved = results_and_saved(forward, results)
+    visible = {base_of(node) for node in returned if isinstance(node, fx.Node)}
     nodes = [n for n in saved if isinstance(n, fx.Node) and tensor_of(n) is not None]
     total, exact = 0, set()
     for node in nodes:
         choice = choice_of(node)
-        if choice is not None and choice.bits is not None:
+        if choice is not None and choice.bits is not None and base_of(node) not in visible:
             total += choice.nbytes
         elif base_of(node).op != "placeholder":
             exact.add(base_of(node))
@@ -237,29 +266,11 @@ def saved_bytes(forward: fx.Graph, results: int) -> int:
 
 @contextmanager
 def few_bit_costs(options: CompileOptions) -> Iterator[None]:
-    """Let torch's min-cut count the bytes of codes, and compute again what is fused into reading them.
+    """Let torch's min-cut compute again what is fused into reading codes.
 
-    Its rule that knows reductions by their sizes, which are others here, gives way to `is_saved_itself`.
+    Its rule that knows reductions by their sizes, which are others here, gives way to `is_pinned`.
     """
-    size_of = partitioners._size_of
-    types = partitioners.get_default_op_list()
-
-    def few_bit_size_of(node: fx.Node) -> int:
-        choice = choice_of(node)
-        if choice is None or choice.bits is None:
-            return size_of(node)
-        # The cut counts what a kernel would not write otherwise twice. Codes are written in either case.
-        fused = node.op != "placeholder" and all(types.is_fusible(node) and types.is_fusible(u) for u in node.users)
-        return max(choice.nbytes // (2 if fused else 1), 1)
-
-    choose = partitioners.choose_saved_values_set
-
-    def choose_tensors(*args: Any, **kwargs: Any) -> list[fx.Node]:
-        return [tensor for value in choose(*args, **kwargs) for tensor in _results_of(value)]
-
     with (
-        mock.patch.object(partitioners, "_size_of", few_bit_size_of),
-        mock.patch.object(partitioners, "choose_saved_values_set", choose_tensors),
         functorch_config.patch(
             ban_recompute_long_fusible_chains=False,
             ban_recompute_materialized_backward=False,
@@ -271,6 +282,32 @@ def few_bit_costs(options: CompileOptions) -> Iterator[None]:
         torch_budget(options.recompute),
     ):
         yield
+
+
+@cache
+def _counting_codes() -> Any:
+    """Return an instance of torch's module of partitioners that counts the bytes of codes."""
+    name = f"{partitioners.__package__}._partitioners_of_fewbit"
+    spec = importlib.util.spec_from_file_location(name, partitioners.__file__)
+    assert spec is not None and spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where its dataclasses look up their annotations
+    spec.loader.exec_module(module)
+    size_of, choose, types = module._size_of, module.choose_saved_values_set, module.get_default_op_list()
+
+    def size_in_codes(node: fx.Node) -> int:
+        choice = choice_of(node)
+        if choice is None or (choice.bits is None and choice.role is not Role.MUTATED):
+            return size_of(node)
+        # The cut counts what a kernel would not write otherwise twice. Codes are written in either case.
+        fused = node.op != "placeholder" and all(types.is_fusible(node) and types.is_fusible(u) for u in node.users)
+        return max(choice.nbytes // (2 if fused else 1), 1)
+
+    def choose_tensors(*args: Any, **kwargs: Any) -> list[fx.Node]:
+        return [tensor for value in choose(*args, **kwargs) for tensor in _results_of(value)]
+
+    module._size_of, module.choose_saved_values_set = size_in_codes, choose_tensors
+    return module
 
 
 def _results_of(node: fx.Node) -> list[fx.Node]:

@@ -46,6 +46,9 @@ class CompileOptions:
         smallest: tensors of fewer elements are saved exactly.
         budget: most bytes that one graph may save, without inputs; where the bits above take more, all are lowered
             evenly, a bit at a time and to 1 at least, until it is met.
+        recompute_attention: whether the backward pass computes attention's output and log-sum-exp again from rounded
+            queries, keys and values, so that probabilities sum to one (attention.py), at the price of another forward
+            pass of attention; None, the default, where queries or keys have fewer than 8 bits.
         recompute: torch's `activation_memory_budget`, from 0 to 1: below 1 some of what was saved is computed again.
 
     Raises:
@@ -60,6 +63,7 @@ class CompileOptions:
     smallest: int = 4096
     budget: int | None = None
     recompute: float = 1.0
+    recompute_attention: bool | None = None
     places: Mapping[str, Bits] = field(init=False, repr=False, default_factory=dict)
     _rules: tuple[tuple[str, Bits], ...] = field(init=False, repr=False, default=())
 
@@ -83,6 +87,8 @@ class CompileOptions:
         object.__setattr__(self, "keep", tuple(self.keep))
         if self.budget is not None:
             check_integer("budget", self.budget, 0)
+        if not isinstance(self.recompute_attention, bool | None):
+            raise FewbitError(f"recompute_attention is True, False or None, not {shown(self.recompute_attention)}")
         if not isinstance(self.recompute, int | float) or not 0 <= self.recompute <= 1:
             raise FewbitError(f"recompute is a number from 0 to 1, not {shown(self.recompute)}")
 
@@ -109,6 +115,11 @@ class CompileOptions:
             if any(fnmatchcase(name, pattern) for name in modules):
                 return bits
         return next((bits for name, bits in self._rules if name == role.value), AUTO[role])
+
+    def recomputes_attention(self, modules: tuple[str, ...]) -> bool:
+        """Return whether attention is computed again whose queries or keys are of modules of these names."""
+        bits = self.bits_for(Role.SCORES, modules)
+        return bits is not None and (bits < 8 if self.recompute_attention is None else self.recompute_attention)
 
     def uuid(self) -> str:
         """Return what tells compilations with other options, another fewbit or another torch apart in a cache."""

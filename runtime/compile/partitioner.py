@@ -6,7 +6,7 @@
              backward graph (rewrite.py, codes.py)
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import fx
@@ -14,13 +14,26 @@ from torch._functorch.compile_utils import fx_graph_cse
 from torch._inductor import custom_graph_pass
 
 from ...tables import FewbitError
+from .attention import defer, expand
 from .budget import torch_budget
-from .cut import annotate, choose_by_place, divide, few_bit_costs, is_any_rounded, pin, saved_bytes
+from .codes import hint
+from .cut import (
+    annotate,
+    choose_by_place,
+    divide,
+    few_bit_costs,
+    is_any_rounded,
+    module_names,
+    pin,
+    saved_bytes,
+    without_mutated,
+)
 from .factors import merge
+from .nodes import base_of, tensor_of
 from .options import CompileOptions
 from .report import GraphReport, record
 from .rewrite import rewrite
-from .roles import Role, classify
+from .roles import ROUNDED, Role, classify
 
 # Not there before torch 2.9, where the backend refuses before there is a partitioner (`backend.is_supported`).
 _CustomPartitioner: Any = getattr(custom_graph_pass, "CustomPartitionerFn", object)
@@ -50,24 +63,58 @@ class FewbitPartitioner(_CustomPartitioner):
         gm.graph = fx_graph_cse(gm.graph)
         if not joint_inputs:  # a region that is compiled apart: nothing says which of its inputs are weights
             return divide(gm, joint_inputs, kwargs)
-        results = kwargs["num_fwd_outputs"]
+        results, budget = kwargs["num_fwd_outputs"], self.options.budget
         exact = saved_bytes(divide(gm, joint_inputs, kwargs)[0].graph, results)
-        placeholders = gm.graph.find_nodes(op="placeholder")
-        parameters = {placeholders[i] for i in kwargs.get("static_lifetime_input_indices") or ()}
         if self.options.tables and (bits := self.options.bits_for(Role.FACTOR, ())) is not None:
             merge(gm.graph, bits)
-        roles = classify(gm.graph, parameters)
+            gm.graph = fx_graph_cse(gm.graph)  # what was written may be there already, and have other uses
+        as_it_is = fx_graph_cse(gm.graph)
+        defer(gm.graph, self.rounds)
+        kwargs, mutated = without_mutated(gm.graph, kwargs)
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        weights = [placeholders[i].name for i in kwargs["static_lifetime_input_indices"]]
+        roles = self.roles(gm.graph, weights, mutated)
         pin(gm.graph, roles)
-        nbytes, budget = 0, self.options.budget
+        nbytes = 0
         for less in range(8):
-            annotate(roles, self.options, less)
-            # Where nothing is rounded, torch's rules of what is too slow to compute again hold.
-            with few_bit_costs(self.options) if is_any_rounded(roles) else torch_budget(self.options.recompute):
-                forward, backward = divide(gm, joint_inputs, kwargs)
+            forward, backward = self.divide(gm, joint_inputs, kwargs, roles, less)
+            if less == 0 and saved_bytes(forward.graph, results) > exact:
+                # Torch computes again what here is pinned, from fewer bytes. Its cut, then, and nothing is rounded.
+                gm.graph = as_it_is
+                roles = self.roles(gm.graph, weights, mutated)
+                roles = {node: Role.OTHER if role in ROUNDED else role for node, role in roles.items()}
+                forward, backward = self.divide(gm, joint_inputs, kwargs, roles)
             nbytes = saved_bytes(forward.graph, results)
             if budget is None or nbytes <= budget:
                 return self.finish(forward, backward, results, exact)
         raise FewbitError(f"1 bit for each value takes {nbytes:,} bytes, the budget is {budget:,}")
+
+    def rounds(self, node: fx.Node) -> bool:
+        """Return whether a value is, for attention's queries or keys, rounded so that attention is computed again."""
+        x = tensor_of(node)
+        large = x is not None and hint(x.numel()) >= self.options.smallest
+        return large and self.options.recomputes_attention(module_names(base_of(node)))
+
+    def roles(self, graph: fx.Graph, weights: Collection[str], mutated: Collection[str]) -> dict[fx.Node, Role]:
+        """Return the role of each value of a joint graph with placeholders of these names."""
+        placeholders = graph.find_nodes(op="placeholder")
+        roles = classify(graph, {node for node in placeholders if node.name in weights})
+        return roles | {node: Role.MUTATED for node in placeholders if node.name in mutated}
+
+    def divide(
+        self,
+        gm: fx.GraphModule,
+        joint_inputs: Sequence[object],
+        kwargs: dict[str, Any],
+        roles: Mapping[fx.Node, Role],
+        less: int = 0,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Return the graphs of the least bytes, with `less` bits fewer for each value than the options say."""
+        annotate(roles, self.options, less)
+        # Where nothing is rounded, torch's rules of what is too slow to compute again hold.
+        few = is_any_rounded(roles)
+        with few_bit_costs(self.options) if few else torch_budget(self.options.recompute):
+            return divide(gm, joint_inputs, kwargs, by_codes=few)
 
     def finish(
         self, forward: fx.GraphModule, backward: fx.GraphModule, results: int, exact: int
@@ -82,6 +129,7 @@ class FewbitPartitioner(_CustomPartitioner):
     ) -> tuple[tuple[fx.GraphModule, fx.GraphModule], GraphReport]:
         """Put codes between the graphs; return them, and what they save."""
         choose_by_place(forward.graph, results, self.options)
+        expand(backward.graph)
         saved = rewrite(forward.graph, backward.graph, results, self.options)
         for module in (forward, backward):
             module.graph.eliminate_dead_code()

@@ -52,7 +52,8 @@ def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: Compil
     results, saved = results_and_saved(forward, outputs)
     visible = {base_of(node) for node in results if isinstance(node, fx.Node)}
     tensors = [node for node in saved if isinstance(node, fx.Node) and tensor_of(node) is not None]
-    choices = {node: _choice(node, visible) for node in tensors}
+    read = {node.name: node for node in backward.find_nodes(op="placeholder")}
+    choices = {node: _choice(node, visible, read.get(node.name)) for node in tensors}
     few = {node: choice for node, choice in choices.items() if choice is not None and choice.bits is not None}
     arguments = arguments_of(forward)
     encoded = [_Encoded(n, arguments[n], table_text(c.table)) for n, c in few.items() if c.table is not None]
@@ -75,11 +76,18 @@ def _parts_of(saved: Sequence[Any], parts: Mapping[fx.Node, tuple[fx.Node, ...]]
     return [part for value in saved for part in parts.get(value, (value,))]
 
 
-def _choice(node: fx.Node, visible: Collection[fx.Node]) -> Choice | None:
-    """Return how a value is saved: exactly if it is in the memory of a result, one of `visible`."""
+def _choice(node: fx.Node, visible: Collection[fx.Node], read: fx.Node | None) -> Choice | None:
+    """Return how a value is saved that the backward graph reads as `read`.
+
+    Exactly if it is in the memory of a result, one of `visible`, and if it has a table and is not multiplied alone.
+    """
     choice = choice_of(node)
     if choice is not None and base_of(node) in visible:
         return Choice(Role.OTHER, None, None, nbytes_of(node), "an output")
+    if choice is None or choice.table is None:
+        return choice
+    if read is None or None in [multiplied_with(read, user) for user in read.users]:
+        return Choice(Role.FACTOR, None, None, nbytes_of(node), "other uses")
     return choice
 
 
@@ -130,7 +138,7 @@ def _multiply_all(
         function = partial(_multiply, table=one.table, order=one.order)
         for user in list(factor.users):
             gradient = multiplied_with(factor, user)
-            assert gradient is not None, "factors have no other use (factors.is_factor)"
+            assert gradient is not None  # as `_choice` asks
             with graph.inserting_before(user):
                 (product,) = splicer.splice(graph, function, gradient, codes)
             user.replace_all_uses_with(product)

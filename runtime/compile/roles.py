@@ -9,8 +9,10 @@ goes through an exponential (logits, log-sum-exp) is not rounded at all: there a
 probabilities, enters linearly again. Queries and keys go through attention's: its operator computes probabilities again
 from them and the exact log-sum-exp. Comparisons, such as the sign that ReLU's gradient asks for, are not made again
 either: their results take a bit. Nor are reductions, signs, roundings, or integers found among values, which would be
-others of rounded ones. What may hold the huge constants that mask scores is left alone, and so are divisors, which may
-be near 0, and what operators read that are not known here, or that call graphs of their own.
+others of rounded ones; but where their operands are broadcast and take less than such bits, as in losses of all pairs,
+the operands are exact. What may hold the huge constants that mask scores is left alone, and so is what may be near a
+pole, or goes through several periods (delicate.py), and what operators read that are not known here, or that call
+graphs of their own.
 
 A value's role is the most delicate of its uses, through views, casts and pointwise operations, as far as the backward
 pass would compute them again from the value: matrix products, reductions and random numbers are not computed again, but
@@ -27,6 +29,9 @@ import torch
 from torch import fx
 from torch._inductor import inductor_prims
 
+from .attention import argument_names, is_attention
+from .codes import hint
+from .delicate import Delicate, is_tamed, operands_of
 from .factors import arguments_of, is_factor
 from .nodes import (
     base_of,
@@ -56,12 +61,15 @@ class Role(Enum):
     NONLINEAR = "nonlinear"
     SCORES = "scores"
     EXPONENT = "exponent"
+    POLE = "pole"
+    PERIODIC = "periodic"
     STATISTIC = "statistic"
     MASK = "mask"
     BOOLEAN = "boolean"
     INTEGER = "integer"
     INPUT = "input"
     PARAMETER = "parameter"
+    MUTATED = "mutated"
     OTHER = "other"
 
 
@@ -84,7 +92,6 @@ REDUCTIONS |= {aten.argmax, aten.argmin, aten.any, aten.all, aten.prod, aten.log
 REDUCTIONS |= {aten.native_layer_norm, prims.var, prims.sum}
 REDUCTIONS |= {prims.prepare_softmax_online} if hasattr(prims, "prepare_softmax_online") else set()
 _EXPONENTIALS = {aten.exp, aten.exp2}
-_WITH_POLES = {aten.reciprocal, aten.rsqrt, aten.log, aten.log2, aten.log10}
 # Steps: a small change of the value may change the result by one.
 _STEPS = {aten.sign, aten.sgn, aten.floor, aten.ceil, aten.round, aten.trunc, aten.remainder, aten.fmod, aten.frac}
 _STEPS |= {aten.copysign}
@@ -109,6 +116,32 @@ def is_saved_itself(node: fx.Node) -> bool:
     return is_step and any(map(is_floating, made.all_input_nodes))
 
 
+def is_pinned(node: fx.Node) -> bool:
+    """Return whether a value is to be saved itself, since it takes fewer bytes than its exact operands."""
+    return is_saved_itself(node) and not _is_of_less(node)
+
+
+def _is_of_less(node: fx.Node) -> bool:
+    """Return whether a value is made, element by element, of broadcast ones that take less than a bit an element."""
+    x = tensor_of(node)
+    if x is None or not is_pointwise(node):
+        return False
+    size, nbytes, seen, left = hint(x.numel()), 0, {node}, [node]
+    while left:
+        for value in left.pop().all_input_nodes:
+            operand = tensor_of(value)
+            if operand is None or value in seen:
+                continue
+            seen.add(value)
+            if 2 * hint(operand.numel()) <= size:
+                nbytes += hint(operand.numel()) * operand.element_size()
+            elif is_pointwise(value) or is_view(value):
+                left.append(value)
+            else:
+                return False
+    return 8 * nbytes < size
+
+
 def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.Node, Role]:
     """Return the role of each node of a joint graph whose value is a tensor and does not depend on a gradient.
 
@@ -122,7 +155,8 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
     of_gradient, arguments = of_gradients(graph), arguments_of(graph)
     floating = descendants(graph, is_floating_input)
     statistics, masked = _statistics(graph), _masked(graph, floating)
-    sinks = _sinks(graph, of_gradient)
+    facts = Delicate.of(graph, data, statistics)
+    sinks = _sinks(graph, of_gradient, facts)
     roles = {}
     for node in graph.nodes:
         x = tensor_of(node)
@@ -144,7 +178,9 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
             roles[node] = Role.MASK
         elif node in statistics:
             roles[node] = Role.STATISTIC
-        elif is_factor(node, arguments[node], of_gradient):
+        elif node in facts.heavy:
+            roles[node] = Role.POLE
+        elif node not in facts.turning and is_factor(node, arguments[node], of_gradient):
             roles[node] = Role.FACTOR
         else:
             roles[node] = _rounded_role(node, sinks[node])
@@ -152,7 +188,8 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
 
 
 def _rounded_role(node: fx.Node, sinks: frozenset[Role]) -> Role:
-    for role in (Role.EXPONENT, Role.STATISTIC, Role.OTHER, Role.SCORES, Role.NONLINEAR, Role.ATTENTION):
+    exact = (Role.EXPONENT, Role.POLE, Role.PERIODIC, Role.STATISTIC, Role.OTHER)
+    for role in (*exact, Role.SCORES, Role.NONLINEAR, Role.ATTENTION):
         if role in sinks:
             return role
     return Role.PROBABILITIES if _is_probability(node) else Role.LINEAR
@@ -167,11 +204,7 @@ def _is_probability(node: fx.Node) -> bool:
 
 def _calls_a_graph(node: fx.Node) -> bool:
     """Return whether the operator calls a graph of its own, attention's aside, whose arguments are known."""
-    return holds_a_graph(node) and not _is_attention(node)
-
-
-def _is_attention(node: fx.Node) -> bool:
-    return re.search("attention|attn", str(node.target)) is not None
+    return holds_a_graph(node) and not is_attention(node)
 
 
 def _masked(graph: fx.Graph, floating: set[fx.Node]) -> set[fx.Node]:
@@ -208,7 +241,7 @@ def _statistics(graph: fx.Graph) -> set[fx.Node]:
     return found
 
 
-def _sinks(graph: fx.Graph, of_gradient: set[fx.Node]) -> dict[fx.Node, frozenset[Role]]:
+def _sinks(graph: fx.Graph, of_gradient: set[fx.Node], facts: Delicate) -> dict[fx.Node, frozenset[Role]]:
     """Return the roles of all uses that the backward pass would make of each node's value."""
     memo: dict[tuple[fx.Node, int], frozenset[Role]] = {}
     for node in reversed(graph.nodes):
@@ -218,8 +251,8 @@ def _sinks(graph: fx.Graph, of_gradient: set[fx.Node]) -> dict[fx.Node, frozense
                 if user.op == "output":
                     continue
                 if user in of_gradient:
-                    found.add(_role_in_gradient(node, user, state))
-                elif (after := _state_after(node, user, state)) is None:
+                    found.add(_role_in_gradient(node, user, state, facts))
+                elif (after := _state_after(node, user, state, facts)) is None:
                     continue
                 elif isinstance(after, Role):
                     found.add(after)
@@ -236,15 +269,15 @@ def _is_difference(node: fx.Node) -> bool:
     return packet(node) is aten.sub
 
 
-def _role_in_gradient(node: fx.Node, user: fx.Node, state: int) -> Role:
+def _role_in_gradient(node: fx.Node, user: fx.Node, state: int, facts: Delicate) -> Role:
     """Return the role of `node` where a gradient meets it."""
     if (role := _argument_role(node, user)) is not None:
         return Role.NONLINEAR if role is Role.ATTENTION and state & _CURVED else role
     name = packet(user)
     if is_pointwise(user) and _leads_to_an_exponential(user):  # the gradient of logcumsumexp is a sum in logarithms
         return Role.EXPONENT
-    if _is_divisor(node, user) and not state & _CURVED:
-        return Role.OTHER
+    if (role := _delicate_role(node, user, facts)) is not None:
+        return role
     if name is aten.div:
         state = state if user.args[0] is node else _CURVED
     elif name not in _PRODUCTS and name not in _SUMS and name not in _FACTORS and not is_view(user):
@@ -254,9 +287,13 @@ def _role_in_gradient(node: fx.Node, user: fx.Node, state: int) -> Role:
     return Role.NONLINEAR if state & _CURVED else Role.LINEAR
 
 
-def _is_divisor(node: fx.Node, user: fx.Node) -> bool:
-    """Return whether `user` divides by the value, or has a pole at 0 for another reason."""
-    return packet(user) in _WITH_POLES or (packet(user) is aten.div and node in user.args[1:])
+def _delicate_role(node: fx.Node, user: fx.Node, facts: Delicate) -> Role | None:
+    """Return the role of what `user` reads if no rounded value will do there."""
+    if facts.is_near_pole(node, user):
+        return Role.POLE
+    if facts.is_exponent(node, user):
+        return Role.EXPONENT
+    return Role.PERIODIC if facts.is_periodic(node, user) else None
 
 
 def _leads_to_an_exponential(node: fx.Node) -> bool:
@@ -273,41 +310,33 @@ def _argument_role(node: fx.Node, user: fx.Node) -> Role | None:
     Queries and keys give the scores again. Values and output enter linearly, in a difference that keys multiply, whose
     mean is large: there the larger error of rounding at random costs more than the bias of rounding to nearest.
     """
-    schema = getattr(user.target, "_schema", None)
-    if not _is_attention(user):
+    if not is_attention(user):
         return None
-    # Of the operator that holds a graph, flex_attention's, the order is known.
-    names = [a.name for a in schema.arguments] if schema is not None else ["query", "key", "value", "out"]
-    used = {n for n, a in zip(names, user.args, strict=False) if a is node}
-    used |= {n for n, a in user.kwargs.items() if a is node}
+    used = argument_names(user, node)
     if not used <= {"query", "key", "value", "out", "output"}:
         return Role.STATISTIC
     return Role.SCORES if used & {"query", "key"} else Role.ATTENTION if used else Role.STATISTIC
 
 
-def _state_after(node: fx.Node, user: fx.Node, state: int) -> "int | Role | None":
+def _state_after(node: fx.Node, user: fx.Node, state: int, facts: Delicate) -> "int | Role | None":
     """Return how `user`, computed again in the backward pass, changes `node`; None if it is not computed again."""
     name = packet(user)
-    if user.op == "output" or name in _PRODUCTS or is_saved_itself(user):
+    if user.op == "output" or name in _PRODUCTS:
         return None
+    if is_saved_itself(user):
+        return None if is_pinned(user) else Role.OTHER
     if _calls_a_graph(user):
         return Role.OTHER
+    if (role := _delicate_role(node, user, facts)) is not None:
+        return role
     if is_view(user) or name in _SUMS:
         return state | _DIFFERENCE if name is aten.sub else state
     if name in _FACTORS:
         return _CURVED if user.args[0] is node and user.args[1] is node else state
-    if _is_divisor(node, user) and not state & _CURVED:
-        return Role.OTHER
     if name is aten.div:
         return state if user.args[0] is node else _CURVED
     if name is aten.pow and user.args[1] == 1:  # in the derivative of a square
         return state
     if name in _EXPONENTIALS:
-        return Role.EXPONENT if state & _DIFFERENCE and not _is_of_a_logistic(user) else _CURVED
+        return Role.EXPONENT if state & _DIFFERENCE and not is_tamed(user, user, operands_of(node)) else _CURVED
     return _CURVED if is_pointwise(user) else None
-
-
-def _is_of_a_logistic(exponential: fx.Node) -> bool:
-    """Return whether an exponential is one of 1 / (1 + exp(−x)) or log(1 + exp(x)), curves of x like others."""
-    users = [u for u in exponential.users if u.op != "output"]
-    return bool(users) and all(packet(u) is aten.log1p or (packet(u) is aten.add and u.args[1] == 1) for u in users)

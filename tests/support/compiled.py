@@ -29,9 +29,16 @@ def op_by_op(partitioner):
     return backend
 
 
-def few_bits(model, dynamic=None, **options):
-    """Return `model` compiled with few bits between its passes, run op by op."""
-    backend = op_by_op(FewbitPartitioner(CompileOptions.of(options)))
+def few_bits(model, dynamic=None, reports=None, **options):
+    """Return `model` compiled with few bits between its passes, run op by op; a list takes its graphs' reports."""
+
+    class Reporting(FewbitPartitioner):
+        def with_codes(self, *args):
+            graphs, report = super().with_codes(*args)
+            (reports if reports is not None else []).append(report)
+            return graphs, report
+
+    backend = op_by_op(Reporting(CompileOptions.of(options)))
     return torch.compile(model, backend=backend, fullgraph=True, dynamic=dynamic)
 
 

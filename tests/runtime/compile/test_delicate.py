@@ -9,9 +9,12 @@ from fewbit import FewbitError
 from fewbit.runtime.compile.cut import Choice, saved_bytes
 from fewbit.runtime.compile.options import CompileOptions
 from fewbit.runtime.compile.partitioner import FewbitPartitioner
+from fewbit.runtime.compile.ranges import ranges_of
 from fewbit.runtime.compile.roles import Role
 from torch import nn
+from torch._functorch import partitioners
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import spectral_norm
 
 aten = torch.ops.aten
 
@@ -364,3 +367,102 @@ DIVIDED = {
 def test_divisors_are_exact(loss):
     """What they divide is rounded, without bias, and errs most where they are least."""
     assert error(Model(loss), torch.randn(512, 32)) < 0.3
+
+
+def diagonal(x):
+    places = torch.arange(len(x))
+    return places[:, None] == places
+
+
+POLES = {
+    "log of 1 - tanh²": lambda a, b: (a - (1 - (3 * b).tanh() ** 2 + 1e-6).log()).square(),
+    "acos": lambda a, b: a * (3 * b).clamp(-0.9999, 0.9999).acos(),
+    "root of relu": lambda a, b: a * (b.relu() + 1e-6).sqrt(),
+    "atanh": lambda a, b: a * (0.999 * b.tanh()).atanh(),
+    "power": lambda a, b: a * (b.abs() + 1e-5) ** 0.3,
+    "odd root": lambda a, b: a * b.sign() * (b.abs() + 1e-6) ** (1 / 3),
+    "reciprocal": lambda a, b: a / (b * b + 1e-3),
+    "angle": torch.atan2,
+    "powers of sigmoids": lambda a, b: a.sigmoid() ** b.sigmoid(),
+    "xlogy": lambda a, b: torch.xlogy(a.sigmoid(), b.sigmoid()),
+    "tangent": lambda a, b: a * (1.5 * b.tanh()).tan(),
+    "entropy": lambda a, b: -(a * b.softmax(-1).log() * b.softmax(-1)),
+}
+EXPONENTS = {
+    "softmax without a maximum": lambda a, b: (a @ b.T).exp() / (a @ b.T).exp().sum(-1, keepdim=True),
+    "contrasts": lambda a, b: -((e := (a @ b.T).exp() * (1 - diagonal(a).float())) / e.sum(-1, keepdim=True)),
+    "masked": lambda a, b: (e := (a @ b.T).exp().masked_fill(diagonal(a), 0)) / e.sum(-1, keepdim=True),
+    "cosh": lambda a, b: a * (4 * b).cosh(),
+    "sine of 50": lambda a, b: a * (50 * b).sin(),
+    "frequencies": lambda a, b: (b[:, :16, None] * 2 ** torch.arange(8.0)).flatten(1).cos() * a,
+}
+
+
+@pytest.mark.parametrize("loss", [*POLES.values(), *EXPONENTS.values()], ids=[*POLES, *EXPONENTS])
+def test_beside_poles_under_exponentials_and_inside_periods_gradients_are_near(loss):
+    assert error(Model(lambda a, b: loss(a, b).square().mean()), torch.randn(256, 32)) < 0.1
+
+
+AWAY = {
+    "1 + x²": (lambda x: 1 + x * x, (1, torch.inf)),
+    "sigmoid": (lambda x: 2 - x.sigmoid(), (1, 2)),
+    "clamp": (lambda x: x.clamp(-3, 2).abs() + 0.5, (0.5, 3.5)),
+    "reciprocal": (lambda x: 1 / (x.abs() + 2), (0, 0.5)),
+    "choice": (lambda x: torch.where(x > 0, x.tanh(), -x.exp()), (-torch.inf, 1)),
+    "cube": (lambda x: x.relu() ** 3 - 1, (-1, torch.inf)),
+}
+
+
+@pytest.mark.parametrize(("function", "expected"), AWAY.values(), ids=AWAY)
+def test_ranges(function, expected):
+    graph = torch.fx.experimental.proxy_tensor.make_fx(function)(torch.randn(8)).graph
+    assert ranges_of(graph)[graph.output_node().args[0]] == pytest.approx(expected)
+
+
+def test_curves_well_away_from_poles_are_rounded():
+    def curves(a, b):
+        return (F.silu(a) * F.elu(b) * F.softplus(a) / (1 + b * b)).square().mean()
+
+    assert roles_in(Model(curves), torch.randn(64, 32))[aten.addmm] <= {Role.LINEAR, Role.NONLINEAR}
+
+
+BROADCAST = {
+    "ranking": lambda a, b: (1 - (a[:, :, None] - a[:, None])).relu().sum() + b.sum(),
+    "distances": lambda a, b: (a[:, None] - a[None]).abs().sum() + b.sum(),
+    "segments": lambda a, b: ((c := a.cumsum(-1))[..., None] - c[:, None]).clamp(max=8).exp().mean() + b.sum(),
+}
+
+
+@pytest.mark.parametrize("loss", BROADCAST.values(), ids=BROADCAST)
+def test_comparisons_of_all_pairs_are_made_again_from_exact_values(loss):
+    """Their bits take more than what they compare."""
+    reports = []
+    torch.compiler.reset()
+    few_bits(Model(loss), reports=reports, smallest=0)(torch.randn(64, 32)).backward()
+    assert 0 < sum(r.nbytes for r in reports) <= sum(r.exact_graph_bytes for r in reports)
+    assert error(Model(loss), torch.randn(64, 32)) < 1e-5
+
+
+def test_a_buffer_that_the_forward_pass_changes_is_not_saved():
+    model = nn.Sequential(spectral_norm(nn.Linear(64, 64)), nn.GELU(), nn.Linear(64, 1))
+    few_bits(model, smallest=0)(torch.randn(64, 64)).sum().backward()
+    assert model[0].parametrizations.weight.original.grad.isfinite().all()
+
+
+USED_AGAIN = {
+    "preferences": lambda a, b: -F.logsigmoid(a - b).mean(),
+    "margins": lambda a, b: F.relu(1 + a - b).mean(),
+    "softplus": lambda a, b: F.softplus(a - b).mean(),
+    "triplets": lambda a, b: F.triplet_margin_loss(a, b, a.roll(1, 0)),
+}
+
+
+@pytest.mark.parametrize("loss", USED_AGAIN.values(), ids=USED_AGAIN)
+def test_losses_of_differences(loss):
+    assert error(Model(loss), torch.randn(256, 32)) < 0.05
+
+
+def test_torch_s_own_partitioner_stays_as_it_is():
+    before = dict(vars(partitioners))
+    few_bits(Model(lambda a, b: (a * b).sum()), smallest=0)(torch.randn(64, 32)).backward()
+    assert vars(partitioners) == before
