@@ -5,8 +5,7 @@ from numpy.typing import NDArray
 
 from ..tables import Table
 from .activations import Activation
-from .features import UNSEEN, features, too_fast
-from .moments import evaluate_derivative, quadrature, resolved_grid
+from .grid import UNSEEN, evaluate_derivative, features, quadrature, resolved_grid, too_fast
 from .weights import Weight
 
 Vector = NDArray[np.float64]
@@ -29,7 +28,7 @@ def table_error(table: Table, activation: Activation, weight: Weight) -> float:
 def integrated_error(
     table: Table, activation: Activation, weight: Weight, K: int, unseen: float = UNSEEN
 ) -> tuple[float, float]:
-    """Return the error of a table, and how much of it the integration grid may have missed: features.py.
+    """Return the error of a table, and how much of it the integration grid may have missed: grid.py.
 
     Gauss–Legendre of order 32 on panels that end at every boundary, every kink and every edge of a grid of
     512 cells, so that the integrand is smooth in each; a panel on which order 21 disagrees is halved. Only squares
@@ -39,7 +38,7 @@ def integrated_error(
         table: the table; its stored error is ignored.
         activation, weight: the problem.
         K: number of levels that tables of its kind may have.
-        unseen: the error that the first grid may miss in a cell: features.py.
+        unseen: the error that the first grid may miss in a cell: grid.py.
 
     Returns:
         the error, and the amount that the last grid may miss, which is negligible beside it.
@@ -56,7 +55,7 @@ def integrated_error(
 
 
 def _integral(table: Table, activation: Activation, weight: Weight, unseen: float) -> float:
-    """Return the integral on panels that each miss at most `unseen` between their nodes: features.py."""
+    """Return the integral on panels that each miss at most `unseen` between their nodes: grid.py."""
     low, high = weight.domain
     inside = table.boundaries[(table.boundaries > low) & (table.boundaries < high)]
     edges = np.union1d(resolved_grid(activation, weight, 512, _ORDER, unseen), inside)

@@ -19,7 +19,7 @@ from ..tables import Table
 from ..tables.errors import FewbitError
 from .activations import Activation
 from .effort import check
-from .features import MOST_ADDED, UNSEEN, evaluate_derivative, features, grid, quadrature, too_fast
+from .grid import UNSEEN, evaluate_derivative, quadrature, resolved_grid
 from .weights import Weight
 
 Vector = NDArray[np.float64]
@@ -29,54 +29,6 @@ Vector = NDArray[np.float64]
 INTERVAL_CELLS, CELLS_PER_LEVEL, SHARED_CELLS = 4096, 32, 16384
 _PIECE = 1 << 19  # points at which f' is evaluated between two checks of the clock
 _MASS = 1e-6  # tolerance for the mass of a weight
-
-
-def resolved_grid(activation: Activation, weight: Weight, cells: int, order: int, unseen: float = UNSEEN) -> Vector:
-    """Return the edges of `grid`, refined where f' is too steep or too narrow for `order` nodes per cell.
-
-    Refined are features (features.py documents `unseen`) and cells over which the integral of f' differs from the
-    increase of f. If f itself jumps, refinement cannot remove the difference.
-
-    Raises:
-        FewbitError: f' varies so fast nearly everywhere that there would be too many cells.
-    """
-    edges = _joined(grid(activation, weight, cells), features(activation, weight, unseen).edges)
-    if not activation.consistent:
-        return edges
-    added = [edges]
-    left, right = edges[:-1], edges[1:]
-    largest = None  # |f'|, relative to which the rounding of a vanishing f' is negligible
-    while left.size:
-        x, dx = quadrature(left, right, order)
-        with np.errstate(all="ignore"):
-            slope = activation.derivative(x)
-            ends = activation.function(np.stack([np.nextafter(left, np.inf), right]))
-            off = np.abs((slope * dx).sum(axis=1) - (ends[1] - ends[0]))
-            size = np.abs(slope)
-            if largest is None:
-                largest = size.max()
-                if not np.isfinite(largest):  # the integration reports the error
-                    return edges
-            room = ((1e-6 * size + 1e-9 * largest + 1e-290) * dx).sum(axis=1) + 1e-11 * np.abs(ends).sum(axis=0)
-        middle = 0.5 * (left + right)
-        coarse = (off > room) & (middle > left) & (middle < right)  # not where a value is not finite
-        added.append(middle[coarse])
-        if sum(points.size for points in added[1:]) > MOST_ADDED:
-            raise too_fast(activation, weight, float(middle[coarse][0]))
-        left, right = (
-            np.concatenate([left[coarse], middle[coarse]]),
-            np.concatenate([middle[coarse], right[coarse]]),
-        )
-    return np.unique(np.concatenate(added))
-
-
-def _joined(edges: Vector, more: Vector) -> Vector:
-    """Return `edges` with those of `more` added that differ from them by more than rounding."""
-    if not more.size:
-        return edges
-    after = np.clip(np.searchsorted(edges, more), 1, edges.size - 1)
-    distance = np.minimum(np.abs(more - edges[after - 1]), np.abs(edges[after] - more))
-    return np.union1d(edges, more[distance > 4 * np.spacing(np.abs(more))])
 
 
 @dataclass(frozen=True)
@@ -89,7 +41,7 @@ class Moments:
         centre: the constant subtracted from f'.
         cells: (3, n) rows W, FW and F² of every cell.
         prefix: (3, n + 1) their integrals from edges[0] to every edge.
-        unseen: the error that the grid may miss in a cell: features.py.
+        unseen: the error that the grid may miss in a cell: grid.py.
         spread: the largest |f' − centre|, or |f'| if that overflows.
         two_sided: whether `between` sums what is right of the middle of the mass from the right end: reflection.py.
     """

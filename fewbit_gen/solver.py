@@ -19,10 +19,10 @@ from .activations import Activation, as_activation, times_power_of_two
 from .certify import integrated_error
 from .crossings import cut_by_values
 from .effort import SECONDS, OutOfTime, check_effort, unhurried, within
-from .features import UNSEEN, features
+from .grid import UNSEEN, evaluate_derivative, features
 from .interval import solve_interval
 from .lower_bound import certificate
-from .moments import CELLS_PER_LEVEL, INTERVAL_CELLS, SHARED_CELLS, Moments, evaluate_derivative
+from .moments import CELLS_PER_LEVEL, INTERVAL_CELLS, SHARED_CELLS, Moments
 from .refine import refine
 from .reflection import PLAIN, View, best_view, reflected, reflected_table, reflected_weight
 from .shared import solve_shared

@@ -8,7 +8,8 @@ import numpy as np
 
 from ...tables import Table
 from ..effort import OutOfTime
-from ..moments import Moments, resolved_grid
+from ..grid import resolved_grid
+from ..moments import Moments
 from ..paths import F2, layered, least_penalty, path_to, penalised, reversed_places
 from ..penalty import best_penalty
 from ..reflection import lost_to_rounding

@@ -5,7 +5,8 @@ import pytest
 from exact import DERIVATIVES, KINKS, WEIGHTS, integrate, mp
 from fewbit.fewbit_gen import parse_activation, parse_weight
 from fewbit.fewbit_gen.activations import Activation
-from fewbit.fewbit_gen.moments import Moments, evaluate_derivative, grid, quadrature, resolved_grid
+from fewbit.fewbit_gen.grid import evaluate_derivative, grid, quadrature, resolved_grid
+from fewbit.fewbit_gen.moments import Moments
 from fewbit.tables import FewbitError
 from fewbit.tables.shipped import WEIGHTS as SHIPPED_WEIGHTS
 from fewbit.tables.shipped import shipped_activations

@@ -6,7 +6,8 @@ from fewbit.fewbit_gen import parse_activation, parse_weight
 from fewbit.fewbit_gen import solve as solve_within
 from fewbit.fewbit_gen.activations import as_activation
 from fewbit.fewbit_gen.certify import table_error
-from fewbit.fewbit_gen.moments import Moments, quadrature
+from fewbit.fewbit_gen.grid import quadrature
+from fewbit.fewbit_gen.moments import Moments
 from fewbit.fewbit_gen.refine import refine
 from fewbit.tables import Table
 from hypothesis import example, given, settings

@@ -10,7 +10,7 @@ import pytest
 from fewbit.fewbit_gen import parse_activation, parse_weight, weights
 from fewbit.fewbit_gen import solve as solve_within
 from fewbit.fewbit_gen.certify import table_error
-from fewbit.fewbit_gen.moments import quadrature
+from fewbit.fewbit_gen.grid import quadrature
 from fewbit.tables import FewbitError
 from hypothesis import given
 from hypothesis import strategies as st

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from fewbit.fewbit_gen import parse_activation, parse_weight, solve
-from fewbit.fewbit_gen.features import grid, quadrature
+from fewbit.fewbit_gen.grid import grid, quadrature
 from fewbit.fewbit_gen.weights import Weight, mixture, uniform
 from fewbit.tables import FewbitError
 from fuzzing import fuzzed

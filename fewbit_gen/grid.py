@@ -1,4 +1,4 @@
-"""Refinement of an activation's grid where f' is steep, narrow or varies between nodes.
+"""The grid that moments are taken on, refined where f' is steep, narrow or varies between nodes.
 
 A cell is fine enough if f' varies too little within it to matter for its mass, and if quadratures of two orders agree
 on it; otherwise it is halved. The variation of f' comes from interval arithmetic (activations/enclosure.py), which
@@ -100,6 +100,54 @@ def grid(activation: Activation, weight: Weight, cells: int) -> Vector:
     ]
     breaks = [x for x in (*activation.kinks, *weight.breakpoints) if low < x < high]
     return np.unique(np.concatenate([*pieces, breaks]))
+
+
+def resolved_grid(activation: Activation, weight: Weight, cells: int, order: int, unseen: float = UNSEEN) -> Vector:
+    """Return the edges of `grid`, refined where f' is too steep or too narrow for `order` nodes per cell.
+
+    Refined are features (`features` documents `unseen`) and cells over which the integral of f' differs from the
+    increase of f. If f itself jumps, refinement cannot remove the difference.
+
+    Raises:
+        FewbitError: f' varies so fast nearly everywhere that there would be too many cells.
+    """
+    edges = _joined(grid(activation, weight, cells), features(activation, weight, unseen).edges)
+    if not activation.consistent:
+        return edges
+    added = [edges]
+    left, right = edges[:-1], edges[1:]
+    largest = None  # |f'|, relative to which the rounding of a vanishing f' is negligible
+    while left.size:
+        x, dx = quadrature(left, right, order)
+        with np.errstate(all="ignore"):
+            slope = activation.derivative(x)
+            ends = activation.function(np.stack([np.nextafter(left, np.inf), right]))
+            off = np.abs((slope * dx).sum(axis=1) - (ends[1] - ends[0]))
+            size = np.abs(slope)
+            if largest is None:
+                largest = size.max()
+                if not np.isfinite(largest):  # the integration reports the error
+                    return edges
+            room = ((1e-6 * size + 1e-9 * largest + 1e-290) * dx).sum(axis=1) + 1e-11 * np.abs(ends).sum(axis=0)
+        middle = 0.5 * (left + right)
+        coarse = (off > room) & (middle > left) & (middle < right)  # not where a value is not finite
+        added.append(middle[coarse])
+        if sum(points.size for points in added[1:]) > MOST_ADDED:
+            raise too_fast(activation, weight, float(middle[coarse][0]))
+        left, right = (
+            np.concatenate([left[coarse], middle[coarse]]),
+            np.concatenate([middle[coarse], right[coarse]]),
+        )
+    return np.unique(np.concatenate(added))
+
+
+def _joined(edges: Vector, more: Vector) -> Vector:
+    """Return `edges` with those of `more` added that differ from them by more than rounding."""
+    if not more.size:
+        return edges
+    after = np.clip(np.searchsorted(edges, more), 1, edges.size - 1)
+    distance = np.minimum(np.abs(more - edges[after - 1]), np.abs(edges[after] - more))
+    return np.union1d(edges, more[distance > 4 * np.spacing(np.abs(more))])
 
 
 def evaluate_derivative(activation: Activation, x: Vector) -> Vector:

@@ -10,7 +10,7 @@ from fewbit.fewbit_gen import parse_activation, parse_weight
 from fewbit.fewbit_gen import solve as solve_within
 from fewbit.fewbit_gen.activations import EXAMPLES
 from fewbit.fewbit_gen.certify import table_error
-from fewbit.fewbit_gen.features import features
+from fewbit.fewbit_gen.grid import features
 from fewbit.tables import FewbitError, Table
 
 solve = partial(solve_within, effort=None)  # the same numbers on a machine with little time
