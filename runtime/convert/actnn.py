@@ -36,7 +36,7 @@ from ..layers.callers import forget_inputs, note_inputs
 from ..layers.huggingface import like
 from ..layers.offload import Swapper, SwappingSaver
 from ..layers.saver import QuantizerSaver, Saver
-from ..quantizers import PerGroup
+from ..quantizers import PerGroup, QuantizerKind, check_kind, quantizer_of
 from ..tensors.levels import FITTED, check_levels
 from .find import Found, modules_of, parts_of_normalizations
 from .method import Activations, Applied, Method, Task
@@ -179,10 +179,11 @@ class ActNN(Method):
             ``deterministic``, by the tables of the least error.
         group_levels: where the levels of a group lie, a name as in `quantizers.PerGroup`: ``fitted``, for each group
             where its values lie, with less variance in as many bytes; or ``uniform``, equally far apart as in ActNN.
+        quantizer: ``groups``, or up to L2 ``rotated`` (`quantizers.Rotated`), with less variance at few bits.
 
     Raises:
         FewbitError: `level` is not "L0" to "L5", `bits` is not a number from 1 to 8 (an integer below L3), or
-            `rounding` or `group_levels` is none of these.
+            `rounding`, `group_levels` or `quantizer` is none of these.
 
     Example:
         fewbit.convert(model, fewbit.ActNN("L3", bits=2))
@@ -194,9 +195,13 @@ class ActNN(Method):
     bits: float | None = None
     rounding: Rounding = "stochastic"
     group_levels: str = FITTED
+    quantizer: QuantizerKind = "groups"
 
     def __post_init__(self) -> None:
         check_average_bits(check_level(self.level), self.bits)
+        check_kind(self.quantizer)
+        if self.quantizer == "rotated" and LEVELS[self.level].mixed:
+            raise FewbitError("rotated codes have one number of bits for all samples: take level L1 or L2")
         check_rounding(self.rounding)
         check_levels(self.group_levels, None)
 
@@ -225,7 +230,7 @@ class ActNN(Method):
         bits = check_average_bits(level, self.bits)
         stop_sharing(model)
         wanted, left = task.sorted(lambda module: why_left(module, level))
-        saver = QuantizerSaver(PerGroup(int(bits), levels=self.group_levels))
+        saver = QuantizerSaver(quantizer_of(self.quantizer, int(bits), self.group_levels))
         converted: list[tuple[nn.Module, Replaced]] = []
         for each, module in wanted:
             was = one_line(restore(module))

@@ -28,7 +28,7 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 from ..layers.offload import Swapper, SwappingSaver
 from ..layers.saver import ExactSaver, QuantizerSaver, Saver
-from ..quantizers import PerGroup
+from ..quantizers import QuantizerKind, check_kind, quantizer_of
 from ..tensors.checks import check_integer
 from .recompute import Recompute
 
@@ -42,6 +42,7 @@ def checkpoint(
     bits: int | None = 8,
     offload: bool = False,
     blocks: Sequence[str] | None = None,
+    quantizer: QuantizerKind = "groups",
 ) -> "Checkpointed":
     """Let the blocks of a model save their inputs in few bits, and compute the rest again in the backward pass.
 
@@ -62,6 +63,7 @@ def checkpoint(
         offload: save the codes in host memory and fetch them ahead of the backward pass (on a GPU).
         blocks: names of modules; by default those that transformers computes again, or the outermost members of lists
             and sequences of modules, but for those without submodules.
+        quantizer: ``groups``, or ``rotated`` (`quantizers.Rotated`) for few bits, with 2 bytes for each group of 128.
 
     Returns:
         What was done; `undo()` or `fewbit.revert(model)` puts the model back.
@@ -76,8 +78,9 @@ def checkpoint(
         raise FewbitError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
     if bits is not None:
         check_integer("bits", bits, 1, 8)
+    check_kind(quantizer)
     undo_checkpoint(model)
-    saver: Saver = ExactSaver() if bits is None else QuantizerSaver(PerGroup(bits))
+    saver: Saver = ExactSaver() if bits is None else QuantizerSaver(quantizer_of(quantizer, bits))
     recompute = Recompute(SwappingSaver(saver, Swapper()) if offload else saver)
     done = Checkpointed(model, bits, offload)
     if blocks is None and any(_FLAG in dir(module) for module in model.modules()):

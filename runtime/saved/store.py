@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..layers.saver import Saver
-from ..quantizers import Compressed, PerGroup, Quantizer
+from ..quantizers import Compressed, PerGroup, Quantizer, RotatedCompressed
 from ..tensors.abstract import is_abstract
 from ..tensors.casts import cast_key
 from ..tensors.layout import as_dense, flat
@@ -469,12 +469,12 @@ def _bytes_of(x: Tensor) -> int:
 
 
 def _is_finite(compressed: Compressed, x: Tensor) -> bool:
-    """Return whether all of `x` is finite or has no values; `PerGroup`'s minima are NaN where it is not finite."""
+    """Return whether all of `x` is finite or has no values; minima of groups and scales are NaN where it is not."""
     if is_abstract(x) or isinstance(compressed, Exact):
         return True
-    minimum = getattr(compressed, "minimum", None)
-    if isinstance(minimum, Tensor):
-        return not bool(minimum.isnan().any())
+    of_groups = compressed.scale if isinstance(compressed, RotatedCompressed) else getattr(compressed, "minimum", None)
+    if isinstance(of_groups, Tensor):
+        return not bool(of_groups.isnan().any())
     low, high = x.aminmax()
     return bool(low.isfinite() & high.isfinite())
 

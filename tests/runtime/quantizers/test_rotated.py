@@ -226,3 +226,34 @@ def test_rotated_serves_wherever_a_quantizer_does():
     assert all(nmse(a, p.grad) < 0.05 for a, p in zip(exact, net.parameters(), strict=True))
     saver = fewbit.layers.QuantizerSaver(Rotated(bits=2))
     assert saver.compress_rows(x).nbytes < PerGroup(2).within(128).compress(x).nbytes
+
+
+def test_hooks_keep_the_zeros_of_probabilities():
+    """A rotation would make noise of them: values of keys that a mask hides would have gradients."""
+    scores, v = normal(64, 64).requires_grad_(), normal(64, 32).requires_grad_()
+    with fewbit.compress_saved_tensors(Rotated(bits=2)):
+        y = torch.softmax(scores.masked_fill(torch.arange(64) >= 60, -torch.inf), -1) @ v
+    y.square().sum().backward()
+    assert torch.equal(v.grad[60:], torch.zeros(4, 32)) and v.grad[:60].abs().sum() > 0
+
+
+def test_levels_and_checkpoints_take_it_by_a_word():
+    def trained(change):
+        torch.manual_seed(0)
+        blocks = [torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.GELU()) for _ in range(3)]
+        net = torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.ModuleList(blocks)[0], *blocks[1:])
+        change(net)
+        net(normal(64, 128)).square().sum().backward()
+        return [p.grad for p in net.parameters()]
+
+    exact = trained(lambda net: None)
+    for change in (
+        lambda net: fewbit.convert(net, fewbit.ActNN("L2", bits=4, quantizer="rotated")),
+        lambda net: fewbit.checkpoint(net, bits=4, quantizer="rotated", blocks=["1", "2", "3"]),
+    ):
+        found = trained(change)
+        assert all(0 < nmse(a, b) < 0.1 for a, b in zip(exact[:-1], found[:-1], strict=True))
+    with pytest.raises(FewbitError, match="L2"):
+        fewbit.ActNN("L3", quantizer="rotated")
+    with pytest.raises(FewbitError, match="groups"):
+        fewbit.checkpoint(torch.nn.Linear(2, 2), quantizer="rotate")
