@@ -240,8 +240,8 @@ def test_hooks_keep_the_zeros_of_probabilities():
 def test_levels_and_checkpoints_take_it_by_a_word():
     def trained(change):
         torch.manual_seed(0)
-        blocks = [torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.GELU()) for _ in range(3)]
-        net = torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.ModuleList(blocks)[0], *blocks[1:])
+        blocks = [torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.Identity()) for _ in range(3)]
+        net = torch.nn.Sequential(torch.nn.Linear(128, 128), *blocks)
         change(net)
         net(normal(64, 128)).square().sum().backward()
         return [p.grad for p in net.parameters()]
@@ -252,7 +252,8 @@ def test_levels_and_checkpoints_take_it_by_a_word():
         lambda net: fewbit.checkpoint(net, bits=4, quantizer="rotated", blocks=["1", "2", "3"]),
     ):
         found = trained(change)
-        assert all(0 < nmse(a, b) < 0.1 for a, b in zip(exact[:-1], found[:-1], strict=True))
+        errors = [nmse(a, b) for a, b in zip(exact, found, strict=True)]
+        assert max(errors) < 0.02 and all(error > 0.0005 for error in errors[2::2])  # the caller holds the first input
     with pytest.raises(FewbitError, match="L2"):
         fewbit.ActNN("L3", quantizer="rotated")
     with pytest.raises(FewbitError, match="groups"):
