@@ -316,7 +316,7 @@ class Batch:
 
 
 @dataclass(eq=False)
-class SampleSaver:
+class SampleSaver(Saver):
     """A layer's saver (layers/saver.py) that gives each sample bits by its sensitivity.
 
     Attributes:
@@ -333,6 +333,7 @@ class SampleSaver:
     """
 
     has_dynamic_sizes: ClassVar[bool] = True
+    sees_held: ClassVar[bool] = True
     precision: MixedPrecision
     layer: nn.Module
     average: float
@@ -349,7 +350,7 @@ class SampleSaver:
         self.handle = new_handle(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, handle=new_handle(self))
+        vars(self).update(state, handle=new_handle(self))
 
     def __repr__(self) -> str:
         return f"MixedPrecision({self.average:.3g} bits)"
@@ -529,7 +530,7 @@ class SampleSaver:
 
 
 @dataclass(frozen=True)
-class _Guest:
+class _Guest(Saver):
     """The saver of one tensor in a compiled graph, with the codes of another layer.
 
     Attributes:

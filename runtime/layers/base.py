@@ -10,6 +10,7 @@ state the bias.
 If there is nothing to compress (gradients disabled, frozen weights, integers), the layer runs torch's code unchanged.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NoReturn
 
@@ -23,7 +24,16 @@ from ...tables.errors import shown
 from ..quantizers import Compressed, PerGroup
 from ..tensors.dtypes import DTYPES
 from ..tensors.plain import is_dense
-from .saver import TRACES_FUNCTIONS, TRACES_SIZES, QuantizerSaver, Saver, put_together, take_apart, tensors_in
+from .saver import (
+    TRACES_FUNCTIONS,
+    TRACES_SIZES,
+    QuantizerSaver,
+    Saver,
+    as_saver,
+    put_together,
+    take_apart,
+    tensors_in,
+)
 
 DEFAULT_LAYER_BITS = 4  # as ActNN's L1 and L2
 
@@ -161,7 +171,7 @@ def apply(function: type[CompressedFunction], *arguments: Any) -> Any:
         return function.eager.apply(*arguments)
     if not TRACES_FUNCTIONS:
         return _apart(function, *arguments)
-    if not any(getattr(a, "has_dynamic_sizes", False) for a in arguments):
+    if not any(isinstance(a, Saver) and a.has_dynamic_sizes for a in arguments):
         return function.apply(*arguments)
     return function.apply_listing(*arguments)[0] if TRACES_SIZES else _apart(function, *arguments)
 
@@ -173,26 +183,77 @@ def _run(function: type[CompressedFunction], *arguments: Any) -> Any:
 _apart: Any = disable(_run)  # the graph ends here
 
 
+class Saving(ABC):
+    """How a function of autograd saves what its backward pass reads."""
+
+    @abstractmethod
+    def keep(self, ctx: Any, compressed: Any, others: Sequence[Tensor | None]) -> None:
+        """Save the tensors of `compressed` and `others` in `ctx`."""
+
+    @abstractmethod
+    def kept(self, ctx: Any, tensors: Sequence[Any]) -> Any:
+        """Return `compressed`, of whose tensors autograd returned these."""
+
+    @abstractmethod
+    def observed(self, saver: Saver, compressed: Any, gradient: Tensor, rstd: Tensor | None) -> Any:
+        """Return `compressed` after `saver` has observed the gradient."""
+
+
+class EagerSaving(Saving):
+    """In eager torch autograd holds the tensors, and the context what puts them together."""
+
+    def keep(self, ctx: Any, compressed: Any, others: Sequence[Tensor | None]) -> None:
+        """Save the tensors apart from the rest."""
+        tensors: list[Tensor] = []
+        ctx.skeleton = take_apart(compressed, tensors)
+        ctx.save_for_backward(*others, *tensors)
+
+    def kept(self, ctx: Any, tensors: Sequence[Any]) -> Any:
+        """Put together what was taken apart."""
+        return put_together(ctx.skeleton, tensors)
+
+    def observed(self, saver: Saver, compressed: Any, gradient: Tensor, rstd: Tensor | None) -> Any:
+        """Let the saver observe."""
+        saver.observe(gradient, rstd)
+        return compressed
+
+
+class TracedSaving(Saving):
+    """In a graph that is traced the compiler follows the tensors of any object, and drops calls without a result."""
+
+    def keep(self, ctx: Any, compressed: Any, others: Sequence[Tensor | None]) -> None:
+        """Save the object as it is."""
+        ctx.compressed = compressed
+        ctx.save_for_backward(*others, *tensors_in(compressed))
+
+    def kept(self, ctx: Any, tensors: Sequence[Any]) -> Any:
+        """Return the object."""
+        return ctx.compressed
+
+    def observed(self, saver: Saver, compressed: Any, gradient: Tensor, rstd: Tensor | None) -> Any:
+        """Let what is decompressed depend on the observation."""
+        return as_saver(saver).observed_in_graph(compressed, gradient, rstd)
+
+
+_EAGER, _TRACED = EagerSaving(), TracedSaving()
+
+
+def saving(traced: bool) -> Saving:
+    """Return how tensors are saved in a graph that is traced, or in eager torch."""
+    return _TRACED if traced else _EAGER
+
+
 def keep(ctx: Any, compressed: Any, *others: Tensor | None) -> None:
     """Save the tensors of `compressed` (one `Compressed`, several in a tuple, or None) and `others` for backward."""
     ctx.is_traced = is_compiling()  # a compiler that gives up may leave the backward pass to eager torch
-    if ctx.is_traced:  # the compiler follows the tensors of any object
-        ctx.compressed = compressed
-        ctx.save_for_backward(*others, *tensors_in(compressed))
-        ctx.others = len(others)
-        return
-    tensors: list[Tensor] = []
-    ctx.skeleton = take_apart(compressed, tensors)
-    ctx.save_for_backward(*others, *tensors)
     ctx.others = len(others)
+    saving(ctx.is_traced).keep(ctx, compressed, others)
 
 
 def kept(ctx: Any) -> tuple[Any, ...]:
     """Return the arguments of `keep`; call it once in a backward pass, because checkpoints recompute them."""
     saved = ctx.saved_tensors
-    if ctx.is_traced:
-        return ctx.compressed, *saved[: ctx.others]
-    return put_together(ctx.skeleton, saved[ctx.others :]), *saved[: ctx.others]
+    return saving(ctx.is_traced).kept(ctx, saved[ctx.others :]), *saved[: ctx.others]
 
 
 def decompressed(compressed: Compressed | None, dtype: torch.dtype) -> Tensor | None:
@@ -205,11 +266,7 @@ def observed(saver: Saver, compressed: Any, gradient: Tensor, rstd: Tensor | Non
 
     In compiled code an observation without a result would be left out, so that what is decompressed depends on it.
     """
-    observe = getattr(saver, "observed_in_graph", None) if is_compiling() else None
-    if observe is not None:
-        return observe(compressed, gradient, rstd)
-    saver.observe(gradient, rstd)
-    return compressed
+    return saving(is_compiling()).observed(saver, compressed, gradient, rstd)
 
 
 def check_first_derivative() -> None:

@@ -33,7 +33,7 @@ LEAST_WEIGHT = 0.01  # of the largest, below which dividing by it would magnify 
 CALLS = 64  # of a layer on a GPU between two looks at its weight, which wait for the GPU
 
 
-class KeepOutput:
+class KeepOutput(Saver):
     """The saver of layer and RMS normalizations that save their output y in place of their input (arXiv 2406.16282).
 
     A layer behind that trains its weight saves y in any case, so nothing is added; x̄ = (y − b) / w has the rounding of

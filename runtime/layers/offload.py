@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from ..quantizers import Compressed
 from ..tensors.abstract import is_abstract
 from ..tensors.dtypes import total_bytes
 from .base import observed
-from .saver import Saver, Whole, compress_input, compress_rows, found_in_graph, put_together, take_apart
+from .saver import Saver, Whole, as_saver, compress_input, compress_rows, found_in_graph, put_together, take_apart
 
 SMALLEST = 4096  # bytes: smaller tensors are not moved, because a copy costs more than it frees
 
@@ -194,9 +194,10 @@ class Swapper:
 
 
 @dataclass(frozen=True, repr=False)
-class SwappingSaver:
+class SwappingSaver(Saver):
     """Compresses through `saver` and moves the compressed tensors to host memory."""
 
+    sees_held: ClassVar[bool] = True
     saver: Saver
     swapper: Swapper
 
@@ -238,9 +239,9 @@ class SwappingSaver:
         self.saver.observe(gradient, rstd)
 
     @property
-    def has_dynamic_sizes(self) -> bool:
+    def has_dynamic_sizes(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether the sizes of the codes depend on values."""
-        return getattr(self.saver, "has_dynamic_sizes", False)
+        return as_saver(self.saver).has_dynamic_sizes
 
     def with_codes_of(self, x: Tensor, way: int) -> Saver:
         """Return the saver of `x` in this graph, in host memory."""

@@ -37,7 +37,7 @@ class OutlierSaver(QuantizerSaver):
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Found(Saver):
     """The saver of one tensor whose codes exist."""
 
     codes: OutlierCompressed

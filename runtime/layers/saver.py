@@ -1,30 +1,19 @@
 """Savers: they compress the tensors that a layer saves for its backward pass.
 
-    class Saver(Protocol):
-        compress(x) -> Compressed      in the forward pass: the tensor to save, dimension 0 = samples
-        observe(gradient, rstd)        in the backward pass: the gradient of the layer's output
-
-A saver may also have
-
-    compress_rows(x)       x whose last dimension is a row; no group spans two rows (PerGroup.within)
-    compress_once(x, rows)     the input of several layers, which then share its codes
-    with_codes_of(x, way)      in compiled code: the saver for `x` alone, which knows of the layers before that
-                           compress it in the same way
-    observed_in_graph(compressed, gradient, rstd)     in compiled code: `observe` by an op, which returns `compressed`
-    has_dynamic_sizes      whether the sizes of its codes depend on values
-
 `QuantizerSaver(PerGroup(bits=4))` gives every layer and sample the same bits; `MixedPrecision` (runtime/allocation)
-gives each layer a saver that allocates bits from a budget, by the gradients it observes.
+gives each layer a saver that allocates bits from a budget, by the gradients it observes. A saver of one's own derives
+from `Saver`, or has its `compress` and `observe`.
 
 Autograd has to hold the tensors of a compressed tensor directly, not inside an opaque object: only then do
 checkpointing, swapping and `fewbit.memory.profile` see them. `take_apart` and `put_together` do that for any dataclass.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from math import prod
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -44,9 +33,18 @@ TRACES_FUNCTIONS = TorchVersion(torch.__version__) >= "2.9"
 TRACES_SIZES = TorchVersion(torch.__version__) >= "2.11"
 
 
-class Saver(Protocol):
-    """Compresses the tensors that a `CompressedLayer` saves."""
+class Saver(ABC):
+    """Compresses the tensors that a `CompressedLayer` saves.
 
+    Attributes:
+        has_dynamic_sizes: whether the sizes of its codes depend on values.
+        sees_held: whether it saves a tensor as it is that is in memory anyway; a user's saver is not asked.
+    """
+
+    has_dynamic_sizes: ClassVar[bool] = False
+    sees_held: ClassVar[bool] = False
+
+    @abstractmethod
     def compress(self, x: Tensor) -> Compressed:
         """Return `x` in few bits, as a dataclass of its tensors.
 
@@ -54,8 +52,8 @@ class Saver(Protocol):
             x: floating-point, at least two dimensions, the first of samples; it requires no gradient. Do not hold a
                 reference to it.
         """
-        ...
 
+    @abstractmethod
     def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
         """Observe the gradient of the layer's output; called in every backward pass that uses the saved tensors.
 
@@ -63,7 +61,49 @@ class Saver(Protocol):
             gradient: dimension 0 = samples. Do not change it or hold a reference to it.
             rstd: 1/deviation that a normalization has multiplied by: (C,) by channel, or dimension 0 = samples.
         """
-        ...
+
+    def compress_rows(self, x: Tensor) -> Compressed:
+        """Return `x`, whose last dimension holds features, in few bits, each row by itself where that is possible."""
+        return self.compress(x)
+
+    def compress_once(self, x: Tensor, rows: bool = False) -> Compressed:
+        """Return the input `x` of a layer in few bits, for all layers of this saver that get it one after another."""
+        return self.compress_rows(x) if rows else self.compress(x)
+
+    def with_codes_of(self, x: Tensor, way: int) -> "Saver":
+        """Return, in compiled code, the saver for `x` alone, which knows of layers before that compress it alike.
+
+        Args:
+            x: the layer's input.
+            way: −1 if it is compressed as it is, else its dimension of samples, where each row is compressed by itself.
+        """
+        return self
+
+    def observed_in_graph(self, compressed: Any, gradient: Tensor, rstd: Tensor | None = None) -> Any:
+        """Observe the gradient in compiled code; return `compressed`, depending on it where something is learnt."""
+        self.observe(gradient, rstd)
+        return compressed
+
+
+@dataclass(frozen=True)
+class _Foreign(Saver):
+    """A user's saver that does not derive from `Saver`."""
+
+    saver: Any
+
+    def compress(self, x: Tensor) -> Compressed:
+        return self.saver.compress(x)
+
+    def observe(self, gradient: Tensor, rstd: Tensor | None = None) -> None:
+        self.saver.observe(gradient, rstd)
+
+    def compress_rows(self, x: Tensor) -> Compressed:
+        return getattr(self.saver, "compress_rows", self.saver.compress)(x)
+
+
+def as_saver(saver: Any) -> Saver:
+    """Return `saver`, with the methods of `Saver` that a user's own lacks."""
+    return saver if isinstance(saver, Saver) else _Foreign(saver)
 
 
 class Recent:
@@ -108,7 +148,7 @@ def _identity(x: Tensor) -> tuple[tuple[Any, ...], StorageWeakRef | None]:
 
 
 @dataclass(frozen=True)
-class QuantizerSaver:
+class QuantizerSaver(Saver):
     """Saves through one quantizer, whatever the layer and sample.
 
     A tensor that would not get smaller (samples of very few elements) is saved as it is.
@@ -121,6 +161,7 @@ class QuantizerSaver:
         layer = fewbit.layers.Linear(128, 64, saver=saver)
     """
 
+    sees_held: ClassVar[bool] = True
     quantizer: Quantizer
     _recent: Recent = field(default_factory=Recent, init=False, repr=False, compare=False)
 
@@ -145,10 +186,10 @@ class QuantizerSaver:
         A tensor that autograd already holds is saved as it is: a compressed copy would add memory.
         """
         if is_compiling():  # the compiler merges equal calls
-            return compress_rows(self, x) if rows else self.compress(x)
+            return super().compress_once(x, rows)
         compressed = self._recent.found(x)
         if compressed is None:
-            compressed = Whole(x) if is_held(x) else compress_rows(self, x) if rows else self.compress(x)
+            compressed = Whole(x) if is_held(x) else super().compress_once(x, rows)
             if not isinstance(compressed, Whole):
                 self._recent.note(x, compressed)
         return compressed
@@ -160,7 +201,7 @@ class QuantizerSaver:
 
 
 @dataclass(frozen=True)
-class ExactSaver:
+class ExactSaver(Saver):
     """Saves tensors as they are, like torch's own layers.
 
     Example:
@@ -209,22 +250,12 @@ def compress_input(saver: Saver, x: Tensor, *, rows: bool = False) -> Compressed
         x: the input.
         rows: whether its last dimension holds features, so that each row is a token.
     """
-    once = getattr(saver, "compress_once", None)
-    if once is not None:
-        return once(x, rows)
-    return compress_rows(saver, x) if rows else saver.compress(x)
+    return as_saver(saver).compress_once(x, rows)
 
 
 def found_in_graph(saver: Saver, x: Tensor, way: int) -> Saver:
-    """Return `saver`, in compiled code with the codes that another layer has attached to `x`.
-
-    Args:
-        saver: of the layer.
-        x: its input.
-        way: −1 if it is compressed as it is, else its dimension of samples, where each row is compressed by itself.
-    """
-    find = getattr(saver, "with_codes_of", None) if is_compiling() else None
-    return saver if find is None else find(x, way)
+    """Return `saver`, in compiled code with the codes that another layer has attached to `x`; see `with_codes_of`."""
+    return as_saver(saver).with_codes_of(x, way) if is_compiling() else saver
 
 
 def is_no_smaller(shape: Sequence[int], itemsize: int, group_size: int, bits: int) -> bool:
@@ -243,8 +274,7 @@ def is_no_smaller(shape: Sequence[int], itemsize: int, group_size: int, bits: in
 
 def compress_rows(saver: Saver, x: Tensor) -> Compressed:
     """Return `x`, whose last dimension holds features, in few bits, each row by itself if `saver` supports it."""
-    method = getattr(saver, "compress_rows", None)
-    return saver.compress(x) if method is None else method(x)
+    return as_saver(saver).compress_rows(x)
 
 
 def last_innermost(x: Tensor) -> Tensor:
@@ -255,9 +285,9 @@ def last_innermost(x: Tensor) -> Tensor:
 def saves_whole(saver: Saver, x: Tensor) -> bool:
     """Return whether a layer that would compress a tensor other than its input `x` should save `x` as it is instead.
 
-    False for a user's saver without `compress_once`, which cannot share tensors that are already in memory.
+    False for a user's saver, which cannot share tensors that are already in memory.
     """
-    return hasattr(saver, "compress_once") and is_held(x)
+    return as_saver(saver).sees_held and is_held(x)
 
 
 # Functions of torch that save their output for their own backward pass, by the names of their nodes.

@@ -2,7 +2,7 @@
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from ...tables import FewbitError
 from ..convert.vquant import value_aware
 from ..layers.base import CompressedLayer
 from ..layers.outlier_saver import OutlierSaver
-from ..layers.saver import Whole, is_held
+from ..layers.saver import Saver, Whole, is_held
 from ..layers.shared_codes import found
 from ..layers.value_aware_relu import ValueAwareReLU
 from ..quantizers import Compressed, OutlierCompressed
@@ -19,9 +19,10 @@ from ..quantizers.entropy import CodeSizes, measure
 
 
 @dataclass(frozen=True)
-class _Recorder:
+class _Recorder(Saver):
     """A saver that records the codes that it makes itself, not those shared by a ReLU."""
 
+    sees_held: ClassVar[bool] = True
     saver: OutlierSaver
     name: str
     seen: list[tuple[str, OutlierCompressed]]
