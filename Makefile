@@ -18,7 +18,7 @@ FUZZ_EXAMPLES ?= 5000
 TORCH ?=
 OF_TORCH := $(if $(TORCH),$(if $(filter newest,$(TORCH)),--upgrade,torch==$(TORCH)),--constraint .ci/constraints.txt)
 
-.PHONY: demo test test-anywhere mutants lint types unit docs thorough fuzz zoo conformance studies tables bench kernels gpu gpu-tests bench-gpu dist clean
+.PHONY: demo test test-anywhere mutants lint types unit docs thorough fuzz zoo conformance held studies tables bench kernels gpu gpu-tests bench-gpu dist clean
 
 # Less of it: `make demo DEMO="--steps 10"`.
 demo: $(READY)
@@ -75,6 +75,10 @@ zoo: .venv/zoo-ready build/path/fewbit
 # `make conformance CONFORMANCE="--operators 'cum*' --ways 'hooks*' --fresh"` measures some, anew.
 conformance: $(READY) build/path/fewbit
 	NUMBA_CACHE_DIR=build/numba PYTHONPATH=build/path:tests:tests/support $(BIN)/python -W ignore -m conformance $(CONFORMANCE)
+
+# Plans for sixty memories of twelve models, trained by, and what the steps take. Broken off, it goes on where it stopped.
+held: .venv/studies-ready
+	$(BIN)/python -m fewbit.plots.studies.held -o build/held.json $(HELD)
 
 # The experiments of plots/studies: how long what is missing in plots/results takes, then all of it. Broken off, it goes
 # on where it stopped: `make studies STUDIES="curves --list"`.
