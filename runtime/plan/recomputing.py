@@ -65,18 +65,21 @@ def recomputed_options(
         # What is saved of an input itself is the input, and held as that is; any other input is until the end.
         storages = {x.storage for x in tensors}
         until = {x.storage: start if x.storage in storages else end for x in inputs}
-        given = [Hold(x.life.end, until[x.storage], x.life.nbytes) for x in inputs if x.life.end < until[x.storage]]
+        lasting = [Hold(x.life.end, max(x.life.end, until[x.storage]), x.life.nbytes) for x in inputs]
+        given = [h for h in lasting if h.start < h.end]
         saved = sum(h.nbytes for h in given)
         yield Option(RECOMPUTE, name, None, (*members,), (*holds, *given), saved, seconds=seconds)
         if name not in errors:
             continue
-        restored = sum(x.life.nbytes for x in inputs if x.storage not in storages)
+        rounded = [x for x in inputs if x.requires_grad]
+        restored = sum(x.life.nbytes for x in rounded if x.storage not in storages)
+        holds += [h for h, x in zip(lasting, inputs, strict=True) if not x.requires_grad]
         decisions = decided.get(name, 0)  # in bits, and a byte each when they are taken again
         holds += [Hold(start, end, restored + 8 * decisions), Hold(call.start, end, decisions)]
         for bits in BITS:
-            codes = sum(_input_bytes(x, bits) for x in inputs)
+            codes = sum(_input_bytes(x, bits) for x in rounded)
             noise, bias = errors[name].noise[bits], errors[name].bias[bits]
-            elements = [(int(np.prod(x.shape)), x.dtype.itemsize) for x in inputs]
+            elements = [(int(np.prod(x.shape)), x.dtype.itemsize) for x in rounded]
             taken = seconds + sum(speeds.codes(count, bits, itemsize) for count, itemsize in elements)
             held, saved = (*holds, Hold(call.start, end, codes)), codes + decisions
             yield Option(RECOMPUTE, name, bits, (*members,), held, saved, noise, bias, taken)
@@ -98,7 +101,7 @@ def _members(name: str, trace: Trace) -> list[int]:
     members = [i for i in of_module if all(within(user, name) for user in trace.tensors[i].users)]
     if len(members) < 2 or len(members) < len(of_module):
         return []
-    given = {x.storage for x in trace.inputs.get(name, ())}
+    given = {x.storage for x in trace.inputs.get(name, ()) if x.requires_grad}
     others = (trace.tensors[i] for i in range(len(trace.tensors)) if not inside.start <= i < inside.stop)
     return [] if given and any(x.storage in given for x in others) else members
 

@@ -104,18 +104,20 @@ class Kept:
 
 @dataclass(frozen=True)
 class Given:
-    """A tensor that a module is given, and through which a gradient flows.
+    """A tensor that a module is given.
 
     Attributes:
         storage: number of its storage.
         life: of the storage.
         shape, dtype: of the tensor.
+        requires_grad: whether a gradient flows through it; not through a mask.
     """
 
     storage: int
     life: Hold
     shape: tuple[int, ...]
     dtype: torch.dtype
+    requires_grad: bool
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ class Trace:
         base: bytes at each moment.
         calls: of each module.
         kept: what one module alone saves exactly in any case.
-        inputs: what each module is given, as far as a gradient flows through it.
+        inputs: what each module is given, of what the step has made.
         backward: the moment at which the backward pass begins.
         gradients: bytes of the parameters' gradients at each moment, which are in `base`.
         attentions: in the order of the forward pass.
@@ -338,7 +340,7 @@ class _Recorder:
         self._kept: dict[
             tuple[int, bool], set[str]
         ] = {}  # number of a storage, whether in bits -> modules that save it
-        self._inputs: dict[str, dict[int, tuple[tuple[int, ...], torch.dtype]]] = {}  # by number of the storage
+        self._inputs: dict[str, dict[int, tuple[tuple[int, ...], torch.dtype, bool]]] = {}  # by number of the storage
         self._outputs: dict[str, int] = {}
         self._attentions: list[_Attended] = []
         self._attention: _Attended | None = None  # that is running
@@ -404,9 +406,9 @@ class _Recorder:
         self._open.setdefault(module, []).append(self.now)
         inputs = self._inputs.setdefault(module, {})
         for x in given:
-            number = self.tracker.number_of(x) if x.requires_grad and x.layout == torch.strided else None
-            if number is not None:
-                inputs[number] = tuple(x.shape), x.dtype
+            number = self.tracker.number_of(x) if x.layout == torch.strided else None
+            if number is not None and (x.requires_grad or number not in inputs):
+                inputs[number] = tuple(x.shape), x.dtype, x.requires_grad
 
     def leave(self, module: str, returned: object) -> None:
         if isinstance(returned, Tensor) and (number := self.tracker.number_of(returned)) is not None:
@@ -446,7 +448,7 @@ class _Recorder:
         )
         calls = {module: tuple(spans) for module, spans in self.calls.items()}
         inputs = {
-            module: tuple(Given(n, storages[n], shape, dtype) for n, (shape, dtype) in own.items())
+            module: tuple(Given(n, storages[n], *each) for n, each in own.items())
             for module, own in self._inputs.items()
         }
         of_gradients = np.zeros(max(end, 1), np.int64)
