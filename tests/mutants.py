@@ -223,7 +223,7 @@ MUTANTS = (
     # ---- allocation and the plan
     mutant("if ratio > best:  # ties", "if ratio >= best:  # ties", "runtime/allocation/test_allocate.py"),
     mutant("change[hold.end] -= hold.nbytes", "change[hold.end - 1] -= hold.nbytes", PLAN_SOLVER),
-    mutant("return self.noise + self.bias", "return self.noise", PLAN_SOLVER),
+    mutant("1 + 0.5 / unit - tolerance - base", "1.2 + 0.5 / unit - tolerance - base", PLAN_SOLVER),
     mutant("_in_units(limits.error**2,", "_in_units(limits.error,", PLAN_SOLVER),
     mutant("_in_units((limits.time - 1) * problem.seconds,", "_in_units(limits.time * problem.seconds,", PLAN_SOLVER),
 )
