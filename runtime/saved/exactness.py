@@ -61,6 +61,8 @@ _EXACT_OPERANDS: Mapping[str, tuple[int, str]] = {
     **dict.fromkeys(("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"), (1, "weight")),
     **dict.fromkeys(("conv_transpose3d", "bilinear"), (1, "weight")),
     "scaled_dot_product_attention": (3, "attn_mask"),
+    # Which pixels are mixed: a step of the rounding is a pixel at 4 bits.
+    **dict.fromkeys(("grid_sample", "grid_sampler", "grid_sampler_2d", "grid_sampler_3d"), (1, "grid")),
 }
 # Normalizations of one sample, by the position and keyword of what gives the size of a group.
 _NORMALIZATIONS: Mapping[str, tuple[int, str]] = {

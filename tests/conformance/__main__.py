@@ -32,11 +32,10 @@ ROOT = Path(__file__).parents[2]
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed(arguments)
     names, ways = chosen(operators(), options.operators), chosen(WAYS, options.ways)
-    path = ROOT / "build" / "conformance" / f"{'fresh' if options.fresh else fingerprint()}.jsonl"
+    fresh = options.fresh or options.samples is not None
+    path = ROOT / "build" / "conformance" / f"{f'fresh-{os.getpid()}' if fresh else fingerprint()}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    if options.fresh:
-        path.unlink(missing_ok=True)
-    measure_missing(names, ways, path, options.jobs)
+    measure_missing(names, ways, path, options.jobs, options.samples)
     wanted = {(name, way) for name in names for way in ways}
     rows = [row for row in rows_of(path) if (row.operator, row.way) in wanted]
     broken = [(row, text) for row in rows for text in row.faults]
@@ -57,6 +56,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ways", default="*", help="the same")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes, of one thread each")
     parser.add_argument("--fresh", action="store_true", help="measure anew")
+    parser.add_argument("--samples", type=int, help="at most so many of each operator, anew")
     return parser.parse_args(arguments)
 
 
@@ -76,7 +76,7 @@ def fingerprint() -> str:
     return digest.hexdigest()[:12]
 
 
-def measure_missing(names: Sequence[str], ways: Sequence[str], path: Path, jobs: int) -> None:
+def measure_missing(names: Sequence[str], ways: Sequence[str], path: Path, jobs: int, most: int | None = None) -> None:
     """Append the rows that `path` lacks; a process measures an operator at a time."""
     known = {(row.operator, row.way) for row in rows_of(path)}
     tasks = {name: [way for way in ways if (name, way) not in known] for name in names}
@@ -84,13 +84,13 @@ def measure_missing(names: Sequence[str], ways: Sequence[str], path: Path, jobs:
     if len(tasks) <= 2 or jobs == 1:
         prepare()
         for name, missing in tasks.items():
-            measure_operator(name, missing, path)
+            measure_operator(name, missing, path, most)
         return
     print(f"{len(tasks)} operators to measure, {jobs} at a time, into {path}", flush=True)
     start = time.perf_counter()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=prepare) as pool:
-        futures = {pool.submit(measure_operator, name, missing, path): name for name, missing in tasks.items()}
+        futures = {pool.submit(measure_operator, name, missing, path, most): name for name, missing in tasks.items()}
         for done, future in enumerate(as_completed(futures), start=1):
             name = futures[future]
             if future.exception() is not None:

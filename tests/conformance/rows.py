@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .operators import operators, samples_of
-from .rules import error_of, faults, most_of
+from .rules import error_of, faults
 from .step import Step
 from .ways import WAYS, Way
 
@@ -73,7 +73,7 @@ class _Tally:
         except Exception as fault:
             texts = [f"exception: {type(fault).__name__}: {str(fault).strip().partition(chr(10))[0][:160]}"]
         else:
-            texts = [*faults(exact, step, most_of(way, WAYS[way].bits))]
+            texts = [*faults(exact, step, WAYS[way].most_error(operators()[operator], sample, exact))]
             self.error = max(self.error, error_of(exact, step))
         for text in texts:
             self.faults.setdefault(text.partition(":")[0], (text, []))[1].append(number)
@@ -116,8 +116,8 @@ def prepare() -> None:
     torch.set_num_threads(1)
 
 
-def measure_operator(operator: str, ways: Sequence[str], path: Path) -> list[Row]:
+def measure_operator(operator: str, ways: Sequence[str], path: Path, most: int | None = None) -> list[Row]:
     """Measure an operator by several ways, and append the rows to a file."""
-    rows = measure(operator, ways)
+    rows = measure(operator, ways, most)
     append(rows, path)
     return rows

@@ -36,7 +36,25 @@ class Excused:
     reason: str
 
 
-EXCUSED: Sequence[Excused] = ()
+_SHARP = "scores from [-9, 9] leave one probability near 1: its gradient is a difference of nearly equal numbers"
+_DOMAIN = "the block is computed at rounded inputs, and samples reach to the end of where it is defined"
+EXCUSED: Sequence[Excused] = (
+    Excused("torch.ops.aten._safe_softmax.default", "hooks 8", "gradient", _SHARP),
+    Excused("nn.functional.scaled_dot_product_attention", "hooks 8", "gradient", _SHARP),
+    Excused(
+        "nn.functional.scaled_dot_product_attention",
+        "hooks *",
+        "bytes",
+        "with dropout the generator's state is saved, 5 kB whatever the size, in place of a mask that grows with it",
+    ),
+    Excused(
+        "polygamma.polygamma_n_0",
+        "checkpoint 8",
+        "gradient",
+        "a sample lies beside a pole, where the gradient at one rounding is tens of times that at another",
+    ),
+    *(Excused(name, "checkpoint 8", "finite", _DOMAIN) for name in ("asin", "atanh", "erfinv")),
+)
 
 
 def excuse_of(operator: str, way: str, rule: str) -> Excused | None:
@@ -104,8 +122,3 @@ def _form(x: Tensor | None) -> object:
     # The stride of a dimension of one element, or of an empty tensor, says nothing.
     strides = x.stride() if x.layout == torch.strided and x.numel() else ()
     return x.dtype, tuple(x.shape), tuple(s for s, n in zip(strides, x.shape, strict=False) if n > 1)
-
-
-def most_of(way: str, bits: int | None) -> float:
-    """Return the error that the gradients of a way may have."""
-    return OF_AUTO if way == "compile" else ERROR[bits]

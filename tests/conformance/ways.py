@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import fewbit
+import torch
 from fewbit.quantizers import PerGroup
 from fewbit.runtime.compile.options import CompileOptions
 from fewbit.runtime.compile.partitioner import FewbitPartitioner
@@ -14,9 +15,12 @@ from torch import Tensor, nn
 from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.testing._internal.opinfo.core import SampleInput
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
+from .operators import requires_grad
+from .rules import ERROR, OF_AUTO, error_of
 from .step import Function, Step, step
 
 
@@ -39,6 +43,10 @@ class Way(Protocol):
         """Return the step by this way."""
         ...
 
+    def most_error(self, operator: Function, sample: Any, exact: Step) -> float:
+        """Return how far the gradients may be from those of the step `exact`, relative to their norm."""
+        ...
+
 
 @dataclass(frozen=True)
 class Hooks:
@@ -52,6 +60,9 @@ class Hooks:
 
     def step(self, operator: Function, sample: Any) -> Step:
         return step(operator, sample, fewbit.compress_saved_tensors(PerGroup(self.bits or 8), smallest=1))
+
+    def most_error(self, operator: Function, sample: Any, exact: Step) -> float:
+        return ERROR[self.bits]
 
 
 class _Call(nn.Module):
@@ -78,19 +89,42 @@ class _Model(nn.Module):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`fewbit.checkpoint`, which may keep what torch's own checkpoint keeps, or the operator if that is more."""
+    """`fewbit.checkpoint`.
+
+    It may keep what torch's own checkpoint keeps, or the operator if that is more, or its inputs, which any checkpoint
+    keeps: torch's drops them where there is nothing to compute again. Its gradients are those at the rounded inputs.
+    """
 
     bits: int | None
     most: int | None = None
 
     def exact(self, operator: Function, sample: Any) -> Step:
         plain, again = step(operator, sample), step(partial(checkpoint, operator, use_reentrant=False), sample)
-        return replace(plain, nbytes=max(plain.nbytes, again.nbytes))
+        inputs = [x for x in tree_leaves((sample.input, sample.args, sample.kwargs)) if requires_grad(x)]
+        of_inputs = sum(x.numel() * x.element_size() for x in inputs)
+        return replace(plain, nbytes=max(plain.nbytes, again.nbytes, of_inputs))
 
     def step(self, operator: Function, sample: Any) -> Step:
         model = _Model(operator)
         fewbit.checkpoint(model, bits=self.bits, blocks=["block"])
         return step(model, sample)
+
+    def most_error(self, operator: Function, sample: Any, exact: Step) -> float:
+        """Three times what rounding the inputs costs the exact step, where that is more: rounding is random."""
+        if self.bits is None:
+            return ERROR[None]
+        value, args, kwargs = tree_map(
+            partial(_rounded, PerGroup(self.bits)), (sample.input, sample.args, sample.kwargs)
+        )
+        process = sample.output_process_fn_grad
+        rounded = SampleInput(value, args=args, kwargs=kwargs, output_process_fn_grad=process)
+        return max(ERROR[self.bits], 3 * error_of(exact, step(operator, rounded)))
+
+
+def _rounded(quantizer: PerGroup, x: Any) -> Any:
+    if not requires_grad(x) or x.layout != torch.strided or not x.is_floating_point() or not x.numel():
+        return x
+    return quantizer.within(x.shape[-1] if x.dim() else 1).compress(x.detach()).decompress().requires_grad_()
 
 
 class _Division(FewbitPartitioner):
@@ -114,6 +148,9 @@ class Compiled:
     def step(self, operator: Function, sample: Any) -> Step:
         options = CompileOptions.of({"smallest": 0, "bits": self.bits or "auto"})
         return step(partial(_divided, operator, _Division(options)), sample)
+
+    def most_error(self, operator: Function, sample: Any, exact: Step) -> float:
+        return ERROR[self.bits] if self.bits else OF_AUTO
 
 
 def _divided(operator: Function, partition: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -32,6 +32,7 @@ def bytes_of(function, x, context=None):
 
 
 TIES = torch.tensor([[3.0, 3.0, 1.0, -2.0] * 16] * 64)
+IMAGE = torch.randn(1, 2, 16, 16, generator=torch.Generator().manual_seed(0))
 INDEX = torch.arange(64).expand(64, 64) % 16
 
 
@@ -52,6 +53,7 @@ INDEX = torch.arange(64).expand(64, 64) % 16
         lambda x: torch.ops.aten.amax.default(x, [1]),
         lambda x: torch.clamp(x, min=x.T, max=None),
         lambda x: torch.fmod(x, x.T + 3),
+        lambda x: F.grid_sample(IMAGE, x.view(1, 32, 64, 2).tanh(), align_corners=False),
     ],
 )
 @pytest.mark.parametrize("ties", [False, True])
