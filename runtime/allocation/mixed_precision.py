@@ -437,7 +437,7 @@ class SampleSaver(Saver):
         """Return `compressed`, or several, one with bits that depend on this saver's having observed the gradient."""
         parts = list(compressed) if isinstance(compressed, tuple) else [compressed]
         for i, part in enumerate(parts):
-            if isinstance(part, PerGroupCompressed):
+            if isinstance(part, PerGroupCompressed) and isinstance(part.bits, Tensor):
                 parts[i] = replace(part, bits=ops.observe(gradient, rstd, part.bits, self.handle))
                 break
         return tuple(parts) if isinstance(compressed, tuple) else parts[0]
