@@ -57,7 +57,7 @@ test-anywhere: $(READY)
 	$(BIN)/fewbit cache warm --all
 	VARIANTS="$(VARIANTS)" TESTS="$(TESTS)" PYTHONDONTWRITEBYTECODE= .ci/anywhere
 
-# Whether the tests notice mistakes: forty are made, one after the other, in a copy. `make mutants MUTANTS="plan cuh"`.
+# Whether the tests notice mistakes: about forty are made, one after the other, in a copy. `make mutants MUTANTS="plan cuh"`.
 mutants: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py $(MUTANTS)
 
