@@ -2,6 +2,7 @@
 
 import re
 from numbers import Real
+from typing import Any
 
 from .errors import FewbitError, shown
 
@@ -22,8 +23,9 @@ def parse_size(value: object) -> int:
     Raises:
         FewbitError: it is no such text, or not above 0.
     """
-    if isinstance(value, Real) and not isinstance(value, bool) and 1 <= value < _MOST:
-        return int(value)
+    number: Any = value  # Real says too little of its numbers to a checker of types
+    if isinstance(value, Real) and not isinstance(value, bool) and 1 <= number < _MOST:
+        return int(number)
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", value.strip().lower()) if isinstance(value, str) else None
     if found is None or found[2] not in _UNITS or not 1 <= float(found[1]) * _UNITS[found[2]] < _MOST:
         raise FewbitError(f"{shown(value)} is not a size such as 16GiB or 80GB")

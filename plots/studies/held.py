@@ -113,7 +113,8 @@ def _t5() -> tuple[nn.Module, Batch]:
     from transformers import T5Config, T5ForConditionalGeneration
 
     sizes: dict[str, Any] = {"d_model": 48, "d_kv": 12, "d_ff": 128, "num_layers": 2, "num_heads": 4}
-    config = T5Config(decoder_start_token_id=0, pad_token_id=0, vocab_size=_VOCABULARY, **sizes)
+    tokens: dict[str, Any] = {"decoder_start_token_id": 0, "pad_token_id": 0, "vocab_size": _VOCABULARY}
+    config = T5Config(**tokens, **sizes)
     return T5ForConditionalGeneration(config), _tokens(8, 32)
 
 

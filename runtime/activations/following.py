@@ -156,7 +156,8 @@ class _Following(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         if torch.is_grad_enabled() and not is_compiling():
             refuse()
-        gradient = ops.multiply_following(grads[0], *ctx.saved_tensors, ctx.bits, ctx.stride)
+        packed, version, handle = ctx.saved_tensors
+        gradient = ops.multiply_following(grads[0], packed, version, handle, ctx.bits, ctx.stride)
         return gradient, None, None, None, None, None
 
 

@@ -45,7 +45,8 @@ def gradients(
     """
     if plan.keep == "exact":
         return _exact(grad, parts, plan, kept_for, wanted)
-    return ops.glu_backward(grad, *parts, *_constants(plan, *kept_for.kept(plan.keep)), list(wanted))
+    arguments: tuple[Any, ...] = (*parts, *_constants(plan, *kept_for.kept(plan.keep)), list(wanted))
+    return ops.glu_backward(grad, *arguments)
 
 
 def _constants(plan: GLUPlan, has_code: bool, has_up: bool, has_second: bool) -> tuple[Any, ...]:

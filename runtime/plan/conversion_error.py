@@ -113,7 +113,9 @@ def measure_conversions(
         gates, kept, again = _of_gated_mlps(trial, gated), _of_outputs(trial, outputs), _of_blocks(trial, blocks)
         fused = _of_chains(trial, chains)
     kept = {name: error for name, error in kept.items() if isfinite(error)}
-    return ConversionErrors(*map(finite, (deterministic, stochastic, gates)), kept, finite(again), finite(fused))
+    return ConversionErrors(
+        finite(deterministic), finite(stochastic), finite(gates), kept, finite(again), finite(fused)
+    )
 
 
 class _Trial:
@@ -293,7 +295,9 @@ def _errors_of_tables(activation: nn.Module, rounding: Rounding) -> dict[int, fl
 def gated_mlps_of(model: nn.Module) -> list[str]:
     """Return the names of the gated MLPs whose parts can be saved."""
     found = {each.name: each.current for each in candidates(model)}
-    names = [name for name, module in found.items() if name and not is_converted(module)]
+    names = [
+        name for name, module in found.items() if name and not (isinstance(module, nn.Module) and is_converted(module))
+    ]
     with structure_aside(model):
         report = convert_beside(model, GatedMLPs(), include=names) if names else None
     return [row.name for row in report.replaced if row.name in found] if report else []

@@ -364,7 +364,7 @@ def _read(kind: Any, data: Any) -> Any:
         data: as JSON has them.
     """
     of, parts = get_origin(kind), get_args(kind)
-    if is_dataclass(kind):
+    if is_dataclass(kind) and isinstance(kind, type):
         types = {f.name: f.type for f in fields(kind)}
         needed = {f.name for f in fields(kind) if f.default is MISSING}
         if not isinstance(data, dict) or not needed <= set(data) <= set(types):

@@ -373,7 +373,7 @@ class _Probing:
 
 
 @dataclass(frozen=True)
-class _ProbingRows:
+class _ProbingRows(Saver):
     """The saver of an attention's operands that are to be measured."""
 
     probing: _Probing

@@ -182,7 +182,8 @@ def without_cache(model: nn.Module) -> dict[str, Any]:
     """
     if getattr(getattr(model, "config", None), "use_cache", False) is not True:
         return {}
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model  # within peft's
+    peft_base: Any = getattr(model, "get_base_model", None)
+    base = model if peft_base is None else peft_base()
     return {"use_cache": False} if "use_cache" in signature(type(base).forward).parameters else {}
 
 

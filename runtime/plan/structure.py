@@ -24,7 +24,7 @@ from ..convert.placement import hand_over
 _APART = frozenset(("_parameters", "_buffers"))
 
 
-_RUNTIME = __package__.rpartition(".")[0]
+_RUNTIME = __name__.rsplit(".", 2)[0]
 # Where what conversions put into a model is defined; the models that this package brings along are elsewhere.
 _OF_CONVERSIONS = tuple(f"{_RUNTIME}.{part}" for part in ("activations", "layers", "convert", "saved"))
 

@@ -5,7 +5,7 @@ import sys
 import torch
 
 # Modules that call a function twice: torch's checkpoint and ours. They save its inputs, to compute it again from.
-CHECKPOINTS = ("torch.utils.checkpoint", f"{__package__.rpartition('.')[0]}.saved.recompute")
+CHECKPOINTS = ("torch.utils.checkpoint", f"{__name__.rsplit('.', 2)[0]}.saved.recompute")
 
 
 def in_backward() -> bool:

@@ -39,7 +39,7 @@ def build(body: Callable[[Any], None]) -> Kernel:
 @cache
 def _digest() -> str:
     parts = (activation_kernels, dtypes, philox, rotation, vectors)
-    files = (__file__, *(part.__file__ for part in parts))
+    files = (__file__, *(str(part.__file__) for part in parts))
     return sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:8]
 
 
