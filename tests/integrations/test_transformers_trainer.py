@@ -133,7 +133,8 @@ def test_checkpointing_of_the_trainer_is_replaced(tmp_path: Path) -> None:
     train(tmp_path, exact, llama(4), steps=2, gradient_checkpointing=True)
     assert callback.kept is not None and exact.kept is not None
     assert callback.kept.saved < exact.kept.saved
-    assert "fewbit" in type(trainer.model.model.layers[0]._gradient_checkpointing_func).__module__
+    # As long as it trains: afterwards the model is as it was.
+    assert "fewbit" not in type(trainer.model.model.layers[0]._gradient_checkpointing_func).__module__
 
 
 def test_adapters_are_trained(tmp_path: Path) -> None:
