@@ -119,8 +119,7 @@ def _check_methods(methods: Sequence[Any], keywords: Sequence[str]) -> None:
             raise FewbitError(f"a method is one of {accepted}, not {shown(config)}")
     if keywords:
         raise FewbitError(
-            f"give methods, as {methods[0]!r}, or {keywords[0]}=, not both: "
-            "bits of activations are Activations(bits)"
+            f"give methods, as {methods[0]!r}, or {keywords[0]}=, not both: bits of activations are Activations(bits)"
         )
     kinds = [type(config) for config in methods]
     twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)

@@ -107,4 +107,7 @@ def test_memory_is_compared_for_configs_too():
     ours = fewbit.memory.compare(model(), x, methods=(GatedMLPs(), ActNN("L2")))
     theirs = fewbit.memory.compare(model(), x, glu="parts", level="L2")
     assert ours.after.total == theirs.after.total < ours.before.total
-    assert "ActNN(level='L2', bits=None, rounding='stochastic', group_levels='fitted', quantizer='groups')" in ours.summary()
+    assert (
+        "ActNN(level='L2', bits=None, rounding='stochastic', group_levels='fitted', quantizer='groups')"
+        in ours.summary()
+    )
