@@ -13,6 +13,8 @@ from torch import nn
 
 from ..activations.inverted import PART, ROOM
 from ..convert.find import Form, activations, form_of
+from ..convert.formulas import COMPOSITES
+from ..convert.recognize import recognize
 from ..memory.peak import peak_of
 from ..saved.exactness import OF_SCORES
 from ..tensors.glu_parts import GLUPlan, Wanted
@@ -207,13 +209,15 @@ def _of_activations(model: nn.Module, known: Known) -> Iterator[Option]:
 def _made_by(activation: nn.Module) -> int:
     """Return how many tensors of its input's size an activation's torch calls make at once, when a table is saved.
 
-    QuickGELU is three calls, of which two results live at once."""
-    form = form_of(activation)
+    QuickGELU is three calls, of which two results live at once; of a formula that is recognized, our own calls run.
+    """
+    form, written = form_of(activation), recognize(activation)
     if isinstance(form, str) or any(True for _ in activation.parameters()):
         return 1
+    forward = COMPOSITES[written.formula].call if written and written.formula else form.function
     x = torch.zeros(64)
     with torch.no_grad():
-        return max(1, -(-peak_of(lambda: form.function(x)) // x.nbytes))
+        return max(1, -(-peak_of(lambda: forward(x)) // x.nbytes))
 
 
 def _spared(name: str, tensors: Sequence[Traced], trace: Trace, made: int) -> Iterator[Hold]:
