@@ -36,7 +36,8 @@ from ..layers.callers import forget_inputs, note_inputs
 from ..layers.huggingface import like
 from ..layers.offload import Swapper, SwappingSaver
 from ..layers.saver import QuantizerSaver, Saver
-from ..quantizers import PerGroup, QuantizerKind, check_kind, quantizer_of
+from ..quantizers import PerGroup
+from ..quantizers.kinds import QuantizerKind, check_kind, quantizer_of
 from ..tensors.levels import FITTED, check_levels
 from .find import Found, modules_of, parts_of_normalizations
 from .method import Activations, Applied, Method, Task

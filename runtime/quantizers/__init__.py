@@ -10,7 +10,6 @@ is in each file's docstring, the arithmetic in `backends/reference`, plain torch
 
 from .base import Compressed, Quantizer
 from .fixed_point import FixedPoint, FixedPointCompressed
-from .kinds import QuantizerKind, check_kind, quantizer_of
 from .outlier import Outlier, OutlierCompressed
 from .per_group import PerGroup, PerGroupCompressed
 from .rotated import Rotated, RotatedCompressed
@@ -24,9 +23,6 @@ __all__ = [
     "PerGroup",
     "PerGroupCompressed",
     "Quantizer",
-    "QuantizerKind",
     "Rotated",
     "RotatedCompressed",
-    "check_kind",
-    "quantizer_of",
 ]

@@ -28,7 +28,7 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 from ..layers.offload import Swapper, SwappingSaver
 from ..layers.saver import ExactSaver, QuantizerSaver, Saver
-from ..quantizers import QuantizerKind, check_kind, quantizer_of
+from ..quantizers.kinds import QuantizerKind, check_kind, quantizer_of
 from ..tensors.checks import check_integer
 from .recompute import Recompute
 
