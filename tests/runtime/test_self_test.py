@@ -11,7 +11,7 @@ from fewbit.runtime.self_test import Outcome, checks, outcome
 from fewbit.runtime.tensors.dtypes import name_of
 from fewbit.tables.compiling import NotCompiledError
 
-FAMILIES = ("activation", "rounding", "per_group", "fixed_point", "outlier", "glu", "preact", "pooling")
+FAMILIES = ("activation", "rounding", "per_group", "rotated", "fixed_point", "outlier", "glu", "preact", "pooling")
 # Functions that other checks run through: copies of gated MLPs and buffers are the per-group quantizer's kernels, and
 # the places of maxima are max_pool's.
 INSIDE = {

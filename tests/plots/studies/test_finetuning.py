@@ -53,7 +53,7 @@ def test_a_variant_is_paired_with_exact_of_its_task_and_seed(rows):
     assert [line.split()[0] for line in tasks] == ["module", "role"]
     accuracy = {(row["variant"], row["task"], row["seed"]): row["accuracy"] for row in rows}
     gaps = [accuracy["L2", t, s] - accuracy["exact", t, s] for t in ("role", "module") for s in (0, 1)]
-    assert level.startswith(f"L2                 accuracy {sum(gaps) / 4:+.4f}") and " of 4" in level
+    assert level.startswith(f"L2                 accuracy {sum(gaps) / 4:+.4f}") and " of 2 seeds (" in level
     assert one.startswith("default, 1 bit ") and following.startswith("following less default, 1 bit: accuracy")
 
 
