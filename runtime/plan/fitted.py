@@ -117,8 +117,8 @@ class Fitted:
         """Plan again every so many training steps, on the step's own batch, for the same memory.
 
         The errors that rounding brings change while a model trains; bits move to where they help most now, within the
-        memory that the first plan was asked to fit. A step that plans takes as long as `fewbit.plan`, some tens of backward passes, and
-        leaves gradients, buffers and the random state as they are.
+        memory that the first plan was asked to fit. A step that plans takes as long as `fewbit.plan`, some tens of
+        backward passes, and leaves gradients, buffers and the random state as they are.
 
         The bits of a compiled step are constants of its graph. Each plan for it is compiled, as is the step that was
         compiled before, so that it is planned again `recompilations` times at most.
