@@ -30,7 +30,7 @@ from .arguments import (
     empty_codes,
     refuse,
 )
-from .declare import IN_MEMORY_ORDER, LIBRARY, Call, declare
+from .declare import IN_MEMORY_ORDER, LIBRARY, ON_HOST, Call, declare
 
 
 @declare(
@@ -60,7 +60,11 @@ def encode(x: Tensor, table: str) -> Call:
     )
 
 
-@declare("encode_at_random(Tensor x, str table, Tensor seed) -> Tensor", "rounding.encode_at_random", IN_MEMORY_ORDER)
+@declare(
+    "encode_at_random(Tensor x, str table, Tensor seed) -> Tensor",
+    "rounding.encode_at_random",
+    (*IN_MEMORY_ORDER, *ON_HOST[1:]),
+)
 def encode_at_random(x: Tensor, table: str, seed: Tensor) -> Call:
     """Return the packed codes of f'(x), rounded at random."""
     check_dtype(x, "encode_at_random")

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from ..backends.reference import attention as reference
-from .declare import ONCE, PURE, Call, declare
+from .declare import ON_HOST, ONCE, Call, declare
 
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? mask"
 _OPTIONS = "float p, bool is_causal, float? scale, bool enable_gqa"
 
 
-@declare(f"attention({_INPUTS}, {_OPTIONS}) -> (Tensor, Tensor)", tags=(*PURE, ONCE))
+@declare(f"attention({_INPUTS}, {_OPTIONS}) -> (Tensor, Tensor)", tags=(*ON_HOST, ONCE))
 def attention(
     q: Tensor,
     k: Tensor,
@@ -44,7 +44,8 @@ def attention(
 
 
 @declare(
-    f"attention_backward(Tensor grad, {_INPUTS}, Tensor state, bool[] wanted, {_OPTIONS}) -> (Tensor, Tensor, Tensor)"
+    f"attention_backward(Tensor grad, {_INPUTS}, Tensor state, bool[] wanted, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    tags=ON_HOST,
 )
 def attention_backward(
     grad: Tensor,

@@ -41,12 +41,12 @@ from .arguments import (
     empty_codes,
     shown_tensor,
 )
-from .declare import ONCE, PURE, Call, declare
+from .declare import ON_HOST, ONCE, Call, declare
 
 _PLAN = "str function, float[] parameters, str table, int up_bits, int second_bits, bool derived"
 
 
-@declare("draw_seeds(Tensor x, int count) -> Tensor", tags=(*PURE, ONCE))
+@declare("draw_seeds(Tensor x, int count) -> Tensor", tags=(*ON_HOST, ONCE))
 def draw_seeds(x: Tensor, count: int) -> Call:
     """Return the next seeds of the stream, int64 (count,) on the CPU, for rounding `x`."""
     return Call(
@@ -65,7 +65,9 @@ def separate(x: Tensor) -> Call:
 
 
 @declare(
-    f"glu(Tensor gate, Tensor up, Tensor seeds, {_PLAN}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", "glu.forward"
+    f"glu(Tensor gate, Tensor up, Tensor seeds, {_PLAN}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "glu.forward",
+    ON_HOST,
 )
 def glu(
     gate: Tensor,
@@ -151,7 +153,7 @@ def glu_backward(
     )
 
 
-@declare("copy_in_groups(Tensor x, Tensor seed, int bits, int group_size=256) -> (Tensor, Tensor)", "glu.copy")
+@declare("copy_in_groups(Tensor x, Tensor seed, int bits, int group_size=256) -> (Tensor, Tensor)", "glu.copy", ON_HOST)
 def copy_in_groups(x: Tensor, seed: Tensor, bits: int, group_size: int = GROUP_SIZE) -> Call:
     """Return a copy of `x` in few bits, rounded at random, and its groups."""
     check_dtype(x, "copy_in_groups")

@@ -44,6 +44,7 @@ _RESULT = f"int group_size, SymInt features, ScalarType dtype, {_LEVELS}"
 @declare(
     f"per_group_quantize(Tensor x, int bits, int group_size, Tensor? seed, {_LEVELS}) -> (Tensor, Tensor, Tensor)",
     "per_group.quantize",
+    ON_HOST,
 )
 def per_group_quantize(x: Tensor, bits: int, group_size: int, seed: Tensor | None, levels: str = UNIFORM) -> Call:
     """Return packed codes (N, bytes), minima and ranges of `x` (N, D)."""

@@ -15,12 +15,13 @@ from ..tensors.packing import packed_size
 from ..tensors.rotation import check_group_size, groups_of
 from ..tensors.validation import check_part
 from .arguments import are_concrete, check_kind, check_result, check_seeds
-from .declare import Call, declare
+from .declare import ON_HOST, Call, declare
 
 
 @declare(
     "rotated_quantize(Tensor x, Tensor seed, int bits, int group_size, int turns, bool unbiased) -> (Tensor, Tensor)",
     "rotated.quantize",
+    ON_HOST,
 )
 def rotated_quantize(x: Tensor, seed: Tensor, bits: int, group_size: int, turns: int, unbiased: bool) -> Call:
     """Return packed codes, uint8 (N, ⌈D/8⌉·b), and scales, bfloat16 (N, groups), of `x` (N, D)."""
@@ -42,6 +43,7 @@ def rotated_quantize(x: Tensor, seed: Tensor, bits: int, group_size: int, turns:
     "rotated_dequantize(Tensor packed, Tensor scale, Tensor seed, int bits, int group_size, int turns,"
     " SymInt features, ScalarType dtype) -> Tensor",
     "rotated.dequantize",
+    ON_HOST,
 )
 def rotated_dequantize(
     packed: Tensor,

@@ -133,19 +133,19 @@ def launched_on_host(monkeypatch):
     monkeypatch.setattr(rotated, "_launch", launch_rotated)
     monkeypatch.setattr(rotated, "serves", lambda x: x.shape[1] % 64 == 0)
     monkeypatch.setattr(rounding, "_launch", launch_rounding)
-    monkeypatch.setattr(rounding, "available", lambda: True)
+    monkeypatch.setattr(rounding, "available", lambda device: True)
     monkeypatch.setattr(activation, "_kernel", activation_kernel)
-    monkeypatch.setattr(activation, "available", lambda: True)
+    monkeypatch.setattr(activation, "available", lambda device: True)
     monkeypatch.setattr(per_group, "_launch", launch_per_group)
     monkeypatch.setattr(per_group, "serves", lambda x, G: G % 8 == 0 or x.shape[1] <= G)
     for module in (fixed_point, preact):
         monkeypatch.setattr(module, "launch", launch_fixed_point)
         monkeypatch.setattr(module, "serves", lambda x: True)
     monkeypatch.setattr(outlier, "_launch", launch_outlier)
-    monkeypatch.setattr(outlier, "_most_blocks", lambda device: 2)
+    monkeypatch.setattr(outlier, "most_blocks", lambda device: 2)
     monkeypatch.setattr(outlier, "serves", lambda x: True)
     monkeypatch.setattr(glu, "_launch", launch_glu)
-    monkeypatch.setattr(glu, "available", lambda: True)
+    monkeypatch.setattr(glu, "available", lambda device: True)
     return launched
 
 

@@ -1,7 +1,6 @@
 """Fixed-point quantization on the GPU, 8 elements a thread, and launches of pre-activation layers' kernels."""
 
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,15 +10,15 @@ from ...tensors.layout import flat
 from ...tensors.packing import packed_size
 from ..reference import fixed_point as reference
 from ..reference.fixed_point import QuantParams
-from .activation import BLOCKS_PER_MULTIPROCESSOR, available, compiled, start
 from .codegen.fixed_point import ELEMENTS_PER_BLOCK, ROWS, fixed_point_source
+from .launching import Loaded, aligned, available, loaded
 
 
 def serves(x: Tensor) -> bool:
     """Return whether the kernels support `x`: a plain tensor in CUDA memory."""
     if x.device.type != "cuda" or type(x) not in (Tensor, torch.nn.Parameter) or torch.compiler.is_compiling():
         return False
-    return available()
+    return available(x.get_device())
 
 
 def table(scale: Tensor, shift: Tensor, bits: int) -> Tensor:
@@ -58,7 +57,7 @@ def dequantize(packed: Tensor, scale: Tensor, shift: Tensor, inner: int, bits: i
         dequantize(packed, scale, shift, inner, bits, single)
         flat(out).copy_(single)
         return
-    c = quant_params(scale, shift, bits)
+    packed, c = aligned(packed), quant_params(scale, shift, bits)
     parameters = (c.origin.data_ptr(), c.step.data_ptr(), c.zero.data_ptr())
     launch("dequantize", out, bits, n, packed.data_ptr(), out.data_ptr(), *parameters, n, inner, c.zero.numel())
 
@@ -66,16 +65,11 @@ def dequantize(packed: Tensor, scale: Tensor, shift: Tensor, inner: int, bits: i
 def launch(
     name: str, like: Tensor, bits: int, elements: int, *arguments: int, per_block: int = ELEMENTS_PER_BLOCK
 ) -> None:
-    """Run a kernel for the dtype of `like` on torch's current stream of its device, `per_block` elements a block."""
-    if elements == 0:
-        return
-    device = like.get_device()
-    kernel, most = _kernel(name, name_of(like.dtype), bits, device)
-    start(kernel, name, device, min(-(-elements // per_block), most), *arguments)
+    """Run a kernel for the dtype of `like` on its device, `per_block` elements a block."""
+    if elements:
+        _kernel(name, name_of(like.dtype), bits, like.get_device()).launch(-(-elements // per_block), *arguments)
 
 
 @cache
-def _kernel(name: str, dtype: str, bits: int, device: int) -> tuple[Any, int]:
-    """Return a kernel, and the number of blocks that fill the device."""
-    most = torch.cuda.get_device_properties(device).multi_processor_count * BLOCKS_PER_MULTIPROCESSOR
-    return compiled(fixed_point_source(dtype, bits), name, device), most
+def _kernel(name: str, dtype: str, bits: int, device: int) -> Loaded:
+    return loaded(fixed_point_source(dtype, bits), name, device)

@@ -6,21 +6,20 @@ numbers. All others use the reference, with copies made by the per-group quantiz
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...tensors.dtypes import KINDS, as_kind
+from ...tensors.dtypes import KINDS, as_kind, name_of
 from ...tensors.glu_parts import GROUP_SIZE
 from ...tensors.packing import packed_size
 from ...tensors.table_registry import table_of
 from ..reference import glu as reference
 from ..reference.glu import Parts
 from . import per_group
-from .activation import BLOCKS_PER_MULTIPROCESSOR, available, compiled, start
 from .codegen import FORMULAS
 from .codegen.glu import ELEMENTS_PER_BLOCK, glu_source
+from .launching import Loaded, aligned, available, loaded
 
 
 def forward(
@@ -63,8 +62,7 @@ def backward(
     plan = (function, tuple(parameters), table, up_bits, second_bits)
     if derived or not _serves(grad, *plan):
         return reference.backward(grad, parts, *plan, derived, wanted, values=values)
-    kept = [part.contiguous() for part in parts]
-    kept = [part.clone() if part.data_ptr() % 16 else part for part in kept]  # a view into a larger tensor
+    kept = [aligned(part) for part in parts]
     results = [torch.empty_like(grad) if w else grad.new_empty(0) for w in wanted]
     addresses = [result.data_ptr() if w else 0 for result, w in zip(results, wanted, strict=True)]
     _launch("glu_backward", grad, plan, grad.data_ptr(), *(part.data_ptr() for part in kept), *addresses, grad.numel())
@@ -93,22 +91,18 @@ Constants = tuple[str, tuple[float, ...], str, int, int]
 
 
 def _serves(x: Tensor, function: str, parameters: Sequence[float], table: str, up_bits: int, act_bits: int) -> bool:
-    return bool(table and up_bits and act_bits) and function in FORMULAS and x.dtype in KINDS and available()
+    served = bool(table and up_bits and act_bits) and function in FORMULAS and x.dtype in KINDS
+    return served and available(x.get_device())
 
 
 def _launch(name: str, x: Tensor, plan: Constants, *arguments: int) -> None:
-    """Run a kernel over the elements of `x` on torch's current stream of its device."""
-    if x.numel() == 0:
-        return
-    device = x.get_device()
-    kernel, most = _kernel(name, str(x.dtype).removeprefix("torch."), plan, device)
-    start(kernel, name, device, min(-(-x.numel() // ELEMENTS_PER_BLOCK), most), *arguments)
+    """Run a kernel over the elements of `x` on its device."""
+    if x.numel():
+        _kernel(name, name_of(x.dtype), plan, x.get_device()).launch(-(-x.numel() // ELEMENTS_PER_BLOCK), *arguments)
 
 
 @cache
-def _kernel(name: str, dtype: str, plan: Constants, device: int) -> tuple[Any, int]:
-    """Return a kernel, and the number of blocks that fill the device."""
+def _kernel(name: str, dtype: str, plan: Constants, device: int) -> Loaded:
     function, parameters, table, up_bits, act_bits = plan
     source = glu_source(table_of(table), dtype, function, parameters, up_bits, act_bits)
-    most = torch.cuda.get_device_properties(device).multi_processor_count * BLOCKS_PER_MULTIPROCESSOR
-    return compiled(source, name, device), most
+    return loaded(source, name, device)

@@ -13,7 +13,6 @@ back. If a warp has more candidates than its part of the list holds, it looks fo
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +21,6 @@ from ...tensors.dtypes import KINDS, name_of
 from ...tensors.packing import packed_size
 from ..reference import outlier as reference
 from ..reference.outlier import POSITION_BLOCK, count_of, steps_of
-from .activation import BLOCKS_PER_MULTIPROCESSOR, compiled, start
 from .codegen.outlier import (
     CHUNK,
     SELECTION_BYTES,
@@ -32,6 +30,7 @@ from .codegen.outlier import (
     selection_source,
 )
 from .fixed_point import serves
+from .launching import Loaded, aligned, loaded, most_blocks
 
 _LISTED = 1 / 16  # of the elements there is room in the list; of a usual tensor 1 to 2 % are candidates
 _ENTRY = 8  # bytes of a candidate
@@ -82,8 +81,7 @@ def dequantize(
         dequantize(packed, counts, offsets, values, levels, bits, relu, single)
         out.copy_(single)
         return
-    if packed.data_ptr() % 8:  # a view into a larger tensor
-        packed = packed.clone()
+    packed, counts, offsets, values, levels = map(aligned, (packed, counts, offsets, values, levels))
     starts = torch.empty(-(-n // CHUNK), dtype=torch.int64, device=out.device)
     _launch("locate", out, bits, 1, counts.data_ptr(), starts.data_ptr(), n)
     parts = (part.data_ptr() for part in (packed, counts, offsets, values, levels, starts, out))
@@ -177,21 +175,15 @@ class _Search:
 
 def _blocks(x: Tensor) -> int:
     """Return the number of blocks for all elements of `x`, at most as many as fill the device."""
-    return min(-(-x.numel() // (CHUNK * WARPS_PER_BLOCK)), _most_blocks(x.get_device()))
+    return min(-(-x.numel() // (CHUNK * WARPS_PER_BLOCK)), most_blocks(x.get_device()))
 
 
 def _launch(name: str, like: Tensor, bits: int | None, blocks: int, *arguments: int) -> None:
-    """Run a kernel for the dtype of `like` on torch's current stream of its device; `bits` of kernels with codes."""
-    device = like.get_device()
-    start(_kernel(name, name_of(like.dtype), bits, device), name, device, blocks, *arguments)
+    """Run a kernel for the dtype of `like` on its device; `bits` of kernels with codes."""
+    _kernel(name, name_of(like.dtype), bits, like.get_device()).launch(blocks, *arguments)
 
 
 @cache
-def _most_blocks(device: int) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count * BLOCKS_PER_MULTIPROCESSOR
-
-
-@cache
-def _kernel(name: str, dtype: str, bits: int | None, device: int) -> Any:
+def _kernel(name: str, dtype: str, bits: int | None, device: int) -> Loaded:
     source = selection_source(dtype) if bits is None else codes_source(dtype, bits)
-    return compiled(source, name, device)
+    return loaded(source, name, device)

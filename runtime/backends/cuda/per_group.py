@@ -2,25 +2,24 @@
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...tensors.dtypes import KINDS
+from ...tensors.dtypes import KINDS, name_of
 from ...tensors.levels import UNIFORM, prepare_levels
 from ...tensors.packing import GROUP
 from ...tensors.rows import Rows
 from ..reference import per_group as reference
-from .activation import BLOCKS_PER_MULTIPROCESSOR, available, compiled, start
 from .codegen.per_group import CODES_PER_BLOCK, GROUPS_PER_BLOCK, per_group_source
+from .launching import Loaded, aligned, available, loaded
 
 
 def serves(x: Tensor, group_size: int) -> bool:
     """Return whether the kernels support `x` (N, D): CUDA memory, and groups that end on a byte of codes."""
     if x.device.type != "cuda" or type(x) not in (Tensor, torch.nn.Parameter) or torch.compiler.is_compiling():
         return False
-    return (group_size % GROUP == 0 or group_size >= x.shape[1]) and available()
+    return (group_size % GROUP == 0 or group_size >= x.shape[1]) and available(x.get_device())
 
 
 def quantize(
@@ -66,6 +65,7 @@ def dequantize(
     G = max(1, min(group_size, D))
     rows = Rows(N, D, bits)
     places = _Places.of(rows, packed.numel())
+    packed, minimum, range_ = aligned(packed), aligned(minimum), aligned(range_)
     arguments = (packed.data_ptr(), minimum.data_ptr(), range_.data_ptr(), out.data_ptr(), N, D, *places.addresses)
     _launch("dequantize", out, rows, -(-N * rows.width * GROUP // CODES_PER_BLOCK), *arguments, G, *_lines(levels, out))
 
@@ -86,7 +86,7 @@ class _Places:
 
     @classmethod
     def of(cls, rows: Rows, size: int) -> "_Places":
-        return cls(None, None, 0) if isinstance(rows.bits, int) else cls(rows.bits, rows.starts(), size)
+        return cls(None, None, 0) if isinstance(rows.bits, int) else cls(aligned(rows.bits), rows.starts(), size)
 
     @property
     def addresses(self) -> tuple[int, int, int]:
@@ -102,18 +102,12 @@ class _Places:
 
 
 def _launch(name: str, x: Tensor, rows: Rows, blocks: int, *arguments: int) -> None:
-    """Run a kernel on torch's current stream of the device of `x`."""
-    if blocks == 0:
-        return
-    device = x.get_device()
-    kernel, most = _kernel(
-        name, str(x.dtype).removeprefix("torch."), rows.bits if isinstance(rows.bits, int) else None, device
-    )
-    start(kernel, name, device, min(blocks, most), *arguments)
+    """Run a kernel on the device of `x`."""
+    if blocks:
+        bits = rows.bits if isinstance(rows.bits, int) else None
+        _kernel(name, name_of(x.dtype), bits, x.get_device()).launch(blocks, *arguments)
 
 
 @cache
-def _kernel(name: str, dtype: str, bits: int | None, device: int) -> tuple[Any, int]:
-    """Return a kernel, and the number of blocks that fill the device."""
-    most = torch.cuda.get_device_properties(device).multi_processor_count * BLOCKS_PER_MULTIPROCESSOR
-    return compiled(per_group_source(dtype, bits), name, device), most
+def _kernel(name: str, dtype: str, bits: int | None, device: int) -> Loaded:
+    return loaded(per_group_source(dtype, bits), name, device)

@@ -14,6 +14,7 @@ from ...tensors.layout import channel_run
 from ...tensors.packing import packed_size
 from .codegen.fixed_point import WARPS_PER_BLOCK
 from .fixed_point import launch, serves, table
+from .launching import aligned
 
 __all__ = ["decode", "encode", "serves", "through_normalization"]
 
@@ -43,7 +44,7 @@ def encode(
 
 def decode(packed: Tensor, γ: Tensor, β: Tensor, bits: int, slope: float, out: Tensor) -> None:
     """Write Ã₃, the (leaky) ReLU of the dequantized codes, to the dense tensor `out`."""
-    rows = table(γ, β, bits)
+    packed, rows = aligned(packed), table(γ, β, bits)
     memory = (packed.data_ptr(), out.data_ptr(), rows.data_ptr())
     launch("decode", out, bits, out.numel(), *memory, *_shape(out), _bits(slope))
 
@@ -60,6 +61,7 @@ def through_normalization(
     into_input: bool,
 ) -> Tensor:
     """Return Σ ∇A₂, Σ Ã₁∘∇A₂ of each channel, float32 (2, C); make ∇A₃ the input's gradient: see cpu/preact.py."""
+    packed = aligned(packed)
     n, inner, C = _shape(gradient)
     elements = n // C
     shares = max(1, min(_WARPS // C, elements // _LEAST_SHARE))

@@ -1,7 +1,6 @@
 """Rotated codes on the GPU: 32 numbers a lane in registers, a launch for each size of groups in a row."""
 
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,15 +10,15 @@ from ...tensors.dtypes import KINDS, name_of
 from ...tensors.packing import packed_size
 from ...tensors.rotation import LEAST_PIECE, SIGNS, Piece, groups_of, pieces, positive_edges, positive_levels
 from ..reference import rotated as reference
-from .activation import BLOCKS_PER_MULTIPROCESSOR, available, compiled, start
 from .codegen.rotated import ELEMENTS_PER_BLOCK, rotated_source
+from .launching import Loaded, aligned, available, loaded
 
 
 def serves(x: Tensor) -> bool:
     """Return whether the kernels support `x` (N, D): CUDA memory, and rows of whole groups of 64 and more."""
     if x.device.type != "cuda" or type(x) not in (Tensor, torch.nn.Parameter) or torch.compiler.is_compiling():
         return False
-    return x.shape[1] % LEAST_PIECE == 0 and available()
+    return x.shape[1] % LEAST_PIECE == 0 and available(x.get_device())
 
 
 def quantize(x: Tensor, bits: int, group_size: int, turns: int, unbiased: bool, seed: int) -> tuple[Tensor, Tensor]:
@@ -48,7 +47,7 @@ def dequantize(packed: Tensor, scale: Tensor, bits: int, group_size: int, turns:
         out.copy_(single)
         return
     N, D = out.shape
-    levels, _ = _tables(bits, out.device)
+    packed, scale, (levels, _) = aligned(packed), aligned(scale), _tables(bits, out.device)
     memory = (packed.data_ptr(), scale.data_ptr(), out.data_ptr())
     for piece in pieces(D, group_size):
         place = _place(piece, N, D, group_size)
@@ -72,15 +71,11 @@ def _tables(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _launch(name: str, x: Tensor, bits: int, size: int, blocks: int, *arguments: int) -> None:
-    """Run a kernel on torch's current stream of the device of `x`."""
+    """Run a kernel on the device of `x`."""
     if blocks:
-        device = x.get_device()
-        kernel, most = _kernel(name, name_of(x.dtype), bits, size, device)
-        start(kernel, name, device, min(blocks, most), *arguments)
+        _kernel(name, name_of(x.dtype), bits, size, x.get_device()).launch(blocks, *arguments)
 
 
 @cache
-def _kernel(name: str, dtype: str, bits: int, size: int, device: int) -> tuple[Any, int]:
-    """Return a kernel, and the number of blocks that fill the device."""
-    most = torch.cuda.get_device_properties(device).multi_processor_count * BLOCKS_PER_MULTIPROCESSOR
-    return compiled(rotated_source(dtype, bits, size), name, device), most
+def _kernel(name: str, dtype: str, bits: int, size: int, device: int) -> Loaded:
+    return loaded(rotated_source(dtype, bits, size), name, device)

@@ -1,23 +1,22 @@
 """Codes of a table of kind `stochastic` on the GPU, with the arithmetic of reference/rounding.py, step by step."""
 
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...tensors.dtypes import KINDS
+from ...tensors.dtypes import KINDS, name_of
 from ...tensors.packing import packed_size
 from ...tensors.rounding_table import prepare_rounding
 from ..reference import rounding as reference
-from .activation import BLOCKS_PER_MULTIPROCESSOR, available, compiled, start
 from .codegen.rounding import ELEMENTS_PER_BLOCK, rounding_source
+from .launching import Loaded, available, loaded
 
 
 def encode_at_random(x: Tensor, table: str, seed: int) -> Tensor:
     """Return the packed codes of the dense tensor `x` in memory order, rounded at random: uint8 (⌈n/8⌉·bits,)."""
-    if not available():
+    if not available(x.get_device()):
         return reference.encode_at_random(x, table, seed)
     t = prepare_rounding(table, x.device)
     x = x if x.dtype in KINDS else x.float()
@@ -35,15 +34,11 @@ def _bits(value: float) -> int:
 
 
 def _launch(x: Tensor, bits: int, blocks: int, *arguments: int) -> None:
-    """Run the kernel on torch's current stream of the device of `x`."""
+    """Run the kernel on the device of `x`."""
     if blocks:
-        device = x.get_device()
-        kernel, most = _kernel(str(x.dtype).removeprefix("torch."), bits, device)
-        start(kernel, "encode", device, min(blocks, most), *arguments)
+        _kernel(name_of(x.dtype), bits, x.get_device()).launch(blocks, *arguments)
 
 
 @cache
-def _kernel(dtype: str, bits: int, device: int) -> tuple[Any, int]:
-    """Return the kernel, and the number of blocks that fill the device."""
-    most = torch.cuda.get_device_properties(device).multi_processor_count * BLOCKS_PER_MULTIPROCESSOR
-    return compiled(rounding_source(dtype, bits), "encode", device), most
+def _kernel(dtype: str, bits: int, device: int) -> Loaded:
+    return loaded(rounding_source(dtype, bits), "encode", device)

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import io
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -87,8 +88,7 @@ def compile_source(source: str, arch: str) -> tuple[bytes, list[Usage]]:
         try:
             compiled = core.Program(source, "c++", options).compile("cubin", logs=log)
         except Exception as error:  # each release has its own class
-            message = " ".join(str(error).split())
-            raise FewbitError(f"NVRTC {compiler_version()} cannot compile for {arch}: {message[:500]}") from error
+            raise _refused(arch, error) from error
         code, usages = bytes(compiled.code), read_usage(log.getvalue())
         if not any(usage.spilled or usage.stack for usage in usages):
             break
@@ -116,19 +116,65 @@ def _number(pattern: str, text: str) -> int:
     return int(found[1]) if found else 0
 
 
+def machine_code(source: str, arch: str) -> tuple[str, bytes]:
+    """Return the kind of code, ``cubin`` or ``ptx``, and the code of `source` for an architecture.
+
+    It is PTX, which the driver compiles, for an architecture newer than this NVRTC: that of the newest which it knows.
+
+    Raises:
+        FewbitError: NVRTC is not installed, or knows no architecture as old.
+    """
+    number = int(re.sub(r"\D", "", arch))
+    known = supported_architectures()
+    if number in known or number < min(known):
+        return "cubin", cubin(source, arch)
+    return "ptx", _cached(source, f"compute_{max(one for one in known if one < number)}", _compile_ptx)
+
+
+@cache
+def supported_architectures() -> tuple[int, ...]:
+    """Return the architectures that NVRTC compiles for, such as 90.
+
+    Raises:
+        FewbitError: NVRTC is not installed.
+    """
+    compiler_version()
+    _, architectures = import_module("cuda.bindings.nvrtc").nvrtcGetSupportedArchs()
+    return tuple(architectures)
+
+
 def cubin(source: str, arch: str) -> bytes:
     """Return the cubin of `source` for an architecture from the disk cache; compile and cache it if it is not there.
 
     A cache that cannot be written is skipped.
     """
+    return _cached(source, arch, lambda source, arch: compile_source(source, arch)[0])
+
+
+def _compile_ptx(source: str, arch: str) -> bytes:
+    """Return PTX, whose registers nobody counts here: two blocks a multiprocessor leave room for 128 a thread."""
+    core = import_module("cuda.core")
+    options = core.ProgramOptions(arch=arch, std=_STANDARD, define_macro=("FEWBIT_RESIDENTS", "2"))
+    try:
+        return bytes(core.Program(source, "c++", options).compile("ptx").code)
+    except Exception as error:  # each release has its own class
+        raise _refused(arch, error) from error
+
+
+def _refused(arch: str, error: Exception) -> FewbitError:
+    message = " ".join(str(error).split())
+    return FewbitError(f"NVRTC {compiler_version()} cannot compile for {arch}: {message[:500]}")
+
+
+def _cached(source: str, arch: str, compile: Callable[[str, str], bytes]) -> bytes:
     try:
         path = _path(source, arch)
     except FewbitError:  # the folder cannot be made
-        return compile_source(source, arch)[0]
+        return compile(source, arch)
     found = _read(path)
     if found is not None:
         return found
-    made, _ = compile_source(source, arch)
+    made = compile(source, arch)
     with contextlib.suppress(FewbitError), atomic_write(path, follow=False) as stream:
         stream.write(hashlib.sha256(made).digest() + made)
     return made

@@ -1,7 +1,5 @@
 """How the CUDA backend calls its kernels, without a GPU: the kernels run on the CPU, launches are recorded."""
 
-import warnings
-
 import pytest
 import torch
 from fewbit.runtime.backends.cuda import activation as cuda
@@ -38,7 +36,7 @@ def launches(host, monkeypatch):
             host.run(self.name, 2, *pointers, x.numel())
 
     monkeypatch.setattr(cuda, "_kernel", lambda name, *_: OnHost(name))
-    monkeypatch.setattr(cuda, "available", lambda: True)
+    monkeypatch.setattr(cuda, "available", lambda device: True)
     return names
 
 
@@ -87,90 +85,3 @@ def test_a_packed_code_of_another_size_is_refused(launches, packed):
     with pytest.raises(RuntimeError, match=r"^30 codes of 3 bits take 12 bytes on cpu, not "):
         cuda.multiply(torch.zeros(30), packed, KEY)
     assert launches == []
-
-
-class Core:
-    """A stand-in for cuda.core."""
-
-    class Stream:
-        from_handle = staticmethod(lambda handle: f"stream {handle}")
-
-    @staticmethod
-    def LaunchConfig(grid, block):
-        return grid, block
-
-    def __init__(self):
-        self.launched = []
-
-    def launch(self, *arguments):
-        self.launched.append(arguments)
-
-
-@pytest.fixture
-def core(monkeypatch):
-    core = Core()
-    monkeypatch.setattr(cuda, "core", lambda: core)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    streams = {0: 0, 1: 77}
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", streams.__getitem__, raising=False)
-    for cached in (cuda._config, cuda._stream):
-        cached.cache_clear()
-    yield core
-    for cached in (cuda._config, cuda._stream):
-        cached.cache_clear()
-
-
-class TestLaunch:
-    def test_as_many_blocks_as_there_is_work_up_to_what_fills_the_device(self, core):
-        kernel = cuda._Loaded("encode", 3, 0, 100, "kernel")
-        for n, blocks in ((1, 1), (4096, 1), (4097, 2), (10**6, 100)):
-            kernel.launch(torch.zeros(n), 11, 22)
-            assert core.launched.pop() == ("stream 0", (blocks, 256), "kernel", 11, 22, n)
-
-    def test_nothing_is_launched_for_nothing(self, core):
-        cuda._Loaded("encode", 3, 0, 100, "kernel").launch(torch.zeros(0), 11, 22)
-        assert core.launched == []
-
-    def test_the_current_stream_of_the_tensor_s_device(self, core, monkeypatch):
-        entered = []
-
-        class Device:
-            def __init__(self, index):
-                self.index = index
-
-            def __enter__(self):
-                entered.append(self.index)
-
-            def __exit__(self, *_):
-                pass
-
-        monkeypatch.setattr(torch.cuda, "device", Device)
-        cuda._Loaded("encode", 3, 1, 100, "kernel").launch(torch.zeros(1), 11, 22)
-        assert core.launched[0][0] == "stream 77"
-        assert entered == [1]
-
-    def test_an_error_is_raised_with_its_cause(self, core, monkeypatch):
-        def fails(*_):
-            raise OSError("CUDA_ERROR_INVALID_HANDLE")
-
-        monkeypatch.setattr(core, "launch", fails)
-        with pytest.raises(RuntimeError, match="'encode' was not launched: CUDA_ERROR_INVALID_HANDLE") as caught:
-            cuda._Loaded("encode", 3, 0, 100, "kernel").launch(torch.zeros(1), 11, 22)
-        assert isinstance(caught.value.__cause__, OSError)
-
-
-def test_without_cuda_core_the_reference_works_and_one_warning_names_the_package(monkeypatch):
-    monkeypatch.setattr(cuda, "has_compiler", lambda: False)
-    cuda.available.cache_clear()
-    x = laid_out("odd", torch.float32)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        y, packed = cuda.activation(x, "gelu", [], KEY)
-        assert torch.equal(cuda.encode(x, KEY), packed)
-        product = cuda.multiply(x, packed, KEY)
-    cuda.available.cache_clear()
-    assert_same_bits(y, torch.nn.functional.gelu(x))
-    assert_same_bits(product, reference.multiply(x, packed, KEY))
-    assert [str(warning.message) for warning in caught] == [
-        "fewbit runs on this GPU in plain torch, slowly: cuda-core is not installed; pip install 'cuda-core[cu13]'"
-    ]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from backends import assert_like_the_reference, backend_of
 from fewbit.quantizers import Outlier
+from fewbit.runtime.backends.cuda import launching
 from fewbit.runtime.backends.cuda import outlier as cuda
 from fewbit.runtime.backends.cuda.codegen.compiler import compile_source
 from fewbit.runtime.backends.cuda.codegen.outlier import codes_source, selection_source
@@ -150,12 +151,13 @@ def test_each_launch_is_of_a_kernel_of_its_source(monkeypatch):
     launched = []
     properties = type("Properties", (), {"multi_processor_count": 3})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(cuda, "compiled", lambda source, name, device: (source, name, device))
-    monkeypatch.setattr(cuda, "start", lambda *arguments: launched.append(arguments))
+    monkeypatch.setattr(launching, "compiled", lambda source, name, device: (source, name, device))
+    monkeypatch.setattr(launching, "start", lambda *arguments: launched.append(arguments))
     monkeypatch.setattr(cuda, "serves", lambda x: True)
     monkeypatch.setattr(torch.Tensor, "get_device", lambda self: 1)
-    for cached in (cuda._kernel, cuda._most_blocks):
+    for cached in (cuda._kernel, cuda.most_blocks):
         monkeypatch.setattr(cuda, cached.__name__, cached.__wrapped__)
+    monkeypatch.setattr(launching, "most_blocks", cuda.most_blocks)
     for n, blocks in ((1, 1), (7680, 1), (7681, 2), (10**6, 24)):
         launched.clear()
         x = torch.zeros(n, dtype=torch.bfloat16)

@@ -1,0 +1,162 @@
+"""Kernels on torch's current stream, by `cuda-core`: compiled at first use, loaded once a device.
+
+`available` says whether a device can: it compiles, loads and launches one empty kernel first. Where that fails, plain
+torch is used, with one warning.
+"""
+
+import threading
+import warnings
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....tables import FewbitError
+from .codegen import THREADS
+from .codegen.compiler import compiler_package, has_compiler, machine_code
+
+# Blocks of 8 warps: this many fill a multiprocessor, and each then processes its share of larger tensors.
+BLOCKS_PER_MULTIPROCESSOR = 8
+_ALIGNMENT = 16  # bytes that kernels load of codes at once
+_TRIAL = 'extern "C" __global__ void trial() {}\n'
+
+
+@cache
+def available(device: int) -> bool:
+    """Return whether kernels can be compiled for a device, loaded and launched there; if not, warn once."""
+    check_no_capture("fewbit's kernels")
+    obstacle = _obstacle(device)
+    if obstacle is None:
+        return True
+    warnings.warn(f"fewbit runs on this GPU in plain torch, slowly: {obstacle}", stacklevel=2)
+    return False
+
+
+def _obstacle(device: int) -> str | None:
+    """Return why no kernel runs on a device, in one line."""
+    if not has_compiler():
+        return f"cuda-core is not installed; pip install '{compiler_package()}'"
+    try:
+        start(compiled(_TRIAL, "trial", device), "trial", device, 1)
+    except Exception as error:  # each release of cuda-core has its own class; an import of its parts may fail too
+        return " ".join(str(error).split())[:500]
+    return None
+
+
+def compiled(source: str, name: str, device: int) -> Any:
+    """Return the kernel `name` of a source, compiled for the device and loaded on it.
+
+    Raises:
+        FewbitError: a CUDA graph is being captured, or the kernel cannot be compiled.
+    """
+    check_no_capture(f"the kernel {name!r}")
+    properties = torch.cuda.get_device_properties(device)
+    kind, code = machine_code(source, f"sm_{properties.major}{properties.minor}")
+    with torch.cuda.device(device):
+        _set_context(device)
+        return getattr(core().ObjectCode, f"from_{kind}")(code).get_kernel(name)
+
+
+def start(kernel: Any, name: str, device: int, blocks: int, *arguments: int) -> None:
+    """Launch a compiled kernel of `THREADS` threads a block on torch's current stream of the device.
+
+    Raises:
+        RuntimeError: the launch failed.
+    """
+    config = _config(blocks)
+    stream = _stream(torch._C._cuda_getCurrentRawStream(device))
+    try:
+        if device == torch.cuda.current_device():
+            _set_context(device)
+            core().launch(stream, config, kernel, *arguments)
+        else:
+            with torch.cuda.device(device):
+                _set_context(device)
+                core().launch(stream, config, kernel, *arguments)
+    except Exception as error:  # each release of cuda-core has its own class
+        raise RuntimeError(f"fewbit's CUDA kernel {name!r} was not launched: {error}") from error
+
+
+class _Thread(threading.local):
+    """The devices whose context was made current in this thread."""
+
+    def __init__(self) -> None:
+        self.devices: set[int] = set()
+
+
+_thread = _Thread()
+
+
+def _set_context(device: int) -> None:
+    """Make the context of the device, which is torch's current one, current in a thread that begins to launch there.
+
+    torch's own calls do that for it, but a launch by the driver does not: in autograd's backward thread, and in any
+    new thread on device 0, there is no context until torch has allocated something.
+    """
+    if device not in _thread.devices:
+        core().Device(device).set_current()
+        _thread.devices.add(device)
+
+
+def check_no_capture(what: str) -> None:
+    """Raise FewbitError if a CUDA graph is being captured: `what` is first used then, and cannot be loaded."""
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise FewbitError(
+            f"{what} cannot be loaded while a CUDA graph is captured: warm up first, by a step before the capture"
+        )
+
+
+def aligned(part: Tensor) -> Tensor:
+    """Return `part` as kernels load it: itself, or a copy of one that is a view into a larger tensor."""
+    if part.data_ptr() % _ALIGNMENT or not part.is_contiguous():
+        return part.clone(memory_format=torch.contiguous_format)
+    return part
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A kernel loaded on one device.
+
+    Attributes:
+        most_blocks: as many as fill the device.
+    """
+
+    name: str
+    device: int
+    most_blocks: int
+    kernel: Any
+
+    def launch(self, blocks: int, *arguments: int) -> None:
+        """Run on torch's current stream of the device, `blocks` at most; nothing for none."""
+        if blocks:
+            start(self.kernel, self.name, self.device, min(blocks, self.most_blocks), *arguments)
+
+
+def loaded(source: str, name: str, device: int) -> Loaded:
+    """Return the kernel `name` of a source on a device; raises as `compiled`."""
+    return Loaded(name, device, most_blocks(device), compiled(source, name, device))
+
+
+@cache
+def most_blocks(device: int) -> int:
+    """Return the number of blocks that fill a device."""
+    return torch.cuda.get_device_properties(device).multi_processor_count * BLOCKS_PER_MULTIPROCESSOR
+
+
+@cache
+def core() -> Any:
+    """Return the module `cuda.core`, imported when a kernel is first needed."""
+    return import_module("cuda.core")
+
+
+@lru_cache(4096)
+def _config(blocks: int) -> Any:
+    return core().LaunchConfig(grid=blocks, block=THREADS)
+
+
+@lru_cache(64)
+def _stream(handle: int) -> Any:
+    return core().Stream.from_handle(handle)
