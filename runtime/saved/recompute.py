@@ -21,7 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.compiler import is_compiling
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase
+from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint as torch_checkpoint
 
 from ..layers.saver import ExactSaver, Saver
@@ -157,7 +159,7 @@ class _Frame:
 
     def _compute_again(self) -> None:
         again = _Again(self)
-        deciding = Deciding(self.decisions, self.exact, again) if self.decides else nullcontext()
+        deciding = Deciding(self.decisions, self.exact, again) if self.decides else _FillingFirst(again)
         hooks = saved_tensors_hooks(again.pack, _same)
         with self._state.again(), _same_statistics(self.block), torch.enable_grad():
             args, keywords = restored(self.form, self._held(), {})
@@ -302,6 +304,24 @@ class _State:
             if torch.get_default_device() != self.default:
                 stack.enter_context(self.default)
             yield
+
+
+class _FillingFirst(TorchFunctionMode):
+    """Lets rrelu end: it saves its noise before it draws it. Under torch's own checkpoint the backward pass then takes
+    whatever the memory held, if nothing is saved after it (torch 2.13)."""
+
+    def __init__(self, again: _Again) -> None:
+        super().__init__()
+        self._again = again
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in (torch.rrelu, F.rrelu, F.rrelu_):
+            return func(*args, **(kwargs or {}))
+        self._again.deferred = True
+        result = func(*args, **(kwargs or {}))
+        self._again.deferred = False
+        self._again.stop()
+        return result
 
 
 @contextmanager

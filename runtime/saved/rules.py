@@ -340,6 +340,15 @@ def _relu(call: Call) -> Any:
     return out.clamp_(min=torch.finfo(out.dtype).tiny).masked_fill_(negative, 0)
 
 
+def _sampling(call: Call) -> Any:
+    """Interpolation at the places of a grid, which is kept: beyond the edge of a cell the derivative is another one."""
+    x, grid = call.args[:2]
+    if not torch.is_grad_enabled() or call.is_exact:
+        return call.run()
+    kept = call.decide(lambda: grid, grid.shape)
+    return call.run(x, call.move(grid, kept) if call.is_again else grid)
+
+
 def _by_comparison(call: Call) -> Any:
     """The greater or smaller of two numbers."""
     x, other = call.args[0], call.argument("other")
@@ -443,5 +452,6 @@ _RULES: dict[Rule, frozenset[str]] = {
     _by_byte: frozenset((*_ROUNDING, *_COMPARISONS)),
     _both_extremes: frozenset(("aminmax",)),
     _norm: frozenset(("linalg_vector_norm",)),
+    _sampling: frozenset(("grid_sampler_2d", "grid_sampler_3d", "cudnn_grid_sampler")),
     _whole: frozenset(("_local_scalar_dense", "equal", "multinomial", "poisson", "binomial", *_UNIQUE)),
 }

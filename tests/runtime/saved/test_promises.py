@@ -426,6 +426,10 @@ DECIDING: dict[str, Callable[[Tensor], Tensor]] = {
     "a number of Python": lambda h: h * 2 if h[0, 0].item() > 0 else h,
     "h[h > 0]": lambda h: h * h[h > 0].sum(),
     "bernoulli": lambda h: h * torch.bernoulli(h.sigmoid()),
+    "grid_sample": lambda h: (
+        h
+        * F.grid_sample(h[None, None].detach(), h.unflatten(-1, (-1, 2))[None], align_corners=False)[0, 0].repeat(1, 2)
+    ),
     "a composite": lambda h: h * F.triplet_margin_loss(h, h.roll(1, 0), h.roll(2, 0), reduction="none")[:, None],
 }
 
