@@ -1,0 +1,432 @@
+"""`make gpu-1`: each check in a process of its own; what a first use on a GPU can break.
+
+    for said in CHECKS["noise-in-graphs"]("cuda"): print(said)
+
+A check yields what it knows so far, the last one counts: ``ok`` is whether all that it tried is right. On the CPU a
+CUDA graph is the call itself, and where no kernel of CUDA can run the CPU's take its place: that tries the checks, and
+nothing else.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ....runtime.activations import functional as few
+from ....runtime.activations import modules
+from ....runtime.activations.modules import GELU
+from ....runtime.backends.activation_spec import ROW_OF_MODULE
+from ....runtime.convert.api import convert
+from ....runtime.quantizers import FixedPoint, Outlier, PerGroup, Rotated
+from ....runtime.saved.checkpoint import checkpoint
+from ....runtime.saved.hooks import compress_saved_tensors
+from ....runtime.self_test import checks as kernel_checks
+from ....runtime.self_test import outcome
+from ....tables import FewbitError
+from ..timing import timed
+
+Said = Iterator[dict[str, Any]]
+Check = Callable[[str], Said]
+
+FAMILIES = ("activation", "rounding", "per_group", "rotated", "fixed_point", "outlier", "glu", "preact")
+_BITS = (3, 4, 2, 8, 1, 5, 6, 7)  # the most used first: a check may be broken off
+_REPLAYS = 3
+_ARGUMENTS = {"Threshold": (0.1, 0.0)}  # of activations that have no defaults
+
+
+def kernels(family: str, device: str) -> Said:
+    """Run the self-test of a family's kernels beside plain torch: those of `fewbit doctor`, the most used bits first."""
+    todo = [check for check in kernel_checks(device) if check.family == family]
+    todo.sort(key=lambda check: _BITS.index(check.bits) if check.bits in _BITS else 0)
+    passed, problems = 0, {}
+    for check in todo:
+        found = outcome(check, device, compiles=device == "cuda")
+        if found.state == "failed":
+            problems[f"{check.kernel} {check.dtype} {check.bits}".replace("torch.", "")] = found.problem
+        passed += found.state == "ok"
+        yield {"ok": not problems, "passed": passed, "of": len(todo), "problems": problems}
+
+
+def doctor(device: str) -> Said:
+    """Run `fewbit doctor --json`; say which backends work and which kernels failed."""
+    command = [sys.executable, "-m", "fewbit.cli.main", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = json.loads(done.stdout)
+    failed = [kernel for kernel in said["kernels"] if kernel["state"] == "failed"]
+    yield {"ok": done.returncode == 0, "backends": said["backends"], "failed": failed}
+
+
+def threads(device: str) -> Said:
+    """Launch first in autograd's own thread, and in Python's, which no call of CUDA's runtime has touched."""
+    x = torch.randn(4096, device=device, requires_grad=True)
+    gradient = torch.ones(4096, device=device)
+    torch.empty_like(x)  # a cached block: nothing is allocated in the thread
+    found: dict[str, Any] = {}
+    yield _tried(found, "backward in autograd's thread", lambda: torch.autograd.grad(GELU(bits=3)(x), x, gradient))
+    for name, call in _calls(device).items():
+        yield _tried(found, f"{name} in a new thread", lambda call=call: _in_thread(call))
+
+
+def _calls(device: str) -> dict[str, Callable[[], Any]]:
+    """Return one call of each family of kernels, on numbers that are there before it."""
+    x = torch.randn(64, 1024, device=device)
+    image, ones = torch.randn(4, 8, 16, 16, device=device), torch.ones(8, device=device)
+    calls = {
+        "activation": lambda: few.gelu(x, bits=3),
+        "table at random": lambda: few.gelu(x, bits=3, rounding="stochastic"),
+        "gated": lambda: few.swiglu(x, x, bits=3),
+        "fixed point": lambda: FixedPoint(4).compress(image, scale=ones, shift=ones * 0).decompress(),
+    }
+    for quantizer in (PerGroup(bits=4), Rotated(bits=2), Outlier(bits=3)):
+        calls[type(quantizer).__name__] = lambda quantizer=quantizer: quantizer.compress(x).decompress()
+    return calls
+
+
+def _in_thread(call: Callable[[], Any]) -> Any:
+    """Return what a call returns in a new thread; raise what it raises there."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append((call(), None))
+        except Exception as error:
+            found.append((None, error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    result, error = found[0]
+    if error is not None:
+        raise error
+    return result
+
+
+def noise_in_graphs(device: str) -> Said:
+    """Replay captured stochastic rounding: fresh noise in each replay, and the same for equal seeds."""
+    x = torch.randn(64, 4096, device=device)
+    calls = {
+        "PerGroup": lambda: PerGroup(bits=2).compress(x).packed,
+        "Rotated": lambda: Rotated(bits=2).compress(x).decompress(),
+        "table at random": lambda: _gradient(lambda y: few.gelu(y, bits=2, rounding="stochastic"), x),
+        "gated": lambda: _gradient(lambda y: few.swiglu(y, y.flip(0), bits=2, copy_bits=2), x),
+    }
+    found: dict[str, Any] = {}
+    for name, call in calls.items():
+        yield _tried(found, name, lambda call=call: _noise(call, device))
+
+
+def _noise(call: Callable[[], Tensor], device: str) -> dict[str, bool]:
+    """Return whether two replays differ, whether a seed gives the same again, and whether other seeds differ."""
+    replay = _graph(call, device)
+
+    def replayed(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        return replay().clone()
+
+    first, next_, again, other = replayed(1), replay().clone(), replayed(1), replayed(2)
+    return {
+        "fresh": not torch.equal(first, next_),
+        "seeded": torch.equal(first, again),
+        "other seeds": not torch.equal(first, other),
+    }
+
+
+def _gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    leaf = x.detach().requires_grad_()
+    return torch.autograd.grad(function(leaf).sum(), leaf)[0]
+
+
+def _graph(call: Callable[[], Tensor], device: str) -> Callable[[], Tensor]:
+    """Return a replay of a captured call, which was called before to compile it; on the CPU the call."""
+    if device != "cuda":
+        return call
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call()
+
+    def replay() -> Tensor:
+        graph.replay()
+        torch.cuda.synchronize()
+        return result
+
+    return replay
+
+
+def first_use_in_a_graph(device: str) -> Said:
+    """Capture a kernel that was never used: it works, or is refused in one line, and the device is well after it."""
+    x = torch.randn(64, 4096, device=device)
+    said = "captured"
+    if device == "cuda":
+        try:
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                PerGroup(bits=2).compress(x)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+    after = PerGroup(bits=2).compress(x).decompress()
+    one_line = said == "captured" or (said.startswith("FewbitError") and "\n" not in said)
+    yield {"ok": one_line and bool(after.isfinite().all()), "said": said[:300]}
+
+
+def reduce_overhead(device: str) -> Said:
+    """Train some steps under `mode="reduce-overhead"`, which records CUDA graphs: they run, and noise is fresh."""
+    found: dict[str, Any] = {}
+    for bits in ("auto", 4, 2):
+        yield _tried(found, f"{bits} bits", lambda bits=bits: _overhead(bits, device))
+
+
+def _overhead(bits: Any, device: str) -> dict[str, bool]:
+    """Return whether the last two of some steps have other noise, on the same numbers without dropout."""
+    torch.compiler.reset()
+    model, x = _blocks(device, 1)
+    model[0].dropout.p = 0.0
+    options = {"bits": bits, "triton.cudagraphs": device == "cuda"}  # what the mode sets; torch takes one of the two
+    how: dict[str, Any] = {"options": options} if bits != "auto" or device == "cpu" else {"mode": "reduce-overhead"}
+    step = torch.compile(model, backend="fewbit", **how)
+    gradients = []
+    for _ in range(_REPLAYS + 2):
+        torch.compiler.cudagraph_mark_step_begin()
+        model.zero_grad()
+        step(x).square().sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    return {"fresh": not torch.equal(gradients[-1], gradients[-2]), "finite": bool(gradients[-1].isfinite().all())}
+
+
+def misaligned(device: str) -> Said:
+    """Decode codes that begin at an odd address."""
+    x, image = torch.randn(16, 1024, device=device), torch.randn(4, 8, 16, 16, device=device)
+    ones = torch.ones(8, device=device)
+    compressed = {
+        "PerGroup": PerGroup(bits=4).compress(x),
+        "Rotated": Rotated(bits=2).compress(x),
+        "Outlier": Outlier(bits=3).compress(x),
+        "FixedPoint": FixedPoint(4).compress(image, scale=ones, shift=ones * 0),
+    }
+    found: dict[str, Any] = {}
+    for name, one in compressed.items():
+
+        def decode(one: Any = one) -> dict[str, bool]:
+            there = replace(one, packed=_at_odd_address(one.packed))
+            return {"same": torch.equal(there.decompress(), one.decompress())}
+
+        yield _tried(found, name, decode)
+
+
+def _at_odd_address(codes: Tensor) -> Tensor:
+    room = torch.empty(codes.numel() + 1, dtype=codes.dtype, device=codes.device)
+    return room[1:].view(codes.shape).copy_(codes)
+
+
+class Block(nn.Module):
+    """A transformer's block with the ops that most models save for: normalization, attention, a gated MLP, dropout."""
+
+    def __init__(self, width: int = 256, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm, self.second = nn.RMSNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.gate, self.up, self.down = nn.Linear(width, 704), nn.Linear(width, 704), nn.Linear(704, width)
+        self.act, self.dropout = nn.SiLU(), nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output (batch, tokens, width)."""
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        y = self.second(x)
+        return x + self.dropout(self.down(self.act(self.gate(y)) * self.up(y)))
+
+
+def _blocks(device: str, count: int = 2) -> tuple[nn.Sequential, Tensor]:
+    torch.manual_seed(0)
+    x = torch.randn(4, 128, 256, device=device)
+    return nn.Sequential(*(Block() for _ in range(count))).to(device), x
+
+
+def _step(call: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a step's loss and the gradients of all parameters, at one seed of dropout and rounding."""
+    model.zero_grad()
+    torch.manual_seed(1)
+    loss = call(x).square().mean()
+    loss.backward()
+    gradients = [p.grad.flatten().double() for p in model.parameters() if p.grad is not None]
+    return loss.detach(), torch.cat(gradients)
+
+
+def compiled(device: str) -> Said:
+    """Compile two blocks by the backend: the loss of `torch.compile` to the bit, and the gradient's error."""
+    model, x = _blocks(device)
+    loss, exact = _step(torch.compile(model, fullgraph=True), model, x)
+    found: dict[str, Any] = {}
+    for bits in ("auto", 8, 4, 2):
+
+        def step(bits: Any = bits) -> dict[str, Any]:
+            torch.compiler.reset()
+            call = torch.compile(model, backend="fewbit", options={"bits": bits}, fullgraph=True)
+            ours, gradient = _step(call, model, x)
+            error = ((gradient - exact).norm() / exact.norm()).item()
+            return {"same loss": torch.equal(ours, loss), "error": round(error, 4), "near": error < 1}
+
+        yield _tried(found, f"{bits} bits", step)
+
+
+def eager(device: str) -> Said:
+    """Take a step in each eager way: the exact forward pass to the bit, and the gradient's error."""
+    model, x = _blocks(device)
+    loss, exact = _step(model, model, x)
+    found: dict[str, Any] = {}
+    for name, way in _EAGER.items():
+
+        def step(way: Callable[[nn.Module], Any] = way) -> dict[str, Any]:
+            own, _ = _blocks(device)
+            around = way(own)
+            if isinstance(around, torch.autograd.graph.saved_tensors_hooks):
+                with around:
+                    ours, gradient = _step(own, own, x)
+            else:
+                ours, gradient = _step(own, own, x)
+            error = ((gradient - exact).norm() / exact.norm()).item()
+            return {"same loss": torch.equal(ours, loss), "error": round(error, 4), "near": error < 1}
+
+        yield _tried(found, name, step)
+
+
+def _levels_in_checkpoints(model: nn.Module) -> None:
+    convert(model, level="L2")
+    checkpoint(model, bits=8)
+
+
+_EAGER: Mapping[str, Callable[[nn.Module], Any]] = {
+    "activations, 3 bits": lambda model: convert(model, bits=3),
+    "L1": lambda model: convert(model, level="L1"),
+    "L2": lambda model: convert(model, level="L2"),
+    "L2, gated parts": lambda model: convert(model, level="L2", glu="parts"),
+    "L3": lambda model: convert(model, level="L3"),
+    "L4": lambda model: convert(model, level="L4"),
+    "L5": lambda model: convert(model, level="L5"),
+    "V-Quant": lambda model: convert(model, bits=3, outliers=0.02),
+    "hooks, 4 bits": lambda model: compress_saved_tensors(PerGroup(bits=4)),
+    "hooks, rotated": lambda model: compress_saved_tensors(Rotated(bits=4)),
+    "checkpoints": lambda model: checkpoint(model, bits=None),
+    "checkpoints, 8 bits": lambda model: checkpoint(model, bits=8),
+    "checkpoints, offloaded": lambda model: checkpoint(model, bits=8, offload=True),
+    "L2 in checkpoints": _levels_in_checkpoints,
+}
+
+
+def formulas(device: str) -> Said:
+    """Count the inputs, of all 65,536 in each 16-bit type, whose f(x) is not torch's to the bit."""
+    every = torch.arange(2**16, device=device, dtype=torch.int32).to(torch.int16)
+    found: dict[str, int] = {}
+    for dtype in (torch.bfloat16, torch.float16):
+        x = every.view(dtype)
+        x = x[x.isfinite()].clone()
+        for name in ROW_OF_MODULE:
+            if not hasattr(nn, name):
+                continue
+            arguments = _ARGUMENTS.get(name, ())
+            ours = getattr(modules, name)(*arguments, bits=3)(x.clone().requires_grad_()).detach()
+            theirs = getattr(nn, name)(*arguments)(x)
+            differ = int(((ours != theirs) & ~(ours.isnan() & theirs.isnan())).sum())
+            if differ:
+                found[f"{name} {dtype}".replace("torch.", "")] = differ
+            yield {"ok": not found, "inputs that differ": found}
+
+
+def without_compiler(device: str) -> Said:
+    """Use an activation where no kernel can be compiled: plain torch serves, with a warning."""
+
+    def cannot(*_: Any) -> Any:
+        raise FewbitError("NVRTC cannot compile for this GPU")
+
+    x = torch.randn(4096, device=device, requires_grad=True)
+    with (
+        mock.patch("fewbit.runtime.backends.cuda.codegen.compiler.compile_source", cannot),
+        mock.patch.dict(os.environ, {"FEWBIT_CACHE": "build/without-compiler"}),
+        warnings.catch_warnings(record=True) as warned,
+    ):
+        warnings.simplefilter("always")
+        found: dict[str, Any] = {}
+        yield _tried(found, "activation", lambda: _gradient(GELU(bits=3), x))
+        yield _tried(found, "PerGroup", lambda: PerGroup(bits=4).compress(x.detach()).decompress())
+        found["warnings"] = [str(one.message)[:200] for one in warned]
+    yield {"ok": _right(found), **found}
+
+
+def overhead(device: str) -> Said:
+    """Time a call on 1,000 elements from Python, in microseconds: the cost of a launch."""
+    x = torch.randn(1000, device=device)
+    calls: dict[str, Callable[[], Any]] = {
+        "torch's gelu": lambda: F.gelu(x),
+        "gelu, 3 bits": lambda: few.gelu(x, bits=3),
+        "gelu, 3 bits, both passes": lambda: _gradient(lambda y: few.gelu(y, bits=3), x),
+        "torch's gelu, both passes": lambda: _gradient(F.gelu, x),
+        "PerGroup, 4 bits": lambda: PerGroup(bits=4).compress(x),
+    }
+    found = {}
+    for name, call in calls.items():
+        for _ in range(20):
+            call()
+        _wait(device)
+        found[name] = round(min(timed(lambda call=call: [call() for _ in range(200)])[0] for _ in range(5)) * 5e3, 2)
+        _wait(device)
+        yield {"microseconds": found}
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _tried(found: dict[str, Any], name: str, call: Callable[[], Any]) -> dict[str, Any]:
+    """Return what is found with the result of one more call: what it says, or its error in a line."""
+    try:
+        said = call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        found[name] = said if isinstance(said, dict) else "ok"
+    except Exception as error:
+        found[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return {"ok": _right(found), **found}
+
+
+def _right(found: Mapping[str, Any]) -> bool:
+    """Return whether all calls ended, and all that they say is true."""
+    said: Sequence[Any] = [value for name, value in found.items() if name != "warnings"]
+    return all(
+        value == "ok" or (isinstance(value, dict) and all(part is not False for part in value.values())) for value in said
+    )
+
+
+def _of_family(family: str) -> Check:
+    return lambda device: kernels(family, device)
+
+
+CHECKS: Mapping[str, Check] = {
+    **{f"kernels {family}": _of_family(family) for family in FAMILIES},
+    "doctor": doctor,
+    "threads": threads,
+    "noise in graphs": noise_in_graphs,
+    "first use in a graph": first_use_in_a_graph,
+    "reduce-overhead": reduce_overhead,
+    "misaligned": misaligned,
+    "compiled": compiled,
+    "eager": eager,
+    "formulas": formulas,
+    "without compiler": without_compiler,
+    "overhead": overhead,
+}
