@@ -5,7 +5,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PACKAGES := cli fewbit_gen integrations pages plots proofs runtime tables
 
-FEWBIT := PYTHONPATH=build/path FEWBIT_CACHE=build/cache $(PYTHON)
+# What lies on the path already stays there.
+FEWBIT := PYTHONPATH=build/path$${PYTHONPATH:+:$$PYTHONPATH} FEWBIT_CACHE=build/cache $(PYTHON)
 
 # Where there is a Chromium, the pages are tested in it; elsewhere these tests skip.
 BROWSER := $(if $(shell command -v chromium || command -v chromium-browser || command -v google-chrome),$(shell echo ,browser))
@@ -18,7 +19,7 @@ FUZZ_EXAMPLES ?= 5000
 TORCH ?=
 OF_TORCH := $(if $(TORCH),$(if $(filter newest,$(TORCH)),--upgrade,torch==$(TORCH)),--constraint .ci/constraints.txt)
 
-.PHONY: demo test test-anywhere mutants lint types unit docs thorough fuzz zoo conformance held studies tables bench kernels gpu gpu-tests bench-gpu dist clean
+.PHONY: demo test test-anywhere mutants lint types unit docs thorough fuzz zoo conformance held studies tables bench kernels gpu gpu-1 gpu-2 dist clean
 
 # Less of it: `make demo DEMO="--steps 10"`.
 demo: $(READY)
@@ -96,21 +97,22 @@ bench: $(READY)
 kernels: build/path/fewbit
 	$(FEWBIT) -m fewbit.cli.main bench kernels --bits 1,2,3,4,5,6,7,8 -o build/kernels.json
 
-# All that only a GPU can show: the tests, and the benchmark with its bars. It needs no network and installs nothing:
-# $(PYTHON) has torch for CUDA, cuda-core with NVRTC, and what `pip install .[torch,test]` brings.
-gpu: gpu-tests bench-gpu
+# All that only a GPU can show, in calls of at most ten minutes, which go on where they were broken off. They need no
+# network and install nothing: $(PYTHON) has torch for CUDA, cuda-core with NVRTC, numba, scipy, matplotlib, click and
+# rich; pytest, xdist and hypothesis for the tests; transformers for the model. Less of it:
+# `make gpu-1 LIMIT=60`, `make gpu-2 LIMIT=120 SAMPLE=0.1`, seconds and the share of the tests.
+LIMIT ?= 590
+SAMPLE ?= 1
+OUT ?= plots/results
+GPU = OMP_NUM_THREADS=2 $(FEWBIT) -m fewbit.plots.bench.gpu
 
-gpu-tests: build/path/fewbit
-	$(FEWBIT) -m pytest -c tests/pytest.ini -rs -s -m gpu tests
+gpu: gpu-1 gpu-2
 
-bench-gpu: build/path/fewbit
-	$(FEWBIT) -m fewbit.cli.main bench activation --device cuda -o plots/results/activation-cuda.json
-	$(FEWBIT) -m fewbit.cli.main bench glu --device cuda --dtype bfloat16 --tokens 8192 --hidden 4096 \
-		--intermediate 14336 --compiled -o plots/results/glu-cuda.json
-	$(FEWBIT) -m fewbit.cli.main bench levels --device cuda -o plots/results/levels-cuda.json
-	$(FEWBIT) -m fewbit.cli.main bench preact --device cuda -o plots/results/preact-cuda.json
-	$(FEWBIT) -m fewbit.cli.main bench outliers --device cuda -o plots/results/outliers-cuda.json
-	$(FEWBIT) -m fewbit.cli.main plot blpa-memory --device cuda -o plots/results/blpa-memory-cuda.png
+gpu-1: build/path/fewbit
+	$(GPU) checks -o $(OUT)/gpu-1.json --limit $(LIMIT)
+
+gpu-2: build/path/fewbit
+	$(GPU) tests -o $(OUT)/gpu-2.json --limit $(LIMIT) --sample $(SAMPLE)
 
 # A release: sdist and wheel, their metadata and contents checked, and the wheel installed in an empty environment and
 # tried there: on another Python by `make dist PYTHON=python3.14`, with another torch than that of the development install
@@ -126,9 +128,13 @@ dist: .venv/release-ready
 	cd build/empty && bin/python ../../tests/support/first_steps.py
 	ls -l dist
 
-# The package from this folder, installed or not: its root is the package `fewbit`.
-build/path/fewbit:
-	mkdir -p build/path
+# The package from this folder, installed or not: its root is the package `fewbit`. torch.compile finds its backend by an
+# entry point, which without an install stands here.
+build/path/fewbit: pyproject.toml
+	mkdir -p build/path/fewbit-0.dist-info
+	printf 'Metadata-Version: 2.1\nName: fewbit\nVersion: 0\n' > build/path/fewbit-0.dist-info/METADATA
+	sed -n '/^\[project.entry-points/,/^$$/{s/project.entry-points.//;s/"//g;p;}' pyproject.toml \
+		> build/path/fewbit-0.dist-info/entry_points.txt
 	ln -sfn ../.. $@
 
 # The constraints pin the development install; what users get is in pyproject.toml.

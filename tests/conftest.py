@@ -74,7 +74,8 @@ def cache_of_the_tests(tmp_path_factory):
     shared = (of_this_process.parent if "PYTEST_XDIST_WORKER" in os.environ else of_this_process) / "solved"
     shared.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setenv("FEWBIT_CACHE", folder)
+        # On a GPU all processes share what one of them compiled.
+        patch.setenv("FEWBIT_CACHE", os.environ.get("FEWBIT_TESTS_CACHE", folder))
         patch.setenv("FEWBIT_TESTS_SOLVED", str(shared))
         yield
 

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+MODULE = ("-m", "fewbit.plots.bench.gpu")
 _LINES, _WIDTH = 12, 300  # of an error, as many as a record keeps
 _LEAST = 2.0  # seconds: with fewer left a part does not begin
 

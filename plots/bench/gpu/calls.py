@@ -9,10 +9,9 @@ from typing import Any
 import click
 
 from ....tables.columns import columns
-from .apart import Part, run_parts
+from .apart import MODULE, Part, run_parts
 from .record import Record, about, finite
 
-MODULE = ("-m", "fewbit.plots.bench.gpu")
 _CORES = 16  # processes at the same time, where nothing is timed
 
 
@@ -45,6 +44,29 @@ def checks(output: Path, limit: float, toy: bool, fresh: bool, only: tuple[str, 
     parts = [Part(name, (*MODULE, "check", name, "--device", device)) for name in only or CHECKS]
     run_all(record, parts, 2 if toy else _CORES, limit)
     click.echo("\n".join(lines_of(record)))
+
+
+@command.command("tests")
+@_of_call
+@click.option("--sample", type=float, default=1.0, show_default=True, help="Share of the tests; 0.1 takes a minute.")
+@click.option("--processes", type=int, default=8, show_default=True)
+def run_tests(output: Path, limit: float, toy: bool, fresh: bool, sample: float, processes: int) -> None:
+    """Run the tests that need a GPU, a tenth of them first, with compute-sanitizer beside them."""
+    from .suite import parts
+
+    record = Record(output, about("cpu" if toy else "cuda", toy), fresh)
+    for stage in parts(sample, processes, toy):
+        run_all(record, stage, len(stage), limit - record.age)
+    click.echo("\n".join(lines_of(record)))
+
+
+@command.command()
+@click.argument("tool")
+def sanitize(tool: str) -> None:
+    """Run one tool of compute-sanitizer over calls of every family."""
+    from .suite import sanitized
+
+    say(sanitized(tool))
 
 
 @command.command()

@@ -412,6 +412,33 @@ def _right(found: Mapping[str, Any]) -> bool:
     )
 
 
+def sizes(device: str) -> Said:
+    """Call every family on sizes about the edges of tiles: what compute-sanitizer looks at."""
+    found: dict[str, Any] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        for n in (1, 511, 512, 4097):
+            for name, call in _calls_of_size(n, dtype, device).items():
+                yield _tried(found, f"{name}, {n}, {dtype}", call)
+
+
+def _calls_of_size(n: int, dtype: torch.dtype, device: str) -> dict[str, Callable[[], Any]]:
+    """Return a call of each family, both passes, on `n` elements that begin at an odd one."""
+    x = torch.randn(n + 1, device=device).to(dtype)[1:]
+    rows, image = torch.randn(3, n, device=device).to(dtype), torch.randn(2, 3, n, device=device).to(dtype)
+    ones = torch.ones(3, device=device)
+    fixed = FixedPoint(3)
+    return {
+        "activation": lambda: _gradient(lambda y: few.gelu(y, bits=3), x),
+        "at random": lambda: _gradient(lambda y: few.gelu(y, bits=3, rounding="stochastic"), x),
+        "gated": lambda: _gradient(lambda y: few.swiglu(y, y, bits=3), rows),
+        "PerGroup": lambda: PerGroup(bits=4).compress(rows).decompress(),
+        "fitted": lambda: PerGroup(bits=2, levels="fitted").compress(rows).decompress(),
+        "Rotated": lambda: Rotated(bits=2).compress(rows).decompress(),
+        "Outlier": lambda: Outlier(bits=3).compress(rows).decompress(),
+        "FixedPoint": lambda: fixed.compress(image, scale=ones, shift=ones * 0).decompress(),
+    }
+
+
 def _of_family(family: str) -> Check:
     return lambda device: kernels(family, device)
 
@@ -429,4 +456,5 @@ CHECKS: Mapping[str, Check] = {
     "formulas": formulas,
     "without compiler": without_compiler,
     "overhead": overhead,
+    "sizes": sizes,
 }

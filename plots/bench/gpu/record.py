@@ -10,6 +10,7 @@ import math
 import os
 import platform
 import subprocess
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -48,7 +49,13 @@ class Record:
     def __init__(self, path: Path, about: Row, fresh: bool = False) -> None:
         self.path, self.about = path, about
         self.rows: dict[str, Row] = {} if fresh else _rows_of(path, about)
+        self.begun = time.monotonic()
         make_folder(path.absolute().parent)
+
+    @property
+    def age(self) -> float:
+        """Seconds since this call began."""
+        return time.monotonic() - self.begun
 
     def add(self, name: str, row: Row) -> None:
         """Add a row, and write the file."""

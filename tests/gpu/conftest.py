@@ -1,0 +1,12 @@
+import pytest
+from fewbit.runtime.activations import fast_path
+from fewbit.runtime.backends.reference import activation
+from quantizer_cases import reference
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch):
+    """The CPU's side of a comparison in plain torch: Numba's kernels would be compiled for nothing, in every process."""
+    monkeypatch.setattr(fast_path, "cpu", activation)
+    with reference():
+        yield
