@@ -6,7 +6,7 @@ from quantizer_cases import reference
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch):
-    """The CPU's side of a comparison in plain torch: Numba's kernels would be compiled for nothing, in every process."""
+    """The CPU's side of a comparison in plain torch: every process would compile kernels by Numba for nothing."""
     monkeypatch.setattr(fast_path, "cpu", activation)
     with reference():
         yield

@@ -10,8 +10,10 @@ import click
 
 from ....tables.columns import columns
 from .apart import MODULE, Part, run_parts
-from .record import Record, about, finite
+from .record import Record, Row, about, finite
 
+_COUNTS = ("passed", "of", "failed", "skipped")
+_WIDTH = 240  # of a line of what is wrong
 _CORES = 16  # processes at the same time, where nothing is timed
 
 
@@ -98,10 +100,27 @@ def lines_of(record: Record) -> Iterator[str]:
     """Yield a table of the record: a line for each row, and below it what went wrong."""
     of = record.about
     yield f"{of['device']}, torch {of['packages'].get('torch')}, commit {of['commit']}"
-    rows = [(row["state"], name, f"{row.get('seconds', 0):.1f} s") for name, row in record.rows.items()]
-    yield from columns([("", "part", "time"), *rows], left=2)
+    rows = [
+        (
+            row["state"],
+            name,
+            f"{row.get('seconds', 0):.1f} s",
+            " ".join(f"{row[key]} {key}" for key in _COUNTS if key in row),
+        )
+        for name, row in record.rows.items()
+    ]
+    yield from columns([("", "part", "time", ""), *rows], left=2)
     for name, row in record.rows.items():
         if row["state"] != "ok":
-            said = {key: value for key, value in row.items() if key not in ("state", "seconds", "errors", "ok")}
-            yield f"{name}: {json.dumps(said)[:600]}"
-            yield from (f"    {line}" for line in row.get("errors", ())[-3:])
+            yield from (f"{name}: {line[:_WIDTH]}" for line in _faults(row))
+
+
+def _faults(row: Row) -> Iterator[str]:
+    """Yield a line for each thing that a row says is wrong."""
+    for one in row.get("failures", ()):
+        yield f"{one['count']} x {one['message']}  ({one['tests'][0]})"
+    for name, said in {**row, **row.get("problems", {})}.items():
+        told = isinstance(said, str) and said != "ok" and name != "state"
+        if told or (isinstance(said, dict) and any(part is False for part in said.values())):
+            yield f"{name}: {said if told else json.dumps(said)}"
+    yield from (f"    {line}" for line in row.get("errors", ())[-3:])

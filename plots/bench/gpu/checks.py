@@ -45,7 +45,7 @@ _ARGUMENTS = {"Threshold": (0.1, 0.0)}  # of activations that have no defaults
 
 
 def kernels(family: str, device: str) -> Said:
-    """Run the self-test of a family's kernels beside plain torch: those of `fewbit doctor`, the most used bits first."""
+    """Run the self-test of a family's kernels beside plain torch, the most used bits first."""
     todo = [check for check in kernel_checks(device) if check.family == family]
     todo.sort(key=lambda check: _BITS.index(check.bits) if check.bits in _BITS else 0)
     passed, problems = 0, {}
@@ -193,8 +193,7 @@ def reduce_overhead(device: str) -> Said:
 def _overhead(bits: Any, device: str) -> dict[str, bool]:
     """Return whether the last two of some steps have other noise, on the same numbers without dropout."""
     torch.compiler.reset()
-    model, x = _blocks(device, 1)
-    model[0].dropout.p = 0.0
+    model, x = _blocks(device, 1, dropout=0.0)
     options = {"bits": bits, "triton.cudagraphs": device == "cuda"}  # what the mode sets; torch takes one of the two
     how: dict[str, Any] = {"options": options} if bits != "auto" or device == "cpu" else {"mode": "reduce-overhead"}
     step = torch.compile(model, backend="fewbit", **how)
@@ -235,13 +234,13 @@ def _at_odd_address(codes: Tensor) -> Tensor:
 class Block(nn.Module):
     """A transformer's block with the ops that most models save for: normalization, attention, a gated MLP, dropout."""
 
-    def __init__(self, width: int = 256, heads: int = 4) -> None:
+    def __init__(self, width: int = 256, heads: int = 4, dropout: float = 0.1) -> None:
         super().__init__()
         self.heads = heads
         self.norm, self.second = nn.RMSNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.gate, self.up, self.down = nn.Linear(width, 704), nn.Linear(width, 704), nn.Linear(704, width)
-        self.act, self.dropout = nn.SiLU(), nn.Dropout(0.1)
+        self.act, self.dropout = nn.SiLU(), nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's output (batch, tokens, width)."""
@@ -251,10 +250,10 @@ class Block(nn.Module):
         return x + self.dropout(self.down(self.act(self.gate(y)) * self.up(y)))
 
 
-def _blocks(device: str, count: int = 2) -> tuple[nn.Sequential, Tensor]:
+def _blocks(device: str, count: int = 2, dropout: float = 0.1) -> tuple[nn.Sequential, Tensor]:
     torch.manual_seed(0)
     x = torch.randn(4, 128, 256, device=device)
-    return nn.Sequential(*(Block() for _ in range(count))).to(device), x
+    return nn.Sequential(*(Block(dropout=dropout) for _ in range(count))).to(device), x
 
 
 def _step(call: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -408,7 +407,8 @@ def _right(found: Mapping[str, Any]) -> bool:
     """Return whether all calls ended, and all that they say is true."""
     said: Sequence[Any] = [value for name, value in found.items() if name != "warnings"]
     return all(
-        value == "ok" or (isinstance(value, dict) and all(part is not False for part in value.values())) for value in said
+        value == "ok" or (isinstance(value, dict) and all(part is not False for part in value.values()))
+        for value in said
     )
 
 

@@ -1,8 +1,8 @@
 """The JSON of a call: what ran where, and a row for each part, written after each.
 
-    record = Record(Path("gpu-1.json"), about("cuda"))
-    if "doctor" not in record.rows:
-        record.add("doctor", {"state": "ok"})
+record = Record(Path("gpu-1.json"), about("cuda"))
+if "doctor" not in record.rows:
+    record.add("doctor", {"state": "ok"})
 """
 
 import json

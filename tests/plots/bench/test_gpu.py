@@ -1,0 +1,108 @@
+"""The calls of the first day with a GPU, on the CPU in toy sizes: that none of its minutes goes to a typing error."""
+
+import json
+import time
+
+import pytest
+from click.testing import CliRunner
+from fewbit.plots.bench.gpu import calls, checks, plugin, suite
+from fewbit.plots.bench.gpu.apart import Part, run_part
+from fewbit.plots.bench.gpu.record import Record
+
+ABOUT = {"device": "cpu", "commit": "abc", "toy": True, "packages": {}}
+
+
+def called(*arguments):
+    outcome = CliRunner().invoke(calls.command, [str(one) for one in arguments])
+    assert outcome.exit_code == 0, outcome.output
+    return outcome.output
+
+
+@pytest.mark.parametrize("name", ["threads", "misaligned", "first use in a graph", "noise in graphs", "formulas"])
+def test_a_check(name):
+    *_, last = checks.CHECKS[name]("cpu")
+    assert last["ok"], last
+
+
+def test_a_check_says_what_failed(monkeypatch):
+    monkeypatch.setattr(checks, "_at_odd_address", lambda codes: codes + 1)
+    *_, last = checks.misaligned("cpu")
+    assert not last["ok"]
+    assert last["PerGroup"] == {"same": False}
+
+
+def test_checks_are_collected_and_not_made_again(tmp_path):
+    path = tmp_path / "gpu-1.json"
+    said = called("checks", "--toy", "-o", path, "--only", "overhead")
+    row = json.loads(path.read_text())["rows"]["overhead"]
+    assert row["state"] == "ok"
+    assert row["microseconds"]["torch's gelu"] > 0
+    assert "overhead" in said.splitlines()[-1]
+    begun = time.monotonic()
+    called("checks", "--toy", "-o", path, "--only", "overhead")
+    assert json.loads(path.read_text())["rows"]["overhead"] == row
+    assert time.monotonic() - begun < 5  # no process began
+
+
+def test_tests_are_run(tmp_path):
+    called("tests", "--toy", "--sample", 0.1, "-o", tmp_path / "gpu-2.json")
+    row = json.loads((tmp_path / "gpu-2.json").read_text())["rows"]["tests, a tenth"]
+    assert row["state"] == "ok"
+    assert row.get("passed", 0) + row.get("skipped", 0) >= 2
+
+
+def test_the_files_of_gpu_tests_are_found():
+    files = suite.files_of_gpu_tests()
+    assert "tests/gpu/test_cuda.py" in files  # by the marker
+    assert "tests/runtime/backends/test_rounding.py" in files  # by the fixture
+    assert len(files) < 30
+
+
+def test_a_tenth_of_the_tests_has_one_of_each_function_and_the_rest_all_others():
+    names = [f"a.py::test_{function}[{i}]" for function in range(20) for i in range(50)]
+    tenth, rest = plugin.chosen(names, 0.1), plugin.chosen(names, -0.1)
+    assert all(one != other for one, other in zip(tenth, rest, strict=True))
+    assert {name.split("[")[0] for name, one in zip(names, tenth, strict=True) if one} == {
+        name.split("[")[0] for name in names
+    }
+    assert 50 < sum(tenth) < 200
+    assert all(plugin.chosen(names, 1.0))
+
+
+class TestApart:
+    def test_a_part_that_is_broken_off_keeps_what_it_said(self):
+        script = "import time; print('{\"passed\": 3}', flush=True); time.sleep(60)"
+        row = run_part(Part("long", ("-c", script), seconds=3), time.monotonic() + 100)
+        assert (row["state"], row["passed"]) == ("broken off", 3)
+
+    def test_an_error_is_a_row(self):
+        row = run_part(Part("wrong", ("-c", "print('no JSON'); raise ValueError('why')")), time.monotonic() + 100)
+        assert row["state"] == "failed"
+        assert row["errors"][-1] == "ValueError: why"
+
+    def test_without_time_nothing_begins(self):
+        assert run_part(Part("late", ("-c", "")), time.monotonic())["state"] == "not begun"
+
+
+class TestRecord:
+    def test_goes_on_on_the_same_commit_only(self, tmp_path):
+        path = tmp_path / "there" / "gpu.json"
+        Record(path, ABOUT).add("one", {"state": "ok", "loss": float("nan")})
+        assert Record(path, ABOUT).rows == {"one": {"state": "ok", "loss": "nan"}}
+        assert Record(path, {**ABOUT, "commit": "def"}).rows == {}
+        assert Record(path, ABOUT, fresh=True).rows == {}
+
+    def test_a_broken_file_is_begun_anew(self, tmp_path):
+        (tmp_path / "gpu.json").write_text("{")
+        assert Record(tmp_path / "gpu.json", ABOUT).rows == {}
+
+
+def test_what_is_wrong_stands_below_the_table(tmp_path):
+    record = Record(tmp_path / "gpu.json", ABOUT)
+    failure = {"count": 7, "message": "no launch", "tests": ["test_a"]}
+    record.add("tests", {"state": "failed", "passed": 3, "failed": 7, "failures": [failure]})
+    record.add("noise", {"state": "failed", "ok": False, "PerGroup": {"fresh": False}, "gated": "ok"})
+    lines = list(calls.lines_of(record))
+    assert "tests: 7 x no launch  (test_a)" in lines
+    assert 'noise: PerGroup: {"fresh": false}' in lines
+    assert not any("gated" in line for line in lines)
