@@ -11,32 +11,23 @@ __device__ inline i64 quotient(i64 a, i64 b)
 // 8 numbers from `from` on, those that are left; the others are 0.
 template <class T> __device__ inline void load_eight(const T* from, i64 left, float (&to)[8])
 {
-    constexpr int size = Chunk<T>::size;
-    const bool whole = left >= 8 && aligned(from);
+    if (left >= 8 && aligned(from))
+        return reinterpret_cast<const Eight<T>*>(from)->widen_to(to);
 #pragma unroll
-    for (int c = 0; c < 8; c += size) {
-        const Chunk<T> chunk = whole ? *reinterpret_cast<const Chunk<T>*>(from + c) : load_part(from + c, left - c);
-#pragma unroll
-        for (int i = 0; i < size; ++i)
-            to[c + i] = widen(chunk.at[i]);
-    }
+    for (int i = 0; i < 8; ++i)
+        to[i] = i < left ? widen(from[i]) : 0.0f;
 }
 
 template <class T> __device__ inline void store_eight(const float (&values)[8], T* to, i64 left)
 {
-    constexpr int size = Chunk<T>::size;
-    const bool whole = left >= 8 && aligned(to);
-#pragma unroll
-    for (int c = 0; c < 8; c += size) {
-        Chunk<T> chunk;
-#pragma unroll
-        for (int i = 0; i < size; i += 2)
-            narrow(values[c + i], values[c + i + 1], chunk.at[i], chunk.at[i + 1]);
-        if (whole)
-            *reinterpret_cast<Chunk<T>*>(to + c) = chunk;
-        else
-            store_part(chunk, to + c, left - c);
+    if (left >= 8 && aligned(to)) {
+        *reinterpret_cast<Eight<T>*>(to) = Eight<T>::of(values);
+        return;
     }
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        if (i < left)
+            narrow(values[i], to[i]);
 }
 
 // What no value of the type exceeds: a level outside the group may lie outside the type.

@@ -22,7 +22,7 @@ __device__ inline GroupParameters warp_parameters(const float (&h)[8], i64 left)
         low = their_low < low ? their_low : low;
         high = their_high > high ? their_high : high;
     }
-    return group_parameters(low, high);
+    return group_parameters_of_keys(low, high);
 }
 
 // Keep one copy of a group: `row` and the next one of `parameters` take its minimum and range.

@@ -78,10 +78,93 @@ template <class T> __device__ inline arithmetic<T> rounded(arithmetic<T> x)
     return widen(stored);
 }
 
+// Two 16-bit numbers in a word, the first in its lower half. An instruction takes either half of a word, or makes both:
+// of numbers that lie apart one more would be spent on each.
+#if defined(__CUDACC__) && __CUDA_ARCH__ >= 800
+__device__ inline float first_of(u32 pair, bfloat16) { return __uint_as_float(pair << 16); }
+__device__ inline float second_of(u32 pair, bfloat16) { return __uint_as_float(pair & 0xffff0000u); }
+
+__device__ inline float first_of(u32 pair, half)
+{
+    float y;
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low;}" : "=f"(y) : "r"(pair));
+    return y;
+}
+
+__device__ inline float second_of(u32 pair, half)
+{
+    float y;
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, high;}" : "=f"(y) : "r"(pair));
+    return y;
+}
+
+__device__ inline u32 pair_of(float x, float y, bfloat16)
+{
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
+    return pair;
+}
+
+__device__ inline u32 pair_of(float x, float y, half)
+{
+    u32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
+    return pair;
+}
+#else
+template <class T> __device__ inline float first_of(u32 pair, T) { return widen(T{u16(pair)}); }
+template <class T> __device__ inline float second_of(u32 pair, T) { return widen(T{u16(pair >> 16)}); }
+
+template <class T> __device__ inline u32 pair_of(float x, float y, T)
+{
+    T first, second;
+    narrow(x, first);
+    narrow(y, second);
+    return first.bits | u32(second.bits) << 16;
+}
+#endif
+
 // One 16-byte load or store: 8, 4 or 2 numbers.
 template <class T> struct alignas(16) Chunk {
     static constexpr int size = 16 / sizeof(T);
     T at[size];
+};
+
+// 8 numbers in 16-byte loads and stores.
+template <class T> struct alignas(16) Eight {
+    u32 pairs[4];
+    __device__ void widen_to(float (&to)[8]) const
+    {
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            to[2 * i] = first_of(pairs[i], T{}), to[2 * i + 1] = second_of(pairs[i], T{});
+    }
+    static __device__ Eight of(const float (&from)[8])
+    {
+        Eight eight;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            eight.pairs[i] = pair_of(from[2 * i], from[2 * i + 1], T{});
+        return eight;
+    }
+};
+
+template <> struct alignas(16) Eight<float> {
+    float at[8];
+    __device__ void widen_to(float (&to)[8]) const
+    {
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            to[i] = at[i];
+    }
+    static __device__ Eight of(const float (&from)[8])
+    {
+        Eight eight;
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            eight.at[i] = from[i];
+        return eight;
+    }
 };
 
 }  // namespace fewbit

@@ -10,17 +10,11 @@ struct GroupParameters {
     __device__ bool is_plain() const { return range != 0 && range < 0x8000; }
 };
 
-__device__ inline GroupParameters group_parameters(int low_key, int high_key)
+// Of a group from `low` to `high`, NaN if one of its numbers is. Without branches: lanes have groups of their own.
+__device__ inline GroupParameters group_parameters(float low, float high)
 {
-    constexpr int largest = 0x7f7fffff;
-    const GroupParameters not_finite = {0x7fc0, 0};
-    if (low_key < ~largest || high_key > largest)
-        return not_finite;
-    const float low = __fadd_rn(__uint_as_float(u32(ordered(low_key))), 0.0f);  // -0 becomes 0
-    const float high = __fadd_rn(__uint_as_float(u32(ordered(high_key))), 0.0f);
+    low = __fadd_rn(low, 0.0f), high = __fadd_rn(high, 0.0f);  // -0 becomes 0
     const u32 pattern = __float_as_uint(low);
-    if (low == high)
-        return {pattern >> 16, (pattern & 0x7fff) | 0x8000};
     const u32 minimum = (pattern >> 16) + (low < 0 && (pattern & 0xffff) != 0);
     const float Z = __uint_as_float(minimum << 16);
     const float difference = __fsub_rn(high, Z);
@@ -29,9 +23,17 @@ __device__ inline GroupParameters group_parameters(int low_key, int high_key)
     const float lost = __fadd_rn(__fsub_rn(high, __fsub_rn(difference, back)), __fsub_rn(-Z, back));
     const float least = __uint_as_float(0x1f800000);  // 2^-64
     const u32 range = (__float_as_uint(difference > least ? difference : least) + (lost > 0) + 0xffff) >> 16;
-    if ((minimum & 0x7f80) == 0x7f80 || range >= 0x7f80)
-        return not_finite;
-    return {minimum, range};
+    const bool finite = low >= -limit<float> && high <= limit<float>;
+    const bool constant = finite && low == high;
+    const bool plain = finite && (minimum & 0x7f80) != 0x7f80 && range < 0x7f80;
+    return {constant ? pattern >> 16 : plain ? minimum : 0x7fc0u,
+            constant ? (pattern & 0x7fff) | 0x8000 : plain ? range : 0u};
+}
+
+// The same of the ends as integers in order.
+__device__ inline GroupParameters group_parameters_of_keys(int low, int high)
+{
+    return group_parameters(__uint_as_float(u32(ordered(low))), __uint_as_float(u32(ordered(high))));
 }
 
 // Where the codes of the samples lie (runtime/tensors/rows.py).
@@ -49,6 +51,9 @@ struct Rows {
 };
 
 const u64 NEAREST = ~u64(0);  // philox.py
+
+// In place of random numbers: each half is 1/2.
+constexpr Random to_nearest = {{0x80008000u, 0x80008000u, 0x80008000u, 0x80008000u}};
 
 // ---- where the levels of a group lie (runtime/tensors/levels.py) ---------------------------------------------------
 
@@ -126,13 +131,14 @@ __device__ inline Word<bits> codes_of(
     if (kept.is_plain()) {
         const float Z = __uint_as_float(kept.minimum << 16);
         const float scale = __fdiv_rn(float(top << 16), __uint_as_float(kept.range << 16));
-        const Random random = philox(counter, seed);
+        Random random = to_nearest;
+        if (seed != NEAREST)
+            random = philox(counter, seed);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const float d = __fmul_rn(__fsub_rn(h[i], Z), scale);
             const float y = __fadd_rn(line.at(d), 0.5f);
-            const u32 chance = seed == NEAREST ? 0x8000u : random.half(i);
-            const u32 code = (u32(int(y)) + chance) >> 16;
+            const u32 code = (u32(int(y)) + random.half(i)) >> 16;
             if (i < left)
                 word |= pack<bits>(code < top ? code : top, i);
         }
@@ -202,7 +208,7 @@ template <class T> struct WriteCodes {
 
 // Quantize x (N, D) in groups of G, a warp each. G is a multiple of 8, or at least D.
 template <class T, int fixed>
-__device__ inline void quantize_groups(
+__device__ inline void quantize_any_groups(
     const T* x, u8* packed, u16* minima, u16* ranges, const Rows& rows, i64 G, u64 seed, const Levels& levels)
 {
     const i64 groups = (rows.D + G - 1) / G;
@@ -233,7 +239,7 @@ __device__ inline void quantize_groups(
             low = their_low < low ? their_low : low;
             high = their_high > high ? their_high : high;
         }
-        GroupParameters kept = group_parameters(low, high);
+        GroupParameters kept = group_parameters_of_keys(low, high);
         if (levels.shape == chooses && can_tell(kept)) {
             const float Z = __uint_as_float(kept.minimum << 16), R = __uint_as_float(kept.range << 16);
             int beyond[3];
@@ -309,7 +315,7 @@ template <class T> struct ReadCodes {
 
 // Write the values of the codes of x (N, D) to `out`, 8 a thread. G is any number.
 template <class T, int fixed>
-__device__ inline void dequantize_groups(
+__device__ inline void dequantize_any_groups(
     const u8* packed, const u16* minima, const u16* ranges, T* out, const Rows& rows, i64 G, const Levels& levels)
 {
     const i64 groups = (rows.D + G - 1) / G;

@@ -7,6 +7,9 @@ from fewbit.quantizers import PerGroup
 from fewbit.runtime.backends.cuda import per_group as cuda
 from fewbit.runtime.backends.cuda.codegen.compiler import compile_source
 from fewbit.runtime.backends.cuda.codegen.per_group import per_group_source
+from fewbit.runtime.backends.reference.per_group import dequantize as reference_dequantize
+from fewbit.runtime.backends.reference.per_group import quantize as reference_quantize
+from fewbit.runtime.tensors.philox import NEAREST
 from fewbit.runtime.tensors.rows import Rows
 from host_kernels import needs_gxx, needs_nvrtc, of_each_architecture
 from quantizer_cases import generator, reference, same_bits
@@ -23,6 +26,32 @@ def test_kernels_compile_and_do_not_spill(dtype, bits, arch):
     assert {usage.kernel for usage in usages} == {"quantize", "dequantize"}
     assert sum(usage.spilled + usage.stack for usage in usages) == 0
     assert max(usage.registers for usage in usages) <= 64  # four blocks on a multiprocessor
+
+
+_ENDS = torch.tensor([0.0, -0.0, 1.0, -1.0, 3.3e38, -3.3e38, 6.55e4, -6.55e4, torch.nan, torch.inf, -torch.inf, 1e-40])
+
+
+@needs_gxx
+@pytest.mark.parametrize(
+    ("dtype", "bits", "G"),
+    [(torch.bfloat16, 4, 256), (torch.float16, 2, 104), (torch.float32, 4, 40), (torch.bfloat16, 3, 64)],
+)
+@pytest.mark.parametrize("key", [NEAREST, 2**62 + 5])
+def test_groups_side_by_side_in_a_warp_have_the_codes_of_the_reference(monkeypatch, dtype, bits, G, key):
+    """Ordinary, constant, infinite and lacking numbers in the same warp, whose lanes serve one another's groups."""
+    backend_of("host-cuda", monkeypatch)
+    g, N, row = generator(), 5, 13
+    scale = torch.exp2(torch.randint(-30, 12, (N * row, 1), generator=g))
+    x = torch.randn(N * row, G, generator=g) * scale
+    for i in range(0, N * row, 2):  # one number among others, or all of them
+        x[i, i % G if i % 4 else slice(None)] = _ENDS[i // 2 % len(_ENDS)]
+    x = x.to(dtype).view(N, row * G)
+    ours, plain = cuda.quantize(x, bits, G, key), reference_quantize(x, bits, G, key)
+    assert all(same_bits(a.view(b.shape), b) for a, b in zip(ours, plain, strict=True))
+    found, expected = torch.empty_like(x), torch.empty_like(x)
+    cuda.dequantize(*ours, bits, G, found)
+    reference_dequantize(*plain, bits, G, expected)
+    assert same_bits(found, expected)
 
 
 def test_without_cuda_memory_nothing_is_served():
