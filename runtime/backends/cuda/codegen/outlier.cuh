@@ -133,9 +133,9 @@ __device__ inline i64 warps_of_grid() { return i64(gridDim.x) * warps; }
 __device__ inline i64 chunks_of(i64 n) { return (n + chunk_elements - 1) / chunk_elements; }
 
 // Where the lane's 8 elements of a block of positions begin, and how many are left there: none for lanes without.
-struct Eight {
+struct Portion {
     i64 begin, left;
-    __device__ Eight(i64 block, i64 n) : begin(block * position_block + threadIdx.x % lanes * 8)
+    __device__ Portion(i64 block, i64 n) : begin(block * position_block + threadIdx.x % lanes * 8)
     {
         left = threadIdx.x % lanes < holders && begin < n ? n - begin : 0;
     }
@@ -246,7 +246,7 @@ __device__ inline void survey_chunks(
         u32 above = 0;
 #pragma unroll 1
         for (int b = 0; b < chunk_blocks; ++b) {
-            const Eight here(chunk * chunk_blocks + b, n);
+            const Portion here(chunk * chunk_blocks + b, n);
             float h[8];
             load_eight(x + here.begin, here.left, h);
             u32 candidates = 0;
@@ -307,7 +307,7 @@ __device__ inline void each_candidate(
     for (i64 chunk = warp, all = chunks_of(n); chunk < all; chunk += warps_of_grid()) {
 #pragma unroll 1
         for (int b = 0; b < chunk_blocks; ++b) {
-            const Eight here(chunk * chunk_blocks + b, n);
+            const Portion here(chunk * chunk_blocks + b, n);
             float h[8];
             load_eight(x + here.begin, here.left, h);
 #pragma unroll
@@ -598,7 +598,7 @@ __device__ inline void quantize_chunks(const T* x, u8* packed, u8* counts, u8* o
             const i64 block = chunk * chunk_blocks + b;
             if (block * position_block >= n)
                 break;
-            const Eight here(block, n);
+            const Portion here(block, n);
             float h[8];
             load_eight(x + here.begin, here.left, h);
             Word<bits> word = 0;
@@ -684,7 +684,7 @@ __device__ inline void dequantize_chunks(const u8* packed, const u8* counts, con
             const i64 block = chunk * chunk_blocks + b, begin = block * position_block;
             if (begin >= n)
                 break;
-            const Eight here(block, n);
+            const Portion here(block, n);
             if (here.left > 0) {
                 const Word<bits> word = load_group<bits>(packed, here.begin / 8);
                 float h[8];
