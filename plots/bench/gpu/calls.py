@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
@@ -14,6 +15,9 @@ from .record import Record, Row, about, finite
 
 _COUNTS = ("passed", "of", "failed", "skipped")
 _WIDTH = 240  # of a line of what is wrong
+_AT_ONCE = {"layer": 10, "model": 4}  # as memory allows: 5 and 18 GiB each
+# Of each process that compiles beside others.
+_FEW_COMPILERS = {"TORCHINDUCTOR_COMPILE_THREADS": "4"}
 _CORES = 16  # processes at the same time, where nothing is timed
 
 
@@ -43,7 +47,9 @@ def checks(output: Path, limit: float, toy: bool, fresh: bool, only: tuple[str, 
 
     device = "cpu" if toy else "cuda"
     record = Record(output, about(device, toy), fresh)
-    parts = [Part(name, (*MODULE, "check", name, "--device", device)) for name in only or CHECKS]
+    parts = [
+        Part(name, (*MODULE, "check", name, "--device", device), environment=_FEW_COMPILERS) for name in only or CHECKS
+    ]
     run_all(record, parts, 2 if toy else _CORES, limit)
     click.echo("\n".join(lines_of(record)))
 
@@ -69,6 +75,50 @@ def sanitize(tool: str) -> None:
     from .suite import sanitized
 
     say(sanitized(tool))
+
+
+@command.command()
+@_of_call
+@click.option("--layers", type=int, help="Blocks of the model.  [default: 16]")
+@click.option("--problem", "problems", multiple=True, help="layer or model; may be repeated.  [default: both]")
+@click.option("--way", "ways", multiple=True, help="May be repeated.  [default: all]")
+def trainings(
+    output: Path,
+    limit: float,
+    toy: bool,
+    fresh: bool,
+    layers: int | None,
+    problems: tuple[str, ...],
+    ways: tuple[str, ...],
+) -> None:
+    """Train a layer of Llama-3-8B and a model of Llama-3.2-1B's form in every way: peak, time, loss."""
+    from .trainings import LOCK, PROBLEMS, WAYS, lines
+
+    record = Record(output, {**about("cpu" if toy else "cuda", toy), "layers": layers}, fresh)
+    with TemporaryDirectory() as folder:
+        shared = {LOCK: f"{folder}/lock", **_FEW_COMPILERS}
+        for number, problem in enumerate(problems or PROBLEMS):
+            how = ("--layers", str(layers or 0), *(("--toy",) if toy else ()))
+            parts = [
+                Part(f"{problem}: {way}", (*MODULE, "train", problem, way, *how), environment=shared)
+                for way in ways or WAYS
+            ]
+            # The layer comes first and may not take all the time.
+            left = (limit - record.age) * (0.55 if number + 1 < len(problems or PROBLEMS) else 1)
+            run_all(record, parts, 1 if toy else _AT_ONCE[problem], left)
+    click.echo("\n".join([*lines_of(record), *columns(list(lines(record.rows)), left=1)]))
+
+
+@command.command("train")
+@click.argument("problem")
+@click.argument("way")
+@click.option("--layers", type=int, default=0)
+@click.option("--toy", is_flag=True)
+def train_apart(problem: str, way: str, layers: int, toy: bool) -> None:
+    """Train one problem in one way; print a line of JSON whenever more is known."""
+    from .trainings import problem_of, train
+
+    say(train(problem_of(problem, layers, toy), way, "cpu" if toy else "cuda"))
 
 
 @command.command()
