@@ -19,7 +19,7 @@ FUZZ_EXAMPLES ?= 5000
 TORCH ?=
 OF_TORCH := $(if $(TORCH),$(if $(filter newest,$(TORCH)),--upgrade,torch==$(TORCH)),--constraint .ci/constraints.txt)
 
-.PHONY: demo test test-anywhere mutants lint types unit docs thorough fuzz zoo conformance held studies tables bench kernels gpu gpu-1 gpu-2 dist clean
+.PHONY: demo test test-anywhere mutants lint types unit docs thorough fuzz zoo conformance held studies tables bench kernels gpu gpu-1 gpu-2 gpu-3 gpu-4 gpu-5 dist clean
 
 # Less of it: `make demo DEMO="--steps 10"`.
 demo: $(READY)
@@ -100,19 +100,30 @@ kernels: build/path/fewbit
 # All that only a GPU can show, in calls of at most ten minutes, which go on where they were broken off. They need no
 # network and install nothing: $(PYTHON) has torch for CUDA, cuda-core with NVRTC, numba, scipy, matplotlib, click and
 # rich; pytest, xdist and hypothesis for the tests; transformers for the model. Less of it:
-# `make gpu-1 LIMIT=60`, `make gpu-2 LIMIT=120 SAMPLE=0.1`, seconds and the share of the tests.
+# `make gpu-1 LIMIT=60`, `make gpu-2 LIMIT=120 SAMPLE=0.1`, `make gpu-4 LIMIT=240 LAYERS=8`: seconds, the share of the
+# tests, blocks of the model.
 LIMIT ?= 590
 SAMPLE ?= 1
+LAYERS ?= 16
 OUT ?= plots/results
 GPU = OMP_NUM_THREADS=2 $(FEWBIT) -m fewbit.plots.bench.gpu
 
-gpu: gpu-1 gpu-2
+gpu: gpu-1 gpu-2 gpu-3 gpu-4 gpu-5
 
 gpu-1: build/path/fewbit
 	$(GPU) checks -o $(OUT)/gpu-1.json --limit $(LIMIT)
 
 gpu-2: build/path/fewbit
 	$(GPU) tests -o $(OUT)/gpu-2.json --limit $(LIMIT) --sample $(SAMPLE)
+
+gpu-3: build/path/fewbit
+	$(GPU) kernels -o $(OUT)/gpu-3.json --limit $(LIMIT)
+
+gpu-4: build/path/fewbit
+	$(GPU) trainings -o $(OUT)/gpu-4.json --limit $(LIMIT) --layers $(LAYERS)
+
+gpu-5: build/path/fewbit
+	$(GPU) rest -o $(OUT)/gpu-5.json --limit $(LIMIT)
 
 # A release: sdist and wheel, their metadata and contents checked, and the wheel installed in an empty environment and
 # tried there: on another Python by `make dist PYTHON=python3.14`, with another torch than that of the development install

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import IO, Any
+from pathlib import Path
+from typing import Any
 
 MODULE = ("-m", "fewbit.plots.bench.gpu")
 _LINES, _WIDTH = 12, 300  # of an error, as many as a record keeps
@@ -33,12 +34,14 @@ class Part:
         arguments: of Python: ``("-m", "fewbit.plots.bench.gpu", "check", "doctor")``.
         seconds: that it may take.
         environment: variables beside those of this process.
+        report: whether it is a bench, which writes its report as it goes to the file that ``-o`` names.
     """
 
     name: str
     arguments: tuple[str, ...]
     seconds: float = 600.0
     environment: Mapping[str, str] = field(default_factory=dict)
+    report: bool = False
 
 
 def run_parts(parts: Iterable[Part], at_once: int, deadline: float) -> Iterator[tuple[Part, dict[str, Any]]]:
@@ -64,37 +67,42 @@ def run_part(part: Part, deadline: float) -> dict[str, Any]:
     left = min(part.seconds, deadline - begun)
     if left < _LEAST:
         return {"state": "not begun"}
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
-        status = _status_of(part, out, errors, left)
-        said, complaint = _said(out), _last_lines(errors)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        status = _status_of(part, folder, left)
+        said, complaint = _said(folder), _last_lines(folder / "errors")
     state = "broken off" if status is None else "ok" if status == 0 and said.get("ok", True) else "failed"
     row = {"state": state, "seconds": round(time.monotonic() - begun, 2), **said}
     return row if state == "ok" else {**row, "errors": complaint}
 
 
-def _status_of(part: Part, out: IO[str], errors: IO[str], seconds: float) -> int | None:
+def _status_of(part: Part, folder: Path, seconds: float) -> int | None:
     """Return the exit status of a part's process; None if it was stopped, with all processes that it began."""
-    process = subprocess.Popen(
-        [sys.executable, *part.arguments],
-        stdout=out,
-        stderr=errors,
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, **part.environment},
-        start_new_session=True,
-    )
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    report = ("-o", str(folder / "report.json")) if part.report else ()
+    with (folder / "out").open("w") as out, (folder / "errors").open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, *part.arguments, *report],
+            stdout=out,
+            stderr=errors,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **part.environment},
+            start_new_session=True,
+        )
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
-def _said(out: IO[str]) -> dict[str, Any]:
-    out.seek(0)
-    for line in reversed(out.read().splitlines()):
+def _said(folder: Path) -> dict[str, Any]:
+    """Return the last line of JSON, or a bench's report."""
+    with suppress(OSError, ValueError):
+        return {"report": json.loads((folder / "report.json").read_text())}
+    for line in reversed((folder / "out").read_text(errors="replace").splitlines()):
         with suppress(ValueError):
             value = json.loads(line)
             if isinstance(value, dict):
@@ -102,7 +110,6 @@ def _said(out: IO[str]) -> dict[str, Any]:
     return {}
 
 
-def _last_lines(errors: IO[str]) -> list[str]:
-    errors.seek(0)
-    lines = [line.rstrip()[:_WIDTH] for line in errors.read().splitlines() if line.strip()]
+def _last_lines(errors: Path) -> list[str]:
+    lines = [line.rstrip()[:_WIDTH] for line in errors.read_text(errors="replace").splitlines() if line.strip()]
     return lines[-_LINES:]

@@ -77,6 +77,36 @@ def sanitize(tool: str) -> None:
     say(sanitized(tool))
 
 
+def _benches(output: Path, limit: float, toy: bool, fresh: bool, name: str) -> None:
+    from .benches import parts_of
+
+    record = Record(output, about("cpu" if toy else "cuda", toy), fresh)
+    run_all(record, parts_of(name, output.absolute().parent, limit, toy), 1, limit)
+    click.echo("\n".join(lines_of(record)))
+
+
+@command.command("kernels")
+@_of_call
+def kernels_call(output: Path, limit: float, toy: bool, fresh: bool) -> None:
+    """Time each kernel beside a copy, count what binds it by ncu, and time activations."""
+    _benches(output, limit, toy, fresh, "kernels")
+
+
+@command.command("rest")
+@_of_call
+def rest_call(output: Path, limit: float, toy: bool, fresh: bool) -> None:
+    """Run the other benches: gated MLPs, pre-activation layers, V-Quant, levels, activations of all sizes."""
+    _benches(output, limit, toy, fresh, "rest")
+
+
+@command.command("counters")
+def counters_apart() -> None:
+    """Count by ncu what binds each kernel."""
+    from .benches import counters
+
+    say(counters())
+
+
 @command.command()
 @_of_call
 @click.option("--layers", type=int, help="Blocks of the model.  [default: 16]")

@@ -439,6 +439,14 @@ def _calls_of_size(n: int, dtype: torch.dtype, device: str) -> dict[str, Callabl
     }
 
 
+def large(device: str) -> Said:
+    """Call every family once on 2^26 elements, after a small call that compiles: what ncu counts."""
+    found: dict[str, Any] = {}
+    for n in (2**12, 2**26 if device == "cuda" else 2**13):
+        for name, call in _calls_of_size(n // 3, torch.bfloat16, device).items():
+            yield _tried(found, name, call)
+
+
 def _of_family(family: str) -> Check:
     return lambda device: kernels(family, device)
 
@@ -457,4 +465,5 @@ CHECKS: Mapping[str, Check] = {
     "without compiler": without_compiler,
     "overhead": overhead,
     "sizes": sizes,
+    "large": large,
 }

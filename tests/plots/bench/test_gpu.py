@@ -5,7 +5,7 @@ import time
 
 import pytest
 from click.testing import CliRunner
-from fewbit.plots.bench.gpu import calls, checks, plugin, suite
+from fewbit.plots.bench.gpu import benches, calls, checks, plugin, suite, trainings
 from fewbit.plots.bench.gpu.apart import Part, run_part
 from fewbit.plots.bench.gpu.record import Record
 
@@ -42,6 +42,45 @@ def test_checks_are_collected_and_not_made_again(tmp_path):
     called("checks", "--toy", "-o", path, "--only", "overhead")
     assert json.loads(path.read_text())["rows"]["overhead"] == row
     assert time.monotonic() - begun < 5  # no process began
+
+
+def test_a_bench_s_report_is_a_part(tmp_path):
+    called("kernels", "--toy", "-o", tmp_path / "gpu.json")
+    row = json.loads((tmp_path / "gpu.json").read_text())["rows"]["kernel times"]
+    assert row["state"] == "ok", row
+    assert row["report"]["rows"]
+
+
+def test_counters_are_read_from_ncu():
+    text = """==PROF== Connected
+"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
+"0","7","quantize(float*)","dram__throughput.avg.pct_of_peak_sustained_elapsed","%","91.25"
+"0","7","quantize(float*)","gpu__time_duration.sum","ns","12,345"
+"""
+    assert benches.counted(text) == {"0 quantize": {"dram": 91.25, "us": 12.35}}
+    assert benches.counted("no kernel") == {}
+
+
+@pytest.mark.parametrize("way", ["eager", "checkpoints", "L2, gated parts"])
+def test_a_training(way, tmp_path, monkeypatch):
+    monkeypatch.setenv(trainings.LOCK, str(tmp_path / "lock"))
+    first, _, last = trainings.train(trainings.problem_of("layer", small=True), way, "cpu")
+    assert first["losses"] == last["losses"][:2]
+    assert last["losses"][-1] < last["losses"][0]
+    assert last["ms"] > 0
+
+
+def test_every_way_prepares_a_model_of_both_problems():
+    for name in trainings.PROBLEMS:
+        for way in trainings.WAYS.values():
+            way.prepare(trainings.model_of(trainings.problem_of(name, small=True), "cpu"))
+
+
+def test_ways_are_compared_with_eager():
+    row = {"losses": [2.0, 1.0], "static": 2**30, "first step s": 1.0}
+    rows = {"model: eager": {**row, "peak": 5 * 2**30, "ms": 10.0}, "model: L2": {**row, "peak": 2 * 2**30, "ms": 11.0}}
+    *_, last = trainings.lines({**rows, "model: killed": {"state": "broken off"}})
+    assert last == ("model: L2", "2.00", "1.00", "0.25", "0.00", "11.0", "1.10", "1.0", "1.0000 (2)")
 
 
 def test_tests_are_run(tmp_path):
