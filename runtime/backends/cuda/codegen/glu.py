@@ -8,7 +8,7 @@ from .....tables import Table
 from .source import NUMBERS, THREADS, table_text
 
 ELEMENTS_PER_BLOCK = THREADS * 8
-_PIECES = ("numbers", "packing", "kernels", "eights", "philox", "per_group", "glu")
+_PIECES = ("numbers", "packing", "kernels", "eights", "philox", "per_group", "per_group_slots", "glu")
 
 
 def glu_source(
