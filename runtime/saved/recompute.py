@@ -251,8 +251,9 @@ def _hold(tensors: Sequence[Tensor]) -> Callable[[], Sequence[Tensor]]:
     """Return a function that returns the tensors, as often as it is called."""
     if not tensors:
         return lambda: ()
-    node: Any = _Hold.apply(torch.empty(0, requires_grad=True), *tensors).grad_fn  # pyright: ignore[reportOptionalMemberAccess]
-    return lambda: node.saved_tensors
+    # The result too: until torch 2.12 a node frees what it saved when the last tensor that leads to it is gone.
+    result = _Hold.apply(torch.empty(0, requires_grad=True), *tensors)
+    return lambda: result.grad_fn.saved_tensors  # pyright: ignore
 
 
 @dataclass(frozen=True)
