@@ -93,7 +93,8 @@ def test_modules(name, arguments, dtype):
         x = on_gpu(layout, dtype).requires_grad_()
         y = ours(x)
         torch.testing.assert_close(y, theirs(x), rtol=2 * torch.finfo(dtype).eps, atol=1e-30)
-        assert y.stride() == theirs(x).stride()
+        expected = theirs(x).stride()
+        assert all(n == 1 or a == b for n, a, b in zip(y.shape, y.stride(), expected, strict=True))
         on_cpu = x.detach().cpu().requires_grad_()
         for kind, grad in gradient_layouts(y.detach().cpu()):
             (gradient,) = torch.autograd.grad(y, x, grad.cuda(), retain_graph=True)

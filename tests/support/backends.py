@@ -17,6 +17,7 @@ from fewbit.quantizers import FixedPoint, Outlier, PerGroup, Rotated
 from fewbit.runtime.backends.cuda import activation, fixed_point, glu, outlier, per_group, preact, rotated, rounding
 from fewbit.runtime.backends.cuda.codegen.compiler import has_compiler
 from fewbit.runtime.backends.cuda.codegen.fixed_point import ELEMENTS_PER_BLOCK
+from fewbit.runtime.tensors.rows import SampleBits
 from fewbit.runtime.tensors.table_registry import table_of
 from host_kernels import (
     HostKernels,
@@ -187,6 +188,8 @@ def assert_like_the_reference(backend, quantizer, x, seed=None, **arguments):
         return {} if seed is None else {"generator": torch.Generator().manual_seed(seed)}
 
     there = {name: v if name == "sample_bits" else backend.put(v) for name, v in arguments.items()}
+    if isinstance(given := arguments.get("sample_bits"), SampleBits):
+        there["sample_bits"] = SampleBits(backend.put(given.bits), given.room)
     ours = quantizer.compress(backend.put(x), **there, **draw())
     decoded = ours.decompress()
     with reference():

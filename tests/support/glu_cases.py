@@ -22,7 +22,7 @@ def pair(shape, dtype=torch.float32, seed=0):
 
 def grads(y, inputs, seed=9):
     draw = torch.Generator().manual_seed(seed)
-    return torch.autograd.grad(y, inputs, torch.randn(y.shape, generator=draw).to(y.dtype))
+    return torch.autograd.grad(y, inputs, torch.randn(y.shape, generator=draw).to(y))
 
 
 def relative(ours, exact):

@@ -125,8 +125,7 @@ class TestKernelsGiveTheReferencesBits:
         bits = torch.randint(1, 9, (N,), generator=generator(seed), dtype=torch.uint8)
         room = most_bytes(N, D, int(bits.sum()))
         assert room >= Rows(N, D, bits).starts()[-1]
-        given_bits = SampleBits(backend.put(bits), room)
-        assert_like_the_reference(backend, PerGroup(2, 64), x, seed, sample_bits=given_bits)
+        assert_like_the_reference(backend, PerGroup(2, 64), x, seed, sample_bits=SampleBits(bits, room))
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_of_blocks_of_whole_groups_and_those_at_the_end_of_a_sample(self, backend, dtype):
