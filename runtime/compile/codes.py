@@ -18,10 +18,8 @@ differs, for speed, is in both kinds
 
 and in the loops that the compiler writes
 
-    scale     B/R is saved in place of R, and a constant group is its Z in bfloat16 (exact for zeros).
-    packing   a code is cut into planes of 4, 2 and 1 bits, in floating point, and a plane is folded: of 4-bit codes
-              the first half of a group lies in the low bits of its bytes, the second half in the high. So the loops
-              stay vectorized: no integer shift, and neighbours stay neighbours.
+    scale     R/B is saved in place of R, and a constant group is its Z in bfloat16 (exact for zeros).
+    packing   planes.py says how codes of a device lie in bytes.
 """
 
 from collections.abc import Sequence
@@ -37,9 +35,11 @@ from .. import ops
 from ..quantizers.per_group import LEAST_ROW
 from ..tensors.dtypes import KINDS
 from ..tensors.packing import GROUP
+from .planes import BLOCK, fold, pack, pack_block, unpack, written
+from .triton_store import writes_triton
 
 GOLDEN = 0.6180339887498949
-LEAST_SCALE = 2.0**-100
+LEAST_STEP = 2.0**-100
 UNKNOWN = 8192  # as Inductor takes it
 
 
@@ -51,11 +51,13 @@ class Groups:
         order: the tensor's dimensions in memory order.
         inner: static sizes of the last of them, which are flattened; the dimensions before stay as they are.
         size: G, elements of a group; it divides the product of `inner`.
+        blocks: whether 8 neighbours share the bytes of their codes, as Triton's kernels pack them, or a group's halves.
     """
 
     order: tuple[int, ...]
     inner: tuple[int, ...]
     size: int
+    blocks: bool = False
 
     @property
     def count(self) -> int:
@@ -79,19 +81,6 @@ Form = tuple[Groups, int]
 """Groups and bits, 1 to 8, of a tensor's codes."""
 
 
-def written(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return the contiguous `x` in another shape, by way of memory.
-
-    Compilers fuse through a view, and then walk both shapes in one loop that divides indices; they do not fuse through
-    `as_strided`.
-    """
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.insert(0, step)
-        step = step * size
-    return x.contiguous().as_strided(tuple(shape), tuple(strides))
-
-
 def groups_of(x: Tensor, most: int, multiple: int) -> Groups | None:
     """Return the groups of `x`, a tensor of the compiler's with or without symbolic sizes, or None if it has none.
 
@@ -99,6 +88,8 @@ def groups_of(x: Tensor, most: int, multiple: int) -> Groups | None:
     `most`, or a power of two that is more than half of it; where that dimension has fewer than 64 elements, further
     ones join it. So no group reaches over tokens.
     """
+    blocks = writes_triton(x.device)
+    multiple = BLOCK if blocks else multiple
     order = memory_order(x)
     if order is None:
         return None
@@ -109,9 +100,9 @@ def groups_of(x: Tensor, most: int, multiple: int) -> Groups | None:
             break
         inner.insert(0, size)
         if prod(inner) >= LEAST_ROW and (found := _divisor(prod(inner), most, multiple)):
-            return Groups(tuple(order), tuple(inner), found)
+            return Groups(tuple(order), tuple(inner), found, blocks)
     found = _divisor(prod(inner), most, multiple) if inner else 0
-    return Groups(tuple(order), tuple(inner), found) if found >= min(LEAST_ROW // 2, most) else None
+    return Groups(tuple(order), tuple(inner), found, blocks) if found >= min(LEAST_ROW // 2, most) else None
 
 
 def _divisor(n: int, most: int, multiple: int) -> int:
@@ -153,11 +144,6 @@ def hint(size: Any) -> int:
     return int(known)
 
 
-def planes_of(bits: int) -> list[int]:
-    """Return the widths of the planes that codes of `bits` bits are cut into, from the lowest: powers of two."""
-    return [w for w in (8, 4, 2, 1) if bits & w]
-
-
 def has_kernels(device: torch.device, dtype: torch.dtype, groups: Groups) -> bool:
     """Return whether `quantize_by_kernel` takes such tensors, and is faster than compiled loops."""
     return device.type == "cpu" and dtype in KINDS and prod(groups.inner) % GROUP == 0
@@ -190,7 +176,7 @@ def dequantize_by_kernel(buffers: Sequence[Tensor], forms: Sequence[Form], dtype
 
 
 def quantize(x: Tensor, groups: Groups, bits: int, random: Tensor | None) -> tuple[Tensor, ...]:
-    """Return planes of codes, uint8 (…, count, size·width/8) each, minima and inverse scales, bfloat16 (…, count, 1).
+    """Return planes of codes, uint8 (…, count, size·width/8) each, minima and steps, bfloat16 (…, count, 1).
 
     Args:
         x: the tensor to save.
@@ -198,41 +184,56 @@ def quantize(x: Tensor, groups: Groups, bits: int, random: Tensor | None) -> tup
         bits: b, 1 to 8.
         random: numbers uniform in [0, 1), (…, count, 1), for stochastic rounding; None rounds to nearest.
     """
-    top = float(2**bits - 1)
+    top = 2**bits - 1
     h = groups.rows(x).float()
-    low, high = h.amin(-1, True), h.amax(-1, True)
+    order = _order(h.view(torch.int32))
+    low, high = (_order(o).view(torch.float32) for o in (order.amin(-1, True), order.amax(-1, True)))
     low = _bfloat16_below(low)
-    inverse_scale = _bfloat16_below(top / (high - low).clamp_min(top * LEAST_SCALE))
-    low, inverse_scale = (written(p.bfloat16(), p.shape) for p in (low, inverse_scale))
-    u = (h - low.float()) * inverse_scale.float()
-    if random is None:
-        codes = (u + 0.5).floor()
-    else:
-        turned = random + torch.arange(groups.size, device=x.device).float() * GOLDEN
-        codes = (u + (turned - turned.floor())).floor()
-    # In memory a byte each, where several planes or the halves of one read them: compilers would write float32.
-    codes = codes.clamp(0.0, top).to(torch.uint8)
-    return (*_to_planes(codes if bits == 8 else written(codes, codes.shape).float(), bits), low, inverse_scale)
+    step = -_bfloat16_below((low - high) * (1 / top)).clamp_max(-LEAST_STEP)
+    low, step = (written(p.bfloat16()) for p in (low, step))
+    u = (h - low.float()) * (1.0 / step.float()) + (0.5 if random is None else _noise(random, groups.size))
+    # Never negative, so that the cast is the floor; one in floating point is among the slowest instructions of a GPU.
+    codes = u.to(torch.int32).clamp_max(top)
+    return (*pack(codes, bits, groups.blocks), low, step)
 
 
 def dequantize(parts: Sequence[Tensor], groups: Groups, bits: int, dtype: torch.dtype) -> Tensor:
     """Return the tensor that `quantize` gave `parts` of."""
-    *planes, low, inverse_scale = parts
-    codes = _from_planes(planes, groups, bits)
-    inverse_scale, low = (
-        p.float().view(*p.shape[:-1], *[1] * (codes.dim() - p.dim() + 1)) for p in (inverse_scale, low)
-    )
-    return groups.restore((codes / inverse_scale + low).to(dtype))
+    *planes, low, step = parts
+    codes = unpack(planes, bits, groups.blocks)
+    step, low = (p.float().view(*p.shape[:-1], *[1] * (codes.dim() - p.dim() + 1)) for p in (step, low))
+    return groups.restore((codes * step + low).to(dtype))
 
 
 def pack_bools(x: Tensor, groups: Groups) -> tuple[Tensor, ...]:
     """Return the truth values of `x` in a bit each, uint8 (…, count, size/8)."""
-    return (_folded(groups.rows(x).float(), 1),)
+    rows = groups.rows(x)
+    return (pack_block(rows.to(torch.int32), 1) if groups.blocks else fold(rows.float(), 1),)
 
 
 def unpack_bools(parts: Sequence[Tensor], groups: Groups) -> Tensor:
     """Return the truth values that `pack_bools` packed."""
-    return groups.restore(_from_planes(parts, groups, 1) > 0.5)
+    return groups.restore(unpack(parts, 1, groups.blocks) > 0.5)
+
+
+def _noise(random: Tensor, size: int) -> Tensor:
+    """Return ξ, (…, count, size): of the j-th element of a group the fraction of its random number + j·golden ratio.
+
+    In integers of as many bits as do not overflow, and put into the fraction of a number in [1, 2).
+    """
+    digits = min(23, 30 - size.bit_length())
+    one = 1 << digits
+    turns = torch.arange(size, dtype=torch.int32, device=random.device) * round(GOLDEN * one)
+    fraction = ((random * one).to(torch.int32) + turns & one - 1) << 23 - digits
+    return (fraction | 0x3F800000).view(torch.float32) - 1.0
+
+
+def _order(pattern: Tensor) -> Tensor:
+    """Return integers in the order of the float32 numbers with these bits, and of these integers the bits.
+
+    The least of integers is one instruction of a GPU; that of numbers is three, as one of them may be NaN.
+    """
+    return pattern ^ (pattern >> 31 & 0x7FFFFFFF)
 
 
 def _bfloat16_below(x: Tensor) -> Tensor:
@@ -244,61 +245,3 @@ def _bfloat16(x: Tensor) -> Tensor:
     """Round to bfloat16 in the bits of float32: compilers drop a cast to bfloat16 and back inside a kernel."""
     pattern = x.view(torch.int32)
     return ((pattern + 0x8000) & -0x10000).view(torch.float32)
-
-
-def _to_planes(codes: Tensor, bits: int) -> list[Tensor]:
-    planes = []
-    for width in planes_of(bits):
-        if width == bits:  # the last: nothing is left above it
-            planes.append(_folded(codes, width))
-            break
-        rest = (codes * 2.0**-width).floor()
-        planes.append(_folded(codes - rest * 2.0**width, width))
-        codes, bits = rest, bits - width
-    return planes
-
-
-def _folded(plane: Tensor, width: int) -> Tensor:
-    """Return numbers of `width` bits (…, size) in bytes (…, size·width/8)."""
-    while width < 8:
-        half = plane.shape[-1] // 2
-        plane = plane[..., :half] + plane[..., half:] * 2.0**width
-        width *= 2
-    return plane.to(torch.uint8)
-
-
-def _from_planes(planes: Sequence[Tensor], groups: Groups, bits: int) -> Tensor:
-    """Return the codes as float32, (…, count, 2, …, 2, ·): a dimension of 2 for each fold of the narrowest plane."""
-    widths = planes_of(bits)
-    folds = _folds(widths[-1])
-    codes = None
-    for i, (plane, width) in enumerate(zip(planes, widths, strict=True)):
-        part = _unfolded(plane.float(), width)
-        part = part.reshape(*part.shape[:-1], *[2] * (folds - _folds(width)), groups.size >> folds)
-        weight = 2.0 ** sum(widths[:i])
-        codes = part if codes is None else codes + part * weight
-    assert codes is not None
-    return codes
-
-
-def _folds(width: int) -> int:
-    return {8: 0, 4: 1, 2: 2, 1: 3}[width]
-
-
-def _unfolded(numbers: Tensor, width: int) -> Tensor:
-    """Return the numbers of `width` bits that `_folded` put into bytes: (…, 2, …, 2, ·), a dimension of 2 a fold.
-
-    Written as a broadcast and not as `cat`, which would make the compiler write a copy. The factor 2^-shift does not
-    depend on the last dimension, so that it stays outside of the innermost loop.
-    """
-    folds = _folds(width)
-    if not folds:
-        return numbers
-    half = torch.arange(2, device=numbers.device).float()
-    factor = torch.ones([], device=numbers.device)
-    for fold in range(folds):
-        down = 1.0 - half * (1.0 - 2.0 ** -(width << fold))  # 1 for the lower half, 2^-shift for the upper
-        factor = factor * down.view([2 if d == fold else 1 for d in range(folds)] + [1])
-    numbers = numbers.view(*numbers.shape[:-1], *[1] * folds, numbers.shape[-1])
-    moved = (numbers * factor).floor()
-    return moved - (moved * 2.0**-width).floor() * 2.0**width

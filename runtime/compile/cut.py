@@ -30,10 +30,11 @@ from ...tables import Table
 from ..tensors.packing import packed_size
 from . import integers
 from .budget import torch_budget
-from .codes import Groups, groups_of, hint, planes_of
+from .codes import Groups, groups_of, hint
 from .factors import arguments_of, table_of
 from .nodes import base_of, descendants, is_floating_input, is_pointwise, is_view, operator_of, tensor_of
 from .options import CompileOptions
+from .planes import planes_of
 from .roles import ROUNDED, Role, is_pinned
 
 _KEY = "fewbit"

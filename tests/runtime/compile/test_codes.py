@@ -1,9 +1,12 @@
 """Codes in plain torch: errors, exact zeros, no bias, every layout; beside PerGroup's numbers."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from fewbit.quantizers import PerGroup
-from fewbit.runtime.compile.codes import dequantize, groups_of, pack_bools, planes_of, quantize, unpack_bools
+from fewbit.runtime.compile.codes import dequantize, groups_of, pack_bools, quantize, unpack_bools
+from fewbit.runtime.compile.planes import planes_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -108,6 +111,28 @@ class TestRounding:
         span = x.amax(1, True) - x.amin(1, True)
         assert torch.all(back >= x.amin(1, True) - 0.02 * x.abs().amax(1, True))
         assert torch.all((back - x).abs() <= 0.6 * span / (2**bits - 1) + 0.02 * x.abs().amax(1, True))
+
+
+class TestBlocks:
+    """What Triton's kernels pack: 8 neighbours in a word."""
+
+    @pytest.mark.parametrize("bits", BITS)
+    def test_hold_the_codes_that_halves_hold_in_as_many_bytes(self, bits):
+        x = torch.randn(3, 5, 96)
+        halves = groups_of(x, 256, 8)
+        blocks = replace(halves, blocks=True)
+        for random in (None, random_of(x, halves)):
+            by_halves, by_blocks = (quantize(x, groups, bits, random) for groups in (halves, blocks))
+            assert sum(p.nbytes for p in by_halves) == sum(p.nbytes for p in by_blocks)
+            backs = [dequantize(by_halves, halves, bits, x.dtype), dequantize(by_blocks, blocks, bits, x.dtype)]
+            assert torch.equal(*backs)
+
+    def test_hold_truth_values(self):
+        x = torch.rand(2, 64, 8, 8) > 0.3
+        groups = replace(groups_of(x, 2048, 8), blocks=True)
+        parts = pack_bools(x, groups)
+        assert sum(p.nbytes for p in parts) == x.numel() // 8
+        assert torch.equal(unpack_bools(parts, groups), x)
 
 
 class TestBools:
