@@ -255,7 +255,8 @@ def _quantize(x: Tensor, seed: Tensor | None = None, *, form: Form) -> tuple[Ten
 def _seeds(graph: fx.Graph, calls: list[_Call], splicer: Splicer) -> dict[_Call, tuple[fx.Node]]:
     """Return the seeds of each call: of all its values, int64 (N,) on the CPU, or of its one value, () on its device.
 
-    They are of fewbit's own stream, so that torch's generators are not moved, and drawn behind the placeholders.
+    They are of fewbit's own stream, so that torch's generators are not moved, and drawn behind the placeholders, on the
+    device where they are used: nothing of the host stands in a graph of a GPU.
     """
     if not calls:
         return {}
@@ -264,20 +265,29 @@ def _seeds(graph: fx.Graph, calls: list[_Call], splicer: Splicer) -> dict[_Call,
     for call in calls:
         if not call.by_kernel:
             others[call.nodes[0].meta["val"].device].append(call)
-    sizes = (*(len(call.nodes) for call in kernels), *map(len, others.values()))
-    some = next(n for n in graph.nodes if n.op == "placeholder" and tensor_of(n) is not None)
+    found: dict[_Call, tuple[fx.Node]] = {}
     with graph.inserting_before(_operations(graph)):
-        drawn = splicer.splice(graph, partial(_draw_seeds, sizes=sizes), some)
-        found = {call: (seeds,) for call, seeds in zip(kernels, drawn, strict=False)}
-        for (device, alike), seeds in zip(others.items(), drawn[len(kernels) :], strict=True):
-            separated = splicer.splice(graph, partial(_separated, device=device), seeds)
-            found |= {call: (seed,) for call, seed in zip(alike, separated, strict=True)}
+        for device in dict.fromkeys([*(torch.device("cpu") for _ in kernels[:1]), *others]):
+            of_one = others.get(device, [])
+            of_many = kernels if device.type == "cpu" else []
+            sizes = (*(len(call.nodes) for call in of_many), *([len(of_one)] if of_one else []))
+            drawn = splicer.splice(graph, partial(_draw_seeds, sizes=sizes), _some(graph, device))
+            found |= {call: (seeds,) for call, seeds in zip(of_many, drawn, strict=False)}
+            if of_one:
+                separated = splicer.splice(graph, partial(_separated, device=device), drawn[-1])
+                found |= {call: (seed,) for call, seed in zip(of_one, separated, strict=True)}
     return found
 
 
+def _some(graph: fx.Graph, device: torch.device) -> fx.Node:
+    """Return a placeholder whose value is a tensor, on the device if there is one."""
+    tensors = [n for n in graph.nodes if n.op == "placeholder" and tensor_of(n) is not None]
+    return next((n for n in tensors if n.meta["val"].device == device), tensors[0])
+
+
 def _draw_seeds(some: Tensor, *, sizes: tuple[int, ...]) -> list[Tensor]:
-    seeds = ops.draw_seeds(some, 1) + torch.arange(sum(sizes)) & _LARGEST  # one key a step, and those that follow it
-    return list(seeds.split(sizes))
+    drawn = ops.draw_seeds(some, 1)  # one key a step, and those that follow it
+    return list((drawn + torch.arange(sum(sizes), device=drawn.device) & _LARGEST).split(sizes))
 
 
 def _separated(seeds: Tensor, *, device: torch.device) -> list[Tensor]:

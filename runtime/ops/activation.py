@@ -2,7 +2,7 @@
 
     activation(x, function, parameters, table) -> (f(x), packed codes)       differentiable
     encode(x, table) -> packed codes
-    encode_at_random(x, table, seed) -> packed codes      tables of kind stochastic; seed int64 (1,) on the CPU
+    encode_at_random(x, table, seed) -> packed codes      tables of kind stochastic; seed int64 (1,)
     multiply(grad, packed, table, stride) -> grad · q(x)
 
 Tables and functions are passed as strings (see tensors/table_registry.py, backends/torch_functions.py), so that
@@ -28,9 +28,10 @@ from .arguments import (
     check_parameters,
     check_seeds,
     empty_codes,
+    keys_of,
     refuse,
 )
-from .declare import IN_MEMORY_ORDER, LIBRARY, ON_HOST, Call, declare
+from .declare import IN_MEMORY_ORDER, LIBRARY, Call, declare
 
 
 @declare(
@@ -63,7 +64,7 @@ def encode(x: Tensor, table: str) -> Call:
 @declare(
     "encode_at_random(Tensor x, str table, Tensor seed) -> Tensor",
     "rounding.encode_at_random",
-    (*IN_MEMORY_ORDER, *ON_HOST[1:]),
+    IN_MEMORY_ORDER,
 )
 def encode_at_random(x: Tensor, table: str, seed: Tensor) -> Call:
     """Return the packed codes of f'(x), rounded at random."""
@@ -73,7 +74,7 @@ def encode_at_random(x: Tensor, table: str, seed: Tensor) -> Call:
         raise FewbitError(f"encode_at_random takes tables of kind stochastic, not {table_of(table).kind}")
     return Call(
         fake=lambda: empty_codes(x, x.numel(), table_of(table).bits),
-        run=lambda kernel: kernel(as_dense(x), table, seed.tolist()[0]),
+        run=lambda kernel: kernel(as_dense(x), table, keys_of(seed)[0]),
     )
 
 

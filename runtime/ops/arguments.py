@@ -10,6 +10,7 @@ from ...tables import DETERMINISTIC, FewbitError
 from ..backends.forwards import forward_of
 from ..tensors.dtypes import DTYPES, KINDS
 from ..tensors.packing import packed_size
+from ..tensors.philox import Seed
 from ..tensors.table_registry import table_of
 
 
@@ -99,6 +100,11 @@ def check_seeds(like: Tensor, seeds: Tensor, count: int) -> None:
     wrong = seeds.dtype != torch.int64 or seeds.dim() != 1 or seeds.device.type not in ("cpu", like.device.type)
     if wrong or (type(seeds.shape[0]) is int and seeds.shape[0] < count):
         raise FewbitError(f"seeds are int64 ({count},) on cpu, not {shown_tensor(seeds)}")
+
+
+def keys_of(seeds: Tensor) -> list[Seed]:
+    """Return seeds as kernels take them: numbers, or from a GPU each () there, where nobody waits for its value."""
+    return list(seeds.unbind()) if seeds.device.type == "cuda" else seeds.tolist()
 
 
 def empty_codes(x: Tensor, n: Any, bits: int) -> Tensor:

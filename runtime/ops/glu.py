@@ -10,10 +10,10 @@
 The parts, of n elements in row-major order: `codes` of act'(gate), uint8 (⌈n/8⌉·bits,); `up` and `second`, a copy of
 act(gate) or, if `derived`, of gate, likewise; `groups`, bfloat16 (2 a copy, ⌈n/256⌉), minima and ranges. Parts that are
 not saved (an empty `table`, 0 bits) have no elements. `copy_in_groups` accepts other group sizes too. These five ops
-are not differentiable: activations/gated_autograd.py is. The seeds are a tensor, int64 (2,) on the CPU, so that the ops
-are functions of their inputs and torch.compile sees the randomness. `draw_seeds` takes the tensor to be rounded:
-compilers merge equal calls, and two tensors must not be rounded alike. `separate` keeps the place of a seed out of the
-kernels that compilers write: kernels that differ in nothing else are compiled once.
+are not differentiable: activations/gated_autograd.py is. The seeds are a tensor, int64 (2,) on the CPU or the GPU, so
+that the ops are functions of their inputs and torch.compile sees the randomness. `draw_seeds` takes the tensor to be
+rounded: compilers merge equal calls, and two tensors must not be rounded alike. `separate` keeps the place of a seed
+out of the kernels that compilers write: kernels that differ in nothing else are compiled once.
 """
 
 import math
@@ -30,7 +30,6 @@ from ..backends.reference.glu_derivatives import derivative_of
 from ..tensors.checks import check_integer
 from ..tensors.dtypes import DTYPES
 from ..tensors.glu_parts import GROUP_SIZE
-from ..tensors.philox import draw_seed
 from ..tensors.table_registry import table_of
 from .arguments import (
     check_deterministic,
@@ -39,19 +38,21 @@ from .arguments import (
     check_parameters,
     check_seeds,
     empty_codes,
+    keys_of,
     shown_tensor,
 )
-from .declare import ON_HOST, ONCE, Call, declare
+from .declare import ONCE, PURE, Call, declare
 
 _PLAN = "str function, float[] parameters, str table, int up_bits, int second_bits, bool derived"
 
 
-@declare("draw_seeds(Tensor x, int count) -> Tensor", tags=(*ON_HOST, ONCE))
+@declare("draw_seeds(Tensor x, int count) -> Tensor", "keys.draw", (*PURE, ONCE))
 def draw_seeds(x: Tensor, count: int) -> Call:
-    """Return the next seeds of the stream, int64 (count,) on the CPU, for rounding `x`."""
+    """Return the next seeds of the stream, int64 (count,) on the CPU or beside an `x` on a GPU, for rounding `x`."""
+    device = x.device if x.device.type == "cuda" else "cpu"
     return Call(
-        fake=lambda: torch.empty(count, dtype=torch.int64, device="cpu"),
-        run=lambda _: torch.tensor([draw_seed() for _ in range(count)], dtype=torch.int64, device="cpu"),
+        fake=lambda: torch.empty(count, dtype=torch.int64, device=device),
+        run=lambda draw: draw(x, count),
     )
 
 
@@ -67,7 +68,6 @@ def separate(x: Tensor) -> Call:
 @declare(
     f"glu(Tensor gate, Tensor up, Tensor seeds, {_PLAN}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     "glu.forward",
-    ON_HOST,
 )
 def glu(
     gate: Tensor,
@@ -101,7 +101,7 @@ def glu(
     return Call(
         fake=fake,
         run=lambda kernel: kernel(
-            *(gate, up, seeds.tolist(), function, parameters, table, up_bits, second_bits, derived)
+            *(gate, up, keys_of(seeds), function, parameters, table, up_bits, second_bits, derived)
         ),
     )
 
@@ -153,7 +153,7 @@ def glu_backward(
     )
 
 
-@declare("copy_in_groups(Tensor x, Tensor seed, int bits, int group_size=256) -> (Tensor, Tensor)", "glu.copy", ON_HOST)
+@declare("copy_in_groups(Tensor x, Tensor seed, int bits, int group_size=256) -> (Tensor, Tensor)", "glu.copy")
 def copy_in_groups(x: Tensor, seed: Tensor, bits: int, group_size: int = GROUP_SIZE) -> Call:
     """Return a copy of `x` in few bits, rounded at random, and its groups."""
     check_dtype(x, "copy_in_groups")
@@ -162,7 +162,7 @@ def copy_in_groups(x: Tensor, seed: Tensor, bits: int, group_size: int = GROUP_S
     check_integer("group_size", group_size, 1, 2**31)
     return Call(
         fake=lambda: (empty_codes(x, x.numel(), bits), _empty_groups(x, int(bits > 0), group_size)),
-        run=lambda kernel: kernel(x.contiguous(), bits, seed.tolist()[0], group_size),
+        run=lambda kernel: kernel(x.contiguous(), bits, keys_of(seed)[0], group_size),
     )
 
 

@@ -27,10 +27,10 @@ from ..backends.reference.per_group import buffer_size, elements_of
 from ..tensors.checks import check_integer
 from ..tensors.levels import UNIFORM, check_levels
 from ..tensors.packing import GROUP, packed_size
-from ..tensors.philox import NEAREST
+from ..tensors.philox import NEAREST, Seed
 from ..tensors.rows import Rows
 from ..tensors.validation import check_groups, has_values
-from .arguments import are_concrete, check_kind, check_result, check_seeds, shown_tensor
+from .arguments import are_concrete, check_kind, check_result, check_seeds, keys_of, shown_tensor
 from .declare import ON_HOST, Call, declare
 
 _LEVELS = 'str levels="uniform"'
@@ -44,7 +44,6 @@ _RESULT = f"int group_size, SymInt features, ScalarType dtype, {_LEVELS}"
 @declare(
     f"per_group_quantize(Tensor x, int bits, int group_size, Tensor? seed, {_LEVELS}) -> (Tensor, Tensor, Tensor)",
     "per_group.quantize",
-    ON_HOST,
 )
 def per_group_quantize(x: Tensor, bits: int, group_size: int, seed: Tensor | None, levels: str = UNIFORM) -> Call:
     """Return packed codes (N, bytes), minima and ranges of `x` (N, D)."""
@@ -235,8 +234,8 @@ def _check_equally_many(
         check_integer("group_size", group_size, 1, 2**31)
 
 
-def _key(seed: Tensor | None) -> int:
-    return NEAREST if seed is None else seed.tolist()[0]
+def _key(seed: Tensor | None) -> Seed:
+    return NEAREST if seed is None else keys_of(seed)[0]
 
 
 def _empty_parameters(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:

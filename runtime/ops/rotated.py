@@ -14,14 +14,13 @@ from ..tensors.checks import check_integer
 from ..tensors.packing import packed_size
 from ..tensors.rotation import check_group_size, groups_of
 from ..tensors.validation import check_part
-from .arguments import are_concrete, check_kind, check_result, check_seeds
-from .declare import ON_HOST, Call, declare
+from .arguments import are_concrete, check_kind, check_result, check_seeds, keys_of
+from .declare import Call, declare
 
 
 @declare(
     "rotated_quantize(Tensor x, Tensor seed, int bits, int group_size, int turns, bool unbiased) -> (Tensor, Tensor)",
     "rotated.quantize",
-    ON_HOST,
 )
 def rotated_quantize(x: Tensor, seed: Tensor, bits: int, group_size: int, turns: int, unbiased: bool) -> Call:
     """Return packed codes, uint8 (N, ⌈D/8⌉·b), and scales, bfloat16 (N, groups), of `x` (N, D)."""
@@ -35,7 +34,7 @@ def rotated_quantize(x: Tensor, seed: Tensor, bits: int, group_size: int, turns:
             x.new_empty(x.shape[0], packed_size(x.shape[1], bits), dtype=torch.uint8),
             x.new_empty(x.shape[0], groups_of(x.shape[1], group_size), dtype=torch.bfloat16),
         ),
-        run=lambda kernel: kernel(x.contiguous(), bits, group_size, turns, unbiased, seed.tolist()[0]),
+        run=lambda kernel: kernel(x.contiguous(), bits, group_size, turns, unbiased, keys_of(seed)[0]),
     )
 
 
@@ -43,7 +42,6 @@ def rotated_quantize(x: Tensor, seed: Tensor, bits: int, group_size: int, turns:
     "rotated_dequantize(Tensor packed, Tensor scale, Tensor seed, int bits, int group_size, int turns,"
     " SymInt features, ScalarType dtype) -> Tensor",
     "rotated.dequantize",
-    ON_HOST,
 )
 def rotated_dequantize(
     packed: Tensor,
@@ -67,7 +65,7 @@ def rotated_dequantize(
 
     def run(kernel: Any) -> Tensor:
         out = torch.empty(scale.shape[0], features, dtype=dtype, device=scale.device)
-        kernel(packed, scale, bits, group_size, turns, seed.tolist()[0], out)
+        kernel(packed, scale, bits, group_size, turns, keys_of(seed)[0], out)
         return out
 
     return Call(fake=lambda: scale.new_empty(scale.shape[0], features, dtype=dtype), run=run)

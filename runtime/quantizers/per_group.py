@@ -41,7 +41,7 @@ from ..tensors.dtypes import as_kind, total_bytes
 from ..tensors.layout import as_dense, flat, with_stride
 from ..tensors.levels import UNIFORM, check_levels
 from ..tensors.packing import GROUP, packed_size
-from ..tensors.philox import draw_seed
+from ..tensors.philox import draw_seed, seed_beside
 from ..tensors.plain import has_kernels
 from ..tensors.rows import SampleBits, check_sample_bits, packed_bytes, sample_bits_list
 from ..tensors.spec import TensorSpec
@@ -145,8 +145,7 @@ class PerGroup(Unpickled):
             room = 0 if given is None else int(given.room)
             kept = cpu.quantize(rows, bits, self.group_size, draw_seed(generator), room, levels)
         else:
-            drawn = generator is None
-            seed = ops.draw_seeds(rows, 1) if drawn else torch.tensor([draw_seed(generator)], device="cpu")
+            seed = ops.draw_seeds(rows, 1) if generator is None else seed_beside(rows, generator)
             if given is None:
                 kept = ops.per_group_quantize(rows, self.bits, self.group_size, seed, levels)
             else:

@@ -40,7 +40,7 @@ from ..tensors.checks import check_integer
 from ..tensors.dtypes import as_kind, total_bytes
 from ..tensors.layout import as_dense, flat
 from ..tensors.packing import packed_size
-from ..tensors.philox import draw_seed
+from ..tensors.philox import draw_seed, seed_beside
 from ..tensors.plain import has_kernels
 from ..tensors.rotation import LEAST_PIECE, check_group_size, groups_of
 from ..tensors.spec import TensorSpec
@@ -112,7 +112,7 @@ class Rotated(Unpickled):
         if has_kernels(x):
             number = draw_seed(generator)
             return RotatedCompressed(self, form, number, *cpu.quantize(rows, *how, number))
-        seed = ops.draw_seeds(rows, 1) if generator is None else torch.tensor([draw_seed(generator)], device="cpu")
+        seed = ops.draw_seeds(rows, 1) if generator is None else seed_beside(rows, generator)
         return RotatedCompressed(self, form, seed, *ops.rotated_quantize(rows, seed, *how))
 
 
@@ -123,7 +123,7 @@ class RotatedCompressed(Unpickled):
     Attributes:
         quantizer: the quantizer that compressed it.
         form: shape, layout and dtype of the tensor.
-        seed: of the signs, a number or int64 (1,) on the CPU.
+        seed: of the signs, a number, or int64 (1,) on the CPU or beside the codes.
         packed: codes, uint8 (N, ⌈D/8⌉·b), each row packed by itself (packing.py).
         scale: S, bfloat16 (N, groups), divided by √G for each turn of a group whose size is a power of two.
     """
@@ -151,7 +151,8 @@ class RotatedCompressed(Unpickled):
         check_part("Rotated", "scale", self.scale, torch.bfloat16, (N, groups_of(D, self.quantizer.group_size)), device)
         seed = self.seed
         if isinstance(seed, Tensor):
-            check_part("Rotated", "seed", seed, torch.int64, (1,), torch.device("cpu"))
+            beside = device if seed.device == device else torch.device("cpu")
+            check_part("Rotated", "seed", seed, torch.int64, (1,), beside)
         elif type(seed) is not int or not 0 <= seed < 2**63:
             raise FewbitError(f"Rotated: the seed is an integer from 0 to 2^63 − 1, not {shown(seed)}")
 

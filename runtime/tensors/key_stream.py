@@ -1,7 +1,7 @@
 """The stream of keys for stochastic rounding, independent of torch's CPU generator, which it never advances.
 
     torch.manual_seed(s)            starts the stream of s
-    next_key()                      returns its next key
+    next_key()                      returns its next key; a GPU has a stream of its own (backends/cuda/keys.py)
     torch.get_rng_state()           carries the position in the stream with the state
     torch.set_rng_state(state)      restores that position
 

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from ...tables import FewbitError
 from ...tables.errors import shown
+from .capture import to_last
 from .table_registry import table_of
 
 Knots = tuple[tuple[int, int], ...]
@@ -135,4 +136,4 @@ def prepare_levels(levels: str, device: torch.device) -> Levels:
             parts = np.stack([np.diff(steep), ends[1:-1]], axis=1).ravel()
             lines[bits, of_shape, direction, : 2 + parts.size] = [len(inner), steep[0], *parts]
     with torch.device("cpu"):  # whatever the default device
-        return Levels(shape, torch.from_numpy(lines).to(device))
+        return Levels(shape, to_last(torch.from_numpy(lines), device))

@@ -22,24 +22,35 @@ KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 MASK = 0xFFFFFFFF
 GOLDEN_RATIO = 40503  # (√5 − 1)/2 of 2^16
 
+Seed = int | Tensor
+"""A key: a number, or int64 () on the device that draws from it, where nobody waits for its value."""
+
 
 def draw_seed(generator: torch.Generator | None = None) -> int:
     """Return a key from 0 to 2^63 − 1: the next of the stream (key_stream.py), or one drawn from `generator`.
 
-    One stream serves tensors on every device: after the same `torch.manual_seed` the keys are the same, without
-    synchronising with any device.
+    After the same `torch.manual_seed` the keys are those that the first GPU draws (backends/cuda/keys.py).
     """
-    if generator is None:
-        return next_key()
-    return int(torch.randint(0, 2**63 - 1, (), dtype=torch.int64, device=generator.device, generator=generator))
+    return next_key() if generator is None else int(seed_from(generator))
 
 
-def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:
+def seed_from(generator: torch.Generator) -> Tensor:
+    """Return a key drawn from `generator`, int64 (1,) on its device, which is not waited for."""
+    return torch.randint(0, 2**63 - 1, (1,), dtype=torch.int64, device=generator.device, generator=generator)
+
+
+def seed_beside(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a key drawn from `generator`, int64 (1,): on the device of `x` if it is drawn there, else on the CPU."""
+    drawn = seed_from(generator)
+    return drawn if drawn.device == x.device else drawn.cpu()
+
+
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Seed, Seed]) -> tuple[Tensor, ...]:
     """Return four words of random bits for each counter of four words, under a key of two.
 
     Args:
         counter: int64, each element from 0 to 2^32 − 1; the lowest word first.
-        key: each from 0 to 2^32 − 1.
+        key: two words, each from 0 to 2^32 − 1.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -50,7 +61,7 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int])
     return c0, c1, c2, c3
 
 
-def random_halves(seed: int, groups: int, device: torch.device) -> Tensor:
+def random_halves(seed: Seed, groups: int, device: torch.device) -> Tensor:
     """Return 16 random bits for each of the 8 codes of `groups` groups: int32 (groups, 8), from 0 to 65,535."""
     index = torch.arange(groups, device=device)
     zero = torch.zeros_like(index)
@@ -59,7 +70,7 @@ def random_halves(seed: int, groups: int, device: torch.device) -> Tensor:
     return torch.stack(halves, dim=1).to(torch.int32)
 
 
-def rotated_halves(seed: int, groups: int, group_size: int, device: torch.device) -> Tensor:
+def rotated_halves(seed: Seed, groups: int, group_size: int, device: torch.device) -> Tensor:
     """Return 16 bits for each element of `groups` groups of the quantizer: int32 (groups, G), from 0 to 65,535.
 
     Only the first of a group is drawn, group g's as `random_halves` has it for code g. From element to element it is

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...tables import FewbitError, Table
+from .capture import to_last
 from .table_registry import round_down, table_of
 
 OFF = 2.0**-10
@@ -73,7 +74,7 @@ def prepare_rounding(key: str, device: torch.device) -> RoundingTable:
         raise FewbitError(f"a table of kind {table.kind} is not rounded at random")
     low, high, inverse, *arrays = _lines(table)
     with torch.device("cpu"):
-        jumps, base, slope = (torch.from_numpy(part.astype(np.float32)).to(device) for part in arrays)
+        jumps, base, slope = (to_last(torch.from_numpy(part.astype(np.float32)), device) for part in arrays)
     last, top = base.numel() - jumps.numel() - 1, table.levels.size - 1
     return RoundingTable(low, high, inverse, jumps, base, slope, last, top, table.bits)
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from ...tables import FewbitError, Table
 from ...tables.errors import shown
 from ...tables.table import table_from_dict, table_to_dict
+from .capture import to_last
 from .dtypes import arithmetic_dtype
 
 _TABLES: dict[str, Table] = {}
@@ -89,12 +90,8 @@ def prepare(key: str, dtype: torch.dtype, device: torch.device) -> Prepared:
     table = table_of(key)
     with torch.device("cpu"):  # whatever the default device
         boundaries = round_down(table.boundaries, dtype)
-    return Prepared(
-        boundaries.to(device),
-        torch.tensor(table.codes, device=device),
-        torch.tensor(table.levels, dtype=arithmetic_dtype(dtype), device=device),
-        table.bits,
-    )
+        codes, levels = torch.tensor(table.codes), torch.tensor(table.levels, dtype=arithmetic_dtype(dtype))
+        return Prepared(to_last(boundaries, device), to_last(codes, device), to_last(levels, device), table.bits)
 
 
 def round_down(values: np.ndarray, dtype: torch.dtype) -> Tensor:

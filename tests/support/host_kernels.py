@@ -162,10 +162,11 @@ def built(source):
 _PER_GROUP = """
 extern "C" void run_quantize(unsigned blocks, const {T}* x, unsigned char* packed, unsigned short* minima,
     unsigned short* ranges, long long N, long long D, const unsigned char* bits, const long long* starts,
-    long long size, long long G, long long seed, const float* lines, long long width, long long shape)
+    long long size, long long G, long long seed, const long long* drawn, const float* lines, long long width,
+    long long shape)
 {{
     host::launch(blocks, {threads}, [=] {{
-        per_group::quantize(x, packed, minima, ranges, N, D, bits, starts, size, G, seed, lines, width, shape);
+        per_group::quantize(x, packed, minima, ranges, N, D, bits, starts, size, G, seed, drawn, lines, width, shape);
     }});
 }}
 
@@ -278,8 +279,13 @@ def start_outlier(dtype, bits, name, blocks, *arguments):
     getattr(library, f"run_{name}")(ctypes.c_uint(blocks), *map(ctypes.c_longlong, arguments))
 
 
-_ROUNDING = "x, packed, slope, base, jumps, n, last, jump_count, low, high, inverse, top, seed"
-_ROUNDING_POINTERS = {"x": "{T}*", "packed": "unsigned char*", **dict.fromkeys(("slope", "base", "jumps"), "float*")}
+_ROUNDING = "x, packed, slope, base, jumps, n, last, jump_count, low, high, inverse, top, seed, drawn"
+_ROUNDING_POINTERS = {
+    "x": "{T}*",
+    "packed": "unsigned char*",
+    "drawn": "long long*",
+    **dict.fromkeys(("slope", "base", "jumps"), "float*"),
+}
 
 
 @functools.cache
@@ -297,14 +303,15 @@ def start_rounding(dtype, bits, blocks, *arguments):
 
 _PIECE = "rows, D, start, count, first, of_row, counters"
 _ROTATED = {
-    "quantize": f"x, packed, scales, {_PIECE}, turns, unbiased, levels, edges, seed",
-    "dequantize": f"packed, scales, out, {_PIECE}, turns, levels, seed",
+    "quantize": f"x, packed, scales, {_PIECE}, turns, unbiased, levels, edges, seed, drawn",
+    "dequantize": f"packed, scales, out, {_PIECE}, turns, levels, seed, drawn",
 }
 _ROTATED_POINTERS = {
     **dict.fromkeys(("x", "out"), "{T}*"),
     **dict.fromkeys(("levels", "edges"), "float*"),
     "packed": "unsigned char*",
     "scales": "unsigned short*",
+    "drawn": "long long*",
 }
 
 
@@ -327,10 +334,11 @@ def start_rotated(dtype, bits, size, name, blocks, *arguments):
 _GLU = """
 extern "C" void run_glu_forward(unsigned blocks, const {T}* gate, const {T}* up, {T}* h, unsigned char* codes,
     unsigned char* up_packed, unsigned char* act_packed, unsigned short* parameters, long long n, long long up_seed,
-    long long act_seed)
+    const long long* up_drawn, long long act_seed, const long long* act_drawn)
 {{
     host::launch(blocks, {threads}, [=] {{
-        {name}::glu_forward(gate, up, h, codes, up_packed, act_packed, parameters, n, up_seed, act_seed);
+        {name}::glu_forward(gate, up, h, codes, up_packed, act_packed, parameters, n,
+            up_seed, up_drawn, act_seed, act_drawn);
     }});
 }}
 

@@ -13,19 +13,20 @@ from torch import Tensor
 from ...tensors.dtypes import KINDS, as_kind, name_of
 from ...tensors.glu_parts import GROUP_SIZE
 from ...tensors.packing import packed_size
+from ...tensors.philox import Seed
 from ...tensors.table_registry import table_of
 from ..reference import glu as reference
 from ..reference.glu import Parts
 from . import per_group
 from .codegen import FORMULAS
 from .codegen.glu import ELEMENTS_PER_BLOCK, glu_source
-from .launching import Loaded, aligned, available, loaded
+from .launching import Loaded, aligned, available, loaded, seed_arguments
 
 
 def forward(
     gate: Tensor,
     up: Tensor,
-    seeds: Sequence[int],
+    seeds: Sequence[Seed],
     function: str,
     parameters: Sequence[float],
     table: str,
@@ -43,7 +44,8 @@ def forward(
     codes, up_packed, act_packed = (torch.empty(size, dtype=torch.uint8, device=gate.device) for size in sizes)
     groups = torch.empty(4, -(-n // GROUP_SIZE), dtype=torch.bfloat16, device=gate.device)
     tensors = (gate, up, h, codes, up_packed, act_packed, groups)
-    _launch("glu_forward", gate, plan, *(t.data_ptr() for t in tensors), n, *seeds)
+    drawn = (argument for seed in seeds for argument in seed_arguments(seed))
+    _launch("glu_forward", gate, plan, *(t.data_ptr() for t in tensors), n, *drawn)
     return h, codes, up_packed, act_packed, groups
 
 
@@ -69,7 +71,7 @@ def backward(
     return results[0], results[1], results[2]
 
 
-def copy(x: Tensor, bits: int, seed: int, group_size: int = GROUP_SIZE) -> tuple[Tensor, Tensor]:
+def copy(x: Tensor, bits: int, seed: Seed, group_size: int = GROUP_SIZE) -> tuple[Tensor, Tensor]:
     """Return the packed codes of the elements of `x` and their groups; both empty for 0 bits."""
     rows = as_kind(x.contiguous().view(1, -1), keep_positive=False)
     if bits == 0 or not per_group.serves(rows, group_size):

@@ -6,6 +6,7 @@ torch is used, with one warning.
 
 import threading
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
@@ -14,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....tables import FewbitError
+from ...tensors.capture import check_no_capture
+from ...tensors.philox import Seed
 from .codegen import THREADS
 from .codegen.compiler import compiler_package, has_compiler, machine_code
 
@@ -40,24 +42,30 @@ def _obstacle(device: int) -> str | None:
     if not has_compiler():
         return f"cuda-core is not installed; pip install '{compiler_package()}'"
     try:
-        start(compiled(_TRIAL, "trial", device), "trial", device, 1)
+        loaded(_TRIAL, "trial", device).launch(1)
     except Exception as error:  # each release of cuda-core has its own class; an import of its parts may fail too
         return " ".join(str(error).split())[:500]
     return None
 
 
-def compiled(source: str, name: str, device: int) -> Any:
-    """Return the kernel `name` of a source, compiled for the device and loaded on it.
+def load(source: str, names: Sequence[str], device: int) -> "list[Loaded]":
+    """Return kernels of a source, compiled for the device and loaded on it together.
 
     Raises:
-        FewbitError: a CUDA graph is being captured, or the kernel cannot be compiled.
+        FewbitError: a CUDA graph is being captured, or the source cannot be compiled.
     """
-    check_no_capture(f"the kernel {name!r}")
+    check_no_capture(f"the kernel {names[0]!r}")
     properties = torch.cuda.get_device_properties(device)
     kind, code = machine_code(source, f"sm_{properties.major}{properties.minor}")
     with torch.cuda.device(device):
         _set_context(device)
-        return getattr(core().ObjectCode, f"from_{kind}")(code).get_kernel(name)
+        library = getattr(core().ObjectCode, f"from_{kind}")(code)
+        return [Loaded(name, device, most_blocks(device), library.get_kernel(name)) for name in names]
+
+
+def loaded(source: str, name: str, device: int) -> "Loaded":
+    """Return one kernel; raises as `load`."""
+    return load(source, [name], device)[0]
 
 
 def start(kernel: Any, name: str, device: int, blocks: int, *arguments: int) -> None:
@@ -101,19 +109,16 @@ def _set_context(device: int) -> None:
         _thread.devices.add(device)
 
 
-def check_no_capture(what: str) -> None:
-    """Raise FewbitError if a CUDA graph is being captured: `what` is first used then, and cannot be loaded."""
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        raise FewbitError(
-            f"{what} cannot be loaded while a CUDA graph is captured: warm up first, by a step before the capture"
-        )
-
-
 def aligned(part: Tensor) -> Tensor:
     """Return `part` as kernels load it: itself, or a copy of one that is a view into a larger tensor."""
     if part.data_ptr() % _ALIGNMENT or not part.is_contiguous():
         return part.clone(memory_format=torch.contiguous_format)
     return part
+
+
+def seed_arguments(seed: Seed) -> tuple[int, int]:
+    """Return a seed as kernels take it: the number and no address, or the address of what was drawn on the GPU."""
+    return (seed, 0) if isinstance(seed, int) else (0, seed.data_ptr())
 
 
 @dataclass(frozen=True)
@@ -133,11 +138,6 @@ class Loaded:
         """Run on torch's current stream of the device, `blocks` at most; nothing for none."""
         if blocks:
             start(self.kernel, self.name, self.device, min(blocks, self.most_blocks), *arguments)
-
-
-def loaded(source: str, name: str, device: int) -> Loaded:
-    """Return the kernel `name` of a source on a device; raises as `compiled`."""
-    return Loaded(name, device, most_blocks(device), compiled(source, name, device))
 
 
 @cache

@@ -9,10 +9,11 @@ from torch import Tensor
 from ...tensors.dtypes import KINDS, name_of
 from ...tensors.levels import UNIFORM, prepare_levels
 from ...tensors.packing import GROUP
+from ...tensors.philox import Seed
 from ...tensors.rows import Rows
 from ..reference import per_group as reference
 from .codegen.per_group import CODES_PER_BLOCK, GROUPS_PER_BLOCK, per_group_source
-from .launching import Loaded, aligned, available, loaded
+from .launching import Loaded, aligned, available, loaded, seed_arguments
 
 
 def serves(x: Tensor, group_size: int) -> bool:
@@ -23,7 +24,7 @@ def serves(x: Tensor, group_size: int) -> bool:
 
 
 def quantize(
-    x: Tensor, bits: int | Tensor, group_size: int, seed: int, room: int = 0, levels: str = UNIFORM
+    x: Tensor, bits: int | Tensor, group_size: int, seed: Seed, room: int = 0, levels: str = UNIFORM
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return packed codes, minima and ranges of `x` (N, D), as `PerGroupCompressed` saves them.
 
@@ -40,7 +41,16 @@ def quantize(
     places = _Places.of(rows, room)
     packed = places.empty(rows, x.device)
     arguments = (x.data_ptr(), packed.data_ptr(), minimum.data_ptr(), range_.data_ptr(), N, D, *places.addresses)
-    _launch("quantize", x, rows, -(-N * groups // GROUPS_PER_BLOCK), *arguments, G, seed, *_lines(levels, x))
+    _launch(
+        "quantize",
+        x,
+        rows,
+        -(-N * groups // GROUPS_PER_BLOCK),
+        *arguments,
+        G,
+        *seed_arguments(seed),
+        *_lines(levels, x),
+    )
     return packed, minimum, range_
 
 

@@ -6,12 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...tensors.capture import to_last
 from ...tensors.dtypes import KINDS, name_of
 from ...tensors.packing import packed_size
+from ...tensors.philox import Seed
 from ...tensors.rotation import LEAST_PIECE, SIGNS, Piece, groups_of, pieces, positive_edges, positive_levels
 from ..reference import rotated as reference
 from .codegen.rotated import ELEMENTS_PER_BLOCK, rotated_source
-from .launching import Loaded, aligned, available, loaded
+from .launching import Loaded, aligned, available, loaded, seed_arguments
 
 
 def serves(x: Tensor) -> bool:
@@ -21,7 +23,7 @@ def serves(x: Tensor) -> bool:
     return x.shape[1] % LEAST_PIECE == 0 and available(x.get_device())
 
 
-def quantize(x: Tensor, bits: int, group_size: int, turns: int, unbiased: bool, seed: int) -> tuple[Tensor, Tensor]:
+def quantize(x: Tensor, bits: int, group_size: int, turns: int, unbiased: bool, seed: Seed) -> tuple[Tensor, Tensor]:
     """Return packed codes, uint8 (N, ⌈D/8⌉·b), and scales, bfloat16 (N, groups), of `x` (N, D)."""
     if not serves(x):
         return reference.quantize(x, bits, group_size, turns, unbiased, seed)
@@ -32,12 +34,12 @@ def quantize(x: Tensor, bits: int, group_size: int, turns: int, unbiased: bool, 
     memory = (x.data_ptr(), packed.data_ptr(), scale.data_ptr())
     for piece in pieces(D, group_size):
         place = _place(piece, N, D, group_size)
-        how = (turns, int(unbiased), levels.data_ptr(), edges.data_ptr(), seed)
+        how = (turns, int(unbiased), levels.data_ptr(), edges.data_ptr(), *seed_arguments(seed))
         _launch("quantize", x, bits, piece.size, _blocks(piece, N), *memory, *place, *how)
     return packed, scale
 
 
-def dequantize(packed: Tensor, scale: Tensor, bits: int, group_size: int, turns: int, seed: int, out: Tensor) -> None:
+def dequantize(packed: Tensor, scale: Tensor, bits: int, group_size: int, turns: int, seed: Seed, out: Tensor) -> None:
     """Write the dequantized codes to `out` (N, D)."""
     if not serves(out):
         return reference.dequantize(packed, scale, bits, group_size, turns, seed, out)
@@ -51,7 +53,8 @@ def dequantize(packed: Tensor, scale: Tensor, bits: int, group_size: int, turns:
     memory = (packed.data_ptr(), scale.data_ptr(), out.data_ptr())
     for piece in pieces(D, group_size):
         place = _place(piece, N, D, group_size)
-        _launch("dequantize", out, bits, piece.size, _blocks(piece, N), *memory, *place, turns, levels.data_ptr(), seed)
+        how = (turns, levels.data_ptr(), *seed_arguments(seed))
+        _launch("dequantize", out, bits, piece.size, _blocks(piece, N), *memory, *place, *how)
 
 
 def _place(piece: Piece, N: int, D: int, group_size: int) -> tuple[int, ...]:
@@ -67,7 +70,8 @@ def _blocks(piece: Piece, N: int) -> int:
 def _tables(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the positive levels and edges on a device; the edges end with infinity."""
     edges = np.append(positive_edges(bits), np.float32(np.inf))
-    return torch.from_numpy(positive_levels(bits).copy()).to(device), torch.from_numpy(edges).to(device)
+    levels = torch.from_numpy(positive_levels(bits).copy())
+    return to_last(levels, device), to_last(torch.from_numpy(edges), device)
 
 
 def _launch(name: str, x: Tensor, bits: int, size: int, blocks: int, *arguments: int) -> None:

@@ -8,13 +8,14 @@ from torch import Tensor
 
 from ...tensors.dtypes import KINDS, name_of
 from ...tensors.packing import packed_size
+from ...tensors.philox import Seed
 from ...tensors.rounding_table import prepare_rounding
 from ..reference import rounding as reference
 from .codegen.rounding import ELEMENTS_PER_BLOCK, rounding_source
-from .launching import Loaded, available, loaded
+from .launching import Loaded, available, loaded, seed_arguments
 
 
-def encode_at_random(x: Tensor, table: str, seed: int) -> Tensor:
+def encode_at_random(x: Tensor, table: str, seed: Seed) -> Tensor:
     """Return the packed codes of the dense tensor `x` in memory order, rounded at random: uint8 (⌈n/8⌉·bits,)."""
     if not available(x.get_device()):
         return reference.encode_at_random(x, table, seed)
@@ -24,7 +25,8 @@ def encode_at_random(x: Tensor, table: str, seed: int) -> Tensor:
     packed = torch.empty(packed_size(n, t.bits), dtype=torch.uint8, device=x.device)
     lines = (t.slope.data_ptr(), t.base.data_ptr(), t.jumps.data_ptr(), n, t.last, t.jumps.numel())
     ends = (_bits(t.low), _bits(t.high), _bits(t.inverse))
-    _launch(x, t.bits, -(-n // ELEMENTS_PER_BLOCK), x.data_ptr(), packed.data_ptr(), *lines, *ends, t.top, seed)
+    arguments = (x.data_ptr(), packed.data_ptr(), *lines, *ends, t.top, *seed_arguments(seed))
+    _launch(x, t.bits, -(-n // ELEMENTS_PER_BLOCK), *arguments)
     return packed
 
 

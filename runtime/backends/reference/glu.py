@@ -14,6 +14,7 @@ from torch import Tensor
 from ...tensors.dtypes import arithmetic_dtype, as_kind, largest
 from ...tensors.glu_parts import GROUP_SIZE
 from ...tensors.packing import unpack
+from ...tensors.philox import Seed
 from ...tensors.table_registry import prepare
 from ..forwards import CALLABLE, forward_of
 from . import activation as tables
@@ -21,7 +22,7 @@ from . import per_group
 from .glu_derivatives import derivative_of
 
 Parts = tuple[Tensor, Tensor, Tensor, Tensor]
-Copy = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]  # of groups of 256
+Copy = Callable[[Tensor, int, Seed], tuple[Tensor, Tensor]]  # of groups of 256
 Values = Callable[[Tensor, Tensor, int, int], Tensor]
 
 
@@ -37,7 +38,7 @@ def product_over(activated: Tensor, up: Tensor, function: str) -> Tensor:
     return activated.mul_(up) if new and activated.is_contiguous() else activated * up
 
 
-def copy(x: Tensor, bits: int, seed: int, group_size: int = GROUP_SIZE) -> tuple[Tensor, Tensor]:
+def copy(x: Tensor, bits: int, seed: Seed, group_size: int = GROUP_SIZE) -> tuple[Tensor, Tensor]:
     """Return packed codes of the elements of `x` and their groups, bfloat16 (2, ⌈n/G⌉); both empty for 0 bits."""
     if bits == 0:
         return nothing(x), x.new_empty(0, -(-x.numel() // group_size), dtype=torch.bfloat16)
@@ -56,7 +57,7 @@ def values(packed: Tensor, groups: Tensor, bits: int, n: int, group_size: int = 
 def forward(
     gate: Tensor,
     up: Tensor,
-    seeds: Sequence[int],
+    seeds: Sequence[Seed],
     function: str,
     parameters: Sequence[float],
     table: str,

@@ -21,7 +21,7 @@ from ...tensors.levels import (
     prepare_levels,
 )
 from ...tensors.packing import GROUP, packed_size
-from ...tensors.philox import NEAREST, random_halves, rotated_halves
+from ...tensors.philox import NEAREST, Seed, random_halves, rotated_halves
 from ...tensors.rows import Rows
 
 NOT_A_NUMBER = 0x7FC0
@@ -32,7 +32,7 @@ def quantize(
     x: Tensor,
     bits: int | Tensor,
     group_size: int,
-    seed: int,
+    seed: Seed,
     room: int = 0,
     levels: str = UNIFORM,
     rotated: bool = False,
@@ -63,7 +63,7 @@ def quantize(
     lines = prepared.lines[_each(bits, x.device), shape, 0].unsqueeze(2)
     v = (_on_curve(difference * scale.unsqueeze(2), lines) + 0.5).int().view(N, groups * G)[:, :D]
     width = rows.width * GROUP
-    if seed == NEAREST:
+    if isinstance(seed, int) and seed == NEAREST:
         ξ: int | Tensor = 1 << 15
     elif rotated:
         ξ = rotated_halves(seed, N * groups, G, x.device).view(N, D)

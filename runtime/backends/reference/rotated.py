@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...tensors.dtypes import largest
 from ...tensors.packing import GROUP, pack, unpack
-from ...tensors.philox import MASK, philox
+from ...tensors.philox import MASK, Seed, philox
 from ...tensors.rotation import (
     LARGEST_GROUP,
     SHARED,
@@ -28,7 +28,7 @@ INFINITY = 0x7F800000
 _BLOCK = 32
 
 
-def quantize(x: Tensor, bits: int, group_size: int, turns: int, unbiased: bool, seed: int) -> tuple[Tensor, Tensor]:
+def quantize(x: Tensor, bits: int, group_size: int, turns: int, unbiased: bool, seed: Seed) -> tuple[Tensor, Tensor]:
     """Return packed codes, uint8 (N, ⌈D/8⌉·b), and scales, bfloat16 (N, groups), of `x` (N, D)."""
     N, D = x.shape
     codes = torch.zeros(N, -(-D // GROUP) * GROUP, dtype=torch.uint8, device=x.device)
@@ -42,7 +42,7 @@ def quantize(x: Tensor, bits: int, group_size: int, turns: int, unbiased: bool, 
     return pack(codes, bits).view(N, codes.shape[1] // GROUP * bits), scale.to(torch.int16).view(torch.bfloat16)
 
 
-def dequantize(packed: Tensor, scale: Tensor, bits: int, group_size: int, turns: int, seed: int, out: Tensor) -> None:
+def dequantize(packed: Tensor, scale: Tensor, bits: int, group_size: int, turns: int, seed: Seed, out: Tensor) -> None:
     """Write the dequantized codes to `out` (N, D)."""
     N, D = out.shape
     width = -(-D // GROUP) * GROUP
@@ -135,7 +135,7 @@ def _flipped(r: Tensor, sign: Tensor, place: tuple[int, int]) -> Tensor:
 
 
 def _signs(
-    piece: Piece, N: int, groups: int, group_size: int, turns: int, seed: int, like: Tensor
+    piece: Piece, N: int, groups: int, group_size: int, turns: int, seed: Seed, like: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
     """Return ±1 of the first pass, (N, count, g), and of each further one, (p,)."""
     device = like.device
@@ -150,7 +150,7 @@ def _signs(
     return 1.0 - 2.0 * own, shared
 
 
-def _bits(counters: Tensor, seed: int) -> Tensor:
+def _bits(counters: Tensor, seed: Seed) -> Tensor:
     """Return the random bits of counters (…, n): (…, 128·n), 0 or 1."""
     zero = torch.zeros_like(counters)
     words = torch.stack(philox((counters & MASK, counters >> 32, zero, zero), (seed & MASK, seed >> 32)), -1)

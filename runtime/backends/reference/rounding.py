@@ -5,11 +5,11 @@ from torch import Tensor
 
 from ...tensors.layout import flat
 from ...tensors.packing import GROUP, pack
-from ...tensors.philox import random_halves
+from ...tensors.philox import Seed, random_halves
 from ...tensors.rounding_table import prepare_rounding
 
 
-def encode_at_random(x: Tensor, table: str, seed: int) -> Tensor:
+def encode_at_random(x: Tensor, table: str, seed: Seed) -> Tensor:
     """Return the packed codes of the dense tensor `x` in memory order, rounded at random: uint8 (⌈n/8⌉·bits,).
 
     NaN has the greatest code.

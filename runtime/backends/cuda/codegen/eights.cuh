@@ -11,8 +11,10 @@ __device__ inline i64 quotient(i64 a, i64 b)
 // 8 numbers from `from` on, those that are left; the others are 0.
 template <class T> __device__ inline void load_eight(const T* from, i64 left, float (&to)[8])
 {
-    if (left >= 8 && aligned(from))
-        return reinterpret_cast<const Eight<T>*>(from)->widen_to(to);
+    if (left >= 8 && aligned(from)) {
+        const Eight<T> whole = *reinterpret_cast<const Eight<T>*>(from);  // a copy: members by themselves are not one load
+        return whole.widen_to(to);
+    }
 #pragma unroll
     for (int i = 0; i < 8; ++i)
         to[i] = i < left ? widen(from[i]) : 0.0f;

@@ -40,29 +40,45 @@ __device__ inline void keep_copy(
         store_group<bits>(packed, eight, codes_of<bits>(h, left, kept, Straight{}, u64(eight), seed));
 }
 
-// Read gate and up (n) once; write h (n), the packed codes of act' and of the copies of up and act(gate), and their
-// parameters (4, groups).
-template <class T, class Codes, class Function, int up_bits, int act_bits>
-__device__ inline void glu_forward_groups(
-    const T* gate, const T* up, T* h, u8* codes, u8* up_packed, u8* act_packed, u16* parameters, i64 n, u64 up_seed,
-    u64 act_seed)
-{
-    __shared__ typename Codes::Shared table;
-    Codes::fill(table);
-    const i64 groups = (n + span - 1) / span;
-    const int lane = threadIdx.x % lanes;
-    for (i64 group = i64(blockIdx.x) * warps + threadIdx.x / lanes; group < groups; group += i64(gridDim.x) * warps) {
-        const i64 begin = group * span + lane * 8, left = n - begin;
-        float x[8], u[8];
-        load_eight(gate + begin, left, x);
-        load_eight(up + begin, left, u);
+// Groups of which a warp takes both copies at once: as many copies as `chunks`, each in the words of its type.
+template <class T> constexpr int pairs = chunks<T> / 2;
+
+// What the forward pass reads and writes: gate and up (n) once; h (n), the packed codes of act' and of the copies of up
+// and act(gate), and their parameters (4, groups).
+template <class T, class Codes, class Function, int up_bits, int act_bits> struct GatedForward {
+    const T *gate, *up;
+    T* h;
+    u8 *codes, *up_packed, *act_packed;
+    u16* parameters;
+    i64 n, groups;
+    u64 up_seed, act_seed;
+    const typename Codes::Shared& table;
+    int lane;
+
+    // The codes of 8 numbers, which become act of them as it is stored.
+    __device__ Word<Codes::bits> activate(float (&x)[8], i64 left, Eight<T>& stored) const
+    {
         Word<Codes::bits> word = 0;
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             if (i < left)
                 word |= pack<Codes::bits>(Codes::of(x[i], table), i);
-            x[i] = rounded<T>(Function::of(x[i]));
+            x[i] = Function::of(x[i]);
         }
+        stored = Eight<T>::of(x);
+        stored.widen_to(x);
+        return word;
+    }
+
+    // One group, of which there may be less, at any address.
+    __device__ void part(i64 group) const
+    {
+        const i64 begin = group * span + lane * 8, left = n - begin;
+        float x[8], u[8];
+        load_eight(gate + begin, left, x);
+        load_eight(up + begin, left, u);
+        Eight<T> stored;
+        const Word<Codes::bits> word = activate(x, left, stored);
         if (left > 0)
             store_group<Codes::bits>(codes, begin / 8, word);
         keep_copy<up_bits>(u, left, up_packed, parameters, 0, groups, group, up_seed, lane);
@@ -72,6 +88,76 @@ __device__ inline void glu_forward_groups(
             u[i] = __fmul_rn(x[i], u[i]);
         store_eight(u, h + begin, left);
     }
+
+    // Whole groups, aligned: what a copy of a group needs once one lane finds for all.
+    __device__ void whole(i64 first) const
+    {
+        Eight<T> copies[2 * pairs<T>];  // up and act of each group
+        Ends<T> ends[2 * pairs<T>];
+        const i64 begin = first * lanes + lane;  // eights
+#pragma unroll
+        for (int c = 0; c < pairs<T>; ++c) {
+            copies[2 * c] = reinterpret_cast<const Eight<T>*>(up)[begin + c * lanes];
+            copies[2 * c + 1] = reinterpret_cast<const Eight<T>*>(gate)[begin + c * lanes];
+        }
+#pragma unroll
+        for (int c = 0; c < pairs<T>; ++c) {
+            float x[8], u[8];
+            copies[2 * c + 1].widen_to(x);
+            copies[2 * c].widen_to(u);
+            store_group<Codes::bits>(codes, begin + c * lanes, activate(x, 8, copies[2 * c + 1]));
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                u[i] = __fmul_rn(x[i], u[i]);
+            reinterpret_cast<Eight<T>*>(h)[begin + c * lanes] = Eight<T>::of(u);
+        }
+#pragma unroll
+        for (int i = 0; i < 2 * pairs<T>; ++i)
+            ends[i] = Ends<T>::of(copies[i]);
+        const Ends<T> mine = ends_of_slots<T>(ends, lane, lanes);
+        const int own_copy = chunk_of<T>(lane);
+        const GroupParameters kept = group_parameters(mine.low(), mine.high());
+        if (lane < chunks<T>) {
+            u16* to = parameters + own_copy % 2 * 2 * groups + first + own_copy / 2;
+            to[0] = u16(kept.minimum);
+            to[groups] = u16(kept.range);
+        }
+        const Steps own = Steps::of(kept, mine.low(), own_copy % 2 ? act_bits : up_bits);
+#pragma unroll
+        for (int c = 0; c < pairs<T>; ++c) {
+            const i64 eight = begin + c * lanes;
+            write_copy<up_bits>(copies[2 * c], own.from(holder<T>(2 * c, lane)), up_packed, eight, up_seed);
+            write_copy<act_bits>(copies[2 * c + 1], own.from(holder<T>(2 * c + 1, lane)), act_packed, eight, act_seed);
+        }
+    }
+
+    template <int bits>
+    __device__ static void write_copy(const Eight<T>& h, const Steps& steps, u8* packed, i64 eight, u64 seed)
+    {
+        Random random = to_nearest;
+        if (seed != NEAREST)
+            random = philox(u64(eight), seed);
+        store_group<bits>(packed, eight, codes_of<T, bits>(h, steps, random));
+    }
+};
+
+template <class T, class Codes, class Function, int up_bits, int act_bits>
+__device__ inline void glu_forward_groups(
+    const T* gate, const T* up, T* h, u8* codes, u8* up_packed, u8* act_packed, u16* parameters, i64 n, u64 up_seed,
+    u64 act_seed)
+{
+    __shared__ typename Codes::Shared table;
+    Codes::fill(table);
+    const i64 groups = (n + span - 1) / span;
+    const GatedForward<T, Codes, Function, up_bits, act_bits> work = {
+        gate, up, h, codes, up_packed, act_packed, parameters, n, groups, up_seed, act_seed, table,
+        int(threadIdx.x % lanes)};
+    const i64 rows = aligned(gate) && aligned(up) && aligned(h) ? n / span / pairs<T> : 0;
+    const i64 warp = i64(blockIdx.x) * warps + threadIdx.x / lanes, stride = i64(gridDim.x) * warps;
+    for (i64 row = warp; row < rows; row += stride)
+        work.whole(row * pairs<T>);
+    for (i64 group = rows * pairs<T> + warp; group < groups; group += stride)
+        work.part(group);
 }
 
 // The 8 values of a copy from `eight` on, float32.

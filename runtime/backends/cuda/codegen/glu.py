@@ -8,7 +8,7 @@ from .....tables import Table
 from .source import NUMBERS, THREADS, table_text
 
 ELEMENTS_PER_BLOCK = THREADS * 8
-_PIECES = ("numbers", "packing", "kernels", "eights", "philox", "per_group", "glu")
+_PIECES = ("numbers", "packing", "kernels", "eights", "philox", "per_group", "per_group_slots", "glu")
 
 
 def glu_source(
@@ -17,9 +17,11 @@ def glu_source(
     """Return the source of two kernels with C names in the table's namespace, `THREADS` threads a block:
 
         glu_forward(const T* gate, const T* up, T* h, u8* codes, u8* up_packed, u8* act_packed, u16* parameters,
-                    i64 n, i64 up_seed, i64 act_seed)
+                    i64 n, i64 up_seed, const i64* up_drawn, i64 act_seed, const i64* act_drawn)
         glu_backward(const T* grad, const u8* codes, const u8* up_packed, const u8* act_packed, const u16* parameters,
                      T* d_gate, T* d_up, T* h, i64 n)          a null pointer is not written
+
+    The seeds are those numbers, or what lies at the addresses in the GPU's memory.
 
     Args:
         table: of act'.
@@ -49,10 +51,11 @@ using fewbit::u16;
 
 extern "C" __global__ void __launch_bounds__(fewbit::threads, fewbit::residents<{T}>)
 glu_forward(const {T}* gate, const {T}* up, {T}* h, u8* codes, u8* up_packed, u8* act_packed, u16* parameters, i64 n,
-            i64 up_seed, i64 act_seed)
+            i64 up_seed, const i64* up_drawn, i64 act_seed, const i64* act_drawn)
 {{
     fewbit::glu_forward_groups<{T}, Codes<{A}>, Function<{T}>, {up_bits}, {act_bits}>(
-        gate, up, h, codes, up_packed, act_packed, parameters, n, fewbit::u64(up_seed), fewbit::u64(act_seed));
+        gate, up, h, codes, up_packed, act_packed, parameters, n, fewbit::key_of(up_seed, up_drawn),
+        fewbit::key_of(act_seed, act_drawn));
 }}
 
 extern "C" __global__ void __launch_bounds__(fewbit::threads, fewbit::residents<{T}>)

@@ -235,7 +235,7 @@ template <int bits> __device__ inline void spread(Word<bits> word, float (&to)[8
 // last bit of a constant number or 0: the scale is 0, and NaN and infinities become NaN, whose integer is 0.
 struct Steps {
     float Z, scale, offset;
-    template <int bits> static __device__ Steps of(GroupParameters kept, float low)
+    static __device__ Steps of(GroupParameters kept, float low, int bits)
     {
         const float scale = __fdiv_rn(float(((1u << bits) - 1) << 16), __uint_as_float(kept.range << 16));
         const bool one = kept.is_constant() && (__float_as_uint(__fadd_rn(low, 0.0f)) >> 15 & 1);
@@ -291,7 +291,7 @@ __device__ inline void quantize_slots(const T* x, u8* packed, u16* minima, u16* 
             minima[group] = u16(kept.minimum);
             ranges[group] = u16(kept.range);
         }
-        const Steps own = Steps::of<bits>(kept, mine.low());
+        const Steps own = Steps::of(kept, mine.low(), bits);
 #pragma unroll
         for (int c = 0; c < chunks<T>; ++c) {
             const u32 eight = begin + c * to_next;

@@ -15,11 +15,12 @@ def rotated_source(dtype: str, bits: int, size: int) -> str:
     """Return the source of two kernels with C names in the namespace `rotated`, `THREADS` threads a block:
 
         quantize(const T* x, u8* packed, u16* scales, PIECE, i64 turns, i64 unbiased, const float* levels,
-                 const float* edges, i64 seed)
-        dequantize(const u8* packed, const u16* scales, T* out, PIECE, i64 turns, const float* levels, i64 seed)
+                 const float* edges, SEED)
+        dequantize(const u8* packed, const u16* scales, T* out, PIECE, i64 turns, const float* levels, SEED)
 
     PIECE is (i64 rows, i64 D, i64 start, i64 count, i64 first, i64 of_row, i64 counters): `Piece` of a row of D
     elements with `of_row` groups, each of which draws so many counters. D is a multiple of 64.
+    SEED is (i64 seed, const i64* drawn): the address of the seed in the GPU's memory, or null.
 
     Args:
         dtype: ``float32``, ``float16`` or ``bfloat16``.
@@ -39,23 +40,24 @@ namespace rotated {{
 using fewbit::i64;
 using fewbit::u8;
 using fewbit::u16;
-using fewbit::u64;
 
 extern "C" __global__ void __launch_bounds__(fewbit::threads, fewbit::residents<{T}>)
 quantize(const {T}* x, u8* packed, u16* scales, i64 rows, i64 D, i64 start, i64 count, i64 first, i64 of_row,
-         i64 counters, i64 turns, i64 unbiased, const float* levels, const float* edges, i64 seed)
+         i64 counters, i64 turns, i64 unbiased, const float* levels, const float* edges, i64 seed,
+         const i64* drawn)
 {{
     const fewbit::Pieces pieces = {{rows, D, start, count, first, of_row, counters}};
     fewbit::quantize_rotated<{T}, {bits}, {size}>(
-        x, packed, scales, pieces, int(turns), unbiased != 0, levels, edges, u64(seed));
+        x, packed, scales, pieces, int(turns), unbiased != 0, levels, edges, fewbit::key_of(seed, drawn));
 }}
 
 extern "C" __global__ void __launch_bounds__(fewbit::threads, fewbit::residents<{T}>)
 dequantize(const u8* packed, const u16* scales, {T}* out, i64 rows, i64 D, i64 start, i64 count, i64 first, i64 of_row,
-           i64 counters, i64 turns, const float* levels, i64 seed)
+           i64 counters, i64 turns, const float* levels, i64 seed, const i64* drawn)
 {{
     const fewbit::Pieces pieces = {{rows, D, start, count, first, of_row, counters}};
-    fewbit::dequantize_rotated<{T}, {bits}, {size}>(packed, scales, out, pieces, int(turns), levels, u64(seed));
+    fewbit::dequantize_rotated<{T}, {bits}, {size}>(
+        packed, scales, out, pieces, int(turns), levels, fewbit::key_of(seed, drawn));
 }}
 
 }}  // namespace rotated

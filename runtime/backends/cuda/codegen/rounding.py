@@ -14,9 +14,10 @@ def rounding_source(dtype: str, bits: int) -> str:
     """Return the source of one kernel with a C name in the namespace `rounding`, `THREADS` threads a block:
 
         encode(const T* x, u8* packed, const float* slope, const float* base, const float* jumps, i64 n, i64 last,
-               i64 jump_count, i64 low, i64 high, i64 inverse, i64 top, i64 seed)
+               i64 jump_count, i64 low, i64 high, i64 inverse, i64 top, i64 seed, const i64* drawn)
 
-    The arguments are those of `RoundingTable`; low, high and inverse are the bits of a float32.
+    The arguments are those of `RoundingTable`; low, high and inverse are the bits of a float32; `drawn` is
+    the address of the seed in the GPU's memory, or null.
 
     Args:
         dtype: ``float32``, ``float16`` or ``bfloat16``.
@@ -38,11 +39,11 @@ using fewbit::u32;
 
 extern "C" __global__ void __launch_bounds__(fewbit::threads, fewbit::residents<{T}>)
 encode(const {T}* x, u8* packed, const float* slope, const float* base, const float* jumps, i64 n, i64 last,
-       i64 jump_count, i64 low, i64 high, i64 inverse, i64 top, i64 seed)
+       i64 jump_count, i64 low, i64 high, i64 inverse, i64 top, i64 seed, const i64* drawn)
 {{
     const fewbit::Lines lines = {{__uint_as_float(u32(low)), __uint_as_float(u32(high)), __uint_as_float(u32(inverse)),
                                  slope, base, jumps, int(last), int(jump_count)}};
-    fewbit::round_at_random<{T}, {bits}>(x, packed, n, lines, u32(top), fewbit::u64(seed));
+    fewbit::round_at_random<{T}, {bits}>(x, packed, n, lines, u32(top), fewbit::key_of(seed, drawn));
 }}
 
 }}  // namespace rounding

@@ -105,11 +105,11 @@ class TestLaunch:
     def test_a_kernel_is_not_loaded_while_a_graph_is_captured(self, core, monkeypatch):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-        for first_use in (lambda: launching.compiled("source", "encode", 0), lambda: launching.available(0)):
-            with pytest.raises(FewbitError, match="cannot be loaded while a CUDA graph is captured: warm up first"):
+        for first_use in (lambda: launching.loaded("source", "encode", 0), lambda: launching.available(0)):
+            with pytest.raises(FewbitError, match="is first used while a CUDA graph is captured: warm up first"):
                 first_use()
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-        assert launching.compiled("source", "encode", 0) == ("sm_90 source", "encode")
+        assert launching.loaded("source", "encode", 0).kernel == ("sm_90 source", "encode")
         assert launching.available(0)
 
 

@@ -11,6 +11,7 @@ from fewbit.runtime.backends.cuda import launching
 from fewbit.runtime.backends.cuda import outlier as cuda
 from fewbit.runtime.backends.cuda.codegen.compiler import compile_source
 from fewbit.runtime.backends.cuda.codegen.outlier import codes_source, selection_source
+from fewbit.runtime.backends.cuda.launching import Loaded
 from fewbit.runtime.backends.reference.outlier import level_values
 from host_kernels import guarded, needs_gxx, needs_nvrtc, of_each_architecture, unharmed
 from quantizer_cases import (
@@ -149,15 +150,12 @@ def test_nothing_is_written_outside_if_x_changes_meanwhile(host, kernel, memory,
 def test_each_launch_is_of_a_kernel_of_its_source(monkeypatch):
     """On the tensor's device: as many blocks as there is work for, up to what fills it, and the scan in one."""
     launched = []
-    properties = type("Properties", (), {"multi_processor_count": 3})
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(launching, "compiled", lambda source, name, device: (source, name, device))
     monkeypatch.setattr(launching, "start", lambda *arguments: launched.append(arguments))
     monkeypatch.setattr(cuda, "serves", lambda x: True)
     monkeypatch.setattr(torch.Tensor, "get_device", lambda self: 1)
-    for cached in (cuda._kernel, cuda.most_blocks):
-        monkeypatch.setattr(cuda, cached.__name__, cached.__wrapped__)
-    monkeypatch.setattr(launching, "most_blocks", cuda.most_blocks)
+    monkeypatch.setattr(cuda, "_kernel", cuda._kernel.__wrapped__)
+    monkeypatch.setattr(cuda, "most_blocks", lambda device: 24)
+    monkeypatch.setattr(cuda, "loaded", lambda source, name, device: Loaded(name, device, 24, (source, name, device)))
     for n, blocks in ((1, 1), (7680, 1), (7681, 2), (10**6, 24)):
         launched.clear()
         x = torch.zeros(n, dtype=torch.bfloat16)

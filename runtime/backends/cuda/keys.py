@@ -1,0 +1,148 @@
+"""Seeds of rounding on a GPU: the stream of tensors/key_stream.py, with its place in the GPU's memory.
+
+A CUDA graph records the kernel that draws, so each replay draws anew, and nothing waits for the host. The stream of
+device d is that of the seed of torch's generator there, begun d · 2^40 keys further on: device 0 draws the keys that a
+CPU does. Torch's generators are never advanced, so the masks of dropout are those of exact training.
+
+    torch.manual_seed(s), torch.cuda.manual_seed(s)    start the stream of s
+    torch.cuda.get_rng_state()                         carries the place in the stream with the state
+    torch.cuda.set_rng_state(state)                    goes to that place
+
+The host knows that place as far as it has drawn itself; replays in between go on from where they are.
+"""
+
+import threading
+from collections.abc import Iterable
+from functools import wraps
+
+import torch
+from torch import Tensor
+
+from ...tensors.capture import check_no_capture
+from ..reference import keys as reference
+from .codegen.keys import keys_source
+from .launching import available, load
+
+_BETWEEN = 1 << 40  # keys between the streams of two devices of one seed
+_PLACE = "_fewbit_rounding"  # attribute of torch's state tensor: the place in the stream
+
+Device = int | str | torch.device
+Place = tuple[int, int]  # a seed, and the number of its keys drawn so far
+
+
+def draw(x: Tensor, count: int) -> Tensor:
+    """Return the next `count` seeds, int64 (count,), beside `x`."""
+    device = x.get_device()
+    if not available(device):
+        check_no_capture("a seed drawn on the host, as fewbit's kernels do not run here,")
+        return reference.draw(x, count)
+    seeds = torch.empty(count, dtype=torch.int64, device=x.device)
+    stream_of(device).draw(seeds)
+    return seeds
+
+
+class DeviceStream:
+    """The stream of a device, with its place as far as the host has drawn, and the kernels that draw."""
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._draw, self._move = load(keys_source(), ("draw", "move"), device)
+        self._lock = threading.Lock()
+        self._place: Place = (-1, 0)
+        self.restart()
+
+    @property
+    def place(self) -> Place:
+        """Return the position in the stream."""
+        return self._place
+
+    def restart(self) -> None:
+        """Begin the stream of the seed that torch's generator of the device has."""
+        self._begin((self._seed(), 0))
+
+    def go_to(self, place: Place) -> None:
+        """Continue from `place`: of the same seed by as many keys as the host is beyond it."""
+        if place[0] != self._place[0]:
+            self._begin(place)
+            return
+        self._move.launch(1, 0, place[1] - self._place[1], 0)
+        self._place = place
+
+    def draw(self, seeds: Tensor) -> None:
+        """Write the next seeds."""
+        with self._lock:
+            if not torch.cuda.is_current_stream_capturing() and self._place[0] != self._seed():
+                self.restart()  # torch's generator was seeded by its own method
+            self._draw.launch(1, seeds.data_ptr(), seeds.numel())
+            self._place = (self._place[0], self._place[1] + seeds.numel())
+
+    def _seed(self) -> int:
+        return torch.cuda.default_generators[self._device].initial_seed()
+
+    def _begin(self, place: Place) -> None:
+        seed, drawn = place
+        self._move.launch(1, seed - (seed >> 63 << 64), self._device * _BETWEEN + drawn, 1)  # seed as an int64
+        self._place = place
+
+
+_streams: dict[int, DeviceStream] = {}
+
+
+def stream_of(device: int) -> DeviceStream:
+    """Return the stream of a device, begun at first use."""
+    if device not in _streams:
+        _streams[device] = DeviceStream(device)
+    return _streams[device]
+
+
+# ---- torch's seeds and states ----------------------------------------------------------------------------------------
+
+
+def _accompany_torch() -> None:
+    """Make the streams follow the seeds and states of torch's CUDA generators."""
+    module = torch.cuda.random
+    seed_one, seed_all = module.manual_seed, module.manual_seed_all
+    state_of_torch, restore_torch = module.get_rng_state, module.set_rng_state
+
+    @wraps(seed_one)
+    def manual_seed(seed: int) -> None:
+        seed_one(seed)
+        _restart([torch.cuda.current_device()] if _streams else [])
+
+    @wraps(seed_all)
+    def manual_seed_all(seed: int) -> None:
+        seed_all(seed)
+        _restart(_streams)
+
+    @wraps(state_of_torch)
+    def get_rng_state(device: Device = "cuda") -> Tensor:
+        state = state_of_torch(device)
+        if (stream := _streams.get(_index(device))) is not None:
+            setattr(state, _PLACE, stream.place)
+        return state
+
+    @wraps(restore_torch)
+    def set_rng_state(new_state: Tensor, device: Device = "cuda") -> None:
+        restore_torch(new_state, device)
+        place = getattr(new_state, _PLACE, None)
+        if place is not None and torch.cuda.is_initialized() and available(_index(device)):
+            stream_of(_index(device)).go_to(place)
+
+    for function in (manual_seed, manual_seed_all, get_rng_state, set_rng_state):
+        setattr(torch.cuda, function.__name__, function)
+        setattr(module, function.__name__, function)
+
+
+def _restart(devices: Iterable[int]) -> None:
+    for device in devices:
+        if device in _streams:
+            _streams[device].restart()
+
+
+def _index(device: Device) -> int:
+    """Return the number of a device; the current one's where it has none."""
+    index = device if isinstance(device, int) else torch.device(device).index
+    return torch.cuda.current_device() if index is None else index
+
+
+_accompany_torch()
