@@ -100,9 +100,8 @@ def stream_of(device: int) -> DeviceStream:
 
 def _accompany_torch() -> None:
     """Make the streams follow the seeds and states of torch's CUDA generators."""
-    module = torch.cuda.random
-    seed_one, seed_all = module.manual_seed, module.manual_seed_all
-    state_of_torch, restore_torch = module.get_rng_state, module.set_rng_state
+    seed_one, seed_all = torch.cuda.manual_seed, torch.cuda.manual_seed_all
+    state_of_torch, restore_torch = torch.cuda.get_rng_state, torch.cuda.set_rng_state
 
     @wraps(seed_one)
     def manual_seed(seed: int) -> None:
@@ -130,7 +129,7 @@ def _accompany_torch() -> None:
 
     for function in (manual_seed, manual_seed_all, get_rng_state, set_rng_state):
         setattr(torch.cuda, function.__name__, function)
-        setattr(module, function.__name__, function)
+        setattr(torch.cuda.random, function.__name__, function)
 
 
 def _restart(devices: Iterable[int]) -> None:
