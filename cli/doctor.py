@@ -157,9 +157,22 @@ def _cuda() -> Backend:
     if not has_compiler():
         return Backend("cuda", False, f"{gpu} runs plain torch, slowly: pip install '{_cuda_package()}'")
     try:
-        return Backend("cuda", True, f"{gpu}, kernels compiled by NVRTC {compiler_version()}")
+        nvrtc = compiler_version()
     except FewbitError as error:
         return Backend("cuda", False, f"{gpu} runs plain torch: {error}")
+    return Backend("cuda", True, f"{gpu}, kernels compiled by NVRTC {nvrtc}{_other_release(nvrtc, torch.version.cuda)}")
+
+
+def _other_release(nvrtc: str, cuda: str | None) -> str:
+    """Return what follows where NVRTC is of another release than the CUDA of torch: erf, exp and tanh change.
+
+    Between 13.0 and 13.5 GELU of 55 float16 numbers does, and of 7 bfloat16.
+    """
+    release = ".".join((cuda or nvrtc).split(".")[:2])
+    if nvrtc == release:
+        return ""
+    package = "nvidia-cuda-nvrtc-cu12" if release.startswith("12.") else "nvidia-cuda-nvrtc"
+    return f"; torch is of CUDA {release}, and f(x) may differ in the last place: pip install '{package}=={release}.*'"
 
 
 def _cuda_package() -> str:

@@ -6,6 +6,6 @@ generate           source text of functions and modules, from the rows of backen
 dispatch           shared by all of them: computes f(x) and saves codes
 user_functions     user-defined activations: an expression in x or a callable
 catch              `with few_bit(bits=3)`: torch's functions in any code
-fast_path          plain tensors on the CPU without the dispatcher; transforms.py: under torch.func
+fast_path          plain tensors without the dispatcher; transforms.py: under torch.func
 table_lookup       from an activation, bits and an optional table to the key of a registered table
 """

@@ -1,4 +1,4 @@
-"""Few-bit activations of plain tensors on the CPU, without the dispatcher: the path of training in eager mode.
+"""Few-bit activations of plain tensors, without the dispatcher: the path of training in eager mode.
 
 An op goes from Python to torch's dispatcher, to Python for autograd, to the dispatcher again and to Python once more
 for the kernels, and back the same way: that costs some 35 microseconds more than torch's own module, forward and
@@ -22,28 +22,29 @@ from torch.nn import Parameter
 
 from .. import ops
 from ..backends.cpu import activation as cpu
+from ..backends.cuda import activation as cuda
 from ..ops.arguments import check_dtype, refuse
 from ..tensors.layout import with_stride
 
 
 def serves(x: Tensor) -> bool:
-    """Return whether `x` is a plain CPU tensor, whose operations only autograd needs to see.
+    """Return whether `x` is a plain tensor of the CPU or a GPU, whose operations only autograd needs to see.
 
     Its dispatch keys exclude fake, batched, sparse, quantized and negated tensors.
     """
     return (
         not torch.compiler.is_compiling()
         and (type(x) is Tensor or type(x) is Parameter)
-        and torch._C._dispatch_keys(x).raw_repr() == _plain_keys()
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._len_torch_function_stack()
         and not torch._C._is_tracing()
+        and torch._C._dispatch_keys(x).raw_repr() == _plain_keys(x.is_cuda)
     )
 
 
 @cache
-def _plain_keys() -> int:
-    return torch._C._dispatch_keys(torch.empty(0, device="cpu")).raw_repr()
+def _plain_keys(on_gpu: bool) -> int:
+    return torch._C._dispatch_keys(torch.empty(0, device="cuda" if on_gpu else "cpu")).raw_repr()
 
 
 def activation(x: Tensor, function: str, parameters: Sequence[float], key: str) -> Tensor:
@@ -58,7 +59,7 @@ class fewbit_activation(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, function: str, parameters: Sequence[float], key: str) -> Tensor:
         """Return f(x) and save its codes."""
         check_dtype(x, function)
-        y, packed = cpu.activation(x, function, parameters, key)
+        y, packed = (cuda if x.is_cuda else cpu).activation(x, function, parameters, key)
         ctx.save_for_backward(packed)
         ctx.key = key
         ctx.stride = y.stride()
@@ -70,7 +71,8 @@ class fewbit_activation(torch.autograd.Function):
         (packed,) = ctx.saved_tensors
         grad = grads[0]
         if serves(grad) and not torch.is_grad_enabled():
-            return cpu.multiply(with_stride(grad, ctx.stride), packed, ctx.key), None, None, None
+            backend = cuda if grad.is_cuda else cpu
+            return backend.multiply(with_stride(grad, ctx.stride), packed, ctx.key), None, None, None
         return ops.gradient(grad, packed, ctx.key, ctx.stride), None, None, None
 
     @staticmethod

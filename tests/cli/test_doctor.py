@@ -122,6 +122,25 @@ def test_the_compiler_of_cuda_kernels_is_that_of_torch(run, two_kernels, monkeyp
     assert f"pip install 'cuda-core[{release}]'" in run("doctor").out
 
 
+@pytest.mark.parametrize(
+    ("nvrtc", "cuda", "advice"),
+    [
+        ("13.0", "13.0", ""),
+        ("13.5", "13.0", "pip install 'nvidia-cuda-nvrtc==13.0.*'"),
+        ("12.9", "12.8.1", "pip install 'nvidia-cuda-nvrtc-cu12==12.8.*'"),
+    ],
+)
+def test_a_compiler_of_another_release_than_torch_is_told(run, two_kernels, monkeypatch, nvrtc, cuda, advice):
+    """Their erf differs: 16-bit forward passes are torch's bit for bit under one release."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a GPU")
+    monkeypatch.setattr("torch.version.cuda", cuda)
+    monkeypatch.setattr("fewbit.runtime.backends.cuda.codegen.compiler.has_compiler", lambda: True)
+    monkeypatch.setattr("fewbit.runtime.backends.cuda.codegen.compiler.compiler_version", lambda: nvrtc)
+    (line,) = [line for line in run("doctor").out.splitlines() if f"a GPU, kernels compiled by NVRTC {nvrtc}" in line]
+    assert line.endswith(advice) and ("f(x) may differ" in line) == bool(advice)
+
+
 @pytest.mark.parametrize(("cxx", "works"), [(sys.executable, "yes"), ("no-compiler-here", "no")])
 def test_torch_compile_needs_a_compiler_of_what_inductor_writes(run, two_kernels, cxx, works):
     from torch._inductor import config, cpp_builder

@@ -143,7 +143,7 @@ def launched_on_host(monkeypatch):
         monkeypatch.setattr(module, "launch", launch_fixed_point)
         monkeypatch.setattr(module, "serves", lambda x: True)
     monkeypatch.setattr(outlier, "_launch", launch_outlier)
-    monkeypatch.setattr(outlier, "most_blocks", lambda device: 2)
+    monkeypatch.setattr(outlier, "_most_blocks", lambda device: 2)
     monkeypatch.setattr(outlier, "serves", lambda x: True)
     monkeypatch.setattr(glu, "_launch", launch_glu)
     monkeypatch.setattr(glu, "available", lambda device: True)

@@ -20,8 +20,6 @@ from ...tensors.philox import Seed
 from .codegen import THREADS
 from .codegen.compiler import compiler_package, has_compiler, machine_code
 
-# Blocks of 8 warps: this many fill a multiprocessor, and each then processes its share of larger tensors.
-BLOCKS_PER_MULTIPROCESSOR = 8
 _ALIGNMENT = 16  # bytes that kernels load of codes at once
 _TRIAL = 'extern "C" __global__ void trial() {}\n'
 
@@ -60,7 +58,11 @@ def load(source: str, names: Sequence[str], device: int) -> "list[Loaded]":
     with torch.cuda.device(device):
         _set_context(device)
         library = getattr(core().ObjectCode, f"from_{kind}")(code)
-        return [Loaded(name, device, most_blocks(device), library.get_kernel(name)) for name in names]
+        found = [library.get_kernel(name) for name in names]
+        return [
+            Loaded(name, device, _most_blocks(kernel, properties.multi_processor_count), kernel)
+            for name, kernel in zip(names, found, strict=True)
+        ]
 
 
 def loaded(source: str, name: str, device: int) -> "Loaded":
@@ -140,10 +142,9 @@ class Loaded:
             start(self.kernel, self.name, self.device, min(blocks, self.most_blocks), *arguments)
 
 
-@cache
-def most_blocks(device: int) -> int:
-    """Return the number of blocks that fill a device."""
-    return torch.cuda.get_device_properties(device).multi_processor_count * BLOCKS_PER_MULTIPROCESSOR
+def _most_blocks(kernel: Any, multiprocessors: int) -> int:
+    """Return the number of blocks that are on a device at once; each processes its share of a larger tensor."""
+    return multiprocessors * max(1, kernel.occupancy.max_active_blocks_per_multiprocessor(THREADS, 0))
 
 
 @cache

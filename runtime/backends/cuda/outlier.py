@@ -11,7 +11,7 @@ The number of outliers follows from the size of x, so nothing waits for the GPU;
 back. If a warp has more candidates than its part of the list holds, it looks for them in x again.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -30,10 +30,11 @@ from .codegen.outlier import (
     selection_source,
 )
 from .fixed_point import serves
-from .launching import Loaded, aligned, loaded, most_blocks
+from .launching import Loaded, aligned, loaded
 
 _LISTED = 1 / 16  # of the elements there is room in the list; of a usual tensor 1 to 2 % are candidates
 _ENTRY = 8  # bytes of a candidate
+_BLOCKS_PER_MULTIPROCESSOR = 4  # of all kernels of a search, for which the assembler leaves room
 
 
 def quantize(
@@ -175,7 +176,7 @@ class _Search:
 
 def _blocks(x: Tensor) -> int:
     """Return the number of blocks for all elements of `x`, at most as many as fill the device."""
-    return min(-(-x.numel() // (CHUNK * WARPS_PER_BLOCK)), most_blocks(x.get_device()))
+    return min(-(-x.numel() // (CHUNK * WARPS_PER_BLOCK)), _most_blocks(x.get_device()))
 
 
 def _launch(name: str, like: Tensor, bits: int | None, blocks: int, *arguments: int) -> None:
@@ -184,6 +185,11 @@ def _launch(name: str, like: Tensor, bits: int | None, blocks: int, *arguments: 
 
 
 @cache
+def _most_blocks(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count * _BLOCKS_PER_MULTIPROCESSOR
+
+
+@cache
 def _kernel(name: str, dtype: str, bits: int | None, device: int) -> Loaded:
     source = selection_source(dtype) if bits is None else codes_source(dtype, bits)
-    return loaded(source, name, device)
+    return replace(loaded(source, name, device), most_blocks=_most_blocks(device))

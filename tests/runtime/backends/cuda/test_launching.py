@@ -17,6 +17,12 @@ from runtime_cases import assert_same_bits, key_of, laid_out, table_of_bits
 KEY = key_of(table_of_bits(3))
 
 
+class Kernel(tuple):
+    """What a stand-in for cuda.core loads: five blocks of it fit on a multiprocessor."""
+
+    occupancy = SimpleNamespace(max_active_blocks_per_multiprocessor=lambda threads, shared: 1280 // threads)
+
+
 class Core:
     """A stand-in for cuda.core that records launches, and the device whose context each thread had."""
 
@@ -28,7 +34,7 @@ class Core:
         self.ObjectCode = SimpleNamespace(from_cubin=self.load, from_ptx=self.load)
 
     def load(self, code):
-        return SimpleNamespace(get_kernel=lambda name: (code, name))
+        return SimpleNamespace(get_kernel=lambda name: Kernel((code, name)))
 
     def launch(self, *arguments):
         self.launched.append(arguments)
@@ -58,7 +64,7 @@ def core(monkeypatch):
     properties = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", streams.__getitem__, raising=False)
-    caches = (launching._config, launching._stream, launching.available, launching.most_blocks)
+    caches = (launching._config, launching._stream, launching.available)
     for cached in caches:
         cached.cache_clear()
     yield core
@@ -109,7 +115,8 @@ class TestLaunch:
             with pytest.raises(FewbitError, match="is first used while a CUDA graph is captured: warm up first"):
                 first_use()
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-        assert launching.loaded("source", "encode", 0).kernel == ("sm_90 source", "encode")
+        loaded = launching.loaded("source", "encode", 0)
+        assert loaded.kernel == ("sm_90 source", "encode") and loaded.most_blocks == 132 * 5
         assert launching.available(0)
 
 

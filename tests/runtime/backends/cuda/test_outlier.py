@@ -154,7 +154,7 @@ def test_each_launch_is_of_a_kernel_of_its_source(monkeypatch):
     monkeypatch.setattr(cuda, "serves", lambda x: True)
     monkeypatch.setattr(torch.Tensor, "get_device", lambda self: 1)
     monkeypatch.setattr(cuda, "_kernel", cuda._kernel.__wrapped__)
-    monkeypatch.setattr(cuda, "most_blocks", lambda device: 24)
+    monkeypatch.setattr(cuda, "_most_blocks", lambda device: 24)
     monkeypatch.setattr(cuda, "loaded", lambda source, name, device: Loaded(name, device, 24, (source, name, device)))
     for n, blocks in ((1, 1), (7680, 1), (7681, 2), (10**6, 24)):
         launched.clear()
