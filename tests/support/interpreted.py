@@ -6,7 +6,6 @@ It writes the results to the same file. Triton decides to interpret when it is i
 """
 
 import contextlib
-import importlib.util
 import re
 import sys
 import tempfile
@@ -15,15 +14,8 @@ from unittest import mock
 
 import fewbit.runtime.compile.planes  # noqa: F401  its ops
 import torch
+from pretended_h100 import load_kernel
 
-HEAD = """import triton
-import triton.language as tl
-from torch._inductor.runtime import triton_helpers
-from torch._inductor.runtime.triton_helpers import math as tl_math
-from torch._inductor.runtime.triton_helpers import libdevice
-
-@triton.jit
-"""
 # The interpreter has nothing of libdevice, and reduces by functions that it does not know element by element.
 OWN = {f"libdevice.{name}": f"tl.{name}" for name in ("erf", "exp", "rsqrt", "floor")}
 OWN |= {"triton_helpers.min2": "tl.min", "triton_helpers.max2": "tl.max"}
@@ -37,13 +29,7 @@ class Kernel:
         text = source[source.index(f"def {name}(") :]
         for theirs, own in OWN.items():
             text = text.replace(theirs, own)
-        path = folder / f"{name}.py"
-        path.write_text(HEAD + text)
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        self.function = getattr(module, name)
+        self.function = load_kernel(name, text, folder)
         self.arguments = re.findall(r"(\w+)(?: : tl.constexpr)?[,)]", text.splitlines()[0].partition("(")[2])
 
     def run(self, *arguments, stream=None):

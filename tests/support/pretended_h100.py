@@ -5,19 +5,23 @@ with pretended_h100():
 forward.kernels["triton_per_fused_gelu_2"].source
 """
 
+import ast
 import contextlib
 import copy
+import importlib.util
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from unittest import mock
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.passes.shape_prop import _extract_tensor_metadata
 
 DEVICE = torch.device("cuda:0")
-SIZES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1, "bool": 1, "int64": 8, "int32": 4, "int8": 1}
 
 
 class Properties:
@@ -72,9 +76,15 @@ class Code:
     results: list
 
     @property
-    def call(self) -> list[str]:
-        """Lines of the function that calls the kernels."""
-        return [line.strip() for line in self.text[self.text.rindex("def call(") :].split("return (")[0].splitlines()]
+    def allocated(self) -> dict[str, tuple[int, str]]:
+        """Elements and dtype of each buffer that the graph allocates on the device."""
+        found = re.findall(r"(\w+) = empty_strided_cuda\((\([^)]*\)), \([^)]*\), torch\.(\w+)\)", self.text)
+        return {name: (math.prod(ast.literal_eval(size)), dtype) for name, size, dtype in found}
+
+    @property
+    def returned(self) -> list[str]:
+        """Names of what the graph returns."""
+        return re.findall(r"\w+", re.findall(r"^        return \((.*)\)", self.text, re.MULTILINE)[-1])
 
     @property
     def launches(self) -> list[str]:
@@ -111,7 +121,6 @@ def pretended_h100() -> Iterator[None]:
     cuda, interface = torch.cuda, interfaces.CudaInterface
     interfaces.register_interface_for_device("cuda", interface)
     interfaces.register_interface_for_device("cuda:0", interface)
-    triton.runtime.driver.set_active(_Driver())
     values = {
         (cuda, "is_available"): lambda: _ON[0],
         (cuda, "device_count"): lambda: int(_ON[0]),
@@ -143,10 +152,11 @@ def pretended_h100() -> Iterator[None]:
         (of_triton, "triton_hash_with_backend"): lambda *_: "x",
         (scheduler, "has_triton"): lambda *_: True,
         (GraphLowering, "compile_to_module"): _write,
+        (triton.runtime.driver, "_active"): _Driver(),
         (fake_tensor, "init_gpu_context"): lambda *_: None,
-        (functorch_config, "enable_autograd_cache"): False,
     }
     with contextlib.ExitStack() as stack:
+        stack.enter_context(functorch_config.patch(enable_autograd_cache=False))
         for (where, name), value in values.items():
             stack.enter_context(mock.patch.object(where, name, value, create=True))
         if not hasattr(torch._C, "_cuda_getCurrentRawStream"):
@@ -213,9 +223,41 @@ def triton_code(model, inputs, backend, inductor=None, **options) -> list[Code]:
         mock.patch.object(rewrite, "has_kernels", lambda *_: False),
         inductor_config.patch({"fx_graph_cache": False}),
     ):
-        torch.compile(model, backend=compiler)(*inputs).float().sum().backward()
+        y = torch.compile(model, backend=compiler)(*inputs)
+        if y.requires_grad:
+            y.float().square().sum().backward()
     torch._dynamo.reset()
     return written
+
+
+def machine_code(code: Code, name: str, capability: int, folder: Path) -> str:
+    """Return a kernel's SASS for sm_80 and so on, for tiles of 1,024 elements in four warps."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.tools.disasm import get_sass
+
+    function = load_kernel(name, code.kernels[name], folder)
+    inner = int((re.findall(r"R0_BLOCK: tl.constexpr = (\d+)", code.kernels[name]) or [1])[0])
+    types = code.dtypes[name]
+    blocks = {a: 128 if a == "R0_BLOCK" else max(1, 1024 // inner) for a, t in types.items() if t == "constexpr"}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, a in enumerate(function.arg_names) if types[a] != "constexpr"}
+    source = ASTSource(function, {a: types[a] for a in function.arg_names}, blocks, aligned)
+    target = GPUTarget("cuda", capability, 32)
+    return get_sass(triton.compile(source, target=target, options={"num_warps": 4, "num_stages": 1}).asm["cubin"])
+
+
+def load_kernel(name: str, source: str, folder: Path):
+    """Return a kernel of Triton, from its text, which Triton reads from a file."""
+    head = ["import triton", "import triton.language as tl", "from torch._inductor.runtime import triton_helpers"]
+    head += ["from torch._inductor.runtime.triton_helpers import libdevice, math as tl_math", "@triton.jit", ""]
+    path = folder / f"{name}.py"
+    path.write_text("\n".join(head) + source)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, name)
 
 
 def _as_on_cuda(_device):
@@ -225,34 +267,23 @@ def _as_on_cuda(_device):
 
 
 def _moved(graph: fx.GraphModule, examples):
-    """Put a graph that was traced on the CPU on the device; seeds are drawn on the host still."""
+    """Put a graph that was traced on the CPU on the device, and return its mode and inputs there."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    host = _on_host(graph.graph)
-    for node in list(graph.graph.nodes):
-        if node.op == "call_function" and "separate" in str(node.target):
-            with graph.graph.inserting_before(node):
-                moved = graph.graph.call_function(torch.ops.prims.device_put.default, (node.args[0], DEVICE, True))
-            node.args = (moved,)
-        elif node.op == "call_function" and node not in host:
+    for node in graph.graph.nodes:
+        if node.op == "call_function":
             if "device" in node.kwargs:
                 node.kwargs = {**node.kwargs, "device": DEVICE}
             node.args = tuple(DEVICE if isinstance(a, torch.device) else a for a in node.args)
-    waiting = iter(examples)
 
     class Interpreter(fx.Interpreter):
-        def run_node(self, node):
-            result = super().run_node(node)
-            node.meta["val"] = result
+        def run_node(self, n):
+            result = n.meta["val"] = super().run_node(n)
             if isinstance(result, torch.Tensor):
-                from torch.fx.passes.shape_prop import _extract_tensor_metadata
-
-                node.meta["tensor_meta"] = _extract_tensor_metadata(result)
+                n.meta["tensor_meta"] = _extract_tensor_metadata(result)
             return result
 
     with mode, torch.no_grad():
-        inputs = [_there(next(waiting)) for _ in graph.graph.find_nodes(op="placeholder")]
-        for node, value in zip(graph.graph.find_nodes(op="placeholder"), inputs, strict=True):
-            node.meta["val"] = value
+        inputs = [_there(x) for x, _ in zip(examples, graph.graph.find_nodes(op="placeholder"), strict=True)]
         Interpreter(graph).run(*inputs)
     return mode, inputs
 
@@ -262,16 +293,3 @@ def _there(x):
         return x
     size, stride = tuple(map(int, x.shape)), tuple(map(int, x.stride()))
     return torch.empty_strided(size, stride, dtype=x.dtype, device=DEVICE)
-
-
-def _on_host(graph: fx.Graph) -> set[fx.Node]:
-    """Return the nodes of seeds that are drawn on the host, if any are."""
-    calls = [node for node in graph.nodes if node.op == "call_function"]
-    host = {node for node in calls if "draw_seeds" in str(node.target)}
-    for node in calls:
-        if "fewbit" not in str(node.target) and not host.isdisjoint(node.all_input_nodes):
-            host.add(node)
-    for node in reversed(calls):
-        if node.users and all(user in host and "draw_seeds" not in str(user.target) for user in node.users):
-            host.add(node)
-    return host
