@@ -243,10 +243,10 @@ _OUTLIER = {
     "survey": "x, selection, sample, counts, equals, list, listed, room, n, rank, relu",
     "refine": "x, selection, counts, equals, list, listed, room, n, relu",
     "count": "x, selection, counts, equals, list, listed, room, n, relu",
-    "scan": "x, selection, counts, equals, list, listed, room, starts, levels, n, steps, relu",
+    "scan": "x, selection, counts, equals, list, listed, room, starts, n, relu",
 }
 _OUTLIER_CODES = {
-    "quantize": "x, packed, bytes, offsets, values, levels, selection, counts, starts, n, outliers, relu, kind",
+    "quantize": "x, packed, bytes, offsets, values, levels, selection, equals, starts, n, outliers, relu, kind",
     "locate": "bytes, starts, n",
     "dequantize": "packed, bytes, offsets, values, levels, starts, out, n, outliers, relu, kind",
 }

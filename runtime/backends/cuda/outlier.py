@@ -4,8 +4,8 @@
     survey     outliers above that digit, range of what is below; the few that share it, the candidates, are listed
     refine     histogram of the last digit of candidates (float32 alone)
     count      which candidates are outliers
-    scan       one block: where outliers of each chunk begin, and the levels
-    quantize   codes and outliers
+    scan       where outliers of each chunk begin
+    quantize   the levels, codes and outliers
 
 The number of outliers follows from the size of x, so nothing waits for the GPU; with a sampled threshold it is read
 back. If a warp has more candidates than its part of the list holds, it looks for them in x again.
@@ -20,9 +20,10 @@ from torch import Tensor
 from ...tensors.dtypes import KINDS, name_of
 from ...tensors.packing import packed_size
 from ..reference import outlier as reference
-from ..reference.outlier import POSITION_BLOCK, count_of, steps_of
+from ..reference.outlier import POSITION_BLOCK, count_of
 from .codegen.outlier import (
     CHUNK,
+    CHUNKS_PER_BLOCK,
     SELECTION_BYTES,
     WARPS_PER_BLOCK,
     codes_source,
@@ -49,16 +50,17 @@ def quantize(
         search.survey_above(x[::sample_every].contiguous(), ratio)
     else:
         search.survey_largest(count_of(n, ratio))
-    levels = search.scan(bits)
+    search.scan()
     k = search.outliers() if sample_every > 1 else count_of(n, ratio)
     packed, counts, offsets = (
         torch.empty(size, dtype=torch.uint8, device=x.device)
         for size in (packed_size(n, bits), -(-n // POSITION_BLOCK), k)
     )
     values = torch.empty(k, dtype=value_dtype or x.dtype, device=x.device)
+    levels = torch.empty(2, dtype=torch.float32, device=x.device)
     results = (packed, counts, offsets, values, levels)
     addresses = (part.data_ptr() for part in (x, *results, search.selection))
-    places = (search.counts, search.starts)
+    places = (search.equals, search.starts)
     _launch("quantize", x, bits, search.blocks, *addresses, *places, n, k, int(relu), KINDS[values.dtype])
     return results
 
@@ -84,7 +86,7 @@ def dequantize(
         return
     packed, counts, offsets, values, levels = map(aligned, (packed, counts, offsets, values, levels))
     starts = torch.empty(-(-n // CHUNK), dtype=torch.int64, device=out.device)
-    _launch("locate", out, bits, 1, counts.data_ptr(), starts.data_ptr(), n)
+    _launch("locate", out, bits, -(-starts.numel() // CHUNKS_PER_BLOCK), counts.data_ptr(), starts.data_ptr(), n)
     parts = (part.data_ptr() for part in (packed, counts, offsets, values, levels, starts, out))
     _launch("dequantize", out, bits, _blocks(out), *parts, n, values.numel(), int(relu), KINDS[values.dtype])
 
@@ -144,12 +146,10 @@ class _Search:
         of_sample._select(k)
         self._survey(sample=of_sample.selection.data_ptr())
 
-    def scan(self, bits: int) -> Tensor:
-        """Find where the outliers of each chunk begin, and return the levels of the rest, float32 (2,)."""
-        levels = torch.empty(2, dtype=torch.float32, device=self.x.device)
-        places = (*self._chunks, self.starts, levels.data_ptr())
-        self._launch("scan", *places, self.x.numel(), steps_of(bits, self.relu), blocks=1)
-        return levels
+    def scan(self) -> None:
+        """Find where the outliers of each chunk begin."""
+        blocks = -(-self.x.numel() // (CHUNK * CHUNKS_PER_BLOCK))
+        self._launch("scan", *self._chunks, self.starts, self.x.numel(), blocks=blocks)
 
     def outliers(self) -> int:
         """Return their number; waits for the GPU."""

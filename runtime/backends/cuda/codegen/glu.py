@@ -8,7 +8,18 @@ from .....tables import Table
 from .source import NUMBERS, THREADS, table_text
 
 ELEMENTS_PER_BLOCK = THREADS * 8
-_PIECES = ("numbers", "packing", "kernels", "eights", "philox", "per_group", "per_group_slots", "glu")
+_PIECES = (
+    "numbers",
+    "packing",
+    "kernels",
+    "eights",
+    "philox",
+    "per_group",
+    "extremes",
+    "gather",
+    "per_group_slots",
+    "glu",
+)
 
 
 def glu_source(

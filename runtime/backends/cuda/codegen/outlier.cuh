@@ -7,8 +7,8 @@
 //             candidates, are listed, and their next 10 bits counted
 //   refine    counts the last 10 bits of candidates; magnitudes of 16-bit numbers have none left
 //   count     which candidates are outliers
-//   scan      where the outliers of each chunk begin, and the levels
-//   quantize  codes of all, and outliers, by reading x a third time
+//   scan      where the outliers of each chunk begin
+//   quantize  the levels; codes of all, and outliers, by reading x a third time
 //
 // Each kernel begins with the digit that follows from the counts of the one before, found by every block for itself.
 
@@ -36,6 +36,19 @@ template <class T> __device__ inline u32 magnitude_of(float x, bool relu)
     if (relu && pattern > 0x7fffffff && magnitude <= infinite)
         return 0;
     return (magnitude > infinite ? infinite + (1u << zero_bits<T>) : magnitude) >> zero_bits<T>;
+}
+
+// The same as a pattern of 32 bits, where NaN are any above infinity: what most numbers are compared by.
+template <bool relu> __device__ inline u32 pattern_of(float x)
+{
+    const u32 pattern = __float_as_uint(x), magnitude = pattern & 0x7fffffff;
+    return relu && pattern > 0x7fffffff && magnitude <= infinite ? 0 : magnitude;
+}
+
+// The least pattern of that magnitude.
+template <class T> __device__ inline u32 least_pattern(u32 magnitude)
+{
+    return magnitude > (infinite >> zero_bits<T>) + 1 ? 0xffffffff : magnitude << zero_bits<T>;
 }
 
 // Least and greatest of some numbers, as integers that are 0 while there are none. NaN is below or above all.
@@ -132,14 +145,44 @@ __device__ inline i64 warp_of_grid() { return i64(blockIdx.x) * warps + threadId
 __device__ inline i64 warps_of_grid() { return i64(gridDim.x) * warps; }
 __device__ inline i64 chunks_of(i64 n) { return (n + chunk_elements - 1) / chunk_elements; }
 
-// Where the lane's 8 elements of a block of positions begin, and how many are left there: none for lanes without.
-struct Portion {
-    i64 begin, left;
-    __device__ Portion(i64 block, i64 n) : begin(block * position_block + threadIdx.x % lanes * 8)
+// The lane's 8 numbers of a block of positions that begins below n, and how many of them are its own: none in lanes
+// without. Beyond the end and in those lanes are numbers of others, which change no minimum and no maximum.
+template <class T> struct Portion {
+    i64 begin;
+    int left;  // 8 at most
+    float h[8];
+    __device__ Portion(const T* x, i64 block, i64 n)
     {
-        left = threadIdx.x % lanes < holders && begin < n ? n - begin : 0;
+        const int lane = threadIdx.x % lanes, place = lane < holders ? lane : holders - 1;
+        begin = block * position_block + place * 8;
+        const bool there = lane < holders && begin < n;
+        left = !there ? 0 : n - begin < 8 ? int(n - begin) : 8;
+        if (n - begin >= 8 && aligned(x + begin)) {
+            const Eight<T> whole = *reinterpret_cast<const Eight<T>*>(x + begin);
+            whole.widen_to(h);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                h[i] = widen(x[begin + i < n ? begin + i : n - 1]);
+        }
     }
+    // Those of 8 bits that are of the lane's own numbers.
+    __device__ u32 own(u32 bits) const { return bits & ((1u << left) - 1); }
 };
+
+// Takes the place of the lowest bit out of `bits`.
+__device__ inline int take_lowest(u32& bits)
+{
+    const int place = __popc((bits & (0u - bits)) - 1);
+    bits &= bits - 1;
+    return place;
+}
+
+// The element of a chunk that a bit of the lane stands for, 8 bits a block.
+__device__ inline i64 element_of(i64 chunk, int bit)
+{
+    return chunk * chunk_elements + bit / 8 * position_block + threadIdx.x % lanes * 8 + bit % 8;
+}
 
 // ---- selection by digits -------------------------------------------------------------------------------------------
 
@@ -216,14 +259,17 @@ template <class T> __device__ inline void count_first_digits(const T* x, Selecti
 
 // Candidates are those that share the first digit with the one of that `rank`. With rank 0 there are none: outliers are
 // above the threshold of a `sample`; without a sample nothing is.
-template <class T>
+template <class T, bool relu>
 __device__ inline void survey_chunks(
-    const T* x, Selection* s, const Selection* sample, const Chunks& chunks, i64 n, u64 rank, bool relu)
+    const T* x, Selection* s, const Selection* sample, const Chunks& chunks, i64 n, u64 rank)
 {
     __shared__ Histogram<second_bits<T>> histogram;
     __shared__ Range of_block;
+    __shared__ u32 listed[warps];
     if (threadIdx.x == 0)
         of_block = {0, 0};
+    if (threadIdx.x < warps)
+        listed[threadIdx.x] = 0;
     histogram.clear();
     u32 least = above_all, beyond = above_all;  // candidates: least <= magnitude < beyond
     if (rank) {
@@ -239,38 +285,45 @@ __device__ inline void survey_chunks(
     }
     const i64 warp = warp_of_grid(), all = chunks_of(n);
     u64* list = chunks.list + warp * chunks.room;
-    u64 listed = 0;
-    Range rest = {0, 0};
-    bool zeros = false;
+    u32* places = &listed[threadIdx.x / lanes];
+    const u32 least_large = least_pattern<T>(least);
+    const float infinity = __uint_as_float(infinite);
+    float low = infinity, high = -infinity;  // of the rest
+    u32 smallest = above_all;
     for (i64 chunk = warp; chunk < all; chunk += warps_of_grid()) {
-        u32 above = 0;
+        u32 above = 0, large = 0;
 #pragma unroll 1
         for (int b = 0; b < chunk_blocks; ++b) {
-            const Portion here(chunk * chunk_blocks + b, n);
-            float h[8];
-            load_eight(x + here.begin, here.left, h);
-            u32 candidates = 0;
+            const i64 block = chunk * chunk_blocks + b;
+            if (block * position_block >= n)
+                break;
+            const Portion<T> here(x, block, n);
+            u32 bits = 0;
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                if (i >= here.left)
-                    continue;
-                const u32 magnitude = magnitude_of<T>(h[i], relu);
-                zeros |= h[i] == 0;
-                above += magnitude >= beyond;
-                if (magnitude < least) {
-                    rest.add(h[i]);
-                } else if (magnitude < beyond) {
-                    candidates |= 1u << i;
-                    histogram.add(magnitude >> third_bits<T> & ((1u << second_bits<T>) - 1));
-                }
+                const float number = here.h[i];
+                const u32 pattern = __float_as_uint(number) & 0x7fffffff;
+                smallest = pattern < smallest ? pattern : smallest;
+                if (pattern_of<relu>(number) >= least_large)
+                    bits |= 1u << i;
+                else
+                    low = lesser(low, number), high = greater(high, number);
             }
-            const u32 many = __popc(candidates), upto = up_to_here(many);
-            i64 at = i64(listed) + upto - many;
-#pragma unroll
-            for (int i = 0; i < 8; ++i)
-                if (candidates >> i & 1 && at < chunks.room)
-                    list[at++] = u64(chunk) << 32 | __float_as_uint(h[i]);
-            listed += of_last_lane(upto);
+            large |= here.own(bits) << b * 8;
+        }
+        // A few in a hundred, each read once more: a register is not chosen by a number that the program computes. Those
+        // of all blocks together, so that lanes with none wait less often for others.
+        while (large) {
+            const float number = widen(x[element_of(chunk, take_lowest(large))]);
+            const u32 magnitude = magnitude_of<T>(number, relu);
+            if (magnitude >= beyond) {
+                ++above;
+                continue;
+            }
+            histogram.add(magnitude >> third_bits<T> & ((1u << second_bits<T>) - 1));
+            const u32 at = atomicAdd(places, 1u);
+            if (at < chunks.room)
+                list[at] = u64(chunk) << 32 | __float_as_uint(number);
         }
         above = of_last_lane(up_to_here(above));
         if (threadIdx.x % lanes == 0) {
@@ -278,10 +331,16 @@ __device__ inline void survey_chunks(
             chunks.equals[chunk] = {0, 0};
         }
     }
+    __syncwarp();
     if (threadIdx.x % lanes == 0)
-        chunks.listed[warp] = listed;
+        chunks.listed[warp] = *places;
+    Range rest = {0, 0};
+    if (!(low > high)) {  // NaN where one is
+        rest.add(low);
+        rest.add(high);
+    }
     rest.merge_into(&of_block);
-    if (zeros)
+    if (smallest == 0)
         s->has_zeros = 1;
     histogram.flush(s->second);  // a barrier is before it
     if (threadIdx.x == 0)
@@ -307,14 +366,14 @@ __device__ inline void each_candidate(
     for (i64 chunk = warp, all = chunks_of(n); chunk < all; chunk += warps_of_grid()) {
 #pragma unroll 1
         for (int b = 0; b < chunk_blocks; ++b) {
-            const Portion here(chunk * chunk_blocks + b, n);
-            float h[8];
-            load_eight(x + here.begin, here.left, h);
+            if ((chunk * chunk_blocks + b) * position_block >= n)
+                break;
+            const Portion<T> here(x, chunk * chunk_blocks + b, n);
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                const u32 magnitude = magnitude_of<T>(h[i], relu);
+                const u32 magnitude = magnitude_of<T>(here.h[i], relu);
                 if (i < here.left && magnitude >> other_bits<T> == digit)
-                    work.take(h[i], magnitude);
+                    work.take(here.h[i], magnitude);
             }
         }
         work.leave(chunk);
@@ -386,35 +445,41 @@ __device__ inline void count_candidates(const T* x, Selection* s, const Chunks& 
         of_block.merge_into(&s->rest);
 }
 
-// ---- the scan, by one block ----------------------------------------------------------------------------------------
+// ---- the scan: each block adds up what is before its part, which takes the last one as long as its own part ---------
 
 constexpr int chunks_at_once = 16;  // of a thread
+constexpr int part = threads * chunks_at_once;  // of a block
 
-// Calls `work.visit(chunk, sum)` with the sum of `work.of(chunk)` over the chunks before each, without those for which
-// `work.leave(sum)` was called.
+// Calls `work.visit(chunk, sum)` for each chunk of the block's part with the sum of `work.of(chunk)` over those before
+// it in the part; `work.leave(sum)` with that of all before the part, and then with the part's.
 template <class Work> __device__ inline void scan_chunks(i64 chunks, Work& work)
 {
-    for (i64 begin = 0; begin < chunks; begin += threads * chunks_at_once) {
-        const i64 first = begin + threadIdx.x * chunks_at_once;
-        u64 own = 0, total, values[chunks_at_once];
+    const i64 begin = i64(blockIdx.x) * part, first = begin + threadIdx.x * chunks_at_once;
+    u64 own = 0, total, values[chunks_at_once];
+#pragma unroll 8
+    for (i64 chunk = threadIdx.x; chunk < begin; chunk += threads)
+        own += work.of(chunk);
+    sum_before(own, total);
+    work.leave(total);
+    own = 0;
 #pragma unroll
-        for (int i = 0; i < chunks_at_once; ++i) {
-            values[i] = first + i < chunks ? work.of(first + i) : 0;
-            own += values[i];
-        }
-        u64 before = sum_before(own, total);
-#pragma unroll
-        for (int i = 0; i < chunks_at_once; ++i) {
-            if (first + i < chunks)
-                work.visit(first + i, before);
-            before += values[i];
-        }
-        work.leave(total);
+    for (int i = 0; i < chunks_at_once; ++i) {
+        values[i] = first + i < chunks ? work.of(first + i) : 0;
+        own += values[i];
     }
+    u64 before = sum_before(own, total);
+#pragma unroll
+    for (int i = 0; i < chunks_at_once; ++i) {
+        if (first + i < chunks)
+            work.visit(first + i, before);
+        before += values[i];
+    }
+    work.leave(total);
 }
 
 // Outliers above the threshold, and in the upper 32 bits its equals, of which the first `quota` are outliers too: where
-// the outliers of each chunk begin. The counts of the chunks become those of such equals.
+// the outliers of each chunk begin. In the place of its equals' range is then the number of such equals: the counts are
+// read by other blocks.
 struct Starts {
     const Chunks& chunks;
     i64* starts;
@@ -433,11 +498,11 @@ struct Starts {
         const i64 first = equal + i64(before >> 32), here = i64(of(chunk) >> 32);
         const i64 outliers = kept(first + here) - kept(first);
         starts[chunk] = above + i64(u32(before)) + kept(first);
-        chunks.counts[chunk] = u32(outliers);
         if (outliers == 0)
             rest.merge(chunks.equals[chunk]);
         else if (outliers < here)
             divided = chunk;
+        chunks.equals[chunk].low = u32(outliers);
     }
     __device__ void leave(u64 sum)
     {
@@ -485,8 +550,7 @@ __device__ inline void levels_of(float low, float high, bool has_zeros, float st
 }
 
 template <class T>
-__device__ inline void scan_outliers(
-    const T* x, Selection* s, const Chunks& chunks, i64* starts, float* levels, i64 n, float steps, bool relu)
+__device__ inline void scan_outliers(const T* x, Selection* s, const Chunks& chunks, i64* starts, i64 n, bool relu)
 {
     __shared__ Range of_block;
     __shared__ i64 divided;
@@ -515,32 +579,34 @@ __device__ inline void scan_outliers(
         u64 before = sum_before(own, total);
 #pragma unroll
         for (int i = 0; i < 8; ++i)
-            if (i < left && magnitude_of<T>(h[i], relu) == threshold.digits && before++ >= chunks.counts[divided])
+            if (i < left && magnitude_of<T>(h[i], relu) == threshold.digits && before++ >= chunks.equals[divided].low)
                 rest.add(h[i]);
     }
     rest.merge_into(&of_block);
     __syncthreads();
     if (threadIdx.x == 0) {
-        s->outliers = work.above + work.kept(work.equal);
-        rest = s->rest;
-        rest.merge(of_block);
-        const float infinity = __uint_as_float(infinite), nan = __uint_as_float(0x7fc00000);
-        float low = rest.is_empty() ? 0 : rest.least(), high = rest.is_empty() ? 0 : rest.greatest();
-        if (!(low >= -infinity && high <= infinity))
-            high = nan;
-        levels_of(low, high, s->has_zeros != 0, steps, relu, levels);
+        of_block.merge_into(&s->rest);
+        if (blockIdx.x == gridDim.x - 1)
+            s->outliers = work.above + work.kept(work.equal);
     }
+}
+
+// The lowest level and the step of the rest that was found.
+__device__ inline void levels_of(const Selection* s, float steps, bool relu, float* levels)
+{
+    const Range rest = s->rest;
+    const float infinity = __uint_as_float(infinite), nan = __uint_as_float(0x7fc00000);
+    const float low = rest.is_empty() ? 0 : rest.least(), high = rest.is_empty() ? 0 : rest.greatest();
+    levels_of(low, low >= -infinity && high <= infinity ? high : nan, s->has_zeros != 0, steps, relu, levels);
 }
 
 // ---- codes and outliers --------------------------------------------------------------------------------------------
 
-template <int bits> __device__ inline u32 code_by_level(float x, float lowest, float inverse, bool relu)
+template <int bits, bool relu> __device__ inline u32 code_by_level(float x, float lowest, float inverse)
 {
-    constexpr float top = (1 << bits) - 1;
-    const float bottom = relu ? 1 : 0;
+    constexpr float top = (1 << bits) - 1, bottom = relu ? 1 : 0;
     float y = __fadd_rn(__fmul_rn(__fsub_rn(x, lowest), inverse), relu ? 1.5f : 0.5f);
-    y = y > bottom ? y : bottom;  // NaN too
-    y = y < top ? y : top;
+    y = fminf(fmaxf(y, bottom), top);  // NaN is the bottom
     return relu && x <= 0 ? 0 : u32(int(y));
 }
 
@@ -579,60 +645,92 @@ __device__ inline float kept_value(const void* values, i64 at, int kind)
     return kind == kind_half ? kept_value<half>(values, at) : kept_value<bfloat16>(values, at);
 }
 
-// `counts`, of each block of positions, `offsets` and `values` are written, `of_chunks` and `starts` are of the scan.
-// Not more than `outliers` are written, which there may be if another stream changes x meanwhile.
-template <class T, int bits>
+// How many bits of the lanes stand before one: blocks of the chunk one after the other, in each the lanes, 8 bits a lane.
+struct InOrder {
+    u32 own;     // bits of the lane, 8 a block
+    u32 lanes_before, totals;  // of each block, 8 bits each: at most 240
+    u64 blocks_before;         // of each block, 16 bits each
+    __device__ explicit InOrder(u32 bits) : own(bits)
+    {
+        u32 counts = bits - (bits >> 1 & 0x55555555);  // of each byte
+        counts = (counts & 0x33333333) + (counts >> 2 & 0x33333333);
+        counts = (counts + (counts >> 4)) & 0x0f0f0f0f;
+        const u32 upto = up_to_here(counts);
+        lanes_before = upto - counts;
+        totals = of_last_lane(upto);
+        const u32 first = totals & 0xff, second = first + (totals >> 8 & 0xff), third = second + (totals >> 16 & 0xff);
+        blocks_before = u64(third) << 48 | u64(second) << 32 | first << 16;
+    }
+    __device__ u32 of_block(int block) const { return totals >> block * 8 & 0xff; }
+    __device__ u32 before_block(int block) const { return u32(blocks_before >> block * 16) & 0xffff; }
+    __device__ u32 before(int bit) const
+    {
+        const int block = bit / 8;
+        const u32 own_before = (own & ((1u << bit) - 1)) >> block * 8;
+        return before_block(block) + (lanes_before >> block * 8 & 0xff) + __popc(own_before);
+    }
+};
+
+// `counts`, of each block of positions, `offsets`, `values` and `levels` are written, `equals` and `starts` are of the
+// scan. Not more than `outliers` are written, which there may be if another stream changes x meanwhile.
+template <class T, int bits, bool relu>
 __device__ inline void quantize_chunks(const T* x, u8* packed, u8* counts, u8* offsets, void* values,
-    const float* levels, const Selection* s, const u32* of_chunks, const i64* starts, i64 n, i64 outliers, bool relu,
-    int kind)
+    float* levels, const Selection* s, const Range* equals, const i64* starts, i64 n, i64 outliers, int kind)
 {
+    __shared__ float of_block[2];
+    if (threadIdx.x == 0) {
+        levels_of(s, float((1 << bits) - (relu ? 2 : 1)), relu, of_block);
+        if (blockIdx.x == 0)
+            levels[0] = of_block[0], levels[1] = of_block[1];
+    }
+    __syncthreads();
+    const float lowest = of_block[0], inverse = __fdiv_rn(1, of_block[1]);
     const u32 threshold = s->found[2].digits;
-    const float lowest = levels[0], inverse = __fdiv_rn(1, levels[1]);
+    const u32 least_equal = least_pattern<T>(threshold), least_above = least_pattern<T>(threshold + 1);
     const i64 all = chunks_of(n);
     const int lane = threadIdx.x % lanes;
     for (i64 chunk = warp_of_grid(); chunk < all; chunk += warps_of_grid()) {
-        i64 start = starts[chunk];
-        u32 quota = of_chunks[chunk];  // of equals of the threshold that are outliers
+        u32 above = 0, equal = 0;
 #pragma unroll 1
         for (int b = 0; b < chunk_blocks; ++b) {
             const i64 block = chunk * chunk_blocks + b;
             if (block * position_block >= n)
                 break;
-            const Portion here(block, n);
-            float h[8];
-            load_eight(x + here.begin, here.left, h);
-            Word<bits> word = 0;
-            u32 above = 0, equal = 0;
+            const Portion<T> here(x, block, n);
+            u32 codes[8], above_here = 0, large = 0;
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                if (i >= here.left)
-                    continue;
-                const u32 magnitude = magnitude_of<T>(h[i], relu);
-                word |= pack<bits>(code_by_level<bits>(h[i], lowest, inverse, relu), i);
-                above |= u32(magnitude > threshold) << i;
-                equal |= u32(magnitude == threshold) << i;
+                const u32 pattern = pattern_of<relu>(here.h[i]);
+                codes[i] = code_by_level<bits, relu>(here.h[i], lowest, inverse);
+                if (pattern >= least_equal)
+                    large |= 1u << i;
+                if (pattern >= least_above)
+                    above_here |= 1u << i;
             }
+            Word<bits> word = gather<bits, 0>(codes);
+            if (here.left < 8)
+                word &= (Word<bits>(1) << (here.left * bits)) - 1;
             if (here.left > 0)
                 store_group<bits>(packed, here.begin / 8, word);
-            const u32 own = __popc(above) | __popc(equal) << 16, upto = up_to_here(own), all_of = of_last_lane(upto);
-            u32 equals_before = (upto - own) >> 16;
-            const u32 equals_kept = equals_before < quota ? equals_before : quota;
-            i64 at = start + ((upto - own) & 0xffff) + equals_kept;
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const bool is_equal = equal >> i & 1, is_first = is_equal && equals_before < quota;
-                equals_before += is_equal;
-                if ((above >> i & 1 || is_first) && at < outliers) {
-                    offsets[at] = u8(lane * 8 + i);
-                    keep_value(h[i], values, at, kind);
-                    ++at;
-                }
+            above |= here.own(above_here) << b * 8;
+            equal |= here.own(large & ~above_here) << b * 8;
+        }
+        const InOrder above_all_of(above), equal_all_of(equal);
+        const u32 quota = equals[chunk].low;  // of equals of the threshold that are outliers
+        const i64 start = starts[chunk];
+        if (lane < chunk_blocks && (chunk * chunk_blocks + lane) * position_block < n) {
+            const u32 first = equal_all_of.before_block(lane), behind = first + equal_all_of.of_block(lane);
+            const u32 kept = (behind < quota ? behind : quota) - (first < quota ? first : quota);
+            counts[chunk * chunk_blocks + lane] = u8(above_all_of.of_block(lane) + kept);
+        }
+        for (u32 large = above | equal; large;) {
+            const int bit = take_lowest(large);
+            const u32 equals_before = equal_all_of.before(bit), kept = equals_before < quota ? equals_before : quota;
+            const i64 at = start + above_all_of.before(bit) + kept;
+            if ((above >> bit & 1 || equals_before < quota) && at < outliers) {
+                offsets[at] = u8(lane * 8 + bit % 8);
+                keep_value(widen(x[element_of(chunk, bit)]), values, at, kind);
             }
-            const u32 equals_here = all_of >> 16, kept_here = equals_here < quota ? equals_here : quota;
-            if (lane == 0)
-                counts[block] = u8((all_of & 0xffff) + kept_here);
-            start += (all_of & 0xffff) + kept_here;
-            quota -= kept_here;
         }
     }
 }
@@ -644,11 +742,15 @@ struct OfBlocks {
     i64 blocks, sum;
     __device__ u64 of(i64 chunk) const
     {
-        u64 here = 0;
-#pragma unroll
-        for (int b = 0; b < chunk_blocks; ++b)
-            here += chunk * chunk_blocks + b < blocks ? counts[chunk * chunk_blocks + b] : 0;
-        return here;
+        const i64 block = chunk * chunk_blocks;
+        u32 here = 0;
+        if (blocks - block >= chunk_blocks) {
+            here = reinterpret_cast<const u32*>(counts)[chunk];  // four bytes, which are aligned
+        } else {
+            for (int b = 0; b < blocks - block; ++b)
+                here |= u32(counts[block + b]) << b * 8;
+        }
+        return (here & 0xff) + (here >> 8 & 0xff) + (here >> 16 & 0xff) + (here >> 24);
     }
     __device__ void visit(i64 chunk, u64 before) const { starts[chunk] = sum + i64(before); }
     __device__ void leave(u64 total) { sum += i64(total); }
@@ -661,19 +763,18 @@ __device__ inline void locate_outliers(const u8* counts, i64* starts, i64 n)
 }
 
 // The value of a code; code 0 with `relu` is 0, and NaN in a rest that is.
-template <class T> __device__ inline float value_of_code(u32 code, float lowest, float step, bool relu)
+template <class T, bool relu> __device__ inline float value_of_code(u32 code, float lowest, float step)
 {
     if (relu && code == 0)
         return __fmul_rn(0, step);
     const float value = relu ? __fmul_rn(float(code - 1), step) : __fadd_rn(lowest, __fmul_rn(float(code), step));
-    const float low = relu ? least<T> : -limit<T>;
-    return value > limit<T> ? limit<T> : value < low ? low : value;
+    return greater(lesser(value, limit<T>), relu ? least<T> : -limit<T>);
 }
 
 // In bounds whatever the parts hold: they may have changed since they were checked.
-template <class T, int bits>
+template <class T, int bits, bool relu>
 __device__ inline void dequantize_chunks(const u8* packed, const u8* counts, const u8* offsets, const void* values,
-    const float* levels, const i64* starts, T* out, i64 n, i64 outliers, bool relu, int kind)
+    const float* levels, const i64* starts, T* out, i64 n, i64 outliers, int kind)
 {
     const float lowest = levels[0], step = levels[1];
     const i64 all = chunks_of(n);
@@ -684,14 +785,14 @@ __device__ inline void dequantize_chunks(const u8* packed, const u8* counts, con
             const i64 block = chunk * chunk_blocks + b, begin = block * position_block;
             if (begin >= n)
                 break;
-            const Portion here(block, n);
-            if (here.left > 0) {
-                const Word<bits> word = load_group<bits>(packed, here.begin / 8);
+            const i64 first = begin + threadIdx.x % lanes * 8;
+            if (threadIdx.x % lanes < holders && first < n) {
+                const Word<bits> word = load_group<bits>(packed, first / 8);
                 float h[8];
 #pragma unroll
                 for (int i = 0; i < 8; ++i)
-                    h[i] = value_of_code<T>(unpack<bits>(word, i), lowest, step, relu);
-                store_eight(h, out + here.begin, here.left);
+                    h[i] = value_of_code<T, relu>(unpack<bits>(word, i), lowest, step);
+                store_eight(h, out + first, n - first);
             }
             __syncwarp();  // outliers come after what their codes stand for
             const i64 most = n - begin < position_block ? n - begin : position_block;

@@ -7,9 +7,10 @@ from .source import NUMBERS, THREADS
 
 CHUNK = 960  # elements that a warp takes at once: four blocks of positions
 WARPS_PER_BLOCK = THREADS // 32
+CHUNKS_PER_BLOCK = THREADS * 16  # of the scans
 SELECTION_BYTES = 32840  # of the struct Selection, which begins with the number of outliers, int64
-_ONE_BLOCK = ("scan", "locate")  # these take the registers that they need
-_PIECES = ("numbers", "packing", "kernels", "eights", "outlier")
+_SCANS = ("scan", "locate")  # these take the registers that they need
+_PIECES = ("numbers", "packing", "kernels", "eights", "extremes", "gather", "outlier")
 
 
 def selection_source(dtype: str) -> str:
@@ -22,9 +23,9 @@ def selection_source(dtype: str) -> str:
         survey(const T* x, void* selection, const void* sample, CHUNKS, i64 n, i64 rank, i64 relu)
         refine(const T* x, void* selection, CHUNKS, i64 n, i64 relu)
         count(const T* x, void* selection, CHUNKS, i64 n, i64 relu)
-        scan(const T* x, void* selection, CHUNKS, i64* starts, float* levels, i64 n, i64 steps, i64 relu)
+        scan(const T* x, void* selection, CHUNKS, i64* starts, i64 n, i64 relu)
 
-    All but `scan`, which is one block, take the same number of blocks.
+    All but `scan` take the same number of blocks; that takes one for `CHUNKS_PER_BLOCK` chunks.
 
     Args:
         dtype: ``float32``, ``float16`` or ``bfloat16``.
@@ -36,10 +37,9 @@ def selection_source(dtype: str) -> str:
 def codes_source(dtype: str, bits: int) -> str:
     """Return the source of three more kernels; `values` have a dtype of their own, `kind` in tensors/dtypes.py.
 
-        quantize(const T* x, u8* packed, u8* counts, u8* offsets, void* values, const float* levels,
-                 const void* selection, const u32* of_chunks, const i64* starts, i64 n, i64 outliers, i64 relu,
-                 i64 kind)
-        locate(const u8* counts, i64* starts, i64 n)            one block
+        quantize(const T* x, u8* packed, u8* counts, u8* offsets, void* values, float* levels,
+                 const void* selection, const void* equals, const i64* starts, i64 n, i64 outliers, i64 relu, i64 kind)
+        locate(const u8* counts, i64* starts, i64 n)            a block for `CHUNKS_PER_BLOCK` chunks
         dequantize(const u8* packed, const u8* counts, const u8* offsets, const void* values, const float* levels,
                    const i64* starts, T* out, i64 n, i64 outliers, i64 relu, i64 kind)
 
@@ -63,7 +63,7 @@ def _source(dtype: str, kernels: list[str], bits: int = 0) -> str:
 
 
 def _launched(kernel: str, T: str) -> str:
-    residents = 1 if kernel.startswith(_ONE_BLOCK) else f"fewbit::residents<{T}>"
+    residents = 1 if kernel.startswith(_SCANS) else f"fewbit::residents<{T}>"
     return f'extern "C" __global__ void __launch_bounds__(fewbit::threads, {residents})\n'
 
 
@@ -95,8 +95,13 @@ first(const {T}* x, void* selection, i64 n, i64 relu)
 survey(const {T}* x, void* selection, const void* sample, u32* counts, void* equals, u64* list, u64* listed, i64 room,
        i64 n, i64 rank, i64 relu)
 {{
-    fewbit::survey_chunks<{T}>(x, static_cast<Selection*>(selection), static_cast<const Selection*>(sample),
-                               {{counts, static_cast<Range*>(equals), list, listed, room}}, n, rank, relu);
+    const fewbit::Chunks chunks = {{counts, static_cast<Range*>(equals), list, listed, room}};
+    if (relu)
+        fewbit::survey_chunks<{T}, true>(x, static_cast<Selection*>(selection),
+                                         static_cast<const Selection*>(sample), chunks, n, rank);
+    else
+        fewbit::survey_chunks<{T}, false>(x, static_cast<Selection*>(selection),
+                                          static_cast<const Selection*>(sample), chunks, n, rank);
 }}
 """,
     """\
@@ -114,24 +119,26 @@ count(const {T}* x, void* selection, u32* counts, void* equals, u64* list, u64* 
 }}
 """,
     """\
-scan(const {T}* x, void* selection, u32* counts, void* equals, u64* list, u64* listed, i64 room, i64* starts,
-     float* levels, i64 n, i64 steps, i64 relu)
+scan(const {T}* x, void* selection, u32* counts, void* equals, u64* list, u64* listed, i64 room, i64* starts, i64 n,
+     i64 relu)
 {{
     fewbit::scan_outliers<{T}>(x, static_cast<Selection*>(selection),
-                               {{counts, static_cast<Range*>(equals), list, listed, room}}, starts, levels, n,
-                               float(steps), relu);
+                               {{counts, static_cast<Range*>(equals), list, listed, room}}, starts, n, relu);
 }}
 """,
 ]
 
 _CODES = [
     """\
-quantize(const {T}* x, u8* packed, u8* counts, u8* offsets, void* values, const float* levels, const void* selection,
-         const u32* of_chunks, const i64* starts, i64 n, i64 outliers, i64 relu, i64 kind)
+quantize(const {T}* x, u8* packed, u8* counts, u8* offsets, void* values, float* levels, const void* selection,
+         const void* equals, const i64* starts, i64 n, i64 outliers, i64 relu, i64 kind)
 {{
-    fewbit::quantize_chunks<{T}, {bits}>(x, packed, counts, offsets, values, levels,
-                                         static_cast<const Selection*>(selection), of_chunks, starts, n, outliers,
-                                         relu, int(kind));
+    if (relu)
+        fewbit::quantize_chunks<{T}, {bits}, true>(x, packed, counts, offsets, values, levels,
+            static_cast<const Selection*>(selection), static_cast<const Range*>(equals), starts, n, outliers, int(kind));
+    else
+        fewbit::quantize_chunks<{T}, {bits}, false>(x, packed, counts, offsets, values, levels,
+            static_cast<const Selection*>(selection), static_cast<const Range*>(equals), starts, n, outliers, int(kind));
 }}
 """,
     """\
@@ -144,8 +151,12 @@ locate(const u8* counts, i64* starts, i64 n)
 dequantize(const u8* packed, const u8* counts, const u8* offsets, const void* values, const float* levels,
            const i64* starts, {T}* out, i64 n, i64 outliers, i64 relu, i64 kind)
 {{
-    fewbit::dequantize_chunks<{T}, {bits}>(packed, counts, offsets, values, levels, starts, out, n, outliers, relu,
-                                           int(kind));
+    if (relu)
+        fewbit::dequantize_chunks<{T}, {bits}, true>(packed, counts, offsets, values, levels, starts, out, n, outliers,
+                                                     int(kind));
+    else
+        fewbit::dequantize_chunks<{T}, {bits}, false>(packed, counts, offsets, values, levels, starts, out, n, outliers,
+                                                      int(kind));
 }}
 """,
 ]

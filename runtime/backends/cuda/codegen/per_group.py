@@ -8,7 +8,7 @@ from .source import NUMBERS, THREADS
 # Per block and step: groups for `quantize`, where each warp takes one, else elements.
 GROUPS_PER_BLOCK = THREADS // 32
 CODES_PER_BLOCK = THREADS * 8
-_PIECES = ("numbers", "packing", "kernels", "eights", "philox", "per_group", "per_group_slots")
+_PIECES = ("numbers", "packing", "kernels", "eights", "philox", "per_group", "extremes", "gather", "per_group_slots")
 
 
 def per_group_source(dtype: str, bits: int | None) -> str:

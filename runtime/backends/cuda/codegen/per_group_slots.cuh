@@ -48,47 +48,6 @@ template <class T, class Work> __device__ inline void each_row(const Slots& slot
 
 // ---- the least and the greatest of a group, NaN where one of its numbers is ------------------------------------------
 
-#if defined(__CUDACC__) && __CUDA_ARCH__ >= 800
-__device__ inline float lesser(float a, float b)
-{
-    float y;
-    asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-    return y;
-}
-
-__device__ inline float greater(float a, float b)
-{
-    float y;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
-    return y;
-}
-
-#define FEWBIT_OF_PAIRS(name, instruction, T)                       \
-    __device__ inline u32 name(u32 a, u32 b, T)                     \
-    {                                                               \
-        u32 y;                                                      \
-        asm(instruction " %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b)); \
-        return y;                                                   \
-    }
-FEWBIT_OF_PAIRS(lesser, "min.NaN.bf16x2", bfloat16)
-FEWBIT_OF_PAIRS(greater, "max.NaN.bf16x2", bfloat16)
-FEWBIT_OF_PAIRS(lesser, "min.NaN.f16x2", half)
-FEWBIT_OF_PAIRS(greater, "max.NaN.f16x2", half)
-#undef FEWBIT_OF_PAIRS
-#else
-__device__ inline float lesser(float a, float b) { return a != a || a <= b ? a : b; }
-__device__ inline float greater(float a, float b) { return a != a || a >= b ? a : b; }
-
-template <class T> __device__ inline u32 lesser(u32 a, u32 b, T)
-{
-    return pair_of(lesser(first_of(a, T{}), first_of(b, T{})), lesser(second_of(a, T{}), second_of(b, T{})), T{});
-}
-template <class T> __device__ inline u32 greater(u32 a, u32 b, T)
-{
-    return pair_of(greater(first_of(a, T{}), first_of(b, T{})), greater(second_of(a, T{}), second_of(b, T{})), T{});
-}
-#endif
-
 // Of 16-bit numbers both ends are one word, the greatest negated: one instruction then serves two comparisons.
 template <class T> struct Ends {
     u32 both;
@@ -167,69 +126,13 @@ template <class T> __device__ inline Ends<T> ends_of_slots(Ends<T> (&ends)[chunk
     return ends[0];
 }
 
-// ---- codes in words and back -----------------------------------------------------------------------------------------
+// ---- kernels ---------------------------------------------------------------------------------------------------------
 
 #ifdef __CUDACC__
-__device__ inline u32 permute(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
 __device__ inline u32 integer_of(float y) { return u32(int(y)); }
 #else
-__device__ inline u32 permute(u32 a, u32 b, u32 selector)
-{
-    u32 y = 0;
-    for (int i = 0; i < 4; ++i)
-        y |= u32((u64(b) << 32 | a) >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
-    return y;
-}
 __device__ inline u32 integer_of(float y) { return y == y ? u32(int(y)) : 0; }  // NaN is left open by C++
 #endif
-
-// The word of 8 codes, each in bits 16 to 23 of a sum that has nothing above. Bytes are gathered by permutations, one
-// for two codes, where shifts would be two for one.
-template <int bits> __device__ inline Word<bits> gather(const u32 (&sums)[8])
-{
-    u32 quads[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-        quads[i] = permute(permute(sums[4 * i], sums[4 * i + 1], 0x62), permute(sums[4 * i + 2], sums[4 * i + 3], 0x62),
-                           0x5410);
-    if (bits == 8)
-        return Word<bits>(u64(quads[1]) << 32 | quads[0]);
-    if (bits == 4 || bits == 2) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            quads[i] += quads[i] >> (8 - bits);  // pairs, in bytes 0 and 2
-            if (bits == 2)
-                quads[i] += quads[i] >> 12;  // and all four, in byte 0
-        }
-        return bits == 4 ? permute(quads[0], quads[1], 0x6420) : permute(quads[0], quads[1], 0x40) & 0xffff;
-    }
-    Word<bits> word = 0;
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-        word += pack<bits>(quads[i / 4] >> i % 4 * 8 & 0xff, i);
-    return word;
-}
-
-// The codes of a word as floats.
-template <int bits> __device__ inline void spread(Word<bits> word, float (&to)[8])
-{
-    if (bits == 8) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i)
-            to[i] = float(u8(u32(word >> i / 4 * 32) >> i % 4 * 8));
-    } else if (bits == 4) {
-        const u32 even = u32(word) & 0x0f0f0f0f, odd = u32(word) >> 4 & 0x0f0f0f0f;
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            to[2 * i] = float(u8(even >> i * 8)), to[2 * i + 1] = float(u8(odd >> i * 8));
-    } else {
-#pragma unroll
-        for (int i = 0; i < 8; ++i)
-            to[i] = float(unpack<bits>(word, i));
-    }
-}
-
-// ---- kernels ---------------------------------------------------------------------------------------------------------
 
 // How the numbers of a group become codes: (h - Z) * scale + offset. In a group that is not plain all codes are alike, the
 // last bit of a constant number or 0: the scale is 0, and NaN and infinities become NaN, whose integer is 0.
@@ -262,7 +165,7 @@ __device__ inline Word<bits> codes_of(const Eight<T>& h, const Steps& steps, con
         const u32 sum = integer_of(__fadd_rn(d, steps.offset)) + random.half(i);
         sums[i] = sum < most ? sum : most;
     }
-    return gather<bits>(sums);
+    return gather<bits, 2>(sums);
 }
 
 // Quantize x, whose groups of G lie one after the other. Without random numbers a code takes a third less.

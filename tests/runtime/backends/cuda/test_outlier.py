@@ -10,10 +10,10 @@ from fewbit.quantizers import Outlier
 from fewbit.runtime.backends.cuda import launching
 from fewbit.runtime.backends.cuda import outlier as cuda
 from fewbit.runtime.backends.cuda.codegen.compiler import compile_source
-from fewbit.runtime.backends.cuda.codegen.outlier import codes_source, selection_source
+from fewbit.runtime.backends.cuda.codegen.outlier import CHUNKS_PER_BLOCK, codes_source, selection_source
 from fewbit.runtime.backends.cuda.launching import Loaded
 from fewbit.runtime.backends.reference.outlier import level_values
-from host_kernels import guarded, needs_gxx, needs_nvrtc, of_each_architecture, unharmed
+from host_kernels import guarded, needs_gxx, needs_nvrtc, of_each_architecture, start_outlier, unharmed
 from quantizer_cases import (
     generator,
     same_bits,
@@ -54,6 +54,16 @@ def test_candidates_that_are_listed_or_looked_for_again(host, room, monkeypatch)
     for numbers in (x, x.bfloat16(), x.round()):
         for relu in (False, True):
             assert_like_the_reference(host, Outlier(3, 0.02, relu), numbers)
+
+
+@needs_gxx
+def test_each_block_of_a_scan_adds_up_what_is_before_its_part():
+    chunks = 2 * CHUNKS_PER_BLOCK + 77
+    counts = torch.randint(0, 241, (4 * chunks - 1,), generator=generator(), dtype=torch.uint8)
+    starts = torch.empty(chunks, dtype=torch.int64)
+    start_outlier("float32", 3, "locate", 3, counts.data_ptr(), starts.data_ptr(), 240 * len(counts))
+    before = torch.cat([torch.zeros(1), counts]).long().cumsum(0)
+    assert torch.equal(starts, before[: 4 * chunks : 4])
 
 
 @needs_gxx
