@@ -450,31 +450,36 @@ __device__ inline void count_candidates(const T* x, Selection* s, const Chunks& 
 constexpr int chunks_at_once = 16;  // of a thread
 constexpr int part = threads * chunks_at_once;  // of a block
 
-// Calls `work.visit(chunk, sum)` for each chunk of the block's part with the sum of `work.of(chunk)` over those before
-// it in the part; `work.leave(sum)` with that of all before the part, and then with the part's.
-template <class Work> __device__ inline void scan_chunks(i64 chunks, Work& work)
+// Calls `work.visit(chunk, sum)` for each chunk of the block's parts with the sum of `work.of(chunk)` over the chunks
+// before it, without those for whose sum `work.leave(sum)` was called. Returns whether the last chunk was the block's.
+template <class Work> __device__ inline bool scan_chunks(i64 chunks, Work& work)
 {
-    const i64 begin = i64(blockIdx.x) * part, first = begin + threadIdx.x * chunks_at_once;
-    u64 own = 0, total, values[chunks_at_once];
+    i64 done = 0;
+    for (i64 begin = i64(blockIdx.x) * part; begin < chunks; begin += i64(gridDim.x) * part) {
+        const i64 first = begin + threadIdx.x * chunks_at_once;
+        u64 own = 0, total, values[chunks_at_once];
 #pragma unroll 8
-    for (i64 chunk = threadIdx.x; chunk < begin; chunk += threads)
-        own += work.of(chunk);
-    sum_before(own, total);
-    work.leave(total);
-    own = 0;
+        for (i64 chunk = done + threadIdx.x; chunk < begin; chunk += threads)
+            own += work.of(chunk);
+        sum_before(own, total);
+        work.leave(total);
+        own = 0;
 #pragma unroll
-    for (int i = 0; i < chunks_at_once; ++i) {
-        values[i] = first + i < chunks ? work.of(first + i) : 0;
-        own += values[i];
-    }
-    u64 before = sum_before(own, total);
+        for (int i = 0; i < chunks_at_once; ++i) {
+            values[i] = first + i < chunks ? work.of(first + i) : 0;
+            own += values[i];
+        }
+        u64 before = sum_before(own, total);
 #pragma unroll
-    for (int i = 0; i < chunks_at_once; ++i) {
-        if (first + i < chunks)
-            work.visit(first + i, before);
-        before += values[i];
+        for (int i = 0; i < chunks_at_once; ++i) {
+            if (first + i < chunks)
+                work.visit(first + i, before);
+            before += values[i];
+        }
+        work.leave(total);
+        done = begin + part;
     }
-    work.leave(total);
+    return done >= chunks;
 }
 
 // Outliers above the threshold, and in the upper 32 bits its equals, of which the first `quota` are outliers too: where
@@ -560,7 +565,7 @@ __device__ inline void scan_outliers(const T* x, Selection* s, const Chunks& chu
     }
     const Found threshold = s->found[2];
     Starts work = {chunks, starts, i64(threshold.rank), 0, 0, {0, 0}, -1};
-    scan_chunks(chunks_of(n), work);
+    const bool is_last = scan_chunks(chunks_of(n), work);
     __syncthreads();
     if (work.divided >= 0)
         divided = work.divided;
@@ -586,7 +591,7 @@ __device__ inline void scan_outliers(const T* x, Selection* s, const Chunks& chu
     __syncthreads();
     if (threadIdx.x == 0) {
         of_block.merge_into(&s->rest);
-        if (blockIdx.x == gridDim.x - 1)
+        if (is_last)
             s->outliers = work.above + work.kept(work.equal);
     }
 }

@@ -57,11 +57,12 @@ def test_candidates_that_are_listed_or_looked_for_again(host, room, monkeypatch)
 
 
 @needs_gxx
-def test_each_block_of_a_scan_adds_up_what_is_before_its_part():
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+def test_each_block_of_a_scan_adds_up_what_is_before_its_parts(blocks):
     chunks = 2 * CHUNKS_PER_BLOCK + 77
     counts = torch.randint(0, 241, (4 * chunks - 1,), generator=generator(), dtype=torch.uint8)
     starts = torch.empty(chunks, dtype=torch.int64)
-    start_outlier("float32", 3, "locate", 3, counts.data_ptr(), starts.data_ptr(), 240 * len(counts))
+    start_outlier("float32", 3, "locate", blocks, counts.data_ptr(), starts.data_ptr(), 240 * len(counts))
     before = torch.cat([torch.zeros(1), counts]).long().cumsum(0)
     assert torch.equal(starts, before[: 4 * chunks : 4])
 
