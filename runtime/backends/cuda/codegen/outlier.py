@@ -133,12 +133,14 @@ _CODES = [
 quantize(const {T}* x, u8* packed, u8* counts, u8* offsets, void* values, float* levels, const void* selection,
          const void* equals, const i64* starts, i64 n, i64 outliers, i64 relu, i64 kind)
 {{
+    const Selection* s = static_cast<const Selection*>(selection);
+    const Range* of_chunks = static_cast<const Range*>(equals);
     if (relu)
-        fewbit::quantize_chunks<{T}, {bits}, true>(x, packed, counts, offsets, values, levels,
-            static_cast<const Selection*>(selection), static_cast<const Range*>(equals), starts, n, outliers, int(kind));
+        fewbit::quantize_chunks<{T}, {bits}, true>(x, packed, counts, offsets, values, levels, s, of_chunks, starts, n,
+                                                   outliers, int(kind));
     else
-        fewbit::quantize_chunks<{T}, {bits}, false>(x, packed, counts, offsets, values, levels,
-            static_cast<const Selection*>(selection), static_cast<const Range*>(equals), starts, n, outliers, int(kind));
+        fewbit::quantize_chunks<{T}, {bits}, false>(x, packed, counts, offsets, values, levels, s, of_chunks, starts, n,
+                                                    outliers, int(kind));
 }}
 """,
     """\
