@@ -116,6 +116,7 @@ def in_place_of_the_driver(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", streams.__getitem__, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: driver.device, raising=False)
     monkeypatch.setattr(torch.cuda, "default_generators", {-1: SimpleNamespace(initial_seed=lambda: 2**63 + 5)})
     monkeypatch.setattr(keys, "_streams", {})
     for name in ("_config", "_stream"):

@@ -18,7 +18,8 @@ from functools import wraps
 import torch
 from torch import Tensor
 
-from ...tensors.capture import check_no_capture
+from ....tables import FewbitError
+from ...tensors.capture import is_capturing
 from ..reference import keys as reference
 from .codegen.keys import keys_source
 from .launching import available, load
@@ -34,7 +35,8 @@ def draw(x: Tensor, count: int) -> Tensor:
     """Return the next `count` seeds, int64 (count,), beside `x`."""
     device = x.get_device()
     if not available(device):
-        check_no_capture("a seed drawn on the host, as fewbit's kernels do not run here,")
+        if is_capturing():
+            raise FewbitError("rounding at random in a CUDA graph takes fewbit's kernels, which do not run on this GPU")
         return reference.draw(x, count)
     seeds = torch.empty(count, dtype=torch.int64, device=x.device)
     stream_of(device).draw(seeds)

@@ -27,7 +27,7 @@ _TRIAL = 'extern "C" __global__ void trial() {}\n'
 @cache
 def available(device: int) -> bool:
     """Return whether kernels can be compiled for a device, loaded and launched there; if not, warn once."""
-    check_no_capture("fewbit's kernels")
+    check_no_capture("a kernel")
     obstacle = _obstacle(device)
     if obstacle is None:
         return True
@@ -79,7 +79,7 @@ def start(kernel: Any, name: str, device: int, blocks: int, *arguments: int) -> 
     config = _config(blocks)
     stream = _stream(torch._C._cuda_getCurrentRawStream(device))
     try:
-        if device == torch.cuda.current_device():
+        if device == torch._C._cuda_getDevice():
             _set_context(device)
             core().launch(stream, config, kernel, *arguments)
         else:

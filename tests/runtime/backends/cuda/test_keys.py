@@ -1,0 +1,112 @@
+"""The stream of keys in a GPU's memory, its kernels built by g++: the keys of the CPU's stream, wherever it goes."""
+
+import ctypes
+import functools
+from types import SimpleNamespace
+
+import pytest
+import torch
+from driver_double import in_place_of_the_driver
+from fewbit.runtime import ops
+from fewbit.runtime.backends.cuda import keys
+from fewbit.runtime.backends.cuda.codegen.keys import keys_source
+from fewbit.runtime.tensors.key_stream import KeyStream
+from host_kernels import _entry, built, needs_gxx
+
+pytestmark = needs_gxx
+WORDS = {"draw": "seeds, count", "move": "seed, drawn, begins"}
+
+
+@functools.cache
+def library():
+    entries = (
+        _entry(f"keys::{name}", name, words, {"seeds": "long long*"}, "float32") for name, words in WORDS.items()
+    )
+    return built('#include "host_cuda.h"\n' + keys_source() + "\n" + "".join(entries))
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A stand-in for a GPU that runs these kernels; `gpu.seed` is that of torch's generator there."""
+    driver = in_place_of_the_driver(monkeypatch)
+    driver.seed = 7
+
+    def launch(stream, config, kernel, *arguments):
+        if kernel[1] in WORDS:
+            getattr(library(), f"run_{kernel[1]}")(ctypes.c_uint(2), *map(ctypes.c_longlong, arguments))
+
+    monkeypatch.setattr(driver, "launch", launch)
+    generator = SimpleNamespace(initial_seed=lambda: driver.seed)
+    monkeypatch.setattr(torch.cuda, "default_generators", {-1: generator})
+    monkeypatch.setattr(keys, "_BETWEEN", 0)
+    return driver
+
+
+def drawn(count=3):
+    return keys.draw(torch.zeros(8), count).tolist()
+
+
+def expected(seed, begin, count=3):
+    stream = KeyStream()
+    torch.default_generator.manual_seed(seed)
+    stream.go_to((torch.default_generator.initial_seed(), begin))
+    return [stream.next() for _ in range(count)]
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**63 + 11, 2**64 - 1])
+def test_the_keys_are_those_of_the_cpu(gpu, seed):
+    gpu.seed = seed
+    assert [*drawn(), *drawn(2)] == expected(seed, 0, 5)
+
+
+def test_a_seed_starts_its_stream_again(gpu):
+    first = drawn()
+    assert drawn() != first
+    keys._restart([-1])  # as torch.cuda.manual_seed does
+    assert drawn() == first
+    gpu.seed = 8  # of the generator's own method
+    assert drawn() == expected(8, 0)
+
+
+def test_a_replay_goes_on_and_states_return(gpu):
+    """What a graph draws the host does not see: a state that is restored leaves it drawn."""
+    stream = keys.stream_of(-1)
+    drawn()
+    place = stream.place
+    assert place == (7, 3)
+    assert drawn() == expected(7, 3)
+    seeds = torch.zeros(4, dtype=torch.int64)
+    library().run_draw(ctypes.c_uint(1), ctypes.c_longlong(seeds.data_ptr()), ctypes.c_longlong(4))  # a replay
+    assert seeds.tolist() == expected(7, 6, 4)
+    stream.go_to(place)
+    assert drawn() == expected(7, 3 + 4)
+    stream.go_to((9, 5))
+    gpu.seed = 9
+    assert drawn() == expected(9, 5)
+
+
+def test_a_capture_draws_from_where_the_stream_is(gpu):
+    drawn()
+    gpu.capturing, gpu.seed = True, 8  # the generator may not be asked then
+    assert drawn() == expected(7, 3)
+
+
+def test_ops_take_seeds_from_the_gpu_s_memory(monkeypatch):
+    """Where kernels of plain torch do, too: by the key that lies there, without reading it."""
+    x = torch.randn(4, 512, generator=torch.Generator().manual_seed(0))
+    seeds = torch.tensor([3, 2**62 + 1])
+    by_number = [
+        *ops.per_group_quantize(x, 2, 96, seeds[1:]),
+        *ops.rotated_quantize(x, seeds[1:], 2, 128, 2, True),
+        *ops.copy_in_groups(x, seeds[1:], 4),
+    ]
+    from fewbit.runtime.backends.reference import glu, per_group, rotated
+
+    monkeypatch.setattr(torch.Tensor, "item", None)
+    monkeypatch.setattr(torch.Tensor, "tolist", None)
+    by_place = [
+        *per_group.quantize(x, 2, 96, seeds[1]),
+        *rotated.quantize(x, 2, 128, 2, True, seeds[1]),
+        *glu.copy(x, 4, seeds[1]),
+    ]
+    assert all(map(torch.equal, by_number, by_place))
