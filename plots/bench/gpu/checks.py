@@ -22,10 +22,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ....runtime import ops
 from ....runtime.activations import functional as few
 from ....runtime.activations import modules
 from ....runtime.activations.modules import GELU
 from ....runtime.backends.activation_spec import ROW_OF_MODULE
+from ....runtime.backends.cuda.launching import loaded
 from ....runtime.convert.api import convert
 from ....runtime.quantizers import FixedPoint, Outlier, PerGroup, Rotated
 from ....runtime.saved.checkpoint import checkpoint
@@ -369,13 +371,19 @@ def without_compiler(device: str) -> Said:
 def overhead(device: str) -> Said:
     """Time a call on 1,000 elements from Python, in microseconds: the cost of a launch."""
     x = torch.randn(1000, device=device)
+    leaf = x.clone().requires_grad_()
     calls: dict[str, Callable[[], Any]] = {
         "torch's gelu": lambda: F.gelu(x),
         "gelu, 3 bits": lambda: few.gelu(x, bits=3),
         "gelu, 3 bits, both passes": lambda: _gradient(lambda y: few.gelu(y, bits=3), x),
         "torch's gelu, both passes": lambda: _gradient(F.gelu, x),
         "PerGroup, 4 bits": lambda: PerGroup(bits=4).compress(x),
+        "gelu, 3 bits, forward": lambda: few.gelu(leaf, bits=3),
+        "seeds": lambda: ops.draw_seeds(x, 1),
     }
+    if device == "cuda":
+        empty = loaded('extern "C" __global__ void empty() {}\n', "empty", x.get_device())
+        calls["an empty kernel"] = lambda: empty.launch(1)
     found = {}
     for name, call in calls.items():
         for _ in range(20):

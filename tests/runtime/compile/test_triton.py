@@ -99,3 +99,15 @@ def test_kernels_compute_what_torch_does(written, tmp_path):
 
 def _codes_of_5_bits(four, one):
     return (unpack_block(four, 4) | unpack_block(one, 1) << 4).flatten()
+
+
+def test_nothing_splits_a_cuda_graph():
+    """Under mode="reduce-overhead": seeds are drawn on the device too, and each pass is one graph."""
+    model = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, WIDTH))
+    graphs = {"triton.cudagraphs": True, "graph_partition": True}
+    with pretended_h100():
+        forward, backward = triton_code(model, (torch.randn(TOKENS, WIDTH, requires_grad=True),), "fewbit", graphs)
+    for code in (forward, backward):
+        assert set(re.findall(r"def (partition_\d+)\(", code.text)) == {"partition_0"}
+    (partition,) = re.findall(r"def partition_0\(.*?(?=\n\S|\n    def )", forward.text, re.DOTALL)
+    assert "torch.ops.fewbit.draw_seeds" in partition
