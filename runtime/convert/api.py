@@ -24,6 +24,7 @@ from ..activations.modules import FewBitActivation
 from ..activations.overrides import TableOrPath
 from ..activations.table_lookup import Rounding
 from ..saved.checkpoint import undo_checkpoint
+from . import exact_functions
 from .adapters import follow_adapters, forget_adapters
 from .few_bit_forms import FewBitForms
 from .filters import Selectors, unwanted
@@ -154,7 +155,8 @@ def convert(
         report = _convert(model, options, leave=found.only_adds, by_structure=False)
         _follow(report, options)
     rows = tuple(found.with_saved(row) for row in report.replaced)
-    return replace(report, replaced=rows, notes=(*report.notes, found.note))
+    exact = exact_functions.measured(found.profile, [row.name for row in (*rows, *report.left)])
+    return replace(report, replaced=rows, notes=(*report.notes, found.note), exact=tuple(exact))
 
 
 def convert_beside(model: nn.Module, *methods: Any, include: Sequence[str] | None = None) -> Report:
@@ -222,7 +224,8 @@ def _convert(
     if options.asks_for_activations and not methods.chosen and not few.new:
         wants = "activation that few bits can stand for"
         notes.append(nothing_to_do(f"bits={methods.activations.bits}", wants, bool(left)))
-    return report_of(root, [*few.replaced(), *applied.replaced], [*left, *applied.left], notes)
+    exact = exact_functions.called(root)
+    return report_of(root, [*few.replaced(), *applied.replaced], [*left, *applied.left], notes, exact)
 
 
 def _only_adding(model: nn.Module, forms: Mapping[Found, Any], unknown_too: bool) -> dict[Found, str]:

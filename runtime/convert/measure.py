@@ -19,6 +19,7 @@ from torch import nn
 from ...tables import FewbitError
 from ...tables.errors import shown
 from ..memory.record import profile
+from ..memory.saved import Profile
 from .report import Replaced, Report, grouped, size_text
 
 __all__ = ["Measured", "measure", "read_inputs"]
@@ -35,12 +36,14 @@ class Measured:
         exact, kept: for the original model, and for the one converted without the rows in `only_adds`.
         saved: bytes by the name of a replaced row, saved by it and the rows measured with it together.
         only_adds: reasons, by name, for leaving rows that would save nothing.
+        profile: what the converted model keeps.
     """
 
     exact: int
     kept: int
     saved: Mapping[str, int]
     only_adds: Mapping[str, str]
+    profile: Profile
 
     def with_saved(self, row: Replaced) -> Replaced:
         """Return a row of the report with the bytes that it saves."""
@@ -84,29 +87,28 @@ def measure(
     args, keywords = read_inputs(inputs)
     devices = {t.device.index for t in model.parameters() if t.device.type == "cuda"}
 
-    def kept(without: Sequence[str]) -> tuple[int, Report | None]:
-        twin = _twin(model)
-        report = convert(twin, without)
-        return profile(report.model, *args, **keywords).total, report
+    def kept(without: Sequence[str]) -> tuple[Profile, Report]:
+        report = convert(_twin(model), without)
+        return profile(report.model, *args, **keywords), report
 
     with torch.random.fork_rng(devices=sorted(devices)), torch.enable_grad():
         exact = profile(revert(_twin(model)), *args, **keywords).total
-        total, report = kept(())
+        found, report = kept(())
         saved: dict[str, int] = {}
         only_adds: dict[str, str] = {}
-        for group in grouped(report.replaced if report else ()):
+        for group in grouped(report.replaced):
             names = [row.name for row in group]
             if "" in names:  # the model itself
-                saved |= dict.fromkeys(names, exact - total)
+                saved |= dict.fromkeys(names, exact - found.total)
                 continue
-            more = kept(names)[0] - total
+            more = kept(names)[0].total - found.total
             saved |= dict.fromkeys(names, more)
             if more < 0 and leave:
                 why = f"few bits would only add memory: {size_text(-more)} with these inputs"
                 only_adds |= dict.fromkeys(names, why)
         if only_adds:
-            total, _ = kept(list(only_adds))
-    return Measured(exact, total, saved, only_adds)
+            found, _ = kept(list(only_adds))
+    return Measured(exact, found.total, saved, only_adds, found)
 
 
 def _twin(model: nn.Module) -> nn.Module:

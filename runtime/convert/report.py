@@ -1,14 +1,18 @@
-"""The report of `fewbit.convert`: rows of replaced and left modules, printed as tables."""
+"""The report of `fewbit.convert`: replaced and left modules and what stays exact, printed in lines of 100 columns."""
 
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from textwrap import wrap
 from typing import TypeVar
 
 from torch import nn
 
 from ...tables.columns import columns
+
+WIDTH = 100  # characters of a line
+_NAME, _MODULE, _OP = 36, 38, 28  # and of what may be longer: names of modules, their texts, names of ops
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,23 @@ class Left:
     why: str
 
 
+@dataclass(frozen=True)
+class Exact:
+    """What a function saves that a module's own forward pass calls: no module stands for it that could be replaced.
+
+    Attributes:
+        where: class of the module, and file and line of the call.
+        op: that saves it, or the function.
+        saved: bytes; None if not measured.
+        remedy: what would save it in few bits.
+    """
+
+    where: str
+    op: str
+    saved: int | None
+    remedy: str
+
+
 Row = TypeVar("Row", Replaced, Left)
 
 
@@ -52,35 +73,45 @@ class Report:
         model: the converted model: the given object, or the new module if that was itself an activation.
         replaced, left: in the order of `model.named_modules()`.
         notes: further lines.
+        exact: what functions save that forward passes call; with `inputs`, all of it, and else activations alone.
     """
 
     model: nn.Module = field(compare=False)
     replaced: tuple[Replaced, ...]
     left: tuple[Left, ...]
     notes: tuple[str, ...] = ()
+    exact: tuple[Exact, ...] = ()
 
     def __str__(self) -> str:
         lines = ["nothing was replaced"]
         if self.replaced:
+            heads = ("name", "module", "table error", "saved")
             body = [
-                (_names(group), group[0].was, group[0].now, _number(group[0].bits), _number(group[0].error))
+                (_names(group), _change(group[0]), _number(group[0].error), _size(group[0].saved))
                 for group in grouped(self.replaced)
             ]
-            heads = ("name", "was", "is", "bits", "table error")
-            if any(row.saved is not None for row in self.replaced):
-                heads = (*heads, "saved")
-                body = [(*row, _size(group[0].saved)) for row, group in zip(body, grouped(self.replaced), strict=True)]
-            lines = [*columns([heads, *body], left=3)]
-        if self.left:
-            body = [(_names(group), group[0].was, group[0].why) for group in grouped(self.left)]
-            lines += ["", *columns([("left", "was", "why"), *body], left=3)]
-        return "\n".join([*lines, *(("", *self.notes) if self.notes else ())])
+            lines = _table(heads, body, left=2)
+        by_reason: dict[str, list[tuple[str, ...]]] = {}
+        for group in grouped(self.left):
+            by_reason.setdefault(group[0].why, []).append(
+                (f"    {_names(group)}", _fit(_brief(group[0].was), WIDTH - _NAME - 6))
+            )
+        for why, body in by_reason.items():
+            lines += ["", *wrap(f"left: {why}", WIDTH, subsequent_indent="      "), *_table((), body, left=2)]
+        if self.exact:
+            body = [(_fit(x.where, _NAME), _fit(x.op, _OP), _size(x.saved), x.remedy) for x in self.exact]
+            lines += ["", *_table(("exact: forward of", "saves for", "bytes", "what helps"), body, left=2)]
+        for note in self.notes:
+            lines += ["", *wrap(note, WIDTH)]
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         return f"<{len(self.replaced)} activations replaced, {len(self.left)} left; print() tells which>"
 
 
-def report_of(model: nn.Module, replaced: Sequence[Replaced], left: Sequence[Left], notes: Sequence[str]) -> Report:
+def report_of(
+    model: nn.Module, replaced: Sequence[Replaced], left: Sequence[Left], notes: Sequence[str], exact: Sequence[Exact]
+) -> Report:
     """Return the report on `model`, its rows in the order of modules."""
     order = {name: i for i, (name, _) in enumerate(model.named_modules(remove_duplicate=False))}
 
@@ -90,7 +121,7 @@ def report_of(model: nn.Module, replaced: Sequence[Replaced], left: Sequence[Lef
             name = name.rpartition(".")[0]
         return order[name]
 
-    return Report(model, tuple(sorted(replaced, key=place)), tuple(sorted(left, key=place)), tuple(notes))
+    return Report(model, tuple(sorted(replaced, key=place)), tuple(sorted(left, key=place)), tuple(notes), tuple(exact))
 
 
 def one_line(module: object) -> str:
@@ -115,6 +146,57 @@ def size_text(size: float) -> str:
     return f"{size:.1f} GiB"
 
 
+def _table(heads: Sequence[str], body: Sequence[tuple[str, ...]], left: int) -> list[str]:
+    """Return rows in columns, without those that are empty, under `heads` if there are any."""
+    kept = [i for i in range(len(body[0])) if any(row[i] for row in body)]
+    rows = [*([heads] if heads else []), *body]
+    return [*columns([[row[i] for i in kept] for row in rows], left=left)]
+
+
+def _change(row: Replaced) -> str:
+    """Return what became of a module: Conv2d(16, 32, k3) → 4 bits."""
+    was, now = _brief(row.was), _brief(row.now)
+    bits = "exact" if math.isnan(row.bits) else f"{row.bits:.3g} bit{'' if row.bits == 1 else 's'}"
+    other = now.partition("(")[0] != was.partition("(")[0]
+    return _fit(f"{_fit(was, _MODULE - 9 - other * 16)} → {now + ', ' if other else ''}{bits}", _MODULE)
+
+
+def _brief(text: str) -> str:
+    """Return the repr of a module, or of several in a row, by what tells it from others: Conv2d(16, 32, k3, s2)."""
+    return re.sub(r"([\w.]+)(\((?:[^()]|\([^()]*\))*\))?", _brief_of_one, text)
+
+
+def _brief_of_one(found: re.Match[str]) -> str:
+    name, arguments = found[1].removeprefix("layers."), found[2]
+    parts = []
+    for key, value in re.findall(r"\s*(?:(\w+)=)?(\([^()]*\)|[^,()]+)", arguments[1:-1] if arguments else ""):
+        if key in _SIZES or not key:
+            parts.append(value.strip())
+        elif key in _LETTERS:
+            sizes = value.strip("()").replace(",", " ").split()
+            short = "×".join(sizes if len({*sizes}) > 1 else sizes[:1])
+            if short != "1":
+                parts.append(_LETTERS[key] + short)
+        elif key not in _UNSAID and value not in ("'none'", "False"):
+            parts.append(f"{key}={value}")
+    return f"{name}({', '.join(filter(None, parts))})" if parts else name
+
+
+_SIZES = ("in_features", "out_features", "num_parameters")
+_LETTERS = {"kernel_size": "k", "stride": "s", "groups": "g"}
+_UNSAID = frozenset(
+    (
+        *("bias", "eps", "momentum", "affine", "elementwise_affine", "track_running_stats", "inplace"),
+        *("padding", "padding_mode", "output_padding", "dilation", "bits", "rounding", "saver", "copy_bits"),
+    )
+)
+
+
+def _fit(text: str, size: int) -> str:
+    """Return a text without its middle, if it is too long."""
+    return text if len(text) <= size else f"{text[: (size - 1) // 2]}…{text[len(text) - size // 2 :]}"
+
+
 def _size(saved: int | None) -> str:
     return "" if saved is None else size_text(saved)
 
@@ -125,8 +207,9 @@ def _number(error: float) -> str:
 
 def _names(group: Sequence[Row]) -> str:
     if len(group) == 1:
-        return group[0].name or "(the model)"
-    return f"{_pattern(group[0].name)} ×{len(group)}"
+        return _fit(group[0].name, _NAME) or "(the model)"
+    count = f" ×{len(group)}"
+    return _fit(_pattern(group[0].name), _NAME - len(count)) + count
 
 
 def _pattern(name: str) -> str:

@@ -15,6 +15,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from .values import values_for
 class _Token:
     """The object that autograd holds in place of a saved tensor, as its only owner."""
 
-    __slots__ = ("__weakref__", "_opaque", "by_checkpoint", "held", "module", "number")
+    __slots__ = ("__weakref__", "_opaque", "by_checkpoint", "held", "line", "module", "number")
 
     def __init__(self, tensor: Tensor, held: object, module: nn.Module) -> None:
         if isinstance(held, Tensor):
@@ -41,6 +42,7 @@ class _Token:
         self.module = module
         self.number = next_number() - 1  # of the node that saves; see graph.py
         self.by_checkpoint = _called_from() == "torch.utils.checkpoint"
+        self.line = _line()
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -63,6 +65,19 @@ def _called_from() -> str:
     while frame and frame.f_globals.get("__name__") == "torch.autograd.function":  # apply
         frame = frame.f_back
     return frame.f_globals.get("__name__", "") if frame else ""
+
+
+def _line() -> str:
+    """Return file and line of the innermost code that is neither torch's nor ours, within the call."""
+    frame = sys._getframe(3)
+    while frame and frame.f_code is not profile_call.__code__:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES:
+            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+_LIBRARIES = ("torch", __name__.partition(".")[0])
 
 
 def profile(model: nn.Module, *inputs: object, **keywords: object) -> Profile:
@@ -152,7 +167,7 @@ def _count(model: nn.Module, kept: list[_Token], ops: list[str]) -> Profile:
             if not size or identity in own or (identity, token.number) in counted:
                 continue
             counted.add((identity, token.number))
-            one = Saved(names[token.module], type(token.module).__name__, op, size, part.dtype)
+            one = Saved(names[token.module], type(token.module).__name__, op, size, part.dtype, token.line)
             if identity in saved:
                 again.append(one)
             else:

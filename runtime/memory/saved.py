@@ -1,7 +1,7 @@
 """The result of a measurement: a row for each saved storage, sums by any of its fields, and a table."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -19,6 +19,7 @@ class Saved:
             `torch.autograd.Function`; "checkpoint" for the inputs of a checkpoint; "?" if unknown.
         bytes: size of the storage, which may be larger than the tensor that was saved.
         dtype: of the tensor that was saved.
+        line: file and line of the model's own code that called the op, "model.py:41"; "" if it has none.
     """
 
     module: str
@@ -26,6 +27,7 @@ class Saved:
     op: str
     bytes: int
     dtype: torch.dtype
+    line: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ import gc
 import io
 import pickle
 import weakref
+from collections import OrderedDict
 from functools import partial
 
 import fewbit
@@ -474,20 +475,58 @@ class TestChoice:
         assert str(convert(nn.Linear(2, 2))) == "nothing was replaced"
 
 
+def squish(x):
+    return x * torch.sigmoid(1.7 * x) / (1 + x * x)
+
+
+class Squishing(nn.Module):
+    """A net whose forward pass calls functions."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16)
+        self.head, self.act = nn.Linear(16, 4), nn.GELU(approximate="tanh")
+
+    def forward(self, x):
+        h = self.norm(squish(self.conv(x)))
+        return torch.nn.functional.silu(self.head(self.act(h).mean((2, 3))))
+
+
 class TestReport:
     def test_is_a_table(self):
         blocks = nn.ModuleDict({"h": nn.ModuleList([nn.GELU(), nn.GELU()]), "out": nn.ReLU()})
         report = convert(nn.ModuleDict({"body": blocks, "slope": nn.PReLU(), "own": fewbit.SiLU(bits=2)}))
         assert str(report) == (
-            "name         was                       is                                bits  table error\n"
-            "body.h.* ×2  GELU(approximate='none')  GELU(approximate='none', bits=3)     3      0.00809\n"
-            "body.out     ReLU()                    ReLU(bits=1)                         1            0\n"
+            "name         module         table error\n"
+            "body.h.* ×2  GELU → 3 bits      0.00809\n"
+            "body.out     ReLU → 1 bit             0\n"
             "\n"
-            "left   was                      why\n"
-            "slope  PReLU(num_parameters=1)  its slope is learned, and the slope's gradient needs the input\n"
-            "own    SiLU(bits=2)             it is a few-bit activation of your own"
+            "left: its slope is learned, and the slope's gradient needs the input\n"
+            "    slope  PReLU(1)\n"
+            "\n"
+            "left: it is a few-bit activation of your own\n"
+            "    own  SiLU"
         )
         assert repr(report) == "<3 activations replaced, 2 left; print() tells which>"
+
+    def test_names_what_functions_in_forward_keep_with_bytes_and_remedy(self):
+        report = convert(Squishing(), level="L2", inputs=torch.randn(2, 3, 32, 32))
+        size = 2 * 16 * 30 * 30 * 4
+        of_squish = [row for row in report.exact if row.where.startswith("Squishing, test_convert.py:")]
+        assert sum(row.saved for row in of_squish) >= 3 * size  # of x, its sigmoid, numerator and denominator
+        assert {row.remedy for row in of_squish} == {"FewBit(function)"}
+        kept = fewbit.memory.profile(report.model, torch.randn(2, 3, 32, 32)).total
+        assert sum(row.saved for row in report.exact) < kept < 1.2 * sum(row.saved for row in report.exact)
+        assert "what helps" in str(report)
+        # Without a batch: the activation functions alone, by the source.
+        (row,) = convert(Squishing(), level="L2").exact
+        assert (row.op, row.saved, row.remedy) == ("silu", None, "FewBit(function)") and "Squishing" in row.where
+
+    @pytest.mark.parametrize("inputs", [None, torch.randn(2, 3, 32, 32)])
+    def test_no_line_is_above_100_columns(self, inputs):
+        long = nn.Sequential(OrderedDict([("a_name_of_a_module_that_is_longer_than_most_of_them" * 2, Squishing())]))
+        report = convert(long, level="L3", inputs=inputs)
+        assert report.replaced and max(map(len, str(report).splitlines())) <= 100
 
     def test_has_the_model(self):
         model = Net()
