@@ -86,10 +86,11 @@ class Report:
         lines = ["nothing was replaced"]
         if self.replaced:
             heads = ("name", "module", "table error", "saved")
-            body = [
-                (_names(group), _change(group[0]), _number(group[0].error), _size(group[0].saved))
-                for group in grouped(self.replaced)
-            ]
+            body = []
+            for group in grouped(self.replaced):
+                first, *more = wrap(_change(group[0]), _MODULE, subsequent_indent="  ")
+                body.append((_names(group), first, _number(group[0].error), _size(group[0].saved)))
+                body += [("", line, "", "") for line in more]
             lines = _table(heads, body, left=2)
         by_reason: dict[str, list[tuple[str, ...]]] = {}
         for group in grouped(self.left):
@@ -155,10 +156,14 @@ def _table(heads: Sequence[str], body: Sequence[tuple[str, ...]], left: int) -> 
 
 def _change(row: Replaced) -> str:
     """Return what became of a module: Conv2d(16, 32, k3) → 4 bits."""
-    was, now = _brief(row.was), _brief(row.now)
-    bits = "exact" if math.isnan(row.bits) else f"{row.bits:.3g} bit{'' if row.bits == 1 else 's'}"
-    other = now.partition("(")[0] != was.partition("(")[0]
-    return _fit(f"{_fit(was, _MODULE - 9 - other * 16)} → {now + ', ' if other else ''}{bits}", _MODULE)
+    was, now, saver = _brief(row.was), _brief(_SAVER.sub("", row.now)), _SAVER.search(row.now)
+    if math.isnan(row.bits):
+        return f"{was} → {saver[1] if saver else now}"
+    bits = f"{row.bits:.3g} bit{'' if row.bits == 1 else 's'}{f' by {saver[1]}' if saver else ''}"
+    return f"{was} → {bits if now.partition('(')[0] == was.partition('(')[0] else f'{now}, {bits}'}"
+
+
+_SAVER = re.compile(r"saver=([\w-]+)(?:\([^()]*\))?")
 
 
 def _brief(text: str) -> str:
@@ -187,7 +192,7 @@ _LETTERS = {"kernel_size": "k", "stride": "s", "groups": "g"}
 _UNSAID = frozenset(
     (
         *("bias", "eps", "momentum", "affine", "elementwise_affine", "track_running_stats", "inplace"),
-        *("padding", "padding_mode", "output_padding", "dilation", "bits", "rounding", "saver", "copy_bits"),
+        *("padding", "padding_mode", "output_padding", "dilation", "bits", "rounding", "copy_bits"),
     )
 )
 
