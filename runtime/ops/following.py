@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ...tables import FewbitError
+from ..backends.cuda import following as cuda
 from ..backends.forwards import forward_of
-from ..backends.reference import activation as reference
 from ..tensors.handles import by_handle
 from ..tensors.layout import with_stride
 from ..tensors.packing import packed_size
@@ -37,8 +37,8 @@ def activation_following(
         if seed is not None:
             y = forward_of(function).call(x, *parameters)
             packed = encode_at_random(with_stride(x, y.stride()), key, seed)
-        elif x.device.type == "cuda":  # whose kernels are compiled for each table
-            y, packed = reference.activation(x, function, parameters, key)
+        elif x.device.type == "cuda":  # whose other kernels are compiled for each table
+            y, packed = cuda.activation(x, function, parameters, key)
         else:
             y, packed = activation(x, function, parameters, key)
         spare = packed_size(x.numel(), bits) - packed.numel()  # where the table in use takes fewer bits
@@ -67,7 +67,7 @@ def multiply_following(
         key = _following_of(following).end(version, grad)
         codes = packed[: packed_size(grad.numel(), table_of(key).bits)]
         if grad.device.type == "cuda":
-            return reference.multiply(with_stride(grad, stride), codes, key)
+            return cuda.multiply(with_stride(grad, stride), codes, key)
         return multiply(grad, codes, key, stride)
 
     return Call(

@@ -11,8 +11,9 @@ import torch
 from fewbit import FewbitError, layers
 from fewbit.quantizers import FixedPoint, Outlier, PerGroup, Rotated
 from fewbit.runtime import ops
-from fewbit.runtime.backends.cuda import launching
+from fewbit.runtime.backends.cuda import following, launching
 from fewbit.runtime.backends.cuda.codegen import compiler
+from fewbit.runtime.backends.reference import activation as reference
 from quantizer_cases import generator, same_bits
 from runtime_cases import key_of, table_of_bits
 
@@ -232,6 +233,15 @@ def test_threads_that_round_at_once():
         thread.join()
     torch.cuda.synchronize()
     assert not failed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_table_in_memory_gives_the_codes_of_plain_torch(dtype):
+    x, key = torch.randn(9001, device="cuda").to(dtype), key_of(table_of_bits(3))
+    y, packed = following.activation(x, "silu", [], key)
+    expected, expected_packed = reference.activation(x, "silu", [], key)
+    assert torch.equal(y, expected) and torch.equal(packed, expected_packed)
+    assert torch.equal(following.multiply(x, packed, key), reference.multiply(x, packed, key))
 
 
 def test_outliers_and_fixed_points_in_graphs():

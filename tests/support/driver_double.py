@@ -11,6 +11,7 @@ import torch
 from fewbit.runtime.backends.cuda import (
     activation,
     fixed_point,
+    following,
     glu,
     keys,
     launching,
@@ -122,7 +123,7 @@ def in_place_of_the_driver(monkeypatch):
     for name in ("_config", "_stream"):
         monkeypatch.setattr(launching, name, cache(getattr(launching, name).__wrapped__))
     available = cache(launching.available.__wrapped__)
-    for module in (activation, fixed_point, glu, keys, launching, per_group, rotated, rounding, outlier):
+    for module in (activation, fixed_point, following, glu, keys, launching, per_group, rotated, rounding, outlier):
         if hasattr(module, "available"):
             monkeypatch.setattr(module, "available", available)
         if hasattr(module, "_kernel"):

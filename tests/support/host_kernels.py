@@ -14,6 +14,7 @@ import torch
 from fewbit import FewbitError
 from fewbit.runtime.backends.cuda.codegen import THREADS, compiler, kernel_source
 from fewbit.runtime.backends.cuda.codegen.fixed_point import fixed_point_source
+from fewbit.runtime.backends.cuda.codegen.following import following_source
 from fewbit.runtime.backends.cuda.codegen.glu import glu_source
 from fewbit.runtime.backends.cuda.codegen.outlier import codes_source, selection_source
 from fewbit.runtime.backends.cuda.codegen.per_group import per_group_source
@@ -299,6 +300,33 @@ def rounding_library(dtype, bits):
 def start_rounding(dtype, bits, blocks, *arguments):
     """Run that kernel with the arguments of a launch."""
     rounding_library(dtype, bits).run_encode(ctypes.c_uint(blocks), *map(ctypes.c_longlong, arguments))
+
+
+_FOLLOWING = {
+    "encode": "x, packed, n, boundaries, count, codes",
+    "multiply": "grad, packed, result, n, levels, count",
+}
+_FOLLOWING_POINTERS = {
+    **dict.fromkeys(("x", "boundaries", "grad", "result"), "{T}*"),
+    **dict.fromkeys(("packed", "codes"), "unsigned char*"),
+    "levels": "float*",
+}
+
+
+@functools.cache
+def following_library(dtype, bits):
+    """The kernels whose table lies in memory, for a dtype and a number of bits."""
+    assert COMPILER, "no g++"
+    source = '#include "host_cuda.h"\n' + following_source(dtype, bits) + '\n#include "host_numbers.h"\n'
+    for name, arguments in _FOLLOWING.items():
+        source += _entry(f"following::{name}", name, arguments, _FOLLOWING_POINTERS, dtype)
+    return built(source)
+
+
+def start_following(dtype, bits, name, *arguments):
+    """Run such a kernel with the arguments of a launch."""
+    library = following_library(dtype, bits)
+    getattr(library, f"run_{name}")(ctypes.c_uint(2), *map(ctypes.c_longlong, arguments))
 
 
 _PIECE = "rows, D, start, count, first, of_row, counters"

@@ -12,6 +12,7 @@ from driver_double import in_place_of_the_driver
 from fewbit.runtime.backends.cuda import (
     activation,
     fixed_point,
+    following,
     glu,
     keys,
     outlier,
@@ -75,6 +76,8 @@ CALLS = {
             codes(o, 1, N * D), groups(o, N, 2), groups(o, N, 2), vector(o, torch.uint8, N), 256, numbers(t, o)
         ),
     ],
+    "following.activation": lambda t, o: following.activation(numbers(t, o), "gelu", [], KEY),
+    "following.multiply": lambda t, o: following.multiply(numbers(t, o), codes(o, 3), KEY),
     "fixed_point.quantize": lambda t, o: fixed_point.quantize(numbers(t, o), vector(o), vector(o), 4, 4),
     "fixed_point.dequantize": lambda t, o: fixed_point.dequantize(
         codes(o, 4), vector(o), vector(o), 4, 4, numbers(t, o, N * D)
@@ -109,7 +112,7 @@ CALLS = {
     ),
     "keys.draw": lambda t, o: keys.draw(numbers(t, o), 3),
 }
-FAMILIES = (activation, fixed_point, glu, keys, outlier, per_group, preact, rotated, rounding)
+FAMILIES = (activation, fixed_point, following, glu, keys, outlier, per_group, preact, rotated, rounding)
 
 
 @pytest.fixture
