@@ -280,8 +280,11 @@ def _seeds(graph: fx.Graph, calls: list[_Call], splicer: Splicer) -> dict[_Call,
 
 
 def _some(graph: fx.Graph, device: torch.device) -> fx.Node:
-    """Return a placeholder whose value is a tensor, on the device if there is one."""
-    tensors = [n for n in graph.nodes if n.op == "placeholder" and tensor_of(n) is not None]
+    """Return a placeholder whose value is a tensor, on the device if there is one.
+
+    The last one: AOTAutograd's tokens of effects, such as those of a check of `cholesky`, come first and are None.
+    """
+    tensors = [n for n in reversed(graph.find_nodes(op="placeholder")) if tensor_of(n) is not None]
     return next((n for n in tensors if n.meta["val"].device == device), tensors[0])
 
 
