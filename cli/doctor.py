@@ -138,11 +138,19 @@ def _backends() -> list[Backend]:
     import torch
 
     return [
-        Backend("reference", True, "plain torch, on any device"),
+        Backend("reference", True, f"plain torch, on any device{_other_accelerator()}"),
         Backend("cpu", True, f"Numba, on {counted(torch.get_num_threads(), 'thread')}"),
         _cuda(),
         _compile(),
     ]
+
+
+def _other_accelerator() -> str:
+    """Return what to say of an accelerator that has no kernels here, such as Apple's (mps) or Intel's (xpu)."""
+    import torch
+
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return "" if found is None or found.type == "cuda" else f"; all that runs on {found.type}"
 
 
 def _cuda() -> Backend:
@@ -154,6 +162,8 @@ def _cuda() -> Backend:
         built = f"torch is built for CUDA {torch.version.cuda}" if torch.version.cuda else "torch is built without CUDA"
         return Backend("cuda", False, f"no CUDA GPU; {built}")
     gpu = torch.cuda.get_device_name()
+    if torch.version.hip:
+        return Backend("cuda", False, f"{gpu} runs plain torch: kernels are for NVIDIA's GPUs, not ROCm's")
     if not has_compiler():
         return Backend("cuda", False, f"{gpu} runs plain torch, slowly: pip install '{_cuda_package()}'")
     try:

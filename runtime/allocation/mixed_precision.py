@@ -38,7 +38,7 @@ from ..layers.shared_codes import first_handle
 from ..quantizers import Compressed, PerGroup, PerGroupCompressed
 from ..tensors.abstract import is_abstract
 from ..tensors.checks import check_integer
-from ..tensors.dtypes import total_bytes
+from ..tensors.dtypes import total_bytes, widest_dtype
 from ..tensors.handles import new_handle
 from ..tensors.levels import UNIFORM, check_levels
 from ..tensors.packing import GROUP
@@ -262,7 +262,7 @@ class MixedPrecision:
     def _average_magnitudes(self, group: Any) -> None:
         """Give each layer the mean magnitude of all processes' samples."""
         device = self._device()
-        sums = torch.zeros(2, len(self.savers), dtype=torch.float64, device=device)
+        sums = torch.zeros(2, len(self.savers), dtype=widest_dtype(device), device=device)
         for i, saver in enumerate(self.savers.values()):
             samples = sum(len(b.variance) for b in (saver.host or saver).batches if b.variance is not None)
             if saver.magnitude is not None and samples:
@@ -285,7 +285,7 @@ def _on_host(tensors: Sequence[Tensor]) -> list[np.ndarray]:
     found: list[np.ndarray] = [np.empty(0)] * len(tensors)
     for device in {t.device for t in tensors}:
         there = [i for i, t in enumerate(tensors) if t.device == device]
-        values = torch.cat([tensors[i].double() for i in there]).cpu().numpy()
+        values = torch.cat([tensors[i] for i in there]).cpu().double().numpy()
         ends = np.cumsum([len(tensors[i]) for i in there])[:-1]
         for i, part in zip(there, np.split(values, ends), strict=True):
             found[i] = part

@@ -44,6 +44,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ..layers.huggingface import Conv1D
 from ..layers.huggingface import RMSNorm as RMSNormOfTransformers
+from ..tensors.dtypes import widest_dtype
 
 _LINEAR = (nn.Linear, Conv1D)
 _WITH_WEIGHTS = (*_LINEAR, _ConvNd)  # tuples: compilers before torch 2.11 trace no unions
@@ -62,7 +63,7 @@ def quantization_variance(x: Tensor, group_size: int) -> Tensor:
     rows = x.detach().reshape(N, -1)
     D = rows.shape[1]
     if rows.numel() == 0:
-        return torch.zeros(N, dtype=torch.float64, device=x.device)
+        return torch.zeros(N, dtype=widest_dtype(x.device), device=x.device)
     G = min(group_size, D)
     whole = D // G * G
     square = _squared_ranges(rows[:, :whole].unflatten(1, (-1, G))).sum(1) * G
@@ -74,7 +75,8 @@ def quantization_variance(x: Tensor, group_size: int) -> Tensor:
 def _squared_ranges(groups: Tensor) -> Tensor:
     # On the CPU torch's aminmax along a dimension takes nine times as long as amin and amax.
     low, high = (groups.amin(2), groups.amax(2)) if groups.device.type == "cpu" else groups.aminmax(dim=2)
-    return (high.double() - low.double()).square().nan_to_num(0, 0, 0)
+    widest = widest_dtype(groups.device)
+    return (high.to(widest) - low.to(widest)).square().nan_to_num(0, 0, 0)
 
 
 def has_weights(layer: nn.Module) -> bool:

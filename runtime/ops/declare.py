@@ -13,7 +13,9 @@ of each call, real or fake, so that every device and every compiler refuses the 
 is.
 """
 
+import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple, ParamSpec
 
 import torch
@@ -23,6 +25,8 @@ from ..backends import implementations
 P = ParamSpec("P")
 
 NAMESPACE = "fewbit"
+PLAIN = "CompositeExplicitAutograd"
+WITH_KERNELS = {"cpu", "cuda", "meta"}  # or without values
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
 # The tags of ops, which torch's compilers read.
@@ -63,8 +67,9 @@ def declare(
     op = getattr(getattr(torch.ops, NAMESPACE), name).default
 
     def register(call: Callable[P, Call]) -> Callable[P, Any]:
-        for key, function in implementations(kernel) if kernel else [("CompositeExplicitAutograd", None)]:
-            LIBRARY.impl(name, _implementation(call, function), key)
+        for key, function in implementations(kernel) if kernel else [(PLAIN, None)]:
+            implementation = _plain_implementation if kernel and key == PLAIN else _implementation
+            LIBRARY.impl(name, implementation(call, function), key)
         torch.library.register_fake(op, lambda *args, **kwargs: call(*args, **kwargs).fake(), lib=LIBRARY)
         return op
 
@@ -73,3 +78,20 @@ def declare(
 
 def _implementation(call: Callable[..., Call], kernel: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: call(*args, **kwargs).run(kernel)
+
+
+def _plain_implementation(call: Callable[..., Call], kernel: Any) -> Callable[..., Any]:
+    """Return the implementation in plain torch, which says so on a device for which there are no kernels at all."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        for device in {x.device.type for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)} - WITH_KERNELS:
+            _say_plain(device)
+        return call(*args, **kwargs).run(kernel)
+
+    return run
+
+
+@cache
+def _say_plain(device: str) -> None:
+    said = f"fewbit runs on {device} in plain torch, slowly: its kernels are for the CPU and for NVIDIA's GPUs"
+    warnings.warn(said, stacklevel=3)

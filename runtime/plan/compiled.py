@@ -35,6 +35,7 @@ from ..compile.report import GraphReport, describe, ignore
 from ..compile.rewrite import rounds_to_nearest
 from ..compile.roles import ROUNDED, Role
 from ..memory.allocator import Allocations, allocations, mark
+from ..tensors.dtypes import sum_of_squares
 from .gradient_error import PROBE, alike, difference, errors_of_each, product, segments
 from .options import LEAST_BITS, LEAST_LINEAR, LEAST_OF_SCORES, without_numbers
 from .problem import ALL_GRAPHS, EXACT, GROUPS, Hold, Option, Problem
@@ -581,7 +582,7 @@ def _wrong(
 
 def _value(probe: _Probe, noise: float, bias: float, x: Tensor) -> Value:
     forms = {bits: form for bits in BITS if (form := probe.form(bits)) is not None}
-    variances = {bits: float((_back(probe, x, form) - x).double().square().sum()) for bits, form in forms.items()}
+    variances = {bits: sum_of_squares(_back(probe, x, form) - x) for bits, form in forms.items()}
     of_probe = variances.get(PROBE) or 1.0
     sizes = {bits: x.numel() * bits // 8 + x.numel() // groups.size * 4 for bits, (groups, _) in forms.items()}
     place = place_of(probe.node)

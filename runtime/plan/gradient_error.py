@@ -35,6 +35,7 @@ from ...tables import FewbitError
 from ..layers.huggingface import Conv1D
 from ..layers.saver import Saver, last_innermost
 from ..quantizers import Compressed, Outlier, PerGroup
+from ..tensors.dtypes import sum_of_squares
 from .places import Places
 from .step import Step
 from .trace import Attention
@@ -98,7 +99,7 @@ def measure_errors(step: Step, kinds: Mapping[str, str]) -> tuple[dict[str, Erro
         owners = [names[id(p)].rpartition(".")[0] for p in parameters]
         gradient = _Gradient(loss, parameters, prober)
         exact = gradient.of(())
-        scale = sum(float(g.double().square().sum()) for g in exact) or 1.0
+        scale = sum(sum_of_squares(g) for g in exact) or 1.0
         if not isfinite(scale):
             raise FewbitError("the gradient of this step is not finite, so what rounding does to it cannot be measured")
         probes = prober.living()
@@ -108,7 +109,7 @@ def measure_errors(step: Step, kinds: Mapping[str, str]) -> tuple[dict[str, Erro
             first = gradient.of(local)
             of_module: defaultdict[str, float] = defaultdict(float)
             for owner, g, h in zip(owners, exact, first, strict=True):
-                of_module[owner] += float((h - g).double().square().sum()) / scale
+                of_module[owner] += sum_of_squares(h - g) / scale
             for probe in local:
                 result[probe.place] = probe.errors(sum(of_module[user] for user in probe.users), 0.0)
         rest = [p for p in probes if p.place not in result]
@@ -324,9 +325,7 @@ def outliers_bytes(elements: int, dtype: torch.dtype, bits: int) -> int:
 def outliers_variances(x: Tensor) -> dict[int, float]:
     """Return the sum of squared errors of `x`, or of its first elements, with outliers and each number of bits."""
     rows = _sample(x)
-    return {
-        bits: float((outliers_of(bits).compress(rows).decompress() - rows).double().square().sum()) for bits in BITS
-    }
+    return {bits: sum_of_squares(outliers_of(bits).compress(rows).decompress() - rows) for bits in BITS}
 
 
 def _serves(probe: _Probe) -> bool:
@@ -350,7 +349,7 @@ def quantization_variances(x: Tensor, quantizer: PerGroup) -> dict[int, float]:
     found = {}
     for bits in BITS:
         back = PerGroup(bits, quantizer.group_size).compress(rows).decompress()
-        found[bits] = float((back - rows).double().square().sum())
+        found[bits] = sum_of_squares(back - rows)
     return found
 
 

@@ -15,6 +15,7 @@ from ..memory.on_gpu import as_on_gpu
 from ..memory.peak import gradients_aside
 from ..memory.values import values_for
 from ..tensors.abstract import is_abstract
+from ..tensors.dtypes import sum_of_squares
 
 Loss = Callable[[Any], Tensor]
 LEAST_SAMPLES = 4  # of a part of a batch
@@ -116,7 +117,7 @@ class Step:
         with self.apart():
             loss, _ = self.forward()
             found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        return float(loss.detach()), sum(float(g.double().square().sum()) for g in found if g is not None)
+        return float(loss.detach()), sum(sum_of_squares(g) for g in found if g is not None)
 
     def _with_rows(self, change: Callable[[Tensor], Tensor]) -> "Step":
         """Return the step with all changed that has a row for each sample."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...fewbit_gen.calibration import Measured
 from ...fewbit_gen.weights import ruler
+from .dtypes import has_float64
 
 BINS = ruler.BINS
 # Larger than any gradient that training survives; sums of many squares of it are still finite.
@@ -48,8 +49,7 @@ class InputHistogram:
         """Count inputs by their `bins` and the gradients of their outputs, of one shape."""
         gradient, bins = gradient.detach().reshape(-1), bins.reshape(-1)
         if self.counts is None:
-            # There is no float64 on Apple's GPUs.
-            device = torch.device("cpu") if gradient.device.type == "mps" else gradient.device
+            device = gradient.device if has_float64(gradient.device) else torch.device("cpu")
             self.counts = torch.zeros(BINS, dtype=torch.float64, device=device)
         if self._used is None:
             self._used = torch.zeros((), dtype=torch.int64, device=self.counts.device)

@@ -290,7 +290,7 @@ def eager(device: str) -> Said:
     model, x = _blocks(device)
     loss, exact = _step(model, model, x)
     found: dict[str, Any] = {}
-    for name, way in _EAGER.items():
+    for name, way in EAGER.items():
 
         def step(way: Callable[[nn.Module], Any] = way) -> dict[str, Any]:
             own, _ = _blocks(device)
@@ -311,7 +311,7 @@ def _levels_in_checkpoints(model: nn.Module) -> None:
     checkpoint(model, bits=8)
 
 
-_EAGER: Mapping[str, Callable[[nn.Module], Any]] = {
+EAGER: Mapping[str, Callable[[nn.Module], Any]] = {
     "activations, 3 bits": lambda model: convert(model, bits=3),
     "L1": lambda model: convert(model, level="L1"),
     "L2": lambda model: convert(model, level="L2"),

@@ -37,6 +37,8 @@ def available(device: int) -> bool:
 
 def _obstacle(device: int) -> str | None:
     """Return why no kernel runs on a device, in one line."""
+    if torch.version.hip:
+        return f"its kernels are for NVIDIA's GPUs, and this torch is built for ROCm {torch.version.hip}"
     if not has_compiler():
         return f"cuda-core is not installed; pip install '{compiler_package()}'"
     try:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...tensors.dtypes import largest, smallest
+from ...tensors.dtypes import has_float64, largest, smallest
 from ...tensors.layout import flat
 from ...tensors.packing import pack, unpack
 
@@ -32,7 +32,7 @@ class QuantParams:
 
 def quant_params(scale: Tensor, shift: Tensor, bits: int) -> QuantParams:
     """Return the parameters of the codes under γ and β, (C,)."""
-    γ, β = scale.double().abs(), shift.double()
+    γ, β = in_float64(scale).abs(), in_float64(shift)
     half = 1 << (bits - 1)
     Δ = (6 * γ / (2 * half)).clamp(max=MOST_STEP)
     varies = ~(Δ < LEAST_STEP)  # True for NaN, so that NaN propagates
@@ -42,7 +42,13 @@ def quant_params(scale: Tensor, shift: Tensor, bits: int) -> QuantParams:
     origin = torch.where(varies, multiple * Δ, β).clamp(-limit, limit)
     zero = (half - multiple.nan_to_num()).clamp(1, 2 * half - 1)
     inverse = torch.where(varies, 1 / Δ, 0)
-    return QuantParams(origin.float(), torch.where(varies, Δ, 0).float(), inverse.float(), zero.int())
+    step = torch.where(varies, Δ, 0)
+    return QuantParams(*(part.to(scale.device) for part in (origin.float(), step.float(), inverse.float(), zero.int())))
+
+
+def in_float64(channels: Tensor) -> Tensor:
+    """Return numbers of channels (C,) in float64: on the CPU where their device has none."""
+    return channels.double() if has_float64(channels.device) else channels.cpu().double()
 
 
 def quantize(x: Tensor, scale: Tensor, shift: Tensor, inner: int, bits: int) -> Tensor:

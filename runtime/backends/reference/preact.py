@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ...tensors.abstract import is_abstract
-from ...tensors.dtypes import as_kind
+from ...tensors.dtypes import as_kind, widest_dtype
 from ...tensors.layout import channel_run, flat, with_stride
 from ...tensors.packing import unpack
-from .fixed_point import MOST_STEP, QuantParams, dequantize_by, quant_params, quantize_by
+from .fixed_point import MOST_STEP, QuantParams, dequantize_by, in_float64, quant_params, quantize_by
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,22 +50,19 @@ def for_coding(γ: Tensor, β: Tensor) -> tuple[Tensor, Tensor]:
 
 def preact_quant_params(γ: Tensor, β: Tensor, bits: int) -> PreActQuantParams:
     """Return the parameters of the codes under γ and β, (C,)."""
-    c = quant_params(γ, β, bits)
-    γ, β = γ.double(), β.double()
+    c, device = quant_params(γ, β, bits), γ.device
+    γ, β = in_float64(γ), in_float64(β)
     half, step = 1 << (bits - 1), 6.0 / (1 << bits)
     Δ = (step * γ.abs()).clamp(max=MOST_STEP)
     # ⌊β/Δ⌋Δ before rounding to float32: the offset is small, the rounding error of o may not be.
     multiple = (β / Δ).floor()
     multiple = multiple + (half - multiple > 2 * half - 1)
     offset = ((multiple * Δ - β) / γ).nan_to_num(0).clamp(-2 * step, 2 * step)
-    flat = γ == 0
-    zero = torch.where(flat, torch.where(β > 0, 0, 2 * half), c.zero).int()
-    return PreActQuantParams(
-        QuantParams(c.origin, c.step, c.inverse, zero),
-        torch.where(flat | (c.step == 0), 0, offset).float(),
-        torch.where(γ < 0, -step, step).float(),
-        bits,
-    )
+    slope = torch.where(γ < 0, -step, step).float().to(device)
+    flat, positive = (γ == 0).to(device), (β > 0).to(device)
+    zero = torch.where(flat, torch.where(positive, 0, 2 * half), c.zero).int()
+    offset = torch.where(flat | (c.step == 0), 0, offset.float().to(device))
+    return PreActQuantParams(QuantParams(c.origin, c.step, c.inverse, zero), offset, slope, bits)
 
 
 # ---- the kernels' work, in plain torch -------------------------------------------------------------------------------
@@ -110,7 +107,9 @@ def through_normalization(
     by_batch: bool,
     into_input: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, of the shape and layout of the dense ∇A₃ `gradient`, of β and of γ, float64 (C,).
+    """Return the gradients of x, of the shape and layout of the dense ∇A₃ `gradient`, of β and of γ, (C,).
+
+    Sums are in float64 where the device has it.
 
     Args:
         packed, γ, β, bits, slope: the codes and their parameters.
@@ -125,14 +124,15 @@ def through_normalization(
     g = torch.where(code.int() >= meaning.channels.zero[channel], g, g * slope if slope else 0)
     middle = code.to(wide) + (0.5 - (1 << (bits - 1)))
     normal = meaning.offset[channel] + middle * meaning.slope[channel]
-    totals = torch.zeros(2, meaning.count, dtype=torch.float64, device=g.device)
-    totals[0].index_add_(0, channel, g.double())
-    totals[1].index_add_(0, channel, (g * normal).double())
+    widest = widest_dtype(g.device)
+    totals = torch.zeros(2, meaning.count, dtype=widest, device=g.device)
+    totals[0].index_add_(0, channel, g.to(widest))
+    totals[1].index_add_(0, channel, (g * normal).to(widest))
     dβ, dγ = totals
     if not into_input:
         return gradient, dβ, dγ
     # The input's gradient is s∘(∇A₂ − p − q∘Ã₁).
-    s = (γ.double() * inverse_deviation.double()).to(wide)
+    s = (γ.to(widest) * inverse_deviation.to(widest)).to(wide)
     p, q = (totals / (g.numel() // meaning.count) if by_batch else torch.zeros_like(totals)).to(wide)
     values = (g - p[channel] - q[channel] * normal) * s[channel]
     if is_abstract(gradient):
