@@ -29,7 +29,7 @@ Seed = int | Tensor
 def draw_seed(generator: torch.Generator | None = None) -> int:
     """Return a key from 0 to 2^63 − 1: the next of the stream (key_stream.py), or one drawn from `generator`.
 
-    After the same `torch.manual_seed` the keys are those that the first GPU draws (backends/cuda/keys.py).
+    After the same `torch.manual_seed` the keys are those that GPUs draw (backends/cuda/keys.py).
     """
     return next_key() if generator is None else int(seed_from(generator))
 

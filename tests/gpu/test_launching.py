@@ -126,7 +126,7 @@ class TestQuantizersInGraphs:
 
 
 @pytest.mark.parametrize("quantizer", QUANTIZERS.values(), ids=QUANTIZERS)
-def test_the_first_gpu_draws_the_keys_of_the_cpu(quantizer):
+def test_a_gpu_draws_the_keys_of_the_cpu(quantizer):
     x = torch.randn(64, 1024, generator=generator())
     torch.manual_seed(3)
     ours = [quantizer.compress(x.cuda()).packed.cpu() for _ in range(3)]

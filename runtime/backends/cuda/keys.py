@@ -1,8 +1,9 @@
 """Seeds of rounding on a GPU: the stream of tensors/key_stream.py, with its place in the GPU's memory.
 
-A CUDA graph records the kernel that draws, so each replay draws anew, and nothing waits for the host. The stream of
-device d is that of the seed of torch's generator there, begun d · 2^40 keys further on: device 0 draws the keys that a
-CPU does. Torch's generators are never advanced, so the masks of dropout are those of exact training.
+A CUDA graph records the kernel that draws, so each replay draws anew, and nothing waits for the host. The stream is
+that of the seed of torch's generator on the device: after the same `torch.manual_seed` every device draws the keys that
+a CPU does, and what ranks of one model compute alike they round alike. Torch's generators are never advanced, so the
+masks of dropout are those of exact training.
 
     torch.manual_seed(s), torch.cuda.manual_seed(s)    start the stream of s
     torch.cuda.get_rng_state()                         carries the place in the stream with the state
@@ -24,7 +25,6 @@ from ..reference import keys as reference
 from .codegen.keys import keys_source
 from .launching import available, load
 
-_BETWEEN = 1 << 40  # keys between the streams of two devices of one seed
 _PLACE = "_fewbit_rounding"  # attribute of torch's state tensor: the place in the stream
 
 Device = int | str | torch.device
@@ -83,7 +83,7 @@ class DeviceStream:
 
     def _begin(self, place: Place) -> None:
         seed, drawn = place
-        self._move.launch(1, seed - (seed >> 63 << 64), self._device * _BETWEEN + drawn, 1)  # seed as an int64
+        self._move.launch(1, seed - (seed >> 63 << 64), drawn, 1)  # seed as an int64
         self._place = place
 
 

@@ -38,7 +38,6 @@ def gpu(monkeypatch):
     monkeypatch.setattr(driver, "launch", launch)
     generator = SimpleNamespace(initial_seed=lambda: driver.seed)
     monkeypatch.setattr(torch.cuda, "default_generators", {-1: generator})
-    monkeypatch.setattr(keys, "_BETWEEN", 0)
     return driver
 
 
