@@ -8,9 +8,11 @@ neighbours along the dimension that is contiguous in memory, shifted, added, and
     tl.store(out_ptr + (16*x0 + tl.arange(0, R0_BLOCK // 8)[None, :]), tl.sum(…, 2), xmask)
 """
 
+import re
 from functools import cache
 from typing import Any
 
+import sympy
 import torch
 
 from ..tensors.dtypes import name_of
@@ -91,12 +93,12 @@ def _packed_store(kernel: Any, name: str, index: Any, value: Any, width: int) ->
 
     lanes = f"({prefix}offset // {BLOCK} + tl.arange(0, {block} // {BLOCK}))"
     lanes += _listed(["None"] * dimension + [":"] + ["None"] * len(after))
-    others = kernel.index_to_str((indexing.index - variable) / BLOCK)
+    place = _place_of_words(kernel, indexing.index, variable, tree, lanes)
     masks = {str(mask) for mask in indexing.mask_vars}
     if f"{prefix}mask" in masks:
         masks = masks - {f"{prefix}mask"} | {f"({lanes} < {prefix}numel // {BLOCK})"}
     mask = " & ".join(sorted(masks)) or "None"
-    return f"tl.store({kernel.args.output(name)} + ({others} + {lanes}), {words}, {mask})"
+    return f"tl.store({kernel.args.output(name)} + ({place}), {words}, {mask})"
 
 
 def _listed(texts: list[str]) -> str:
@@ -107,7 +109,21 @@ def _contiguous(kernel: Any, index: Any) -> tuple[Any, Any]:
     """Return the variable by which `index` counts neighbours in memory, and the kernel's dimension of it."""
     for variable in index.free_symbols & kernel.range_tree_nodes.keys():
         entry = kernel.range_tree_nodes[variable]
-        alone = index.free_symbols & set(entry.root.var_list) == {variable}
-        if alone and entry.divisor == 1 and index.coeff(variable) == 1:
+        if entry.divisor == 1 and index.coeff(variable) == 1:
             return variable, entry.root
     raise NotImplementedError(f"codes at {index} are not contiguous in a dimension of the kernel")
+
+
+def _place_of_words(kernel: Any, index: Any, variable: Any, tree: Any, lanes: str) -> str:
+    """Return the places of words, by the places of codes and the numbers of blocks in the kernel's dimension."""
+    mine = index.free_symbols & set(tree.var_list)
+    others = (index - variable) / BLOCK
+    if mine == {variable}:
+        return f"{kernel.index_to_str(others)} + {lanes}"
+    # Several variables of the graph make up the dimension: each has here its value at the first code of a block.
+    root = sympy.Symbol(f"{tree.prefix}index", integer=True, nonnegative=True)
+    first = sympy.Symbol("lanes", integer=True, nonnegative=True)
+    values = {v: kernel.range_tree_nodes[v].expr for v in mine}
+    values = {v: e.xreplace({s: first for s in e.free_symbols if s.name == root.name}) for v, e in values.items()}
+    place = f"{kernel.index_to_str(others.xreplace(values))} + ({kernel.index_to_str(values[variable])}) // {BLOCK}"
+    return re.sub(r"\blanes\b", f"({BLOCK} * {lanes})", place)
