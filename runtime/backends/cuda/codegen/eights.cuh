@@ -20,12 +20,27 @@ template <class T> __device__ inline void load_eight(const T* from, i64 left, fl
         to[i] = i < left ? widen(from[i]) : 0.0f;
 }
 
+// Stores of 16 bytes, spelt out: beside the stores of single numbers the compiler takes four for one.
+template <class T> __device__ inline void store_whole(const Eight<T>& eight, T* to)
+{
+#ifdef __CUDACC__
+    const u32* words = reinterpret_cast<const u32*>(&eight);
+#pragma unroll
+    for (int i = 0; i < int(sizeof(T)) * 2; i += 4)
+        asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                     :
+                     : "l"(reinterpret_cast<u32*>(to) + i), "r"(words[i]), "r"(words[i + 1]), "r"(words[i + 2]),
+                       "r"(words[i + 3])
+                     : "memory");
+#else
+    *reinterpret_cast<Eight<T>*>(to) = eight;
+#endif
+}
+
 template <class T> __device__ inline void store_eight(const float (&values)[8], T* to, i64 left)
 {
-    if (left >= 8 && aligned(to)) {
-        *reinterpret_cast<Eight<T>*>(to) = Eight<T>::of(values);
-        return;
-    }
+    if (left >= 8 && aligned(to))
+        return store_whole(Eight<T>::of(values), to);
 #pragma unroll
     for (int i = 0; i < 8; ++i)
         if (i < left)
