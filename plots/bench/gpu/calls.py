@@ -151,6 +151,16 @@ def train_apart(problem: str, way: str, layers: int, toy: bool) -> None:
     say(train(problem_of(problem, layers, toy), way, "cpu" if toy else "cuda"))
 
 
+@command.command("page")
+@click.argument("results", type=click.Path(path_type=Path))
+def write_page(results: Path) -> None:
+    """Put the tables of the calls' files in RESULTS into gpu.md there."""
+    from .tables import page
+
+    path = results / "gpu.md"
+    path.write_text(page(path.read_text(), results))
+
+
 @command.command()
 @click.argument("name")
 @click.option("--device", default="cuda")

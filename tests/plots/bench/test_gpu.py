@@ -2,13 +2,16 @@
 
 import json
 import time
+from pathlib import Path
 
+import fewbit.plots
 import pytest
 from click.testing import CliRunner
-from fewbit.plots.bench.gpu import benches, calls, checks, plugin, suite, trainings
+from fewbit.plots.bench.gpu import benches, calls, checks, plugin, suite, tables, trainings
 from fewbit.plots.bench.gpu.apart import Part, run_part
 from fewbit.plots.bench.gpu.record import Record
 
+RESULTS = Path(fewbit.plots.__path__[0]) / "results"
 ABOUT = {"device": "cpu", "commit": "abc", "toy": True, "packages": {}}
 
 
@@ -81,6 +84,22 @@ def test_ways_are_compared_with_eager():
     rows = {"model: eager": {**row, "peak": 5 * 2**30, "ms": 10.0}, "model: L2": {**row, "peak": 2 * 2**30, "ms": 11.0}}
     *_, last = trainings.lines({**rows, "model: killed": {"state": "broken off"}})
     assert last == ("model: L2", "2.00", "1.00", "0.25", "0.00", "11.0", "1.10", "1.0", "1.0000 (2)")
+
+
+def test_the_page_has_the_tables_of_the_files():
+    text = (RESULTS / "gpu.md").read_text()
+    assert tables.page(text, RESULTS) == text
+
+
+def test_what_is_not_measured_says_so(tmp_path):
+    marks = "".join(f"<!-- [start:{name}] -->\nold\n<!-- [end:{name}] -->\n" for name in tables.SECTIONS)
+    record = Record(tmp_path / "gpu-4.json", {**ABOUT, "when": "2026-11-26T00:00", "python": "3.12"})
+    record.add("layer: eager", {"state": "ok", "losses": [1.0], "first step s": 1, "peak": 2, "reserved": 2, "kept": 1})
+    record.add("layer: L2", {"state": "broken off"})
+    text = tables.page(marks, tmp_path)
+    assert text.count("Not measured yet.") == len(tables.SECTIONS) - 1
+    assert "| L2 | not measured |" in text
+    assert "old" not in text
 
 
 def test_tests_are_run(tmp_path):
