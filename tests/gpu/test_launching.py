@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from functools import partial
 from itertools import pairwise
 
 import fewbit
@@ -65,7 +66,7 @@ def moved(part):
     whole[1:] = part.view(-1)
     return whole[1:].view(part.shape)
 
-for bits in (1, 2, 3, 4, 8):
+for bits in (3, 4):
     for quantizer, more in ((PerGroup(bits), {}), (FixedPoint(bits), {"scale": scale, "shift": shift}),
                             (Rotated(bits), {}), (Outlier(bits), {})):
         kept = quantizer.compress(x, **more)
@@ -177,31 +178,30 @@ def test_activations_at_random_and_gated_units_in_graphs():
     assert not any(torch.equal(a, b) for a, b in zip(first, parts, strict=True))
 
 
-MODELS = {
-    "compiled codes": lambda: (torch.nn.Linear(512, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 512)),
-    "layers": lambda: (layers.Linear(512, 2048, bits=2), fewbit.GELU(bits=3), layers.Linear(2048, 512, bits=2)),
-}
+MIDDLE = {"compiled codes": lambda: torch.nn.LayerNorm(2048), "layers": lambda: fewbit.GELU(bits=3)}
+BACKENDS = {"compiled codes": "fewbit", "layers": "inductor"}
 
 
-@pytest.mark.parametrize(("parts", "backend"), [("compiled codes", "fewbit"), ("layers", "inductor")])
-def test_reduce_overhead(parts, backend):
+@pytest.mark.parametrize("name", MIDDLE)
+def test_reduce_overhead(name):
     """Graphs that Inductor captures: several steps, whose gradients are near exact ones and differ by their noise."""
-    model = torch.nn.Sequential(*MODELS[parts]()).cuda()
-    exact = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 512)).cuda()
-    exact.load_state_dict(model.state_dict())
-    compiled = torch.compile(model, backend=backend, mode="reduce-overhead")
+    linear = {"compiled codes": torch.nn.Linear, "layers": partial(layers.Linear, bits=4)}[name]
+    model = torch.nn.Sequential(linear(512, 2048), MIDDLE[name](), linear(2048, 512)).cuda()
     x = torch.randn(64, 512, device="cuda", requires_grad=True)
-    exact(x).square().sum().backward()
+    exact = torch.nn.functional.linear(x, model[0].weight, model[0].bias)
+    exact = torch.nn.functional.gelu(exact) if name == "layers" else model[1](exact)
+    output = torch.nn.functional.linear(exact, model[2].weight, model[2].bias)
+    (expected,) = torch.autograd.grad(output.square().sum(), model[2].weight)
+    compiled = torch.compile(model, backend=BACKENDS[name], mode="reduce-overhead")
     found = []
     for _ in range(6):
         model.zero_grad()
         torch.compiler.cudagraph_mark_step_begin()
         compiled(x).square().sum().backward()
         found.append(model[2].weight.grad.clone())
-    expected = exact[2].weight.grad
-    for a, b in pairwise(found):
-        assert not torch.equal(a, b)
-        assert (a - expected).norm() < 0.7 * expected.norm()
+    for one, following_one in pairwise(found):
+        assert not torch.equal(one, following_one)
+        assert (one - expected).norm() < 0.3 * expected.norm()
 
 
 def test_ptx_runs(monkeypatch):
