@@ -204,6 +204,20 @@ def test_reduce_overhead(name):
         assert (one - expected).norm() < 0.3 * expected.norm()
 
 
+def test_graphed_callables():
+    """Forward and backward are graphs of their own: signs and codes of the one are there for the other."""
+    middle = layers.Linear(512, 512, bits=4)
+    model = torch.nn.Sequential(layers.Linear(512, 512, bits=4), fewbit.GELU(bits=3), middle).cuda()
+    x = torch.randn(64, 512, device="cuda", requires_grad=True)
+    (expected,) = torch.autograd.grad(
+        torch.nn.functional.linear(model[:2](x), middle.weight, middle.bias).square().sum(), middle.weight
+    )
+    graphed = torch.cuda.make_graphed_callables(model, (x,))
+    found = [torch.autograd.grad(graphed(x).square().sum(), middle.weight)[0].clone() for _ in range(3)]
+    assert not any(torch.equal(a, b) for a, b in pairwise(found))
+    assert all((one - expected).norm() < 0.3 * expected.norm() for one in found)
+
+
 def test_ptx_runs(monkeypatch):
     """As on an architecture that is newer than NVRTC."""
     major, minor = torch.cuda.get_device_capability()

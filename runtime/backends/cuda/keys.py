@@ -88,12 +88,15 @@ class DeviceStream:
 
 
 _streams: dict[int, DeviceStream] = {}
+_beginning = threading.Lock()
 
 
 def stream_of(device: int) -> DeviceStream:
-    """Return the stream of a device, begun at first use."""
+    """Return the stream of a device, begun at first use: once, or two threads would draw the same keys."""
     if device not in _streams:
-        _streams[device] = DeviceStream(device)
+        with _beginning:
+            if device not in _streams:
+                _streams[device] = DeviceStream(device)
     return _streams[device]
 
 
@@ -129,9 +132,11 @@ def _accompany_torch() -> None:
         if place is not None and torch.cuda.is_initialized() and available(_index(device)):
             stream_of(_index(device)).go_to(place)
 
-    for function in (manual_seed, manual_seed_all, get_rng_state, set_rng_state):
-        setattr(torch.cuda, function.__name__, function)
-        setattr(torch.cuda.random, function.__name__, function)
+    ours = {"manual_seed": manual_seed, "manual_seed_all": manual_seed_all}
+    ours |= {"get_rng_state": get_rng_state, "set_rng_state": set_rng_state}
+    for name, function in ours.items():
+        setattr(torch.cuda, name, function)
+        setattr(torch.cuda.random, name, function)
 
 
 def _restart(devices: Iterable[int]) -> None:

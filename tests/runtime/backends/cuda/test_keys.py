@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -82,6 +83,32 @@ def test_a_replay_goes_on_and_states_return(gpu):
     stream.go_to((9, 5))
     gpu.seed = 9
     assert drawn() == expected(9, 5)
+
+
+def test_the_seeds_and_states_of_torch_move_it(gpu, monkeypatch):
+    def state_of_torch(device):
+        return torch.zeros(16, dtype=torch.uint8)
+
+    stand_ins = {
+        "manual_seed": lambda seed: setattr(gpu, "seed", seed),
+        "manual_seed_all": lambda seed: setattr(gpu, "seed", seed),
+        "get_rng_state": state_of_torch,
+        "set_rng_state": lambda state, device: None,
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+        monkeypatch.setattr(torch.cuda.random, name, stand_in)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    gpu.device = -1
+    keys._accompany_torch()
+    first = drawn()
+    state = torch.cuda.get_rng_state(-1)
+    assert drawn() == expected(7, 3)
+    torch.cuda.set_rng_state(pickle.loads(pickle.dumps(state)), -1)
+    assert drawn() == expected(7, 3)
+    for seed_by in (torch.cuda.manual_seed, torch.cuda.manual_seed_all, torch.cuda.random.manual_seed_all):
+        seed_by(7)
+        assert drawn() == first
 
 
 def test_a_capture_draws_from_where_the_stream_is(gpu):
