@@ -19,9 +19,6 @@ _PARTITIONER = "custom_partitioner_fn"  # of Inductor's configuration
 # backward pass, took up to 23 % more memory; how much more depended on the bits, so that plans could not tell.
 _FREES_EARLY: Mapping[str, Any] = {"allow_buffer_reuse": False}
 
-# A loop that packs codes has neighbours in memory innermost. Inductor may turn it to suit one that it is fused with.
-_KEEPS_LOOPS: Mapping[str, Any] = {"loop_ordering_after_fusion": False}
-
 
 def inductor_options(**options: Any) -> dict[str, Any]:
     """Return options for `torch.compile(model, options=…)` with the backend "inductor".
@@ -104,7 +101,7 @@ def _patches(options: CompileOptions) -> dict[str, Any]:
     from .partitioner import FewbitPartitioner
 
     direct_calls.install()
-    return {**_FREES_EARLY, **_KEEPS_LOOPS, _PARTITIONER: FewbitPartitioner(options)}
+    return {**_FREES_EARLY, _PARTITIONER: FewbitPartitioner(options)}
 
 
 def _known() -> Mapping[str, Any]:

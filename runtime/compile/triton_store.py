@@ -34,6 +34,7 @@ def _install() -> bool:
         from torch._inductor.codegen.common import DeferredLine
         from torch._inductor.codegen.triton import TritonKernel
         from torch._inductor.lowering import register_lowering
+        from torch._inductor.scheduler import FusedSchedulerNode, SchedulerNode
     except ImportError:
         return False
     kernels: Any = TritonKernel
@@ -47,8 +48,29 @@ def _install() -> bool:
             write(self, name, index, value, mode)
 
     kernels.store = store
+    for loops in (SchedulerNode, FusedSchedulerNode):
+        _keep_innermost(loops)
     register_lowering(planes.pack_block, type_promotion_kind=None)(_lower)
     return True
+
+
+def _keep_innermost(loops: Any) -> None:
+    """Let Inductor turn loops to suit those that they are fused with, but leave neighbours innermost where it packs."""
+    turn = loops.reorder_loops_by_dep_pair
+
+    def reorder_loops_by_dep_pair(self: Any, self_dep: Any, other_dep: Any) -> bool:
+        packs = any(str(getattr(n.node.data, "scatter_mode", "")).startswith(_MODE) for n in _pointwise(self))
+        if packs and self_dep.num_vars == other_dep.num_vars:
+            order = self_dep.decide_loop_order_to_match(other_dep)
+            if order is not None and order[-1] != len(order) - 1:
+                return False
+        return turn(self, self_dep, other_dep)
+
+    loops.reorder_loops_by_dep_pair = reorder_loops_by_dep_pair
+
+
+def _pointwise(loops: Any) -> list[Any]:
+    return [n for n in loops.get_nodes() if hasattr(n.node, "data")]
 
 
 def _lower(codes: Any, width: int) -> Any:
