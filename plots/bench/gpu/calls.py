@@ -15,7 +15,7 @@ from .record import Record, Row, about, finite
 
 _COUNTS = ("passed", "of", "failed", "skipped")
 _WIDTH = 240  # of a line of what is wrong
-_AT_ONCE = {"layer": 10, "model": 4}  # as memory allows: 5 and 18 GiB each
+_AT_ONCE = {"layer": 10, "model": 3}  # as memory allows: 5 and 25 GiB each
 # Of each process that compiles beside others.
 _FEW_COMPILERS = {"TORCHINDUCTOR_COMPILE_THREADS": "4"}
 _CORES = 16  # processes at the same time, where nothing is timed

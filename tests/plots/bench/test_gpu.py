@@ -4,11 +4,13 @@ import json
 import time
 from pathlib import Path
 
+import click
 import fewbit.plots
 import pytest
 from click.testing import CliRunner
+from fewbit.cli.main import fewbit as main_command
 from fewbit.plots.bench.gpu import benches, calls, checks, plugin, suite, tables, trainings
-from fewbit.plots.bench.gpu.apart import Part, run_part
+from fewbit.plots.bench.gpu.apart import MODULE, Part, run_part
 from fewbit.plots.bench.gpu.record import Record
 
 RESULTS = Path(fewbit.plots.__path__[0]) / "results"
@@ -48,10 +50,19 @@ def test_checks_are_collected_and_not_made_again(tmp_path):
 
 
 def test_a_bench_s_report_is_a_part(tmp_path):
-    called("kernels", "--toy", "-o", tmp_path / "gpu.json")
-    row = json.loads((tmp_path / "gpu.json").read_text())["rows"]["kernel times"]
-    assert row["state"] == "ok", row
-    assert row["report"]["rows"]
+    script = "import sys; open(sys.argv[sys.argv.index('-o') + 1], 'w').write('[1]'); raise SystemExit(1)"
+    row = run_part(Part("bench", ("-c", script), report=True), time.monotonic() + 100)
+    assert (row["state"], row["report"]) == ("failed", [1])
+
+
+@pytest.mark.parametrize("call", benches.BENCHES)
+def test_benches_take_their_arguments(call, tmp_path):
+    for part in benches.parts_of(call, tmp_path, 60, toy=False):
+        words = [*part.arguments[2:], *(("-o", str(tmp_path / "report.json")) if part.report else ())]
+        command = calls.command if part.arguments[:2] == MODULE else main_command
+        while isinstance(command, click.Group):
+            command = command.get_command(None, words.pop(0))
+        command.make_context("bench", words)  # raises where an option is wrong
 
 
 def test_counters_are_read_from_ncu():
