@@ -1,10 +1,12 @@
 """Per-group quantization in plain torch: see quantizers/per_group.py and tensors/levels.py for the mathematics."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from ...tensors.capture import to_last
 from ...tensors.dtypes import largest
 from ...tensors.levels import (
     ABOVE,
@@ -59,7 +61,7 @@ def quantize(
     if prepared.shape == CHOOSES:
         counted = (torch.arange(groups * G, device=x.device) < D).view(groups, G)[:, :SAMPLE]
         shape = torch.where(is_plain, _chosen_shape(h[..., :SAMPLE], counted, Z, R, range_), 0)
-        range_ = range_ - torch.tensor(LOWERED, dtype=torch.int32, device=x.device)[shape]
+        range_ = range_ - _lowered(x.device)[shape]
     lines = prepared.lines[_each(bits, x.device), shape, 0].unsqueeze(2)
     v = (_on_curve(difference * scale.unsqueeze(2), lines) + 0.5).int().view(N, groups * G)[:, :D]
     width = rows.width * GROUP
@@ -162,11 +164,16 @@ def dequantize(
     prepared = prepare_levels(levels, out.device)
     told = torch.where((r == 0) | (r >= OTHERWISE_LEAST), 0, torch.where(r >> 7 <= EXPONENTS, 1, 2))
     shape = told if prepared.shape == CHOOSES else torch.full_like(told, prepared.shape)
-    R = _float_of(r + torch.tensor(LOWERED, dtype=torch.int32, device=out.device)[told])
+    R = _float_of(r + _lowered(out.device)[told])
     level = _on_curve(codes.float(), prepared.lines[_each(bits, out.device), shape, 1])
     values = _float_of(z) + level * (R / _top(bits, out.device).float())
     limit = largest(out.dtype)  # levels outside the group may be outside the dtype's range
     out.copy_(torch.where(r >= 0x8000, constant.view(torch.float32), values.clamp(-limit, limit)))
+
+
+@cache
+def _lowered(device: torch.device) -> Tensor:
+    return to_last(torch.tensor(LOWERED, dtype=torch.int32, device="cpu"), device)
 
 
 def buffer_size(elements: int, bits: int, group_size: int) -> int:

@@ -6,9 +6,12 @@ pairs of pairs and so on (numbers beyond the group are 0). The greatest magnitud
 by 2^-e first, which is exact, so that no square leaves float32 whatever the numbers.
 """
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
+from ...tensors.capture import to_last
 from ...tensors.dtypes import largest
 from ...tensors.packing import GROUP, pack, unpack
 from ...tensors.philox import MASK, Seed, philox
@@ -47,7 +50,7 @@ def dequantize(packed: Tensor, scale: Tensor, bits: int, group_size: int, turns:
     N, D = out.shape
     width = -(-D // GROUP) * GROUP
     codes = unpack(packed.reshape(-1), bits, N * width).view(N, width)[:, :D].int()
-    positive = torch.from_numpy(positive_levels(bits)).to(out.device)
+    positive, _ = _positive(bits, out.device)
     levels = torch.cat([-positive.flip(0), positive])
     limit = largest(out.dtype)
     for piece in pieces(D, group_size):
@@ -83,14 +86,14 @@ def _quantize_groups(
             r = _flipped(r, shared[m - 1], place)
         r = _butterflies(r, place, piece)
     # Passes over a whole group leave out 1/√g: r is g^{turns/2} times as long as h, and σ likewise.
-    unit = torch.tensor(float(g ** (turns - 1)) if whole else 1 / g, dtype=torch.float32, device=h.device)
+    unit = h.new_full((), float(g ** (turns - 1)) if whole else 1 / g)
     σ = (energy * unit).sqrt()
     magnitude = r.abs()
-    edges = torch.from_numpy(positive_edges(bits)).to(h.device)
+    levels, edges = _positive(bits, h.device)
     above = torch.zeros_like(r, dtype=torch.int32)
     for edge in edges:
         above += magnitude > (σ * edge).unsqueeze(2)
-    level = torch.from_numpy(positive_levels(bits)).to(h.device)[above]
+    level = levels[above]
     along = tree_sum(magnitude * level)
     least = along / tree_sum(level * level) * (float(g) ** -turns if whole else 1.0)
     s = energy / along if unbiased else least
@@ -101,6 +104,14 @@ def _quantize_groups(
     codes = torch.where(r > 0, half + above, half - 1 - above)
     used = (scale != 0) & finite
     return torch.where(used.unsqueeze(2), codes, 0).to(torch.uint8), scale
+
+
+@cache
+def _positive(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the positive levels and edges on a device."""
+    parts = (positive_levels(bits), positive_edges(bits))
+    levels, edges = (to_last(torch.from_numpy(part.copy()), device) for part in parts)
+    return levels, edges
 
 
 def tree_sum(terms: Tensor) -> Tensor:
@@ -125,7 +136,7 @@ def _butterflies(r: Tensor, place: tuple[int, int], piece: Piece) -> Tensor:
         step *= 2
     if len(piece.places) == 1:
         return part
-    part = part * torch.tensor((end - begin) ** -0.5, dtype=torch.float32, device=r.device)
+    part = part * part.new_full((), (end - begin) ** -0.5)
     return torch.cat([r[..., :begin], part, r[..., end:]], -1)
 
 
