@@ -96,8 +96,8 @@ def check_packed(like: Tensor, name: str, packed: Tensor, bits: int, n: Any) -> 
 
 
 def check_seeds(like: Tensor, seeds: Tensor, count: int) -> None:
-    """Raise FewbitError unless there are `count` seeds, on the host or beside `like`."""
-    wrong = seeds.dtype != torch.int64 or seeds.dim() != 1 or seeds.device.type not in ("cpu", like.device.type)
+    """Raise FewbitError unless there are `count` seeds, on the host or beside `like`, whose kernel reads them there."""
+    wrong = seeds.dtype != torch.int64 or seeds.dim() != 1 or seeds.device not in (torch.device("cpu"), like.device)
     if wrong or (type(seeds.shape[0]) is int and seeds.shape[0] < count):
         raise FewbitError(f"seeds are int64 ({count},) on cpu, not {shown_tensor(seeds)}")
 

@@ -17,6 +17,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from ....tables import FewbitError
+from ...tensors.capture import is_capturing
 from ...tensors.dtypes import KINDS, name_of
 from ...tensors.packing import packed_size
 from ..reference import outlier as reference
@@ -152,7 +154,9 @@ class _Search:
         self._launch("scan", *self._chunks, self.starts, self.x.numel(), blocks=blocks)
 
     def outliers(self) -> int:
-        """Return their number; waits for the GPU."""
+        """Return their number; waits for the GPU, which a CUDA graph cannot."""
+        if is_capturing():
+            raise FewbitError("Outlier: sample_every > 1 waits for the GPU, which a CUDA graph cannot: sample_every=1")
         return int(self.selection[:8].view(torch.int64).item())
 
     def _select(self, k: int) -> None:
