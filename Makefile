@@ -19,7 +19,7 @@ FUZZ_EXAMPLES ?= 5000
 TORCH ?=
 OF_TORCH := $(if $(TORCH),$(if $(filter newest,$(TORCH)),--upgrade,torch==$(TORCH)),--constraint .ci/constraints.txt)
 
-.PHONY: demo test test-anywhere mutants lint types unit docs thorough fuzz zoo conformance held studies tables bench kernels gpu gpu-1 gpu-2 gpu-3 gpu-4 gpu-5 dist clean
+.PHONY: demo test test-anywhere mutants lint types unit docs thorough fuzz zoo conformance held studies tables bench kernels all-kernels gpu gpu-1 gpu-2 gpu-3 gpu-4 gpu-5 dist clean
 
 # Less of it: `make demo DEMO="--steps 10"`.
 demo: $(READY)
@@ -93,9 +93,14 @@ tables: $(READY)
 bench: $(READY)
 	$(BIN)/fewbit bench activation
 
-# Every CUDA kernel compiled for sm_80, sm_90 and sm_100, without a GPU; needs a venv with the extra cuda13.
+# Every kind of CUDA kernel compiled for sm_80, sm_90 and sm_100, without a GPU: instructions and bytes an element, and the
+# share of a copy's speed that they allow; two or three minutes. Needs a venv with the extra cuda13, and cuobjdump.
 kernels: build/path/fewbit
-	$(FEWBIT) -m fewbit.cli.main bench kernels --bits 1,2,3,4,5,6,7,8 -o build/kernels.json
+	$(FEWBIT) -m fewbit.cli.main bench instructions -o build/kernels.json
+
+# The kernels of every activation, number of bits and dtype: registers and spills, a quarter of an hour.
+all-kernels: build/path/fewbit
+	$(FEWBIT) -m fewbit.cli.main bench kernels --bits 1,2,3,4,5,6,7,8 -o build/all-kernels.json
 
 # All that only a GPU can show, in calls of at most ten minutes, which go on where they were broken off. They need no
 # network and install nothing: $(PYTHON) has torch for CUDA, cuda-core with NVRTC, numba, scipy, matplotlib, click and

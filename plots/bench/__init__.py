@@ -19,6 +19,7 @@ from ...cli.lazy import LazyGroup
         "compiled": "Train small transformers compiled, with few bits and without: memory, time and error.",
         "glu": "Measure a training step of a gated MLP: memory, and time beside eager torch.",
         "glu-bits": "Measure how a gated MLP's bits are best divided among its parts.",
+        "instructions": "Count instructions and bytes an element in the CUDA kernels; needs no GPU.",
         "kernel-times": "Time every kernel on one large tensor beside a copy of it.",
         "kernels": "Compile all CUDA kernels and show their registers and spills; needs no GPU.",
         "levels": "Train a ResNet-50 exactly and at ActNN's levels: time, memory, largest batch.",

@@ -38,20 +38,9 @@ template <class T> __device__ inline bool aligned(const T* pointer)
 // Of a chunk the first `left` elements alone, any number; the others are 0.
 template <class T> __device__ inline Chunk<T> load_part(const T* from, i64 left)
 {
-    Chunk<T> chunk = {};
-#pragma unroll
-    for (int i = 0; i < Chunk<T>::size; ++i)
-        if (i < left)
-            chunk.at[i] = from[i];
+    Chunk<T> chunk;
+    chunk.load_part(from, left);
     return chunk;
-}
-
-template <class T> __device__ inline void store_part(const Chunk<T>& chunk, T* to, i64 left)
-{
-#pragma unroll
-    for (int i = 0; i < Chunk<T>::size; ++i)
-        if (i < left)
-            to[i] = chunk.at[i];
 }
 
 // Runs tile by tile over n elements, each warp of the grid in turn: `work(begin, whole)`, where the elements of a whole
@@ -92,10 +81,11 @@ template <class T, class Codes, class Function> struct Encoder {
         Word<bits> word = 0;
 #pragma unroll
         for (int i = 0; i < size; i += 2) {
-            const arithmetic<T> a = widen(in.at[i]), b = widen(in.at[i + 1]);
+            arithmetic<T> a, b;
+            in.get(i, a, b);
             word |= pack<bits>(Codes::of(a, table), i) | pack<bits>(Codes::of(b, table), i + 1);
             if (Function::writes)
-                narrow(Function::of(a), Function::of(b), out.at[i], out.at[i + 1]);
+                out.set(i, Function::of(a), Function::of(b));
         }
         return word;
     }
@@ -142,7 +132,7 @@ template <class T, class Codes, class Function> struct Encoder {
                 word = here > 0 ? word & ((Word<bits>(1) << (int(here) * bits)) - 1) : 0;
             gather(word, row);
             if (Function::writes)
-                store_part(out, y + begin + at, here);
+                out.store_part(y + begin + at, here);
         }
         __syncwarp();
         const i64 bytes = (left + 7) / 8 * bits;
@@ -184,15 +174,18 @@ template <class T, class Levels> struct Multiplier {
         word >>= lane % Tile::sharers * size * bits;
         Chunk<T> out;
 #pragma unroll
-        for (int i = 0; i < size; i += 2)
-            narrow(product(in, word, i), product(in, word, i + 1), out.at[i], out.at[i + 1]);
+        for (int i = 0; i < size; i += 2) {
+            arithmetic<T> a, b;
+            in.get(i, a, b);
+            out.set(i, product(a, unpack<bits>(word, i)), product(b, unpack<bits>(word, i + 1)));
+        }
         return out;
     }
 
-    __device__ arithmetic<T> product(const Chunk<T>& in, Word<bits> word, int i) const
+    __device__ arithmetic<T> product(arithmetic<T> gradient, u32 code) const
     {
-        const arithmetic<T> level = Levels::of(unpack<bits>(word, i), table);
-        const arithmetic<T> exact = level * widen(in.at[i]);
+        const arithmetic<T> level = Levels::of(code, table);
+        const arithmetic<T> exact = level * gradient;
         return Levels::has_zero && level == 0 ? arithmetic<T>(0) : exact;
     }
 
@@ -218,7 +211,7 @@ template <class T, class Levels> struct Multiplier {
 #pragma unroll 1
         for (int row = 0; row < loads<T>; ++row) {
             const int at = (row * lanes + lane) * size;
-            store_part(multiply(load_part(grad + begin + at, left - at), row), result + begin + at, left - at);
+            multiply(load_part(grad + begin + at, left - at), row).store_part(result + begin + at, left - at);
         }
         __syncwarp();
     }

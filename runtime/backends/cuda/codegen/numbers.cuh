@@ -124,11 +124,52 @@ template <class T> __device__ inline u32 pair_of(float x, float y, T)
 }
 #endif
 
-// One 16-byte load or store: 8, 4 or 2 numbers.
+// One 16-byte load or store: 8, 4 or 2 numbers, of which neighbours are taken and set together.
 template <class T> struct alignas(16) Chunk {
     static constexpr int size = 16 / sizeof(T);
     T at[size];
+    __device__ void get(int i, T& x, T& y) const { x = at[i], y = at[i + 1]; }
+    __device__ void set(int i, T x, T y) { at[i] = x, at[i + 1] = y; }
+    __device__ void load_part(const T* from, i64 left)
+    {
+#pragma unroll
+        for (int i = 0; i < size; ++i)
+            at[i] = i < left ? from[i] : T(0);
+    }
+    __device__ void store_part(T* to, i64 left) const
+    {
+#pragma unroll
+        for (int i = 0; i < size; ++i)
+            if (i < left)
+                to[i] = at[i];
+    }
 };
+
+template <class T> struct alignas(16) ChunkOfPairs {
+    static constexpr int size = 8;
+    u32 pairs[4];
+    __device__ void get(int i, float& x, float& y) const
+    {
+        x = first_of(pairs[i / 2], T{}), y = second_of(pairs[i / 2], T{});
+    }
+    __device__ void set(int i, float x, float y) { pairs[i / 2] = pair_of(x, y, T{}); }
+    __device__ void load_part(const T* from, i64 left)
+    {
+#pragma unroll
+        for (int i = 0; i < size; i += 2)
+            pairs[i / 2] = (i < left ? from[i].bits : 0) | u32(i + 1 < left ? from[i + 1].bits : 0) << 16;
+    }
+    __device__ void store_part(T* to, i64 left) const
+    {
+#pragma unroll
+        for (int i = 0; i < size; ++i)
+            if (i < left)
+                to[i].bits = u16(pairs[i / 2] >> i % 2 * 16);
+    }
+};
+
+template <> struct Chunk<half> : ChunkOfPairs<half> {};
+template <> struct Chunk<bfloat16> : ChunkOfPairs<bfloat16> {};
 
 // 8 numbers in 16-byte loads and stores.
 template <class T> struct alignas(16) Eight {
