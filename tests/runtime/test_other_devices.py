@@ -12,7 +12,7 @@ import other_device
 import pytest
 import torch
 from fewbit.cli import doctor
-from fewbit.plots.bench.gpu.checks import EAGER
+from fewbit.plots.bench.gpu.block_checks import EAGER
 from fewbit.runtime.backends.cuda import launching
 from host_kernels import needs_gxx
 

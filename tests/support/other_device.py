@@ -53,7 +53,7 @@ def register():
 
 
 def model_and_input():
-    from fewbit.plots.bench.gpu.checks import Block
+    from fewbit.plots.bench.gpu.block_checks import Block
 
     torch.manual_seed(0)
     return torch.nn.Sequential(Block(64), Block(64)), torch.randn(4, 32, 64)
@@ -134,7 +134,7 @@ def outcome(call):
 
 
 def main():
-    from fewbit.plots.bench.gpu.checks import EAGER
+    from fewbit.plots.bench.gpu.block_checks import EAGER
 
     register()
     with warnings.catch_warnings(record=True) as warned:

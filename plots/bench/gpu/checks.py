@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -28,21 +28,18 @@ from ....runtime.activations import modules
 from ....runtime.activations.modules import GELU
 from ....runtime.backends.activation_spec import ROW_OF_MODULE
 from ....runtime.backends.cuda.launching import loaded
-from ....runtime.convert.api import convert
 from ....runtime.quantizers import FixedPoint, Outlier, PerGroup, Rotated
-from ....runtime.saved.checkpoint import checkpoint
-from ....runtime.saved.hooks import compress_saved_tensors
 from ....runtime.self_test import checks as kernel_checks
 from ....runtime.self_test import outcome
 from ....tables import FewbitError
 from ..timing import timed
+from .block_checks import compiled, eager, reduce_overhead
+from .trying import Said, is_right, tried
 
-Said = Iterator[dict[str, Any]]
 Check = Callable[[str], Said]
 
 FAMILIES = ("activation", "rounding", "per_group", "rotated", "fixed_point", "outlier", "glu", "preact")
 _BITS = (3, 4, 2, 8, 1, 5, 6, 7)  # the most used first: a check may be broken off
-_REPLAYS = 3
 _ARGUMENTS = {"Threshold": (0.1, 0.0)}  # of activations that have no defaults
 
 
@@ -74,9 +71,9 @@ def threads(device: str) -> Said:
     gradient = torch.ones(4096, device=device)
     torch.empty_like(x)  # a cached block: nothing is allocated in the thread
     found: dict[str, Any] = {}
-    yield _tried(found, "backward in autograd's thread", lambda: torch.autograd.grad(GELU(bits=3)(x), x, gradient))
+    yield tried(found, "backward in autograd's thread", lambda: torch.autograd.grad(GELU(bits=3)(x), x, gradient))
     for name, call in _calls(device).items():
-        yield _tried(found, f"{name} in a new thread", lambda call=call: _in_thread(call))
+        yield tried(found, f"{name} in a new thread", lambda call=call: _in_thread(call))
 
 
 def _calls(device: str) -> dict[str, Callable[[], Any]]:
@@ -124,7 +121,7 @@ def noise_in_graphs(device: str) -> Said:
     }
     found: dict[str, Any] = {}
     for name, call in calls.items():
-        yield _tried(found, name, lambda call=call: _noise(call, device))
+        yield tried(found, name, lambda call=call: _noise(call, device))
 
 
 def _noise(call: Callable[[], Tensor], device: str) -> dict[str, bool]:
@@ -185,29 +182,6 @@ def first_use_in_a_graph(device: str) -> Said:
     yield {"ok": one_line and bool(after.isfinite().all()), "said": said[:300]}
 
 
-def reduce_overhead(device: str) -> Said:
-    """Train some steps under `mode="reduce-overhead"`, which records CUDA graphs: they run, and noise is fresh."""
-    found: dict[str, Any] = {}
-    for bits in ("auto", 4, 2):
-        yield _tried(found, f"{bits} bits", lambda bits=bits: _overhead(bits, device))
-
-
-def _overhead(bits: Any, device: str) -> dict[str, bool]:
-    """Return whether the last two of some steps have other noise, on the same numbers without dropout."""
-    torch.compiler.reset()
-    model, x = _blocks(device, 1, dropout=0.0)
-    options = {"bits": bits, "triton.cudagraphs": device == "cuda"}  # what the mode sets; torch takes one of the two
-    how: dict[str, Any] = {"options": options} if bits != "auto" or device == "cpu" else {"mode": "reduce-overhead"}
-    step = torch.compile(model, backend="fewbit", **how)
-    gradients = []
-    for _ in range(_REPLAYS + 2):
-        torch.compiler.cudagraph_mark_step_begin()
-        model.zero_grad()
-        step(x).square().sum().backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
-    return {"fresh": not torch.equal(gradients[-1], gradients[-2]), "finite": bool(gradients[-1].isfinite().all())}
-
-
 def misaligned(device: str) -> Said:
     """Decode codes that begin at an odd address."""
     x, image = torch.randn(16, 1024, device=device), torch.randn(4, 8, 16, 16, device=device)
@@ -225,108 +199,12 @@ def misaligned(device: str) -> Said:
             there = replace(one, packed=_at_odd_address(one.packed))
             return {"same": torch.equal(there.decompress(), one.decompress())}
 
-        yield _tried(found, name, decode)
+        yield tried(found, name, decode)
 
 
 def _at_odd_address(codes: Tensor) -> Tensor:
     room = torch.empty(codes.numel() + 1, dtype=codes.dtype, device=codes.device)
     return room[1:].view(codes.shape).copy_(codes)
-
-
-class Block(nn.Module):
-    """A transformer's block with the ops that most models save for: normalization, attention, a gated MLP, dropout."""
-
-    def __init__(self, width: int = 256, heads: int = 4, dropout: float = 0.1) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm, self.second = nn.RMSNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.gate, self.up, self.down = nn.Linear(width, 704), nn.Linear(width, 704), nn.Linear(704, width)
-        self.act, self.dropout = nn.SiLU(), nn.Dropout(dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output (batch, tokens, width)."""
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-        y = self.second(x)
-        return x + self.dropout(self.down(self.act(self.gate(y)) * self.up(y)))
-
-
-def _blocks(device: str, count: int = 2, dropout: float = 0.1) -> tuple[nn.Sequential, Tensor]:
-    torch.manual_seed(0)
-    x = torch.randn(4, 128, 256, device=device)
-    return nn.Sequential(*(Block(dropout=dropout) for _ in range(count))).to(device), x
-
-
-def _step(call: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a step's loss and the gradients of all parameters, at one seed of dropout and rounding."""
-    model.zero_grad()
-    torch.manual_seed(1)
-    loss = call(x).square().mean()
-    loss.backward()
-    gradients = [p.grad.flatten().double() for p in model.parameters() if p.grad is not None]
-    return loss.detach(), torch.cat(gradients)
-
-
-def compiled(device: str) -> Said:
-    """Compile two blocks by the backend: the loss of `torch.compile` to the bit, and the gradient's error."""
-    model, x = _blocks(device)
-    loss, exact = _step(torch.compile(model, fullgraph=True), model, x)
-    found: dict[str, Any] = {}
-    for bits in ("auto", 8, 4, 2):
-
-        def step(bits: Any = bits) -> dict[str, Any]:
-            torch.compiler.reset()
-            call = torch.compile(model, backend="fewbit", options={"bits": bits}, fullgraph=True)
-            ours, gradient = _step(call, model, x)
-            error = ((gradient - exact).norm() / exact.norm()).item()
-            return {"same loss": torch.equal(ours, loss), "error": round(error, 4), "near": error < 1}
-
-        yield _tried(found, f"{bits} bits", step)
-
-
-def eager(device: str) -> Said:
-    """Take a step in each eager way: the exact forward pass to the bit, and the gradient's error."""
-    model, x = _blocks(device)
-    loss, exact = _step(model, model, x)
-    found: dict[str, Any] = {}
-    for name, way in EAGER.items():
-
-        def step(way: Callable[[nn.Module], Any] = way) -> dict[str, Any]:
-            own, _ = _blocks(device)
-            around = way(own)
-            if isinstance(around, torch.autograd.graph.saved_tensors_hooks):
-                with around:
-                    ours, gradient = _step(own, own, x)
-            else:
-                ours, gradient = _step(own, own, x)
-            error = ((gradient - exact).norm() / exact.norm()).item()
-            return {"same loss": torch.equal(ours, loss), "error": round(error, 4), "near": error < 1}
-
-        yield _tried(found, name, step)
-
-
-def _levels_in_checkpoints(model: nn.Module) -> None:
-    convert(model, level="L2")
-    checkpoint(model, bits=8)
-
-
-EAGER: Mapping[str, Callable[[nn.Module], Any]] = {
-    "activations, 3 bits": lambda model: convert(model, bits=3),
-    "L1": lambda model: convert(model, level="L1"),
-    "L2": lambda model: convert(model, level="L2"),
-    "L2, gated parts": lambda model: convert(model, level="L2", glu="parts"),
-    "L3": lambda model: convert(model, level="L3"),
-    "L4": lambda model: convert(model, level="L4"),
-    "L5": lambda model: convert(model, level="L5"),
-    "V-Quant": lambda model: convert(model, bits=3, outliers=0.02),
-    "hooks, 4 bits": lambda model: compress_saved_tensors(PerGroup(bits=4)),
-    "hooks, rotated": lambda model: compress_saved_tensors(Rotated(bits=4)),
-    "checkpoints": lambda model: checkpoint(model, bits=None),
-    "checkpoints, 8 bits": lambda model: checkpoint(model, bits=8),
-    "checkpoints, offloaded": lambda model: checkpoint(model, bits=8, offload=True),
-    "L2 in checkpoints": _levels_in_checkpoints,
-}
 
 
 def formulas(device: str) -> Said:
@@ -362,10 +240,10 @@ def without_compiler(device: str) -> Said:
     ):
         warnings.simplefilter("always")
         found: dict[str, Any] = {}
-        yield _tried(found, "activation", lambda: _gradient(GELU(bits=3), x))
-        yield _tried(found, "PerGroup", lambda: PerGroup(bits=4).compress(x.detach()).decompress())
+        yield tried(found, "activation", lambda: _gradient(GELU(bits=3), x))
+        yield tried(found, "PerGroup", lambda: PerGroup(bits=4).compress(x.detach()).decompress())
         found["warnings"] = [str(one.message)[:200] for one in warned]
-    yield {"ok": _right(found), **found}
+    yield {"ok": is_right(found), **found}
 
 
 def overhead(device: str) -> Said:
@@ -399,34 +277,13 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _tried(found: dict[str, Any], name: str, call: Callable[[], Any]) -> dict[str, Any]:
-    """Return what is found with the result of one more call: what it says, or its error in a line."""
-    try:
-        said = call()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        found[name] = said if isinstance(said, dict) else "ok"
-    except Exception as error:
-        found[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    return {"ok": _right(found), **found}
-
-
-def _right(found: Mapping[str, Any]) -> bool:
-    """Return whether all calls ended, and all that they say is true."""
-    said: Sequence[Any] = [value for name, value in found.items() if name != "warnings"]
-    return all(
-        value == "ok" or (isinstance(value, dict) and all(part is not False for part in value.values()))
-        for value in said
-    )
-
-
 def sizes(device: str) -> Said:
     """Call every family on sizes about the edges of tiles: what compute-sanitizer looks at."""
     found: dict[str, Any] = {}
     for dtype in (torch.float32, torch.bfloat16):
         for n in (1, 511, 512, 4097):
             for name, call in _calls_of_size(n, dtype, device).items():
-                yield _tried(found, f"{name}, {n}, {dtype}", call)
+                yield tried(found, f"{name}, {n}, {dtype}", call)
 
 
 def _calls_of_size(n: int, dtype: torch.dtype, device: str) -> dict[str, Callable[[], Any]]:
@@ -452,7 +309,7 @@ def large(device: str) -> Said:
     found: dict[str, Any] = {}
     for n in (2**12, 2**26 if device == "cuda" else 2**13):
         for name, call in _calls_of_size(n // 3, torch.bfloat16, device).items():
-            yield _tried(found, name, call)
+            yield tried(found, name, call)
 
 
 def _of_family(family: str) -> Check:
