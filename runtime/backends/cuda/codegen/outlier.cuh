@@ -451,16 +451,17 @@ constexpr int chunks_at_once = 16;  // of a thread
 constexpr int part = threads * chunks_at_once;  // of a block
 
 // Calls `work.visit(chunk, sum)` for each chunk of the block's parts with the sum of `work.of(chunk)` over the chunks
-// before it, without those for whose sum `work.leave(sum)` was called. Returns whether the last chunk was the block's.
+// before it, without those for whose sum `work.leave(sum)` was called; `work.of_whole(chunk)` is that of chunks which
+// are not the last. Returns whether the last chunk was the block's.
 template <class Work> __device__ inline bool scan_chunks(i64 chunks, Work& work)
 {
     i64 done = 0;
     for (i64 begin = i64(blockIdx.x) * part; begin < chunks; begin += i64(gridDim.x) * part) {
         const i64 first = begin + threadIdx.x * chunks_at_once;
         u64 own = 0, total, values[chunks_at_once];
-#pragma unroll 8
+#pragma unroll 16
         for (i64 chunk = done + threadIdx.x; chunk < begin; chunk += threads)
-            own += work.of(chunk);
+            own += work.of_whole(chunk);  // without a branch: many loads are under way
         sum_before(own, total);
         work.leave(total);
         own = 0;
@@ -497,6 +498,7 @@ struct Starts {
         const u32 both = chunks.counts[chunk];
         return u64(both >> 16) << 32 | (both & 0xffff);
     }
+    __device__ u64 of_whole(i64 chunk) const { return of(chunk); }
     __device__ i64 kept(i64 equals) const { return equals < quota ? equals : quota; }
     __device__ void visit(i64 chunk, u64 before)
     {
@@ -748,14 +750,18 @@ struct OfBlocks {
     __device__ u64 of(i64 chunk) const
     {
         const i64 block = chunk * chunk_blocks;
-        u32 here = 0;
-        if (blocks - block >= chunk_blocks) {
-            here = reinterpret_cast<const u32*>(counts)[chunk];  // four bytes, which are aligned
-        } else {
-            for (int b = 0; b < blocks - block; ++b)
-                here |= u32(counts[block + b]) << b * 8;
-        }
-        return (here & 0xff) + (here >> 8 & 0xff) + (here >> 16 & 0xff) + (here >> 24);
+        if (blocks - block >= chunk_blocks)
+            return of_whole(chunk);
+        u64 here = 0;
+        for (int b = 0; b < blocks - block; ++b)
+            here += counts[block + b];
+        return here;
+    }
+    __device__ u64 of_whole(i64 chunk) const
+    {
+        const u32 here = reinterpret_cast<const u32*>(counts)[chunk];  // four bytes, which are aligned
+        const u32 pairs = (here & 0x00ff00ff) + (here >> 8 & 0x00ff00ff);
+        return (pairs & 0xffff) + (pairs >> 16);
     }
     __device__ void visit(i64 chunk, u64 before) const { starts[chunk] = sum + i64(before); }
     __device__ void leave(u64 total) { sum += i64(total); }
