@@ -34,7 +34,7 @@ def _install() -> bool:
         from torch._inductor.codegen.common import DeferredLine
         from torch._inductor.codegen.triton import TritonKernel
         from torch._inductor.lowering import register_lowering
-        from torch._inductor.scheduler import FusedSchedulerNode, SchedulerNode
+        from torch._inductor.scheduler import FusedSchedulerNode, Scheduler, SchedulerNode
     except ImportError:
         return False
     kernels: Any = TritonKernel
@@ -50,6 +50,7 @@ def _install() -> bool:
     kernels.store = store
     for loops in (SchedulerNode, FusedSchedulerNode):
         _keep_innermost(loops)
+    _keep_out_of_templates(Scheduler)
     register_lowering(planes.pack_block, type_promotion_kind=None)(_lower)
     return True
 
@@ -59,8 +60,7 @@ def _keep_innermost(loops: Any) -> None:
     turn = loops.reorder_loops_by_dep_pair
 
     def reorder_loops_by_dep_pair(self: Any, self_dep: Any, other_dep: Any) -> bool:
-        packs = any(str(getattr(n.node.data, "scatter_mode", "")).startswith(_MODE) for n in _pointwise(self))
-        if packs and self_dep.num_vars == other_dep.num_vars:
+        if _packs(self) and self_dep.num_vars == other_dep.num_vars:
             order = self_dep.decide_loop_order_to_match(other_dep)
             if order is not None and order[-1] != len(order) - 1:
                 return False
@@ -69,8 +69,23 @@ def _keep_innermost(loops: Any) -> None:
     loops.reorder_loops_by_dep_pair = reorder_loops_by_dep_pair
 
 
-def _pointwise(loops: Any) -> list[Any]:
-    return [n for n in loops.get_nodes() if hasattr(n.node, "data")]
+def _keep_out_of_templates(scheduler: Any) -> None:
+    """Do not fuse with a template, as of a matrix product by mode="max-autotune": its tiles are its own."""
+    decide = scheduler.can_fuse
+
+    def can_fuse(self: Any, node1: Any, node2: Any, *how: Any, **more: Any) -> bool:
+        is_template = node1.is_template() or node2.is_template()
+        if is_template and (_packs(node1) or _packs(node2)):
+            return False
+        return decide(self, node1, node2, *how, **more)
+
+    scheduler.can_fuse = can_fuse
+
+
+def _packs(loops: Any) -> bool:
+    """Return whether one of the loops fused so far packs codes."""
+    modes = (getattr(getattr(n.node, "data", None), "scatter_mode", None) for n in loops.get_nodes())
+    return any(str(mode).startswith(_MODE) for mode in modes)
 
 
 def _lower(codes: Any, width: int) -> Any:
