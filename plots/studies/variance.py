@@ -22,7 +22,7 @@ from ...runtime import layers
 from ...runtime.activations.modules import ReLU
 from ...runtime.allocation import MixedPrecision
 from ...runtime.allocation.sensitivity import gradient_factor, has_weights, quantization_variance
-from ...runtime.layers import CompressedLayer, Conv2d, ExactSaver, QuantizerSaver
+from ...runtime.layers import CompressedLayer, Conv2d, ExactSaver, QuantizerSaver, Saver
 from ...runtime.quantizers import Compressed, PerGroup
 from ..demo import trainer
 from ..demo.data import pixels_of_digits
@@ -175,7 +175,7 @@ class _Flat:
 
 
 @dataclass
-class _Drawn:
+class _Drawn(Saver):
     """A saver that rounds with `seed`, or with new random numbers."""
 
     quantizer: PerGroup | PerTensor
@@ -288,7 +288,7 @@ def _heterogeneity(bench: _Bench) -> tuple[list[float], list[float], str, list[f
     factors: dict[str, Tensor] = {}
 
     @dataclass
-    class Watching:
+    class Watching(Saver):
         name: str
 
         def compress(self, x: Tensor) -> Compressed:
