@@ -239,7 +239,9 @@ class _RefreshingCompiled(_Refreshing):
         model._compiled_call_impl = self._call  # pyright: ignore[reportAttributeAccessIssue]
 
     def remove(self) -> None:
-        self.fitted.model._compiled_call_impl = self._compiled
+        if self._compiled is not None:  # once: what lies there later is another plan's, or none
+            self.fitted.model._compiled_call_impl = self._compiled  # pyright: ignore[reportAttributeAccessIssue]
+            self._compiled = None
 
     def _call(self, *inputs: Any, **keywords: Any) -> Any:
         if self.left:

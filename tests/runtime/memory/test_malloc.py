@@ -35,4 +35,5 @@ def _held(returned: bool) -> int:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc is glibc's")
 def test_small_codes_hold_no_gaps_of_freed_tensors():
-    assert _held(returned=True) < 8 << 20 < 50 << 20 < _held(returned=False)
+    # Of 100 MiB: what imports have freed serves some of the tensors, and was resident before (once 36 were held).
+    assert _held(returned=True) < 8 << 20 < 24 << 20 < _held(returned=False)
