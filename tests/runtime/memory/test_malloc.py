@@ -35,5 +35,6 @@ def _held(returned: bool) -> int:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc is glibc's")
 def test_small_codes_hold_no_gaps_of_freed_tensors():
-    # Of 100 MiB: what imports have freed serves some of the tensors, and was resident before (once 36 were held).
-    assert _held(returned=True) < 8 << 20 < 24 << 20 < _held(returned=False)
+    assert _held(returned=True) < 8 << 20
+    # Left alone, glibc holds 100 MiB in two runs of three: in the others, 4 to 36, by where its heap lies.
+    assert any(_held(returned=False) > 50 << 20 for _ in range(8))
