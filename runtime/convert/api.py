@@ -145,7 +145,7 @@ def convert(
         with all_or_nothing(model):
             report = _convert(model, options)
             _follow(report, options)
-        return report
+        return replace(report, exact=tuple(exact_functions.called(report.model)))
 
     def measured(twin: nn.Module, without: Sequence[str]) -> Report:
         return _convert(twin, options, leave=dict.fromkeys(without, ""), by_structure=False)
@@ -224,8 +224,7 @@ def _convert(
     if options.asks_for_activations and not methods.chosen and not few.new:
         wants = "activation that few bits can stand for"
         notes.append(nothing_to_do(f"bits={methods.activations.bits}", wants, bool(left)))
-    exact = exact_functions.called(root)
-    return report_of(root, [*few.replaced(), *applied.replaced], [*left, *applied.left], notes, exact)
+    return report_of(root, [*few.replaced(), *applied.replaced], [*left, *applied.left], notes)
 
 
 def _only_adding(model: nn.Module, forms: Mapping[Found, Any], unknown_too: bool) -> dict[Found, str]:

@@ -110,9 +110,7 @@ class Report:
         return f"<{len(self.replaced)} activations replaced, {len(self.left)} left; print() tells which>"
 
 
-def report_of(
-    model: nn.Module, replaced: Sequence[Replaced], left: Sequence[Left], notes: Sequence[str], exact: Sequence[Exact]
-) -> Report:
+def report_of(model: nn.Module, replaced: Sequence[Replaced], left: Sequence[Left], notes: Sequence[str]) -> Report:
     """Return the report on `model`, its rows in the order of modules."""
     order = {name: i for i, (name, _) in enumerate(model.named_modules(remove_duplicate=False))}
 
@@ -122,7 +120,7 @@ def report_of(
             name = name.rpartition(".")[0]
         return order[name]
 
-    return Report(model, tuple(sorted(replaced, key=place)), tuple(sorted(left, key=place)), tuple(notes), tuple(exact))
+    return Report(model, tuple(sorted(replaced, key=place)), tuple(sorted(left, key=place)), tuple(notes))
 
 
 def one_line(module: object) -> str:
