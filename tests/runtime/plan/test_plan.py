@@ -324,7 +324,8 @@ class TestFit:
 class TestRefreshing:
     def test_moves_bits_within_the_same_memory_while_training(self):
         model, inputs = Net(), batch()
-        fitted = fewbit.fit(model, inputs, memory=int(0.75 * fewbit.plan(model, inputs, memory="1GB").exact_peak))
+        memory = int(0.75 * fewbit.plan(model, inputs, memory="1GB").exact_peak)
+        fitted = fewbit.fit(model, inputs, memory=memory)
         fitted.refresh(every=3)
         first, optimizer = fitted.plan, torch.optim.SGD(model.parameters(), 1.0)
         for step in range(7):
@@ -332,8 +333,8 @@ class TestRefreshing:
             model(**inputs)["loss"].backward()
             optimizer.step()
             assert (fitted.plan is first) == (step < 2)
-        assert fitted.plan.peak.total <= first.peak.total
-        assert measured_peak(model, inputs) + fixed(fitted.plan) <= first.peak.total * 1.0001 + 64
+        assert fitted.plan.peak.total <= memory  # the peak itself may move: it follows measured times
+        assert measured_peak(model, inputs) + fixed(fitted.plan) <= memory * 1.0001 + 64
         assert fitted.undo() is model
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
