@@ -144,6 +144,8 @@ def plan(
         raise FewbitError("a compiled step is measured where it runs: leave out gpu= or compiled=True")
     if batch == "max" and compiled:
         raise FewbitError("batch='max' plans steps that are not compiled")
+    if price is not None and not isinstance(price, Price):
+        raise FewbitError(f"price is a Price, weights of error and time, not {shown(price)}")
     check_whole(model)
     args, keywords = read_inputs(inputs[0]) if len(inputs) == 1 else (inputs, {})
     step = Step(model, args, keywords, loss)
@@ -156,7 +158,9 @@ def plan(
 
 
 def check_whole(model: nn.Module) -> None:
-    """Raise FewbitError if a model is sharded or wrapped for several processes, so that it cannot be measured."""
+    """Raise FewbitError if a model is none, or sharded or wrapped for several processes, so that it cannot be measured."""
+    if not isinstance(model, nn.Module):
+        raise FewbitError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
     wrapper = type(model).__name__ if type(model).__module__.startswith(_WRAPPERS) else None
     if wrapper is None and any(type(p).__name__ == "DTensor" for p in model.parameters()):
         wrapper = "fully_shard"
@@ -195,6 +199,8 @@ def fit(model: nn.Module, *inputs: Any, plan: Plan | None = None, **limits: Any)
     Example:
         fitted = fewbit.fit(model, batch, memory="16GiB")
     """
+    if plan is not None and not isinstance(plan, Plan):
+        raise FewbitError(f"plan is a Plan, of fewbit.plan or Plan.from_json, not {shown(plan)}")
     if plan is not None and (inputs or set(limits) - {"loss", "optimizer", "parallel"}):
         raise FewbitError("give a plan, or a batch and limits to make one")
     loss, optimizer, price = limits.get("loss"), limits.get("optimizer", "adamw"), limits.get("price") or Price()
@@ -619,7 +625,7 @@ class Planner:
         def traced(count: int) -> Known:
             if count not in known_of:
                 speeds = Scaled(known.speeds, count / samples)
-                known_of[count] = replace(known, trace=trace(self.step.with_samples(count)), speeds=speeds)
+                known_of[count] = replace(known, trace=self._trace_of(count), speeds=speeds)
             return known_of[count]
 
         def fits(count: int) -> bool:
@@ -633,6 +639,18 @@ class Planner:
         if not most:
             raise FewbitError(f"not even one sample fits into {self.limits.memory:,} bytes")
         return replace(self, step=self.step.with_samples(most)).solved(traced(most))
+
+    def _trace_of(self, count: int) -> Trace:
+        """Return the trace of another number of samples."""
+        try:
+            return trace(self.step.with_samples(count))
+        except FewbitError:
+            raise
+        except Exception as error:  # a tensor that has as many rows as there are samples, and is not of samples
+            raise FewbitError(
+                f"batch='max' takes tensors of {self.step.samples} rows for a row a sample, and with {count} the model "
+                f"raises {type(error).__name__}: {' '.join(str(error).split()):.200}"
+            ) from error
 
     def _expected(self, known: Known, double: Trace, samples: int) -> int:
         """Return the batch that should be the largest, if memory grows evenly; a larger one that fits if it does not.
@@ -651,7 +669,7 @@ class Planner:
             expected = scaled_to(4 * samples).trace.base.max()
         except FewbitError:  # the two steps allocate in another order
             return 2 * samples
-        fourfold = trace(self.step.with_samples(4 * samples)).base.max()
+        fourfold = self._trace_of(4 * samples).base.max()
         if abs(int(expected) - int(fourfold)) > 0.01 * fourfold:
             return 2 * samples
 

@@ -24,6 +24,7 @@ from torch.utils.flop_counter import flop_registry
 from torch.utils.module_tracker import ModuleTracker
 
 from ...tables import FewbitError
+from ...tables.errors import shown
 from ...tables.names import nearest_names
 from ..quantizers import Compressed, Outlier, PerGroup
 from ..saved.hooks import compress_saved_tensors
@@ -348,10 +349,10 @@ DEVICES = {
 
 def device_of(name: str) -> Device:
     """Return the GPU of a name in `DEVICES`; raise FewbitError if there is none."""
-    if name not in DEVICES:
-        near = nearest_names(name, [*DEVICES])
+    if not (isinstance(name, str) and name in DEVICES):
+        near = nearest_names(name, [*DEVICES]) if isinstance(name, str) else []
         hint = f"; nearest: {', '.join(near)}" if near else ""
-        raise FewbitError(f"{name!r} is no GPU that fewbit knows: {', '.join(DEVICES)}{hint}")
+        raise FewbitError(f"{shown(name)} is no GPU that fewbit knows: {', '.join(DEVICES)}{hint}")
     return DEVICES[name]
 
 

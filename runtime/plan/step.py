@@ -51,6 +51,8 @@ class Step:
         loss = self.loss_of(output)
         if not loss.requires_grad:
             raise FewbitError("the loss does not require a gradient: nothing is saved, and there is nothing to plan")
+        if not self.parameters:
+            raise FewbitError(f"no parameter of this {type(self.model).__name__} is trained: there is nothing to plan")
         return loss, output
 
     def output(self) -> Any:
@@ -63,9 +65,9 @@ class Step:
             found = self.loss(output)
         else:
             found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
-        if not isinstance(found, Tensor) or found.numel() != 1:
+        if not isinstance(found, Tensor) or found.numel() != 1 or found.is_complex():
             raise FewbitError(
-                "the model's output is no loss: give loss=, a function of the output that returns one number "
+                "the model's output is no loss: give loss=, a function of the output that returns one real number "
                 "(on the command line, as the third of what the function returns)"
             )
         return found.reshape(())  # a view: nothing that the step itself would not take

@@ -82,12 +82,15 @@ def checkpoint(
     undo_checkpoint(model)
     saver: Saver = ExactSaver() if bits is None else QuantizerSaver(quantizer_of(quantizer, bits))
     recompute = Recompute(SwappingSaver(saver, Swapper()) if offload else saver)
-    done = Checkpointed(model, bits, offload)
-    if blocks is None and any(_FLAG in dir(module) for module in model.modules()):
-        done.enable(recompute)
-    else:
-        done.replace(_chosen(model, blocks), recompute)
-    vars(model)[CHECKPOINTED] = done
+    done = vars(model)[CHECKPOINTED] = Checkpointed(model, bits, offload)
+    try:
+        if blocks is None and any(_FLAG in dir(module) for module in model.modules()):
+            done.enable(recompute)
+        else:
+            done.replace(_chosen(model, blocks), recompute)
+    except BaseException:  # such as a second block whose forward has been replaced, or an interrupt
+        done.undo()
+        raise
     return done
 
 
@@ -145,14 +148,16 @@ class Checkpointed:
         self.blocks = (*blocks,)
 
     def undo(self) -> nn.Module:
-        """Return the model as it was."""
-        vars(self.model).pop(CHECKPOINTED, None)
-        for module, name, value in reversed(self._before):
+        """Return the model as it was before; as it is, if it was checkpointed anew since, or has been put back."""
+        while self._before:
+            module, name, value = self._before[-1]
             if value is _ABSENT:
                 vars(module).pop(name, None)
             else:
                 vars(module)[name] = value
-        self._before.clear()
+            self._before.pop()  # after it was put back, for an interrupt between the two
+        if vars(self.model).get(CHECKPOINTED) is self:
+            del vars(self.model)[CHECKPOINTED]
         return self.model
 
     def _set(self, module: nn.Module, name: str, value: Any) -> None:

@@ -13,6 +13,7 @@ from plan_cases import Attending, Convs, Gated, Net, batch, fixed, gradient, ima
 from processes import said_by_two
 from step_peak import measured_peak
 from torch import nn
+from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 
@@ -423,6 +424,10 @@ class TestErrorsOfTheUser:
             ({"memory": "1GB", "batch": "most"}, "batch is None or 'max'"),
             ({"error": 0.1, "batch": "max"}, "needs memory="),
             ({"memory": "1GB", "gpu": "h10"}, "nearest: h100"),
+            ({"memory": "1GB", "gpu": ["h100"]}, "is no GPU"),
+            ({"memory": "1GB", "price": 1.0}, "price is a Price"),
+            ({"memory": "٣GiB"}, "is not a size"),
+            ({"error": 0.1, "loss": lambda y: y["loss"].to(torch.complex64)}, "one real number"),
             ({"memory": "1GB", "parallel": "fsdp"}, 'parallel is "ddp" or "fsdp:8"'),
             ({"memory": "1GB", "parallel": "fsdp:2", "compiled": True}, "planned as it runs eagerly"),
             ({"memory": "1GB", "gpu": "h100", "compiled": True}, "measured where it runs: leave out gpu="),
@@ -445,6 +450,25 @@ class TestErrorsOfTheUser:
         model = Net().requires_grad_(False)
         with pytest.raises(FewbitError, match="does not require a gradient"):
             fewbit.plan(model, batch(), memory="1GB")
+
+    def test_nothing_that_is_trained(self):
+        with pytest.raises(FewbitError, match="no parameter of this ReLU is trained"):
+            fewbit.plan(nn.ReLU(), torch.randn(4, 8, requires_grad=True), loss=torch.sum, memory="1GB")
+
+    def test_what_is_neither_a_model_nor_a_plan(self):
+        with pytest.raises(FewbitError, match=r"must be a torch\.nn\.Module, not int"):
+            fewbit.plan(3, batch(), memory="1GB")
+        with pytest.raises(FewbitError, match="plan is a Plan, of fewbit.plan"):
+            fewbit.fit(Net(), plan="plan.json")
+
+    def test_a_tensor_of_as_many_rows_as_samples_that_is_not_of_samples(self):
+        class Weighted(Net):
+            def forward(self, x, weight):
+                return F.cross_entropy(super().forward(x).flatten(0, -2), torch.zeros(x[..., 0].numel()).long(), weight)
+
+        inputs = {"x": torch.randn(10, 16), "weight": torch.ones(10)}
+        with pytest.raises(FewbitError, match=r"10 rows for a row a sample, and with 20 the model raises RuntimeError"):
+            fewbit.plan(Weighted(1), inputs, memory="1GB", batch="max")
 
     def test_a_plan_and_limits(self):
         plan = fewbit.plan(Net(), batch(), memory="1GB")

@@ -192,6 +192,26 @@ def test_undoing_leaves_no_trace() -> None:
     assert {name: {*vars(module)} for name, module in model.named_modules()} == before
 
 
+def test_a_handle_of_an_earlier_call_leaves_the_later_one_to_be_reverted() -> None:
+    model = stack(Block(nn.GELU()))
+    before = {name: {*vars(module)} for name, module in model.named_modules()}
+    earlier = fewbit.checkpoint(model, bits=8)
+    fewbit.checkpoint(model, bits=4)
+    within = {name: {*vars(module)} for name, module in model.named_modules()}
+    earlier.undo()
+    assert {name: {*vars(module)} for name, module in model.named_modules()} == within
+    fewbit.revert(model)
+    assert {name: {*vars(module)} for name, module in model.named_modules()} == before
+
+
+def test_a_block_that_cannot_be_computed_again_leaves_the_blocks_before_it_as_they_were() -> None:
+    model = nn.ModuleList([Block(nn.GELU()), Block(nn.GELU())])
+    model[1].forward = lambda x: x
+    with pytest.raises(FewbitError, match="has been replaced"):
+        fewbit.checkpoint(model, blocks=["0", "1"])
+    assert "forward" not in vars(model[0]) and "forward" in vars(model[1])
+
+
 @pytest.mark.parametrize("twin", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_copies_compute_their_own_blocks_and_can_be_undone(twin: Any) -> None:
     model, x = stack(Block(nn.GELU()), Block(nn.GELU())), torch.randn(32, WIDTH)
