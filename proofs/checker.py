@@ -131,7 +131,7 @@ def check(content: Any) -> Proven:
     ctx.prec, ctx.cap = BITS, ORDER + 1
     try:
         return _check(document.read(content), content["table"]["weight"])
-    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         raise error if isinstance(error, Refused) else Refused(f"not a proof: {error!r:.200}") from None
     finally:
         ctx.prec, ctx.cap = before
@@ -144,7 +144,7 @@ def _check(proof: Proof, weight: str) -> Proven:
     exact = error_of(f, proof)
     if not abs(exact - proof.error) <= ROOM * proof.error + LEAST:
         raise Refused(f"the table's error is {exact.str(17)}, not {proof.error!r}")
-    top = max(float(exact.upper()), 0.0) * (1 + 1e-15)
+    top = max(float((exact + f.beyond(max(map(abs, proof.levels)))).upper()), 0.0) * (1 + 1e-15)
     proven = Proven(
         proof.activation, weight, proof.kind, proof.most_levels, top, max(bound, 0.0), span(f) if stochastic else None
     )
@@ -185,7 +185,7 @@ def main(paths: list[str]) -> int:
         try:
             proven = check(document.load(path))
         except (OSError, ValueError, RecursionError) as problem:
-            print(f"{path}: refused: {problem}")
+            print(f"{path}: refused: {getattr(problem, 'strerror', None) or problem}")
             return 1
         print(f"{path}: {proven}")
     return 0

@@ -26,7 +26,8 @@ def parse_size(value: object) -> int:
     number: Any = value  # Real says too little of its numbers to a checker of types
     if isinstance(value, Real) and not isinstance(value, bool) and 1 <= number < _MOST:
         return int(number)
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", value.strip().lower(), re.ASCII) if isinstance(value, str) else None
+    text = value.strip().lower() if isinstance(value, str) else ""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", text)
     if found is None or found[2] not in _UNITS or not 1 <= float(found[1]) * _UNITS[found[2]] < _MOST:
         raise FewbitError(f"{shown(value)} is not a size such as 16GiB or 80GB")
     return int(float(found[1]) * _UNITS[found[2]])

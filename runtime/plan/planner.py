@@ -158,7 +158,7 @@ def plan(
 
 
 def check_whole(model: nn.Module) -> None:
-    """Raise FewbitError if a model is none, or sharded or wrapped for several processes, so that it cannot be measured."""
+    """Raise FewbitError if a model is none, sharded, or wrapped for several processes: it cannot be measured."""
     if not isinstance(model, nn.Module):
         raise FewbitError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
     wrapper = type(model).__name__ if type(model).__module__.startswith(_WRAPPERS) else None

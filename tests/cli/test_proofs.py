@@ -19,7 +19,7 @@ def test_solve_writes_a_proof_that_the_checker_accepts(run, tmp_path, capsys, ki
     outcome = run("solve", "gelu", "--bits", "2", "--kind", kind, "--proof", path)
     assert (outcome.status, outcome.err) == (0, f"wrote {path}\n")
     assert checker.main([str(path)]) == 0
-    cover = " that cover f' for -1e+09 ≤ x ≤ 1e+09" if kind == "stochastic" else ""
+    cover = " that cover f' on [-1000000000, 1000000000]" if kind == "stochastic" else ""
     said = f"{path}: gelu under uniform:-10,10, kind {kind}, 4 levels{cover}: no table has an error below 0."
     assert capsys.readouterr().out.startswith(said)
 

@@ -3,6 +3,8 @@
 import ast
 import copy
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -231,6 +233,38 @@ def test_a_weight_is_plain_ascii(proofs):
     for weight in ("uniform:-10,10\n", "uniform:-1_0,10", "uniform:-10,١٠", "uniform: -10,10", "uniform:-inf,10"):
         with pytest.raises(checker.Refused, match="unknown kind, activation or weight"):
             checker.check(proofs["shared"] | {"table": proofs["shared"]["table"] | {"weight": weight}})
+
+
+def test_a_weight_of_a_page_is_refused(proofs):
+    """What was proven is one line, and the weight is part of it."""
+    table = proofs["shared"]["table"] | {"weight": f"uniform:-{'0' * 1000}10,10"}
+    with pytest.raises(checker.Refused, match="unknown kind, activation or weight"):
+        checker.check(proofs["shared"] | {"table": table})
+
+
+def test_the_error_counts_what_lies_beyond_the_twelve_deviations_that_are_integrated():
+    """Of one level 0, under inputs about -13 almost all of which ReLU's derivative is 0 for: 6e-39, and not none."""
+    proof = forged("interval", [0.0], [0.0, 1.0])
+    proof["table"] |= {"activation": "relu", "weight": "normal:-13,1", "error": 0.0}
+    assert 6e-39 < checker.check(proof | {"bound": 0.0}).error < 1e-28
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_what_was_proven_is_said_in_any_encoding(tmp_path, proofs, encoding):
+    path = tmp_path / "f′ ≤ 1.json"
+    path.write_text(json.dumps(proofs["stochastic"]))
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    command = [sys.executable, "-m", "fewbit.proofs", path]
+    done = subprocess.run(command, capture_output=True, env=environment, check=True)
+    assert b"no table has an error below 0.2427" in done.stdout and not done.stderr
+
+
+def test_nesting_that_cannot_be_shown_is_refused(proofs):
+    kind = []
+    for _ in range(100_000):
+        kind = [kind]
+    with pytest.raises(checker.Refused):
+        checker.check(proofs["shared"] | {"table": proofs["shared"]["table"] | {"kind": kind}})
 
 
 def test_a_proof_of_another_table_is_refused(proofs):
