@@ -23,6 +23,7 @@ from .runtime.convert.api import convert as convert
 from .runtime.convert.api import revert as revert
 from .runtime.convert.attention import Attention as Attention
 from .runtime.convert.blpa import BLPA as BLPA
+from .runtime.convert.chunked_loss import ChunkedLoss as ChunkedLoss
 from .runtime.convert.gated_mlps import GatedMLPs as GatedMLPs
 from .runtime.convert.method import Activations as Activations
 from .runtime.convert.normalizations import Normalizations as Normalizations
@@ -35,6 +36,7 @@ from .runtime.layers.preact import PreActConv3d as PreActConv3d
 from .runtime.layers.preact import PreActLinear as PreActLinear
 from .runtime.plan import memory as memory
 from .runtime.plan.document import Plan as Plan
+from .runtime.plan.fits import fits as fits
 from .runtime.plan.planner import fit as fit
 from .runtime.plan.planner import plan as plan
 from .runtime.saved.checkpoint import checkpoint as checkpoint

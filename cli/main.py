@@ -48,6 +48,7 @@ _HelpInstead: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "No
         "calibrate": "Measure the inputs of a model's activations, and solve the best tables for them.",
         "memory": "Show the bytes that training saves for backward, and its peak, exactly and with any method.",
         "plan": "Find the training of a model that fits into a memory at the least error and time.",
+        "fits": "Say whether a model's training fits into a memory, and the least that it takes.",
         "doctor": "Say what is installed and what works here, and test every kernel on this machine.",
         "cache": "Show, fill and clear the folder of compiled kernels and solved tables.",
         "completion": "Print the script that lets a shell complete commands and options.",

@@ -81,7 +81,7 @@ def command(
     for file in (plot, output):
         if file:
             check_writable(file)
-    count = _count(batch)
+    count = None if batch == "max" else sample_count(batch, "a number of samples or max")
     from ..runtime.plan.planner import plan  # before any user code: reports that torch is missing
 
     is_user = ":" in target
@@ -92,7 +92,7 @@ def command(
         found = plan(
             model,
             inputs,
-            loss=loss[0] if loss else None if is_user else _cross_entropy,
+            loss=loss[0] if loss else None if is_user else cross_entropy,
             memory=memory,
             error=error,
             time=time,
@@ -113,15 +113,16 @@ def command(
     click.echo(dumps(asdict(found)) if as_json else str(found), nl=not as_json)
 
 
-def _count(batch: str | None) -> int | None:
-    if batch is None or batch == "max":
+def sample_count(batch: str | None, accepted: str = "a number of samples") -> int | None:
+    """Return the samples in a batch that the option asks for; None: the default."""
+    if batch is None:
         return None
     if not batch.isdecimal() or int(batch) < 1:
-        raise FewbitError(f"--batch is a number of samples or max, not {batch!r}")
+        raise FewbitError(f"--batch is {accepted}, not {batch!r}")
     return int(batch)
 
 
-def _cross_entropy(output: Any) -> Any:
+def cross_entropy(output: Any) -> Any:
     """Return a loss of a built-in model's output: the cross-entropy of its logits, as a model that is trained has."""
     from torch.nn import functional as F
 

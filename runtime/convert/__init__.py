@@ -3,7 +3,7 @@
 api          `convert` and `revert`; options.py: the keywords; pipeline.py: the methods and their order
 find         the activations of a model; recognize.py: which activation a module is; filters.py: include and exclude
 few_bit_forms    the few-bit forms of activations; neighbours.py: which of them would only add memory
-method       what a method is; actnn, attention, blpa, gated_mlps, normalizations, vquant: one each
+method       what a method is; actnn, attention, blpa, chunked_loss, gated_mlps, normalizations, vquant: one each
 swap         changes the class of a layer and back; placement.py: puts one module in the place of another
 transaction  puts the model back where a conversion is broken off
 report       what was replaced, what was left and why; measure.py: the bytes saved on a batch

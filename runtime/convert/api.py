@@ -56,6 +56,7 @@ def convert(
     fuse_preact: int | None = None,
     glu: str | Mapping[str, Any] | None = None,
     attention: int | None = None,
+    loss: str | None = None,
     rounding: Rounding | None = None,
     adapt: int | None = None,
     inputs: Any = None,
@@ -74,9 +75,9 @@ def convert(
     Args:
         model: any module, on any device. If it is itself an activation, it has no parent to hold the new module: take
             that from `report.model`.
-        *methods: configs, which run in this order, each on the modules that the earlier ones left: `GatedMLPs`, `BLPA`,
-            and `ActNN` or `VQuant`; `Activations` applies to the remaining activations. The keywords glu, fuse_preact,
-            level, outliers and bits are sugar for them. A number alone is `bits`.
+        *methods: configs, which run in this order, each on the modules that the earlier ones left: `ChunkedLoss`,
+            `GatedMLPs`, `BLPA`, and `ActNN` or `VQuant`; `Activations` applies to the remaining activations. The
+            keywords loss, glu, fuse_preact, level, outliers and bits are sugar for them. A number alone is `bits`.
         bits: 1 to 8 for each element, 3 if None; fewer are used where fewer represent the derivative exactly. With a
             `level` its meaning is that given there.
         include: the activations to replace; all if None. One or several of: a name as in `named_modules()`, of the
@@ -101,6 +102,8 @@ def convert(
             last not for experts.
         attention: 1 to 8, such as 6: modules that call `scaled_dot_product_attention` save query, key and value in so
             many bits and nothing else, and compute it once more in the backward pass (attention.py).
+        loss: ``chunked``: the head of a language model and the cross-entropy of its logits are computed over chunks of
+            tokens, exactly, and no logits are saved (chunked_loss.py). Alone, it leaves all activations as they are.
         rounding: of derivatives of activations: ``deterministic``, the default, with the least error; or
             ``stochastic``, the default of a `level`, without bias. A table that is given has the rounding of its kind.
         adapt: steps, such as 200, after which tables of activations are solved anew each time for the inputs that
@@ -138,6 +141,7 @@ def convert(
         fuse_preact=fuse_preact,
         glu=glu,
         attention=attention,
+        loss=loss,
         rounding=rounding,
         adapt=adapt,
     )

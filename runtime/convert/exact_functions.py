@@ -13,6 +13,7 @@ from pathlib import Path
 from torch import nn
 
 from ..backends.activation_spec import ROWS
+from ..layers.chunked_loss import ChunkedCrossEntropy
 from ..memory.saved import Profile
 from .report import Exact
 
@@ -28,6 +29,8 @@ def measured(profile: Profile, covered: Collection[str]) -> list[Exact]:
     """Return what is saved outside of the modules of the names `covered`, largest first, and the rest in one row."""
     sizes: dict[tuple[str, str], int] = {}
     for one in profile.saved:
+        if one.op == ChunkedCrossEntropy.__name__:
+            continue  # gradients, of which nothing could be left out
         if not any(one.module == name or one.module.startswith(f"{name}.") for name in covered if name):
             where = f"{one.kind}, {one.line}" if one.line else one.kind
             sizes[where, one.op] = sizes.get((where, one.op), 0) + one.bytes

@@ -12,13 +12,14 @@ from ..tensors.checks import check_integer
 from .actnn import ActNN
 from .attention import Attention
 from .blpa import BLPA
+from .chunked_loss import ChunkedLoss, read_loss
 from .filters import Selectors
 from .gated_mlps import GatedMLPs, read_glu
 from .method import Activations, Method
 from .normalizations import Normalizations
 from .vquant import VQuant
 
-METHODS: tuple[type[Method], ...] = (GatedMLPs, BLPA, Attention, ActNN, Normalizations, VQuant)
+METHODS: tuple[type[Method], ...] = (ChunkedLoss, GatedMLPs, BLPA, Attention, ActNN, Normalizations, VQuant)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ class Options:
 
     Attributes:
         methods: configs, or one number, which is `bits`.
-        bits, level, outliers, fuse_preact, glu, attention, rounding: sugar for configs.
+        bits, level, outliers, fuse_preact, glu, attention, loss, rounding: sugar for configs.
         include, exclude, tables, fused, adapt: which modules are replaced, and by what.
 
     Raises:
@@ -45,6 +46,7 @@ class Options:
     fuse_preact: int | None = None
     glu: str | Mapping[str, Any] | None = None
     attention: int | None = None
+    loss: str | None = None
     rounding: Rounding | None = None
     adapt: int | None = None
 
@@ -56,7 +58,16 @@ class Options:
     @property
     def configs(self) -> tuple[Any, ...]:
         """The configs that the arguments stand for, in the order in which they run."""
-        sugar = (self.bits, self.level, self.outliers, self.fuse_preact, self.glu, self.rounding, self.attention)
+        sugar = (
+            self.bits,
+            self.level,
+            self.outliers,
+            self.fuse_preact,
+            self.glu,
+            self.rounding,
+            self.attention,
+            self.loss,
+        )
         return tuple(configs_of(self.methods, *sugar))
 
     @property
@@ -77,6 +88,7 @@ def configs_of(
     glu: Any,
     rounding: Any,
     attention: Any,
+    loss: Any = None,
 ) -> list[Any]:
     """Return the configs that the arguments of `convert` stand for.
 
@@ -89,14 +101,16 @@ def configs_of(
         methods, bits = (), methods[0]
     if methods:
         given = {"bits": bits, "level": level, "outliers": outliers, "fuse_preact": fuse_preact, "glu": glu}
-        given |= {"attention": attention, "rounding": rounding}
+        given |= {"attention": attention, "loss": loss, "rounding": rounding}
         _check_methods(methods, [name for name, value in given.items() if value is not None])
         return list(methods)
     if level is not None and outliers is not None:
         raise FewbitError(
             "level and outliers exclude each other: both want every layer, which saves its input in one way; give one"
         )
-    configs: list[Any] = []
+    if loss is not None and all(x is None for x in (bits, level, outliers, fuse_preact, glu, rounding, attention)):
+        return [read_loss(loss)]  # exact, and nothing else is asked for
+    configs: list[Any] = [] if loss is None else [read_loss(loss)]
     if glu is not None:
         configs.append(read_glu(glu))
     if fuse_preact is not None:

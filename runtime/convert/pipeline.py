@@ -1,5 +1,6 @@
 """Runs the methods of `convert` on a model, each on the modules that the earlier ones left.
 
+    loss           ChunkedLoss  chunked_loss.py cross-entropy without logits
     glu            GatedMLPs    gated_mlps.py   gated MLPs in one
     fuse_preact    BLPA         blpa.py         normalization, ReLU and layer in one
     level          ActNN        actnn.py        layers save their inputs by groups

@@ -32,12 +32,12 @@ __all__ = [
     "why_not",
 ]
 
-By = Literal["level", "outliers", "glu", "normalizations", "attention"]
+By = Literal["level", "outliers", "glu", "normalizations", "attention", "loss"]
 Forms = Mapping[type, type]
 
 # Attribute that holds a layer's former class, and the attributes that only compressed layers and experts have.
 _FORMER = "_fewbit_former"
-_ATTRIBUTES = ("saver", "copies")
+_ATTRIBUTES = ("saver", "copies", "loss_chunk_size")
 _ATTRIBUTES_OF_EXPERTS = ("plan", "form", "loops", "_table")
 
 

@@ -17,7 +17,9 @@ from .batch_norm import (
     InstanceNorm3d,
     SyncBatchNorm,
 )
+from .chunked_loss import chunked_cross_entropy
 from .convolution import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
+from .deferred_logits import ChunkedHead
 from .dropout import Dropout, dropout
 from .layer_norm import GroupNorm, LayerNorm, RMSNorm
 from .linear import Linear, linear
@@ -48,6 +50,7 @@ __all__ = [
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
+    "ChunkedHead",
     "CompressedLayer",
     "Conv1d",
     "Conv2d",
@@ -75,6 +78,7 @@ __all__ = [
     "Softmax",
     "SyncBatchNorm",
     "Upsample",
+    "chunked_cross_entropy",
     "dropout",
     "linear",
     "scaled_dot_product_attention",

@@ -1,0 +1,71 @@
+"""`fewbit fits`: whether a training fits into a memory; the exit status says it, too."""
+
+from dataclasses import asdict
+
+import click
+
+from ..tables.json_format import dumps
+from .options import ByteSize, json_option, size_option
+from .plan import cross_entropy, sample_count
+from .subject import built_in, of_user
+from .target import errors_in_one_line
+
+
+@click.command("fits")
+@click.argument("target")
+@click.option("--memory", type=ByteSize(), metavar="SIZE", required=True, help="Of the device, such as 24GiB.")
+@click.option("--batch", metavar="N", help="Samples in a batch.  [default: 1, or the function's own]")
+@size_option
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    default="bfloat16",
+    show_default=True,
+    help="Of a built-in model.",
+)
+@click.option("--optimizer", default="adamw", show_default=True, metavar="NAME", help="Whose state is in memory.")
+@click.option("--meta", is_flag=True, help="Build the function's model on the meta device, where it takes no memory.")
+@click.option("--parallel", metavar="KIND", help="Of several ranks: ddp, or fsdp:8 for shards on 8 ranks.")
+@click.option("--recompute/--no-recompute", default=True, show_default=True, help="Allow to recompute blocks.")
+@json_option
+@click.pass_context
+def command(
+    context: click.Context,
+    target: str,
+    memory: int,
+    batch: str | None,
+    size: int | None,
+    dtype: str,
+    optimizer: str,
+    meta: bool,
+    parallel: str | None,
+    recompute: bool,
+    as_json: bool,
+) -> None:
+    """Say whether a model's training fits into a memory, and the least that it takes.
+
+    TARGET is as for `fewbit plan`. Any plan counts: codes, recomputed blocks, and what they take at the peak. The step
+    is traced without values, so no memory is taken but that of the model as the function returns it. Exit status 0: it
+    fits; 1: it does not.
+
+    Example: fewbit fits train.py:setup --memory 24GiB
+    """
+    count = sample_count(batch)
+    from ..runtime.plan.fits import fits  # before any user code: reports that torch is missing
+
+    is_user = ":" in target
+    subject = of_user(target, size, meta) if is_user else built_in(target, size, dtype, "sdpa")
+    with errors_in_one_line(target, subject.source):
+        model, inputs, *loss = subject.make(count)
+        model.train()
+        found = fits(
+            model,
+            inputs,
+            memory=memory,
+            loss=loss[0] if loss else None if is_user else cross_entropy,
+            optimizer=optimizer,
+            recompute=recompute,
+            parallel=parallel,
+        )
+    click.echo(dumps({"fits": bool(found), **asdict(found)}) if as_json else str(found), nl=not as_json)
+    context.exit(0 if found else 1)

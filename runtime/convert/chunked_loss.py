@@ -1,0 +1,131 @@
+"""`fewbit.convert(model, loss="chunked")`: cross-entropy over chunks of tokens, exact, without saving any logits.
+
+The logits of a language model and their gradient are often the largest tensors of a step. Here the head's output holds
+no memory, and `torch.nn.functional.cross_entropy` of it, wherever it is called, forms loss and gradients chunk by chunk
+(layers/chunked_loss.py). The model's forward pass and its output stay what they are: logits are computed when they are
+read (layers/deferred_logits.py).
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ...tables import FewbitError
+from ...tables.errors import shown
+from ..layers.chunked_loss import LossOptions
+from ..layers.deferred_logits import ChunkedHead
+from .find import Found, modules_of
+from .method import Activations, Applied, Method, Task
+from .report import Replaced, one_line
+from .swap import restore, swap_class, swapped_by, torch_class, was_changed
+
+__all__ = ["ChunkedLoss"]
+
+
+@dataclass(frozen=True)
+class ChunkedLoss(Method):
+    """Heads of language models whose logits and cross-entropy are computed over chunks of tokens.
+
+    Heads are those that models of transformers name (`get_output_embeddings`), causal and masked, with adapters of peft
+    around them too; of any other model those named here. Labels may be shifted or not, ignored or smoothed; logits may
+    be scaled or capped before the loss. A loss other than torch's `cross_entropy`, or with weights of classes or
+    without reduction, is computed as before. So it is in compiled code, and where no gradients are recorded.
+
+    Attributes:
+        heads: names of Linear layers as in `named_modules()`, or one; by default the model's own.
+        chunk_size: tokens of a chunk; by default so many that its logits are as large as the hidden states, and at
+            least 256.
+
+    Raises:
+        FewbitError: `chunk_size` is not a positive integer, or (by `convert`) the model has no module of that name.
+
+    Example:
+        fewbit.convert(model, fewbit.ChunkedLoss(chunk_size=512), fewbit.ActNN("L2"))
+    """
+
+    wants = 'head that fewbit knows: name it, as ChunkedLoss(heads="lm_head")'
+    heads: str | tuple[str, ...] = ()
+    chunk_size: int | None = None
+
+    def __post_init__(self) -> None:
+        _ = LossOptions(chunk_size=self.chunk_size)  # which checks it
+        names = (self.heads,) if isinstance(self.heads, str) else self.heads
+        if not isinstance(names, tuple | list) or not all(isinstance(name, str) for name in names):
+            raise FewbitError(f"heads are names of modules, as 'lm_head', not {shown(self.heads)}")
+
+    @property
+    def asked(self) -> str:
+        """The config as the report calls it."""
+        return 'loss="chunked"'
+
+    @property
+    def activations(self) -> Activations:
+        """Activations stay as they are."""
+        return Activations(None)
+
+    def candidates(self, model: nn.Module) -> list[Found]:
+        """Return the heads; in place of one with adapters the Linear layers of which its logits are the sum."""
+        named = [self.heads] if isinstance(self.heads, str) else self.heads
+        wanted = {id(part) for head in (_named(model, named) if named else _own(model)) for part in _layers(head)}
+        return modules_of(model, lambda module: id(module) in wanted)
+
+    def apply(self, task: Task) -> Applied:
+        """Change the classes of the heads."""
+        wanted, left = task.sorted(_why_not)
+        replaced = []
+        for each, module in wanted:
+            was = one_line(restore(module))
+            swap_class(module, ChunkedHead, "loss")
+            vars(module)["loss_chunk_size"] = self.chunk_size
+            replaced.append(Replaced(each.name, was, f"layers.{one_line(module)}", math.nan, math.nan))
+        return Applied(task.model, tuple(replaced), left, frozenset(id(module) for _, module in wanted))
+
+    @staticmethod
+    def undo(model: nn.Module) -> nn.Module:
+        """Restore the classes of the heads."""
+        for module in model.modules():
+            if swapped_by(module) == "loss":
+                restore(module)
+        return model
+
+
+def read_loss(loss: object) -> ChunkedLoss:
+    """Return the config that `loss` stands for; raise `FewbitError` if it is not ``chunked``."""
+    if loss != "chunked":
+        raise FewbitError(f"loss is 'chunked', not {shown(loss)}")
+    return ChunkedLoss()
+
+
+def _named(model: nn.Module, names: Any) -> Iterator[nn.Module]:
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name in names:
+        if name not in modules:
+            raise FewbitError(f"heads names {shown(name)}, and the model has no module of that name")
+        yield modules[name]
+
+
+def _own(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the heads that models of transformers name as theirs."""
+    for module in model.modules():
+        find = getattr(module, "get_output_embeddings", None)
+        head = find() if callable(find) else None
+        if isinstance(head, nn.Module):
+            yield head
+
+
+def _layers(head: nn.Module) -> list[nn.Module]:
+    """Return the Linear layers inside a head that give one number for each word; the head itself if there are none."""
+    linear = [module for module in head.modules() if isinstance(module, nn.Linear)]
+    words = max((module.out_features for module in linear), default=0)
+    return [module for module in linear if module.out_features == words] or [head]
+
+
+def _why_not(module: nn.Module) -> str | None:
+    if was_changed(module):
+        return "its class was changed since it was converted"
+    if torch_class(module) is not nn.Linear:
+        return f"{type(module).__name__} may compute something else than torch's Linear, of which chunks are made"
+    return "its forward was replaced on the instance" if "forward" in vars(module) else None

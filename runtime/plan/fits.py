@@ -1,0 +1,123 @@
+"""`fewbit.fits(model, batch, memory="24GiB")`: whether some training fits, and what the least memory is made of.
+
+Only bytes are asked for, so a step is traced on the meta device, where nothing is computed, and the least of any plan
+is found: errors and times decide nothing.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from ...tables import FewbitError
+from ...tables.sizes import parse_size
+from ..convert.measure import read_inputs
+from ..memory.listing import size_text
+from .document import PeakMemory
+from .fitted import unfitted
+from .parallel import parallel_of
+from .planner import Planner, check_whole, static_bytes
+from .problem import Limits, Price
+from .step import Loss, Step
+from .structure import structure_aside
+
+_ANY_TIME = 1e6  # times of an exact step: no plan is that slow
+
+
+@dataclass(frozen=True)
+class Fits:
+    """Whether a training fits into a memory. As a bool, whether it does.
+
+    Attributes:
+        memory: that there is, in bytes.
+        least: the peak of the plan that takes the least of all, and what it is made of.
+        exact: the peak of a step that saves all exactly, in bytes.
+        error, time: of the least plan, estimated from shapes: of its gradient, and of its step relative to the exact.
+    """
+
+    memory: int
+    least: PeakMemory
+    exact: int
+    error: float
+    time: float
+
+    def __bool__(self) -> bool:
+        return self.least.total <= self.memory
+
+    def __str__(self) -> str:
+        answer = "yes" if self else "no"
+        how = "exactly" if self.exact <= self.memory else "by a plan" if self else "not by any plan"
+        parts = ("parameters", "gradients", "optimizer", "saved", "workspace")
+        sizes = ", ".join(f"{part} {size_text(getattr(self.least, part))}" for part in parts)
+        return "\n".join(
+            (
+                f"{answer}, {how}: the least is {size_text(self.least.total)} of {size_text(self.memory)}, "
+                f"exactly it is {size_text(self.exact)}",
+                f"the least, {self.least.moment}: {sizes}",
+                f"estimated of the least plan: error {self.error:.3g}, time {self.time:.3g}",
+            )
+        )
+
+
+def fits(
+    model: nn.Module,
+    *inputs: Any,
+    memory: str | float,
+    loss: Loss | None = None,
+    optimizer: str | torch.optim.Optimizer = "adamw",
+    recompute: bool = True,
+    parallel: str | None = None,
+) -> Fits:
+    """Return whether some training of a model fits into a memory, the least it takes, and what that is made of.
+
+    The step of a copy on the meta device is traced; nothing is computed and the model is not changed. What fits is
+    found by `fewbit.plan` with the same arguments, or trained by `fewbit.fit`.
+
+    Args:
+        model: in the mode in which it trains, on any device; on the meta device it takes no memory itself.
+        *inputs: a batch: arguments of the model, or one mapping of its keywords, with any values.
+        memory: most bytes at the peak of a step, as "24GiB".
+        loss, optimizer, recompute, parallel: as for `fewbit.plan`.
+
+    Returns:
+        A `Fits`, which is true if it fits.
+
+    Raises:
+        FewbitError: an argument is wrong, the output is no loss, or the forward pass asks for values of tensors, which
+            the meta device has not.
+
+    Example:
+        if not fewbit.fits(model, {"input_ids": ids, "labels": ids}, memory="24GiB"):
+            model.requires_grad_(False)
+    """
+    given = parse_size(memory)
+    check_whole(model)
+    args, keywords = read_inputs(inputs[0]) if len(inputs) == 1 else (inputs, {})
+    static, kind = static_bytes(model, optimizer), parallel_of(parallel, model)
+    with unfitted(model), structure_aside(model):
+        twin = _without_values(model)
+        args, keywords = tree_map_only(Tensor, lambda t: t.to("meta"), (args, keywords))
+        step = Step(twin, args, keywords, loss)
+        planner = Planner(step, Limits(time=_ANY_TIME), Price(), static, None, recompute, False, 0, kind)
+        plan = planner.plan()
+    return Fits(given, plan.peak, plan.exact_peak, plan.error, plan.time)
+
+
+def _without_values(model: nn.Module) -> nn.Module:
+    """Return the model if it is on the meta device, and else a copy of it there."""
+    tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    if all(t.device.type == "meta" for t in tensors.values()):
+        return model
+    memo: dict[int, Any] = {}
+    for key, t in tensors.items():
+        if type(t) not in (Tensor, nn.Parameter):
+            raise FewbitError(f"a {type(t).__name__} has no copy on the meta device: plan the model as it is")
+        bare = torch.empty_like(t, device="meta")
+        memo[key] = nn.Parameter(bare, requires_grad=t.requires_grad) if isinstance(t, nn.Parameter) else bare
+    try:
+        return copy.deepcopy(model, memo)
+    except (RuntimeError, TypeError) as error:
+        raise FewbitError(f"the model cannot be copied to the meta device: {error}") from error

@@ -1,0 +1,72 @@
+"""`fewbit.fits`: the least of any plan, found without values."""
+
+from dataclasses import replace
+
+import fewbit
+import pytest
+import torch
+from fewbit import FewbitError
+from torch import nn
+
+
+class Net(nn.Module):
+    """Four layers, a tied weight, a buffer, and a loss of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4))
+        self.layers[3][0].weight = self.layers[0][0].weight
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return (x * self.scale).square().mean()
+
+
+def batch():
+    return torch.randn(512, 64)
+
+
+def test_the_least_is_that_of_the_least_plan():
+    """On the meta device both see the same step; a model with values is not touched, nor run."""
+    with torch.device("meta"):
+        plan = fewbit.plan(Net(), batch(), time=1e6)
+    model = Net()
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    found = fewbit.fits(model, batch(), memory="1GiB")
+    assert found
+    assert (found.least, found.exact) == (plan.peak, plan.exact_peak)
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert found.least.total < found.exact
+
+
+def test_answers():
+    """Between the least and the exact step there is a plan; below there is none."""
+    known = fewbit.fits(Net(), {"x": batch()}, memory=1)
+    least, exact = known.least.total, known.exact
+    for memory, answer in ((1, "no, not"), (least - 1, "no, not"), (least, "yes, by a plan"), (exact, "yes, exactly")):
+        found = replace(known, memory=memory)
+        assert bool(found) == answer.startswith("yes")
+        assert str(found).startswith(answer)
+        assert "workspace" in str(found)
+
+
+def test_what_the_arguments_change():
+    """The optimizer's state, and shards of it."""
+    model, x = Net(), batch()
+    adam, sgd = (fewbit.fits(model, x, memory=1, optimizer=name).least for name in ("adamw", "sgd"))
+    assert adam.optimizer > sgd.optimizer == 0
+    assert fewbit.fits(model, x, memory=1, parallel="fsdp:2").least.parameters < adam.parameters
+
+
+def test_wrong_arguments():
+    class Decides(Net):
+        def forward(self, x):
+            return super().forward(x if x.sum() > 0 else -x)
+
+    with pytest.raises(FewbitError, match="the model asks for values"):
+        fewbit.fits(Decides(), batch(), memory="1GiB")
+    with pytest.raises(FewbitError, match="size"):
+        fewbit.fits(Net(), batch(), memory="much")
