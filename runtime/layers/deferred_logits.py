@@ -178,7 +178,8 @@ class DeferredLogits(Tensor):
     def of(cls, source: Source) -> "DeferredLogits":
         """Return the logits of `source`."""
         wrap: Any = Tensor._make_wrapper_subclass  # pyright: ignore[reportAttributeAccessIssue]
-        logits = wrap(cls, source.shape, dtype=source.dtype, device=source.heads[0].hidden.device)
+        device = source.heads[0].hidden.device
+        logits = wrap(cls, source.shape, dtype=source.dtype, device=device, storage_size=0)
         logits._source, logits._value = source, None
         return logits
 
@@ -218,7 +219,7 @@ class DeferredLogits(Tensor):
 _OF_VALUES = frozenset(
     (
         *(Tensor.__repr__, Tensor.__format__, Tensor.__deepcopy__, Tensor.__reduce_ex__, Tensor.tolist, Tensor.numpy),
-        *(Tensor.__array__, Tensor.data_ptr, Tensor.untyped_storage, Tensor.storage, Tensor.__dlpack__),
+        *(Tensor.__array__, Tensor.data_ptr, Tensor.storage, Tensor.__dlpack__),
     )
 )
 

@@ -61,6 +61,26 @@ def test_what_the_arguments_change():
     assert fewbit.fits(model, x, memory=1, parallel="fsdp:2").least.parameters < adam.parameters
 
 
+def test_logits_in_chunks_are_not_counted():
+    """Tracing asks a tensor for its storage, which does not compute logits; and training by the plan keeps them so."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4096))
+    x, labels = torch.randn(64, 8), torch.randint(4096, (64,))
+
+    def loss(logits):
+        return nn.functional.cross_entropy(logits, labels.to(logits.device))
+
+    plain = fewbit.fits(model, x, memory=1, loss=loss).least
+    fewbit.convert(model, fewbit.ChunkedLoss("1", chunk_size=8))
+    chunked = fewbit.fits(model, x, memory=1, loss=loss).least
+    logits = 4 * 64 * 4096
+    assert plain.total - chunked.total > logits
+    fitted = fewbit.fit(model, x, loss=loss, memory=chunked.total + logits // 2)
+    output = model(x)
+    loss(output).backward()
+    assert output._value is None
+    fitted.undo()
+
+
 def test_wrong_arguments():
     class Decides(Net):
         def forward(self, x):
