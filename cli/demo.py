@@ -15,6 +15,7 @@ from ..tables.files import make_folder
 from .figure import refuse_with_input, trained_option
 from .options import BitsList
 from .plot import approximation
+from .progress import Lines
 from .solve import command as solve
 
 if TYPE_CHECKING:
@@ -87,8 +88,13 @@ def _train(bits: tuple[int, ...], settings: Settings) -> "Training":
     others = (settings.seed + i if settings.seed < 2**62 else settings.seed - i for i in range(1, OTHER_WEIGHTS + 1))
     variants = [EXACT, *map(few_bit, bits), *map(other_weights, others)]
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
-        task = bar.add_task("training", total=settings.steps)
-        return train(variants, standard_library(), settings, after_step=lambda: bar.advance(task))
+        task, lines = bar.add_task("training", total=settings.steps), Lines("training", settings.steps)
+
+        def advance() -> None:
+            bar.advance(task)
+            lines.advance()
+
+        return train(variants, standard_library(), settings, after_step=advance)
 
 
 def _read(source: Path) -> "Training":

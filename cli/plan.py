@@ -10,6 +10,7 @@ from ..tables import FewbitError
 from ..tables.files import check_writable
 from ..tables.json_format import dumps
 from .options import FILE, ByteSize, json_option, size_option
+from .progress import phases_of, with_clock
 from .subject import built_in, of_user
 from .target import errors_in_one_line
 
@@ -89,21 +90,24 @@ def command(
     with errors_in_one_line(target, subject.source):
         model, inputs, *loss = subject.make(count)
         model.train()
-        found = plan(
-            model,
-            inputs,
-            loss=loss[0] if loss else None if is_user else cross_entropy,
-            memory=memory,
-            error=error,
-            time=time,
-            optimizer=optimizer,
-            batch="max" if batch == "max" else None,
-            gpu=gpu,
-            compiled=compiled,
-            parallel=parallel,
-            recompute=recompute,
-            frontier=FRONTIER if plot else 0,
-        )
+        with phases_of("fewbit.plan", "planning") as phase:
+            found = with_clock(
+                plan,
+                model,
+                inputs,
+                label=phase,
+                loss=loss[0] if loss else None if is_user else cross_entropy,
+                memory=memory,
+                error=error,
+                time=time,
+                optimizer=optimizer,
+                batch="max" if batch == "max" else None,
+                gpu=gpu,
+                compiled=compiled,
+                parallel=parallel,
+                recompute=recompute,
+                frontier=FRONTIER if plot else 0,
+            )
     if output:
         found.to_json(output)
     if plot:

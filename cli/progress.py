@@ -1,35 +1,72 @@
-"""Progress bars on standard error, on a terminal only, so that piped or saved output never contains one."""
+"""Progress on standard error: bars on a terminal, and elsewhere, so that a log shows life, a line every half minute."""
 
+import logging
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
 
 Step = TypeVar("Step")
 
+# Seconds between two lines where standard error is no terminal. What takes less prints none, so that the output of
+# short commands stays what scripts compare it with.
+EVERY = 30.0
+
+
+class Lines:
+    """Lines that say how many steps are done, where standard error is no terminal.
+
+    Args:
+        label: what the steps do.
+        length: number of steps; None if unknown.
+    """
+
+    def __init__(self, label: str, length: int | None) -> None:
+        self.label, self.length, self.done = label, length, 0
+        self.start = self.said = time.monotonic()
+
+    def advance(self) -> None:
+        """Count a step; print a line if the last one is `EVERY` seconds ago."""
+        self.done += 1
+        now = time.monotonic()
+        if now - self.said >= EVERY and not sys.stderr.isatty():
+            self.said = now
+            of = "" if self.length is None else f" of {self.length}"
+            print(f"{self.label}: {self.done}{of}, {now - self.start:.0f} s", file=sys.stderr, flush=True)
+
 
 def with_progress(steps: Iterable[Step], length: int | None, label: str) -> Iterator[Step]:
-    """Yield from `steps`, with a progress bar on a terminal; `length` is their number, or None if unknown."""
+    """Yield from `steps`, with a progress bar on a terminal, else with `Lines`; `length` is None if unknown."""
     if not sys.stderr.isatty():
-        yield from steps
+        lines = Lines(label, length)
+        for step in steps:
+            yield step
+            lines.advance()
         return
     with click.progressbar(steps, length=length, label=label, file=sys.stderr) as bar:
         yield from bar
 
 
-def with_clock(work: Callable[..., Step], *arguments: Any, label: str, **keywords: Any) -> Step:
-    """Return work(*arguments, **keywords); from its second second on, a terminal shows the label and the seconds."""
-    if not sys.stderr.isatty():
-        return work(*arguments, **keywords)
+def with_clock(work: Callable[..., Step], *arguments: Any, label: str | Callable[[], str], **keywords: Any) -> Step:
+    """Return work(*arguments, **keywords), and show the label and the seconds meanwhile.
+
+    A terminal shows them from the second second on, in one line that is cleared at the end; elsewhere they are printed
+    every `EVERY` seconds. A `label` that is a function returns what is done at the moment.
+    """
+    text: Callable[[], str] = (lambda: label) if isinstance(label, str) else label
+    is_terminal = sys.stderr.isatty()
+    before, after = ("\r", "\033[K") if is_terminal else ("", "\n")  # the code clears the rest of the line
     over = threading.Event()
 
     def tick() -> None:
         start = time.monotonic()
-        while not over.wait(1.0):
-            print(f"\r{label}: {time.monotonic() - start:.0f} s", end="", file=sys.stderr, flush=True)
+        while not over.wait(1.0 if is_terminal else EVERY):
+            seconds = f"{time.monotonic() - start:.0f} s"
+            print(f"{before}{text()}: {seconds}", end=after, file=sys.stderr, flush=True)
 
     clock = threading.Thread(target=tick, daemon=True)
     clock.start()
@@ -38,4 +75,32 @@ def with_clock(work: Callable[..., Step], *arguments: Any, label: str, **keyword
     finally:
         over.set()
         clock.join()
-        print("\r\033[K", end="", file=sys.stderr, flush=True)  # clears the line
+        print("\r\033[K" if is_terminal else "", end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def phases_of(logger: str, first: str) -> Iterator[Callable[[], str]]:
+    """Yield a label for `with_clock`: the last line of level INFO that a logger has had inside, or `first`."""
+    handler = _Last(first)
+    log = logging.getLogger(logger)
+    level, propagates = log.level, log.propagate
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        yield lambda: handler.text
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        log.propagate = propagates
+
+
+class _Last(logging.Handler):
+    """Keeps the text of the last record."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text = record.getMessage()

@@ -15,7 +15,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from ..tables import FewbitError
-from .preparation import Kept, Preparation
+from .kept import Kept
+from .preparation import Preparation
 
 
 class FewbitCallback(Callback):

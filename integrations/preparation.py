@@ -8,7 +8,7 @@ preparation.finish(model)              after its last step: no hook is left
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any
 
@@ -21,34 +21,19 @@ from ..runtime.convert.api import convert
 from ..runtime.convert.find import FITTED
 from ..runtime.convert.report import Report
 from ..runtime.layers.base import CompressedLayer
-from ..runtime.memory.listing import size_text
-from ..runtime.memory.peak import StorageTracker, no_collection
 from ..runtime.plan.comparison import OPTIONS, method_text
 from ..runtime.plan.document import Plan
 from ..runtime.plan.fitted import Fitted
-from ..runtime.plan.planner import fit, static_bytes
-from ..runtime.plan.step import Step
+from ..runtime.plan.planner import fit
 from ..runtime.quantizers import Quantizer
 from ..runtime.saved.checkpoint import checkpoint, compute_once, undo_checkpoint
 from ..runtime.saved.hooks import compress_saved_tensors
 from ..tables import FewbitError
 from ..tables.errors import shown
 from ..tables.names import nearest_names
+from .kept import Beside, Kept, beside_exact, exact_twin, kept
 
 _OWN = ("saved", "checkpoint")
-
-
-@dataclass(frozen=True)
-class Kept:
-    """What a training step keeps, in bytes.
-
-    Attributes:
-        saved: between forward and backward pass, with the model's output.
-        peak: most at once, with parameters, their gradients and the optimizer's state, as a plan's memory= counts it.
-    """
-
-    saved: int
-    peak: int
 
 
 @dataclass
@@ -163,9 +148,15 @@ class Preparation:
             measure: whether to measure; None is returned otherwise, and where there is no batch.
         """
         plan = Plan.from_text(saved["plan"]) if "plan" in saved else None
+        measured = batch if measure else None
+        exact = exact_twin(model) if measured is not None and self.method else None  # before what `begin` puts around
         self.begin(model, batch, loss, optimizer, plan)
         learned = saved or self.state(model)
-        found = kept(model, batch, loss, optimizer) if measure and batch is not None else None
+        found = None if measured is None else kept(model, measured, loss, optimizer)
+        if found is not None and self.fitted is not None:
+            found = replace(found, beside=Beside.of_plan(self.fitted.plan, found.saved))
+        elif found is not None and measured is not None and exact is not None:
+            found = replace(found, beside=beside_exact(model, exact, measured, loss, found.saved))
         self.load(model, learned)  # measuring has taught it something
         return found
 
@@ -182,8 +173,7 @@ class Preparation:
 
     def announced(self, found: Kept | None) -> str:
         """Return a line on what was done, and what it keeps."""
-        held = "" if found is None else f": {size_text(found.saved)} between the passes of a step"
-        return f"fewbit: {self.text}{held}"
+        return f"fewbit: {self.text}" + ("" if found is None else f": {found}")
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -202,27 +192,6 @@ class Preparation:
             precision.load_state_dict(saved)
         if "adaptation" in state:
             load_adaptation_state(model, state["adaptation"])
-
-
-def kept(
-    model: nn.Module,
-    batch: Mapping[str, Any] | tuple[Any, ...],
-    loss: Callable[[Any], torch.Tensor] | None = None,
-    optimizer: Any = "adamw",
-) -> Kept:
-    """Return what a step on a batch keeps; gradients, buffers and the random state stay as they were."""
-    args, keywords = ((), dict(batch)) if isinstance(batch, Mapping) else (batch, {})
-    step = Step(model, args, keywords, loss)
-    with step.apart(), no_collection(), StorageTracker() as tracker:
-        number, output = step.forward()
-        saved = tracker.living
-        number.backward()
-        del number, output
-    try:
-        fixed = static_bytes(model, optimizer).fixed
-    except FewbitError:  # an optimizer that fewbit does not know, whose state is not there yet
-        fixed = static_bytes(model, "sgd").fixed
-    return Kept(saved, fixed + tracker.peak())
 
 
 def _precisions(model: nn.Module) -> list[MixedPrecision]:

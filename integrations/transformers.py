@@ -25,7 +25,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from ..tables import FewbitError
 from .attention import register_attention
-from .preparation import Kept, Preparation
+from .kept import Kept
+from .preparation import Preparation
 
 __all__ = ["FewbitCallback", "register_attention"]
 
@@ -50,7 +51,8 @@ class FewbitCallback(TrainerCallback):
             around the forward pass, and checkpoint=8, for `fewbit.checkpoint` with so many bits.
         batch: keywords of the model, to plan for; by default the longest of the first 1,024 samples of the data set.
         refresh: plan again after so many steps.
-        measure: whether to measure what a step keeps, which takes two more steps at the beginning.
+        measure: whether to measure what a step keeps, and its gradient's error and time beside the exact step's on a
+            quarter of the batch, for the line that is printed; it takes about four more steps at the beginning.
 
     Raises:
         FewbitError: there is neither a limit nor a method, or both, or an option is wrong.

@@ -31,3 +31,23 @@ def parse_size(value: object) -> int:
     if found is None or found[2] not in _UNITS or not 1 <= float(found[1]) * _UNITS[found[2]] < _MOST:
         raise FewbitError(f"{shown(value)} is not a size such as 16GiB or 80GB")
     return int(float(found[1]) * _UNITS[found[2]])
+
+
+def size_like(size: int, unit_of: int, exactly: bool = False) -> str:
+    """Return bytes as a person writes them who wrote `unit_of`: in GB beside 24 GB, in GiB beside 16 GiB.
+
+    A size is in the units in which `unit_of` takes fewest digits, and rounded up, so that it suffices if it is given;
+    `exactly` adds the number of bytes.
+    """
+    bases = {1000: "KB MB GB TB", 1024: "KiB MiB GiB TiB"}
+    shortest = min(bases, key=lambda base: len(_rounded(unit_of, base)[0]))
+    number, power = _rounded(size, shortest)
+    text = f"{number} {['bytes', *bases[shortest].split()][power]}"
+    return f"{text} ({size:,} bytes)" if exactly and power else text
+
+
+def _rounded(size: int, base: int) -> tuple[str, int]:
+    """Return a size in the largest power of `base` that it has, to two digits after the point, and that power."""
+    power = max((p for p in range(5) if size >= base**p), default=0)
+    hundredths = -(-100 * size // base**power)
+    return f"{hundredths / 100:.2f}".rstrip("0").rstrip("."), power

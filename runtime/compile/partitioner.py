@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import fx
+from torch._functorch import partitioners
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._inductor import custom_graph_pass
 
@@ -31,6 +32,7 @@ from .cut import (
 from .factors import merge
 from .nodes import base_of, tensor_of
 from .options import CompileOptions
+from .releases import is_untested, warn_of_untested
 from .report import GraphReport, record
 from .rewrite import rewrite
 from .roles import ROUNDED, Role, classify
@@ -58,7 +60,21 @@ class FewbitPartitioner(_CustomPartitioner):
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Return the forward and the backward graph of a joint graph."""
+        """Return the forward and the backward graph of a joint graph: torch's own where an untested torch refuses ours."""
+        if not is_untested():
+            return self.partition(gm, joint_inputs, kwargs)
+        try:
+            return self.partition(fx.GraphModule(gm, fx_graph_cse(gm.graph)), joint_inputs, dict(kwargs))
+        except FewbitError:
+            raise
+        except Exception as error:  # whatever the private names of torch that this uses have become
+            warn_of_untested(error)
+            return partitioners.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+
+    def partition(
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], kwargs: dict[str, Any]
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Return the graphs of a joint graph, which is changed, with few bits between them."""
         gm.graph.eliminate_dead_code()
         gm.graph = fx_graph_cse(gm.graph)
         if not joint_inputs:  # a region that is compiled apart: nothing says which of its inputs are weights

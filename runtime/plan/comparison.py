@@ -277,7 +277,7 @@ def _compared(
         hooks.append(partial(compress_saved_tensors, saved))
     for make in hooks:
         make()  # checked before anything runs
-    twin = revert(_twin_of(model))
+    twin = revert(twin_of(model))
     before, step_before = _measured(twin, call, step, [])
     result = []
     for options, config in zip(methods, configs, strict=True):
@@ -380,7 +380,7 @@ def _notes(configs: Sequence[Any], saved: object, abstract: bool) -> tuple[str, 
     return tuple(notes)
 
 
-def _twin_of(model: nn.Module) -> nn.Module:
+def twin_of(model: nn.Module) -> nn.Module:
     """Return a copy of the modules of `model`, on the same memory of parameters and on copies of its buffers."""
     memo: dict[int, Any] = {}
     try:

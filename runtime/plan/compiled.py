@@ -11,6 +11,7 @@ and that of torch's `activation_memory_budget`, which a step is measured with. T
 exactly, is known by a step with each budget: its memory and its time.
 """
 
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -42,6 +43,7 @@ from .problem import ALL_GRAPHS, EXACT, GROUPS, Hold, Option, Problem
 from .seconds import Quantizers, now_on
 from .step import Step
 
+_log = logging.getLogger("fewbit.plan")
 BITS = (1, 2, 3, 4, 5, 6, 7, 8)
 # Of torch's `activation_memory_budget`, for plans: with few bits, and exactly.
 RATIOS, EXACT_RATIOS = (0.5, 0.0), (0.75, 0.5, 0.25, 0.0)
@@ -172,6 +174,7 @@ def know_recomputed(step: Step, known: CompiledKnown, recompute: float) -> Compi
         recompute: torch's `activation_memory_budget`.
     """
     options = {"recompute": recompute}
+    _log.info("compiling the step in few bits, with torch's memory budget %g", recompute)
     run = compile_step(step, **options)
     found = _known(observe(step, options), run, known.quantizers, known.seconds)
     more = max(0.0, run.seconds - _quantizing(found) - known.seconds)
@@ -372,6 +375,7 @@ def budget_runs(step: Step, ratios: Sequence[float]) -> Iterator[tuple[float, Al
     Budgets that the model does not compile with are left out.
     """
     for ratio in ratios:
+        _log.info("compiling the step by torch, with its memory budget %g", ratio)
         try:
             yield ratio, *_ran(step, with_budget(ratio))
         except Exception:  # a compiler may refuse a graph with any error

@@ -1,5 +1,6 @@
 """What a plan is compared with: plans for other memories, other ways to train, and memory through the step."""
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -10,6 +11,7 @@ from .document import Point, Timeline
 from .problem import EXACT, RECOMPUTE, Limits, Option, Price, Problem
 from .solver import solve
 
+_log = logging.getLogger("fewbit.plan")
 MOMENTS = 400  # most that a timeline keeps
 _UNIFORM = (2, 3, 4, 6, 8)
 
@@ -51,6 +53,7 @@ def points_of(problem: Problem, merged: Problem, uniform: Uniform, count: int, p
     most = points[0].memory
     for i in range(count):
         memory = int(least + (most - least) * i / max(1, count - 1)) + 1
+        _log.info("plan %d of %d for other memories", i + 1, count)
         try:
             points.append(_point("plan", merged, solve(merged, Limits(memory=memory), price).chosen))
         except FewbitError:  # just below the least

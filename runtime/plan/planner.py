@@ -11,6 +11,7 @@
 """
 
 import itertools
+import logging
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 from ...tables import FewbitError
 from ...tables.errors import shown
 from ...tables.names import nearest_names
-from ...tables.sizes import parse_size
+from ...tables.sizes import parse_size, size_like
 from ..convert.measure import read_inputs
 from ..memory.listing import size_text
 from ..memory.storages import parts_of
@@ -56,7 +57,7 @@ from .shape_errors import (
     output_errors_by_shape,
     table_errors_by_shape,
 )
-from .solver import Effort, is_feasible, merge, solve, split
+from .solver import Effort, TooLittleMemoryError, is_feasible, merge, solve, split
 from .step import Loss, Part, Step
 from .structure import structure_aside
 from .trace import Trace, scaled, trace
@@ -64,6 +65,7 @@ from .trace import Trace, scaled, trace
 # Options that the solver is given at once. Of more, those of runs of equal layers are merged, to about so many: a
 # problem of 1,500 takes some seconds, one of 300 a second, and its plans' price is about 2 % higher.
 MOST_OPTIONS, MERGED_OPTIONS = 1500, 300
+_log = logging.getLogger("fewbit.plan")  # says at level INFO what is done, since that takes up to minutes
 # Modules of torch whose classes wrap a model for several processes or devices.
 _WRAPPERS = ("torch.nn.parallel", "torch.distributed")
 WORTH = 0.03  # of a step's time
@@ -435,7 +437,8 @@ class Planner:
             memory, time = self.limits.memory, self.limits.time
             if memory is not None and found.peak.total > memory:
                 assert given.memory is not None
-                refused = f"{memory:,} bytes: one that should have takes {found.peak.total:,}"
+                takes = size_like(found.peak.total, memory, exactly=True)
+                refused = f"{size_like(memory, memory)}: one that should have takes {takes}"
                 least = least or replace(self, frontier=0).solved(known, Limits(time=1e6)).peak.total
                 if given.memory <= least:
                     break
@@ -452,6 +455,7 @@ class Planner:
 
     def as_measured(self, plan: Plan, known: CompiledKnown) -> Plan:
         """Return a plan for a compiled step with the peak and the time of a step that is compiled by it."""
+        _log.info("compiling the step by a plan")
         run = compile_step(self.step, **plan.compile_options)
         gradients = self.gradients(known)
         copies = int(gradients[0] - known.gradients[0])
@@ -464,11 +468,13 @@ class Planner:
         """Compile and measure the step."""
         if self.is_abstract:
             raise FewbitError("a compiled step is planned on real tensors, not on the meta device")
+        _log.info("compiling a step to measure it")
         return know_compiled(self.step)
 
     def measured_eagerly(self) -> Known:
         """Trace and measure a step that is not compiled."""
         step = self.step
+        _log.info("tracing a step")
         traced = trace(step)
         kinds = {x.place: kind_of(x) for x in traced.tensors}
         tables, gated = tables_of(step.model), gated_mlps_of(step.model)
@@ -477,6 +483,7 @@ class Planner:
         decided, chains = decided_bytes(step, blocks), chains_of(step.model)
         part = Part(step) if self.is_abstract else step.part()
         speeds: Speeds
+        _log.info("timing the quantizers")
         if self.is_abstract or self.gpu is not None:
             speeds = Roofline(step, device_of(self.gpu or "a100"))
         else:
@@ -491,6 +498,7 @@ class Planner:
                 chain_errors_by_shape(traced, chains, errors),
             )
             return Known(traced, errors, {}, attention_errors_by_shape(traced, errors), conversions, decided, speeds)
+        _log.info("measuring what rounding does to the gradient")
         found = (*measure_errors(part.step, kinds), measure_attentions(part.step, traced.attentions))
         errors, outliers, again = (
             {name: each.times(part.noise, part.bias) for name, each in own.items()} for own in found
@@ -508,13 +516,34 @@ class Planner:
         """Return the plan for what was measured."""
         problem = self.problem(known)
         merged = _merged(problem, known)
-        solution = solve(merged, self.within(known, limits or self.limits), self.price)
+        _log.info("solving")
+        try:
+            solution = solve(merged, self.within(known, limits or self.limits), self.price)
+        except TooLittleMemoryError as error:
+            least = split(error.least, problem.options) if merged is not problem else error.least
+            raise FewbitError(f"{error}, {self.refusal(self.document(known, problem, least, []))}") from None
         if merged is not problem:
             solution = split(solution, problem.options)
         found = self.document(known, problem, solution, self.notes(problem, merged, solution))
         if not self.frontier:
             return found
         return replace(found, frontier=self.points(known, problem, merged))
+
+    def refusal(self, least: Plan) -> str:
+        """Return what the plan of least memory takes it for, and what else may be tried, on the line of an error."""
+        peak = least.peak
+        parts = {name: getattr(peak, name) for name in ("parameters", "gradients", "optimizer", "saved", "workspace")}
+        made_of = ", ".join(f"{name} {size_like(size, peak.total)}" for name, size in parts.items() if size)
+        tries = [
+            ("a smaller batch", self.step.samples > 1),
+            ("another optimizer, such as adamw8bit or sgd", peak.optimizer > peak.total // 10),
+            ("recompute", not self.recompute),
+            ("more error or time", self.limits.error is not None or self.limits.time is not None),
+            ("shards, parallel fsdp:8", peak.parameters + peak.optimizer > peak.total // 4 and not self.compiled),
+            ("fewer trained parameters, as of LoRA", peak.gradients + peak.optimizer > peak.total // 4),
+        ]
+        words = "; ".join(name for name, helps in tries if helps) or "a smaller model or batch"
+        return f"{peak.moment}: {made_of}; try {words}"
 
     def points(self, known: Known | CompiledKnown, problem: Problem, merged: Problem) -> tuple[Point, ...]:
         """Return what plans for other memories, and other ways to train, take."""
@@ -637,7 +666,10 @@ class Planner:
         tolerance = 0.01 if guess >= 100 else 0.0
         most = largest_by_trial(fits, guess, tolerance)
         if not most:
-            raise FewbitError(f"not even one sample fits into {self.limits.memory:,} bytes")
+            try:
+                return replace(self, step=self.step.with_samples(1)).solved(traced(1))
+            except FewbitError as error:
+                raise FewbitError(f"not even one sample fits: {error}") from None
         return replace(self, step=self.step.with_samples(most)).solved(traced(most))
 
     def _trace_of(self, count: int) -> Trace:

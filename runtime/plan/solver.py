@@ -18,9 +18,18 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array, hstack
 
 from ...tables import FewbitError
+from ...tables.sizes import size_like
 from .problem import Limits, Option, Price, Problem, Solution
 
 _TOLERANCE = 2e-6  # of HiGHS, relative to a row of the size of 1
+
+
+class TooLittleMemoryError(FewbitError):
+    """No plan fits into a memory; `least` is the one of least memory within the limits on error and time."""
+
+    def __init__(self, message: str, least: Solution) -> None:
+        super().__init__(message)
+        self.least = least
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,8 @@ def solve(problem: Problem, limits: Limits, price: Price | None = None, effort: 
         effort: when the solver stops.
 
     Raises:
-        FewbitError: nothing is limited, or there is no plan within the limits; the least memory is named.
+        TooLittleMemoryError: no plan fits into the memory; it has the plan of least memory.
+        FewbitError: nothing is limited, or there is no plan within the limits on error and time.
     """
     price, effort = price or Price(), effort or Effort()
     if limits == Limits():
@@ -65,10 +75,8 @@ def solve(problem: Problem, limits: Limits, price: Price | None = None, effort: 
             raise FewbitError(_unreachable(limits))
         more = _peak(problem, least.chosen)
         within = "" if limits.error is None and limits.time is None else " within these limits on error and time"
-        raise FewbitError(
-            f"no plan{within} fits into {limits.memory:,} bytes: the least is {more:,}, of which {problem.fixed:,} are "
-            "parameters and the optimizer's state"
-        )
+        fits = f"no plan{within} fits into {size_like(limits.memory, limits.memory)}"
+        raise TooLittleMemoryError(f"{fits}: the least is {size_like(more, limits.memory, exactly=True)}", least)
     return solution
 
 

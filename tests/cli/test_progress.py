@@ -1,7 +1,10 @@
 import io
+import itertools
+import logging
 import sys
 import time
 
+from fewbit.cli import progress
 from fewbit.cli.progress import with_clock, with_progress
 
 
@@ -31,3 +34,22 @@ def test_a_clock_runs_on_a_terminal_while_work_takes_seconds(monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal)
     assert with_clock(lambda seconds: time.sleep(seconds) or "done", 1.2, label="solving") == "done"
     assert "\rsolving: 1 s" in terminal.getvalue() and terminal.getvalue().endswith("\r\x1b[K")
+
+
+def test_a_pipe_shows_a_line_where_work_takes_long(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "EVERY", 0.02)
+    assert len([None for _ in with_progress(map(time.sleep, (0.03, 0.03)), 2, "solving")]) == 2
+    labels = map("part {}".format, itertools.count())
+    assert with_clock(lambda: time.sleep(0.2) or "done", label=labels.__next__) == "done"
+    told = [line.split(",")[0].split(": ") for line in capsys.readouterr().err.splitlines()]
+    assert told[:2] == [["solving", "1 of 2"], ["solving", "2 of 2"]] and told[2][0] == "part 0"
+
+
+def test_a_label_follows_what_a_logger_says_and_leaves_it_as_it_was(monkeypatch):
+    log = logging.getLogger("fewbit.test")
+    before = log.level, log.propagate, [*log.handlers]
+    with progress.phases_of("fewbit.test", "planning") as phase:
+        assert phase() == "planning"
+        log.info("plan %d of %d", 3, 12)
+        assert phase() == "plan 3 of 12"
+    assert (log.level, log.propagate, log.handlers) == before

@@ -18,6 +18,7 @@ from torch import Tensor
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
+from fewbit.integrations.kept import kept  # noqa: E402
 from fewbit.integrations.transformers import FewbitCallback  # noqa: E402
 
 LENGTH = 64
@@ -101,6 +102,19 @@ def test_the_log_has_the_bytes_of_a_step(tmp_path: Path) -> None:
         assert row["fewbit_peak_bytes"] == callback.kept.peak > callback.kept.saved
         sizes[name] = callback.kept.saved
     assert sizes["L2"] < sizes["8 bits"]
+
+
+@pytest.mark.parametrize("name", ["layers and gates", "hooks", "checkpoints", "a plan"])
+def test_the_line_has_the_exact_bytes_the_error_and_the_time(name: str, tmp_path: Path, capsys: Any) -> None:
+    callback = FewbitCallback(**METHODS[name])
+    train(tmp_path, callback, llama(), steps=1)
+    assert callback.kept is not None and callback.kept.beside is not None
+    exact, beside = kept(llama(), collate(DATA[:4])), callback.kept.beside
+    assert exact.beside is None and beside.exact == pytest.approx(exact.saved, rel=0.05)
+    assert 0 < beside.error < 0.3 and beside.time > 0
+    source = "predicted" if name == "a plan" else "on 1 of 4"
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("fewbit: "))
+    assert line.endswith(f", {source}") and f"error {beside.error:.2g}" in line and len(line) <= 100
 
 
 def test_measuring_changes_nothing(tmp_path: Path) -> None:

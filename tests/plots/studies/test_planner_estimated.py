@@ -49,7 +49,7 @@ def test_the_table_of_a_page_is_what_was_planned(page):
         (line,) = (line for line in lines if line.startswith(f"| {row['training']}"))
         cell = line.strip("| ").split(" | ")[1 + planner_estimated.MEMORIES.index(row["memory"])]
         if "refused" in row:
-            least = int(re.findall(r"least is ([\d,]+)", row["refused"])[0].replace(",", ""))
+            least = int(re.findall(r"least is (?:[\d.]+ GB \()?([\d,]+)", row["refused"])[0].replace(",", ""))
             assert f"{least / 1e9:.1f}" in cell
         elif not row["error"]:
             assert cell.startswith("exact")

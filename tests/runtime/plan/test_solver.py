@@ -87,7 +87,7 @@ class TestLimits:
             1, (option(0, 80, 0, 0, method=EXACT, bits=None), option(0, 10, 1, 0)), np.zeros(8, int), 7, 1.0
         )
         assert is_feasible(problem, Limits(memory=17)) and not is_feasible(problem, Limits(memory=16))
-        with pytest.raises(FewbitError, match="least is 17, of which 7"):
+        with pytest.raises(FewbitError, match="fits into 16 bytes: the least is 17 bytes"):
             solve(problem, Limits(memory=16))
         with pytest.raises(FewbitError, match=r"no plan is within error=0.1"):
             solve(Problem(1, (option(0, 10, 1, 0),), np.zeros(8, int), 7, 1.0), Limits(error=0.1))
