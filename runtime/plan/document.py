@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from types import UnionType
 from typing import Any, get_args, get_origin
@@ -279,6 +279,48 @@ class Plan:
             of_module = choice.method in OF_MODULES
             if choice.target.partition(":")[0] not in names or (of_module and choice.target not in names - {""}):
                 raise FewbitError(f"the plan names {shown(choice.target)}, which this {type(model).__name__} has not")
+
+    def checkpoint_contexts(self, model: nn.Module, *inputs: Any) -> dict[str, Callable[[], Any]]:
+        """Return, for each block that the plan does not save exactly, a `context_fn` for torch's checkpoint.
+
+        Torch then saves what the plan saves exactly, by a policy of its selective checkpointing, and computes the rest
+        of the block again, also what the plan saves in codes. The model's forward pass runs once.
+
+        Args:
+            model: that the plan was made for.
+            *inputs: a batch, as for `fewbit.plan`.
+
+        Raises:
+            FewbitError: the plan is for another model, or for a compiled step, whose compiler chooses itself.
+
+        Example:
+            contexts = plan.checkpoint_contexts(model, batch)["layers.0"]
+            y = checkpoint(model.layers[0], x, use_reentrant=False, context_fn=contexts)
+        """
+        from .selective import contexts_of
+
+        self._check_eager(model)
+        return contexts_of(model, inputs, {c.target: c.method for c in self.choices}, EXACT)
+
+    def budgets(self, model: nn.Module) -> dict[str, float]:
+        """Return the share of its exact bytes that each block saves by the plan, for torch's compiler by regions.
+
+        Raises:
+            FewbitError: as for `checkpoint_contexts`.
+
+        Example:
+            options = {"bits": None, "recompute": plan.budgets(model)["layers.0"]}
+            model.layers[0].compile(backend="fewbit", options=options)
+        """
+        from .selective import budgets_of
+
+        self._check_eager(model)
+        return budgets_of(model, ((c.target, c.exact_bytes, c.nbytes) for c in self.choices))
+
+    def _check_eager(self, model: nn.Module) -> None:
+        if self.compiled:
+            raise FewbitError("a compiled plan has one budget of torch's compiler, plan.recompute, and names no ops")
+        self.check_model(model)
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file."""
