@@ -15,9 +15,12 @@ READY := .venv/ready$(if $(BROWSER),-browser)
 
 FUZZ_EXAMPLES ?= 5000
 
-# Of `make dist`: that of the development install, or a release, or the newest.
+# Of `make dist`: that of the development install, or a release, or the newest, or a nightly build from the index NIGHTLY.
 TORCH ?=
-OF_TORCH := $(if $(TORCH),$(if $(filter newest,$(TORCH)),--upgrade,torch==$(TORCH)),--constraint .ci/constraints.txt)
+NIGHTLY ?=
+OF_RELEASE = $(if $(filter newest,$(TORCH)),--upgrade,torch==$(TORCH))
+OF_NIGHTLY = --upgrade --pre --extra-index-url $(NIGHTLY)
+OF_TORCH = $(if $(TORCH),$(if $(filter nightly,$(TORCH)),$(OF_NIGHTLY),$(OF_RELEASE)),--constraint .ci/constraints.txt)
 
 .PHONY: demo test test-anywhere mutants lint types unit docs thorough fuzz zoo conformance held studies tables bench kernels all-kernels gpu gpu-1 gpu-2 gpu-3 gpu-4 gpu-5 dist clean
 
@@ -132,7 +135,7 @@ gpu-5: build/path/fewbit
 
 # A release: sdist and wheel, their metadata and contents checked, and the wheel installed in an empty environment and
 # tried there: on another Python by `make dist PYTHON=python3.14`, with another torch than that of the development install
-# by `make dist TORCH=2.6.0` or TORCH=newest.
+# by `make dist TORCH=2.6.0`, TORCH=newest or TORCH=nightly.
 dist: .venv/release-ready
 	rm -rf dist build/empty
 	$(BIN)/python -m build --outdir dist

@@ -1,10 +1,12 @@
 """`fewbit doctor`: what is installed, which backends work here, and a test of every kernel on this machine."""
 
 import platform
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 
 import click
 
@@ -110,7 +112,12 @@ def command(warm: bool, as_json: bool) -> None:
     if as_json:
         parts = {"packages": packages, "backends": backends, "kernels": tests}
         values = {name: [asdict(part) for part in of] for name, of in parts.items()}
-        about = {"fewbit": __version__, "python": platform.python_version(), "platform": platform.platform()}
+        about = {
+            "fewbit": __version__,
+            "torch_build": torch_build(),
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+        }
         click.echo(dumps({**about, "cache": _cache(), **values, "failed": len(failed)}), nl=False)
     else:
         click.echo("\n".join(_lines(packages, backends, tests)))
@@ -143,6 +150,41 @@ def _backends() -> list[Backend]:
         _cuda(),
         _compile(),
     ]
+
+
+def torch_build() -> str:
+    """Return which build of torch is right for this machine, and whether it is the installed one.
+
+    The usual build for Linux brings 2 GB of CUDA, which only an NVIDIA GPU has a use for.
+    """
+    nvidia, amd = gpu_drivers()
+    right = "the one for CUDA" if nvidia else "the one for ROCm" if amd else "the one for the CPU"
+    if platform.system() == "Darwin":
+        right = "the usual one"
+    if find_spec("torch") is None:
+        return (
+            f"{right}; on Linux the usual build brings 2 GB of CUDA. Without torch the compiler of tables works alone"
+        )
+    import torch
+
+    if torch.cuda.is_available() or platform.system() == "Darwin":
+        return "the installed one is right"
+    cuda = torch.version.cuda
+    if nvidia and cuda:
+        return (
+            f"torch is built for CUDA {cuda} and sees no GPU: its driver may be older than that, take an older CUDA's"
+        )
+    if nvidia or amd:
+        return f"{right}: there is a driver of a GPU, and torch has another build"
+    return (
+        f"{right}, 2 GB smaller: there is no GPU here" if cuda else "the installed one is right: there is no GPU here"
+    )
+
+
+def gpu_drivers() -> tuple[bool, bool]:
+    """Return whether there are drivers of NVIDIA's and of AMD's GPUs, by the files that they bring."""
+    nvidia = shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia/version").exists()
+    return nvidia, Path("/dev/kfd").exists()
 
 
 def _other_accelerator() -> str:
@@ -259,6 +301,7 @@ def _lines(packages: Sequence[Package], backends: Sequence[Backend], tests: Sequ
     yield ""
     rows = [(one.name, "yes" if one.works else "no", one.note) for one in backends]
     yield from columns([("backend", "works", ""), *rows], left=3)
+    yield f"torch's build for this machine: {torch_build()}"
     if not tests:
         return
     yield ""

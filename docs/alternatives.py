@@ -27,6 +27,7 @@ TASKS = {
 WAYS = {
     "checkpointing": "gradient checkpointing",
     "compile": "`torch.compile`",
+    "compile, checkpointing": "`torch.compile`, blocks in torch's checkpoint",
     "L2": '`convert(level="L2")`',
     "hooks, 4 bits": "`compress_saved_tensors`, 4 bits",
     "checkpoints, 8 bits": "`checkpoint(bits=8)`",
@@ -60,11 +61,16 @@ def of_guide(rows: Rows) -> str:
     return "\n".join(lines)
 
 
+def measured_ways(rows: Rows) -> Mapping[str, str]:
+    """Return the ways of README that were measured."""
+    return {way: name for way, name in WAYS.items() if any(measured == way for _, measured in rows)}
+
+
 def of_readme(rows: Rows) -> str:
-    """Return the table of seven ways with GPT-2 and Llama, a number in a cell."""
+    """Return the table of some ways with GPT-2 and Llama, a number in a cell; of those that were measured."""
     names = [f"{title}: kept | peak | time | error" for task, title in TASKS.items() if task in ("gpt2", "llama")]
     lines = [f"| | {' | '.join(names)} |", "|---|" + "--:|" * 8]
-    for way, name in WAYS.items():
+    for way, name in measured_ways(rows).items():
         cells = [number for task in ("gpt2", "llama") for number in numbers(rows, task, way) or [""] * 4]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)

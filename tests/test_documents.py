@@ -167,12 +167,33 @@ def test_the_numbers_of_readme_are_those_measured():
     _, _, rest = README.partition("<!-- [start:alternatives] -->")
     lines = [line.strip("| ").split(" | ") for line in rest.partition("<!-- [end")[0].strip().splitlines()[2:]]
     table = {name: list(map(float, cells)) for name, *cells in lines}
-    assert table.keys() == set(ALTERNATIVES["WAYS"].values())
-    for way, name in ALTERNATIVES["WAYS"].items():
+    ways = ALTERNATIVES["measured_ways"](rows)
+    assert table.keys() == set(ways.values())
+    for way, name in ways.items():
         for task, found in zip(("gpt2", "llama"), (table[name][:4], table[name][4:]), strict=True):
             row, exact = rows[task, way], rows[task, "exact"]
             shares = [round(row[key] / exact[key], 2) for key in ("kept", "peak", "time")]
             assert found == [*shares, round(row["error"], 3)], (name, task)
+
+
+def test_the_private_names_of_torch_are_those_in_the_source():
+    """`python docs/private_names.py` writes them; what is no longer in torch is asked for by name, and not imported."""
+    names = runpy.run_path(str(ROOT / "docs" / "private_names.py"))
+    page = (ROOT / "docs" / "torch.md").read_text()
+    assert names["with_table"](page) == page
+    source = "from torch._x import y\nimport torch.z._w\ntorch._C.f(torch.ops.aten.mm, 'torch._not')\ntorch.a.b\n"
+    assert [n for n in names["names_in"](source) if names["is_private"](n)] == [
+        "torch._x.y",
+        "torch.z._w",
+        "torch._C.f",
+    ]
+
+
+def test_the_page_on_torch_names_the_releases_of_the_backend():
+    from fewbit.runtime.compile.releases import LEAST_TORCH, NEWEST_TORCH
+
+    assert f"| {LEAST_TORCH} to {NEWEST_TORCH} |" in (ROOT / "docs" / "torch.md").read_text()
+    assert f"torch=={NEWEST_TORCH}." in (ROOT / ".ci" / "constraints.txt").read_text()
 
 
 @pytest.mark.parametrize("command", ["demo", "test"])

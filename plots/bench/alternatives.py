@@ -20,6 +20,8 @@ from typing import Any
 import click
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from ...cli.progress import with_progress
 from ...runtime.compile.budget import with_budget
@@ -27,7 +29,7 @@ from ...runtime.convert.api import convert
 from ...runtime.memory.allocator import allocations, mark
 from ...runtime.plan.planner import fit, static_bytes
 from ...runtime.quantizers import PerGroup
-from ...runtime.saved.checkpoint import checkpoint
+from ...runtime.saved.checkpoint import checkpoint, outermost_blocks
 from ...runtime.saved.hooks import compress_saved_tensors
 from ...tables import FewbitError
 from ...tables.columns import columns
@@ -35,6 +37,7 @@ from ..studies.planner import Batch, gpt2, gradient_of, llama, mixtral, resnet, 
 from .report import Report, bench_command, rounds_option, this_machine
 from .timing import clock_of, take_turns
 
+aten = torch.ops.aten
 DRAWS = 3  # of rounding, over which errors are averaged
 EXACT, CHECKPOINTING = "exact", "checkpointing"
 
@@ -131,9 +134,38 @@ def _layers_in_checkpoints(model: nn.Module) -> None:
     checkpoint(model, bits=8)
 
 
+# What torch recommends to save in selective checkpointing: results of matrix products, convolutions and attention, of
+# which all but the last are its compiler's `compute_intensive_ops` too.
+_SAVED = (
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten.baddbmm.default,
+    aten.convolution.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+)
+
+
+def _checkpointed(model: nn.Module, saved: Sequence[Any] = ()) -> None:
+    """Surround each block with torch's own checkpoint, which saves what the ops `saved` return."""
+    contexts = {"context_fn": partial(create_selective_checkpoint_contexts, [*saved])} if saved else {}
+    for name in outermost_blocks(model):
+        block = model.get_submodule(name)
+        vars(block)["forward"] = partial(torch_checkpoint, block.forward, use_reentrant=False, **contexts)
+
+
+def _compiled_checkpoints(model: nn.Module, saved: Sequence[Any] = ()) -> Any:
+    """Compile a model whose blocks are in torch's checkpoint, as everybody does who compiles and checkpoints."""
+    _checkpointed(model, saved)
+    return torch.compile(model)
+
+
 WAYS: Mapping[str, Way] = {
     EXACT: Way(),
     CHECKPOINTING: Way(_unchanged(partial(checkpoint, bits=None))),
+    "selective checkpointing": Way(partial(_checkpointed, saved=_SAVED)),
     "save_on_cpu": Way(around=torch.autograd.graph.save_on_cpu),
     "float8, hooks": Way(around=lambda: compress_saved_tensors(Float8())),
     "activations, 3 bits": Way(_unchanged(partial(convert, bits=3))),
@@ -149,9 +181,13 @@ WAYS: Mapping[str, Way] = {
     "checkpoints, 4 bits": Way(_unchanged(partial(checkpoint, bits=4))),
     "L2 in checkpoints": Way(_layers_in_checkpoints),
 }
+# Where there is a device, whose host has other memory.
+ON_DEVICE: Mapping[str, Way] = {"compile, save_on_cpu": Way(_compiled("inductor"), torch.autograd.graph.save_on_cpu)}
 PLAN, COMPILED_PLAN = "plan, same peak", "compile, plan, same peak"  # as checkpointing
 COMPILED: Mapping[str, Way] = {
     "compile": Way(_compiled("inductor")),
+    "compile, checkpointing": Way(_compiled_checkpoints),
+    "compile, selective": Way(partial(_compiled_checkpoints, saved=_SAVED)),
     "compile, budget 0.5": Way(_compiled(with_budget(0.5))),
     "compile, budget 0.25": Way(_compiled(with_budget(0.25))),
     "compile, fewbit": Way(_compiled("fewbit")),
@@ -227,7 +263,7 @@ def measure(task: str, ways: Sequence[str], rounds: int, device: str = "cpu") ->
 
     Args:
         task: of `TASKS`.
-        ways: of `WAYS`, `COMPILED`, `PLAN` and `COMPILED_PLAN`, the first of them `EXACT`.
+        ways: of `WAYS`, `COMPILED`, `ON_DEVICE`, `PLAN` and `COMPILED_PLAN`, the first of them `EXACT`.
         rounds: timed steps of each, in turn.
         device: "cpu" or "cuda".
 
@@ -252,7 +288,9 @@ def _measured(task: str, ways: Sequence[str], rounds: int, device: str) -> list[
     wrong: dict[str, str] = {}
     for name in ways:
         try:
-            way = {**WAYS, **COMPILED}.get(name) or _plan_for(memory[CHECKPOINTING][1], model, batch, name != PLAN)
+            way = {**WAYS, **COMPILED, **ON_DEVICE}.get(name) or _plan_for(
+                memory[CHECKPOINTING][1], model, batch, name != PLAN
+            )
             training = Training(copy.deepcopy(model), batch, way)
             memory[name] = training.memory(torch.device(device))
             trainings[name] = training
@@ -281,10 +319,15 @@ def _plan_for(peak: int, model: nn.Module, batch: Batch, compiled: bool) -> Way:
     return Way(_unchanged(lambda own: fit(own, batch, memory=memory, optimizer="sgd", compiled=compiled)))
 
 
-def ways_of(task: str, compiled: bool) -> list[str]:
+def ways_of(task: str, compiled: bool, device: str = "cpu") -> list[str]:
     """Return the names of the ways that a task is measured with."""
     out = _OF_GATES if task in _WITHOUT_GATES else _OTHERS
-    return [*(name for name in WAYS if name not in out), PLAN, *((*COMPILED, COMPILED_PLAN) if compiled else ())]
+    on_device = ON_DEVICE if device != "cpu" else ()
+    return [
+        *(name for name in WAYS if name not in out),
+        PLAN,
+        *((*COMPILED, *on_device, COMPILED_PLAN) if compiled else ()),
+    ]
 
 
 @bench_command("alternatives", threads=True, device=True)
@@ -294,16 +337,16 @@ def ways_of(task: str, compiled: bool) -> list[str]:
 def command(device: str, tasks: Sequence[str], compiled: bool, rounds: int) -> Iterator[Report]:
     """Train in every way that saves memory: kept, peak, time and error.
 
-    Checkpointing, torch.compile's budgets, save_on_cpu, float8, and fewbit's methods, plans and compile backend, on
-    small models of the kinds that people train: GPT-2, Llama, the same with LoRA, with a long context, a ViT, a ResNet,
-    a mixture of experts.
+    Checkpointing, whole and selective, eager and compiled, torch.compile's budgets, save_on_cpu, float8, and fewbit's
+    methods, plans and compile backend, on small models of the kinds that people train: GPT-2, Llama, the same with
+    LoRA, with a long context, a ViT, a ResNet, a mixture of experts.
 
     Example: fewbit bench alternatives --task llama --no-compiled
     """
     rows: list[Row] = []
     chosen = tasks or [*TASKS]
     for task in with_progress(chosen, len(chosen), "tasks"):
-        rows += measure(task, ways_of(task, compiled), rounds, device)
+        rows += measure(task, ways_of(task, compiled, device), rounds, device)
         here = this_machine(device)
         values = {"torch": here.torch, "threads": here.threads, "device": here.device, "rounds": rounds}
         yield Report({**values, "rows": [asdict(row) for row in rows]}, [*lines_of(rows, here.where)])

@@ -60,7 +60,7 @@ class FewbitPartitioner(_CustomPartitioner):
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Return the forward and the backward graph of a joint graph: torch's own where an untested torch refuses ours."""
+        """Return the forward and the backward graph of a joint graph: torch's, where an untested torch refuses ours."""
         if not is_untested():
             return self.partition(gm, joint_inputs, kwargs)
         try:

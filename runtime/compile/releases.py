@@ -19,8 +19,9 @@ def is_untested() -> bool:
 
 def warn_of_untested(error: Exception) -> None:
     """Say in one line that a graph is left to torch, which saves all exactly."""
+    why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     warnings.warn(
-        f"fewbit: torch {torch.__version__} is newer than {NEWEST_TORCH}, the newest that the backend is tested with, and "
-        f"refuses it: {type(error).__name__}: {str(error).partition(chr(10))[0]}; torch's own division is taken, exact",
+        f"fewbit: torch {torch.__version__} is newer than {NEWEST_TORCH}, the newest that the backend is tested with, "
+        f"and refuses it: {why}; torch's own division is taken, exact",
         stacklevel=2,
     )

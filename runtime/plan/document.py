@@ -294,8 +294,9 @@ class Plan:
             FewbitError: the plan is for another model, or for a compiled step, whose compiler chooses itself.
 
         Example:
-            contexts = plan.checkpoint_contexts(model, batch)["layers.0"]
-            y = checkpoint(model.layers[0], x, use_reentrant=False, context_fn=contexts)
+            plan = fewbit.plan(model, x, loss=lambda y: y.sum(), error=0.1)
+            for name, context_fn in plan.checkpoint_contexts(model, x).items():
+                print(name, context_fn)  # of torch.utils.checkpoint.checkpoint(…, use_reentrant=False)
         """
         from .selective import contexts_of
 
@@ -309,8 +310,9 @@ class Plan:
             FewbitError: as for `checkpoint_contexts`.
 
         Example:
-            options = {"bits": None, "recompute": plan.budgets(model)["layers.0"]}
-            model.layers[0].compile(backend="fewbit", options=options)
+            plan = fewbit.plan(model, x, loss=lambda y: y.sum(), error=0.1)
+            for name, budget in plan.budgets(model).items():
+                model.get_submodule(name).compile(backend="fewbit", options={"bits": None, "recompute": budget})
         """
         from .selective import budgets_of
 

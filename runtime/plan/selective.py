@@ -1,7 +1,7 @@
 """A plan for those who want only its choice: policies of torch's selective checkpointing, and budgets of its compiler.
 
-Codes are fewbit's alone. What a plan saves exactly, torch's checkpoint can save too, op by op, and compute the rest of a
-block again, also what the plan saves in codes; and torch's compiler takes a budget for each region that it compiles.
+Codes are fewbit's alone. What a plan saves exactly, torch's checkpoint can save too, op by op, and compute the rest of
+a block again, also what the plan saves in codes; and torch's compiler takes a budget for each region that it compiles.
 """
 
 from collections import Counter

@@ -153,3 +153,25 @@ def test_torch_compile_needs_a_compiler_of_what_inductor_writes(run, two_kernels
     (line,) = [line for line in lines if line[:1] == ["compile"]]
     assert line[1] == works
     assert ("C++ compiler" in " ".join(line)) == (works == "no")
+
+
+@pytest.mark.parametrize(
+    ("drivers", "built_for", "is_installed", "words"),
+    [
+        ((False, False), "13.0", True, "the one for the CPU, 2 GB smaller: there is no GPU here"),
+        ((False, False), None, True, "the installed one is right: there is no GPU here"),
+        ((True, False), None, True, "the one for CUDA: there is a driver of a GPU, and torch has another build"),
+        ((True, False), "13.0", True, "torch is built for CUDA 13.0 and sees no GPU: its driver may be older"),
+        ((False, True), None, True, "the one for ROCm: "),
+        ((False, False), None, False, "the one for the CPU; on Linux the usual build brings 2 GB of CUDA"),
+    ],
+)
+def test_the_build_of_torch_that_is_right(run, two_kernels, monkeypatch, drivers, built_for, is_installed, words):
+    monkeypatch.setattr(doctor, "gpu_drivers", lambda: drivers)
+    monkeypatch.setattr(doctor.platform, "system", lambda: "Linux")
+    monkeypatch.setattr("torch.version.cuda", built_for)
+    if not is_installed:
+        monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+    assert doctor.torch_build().startswith(words)
+    if is_installed:
+        assert f"torch's build for this machine: {words}" in run("doctor").out

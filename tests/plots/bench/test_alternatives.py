@@ -27,10 +27,18 @@ def test_each_way_keeps_what_it_says():
     assert not any(row.wrong for row in rows.values())
     exact = rows[EXACT]
     assert exact.error == rows[CHECKPOINTING].error == rows["save_on_cpu"].error == 0
+    assert rows["selective checkpointing"].error == 0
+    assert rows[CHECKPOINTING].kept < rows["selective checkpointing"].kept < exact.kept
     assert rows["L2, parts, hooks"].kept < rows["L2, gated parts"].kept < rows["L2"].kept < exact.kept
     assert rows["checkpoints, 4 bits"].kept < rows["checkpoints, 8 bits"].kept < rows[CHECKPOINTING].kept < exact.kept
     assert rows[PLAN].peak <= rows[CHECKPOINTING].peak
-    exact_ones = (EXACT, CHECKPOINTING, "save_on_cpu", PLAN)  # a plan may recompute and round nothing
+    exact_ones = (
+        EXACT,
+        CHECKPOINTING,
+        "selective checkpointing",
+        "save_on_cpu",
+        PLAN,
+    )  # a plan may recompute and round nothing
     assert all(0 < row.error < 0.6 for name, row in rows.items() if name not in exact_ones)
 
 
@@ -46,6 +54,7 @@ def test_a_way_that_fails_is_named(monkeypatch):
 
 def test_ways_with_gates_are_for_models_with_gates():
     assert "L2, gated parts" in ways_of("llama", True) and "L2, gated parts" not in ways_of("gpt2", True)
+    assert "compile, save_on_cpu" in ways_of("cnn", True, "cuda") and "compile, save_on_cpu" not in ways_of("cnn", True)
     assert "compile, fewbit" in ways_of("cnn", True) and "compile, fewbit" not in ways_of("cnn", False)
 
 
