@@ -10,10 +10,11 @@ from ..tables.cache import cache_folder, cached_files
 from ..tables.compiling import silent_compilation
 from ..tables.files import reason
 from ..tables.names import counted
+from .lazy import WholeHelpGroup
 from .progress import with_progress
 
 
-@click.group("cache")
+@click.group("cache", cls=WholeHelpGroup)
 def command() -> None:
     """Show, fill and clear the folder of compiled kernels and solved tables.
 

@@ -10,6 +10,17 @@ from click.shell_completion import CompletionItem
 from .clone import IN_A_CLONE
 
 
+class WholeHelpGroup(click.Group):
+    """A group whose help page has the whole first sentence of each command, where click would cut it off."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands."""
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, one.get_short_help_str(limit=1000)) for name, one in found if one is not None and not one.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
 class LazyGroup(click.Group):
     """A group whose command `name` is the object `command` in the module `name` of a package.
 

@@ -15,6 +15,7 @@ from ..tables.json_format import dumps
 from ..tables.names import counted
 from ..tables.table import check_bits
 from .clone import study_commands
+from .lazy import WholeHelpGroup
 from .memory_codes import codes
 from .options import FILE, ByteSize, json_option, size_option
 from .progress import with_progress
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from ..runtime.plan.memory import Comparison, Need, Peak, Profile
 
 
-class _TargetGroup(click.Group):
+class _TargetGroup(WholeHelpGroup):
     """A group that passes arguments which do not begin with a command's name to the command `of`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

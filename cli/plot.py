@@ -13,6 +13,7 @@ from ..plots import check_figure_path, plot_approximation, plot_error, plot_gall
 from ..tables import DETERMINISTIC, KINDS, Table
 from .clone import study_commands
 from .figure import approximated, write_figure
+from .lazy import WholeHelpGroup
 from .options import BitsList, bits_list_option, bits_option, figure_option, kind_option, weight_option
 from .progress import with_progress
 
@@ -22,7 +23,7 @@ KINDS_DIFFER = ("gelu", "tanh", "selu")  # f' with a bump, an even f', an f' wit
 activations_argument = click.argument("activations", metavar="[ACTIVATION]...", nargs=-1)
 
 
-@click.group("plot")
+@click.group("plot", cls=WholeHelpGroup)
 def command() -> None:
     """Draw derivatives with their tables, errors against bits, and trainings in few bits.
 

@@ -9,13 +9,14 @@ from ..tables import Table, load_table
 from ..tables.json_format import dumps
 from ..tables.shipped import DATA, shipped_activations, shipped_tables
 from ..tables.table import table_to_dict
+from .lazy import WholeHelpGroup
 from .options import FILE, activation_argument, bits_option, json_option, kind_option, weight_option
 from .progress import with_progress
 from .proofs import provable, replays, require_checker
 from .text import list_text, table_text
 
 
-@click.group("tables")
+@click.group("tables", cls=WholeHelpGroup)
 def command() -> None:
     """List, show, rebuild and verify the shipped tables.
 

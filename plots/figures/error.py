@@ -4,7 +4,9 @@ The upper panel shows the errors, each with a band down to its lower bound: no t
 is too thin to see, the lower panel shows its relative width: (error − bound) / error.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 from matplotlib.artist import Artist
@@ -75,13 +77,25 @@ def gap(table: Table) -> float:
 
 
 def _message(lines: Sequence[_Line]) -> str:
-    """Say by how much a bit divides the error, over the lines of more than one table."""
+    """Say by how much a bit divides the error, over the lines of more than one table: on average, and single bits."""
     ends = [(line.tables[0], line.tables[-1]) for line in lines if len(line.tables) > 1]
-    factors = sorted((first.error / last.error) ** (1 / (last.bits - first.bits)) for first, last in ends)
-    if not factors:
+    if not ends:
         return "The error of tables"
-    low, high = f"{factors[0]:.1f}", f"{factors[-1]:.1f}"
-    return f"A bit divides the error by {low}" + (f" to {high}" if low != high else "")
+    average = _range(map(_factor, *zip(*ends, strict=True)))
+    single = _range(_factor(*pair) for line in lines for pair in pairwise(line.tables))
+    return f"A bit divides the error by {average}" + (
+        "" if average == single else f" on average, single bits by {single}"
+    )
+
+
+def _factor(few: Table, more: Table) -> float:
+    """Return by how much a bit divides the error, from one table to another of more bits."""
+    return (few.error / more.error) ** (1 / (more.bits - few.bits))
+
+
+def _range(factors: Iterable[float]) -> str:
+    low, high = (f"{factor:.1f}" for factor in itemgetter(0, -1)(sorted(factors)))
+    return low if low == high else f"{low} to {high}"
 
 
 def _panels(figure: Figure, count: int, bits: Sequence[int]) -> list[Axes]:

@@ -51,6 +51,8 @@ def test_each_bit_divides_the_error():
     assert plot_error(tables[:1]).get_suptitle() == "The error of tables"
     steeper = [dataclasses.replace(t, activation="steep", error=t.error / 2 ** (t.bits - 1)) for t in tables]
     assert plot_error([*tables, *steeper]).get_suptitle() == "A bit divides the error by 4.0 to 8.0"
+    uneven = [dataclasses.replace(t, error=e) for t, e in zip(tables, (1.0, 0.5, 1 / 16), strict=True)]
+    assert plot_error(uneven).get_suptitle() == "A bit divides the error by 4.0 on average, single bits by 2.0 to 8.0"
 
 
 def test_errors_of_gradients_are_the_largest_share_of_any_layer():
