@@ -16,6 +16,7 @@ PAGE = ROOT / "docs" / "torch.md"
 FOLDERS = ("runtime", "integrations", "cli", "pages")
 START, END = "<!-- [start:private names] -->\n\n", "\n\n<!-- [end:private names] -->"
 
+BACKEND = "the compile backend"
 # What a file has that may name something private, so that few files are parsed.
 CANDIDATE = re.compile(r"torch(\.\w+)*\._[a-zA-Z]|from torch[\w.]* import (\([^)]*|.*)\b_[a-zA-Z]")
 
@@ -41,21 +42,21 @@ def names_in(source: str) -> Iterator[str]:
 
 
 def table() -> str:
-    """Return the table: of each private module or class of torch the names, and where they are used."""
+    """Return the table: of each private module or class of torch the names, and what uses them."""
     where: defaultdict[str, set[str]] = defaultdict(set)
     for folder in FOLDERS:
         for file in sorted((ROOT / folder).rglob("*.py")):
             source = file.read_text()
             for name in filter(is_private, names_in(source) if CANDIDATE.search(source) else ()):
-                where[name].add(str(file.relative_to(ROOT)).removesuffix(".py"))
+                where[name].add(BACKEND if file.is_relative_to(ROOT / "runtime" / "compile") else "the rest")
     modules: defaultdict[str, list[str]] = defaultdict(list)
     for name in sorted(where):
         modules[name.rpartition(".")[0]].append(name)
-    lines = ["| of | names | used in |", "|---|---|---|"]
+    lines = ["| of | names | used by |", "|---|---|---|"]
     for module, names in sorted(modules.items()):
-        files = sorted({file for name in names for file in where[name]})
+        users = sorted({user for name in names for user in where[name]})
         leaves = ", ".join(f"`{name.rpartition('.')[2]}`" for name in names)
-        lines.append(f"| `{module}` | {leaves} | {', '.join(f'`{file}`' for file in files)} |")
+        lines.append(f"| `{module}` | {leaves} | {', '.join(users)} |")
     return "\n".join(lines)
 
 
