@@ -1,7 +1,7 @@
 """The operators of torch's own table that have a gradient in float32, and the samples that torch tests them with."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -22,18 +22,21 @@ def operators() -> Mapping[str, Any]:
     return found
 
 
-def samples_of(name: str, most: int | None = None) -> Iterator[tuple[int, Any]]:
-    """Yield number and sample of those of an operator that have a gradient, at most `most` of them, spread evenly."""
+def samples_of(name: str) -> list[tuple[int, Any]]:
+    """Return number and sample of those of an operator that have a gradient."""
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = list(enumerate(operators()[name].sample_inputs("cpu", torch.float32, requires_grad=True)))
-    found = [(i, s) for i, s in found if any(requires_grad(x) for x in tree_leaves((s.input, s.args, s.kwargs)))]
-    count = len(found)
+    return [(i, s) for i, s in found if any(requires_grad(x) for x in tree_leaves((s.input, s.args, s.kwargs)))]
+
+
+def spread(samples: Sequence[tuple[int, Any]], most: int | None) -> set[int]:
+    """Return the numbers of at most `most` of the samples, evenly spread."""
+    count = len(samples)
     if most is None or count <= most:
-        yield from found
-    else:
-        yield from (found[i * count // most] for i in range(most))
+        return {number for number, _ in samples}
+    return {samples[i * count // most][0] for i in range(most)}
 
 
 def requires_grad(x: object) -> bool:

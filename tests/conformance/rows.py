@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .operators import operators, samples_of
+from .operators import operators, samples_of, spread
 from .rules import error_of, faults
 from .step import Step
 from .ways import WAYS, Way
@@ -39,9 +39,10 @@ class Row:
 
 def measure(operator: str, ways: Sequence[str], most: int | None = None) -> list[Row]:
     """Return the rows of an operator by each of `ways`, of at most `most` samples."""
-    chosen = {way: [number for number, _ in samples_of(operator, most or WAYS[way].most)] for way in ways}
+    samples = samples_of(operator)  # once for all ways: torch seeds every kind of device anew for each of them
+    chosen = {way: spread(samples, most or WAYS[way].most) for way in ways}
     tallies = {way: _Tally() for way in ways}
-    for number, sample in samples_of(operator):
+    for number, sample in samples:
         exact: dict[type, Step | None] = {}  # the same for all ways of a kind
         for way in (way for way in ways if number in chosen[way]):
             kind, start = type(WAYS[way]), time.perf_counter()
