@@ -323,6 +323,7 @@ class Planner:
         limits, price, gpu, recompute, compiled, frontier: as for `plan`.
         static: memory of parameters and optimizer, of a process without others.
         parallel: kind of data parallelism.
+        speeds: in place of those that are measured or estimated.
     """
 
     step: Step
@@ -334,6 +335,7 @@ class Planner:
     compiled: bool
     frontier: int = 0
     parallel: Parallel = field(default_factory=Alone)
+    speeds: Speeds | None = None
 
     def plan(self) -> Plan:
         """Return the plan for the step's batch."""
@@ -484,7 +486,9 @@ class Planner:
         part = Part(step) if self.is_abstract else step.part()
         speeds: Speeds
         _log.info("timing the quantizers")
-        if self.is_abstract or self.gpu is not None:
+        if self.speeds is not None:
+            speeds = self.speeds
+        elif self.is_abstract or self.gpu is not None:
             speeds = Roofline(step, device_of(self.gpu or "a100"))
         else:
             speeds = Measured(step)
