@@ -56,11 +56,13 @@ class Delicate:
         ranges: of all values.
         heavy: values that a pole may blow up, each for itself.
         turning: values computed from sines of several periods, which no table holds.
+        steep: values of exponentials that grow without end, and their sums and multiples.
     """
 
     ranges: Mapping[fx.Node, Range]
     heavy: Collection[fx.Node]
     turning: Collection[fx.Node]
+    steep: Collection[fx.Node]
 
     @classmethod
     def of(cls, graph: fx.Graph, data: Collection[fx.Node], statistics: Collection[fx.Node]) -> "Delicate":
@@ -73,12 +75,15 @@ class Delicate:
         """
         heavy: set[fx.Node] = set()
         turning: set[fx.Node] = set()
-        facts = cls(ranges_of(graph), heavy, turning)
+        steep: set[fx.Node] = set()
+        facts = cls(ranges_of(graph), heavy, turning, steep)
         for node in graph.nodes:
             if not is_pointwise(node) and not is_view(node):
                 continue
             if any(i in turning or facts.is_periodic(i, node) for i in node.all_input_nodes):
                 turning.add(node)
+            if facts.is_steep(node):
+                steep.add(node)
             lo, hi = facts.ranges[node]
             if any(i in heavy for i in node.all_input_nodes):
                 grows = packet(node) not in _TAMING and hi - lo > _NARROW
@@ -103,14 +108,26 @@ class Delicate:
         place, poles = _POLES.get(name, (0, ()))
         return user.args[place] is node and any(self._may_be(node, pole) for pole in poles)
 
+    def is_steep(self, node: fx.Node) -> bool:
+        """Return whether a value is that of an exponential that grows without end, or in proportion to such a value."""
+        name = packet(node)
+        if name in _EXPONENTIALS:
+            return any(self._grows(i, node) for i in node.all_input_nodes)
+        if name is aten.div:
+            return node.args[0] in self.steep and node.args[1] not in self.steep
+        passes = name in _SCALING or name is aten.pow or is_view(node)
+        return passes and any(i in self.steep for i in node.all_input_nodes)
+
     def is_exponent(self, node: fx.Node, user: fx.Node) -> bool:
         """Return whether `user` is an exponential of `node` without a bound, whose error multiplies."""
         is_power = packet(user) is aten.pow and len(user.args) > 1 and user.args[1] is node
         if packet(user) not in _EXPONENTIALS and not is_power:
             return False
+        return self._grows(node, user) and not is_tamed(user, user, operands_of(node))
+
+    def _grows(self, node: fx.Node, exponential: fx.Node) -> bool:
         lo, hi = self.ranges.get(node, ANY)
-        grows = hi > _BOUNDED or (packet(user) in (aten.sinh, aten.cosh) and lo < -_BOUNDED)
-        return grows and not is_tamed(user, user, operands_of(node))
+        return hi > _BOUNDED or (packet(exponential) in (aten.sinh, aten.cosh) and lo < -_BOUNDED)
 
     def is_periodic(self, node: fx.Node, user: fx.Node) -> bool:
         """Return whether `user` goes through several periods in the range of `node`."""

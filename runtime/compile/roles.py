@@ -178,7 +178,8 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
             roles[node] = Role.MASK
         elif node in statistics:
             roles[node] = Role.STATISTIC
-        elif node in facts.heavy:
+        elif node in facts.heavy or (node in facts.steep and Role.NONLINEAR in sinks[node]):
+            # A code of cosh(x) errs by a share of the largest in its group, and 1 / cosh(x) asks for the least.
             roles[node] = Role.POLE
         elif node not in facts.turning and is_factor(node, arguments[node], of_gradient):
             roles[node] = Role.FACTOR

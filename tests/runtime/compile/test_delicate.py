@@ -391,6 +391,9 @@ POLES = {
 EXPONENTS = {
     "softmax without a maximum": lambda a, b: (a @ b.T).exp() / (a @ b.T).exp().sum(-1, keepdim=True),
     "contrasts": lambda a, b: -((e := (a @ b.T).exp() * (1 - diagonal(a).float())) / e.sum(-1, keepdim=True)),
+    "logcosh": lambda a, b: (a - b).cosh().log(),
+    "below one more than a square": lambda a, b: a / (1 + b.exp() ** 2),
+    "logistic": lambda a, b: a / (1 + (2 * b).exp()),
     "masked": lambda a, b: (e := (a @ b.T).exp().masked_fill(diagonal(a), 0)) / e.sum(-1, keepdim=True),
     "cosh": lambda a, b: a * (4 * b).cosh(),
     "sine of 50": lambda a, b: a * (50 * b).sin(),
