@@ -114,7 +114,7 @@ class Delicate:
         if name in _EXPONENTIALS:
             return any(self._grows(i, node) for i in node.all_input_nodes)
         if name is aten.div:
-            return node.args[0] in self.steep and node.args[1] not in self.steep
+            return node.args[0] in self.steep and not isinstance(node.args[1], fx.Node)
         passes = name in _SCALING or name is aten.pow or is_view(node)
         return passes and any(i in self.steep for i in node.all_input_nodes)
 
