@@ -45,6 +45,9 @@ SECONDS = 2.0  # for one table, at most
 _CASTS = (prims.convert_element_type, aten._to_copy)
 _SAME = (aten.alias, aten.detach, aten.clone)
 _CONSTANTS = (aten.full, aten.scalar_tensor)
+# Functions that are 0 but at points, which have no weight: the best table for `where(t == 1, g, 0)`, as the labels of
+# `cosine_embedding_loss` make it, is 0 everywhere. What they return is saved, in a bit an element.
+_OF_POINTS = (aten.eq, aten.ne)
 
 
 # ---- functions of one value ------------------------------------------------------------------------------------------
@@ -62,7 +65,7 @@ def arguments_of(graph: fx.Graph, through_views: bool = False) -> dict[fx.Node, 
         found[node] = node
         if through_views and is_view(node):
             found[node] = found[node.all_input_nodes[0]]
-        elif is_pointwise(node) or packet(node) in _SAME:
+        elif (is_pointwise(node) and packet(node) not in _OF_POINTS) or packet(node) in _SAME:
             inputs = {found[i] for i in node.all_input_nodes if not _is_constant(i)}
             x = next(iter(inputs), node)
             if len(inputs) == 1 and tensor_of(x) is not None and (through_views or shape_of(x) == shape_of(node)):

@@ -137,6 +137,32 @@ class TestLeftAlone:
         assert "factor" not in {tensor.role for tensor in report.graphs[0].tensors if tensor.nbytes}
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x, y, t: F.cosine_embedding_loss(x, y, t, margin=0.5),
+        lambda x, y, t: F.hinge_embedding_loss(x.sum(1), t),
+    ],
+    ids=["of angles", "of distances"],
+)
+def test_labels_are_compared_and_not_looked_up(loss):
+    """`where(t == 1, g, 0)` is 0 but at a point, and so is the best table for it."""
+
+    class OfPairs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = nn.Linear(WIDTH, 32)
+
+        def forward(self, x, y, t):
+            return loss(self.up(x), y, t)
+
+    model = OfPairs()
+    inputs = torch.randn(ROWS, WIDTH), torch.randn(ROWS, 32), torch.randint(0, 2, (ROWS,)) * 2.0 - 1
+    _, true = gradients(model, *inputs)
+    _, near = gradients(few_bits(model, smallest=0), *inputs)
+    assert (near - true).norm() < 0.2 * true.norm()
+
+
 def test_sizes_that_vary():
     model = BeforeFrozen(F.gelu)
     model.weights = torch.ones(1, 32)
