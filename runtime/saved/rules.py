@@ -400,9 +400,9 @@ def _equal_there(x: Tensor, mask: Tensor, dims: list[int], sign: int) -> tuple[T
 
 
 def _with_dims(result: Tensor, dims: Sequence[int], x: Tensor, keeps: bool) -> Tensor:
-    if keeps:
+    if keeps or not x.dim():  # a number has dimension 0 or -1 where one is asked for, and nothing to reduce
         return result
-    for dim in sorted(d % max(1, x.dim()) for d in dims):
+    for dim in sorted(d % x.dim() for d in dims):
         result = result.unsqueeze(dim)
     return result
 

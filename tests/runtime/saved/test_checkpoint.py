@@ -375,3 +375,24 @@ def test_the_checkpoints_of_a_long_context_fit(bits: int, most: float) -> None:
     layers = 36 * (1 << 17) * 4096 * 2
     rest = saved[None].total - layers
     assert saved[bits].total - rest <= most * 2**30
+
+
+@pytest.mark.parametrize(
+    "reduce",
+    [
+        lambda x: torch.amax(x, (0,)),
+        lambda x: torch.aminmax(x, dim=-1).max,
+        lambda x: torch.linalg.vector_norm(x, torch.inf, (0,)),
+        lambda x: torch.masked.amin(x, 0, mask=x > 0),
+    ],
+    ids=["amax", "aminmax", "norm", "masked"],
+)
+def test_a_number_is_reduced_over_the_dimension_that_it_has_not(reduce):
+    class Reduces(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return reduce(x * 2)
+
+    model, x = nn.ModuleDict({"block": Reduces()}), torch.tensor(3.0, requires_grad=True)
+    fewbit.checkpoint(model, bits=8, blocks=["block"])
+    model["block"](x).backward()
+    assert x.grad == 2
