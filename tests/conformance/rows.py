@@ -1,6 +1,7 @@
 """One row: an operator by a way, over its samples."""
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -75,6 +76,8 @@ class _Tally:
             texts = [f"exception: {type(fault).__name__}: {str(fault).strip().partition(chr(10))[0][:160]}"]
         else:
             texts = [*faults(exact, step, WAYS[way].most_error(operators()[operator], sample, exact))]
+            if any(text.startswith("forward:") for text in texts) and _varies(way, operator, sample, step):
+                texts = [text for text in texts if not text.startswith("forward:")]
             self.error = max(self.error, error_of(exact, step))
         for text in texts:
             self.faults.setdefault(text.partition(":")[0], (text, []))[1].append(number)
@@ -92,6 +95,16 @@ def _exact(way: Way, operator: str, sample: Any) -> Step | None:
     except Exception:
         return None
     return exact if any(g is not None for g in exact.gradients) else None
+
+
+def _varies(way: str, operator: str, sample: Any, step: Step) -> bool:
+    """Return whether torch itself gives these outputs in one of a few calls.
+
+    LAPACK's least squares differ in their last bits from call to call, by where their memory begins.
+    """
+    repeated = (_exact(WAYS[way], operator, sample) for _ in range(8))
+    texts = ([*faults(again, step, math.inf)] for again in repeated if again is not None)
+    return any(not any(text.startswith("forward:") for text in found) for found in texts)
 
 
 def append(rows: Sequence[Row], path: Path) -> None:
