@@ -127,7 +127,15 @@ class Inputs:
         return value
 
     def _saved(self, x: Tensor) -> Any:
-        """Return how `x` is restored, after its tensors have been added to those that are saved."""
+        """Return how `x` is restored, after its tensors have been added to those that are saved.
+
+        An object that is given several times is one again: attention asks whether its query is its key.
+        """
+        if id(x) not in self._seen:
+            self._seen[id(x)] = self._saved_once(x)
+        return self._seen[id(x)]
+
+    def _saved_once(self, x: Tensor) -> Any:
         if not _is_rounded(x) or isinstance(self._saver, ExactSaver):
             self.tensors.append(x)
             self.exact.append(x)
@@ -172,18 +180,20 @@ def restored(form: Any, tensors: Sequence[Tensor], made: dict[int, Any]) -> Any:
     Args:
         form: of it.
         tensors: that were saved.
-        made: containers that were restored already, by their forms.
+        made: containers and inputs in codes that were restored already, by their forms.
     """
     if isinstance(form, _Input):
         return tensors[form.index]
     if isinstance(form, _Lent):
         return form.tensor.clone() if form.was_changed else form.tensor
-    if isinstance(form, _Codes):
-        return _Decompress.apply(torch.empty(0, requires_grad=True), form, tensors[form.start : form.stop])
-    if not isinstance(form, _Container):
-        return form
     if id(form) in made:
         return made[id(form)]
+    if isinstance(form, _Codes):
+        x = _Decompress.apply(torch.empty(0, requires_grad=True), form, tensors[form.start : form.stop])
+        made[id(form)] = x
+        return x
+    if not isinstance(form, _Container):
+        return form
     like, parts = form.like, form.parts
     if isinstance(parts, tuple):
         values = [restored(part, tensors, made) for part in parts]

@@ -396,3 +396,22 @@ def test_a_number_is_reduced_over_the_dimension_that_it_has_not(reduce):
     fewbit.checkpoint(model, bits=8, blocks=["block"])
     model["block"](x).backward()
     assert x.grad == 2
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_an_argument_that_is_given_twice_is_one_object_again(bits):
+    """As self-attention's query, key and value are, also where hooks around the checkpoint hand out copies."""
+    seen: list[bool] = []
+
+    class Attends(nn.Module):
+        def forward(self, query: Tensor, key: Tensor) -> Tensor:
+            seen.append(query is key)
+            return query.sin() * key
+
+    model = nn.ModuleDict({"block": Attends()})
+    fewbit.checkpoint(model, bits=bits, blocks=["block"])
+    x = torch.randn(8, 16, requires_grad=True) * 1
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+        y = model["block"](x, x)
+    y.sum().backward()
+    assert seen == [True, True]
