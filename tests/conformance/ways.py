@@ -119,7 +119,8 @@ class Checkpoint:
     def _at_rounded_inputs(self, operator: Function, sample: Any) -> Iterator[Step]:
         """Yield the exact step at inputs that are rounded, four times; not where torch refuses them, as targets of a
         binary cross-entropy above 1."""
-        for _ in range(4):
+        for draw in range(4):
+            torch.manual_seed(draw)  # the step before has set it
             value, args, kwargs = tree_map(
                 partial(_rounded, PerGroup(self.bits or 8)), (sample.input, sample.args, sample.kwargs)
             )
