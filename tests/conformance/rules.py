@@ -48,12 +48,6 @@ EXCUSED: Sequence[Excused] = (
         "with dropout the generator's state is saved, 5 kB whatever the size, in place of a mask that grows with it",
     ),
     Excused(
-        "polygamma.polygamma_n_0",
-        "checkpoint 8",
-        "gradient",
-        "a sample lies beside a pole, where the gradient at one rounding is tens of times that at another",
-    ),
-    Excused(
         "torch.ops.aten._safe_softmax.default",
         "checkpoint 8",
         "finite",
