@@ -5,7 +5,16 @@ from dataclasses import asdict
 import click
 
 from ..tables.json_format import dumps
-from .options import ByteSize, json_option, size_option
+from .options import (
+    ByteSize,
+    dtype_option,
+    json_option,
+    meta_option,
+    optimizer_option,
+    parallel_option,
+    recompute_option,
+    size_option,
+)
 from .plan import cross_entropy, sample_count
 from .subject import built_in, of_user
 from .target import errors_in_one_line
@@ -16,17 +25,11 @@ from .target import errors_in_one_line
 @click.option("--memory", type=ByteSize(), metavar="SIZE", required=True, help="Of the device, such as 24GiB.")
 @click.option("--batch", metavar="N", help="Samples in a batch.  [default: 1, or the function's own]")
 @size_option
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16", "float16"]),
-    default="bfloat16",
-    show_default=True,
-    help="Of a built-in model.",
-)
-@click.option("--optimizer", default="adamw", show_default=True, metavar="NAME", help="Whose state is in memory.")
-@click.option("--meta", is_flag=True, help="Build the function's model on the meta device, where it takes no memory.")
-@click.option("--parallel", metavar="KIND", help="Of several ranks: ddp, or fsdp:8 for shards on 8 ranks.")
-@click.option("--recompute/--no-recompute", default=True, show_default=True, help="Allow to recompute blocks.")
+@dtype_option("bfloat16")
+@optimizer_option
+@meta_option
+@parallel_option
+@recompute_option
 @json_option
 @click.pass_context
 def command(

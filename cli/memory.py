@@ -17,7 +17,14 @@ from ..tables.table import check_bits
 from .clone import study_commands
 from .lazy import WholeHelpGroup
 from .memory_codes import codes
-from .options import FILE, ByteSize, json_option, size_option
+from .options import (
+    FILE,
+    ByteSize,
+    dtype_option,
+    json_option,
+    meta_option,
+    size_option,
+)
 from .progress import with_progress
 from .subject import Subject, built_in, of_user
 from .target import FORMS, errors_in_one_line
@@ -95,13 +102,7 @@ def _method_options(function: Callable[..., Any]) -> Callable[..., Any]:
     "--batch", type=click.IntRange(1), metavar="N", help="Samples in a batch.  [default: 1, or the function's own]"
 )
 @size_option
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16", "float16"]),
-    default="float32",
-    show_default=True,
-    help="Of a built-in model.",
-)
+@dtype_option("float32")
 @click.option(
     "--attention",
     type=click.Choice(["sdpa", "eager"]),
@@ -109,7 +110,7 @@ def _method_options(function: Callable[..., Any]) -> Callable[..., Any]:
     show_default=True,
     help="Attention of a built-in model: one kernel, or scores in memory.",
 )
-@click.option("--meta", is_flag=True, help="Build the function's model on the meta device, where it takes no memory.")
+@meta_option
 @click.option(
     "--compiled", is_flag=True, help='Show each tensor that torch.compile(backend="fewbit") saves, at --bits.'
 )

@@ -1,7 +1,8 @@
 """Arguments and options shared by several commands, so that they have the same names and behaviour everywhere."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -9,6 +10,8 @@ from ..tables import DEFAULT_WEIGHT, KINDS, FewbitError
 from ..tables.names import read_number
 from ..tables.sizes import parse_size
 from ..tables.table import check_bits
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])  # a function that becomes a command
 
 
 class BitsList(click.ParamType):
@@ -129,6 +132,18 @@ unlimited_effort_option = click.option(
     "[default: no limit]",
 )
 
+
+def dtype_option(default: str) -> Callable[[Decorated], Decorated]:
+    """Return the option for the dtype of a built-in model."""
+    return click.option(
+        "--dtype",
+        type=click.Choice(["float32", "bfloat16", "float16"]),
+        default=default,
+        show_default=True,
+        help="Of a built-in model.",
+    )
+
+
 size_option = click.option(
     "--sequence",
     "--size",
@@ -136,6 +151,22 @@ size_option = click.option(
     type=click.IntRange(1),
     metavar="N",
     help="Tokens of a sequence, or height and width of an image.  [default: the model's]",
+)
+
+optimizer_option = click.option(
+    "--optimizer", default="adamw", show_default=True, metavar="NAME", help="Whose state is in memory."
+)
+
+meta_option = click.option(
+    "--meta", is_flag=True, help="Build the function's model on the meta device, where it takes no memory."
+)
+
+parallel_option = click.option(
+    "--parallel", metavar="KIND", help="Of several ranks: ddp, or fsdp:8 for shards on 8 ranks."
+)
+
+recompute_option = click.option(
+    "--recompute/--no-recompute", default=True, show_default=True, help="Allow to recompute blocks."
 )
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, to standard output.")

@@ -9,7 +9,17 @@ import click
 from ..tables import FewbitError
 from ..tables.files import check_writable
 from ..tables.json_format import dumps
-from .options import FILE, ByteSize, json_option, size_option
+from .options import (
+    FILE,
+    ByteSize,
+    dtype_option,
+    json_option,
+    meta_option,
+    optimizer_option,
+    parallel_option,
+    recompute_option,
+    size_option,
+)
 from .progress import phases_of, with_clock
 from .subject import built_in, of_user
 from .target import errors_in_one_line
@@ -33,19 +43,13 @@ FRONTIER = 12  # plans of a figure
     help="Samples in a batch, or max: the largest that fits.  [default: 1, or the function's own]",
 )
 @size_option
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16", "float16"]),
-    default="bfloat16",
-    show_default=True,
-    help="Of a built-in model.",
-)
-@click.option("--optimizer", default="adamw", show_default=True, metavar="NAME", help="Whose state is in memory.")
+@dtype_option("bfloat16")
+@optimizer_option
 @click.option("--gpu", metavar="NAME", help="Estimate times for this GPU, such as a100, h100 or rtx4090.")
-@click.option("--meta", is_flag=True, help="Build the function's model on the meta device, where it takes no memory.")
+@meta_option
 @click.option("--compiled", is_flag=True, help='Plan for torch.compile(backend="fewbit").')
-@click.option("--parallel", metavar="KIND", help="Of several ranks: ddp, or fsdp:8 for shards on 8 ranks.")
-@click.option("--recompute/--no-recompute", default=True, show_default=True, help="Allow to recompute blocks.")
+@parallel_option
+@recompute_option
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw memory through the step, and error against memory.")
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="Write the plan as JSON, for fewbit.fit(plan=...).")
 @json_option
