@@ -78,7 +78,7 @@ class Delicate:
         steep: set[fx.Node] = set()
         facts = cls(ranges_of(graph), heavy, turning, steep)
         for node in graph.nodes:
-            if not is_pointwise(node) and not is_view(node):
+            if not is_pointwise(node) and not is_view(node) and packet(node) is not aten.cat:
                 continue
             if any(i in turning or facts.is_periodic(i, node) for i in node.all_input_nodes):
                 turning.add(node)
@@ -89,7 +89,7 @@ class Delicate:
                 grows = packet(node) not in _TAMING and hi - lo > _NARROW
             else:
                 grows = packet(node) in _GROWING and any(
-                    facts.is_near_pole(i, node) and i in data and i not in statistics and _is_each(i, node)
+                    facts.is_near_pole(i, node) and i in data and i not in statistics and is_each(i, node)
                     for i in node.all_input_nodes
                 )
             if grows:
@@ -115,7 +115,7 @@ class Delicate:
             return any(self._grows(i, node) for i in node.all_input_nodes)
         if name is aten.div:
             return node.args[0] in self.steep and not isinstance(node.args[1], fx.Node)
-        passes = name in _SCALING or name is aten.pow or is_view(node)
+        passes = name in _SCALING or name in (aten.pow, aten.cat) or is_view(node)
         return passes and any(i in self.steep for i in node.all_input_nodes)
 
     def is_exponent(self, node: fx.Node, user: fx.Node) -> bool:
@@ -147,7 +147,7 @@ class Delicate:
         return self._may_be(node, 0.0) or self.ranges.get(node, ANY)[0] < 0
 
 
-def _is_each(node: fx.Node, user: fx.Node) -> bool:
+def is_each(node: fx.Node, user: fx.Node) -> bool:
     """Return whether a value is another for each element of `user`, and not for each row."""
     x, y = tensor_of(node), tensor_of(user)
     return x is not None and y is not None and hint(x.numel()) == hint(y.numel())

@@ -45,9 +45,8 @@ SECONDS = 2.0  # for one table, at most
 _CASTS = (prims.convert_element_type, aten._to_copy)
 _SAME = (aten.alias, aten.detach, aten.clone)
 _CONSTANTS = (aten.full, aten.scalar_tensor)
-# Functions that are 0 but at points, which have no weight: the best table for `where(t == 1, g, 0)`, as the labels of
-# `cosine_embedding_loss` make it, is 0 everywhere. What they return is saved, in a bit an element.
-_OF_POINTS = (aten.eq, aten.ne)
+# Where truth values are looked at: towards thresholds of any size, and at no number that a label is likely to be.
+_LOOKED_AT = np.concatenate([sign * np.geomspace(0.00137, 98765.4, 2048) for sign in (1, -1)] + [_NORMAL])
 
 
 # ---- functions of one value ------------------------------------------------------------------------------------------
@@ -65,10 +64,11 @@ def arguments_of(graph: fx.Graph, through_views: bool = False) -> dict[fx.Node, 
         found[node] = node
         if through_views and is_view(node):
             found[node] = found[node.all_input_nodes[0]]
-        elif (is_pointwise(node) and packet(node) not in _OF_POINTS) or packet(node) in _SAME:
+        elif is_pointwise(node) or packet(node) in _SAME:
             inputs = {found[i] for i in node.all_input_nodes if not _is_constant(i)}
             x = next(iter(inputs), node)
-            if len(inputs) == 1 and tensor_of(x) is not None and (through_views or shape_of(x) == shape_of(node)):
+            is_function = len(inputs) == 1 and tensor_of(x) is not None and not _is_of_points(node, x)
+            if is_function and (through_views or shape_of(x) == shape_of(node)):
                 found[node] = x
     return found
 
@@ -76,6 +76,33 @@ def arguments_of(graph: fx.Graph, through_views: bool = False) -> dict[fx.Node, 
 def _is_constant(node: fx.Node) -> bool:
     x = tensor_of(node)
     return packet(node) in _CONSTANTS and x is not None and x.dim() == 0
+
+
+# By the text of a function.
+_OF_POINTS: dict[str, bool] = {}
+
+
+def _is_of_points(node: fx.Node, argument: fx.Node) -> bool:
+    """Return whether a truth value of another value is the same everywhere but at points, which have no weight.
+
+    The best table of `where(t == 1, g, 0)` is 0 everywhere, and so is that of `where((t >= 1) & (t <= 1), g, 0)`: as
+    labels make them, in `cosine_embedding_loss`. Such a truth value is saved itself, in a bit an element.
+    """
+    x = tensor_of(node)
+    if x is None or x.dtype != torch.bool:
+        return False
+    curve = Curve(node, argument)
+    if curve.text not in _OF_POINTS:
+        try:
+            _OF_POINTS[curve.text] = _is_a_number(curve)
+        except (RuntimeError, TypeError):  # an operator that takes no doubles
+            _OF_POINTS[curve.text] = True
+    return _OF_POINTS[curve.text]
+
+
+def _is_a_number(curve: "Curve") -> bool:
+    values = curve(_LOOKED_AT)
+    return bool((values == values[0]).all())
 
 
 class Curve:
@@ -102,13 +129,18 @@ class Curve:
 
 
 def _steps(node: fx.Node, argument: fx.Node) -> list[fx.Node]:
-    """Return the nodes from behind `argument` to `node`, in the order of computation."""
-    needed, left = set(), [node]
+    """Return the nodes from behind `argument` to `node`, in an order of computation."""
+    found: dict[fx.Node, None] = {}
+    left = [node]
     while left:
-        if (n := left.pop()) is not argument and n not in needed:
-            needed.add(n)
-            left += n.all_input_nodes[:1] if is_view(n) else n.all_input_nodes
-    return [n for n in node.graph.nodes if n in needed]
+        inputs = left[-1].all_input_nodes[:1] if is_view(left[-1]) else left[-1].all_input_nodes
+        missing = [i for i in inputs if i is not argument and i not in found]
+        if missing and left[-1] is not argument:
+            left += missing
+        else:
+            found[left.pop()] = None
+    found.pop(argument, None)
+    return [*found]
 
 
 def _value(node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
@@ -139,8 +171,9 @@ def table_of(node: fx.Node, argument: fx.Node, source: fx.Node, bits: int) -> Ta
         source: what x is computed from, `arguments_of(graph, through_views=True)[argument]`.
         bits: of the codes.
 
-    Returns: None if per-group codes of as many bits err less where x is normal (F(x) = 2x grows without end), if the
-        function cannot be evaluated in doubles or not be integrated, or if `solve` takes too long.
+    Returns: None if the function is a number but at points or far away, if per-group codes of as many bits err less
+        where x is normal (F(x) = 2x grows without end), if the function cannot be evaluated in doubles or not be
+        integrated, or if `solve` takes too long.
     """
     factor, inner = Curve(node, argument), Curve(argument, source)
     try:
@@ -149,6 +182,8 @@ def table_of(node: fx.Node, argument: fx.Node, source: fx.Node, bits: int) -> Ta
     except (RuntimeError, TypeError):  # an operator that takes no doubles: a table is never needed
         return None
     if not (np.isfinite(wide).all() and np.isfinite(expected).all()):
+        return None
+    if _is_a_number(factor):
         return None
     weight = DEFAULT_WEIGHT if source is argument else f"uniform:{float(wide.min())},{float(wide.max())}"
     table = _table(factor, bits, weight)

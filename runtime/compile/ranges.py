@@ -6,6 +6,7 @@ Interval arithmetic, in which a product of a value with itself is a square. What
 """
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -44,6 +45,8 @@ def _range(node: fx.Node, known: Mapping[fx.Node, Range]) -> Range:
         return _clamped(*arguments)
     if name is aten.mul and node.args[0] is node.args[1]:
         return _power(arguments[0], 2)
+    if name is aten.sub and _is_largest_of(node.args[1], node.args[0]):
+        return (-math.inf, 0.0)
     if name in (aten.add, aten.sub):
         scale: Any = node.kwargs.get("alpha", 1)
         arguments[1] = _product(arguments[1], _number(-scale if name is aten.sub else scale))
@@ -55,6 +58,15 @@ def _range(node: fx.Node, known: Mapping[fx.Node, Range]) -> Range:
         return _power(arguments[0], exponent) if isinstance(exponent, int | float) else ANY
     rule = _RULES.get(name)
     return rule(*arguments) if rule is not None and None not in arguments[:3] else ANY
+
+
+def _is_largest_of(node: Any, value: Any) -> bool:
+    """Return whether the node is a maximum over the elements of a value."""
+    while isinstance(node, fx.Node) and (is_view(node) or packet(node) in _SAME):
+        node = node.all_input_nodes[0]
+    if isinstance(node, fx.Node) and node.target is operator.getitem and node.args[1] == 0:
+        node = node.args[0]
+    return isinstance(node, fx.Node) and packet(node) in (aten.amax, aten.max) and node.args[0] is value
 
 
 def _of_argument(value: Any, known: Mapping[fx.Node, Range]) -> Any:
@@ -154,6 +166,7 @@ _FIXED: Mapping[Any, Range] = {
     aten.atan2: (-math.pi, math.pi),
     aten.sign: (-1.0, 1.0),
 }
+_SAME = (aten.clone, aten.detach, aten.alias, aten._to_copy, prims.convert_element_type)
 # Results whose elements are, or lie between, elements of the first argument.
 _PASSING = {aten.clone, aten._to_copy, prims.convert_element_type, aten.cat, aten.stack, aten.index, aten.gather}
 _PASSING |= {aten.roll, aten.flip, prims.rev, aten.amax, aten.amin, aten.mean, aten.lift_fresh_copy, aten.repeat}

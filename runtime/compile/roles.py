@@ -33,6 +33,7 @@ from .attention import argument_names, is_attention
 from .codes import hint
 from .delicate import Delicate, is_tamed, operands_of
 from .factors import arguments_of, is_factor
+from .fading import fading
 from .nodes import (
     base_of,
     descendants,
@@ -156,6 +157,7 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
     floating = descendants(graph, is_floating_input)
     statistics, masked = _statistics(graph), _masked(graph, floating)
     facts = Delicate.of(graph, data, statistics)
+    faded = fading(graph, facts, data - statistics, of_gradient)
     sinks = _sinks(graph, of_gradient, facts)
     roles = {}
     for node in graph.nodes:
@@ -178,7 +180,7 @@ def classify(graph: fx.Graph, parameters: Collection[fx.Node] = ()) -> dict[fx.N
             roles[node] = Role.MASK
         elif node in statistics:
             roles[node] = Role.STATISTIC
-        elif node in facts.heavy or (node in facts.steep and Role.NONLINEAR in sinks[node]):
+        elif node in facts.heavy or node in faded or (node in facts.steep and Role.NONLINEAR in sinks[node]):
             # A code of cosh(x) errs by a share of the largest in its group, and 1 / cosh(x) asks for the least.
             roles[node] = Role.POLE
         elif node not in facts.turning and is_factor(node, arguments[node], of_gradient):

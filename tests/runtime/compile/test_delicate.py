@@ -406,11 +406,31 @@ def test_beside_poles_under_exponentials_and_inside_periods_gradients_are_near(l
     assert error(Model(lambda a, b: loss(a, b).square().mean()), torch.randn(256, 32)) < 0.1
 
 
+DIVIDED_AGAIN = {
+    "exponential": lambda a, b: b / (1 + (2 * a).exp()),
+    "hyperbolic cosine": lambda a, b: b / a.cosh() ** 2,
+    "rational function": lambda a, b: b / (1 + a**4),
+    "softmax over another dimension": lambda a, b: (
+        (e := a.view(32, 8, 128).exp()) / e.sum(1, keepdim=True) * b.view(32, 8, 128)
+    ),
+    "softmax of a few": lambda a, b: (e := a.view(256, 16, 8).exp()) / e.sum(-1, keepdim=True) * b.view(256, 16, 8),
+    "running weights": lambda a, b: (a.exp() * b).cumsum(0) / a.exp().cumsum(0),
+}
+
+
+@pytest.mark.parametrize("loss", DIVIDED_AGAIN.values(), ids=DIVIDED_AGAIN)
+def test_what_is_divided_and_multiplied_again_follows(loss):
+    """b / d² in codes, times d', errs by as much as d' grows."""
+    weights = torch.randn(256 * 128, generator=torch.Generator().manual_seed(0))
+    assert error(Model(lambda a, b: (loss(4 * a, b).flatten() * weights).sum()), torch.randn(256, 32)) < 0.3
+
+
 AWAY = {
     "1 + x²": (lambda x: 1 + x * x, (1, torch.inf)),
     "sigmoid": (lambda x: 2 - x.sigmoid(), (1, 2)),
     "clamp": (lambda x: x.clamp(-3, 2).abs() + 0.5, (0.5, 3.5)),
     "reciprocal": (lambda x: 1 / (x.abs() + 2), (0, 0.5)),
+    "less its maximum": (lambda x: (x - x.amax()).exp(), (0, 1)),
     "choice": (lambda x: torch.where(x > 0, x.tanh(), -x.exp()), (-torch.inf, 1)),
     "cube": (lambda x: x.relu() ** 3 - 1, (-1, torch.inf)),
 }

@@ -142,11 +142,13 @@ class TestLeftAlone:
     [
         lambda x, y, t: F.cosine_embedding_loss(x, y, t, margin=0.5),
         lambda x, y, t: F.hinge_embedding_loss(x.sum(1), t),
+        lambda x, y, t: torch.where((y >= 1) & (y <= 1), x, 0).sin().sum(),
+        lambda x, y, t: torch.where((y - 1).abs() <= 0, x, 0).sin().sum(),
     ],
-    ids=["of angles", "of distances"],
+    ids=["of angles", "of distances", "between", "no distance"],
 )
 def test_labels_are_compared_and_not_looked_up(loss):
-    """`where(t == 1, g, 0)` is 0 but at a point, and so is the best table for it."""
+    """`where(t == 1, g, 0)` is 0 but at a point, and so is the best table for it, however it is written."""
 
     class OfPairs(nn.Module):
         def __init__(self):
@@ -157,7 +159,7 @@ def test_labels_are_compared_and_not_looked_up(loss):
             return loss(self.up(x), y, t)
 
     model = OfPairs()
-    inputs = torch.randn(ROWS, WIDTH), torch.randn(ROWS, 32), torch.randint(0, 2, (ROWS,)) * 2.0 - 1
+    inputs = torch.randn(ROWS, WIDTH), torch.randint(-1, 3, (ROWS, 32)).float(), torch.randint(0, 2, (ROWS,)) * 2.0 - 1
     _, true = gradients(model, *inputs)
     _, near = gradients(few_bits(model, smallest=0), *inputs)
     assert (near - true).norm() < 0.2 * true.norm()
