@@ -63,6 +63,9 @@ def compress_saved_tensors(
     * tensors of fewer than `smallest` elements, and those whose last dimension is 1: usually statistics
     * tensors that the quantizer would not make smaller.
 
+    What softmax returns is divided by its sum once it is read: codes alone err by that sum times the mean of what the
+    gradient is a deviation from.
+
     `scaled_dot_product_attention` saves query, key and value in codes and neither its output nor its log-sum-exp: the
     backward pass computes attention once more, from the decompressed ones (layers/attention.py). Its own backward pass,
     from rounded queries and keys and the log-sum-exp of exact ones, has probabilities that do not sum to 1: where

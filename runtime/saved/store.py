@@ -19,10 +19,10 @@ from ..layers.saver import Saver
 from ..quantizers import Compressed, PerGroup, Quantizer, RotatedCompressed
 from ..tensors.abstract import is_abstract
 from ..tensors.casts import cast_key
-from ..tensors.layout import as_dense, flat
+from ..tensors.layout import as_dense
 from ..tensors.packing import pack_mask, packed_size, unpack_mask
-from ..tensors.spec import TensorSpec
-from .exactness import OF_ROWS, Rule, Sides
+from .exactness import OF_ROWS, Rule
+from .in_bits import Bits, InSides
 
 _LEAST_GROUP = 8  # elements; shorter rows share a group all the same
 _TURN = 2 * pi
@@ -209,80 +209,37 @@ class Signed:
         return torch.where(positive, x.clamp_min(tiny), x.clamp_max(0.0))
 
 
-@dataclass(frozen=True, eq=False)
-class Bits:
-    """A tensor of zeros and one other number, saved exactly in one bit per element.
+@dataclass(frozen=True)
+class Probabilities:
+    """Saved in place of what softmax returned: codes, which sum to 1 again once they are read.
+
+    The gradient is p·(g − Σp·g). Where the g of a row have a mean beside which they hardly differ, as values of
+    attention behind a sigmoid have, a sum of p that is off by 1 % left more of the mean than there is of the gradient.
 
     Attributes:
-        form: shape, layout and dtype of the tensor.
-        bits: packed bits, 1 at the other number.
-        value: the other number, of one element.
+        codes: of the tensor.
+        dimension: that it sums to 1 over.
     """
 
-    form: TensorSpec
-    bits: Tensor
-    value: Tensor
+    codes: View
+    dimension: int
 
     @classmethod
-    def of(cls, x: Tensor) -> "Bits | None":
-        """Return the bits of `x`, or None if it has more than one number besides 0."""
-        if is_abstract(x):
-            return None
-        x = as_dense(x)
-        value, other = x.amax(), flat(x) != 0
-        if not torch.equal(flat(x) == value, other) and bool(other.any()):
-            return None
-        return cls(TensorSpec.of(x), pack_mask(other), value)
+    def of(cls, x: Tensor, codes: View) -> "Probabilities | View":
+        """Return `codes`, of `x`, and where it is a softmax over which dimension."""
+        node = x.grad_fn
+        if node is None or node.name() not in ("SoftmaxBackward0", "SafeSoftmaxBackward0"):
+            return codes
+        dimension: int = node._saved_dim  # pyright: ignore[reportAttributeAccessIssue]
+        return cls(codes, dimension if dimension < x.dim() else dimension - 2**64)  # torch has -1 without its sign
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes saved."""
-        return self.bits.numel() + self.value.element_size()
-
-    def decompress(self) -> Tensor:
-        """Return the tensor."""
-        return self.form.filled(unpack_mask(self.bits, self.form.numel)).mul_(self.value)
-
-
-@dataclass(frozen=True, eq=False)
-class InSides:
-    """One of few numbers in place of each number of a tensor, in bits: all that its function's gradient asks for.
-
-    Attributes:
-        form: shape, layout and dtype of the tensor.
-        bits: packed bits of each of the sets.
-        numbers: of the sets, and of what is in none.
-    """
-
-    form: TensorSpec
-    bits: tuple[Tensor, ...]
-    numbers: tuple[float, ...]
-
-    @classmethod
-    def of(cls, x: Tensor, sides: Sides) -> "InSides":
-        """Return on which sides the numbers of `x` lie."""
-        x = as_dense(x.detach())
-        form = TensorSpec.of(x)
-        if is_abstract(x):
-            size = packed_size(x.numel(), 1)
-            return cls(form, tuple(x.new_empty(size, dtype=torch.uint8) for _ in sides.tests), sides.numbers)
-        return cls(form, tuple(pack_mask(test(flat(x))) for test in sides.tests), sides.numbers)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes saved."""
-        return sum(bits.numel() for bits in self.bits)
-
-    def decompress(self) -> Tensor:
-        """Return the numbers in the tensor's stead."""
-        x = self.form.empty()
-        if is_abstract(self.bits[0]):
+    def tensor(self) -> Tensor:
+        """Return the tensor, decompressed."""
+        x = self.codes.tensor()
+        if is_abstract(x) or isinstance(self.codes.entry.compressed, Exact):
             return x
-        *numbers, other = self.numbers
-        x.fill_(other)
-        for bits, number in zip(self.bits, numbers, strict=True):
-            flat(x).masked_fill_(unpack_mask(bits, self.form.numel).view(torch.bool), number)
-        return x
+        total = x.sum(self.dimension, keepdim=True)
+        return x.div_(total.masked_fill_(total == 0, 1.0))
 
 
 # ---- the store -------------------------------------------------------------------------------------------------------
@@ -328,7 +285,7 @@ class Store:
                 return _view(entry, x)
         return _view(self._whole(x, numel), x)
 
-    def rounded(self, x: Tensor, rule: Rule) -> View | Exact | Own | Signed:
+    def rounded(self, x: Tensor, rule: Rule) -> View | Exact | Own | Signed | Probabilities:
         """Save `x`, which may be rounded, in codes, or in bits where its function asks for no more."""
         core = _core(x)
         entry = self._entry_with(core, x)
@@ -349,7 +306,9 @@ class Store:
             if cast is not None:
                 self.casts[cast] = entry
         saved = _view(entry, x)
-        return saved if isinstance(entry.compressed, Exact) or not rule.is_signed else Signed.of(x, saved)
+        if isinstance(entry.compressed, Exact):
+            return saved
+        return Signed.of(x, saved) if rule.is_signed else Probabilities.of(x, saved)
 
     def _is_small(self, core: Tensor, x: Tensor) -> bool:
         small = x.numel() < self.smallest or (core.dim() > 1 and 1 in (core.shape[-1], x.shape[-1]))

@@ -86,6 +86,17 @@ class TestTraining:
         assert torch.equal(gradient(compress_saved_tensors(counting)), gradient())
         assert counting.shapes == [(129, 64)]  # of the Linear's input alone
 
+    @pytest.mark.parametrize("dimension", [0, -1])
+    def test_probabilities_sum_to_one(self, dimension):
+        """Values with a mean that is large beside their deviation: the gradient is of the deviation alone."""
+        scores, values = torch.randn(128, 128, requires_grad=True), 5 + 0.1 * torch.randn(128, 128)
+        found = []
+        for context in (nullcontext(), compress_saved_tensors(PerGroup(8))):
+            with context:
+                loss = ((2 * scores).softmax(dimension) * values).sum()
+            found += torch.autograd.grad(loss, scores)
+        assert (found[1] - found[0]).norm() < 0.1 * found[0].norm()
+
     def test_what_is_saved_is_freed(self):
         x = torch.randn(100, 64, requires_grad=True)
         with compress_saved_tensors(PerGroup(4)):
