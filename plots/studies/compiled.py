@@ -47,6 +47,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "4 bits, nearest": {"bits": 4, "rounding": "nearest"},
     "3 bits": {"bits": 3},
     "2 bits": {"bits": 2},
+    "2 bits, groups": {"bits": 2, "quantizer": "groups"},
 }
 MODELS: Mapping[str, Callable[[Settings], tuple[MakeModel, Corpus]]] = {
     "gpt2": lambda settings: (GPT2, _programs()),

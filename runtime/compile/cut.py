@@ -35,7 +35,8 @@ from .factors import arguments_of, table_of
 from .nodes import base_of, descendants, is_floating_input, is_pointwise, is_view, operator_of, tensor_of
 from .options import CompileOptions
 from .planes import planes_of
-from .roles import ROUNDED, Role, is_pinned
+from .roles import ROUNDED, TO_NEAREST, Role, is_pinned
+from .rotated import Rotation, rotation_of
 
 _KEY = "fewbit"
 _BOOLEANS = 2048  # most truth values in a group, which has no parameters
@@ -48,10 +49,11 @@ class Choice:
     Attributes:
         role: what the backward pass does with it.
         bits: of its codes, or of narrower integers; None is exact.
-        groups: of its elements, if it is quantized.
+        groups: of its elements, if it is quantized between their minimum and maximum.
         nbytes: bytes that saving it takes.
         reason: why it is exact, or "".
         table: of a factor that is saved as codes of a table; without groups.
+        rotation: of its rows, if their groups are turned (rotated.py); without groups.
     """
 
     role: Role
@@ -60,6 +62,12 @@ class Choice:
     nbytes: int
     reason: str = ""
     table: Table | None = None
+    rotation: Rotation | None = None
+
+    @property
+    def is_to_nearest(self) -> bool:
+        """Whether the value is rounded to nearest, whatever the options say."""
+        return self.role not in ROUNDED or (self.role in TO_NEAREST and self.rotation is None)
 
 
 def choice_of(node: object) -> Choice | None:
@@ -142,6 +150,11 @@ def rounded(node: fx.Node, role: Role, bits: int, options: CompileOptions) -> Ch
     elements, exact = hint(x.numel()), nbytes_of(node)
     if elements < options.smallest:
         return Choice(role, None, None, exact, "small")
+    if options.rotates(role, bits):
+        unbiased = role not in (Role.SCORES, Role.NONLINEAR) and options.rounding == "stochastic"
+        rotation = rotation_of(x, bits, options.group, unbiased=unbiased, centered=role is Role.SCORES)
+        if rotation is not None and (few := rotation.nbytes(x)) < exact:
+            return Choice(role, bits, None, few, rotation=rotation)
     most, parameters = (_BOOLEANS, 0) if role is Role.BOOLEAN else (options.group, 4)
     groups = groups_of(x, most, multiple=8 // planes_of(bits)[-1])
     if groups is None:

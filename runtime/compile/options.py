@@ -16,6 +16,7 @@ from ..tensors.checks import check_integer
 from .roles import ROUNDED, Role
 
 Bits = int | None
+MOST_ROTATED = 3  # bits; queries and keys beside them have one more
 AUTO: Mapping[Role, int] = {
     Role.LINEAR: 5,
     Role.FACTOR: 4,
@@ -32,13 +33,17 @@ class CompileOptions:
 
     Attributes:
         bits: of what is saved. "auto", the default, gives each role its own (`AUTO`, roles.py); 1 to 8 is for all that
-            can be rounded, but queries and keys have twice as many, up to 8; None saves all exactly; a mapping gives
+            can be rounded, but queries and keys have twice as many, up to 8, or where codes are rotated one more; None
+            saves all exactly; a mapping gives
             bits, or None, to roles ("linear", "factor", "nonlinear", "attention", "scores", "probabilities") and to
             modules by pattern ("model.layers.*.mlp"), "auto" to the rest. Those of a place, as a plan names it (a
             module and the name of a value in its graph, "model.layers.0.mlp:mm_4"), change what that value takes, and
             not which values are saved.
         rounding: "stochastic" rounds at random what enters the gradient linearly, and so without bias, and the rest to
             nearest; "nearest" rounds all so.
+        quantizer: "groups" has codes between the minimum and the maximum of a group; "rotated" those of groups that are
+            turned at random (rotated.py), but for probabilities; "auto", the default, is rotated up to 3 bits, where
+            groups err three to twenty times as much, and groups from 4 bits on, which take less time.
         group: most elements that share a minimum and a scale.
         tables: whether factors F(x) of gradients that are needed for nothing else, such as an activation's derivative
             before frozen weights, are saved as codes of the compiler's table for F (factors.py).
@@ -57,6 +62,7 @@ class CompileOptions:
 
     bits: "Literal['auto'] | int | Mapping[str, Bits] | None" = "auto"
     rounding: Literal["stochastic", "nearest"] = "stochastic"
+    quantizer: Literal["auto", "groups", "rotated"] = "auto"
     group: int = 128
     tables: bool = True
     keep: tuple[str, ...] = ()
@@ -78,6 +84,8 @@ class CompileOptions:
             check_bits("bits", self.bits)
         if self.rounding not in ("stochastic", "nearest"):
             raise FewbitError(f"rounding is 'stochastic' or 'nearest', not {shown(self.rounding)}")
+        if self.quantizer not in ("auto", "groups", "rotated"):
+            raise FewbitError(f"quantizer is 'auto', 'groups' or 'rotated', not {shown(self.quantizer)}")
         check_integer("group", self.group, 32)
         check_integer("smallest", self.smallest, 0)
         if not isinstance(self.tables, bool):
@@ -110,11 +118,18 @@ class CompileOptions:
         if role not in ROUNDED or any(fnmatchcase(name, pattern) for pattern in self.keep for name in modules):
             return None
         if self.bits is None or isinstance(self.bits, int):
-            return min(2 * self.bits, 8) if self.bits and role is Role.SCORES else self.bits
+            if self.bits is None or role is not Role.SCORES:
+                return self.bits
+            return min(self.bits + 1 if self.rotates(Role.LINEAR, self.bits) else 2 * self.bits, 8)
         for pattern, bits in self._rules:
             if any(fnmatchcase(name, pattern) for name in modules):
                 return bits
         return next((bits for name, bits in self._rules if name == role.value), AUTO[role])
+
+    def rotates(self, role: Role, bits: int) -> bool:
+        """Return whether the codes of a value are rotated: of none that may be almost all zeros."""
+        most = {"auto": MOST_ROTATED + (role is Role.SCORES), "groups": 0, "rotated": 8}[self.quantizer]
+        return role in ROUNDED and role is not Role.PROBABILITIES and bits <= most
 
     def recomputes_attention(self, modules: tuple[str, ...]) -> bool:
         """Return whether attention is computed again whose queries or keys are of modules of these names."""
@@ -137,7 +152,7 @@ def _sources() -> str:
     """Return a digest of the source that decides what the compiled graphs compute, and of what they call."""
     digest = hashlib.sha256()
     runtime = Path(__file__).parents[1]
-    patterns = ("compile/*.py", "backends/*/per_group.py", "ops/*.py")
+    patterns = ("compile/*.py", "backends/*/per_group.py", "backends/*/rotated.py", "ops/*.py")
     for file in sorted(file for pattern in patterns for file in runtime.glob(pattern)):
         digest.update(file.read_bytes())
     return digest.hexdigest()

@@ -194,7 +194,7 @@ def compiling(graph: fx.GraphModule, inputs: Sequence[Any], options: CompileOpti
     finally:
         _compiling.reset(token)
     trains = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
-    if not current.recorded and trains:  # else nothing is divided
+    if not current.recorded and trains and options.bits is not None:  # else nothing is divided
         _add(_Record(_read(current.key), None, parameters))
 
 

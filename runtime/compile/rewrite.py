@@ -33,10 +33,12 @@ from .nodes import base_of, is_pointwise, is_view, tensor_of
 from .options import CompileOptions
 from .report import SavedTensor
 from .roles import ROUNDED, Role
+from .rotated import Rotation
+from .rotated import dequantize as dequantize_rotated
+from .rotated import quantize as quantize_rotated
 from .splice import Splicer
 
 _LARGEST = 2**63 - 1
-_TO_NEAREST = (Role.ATTENTION, Role.SCORES, Role.NONLINEAR)  # at random they would err more (roles.py)
 
 
 def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: CompileOptions) -> list[SavedTensor]:
@@ -196,10 +198,11 @@ def _quantize_all(
     order = {node: place for place, node in enumerate(graph.nodes)}
     calls = _calls(rounded, lambda node: _after_run(_last_use(node, order)))
     at_random = {
-        node: options.rounding == "stochastic" and not rounds_to_nearest(choice) for node, choice in rounded.items()
+        node: choice.rotation is not None or (options.rounding == "stochastic" and not choice.is_to_nearest)
+        for node, choice in rounded.items()
     }
     drawing = [call for call in calls if any(map(at_random.__getitem__, call.nodes))]
-    if config.fallback_random and not all(call.by_kernel for call in drawing):
+    if config.fallback_random and not all(c.by_kernel or rounded[c.nodes[0]].rotation for c in drawing):
         raise FewbitError(
             'rounding="stochastic" draws by Inductor: set torch._inductor.config.fallback_random to False, '
             'or rounding="nearest"'
@@ -219,11 +222,6 @@ def _quantize_all(
     return parts
 
 
-def rounds_to_nearest(choice: Choice) -> bool:
-    """Return whether a value is rounded to nearest, whatever the options say."""
-    return choice.role not in ROUNDED or choice.role in _TO_NEAREST
-
-
 def _saving(choice: Choice) -> "partial[tuple[Tensor, ...]]":
     """Return the function of a value, and a seed where it is rounded at random, that returns what is saved of it."""
     if choice.role is Role.INTEGER:
@@ -231,6 +229,8 @@ def _saving(choice: Choice) -> "partial[tuple[Tensor, ...]]":
         return partial(narrowed, bits=choice.bits)
     if choice.role is Role.BOOLEAN:
         return partial(pack_bools, groups=_form(choice)[0])
+    if choice.rotation is not None:
+        return partial(quantize_rotated, form=choice.rotation)
     return partial(_quantize, form=_form(choice))
 
 
@@ -370,6 +370,8 @@ def _dequantize_all(
 
 def _restoring(choice: Choice, dtype: torch.dtype) -> "partial[Tensor]":
     """Return the function of what `_saving` returned that returns the value."""
+    if choice.rotation is not None:
+        return partial(_dequantize_rotated, form=choice.rotation, dtype=dtype)
     if choice.role is Role.INTEGER:
         return partial(widened, dtype=dtype)
     if choice.role is Role.BOOLEAN:
@@ -383,6 +385,10 @@ def _dequantize_by_kernel(*buffers: Tensor, forms: tuple[Form, ...], dtype: torc
 
 def _dequantize(*parts: Tensor, form: Form, dtype: torch.dtype) -> Tensor:
     return dequantize(parts, *form, dtype)
+
+
+def _dequantize_rotated(*parts: Tensor, form: Rotation, dtype: torch.dtype) -> Tensor:
+    return dequantize_rotated(parts, form, dtype)
 
 
 def _unpack(*parts: Tensor, groups: Groups) -> Tensor:

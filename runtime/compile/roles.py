@@ -75,6 +75,8 @@ class Role(Enum):
 
 
 ROUNDED = (Role.LINEAR, Role.FACTOR, Role.PROBABILITIES, Role.ATTENTION, Role.NONLINEAR, Role.SCORES)
+# Between minimum and maximum; at random they would err more.
+TO_NEAREST = (Role.ATTENTION, Role.NONLINEAR, Role.SCORES)
 
 
 # How a value has been changed on the way to a use: flags. A difference is of the last curve's results.

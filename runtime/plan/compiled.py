@@ -28,12 +28,12 @@ from torch import Tensor, fx
 from ...tables import FewbitError
 from ..compile.backend import compile_graph, inductor_options
 from ..compile.budget import with_budget
-from ..compile.codes import Form, dequantize, quantize
+from ..compile import rotated
+from ..compile.codes import dequantize, quantize
 from ..compile.cut import Choice, choice_of, place_of, results_and_saved, rounded
 from ..compile.options import CompileOptions
 from ..compile.partitioner import FewbitPartitioner
 from ..compile.report import GraphReport, describe, ignore
-from ..compile.rewrite import rounds_to_nearest
 from ..compile.roles import ROUNDED, Role
 from ..memory.allocator import Allocations, allocations, mark
 from ..tensors.dtypes import sum_of_squares
@@ -529,10 +529,10 @@ class _Probe:
     call: tuple[int, int]
     options: CompileOptions
 
-    def form(self, bits: int) -> Form | None:
-        """Return the groups and bits of its codes; None if it has none of so many bits."""
+    def in_bits(self, bits: int) -> Choice | None:
+        """Return how it is saved in so many bits; None if it has no such codes."""
         choice = rounded(self.node, self.choice.role, bits, self.options)
-        return None if choice.bits is None or choice.groups is None else (choice.groups, bits)
+        return None if choice.bits is None else choice
 
 
 def _values(
@@ -567,7 +567,7 @@ def _values(
         right = exact[equal[0].graph]
 
         wrong_of = partial(_wrong, graph, arguments, right)
-        if not rounds_to_nearest(equal[0].choice):
+        if not equal[0].choice.is_to_nearest:
             measured.update(errors_of_each(equal, wrong_of, scale))
             continue
         # Rounding to nearest is the same in each draw, but another for each batch: it is counted as noise.
@@ -585,10 +585,10 @@ def _wrong(
 
 
 def _value(probe: _Probe, noise: float, bias: float, x: Tensor) -> Value:
-    forms = {bits: form for bits in BITS if (form := probe.form(bits)) is not None}
-    variances = {bits: sum_of_squares(_back(probe, x, form) - x) for bits, form in forms.items()}
+    choices = {bits: choice for bits in BITS if (choice := probe.in_bits(bits)) is not None}
+    variances = {bits: sum_of_squares(_back(x, choice) - x) for bits, choice in choices.items()}
     of_probe = variances.get(PROBE) or 1.0
-    sizes = {bits: x.numel() * bits // 8 + x.numel() // groups.size * 4 for bits, (groups, _) in forms.items()}
+    sizes = {bits: choice.nbytes for bits, choice in choices.items()}
     place = place_of(probe.node)
     return Value(
         *(place, place.rpartition(":")[0], probe.choice.role.value, tuple(x.shape), x.element_size()),
@@ -603,17 +603,21 @@ def _rounded(arguments: Sequence[Any], probes: Sequence[_Probe]) -> list[Any]:
     """Return the arguments with those of `probes` rounded to `PROBE` bits."""
     values = list(arguments)
     for probe in probes:
-        form = probe.form(PROBE)
-        if form is not None:
-            values[probe.argument] = _back(probe, values[probe.argument], form)
+        choice = probe.in_bits(PROBE)
+        if choice is not None:
+            values[probe.argument] = _back(values[probe.argument], choice)
     return values
 
 
-def _back(probe: _Probe, x: Tensor, form: Form) -> Tensor:
+def _back(x: Tensor, choice: Choice) -> Tensor:
     """Return `x` quantized as the backend does, and back."""
-    groups, bits = form
+    if choice.rotation is not None:
+        parts = rotated.quantize(x, torch.randint(2**62, (), device="cpu"), choice.rotation)
+        return rotated.dequantize(parts, choice.rotation, x.dtype)
+    groups, bits = choice.groups, choice.bits
+    assert groups is not None and bits is not None
     random = None
-    if not rounds_to_nearest(probe.choice):
+    if not choice.is_to_nearest:
         random = torch.rand([*groups.rows(x).shape[:-1], 1], device=x.device)
     return dequantize(quantize(x, groups, bits, random), groups, bits, x.dtype)
 
@@ -640,7 +644,7 @@ def _apart(probes: Sequence[_Probe], outputs: dict[_Probe, tuple[int, ...]]) -> 
     taken: set[tuple[int, int]] = set()
     for probe in probes:
         own = {(probe.graph, i) for i in outputs[probe]}
-        if 0 < len(own) <= 4 and not own & taken and not rounds_to_nearest(probe.choice):
+        if 0 < len(own) <= 4 and not own & taken and not probe.choice.is_to_nearest:
             taken |= own
             found.append(probe)
     return found

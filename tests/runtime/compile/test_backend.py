@@ -349,6 +349,7 @@ class TestOptions:
             ({"bits": True}, "bits is an integer"),
             ({"bits": {"linear": 0}}, "bits of 'linear'"),
             ({"rounding": "up"}, "'stochastic' or 'nearest'"),
+            ({"quantizer": "turned"}, "'auto', 'groups' or 'rotated'"),
             ({"group": 1}, "group is an integer not below 32"),
             ({"smallest": -1}, "smallest"),
             ({"keep": "blocks*"}, "a sequence of patterns"),
@@ -364,9 +365,13 @@ class TestOptions:
             fewbit.inductor_options(**options)
         assert "\n" not in str(caught.value)
 
-    @pytest.mark.parametrize(("bits", "of_scores"), [(1, 2), (2, 4), (3, 6), (4, 8), (8, 8), (None, None)])
-    def test_queries_and_keys_have_twice_the_bits_of_all_else(self, bits, of_scores):
-        options = CompileOptions(bits=bits)
+    @pytest.mark.parametrize(
+        ("bits", "quantizer", "of_scores"),
+        [(1, "groups", 2), (2, "groups", 4), (3, "groups", 6), (4, "auto", 8), (8, "auto", 8), (None, "auto", None)]
+        + [(1, "auto", 2), (2, "auto", 3), (3, "auto", 4), (4, "rotated", 5), (8, "rotated", 8)],
+    )
+    def test_queries_and_keys_have_twice_the_bits_of_all_else_or_one_more(self, bits, quantizer, of_scores):
+        options = CompileOptions(bits=bits, quantizer=quantizer)
         assert options.bits_for(Role.LINEAR, ()) == bits
         assert options.bits_for(Role.SCORES, ()) == of_scores
         assert CompileOptions(bits={"scores": 3}).bits_for(Role.SCORES, ()) == 3
@@ -387,6 +392,7 @@ class TestOptions:
             {"recompute": 0.5},
             {"budget": 10**6},
             {"tables": False},
+            {"quantizer": "rotated"},
             {"bits": {"nonlinear": 4}},
         ]
         assert len({CompileOptions.of(change).uuid() for change in changes}) == len(changes)

@@ -1,0 +1,91 @@
+"""Rotated codes between compiled graphs: every layout, the error that the mathematics promises, what is turned and when."""
+
+import copy
+
+import pytest
+import torch
+from compiled import LanguageModel, exactly, few_bits, gradients
+from fewbit.quantizers import Rotated
+from fewbit.runtime.compile.options import CompileOptions
+from fewbit.runtime.compile.roles import Role
+from fewbit.runtime.compile.rotated import dequantize, quantize, rotation_of
+
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "transposed": lambda x: x.transpose(0, 3).contiguous().transpose(0, 3),
+}
+ERROR = {1: 0.571, 2: 0.133, 3: 0.0358}  # of |x|², by quantizers/rotated.py
+
+
+def there_and_back(x, seed=7, bits=2, unbiased=True, centered=False):
+    form = rotation_of(x, bits, 128, unbiased=unbiased, centered=centered)
+    parts = quantize(x, torch.tensor(seed), form)
+    assert sum(part.nbytes for part in parts) == form.nbytes(x)
+    return dequantize(parts, form, x.dtype)
+
+
+class TestCodes:
+    @pytest.mark.parametrize("bits", ERROR)
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_err_by_their_law_in_every_layout(self, layout, bits):
+        x = LAYOUTS[layout](torch.randn(2, 64, 8, 8) * torch.tensor([1.0, 20.0, 1, 1, 1, 1, 1, 1]))
+        back = there_and_back(x, bits=bits)
+        assert back.shape == x.shape and back.stride() == x.stride()
+        assert float((back - x).square().sum() / x.square().sum()) == pytest.approx(ERROR[bits], rel=0.1)
+
+    @pytest.mark.parametrize("shape", [(3, 96), (5, 100), (4, 3, 700), (70,), (2, 3, 40, 24)], ids=str)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+    def test_take_any_size_and_dtype(self, shape, dtype):
+        x = torch.randn(shape).to(dtype)
+        back = there_and_back(x, bits=8, centered=len(shape) > 1)
+        assert back.dtype == dtype and (back - x).norm() < 0.03 * x.norm()
+
+    def test_are_those_of_the_quantizer(self):
+        x = torch.randn(16, 256)
+        codes = Rotated(bits=2).compress(x)
+        form = rotation_of(x, 2, 128, unbiased=True, centered=False)
+        packed, scale, _ = quantize(x, torch.as_tensor(codes.seed), form)
+        assert torch.equal(packed, codes.packed) and torch.equal(scale, codes.scale)
+
+    def test_of_scores_do_without_the_mean_over_tokens(self):
+        """A channel's offset, of which keys have some ten times the rest, would else be most of what is rounded."""
+        x = torch.randn(2, 32, 4, 32)
+        offset = 10 * torch.randn(2, 1, 4, 32)
+        plain, centered = (there_and_back(x + offset, centered=c) - offset - x for c in (False, True))
+        assert float(centered.square().mean()) == pytest.approx(ERROR[2], rel=0.15)
+        assert float(plain.square().mean()) > 30 * ERROR[2]
+
+    @pytest.mark.parametrize("shape", [(8, 4), (63,), (0, 4), (4, 0)], ids=str)
+    def test_of_too_few_elements_in_a_row_there_are_none(self, shape):
+        assert rotation_of(torch.empty(shape), 2, 128, unbiased=True, centered=False) is None
+
+
+class TestChoice:
+    def test_turns_what_has_few_bits_but_no_probabilities(self):
+        auto, groups = CompileOptions(bits=2), CompileOptions(bits=2, quantizer="groups")
+        assert [auto.rotates(Role.LINEAR, bits) for bits in (1, 3, 4)] == [True, True, False]
+        assert [auto.rotates(Role.SCORES, bits) for bits in (3, 4, 5)] == [True, True, False]
+        assert not auto.rotates(Role.PROBABILITIES, 2) and not auto.rotates(Role.BOOLEAN, 1)
+        assert not groups.rotates(Role.LINEAR, 2)
+        assert CompileOptions(quantizer="rotated").rotates(Role.LINEAR, 8)
+
+    def test_errs_less_in_a_step_than_groups_of_as_many_bits(self):
+        tokens = torch.randint(0, 320, (4, 64), generator=torch.Generator().manual_seed(0))
+        model = LanguageModel(blocks=2)
+        loss, true = gradients(exactly(copy.deepcopy(model)), tokens)
+        errors = {}
+        for quantizer in ("groups", "rotated"):
+            few = few_bits(copy.deepcopy(model), bits=2, quantizer=quantizer, smallest=1024)
+            found, near = gradients(few, tokens)
+            assert torch.equal(found, loss)
+            errors[quantizer] = float((near - true).norm() / true.norm())
+        assert errors["rotated"] < 0.7 * errors["groups"]
+
+    def test_follows_sizes_that_vary(self):
+        model = LanguageModel(blocks=1)
+        exact, few = exactly(copy.deepcopy(model)), few_bits(copy.deepcopy(model), bits=3, smallest=1024)
+        for rows in (4, 6, 9):
+            tokens = torch.randint(0, 320, (rows, 64))
+            (_, true), (_, near) = gradients(exact, tokens), gradients(few, tokens)
+            assert (near - true).norm() < 0.4 * true.norm()
