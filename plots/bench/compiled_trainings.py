@@ -34,7 +34,9 @@ FEWBIT: Mapping[str, Mapping[str, Any]] = {
     "fewbit-8": {"bits": 8},
     "fewbit-4": {"bits": 4},
     "fewbit-4-nearest": {"bits": 4, "rounding": "nearest"},
+    "fewbit-3": {"bits": 3},
     "fewbit-2": {"bits": 2},
+    "fewbit-2-groups": {"bits": 2, "quantizer": "groups"},
 }
 BUDGETS = {"budget-0.5": 0.5, "budget-0.25": 0.25}
 HOOKS, LEVEL, CHECKPOINT = "hooks-4", "L2", "checkpoint"

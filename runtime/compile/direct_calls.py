@@ -14,12 +14,13 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import ops
-from ..backends.cpu import per_group
+from ..backends.cpu import per_group, rotated
 
-_MODULE = per_group.__name__
 _FUNCTIONS = {
-    ops.per_group_quantize_buffers: per_group.quantize_buffers,
-    ops.per_group_dequantize_buffers: per_group.dequantize_buffers,
+    ops.per_group_quantize_buffers: (per_group, "quantize_buffers"),
+    ops.per_group_dequantize_buffers: (per_group, "dequantize_buffers"),
+    ops.rotated_quantize_buffers: (rotated, "quantize_buffers"),
+    ops.rotated_dequantize_buffers: (rotated, "dequantize_buffers"),
 }
 
 
@@ -29,18 +30,18 @@ def install() -> None:
         from torch._inductor.codegen.custom_extern_kernel_codegen import CUSTOM_EXTERN_KERNEL_CODEGEN, CustomCodegen
     except ImportError:
         return
-    for op, function in _FUNCTIONS.items():
-        CUSTOM_EXTERN_KERNEL_CODEGEN[f"torch.ops.{op}"] = CustomCodegen(python=_writer(function.__name__))
+    for op, (module, function) in _FUNCTIONS.items():
+        CUSTOM_EXTERN_KERNEL_CODEGEN[f"torch.ops.{op}"] = CustomCodegen(python=_writer(module.__name__, function))
 
 
-def _writer(function: str) -> Callable[[Any, Callable[[str], None]], None]:
+def _writer(module: str, function: str) -> Callable[[Any, Callable[[str], None]], None]:
     def write(node: Any, write_line: Callable[[str], None]) -> None:
         from torch._inductor.virtualized import V
 
         name, arguments = node.python_kernel_name, [*node.codegen_args(), *node.codegen_kwargs()]
         if node.get_device().type == "cpu":
-            V.graph.wrapper_code.add_import_once(f"from {_MODULE} import {function} as fewbit_{function}")
-            name = f"fewbit_{function}"
+            name = f"fewbit_{module.rpartition('.')[2]}_{function}"
+            V.graph.wrapper_code.add_import_once(f"from {module} import {function} as {name}")
             arguments.append("empty=empty_strided_cpu")
         write_line(f"{node.get_name()} = {name}({', '.join(arguments)})")
 

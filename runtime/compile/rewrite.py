@@ -29,14 +29,13 @@ from .codes import (
 from .cut import Choice, choice_of, module_names, nbytes_of, results_and_saved
 from .factors import arguments_of, multiplied_with
 from .integers import narrowed, widened
-from .nodes import base_of, is_pointwise, is_view, tensor_of
+from .nodes import base_of, tensor_of
 from .options import CompileOptions
+from .placing import after_run, last_use, operations, placeholder, some_placeholder, start_of_run
 from .report import SavedTensor
 from .roles import ROUNDED, Role
-from .rotated import Rotation
-from .rotated import dequantize as dequantize_rotated
-from .rotated import quantize as quantize_rotated
 from .splice import Splicer
+from .turning import dequantize_turned, draw_keys, quantize_turned
 
 _LARGEST = 2**63 - 1
 
@@ -64,10 +63,15 @@ def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: Compil
     parts = _encode_all(forward, encoded, splicer)
     output.args = (tuple(results + _parts_of(saved, parts)),)
     forward.eliminate_dead_code()  # the factors themselves, which would read their arguments at the end of the pass
+    turned = {node: choice for node, choice in rounded.items() if choice.rotation is not None}
+    rounded = {node: choice for node, choice in rounded.items() if choice.rotation is None}
     parts |= _quantize_all(forward, rounded, options, splicer)
+    keys = draw_keys(forward, turned, splicer)
+    parts |= quantize_turned(forward, turned, keys, splicer)
+    dequantize_turned(backward, turned, keys, parts, tensors, splicer)
     _multiply_all(backward, encoded, parts, splicer)
     _dequantize_all(backward, rounded, parts, splicer)
-    kept = _parts_of(saved, parts)
+    kept = [*keys.values(), *_parts_of(saved, parts)]
     output.args = (tuple(results + kept),)
     _describe(output, outputs, len(kept))
     return [_row(node, choice, parts.get(node, ())) for node, choice in choices.items()]
@@ -123,7 +127,7 @@ def _encode_all(graph: fx.Graph, encoded: Sequence[_Encoded], splicer: Splicer) 
     parts = {}
     for one in encoded:
         x = one.argument
-        with graph.inserting_before(_operations(graph) if x.op == "placeholder" else x.next):
+        with graph.inserting_before(operations(graph) if x.op == "placeholder" else x.next):
             parts[one.factor] = splicer.splice(graph, partial(_encode, table=one.table, order=one.order), x)
     return parts
 
@@ -136,7 +140,7 @@ def _multiply_all(
     for one in encoded:
         factor = placeholders[one.factor.name]
         with graph.inserting_before(factor):
-            (codes,) = (_placeholder(graph, part) for part in parts[one.factor])
+            (codes,) = (placeholder(graph, part) for part in parts[one.factor])
         function = partial(_multiply, table=one.table, order=one.order)
         for user in list(factor.users):
             gradient = multiplied_with(factor, user)
@@ -196,13 +200,12 @@ def _quantize_all(
 ) -> dict[fx.Node, tuple[fx.Node, ...]]:
     """Return the nodes of the parts that each value is saved as, computed right after its last use."""
     order = {node: place for place, node in enumerate(graph.nodes)}
-    calls = _calls(rounded, lambda node: _after_run(_last_use(node, order)))
+    calls = _calls(rounded, lambda node: after_run(last_use(node, order)))
     at_random = {
-        node: choice.rotation is not None or (options.rounding == "stochastic" and not choice.is_to_nearest)
-        for node, choice in rounded.items()
+        node: options.rounding == "stochastic" and not choice.is_to_nearest for node, choice in rounded.items()
     }
     drawing = [call for call in calls if any(map(at_random.__getitem__, call.nodes))]
-    if config.fallback_random and not all(c.by_kernel or rounded[c.nodes[0]].rotation for c in drawing):
+    if config.fallback_random and not all(call.by_kernel for call in drawing):
         raise FewbitError(
             'rounding="stochastic" draws by Inductor: set torch._inductor.config.fallback_random to False, '
             'or rounding="nearest"'
@@ -229,8 +232,6 @@ def _saving(choice: Choice) -> "partial[tuple[Tensor, ...]]":
         return partial(narrowed, bits=choice.bits)
     if choice.role is Role.BOOLEAN:
         return partial(pack_bools, groups=_form(choice)[0])
-    if choice.rotation is not None:
-        return partial(quantize_rotated, form=choice.rotation)
     return partial(_quantize, form=_form(choice))
 
 
@@ -266,26 +267,17 @@ def _seeds(graph: fx.Graph, calls: list[_Call], splicer: Splicer) -> dict[_Call,
         if not call.by_kernel:
             others[call.nodes[0].meta["val"].device].append(call)
     found: dict[_Call, tuple[fx.Node]] = {}
-    with graph.inserting_before(_operations(graph)):
+    with graph.inserting_before(operations(graph)):
         for device in dict.fromkeys([*(torch.device("cpu") for _ in kernels[:1]), *others]):
             of_one = others.get(device, [])
             of_many = kernels if device.type == "cpu" else []
             sizes = (*(len(call.nodes) for call in of_many), *([len(of_one)] if of_one else []))
-            drawn = splicer.splice(graph, partial(_draw_seeds, sizes=sizes), _some(graph, device))
+            drawn = splicer.splice(graph, partial(_draw_seeds, sizes=sizes), some_placeholder(graph, device))
             found |= {call: (seeds,) for call, seeds in zip(of_many, drawn, strict=False)}
             if of_one:
                 separated = splicer.splice(graph, partial(_separated, device=device), drawn[-1])
                 found |= {call: (seed,) for call, seed in zip(of_one, separated, strict=True)}
     return found
-
-
-def _some(graph: fx.Graph, device: torch.device) -> fx.Node:
-    """Return a placeholder whose value is a tensor, on the device if there is one.
-
-    The last one: AOTAutograd's tokens of effects, such as those of a check of `cholesky`, come first and are None.
-    """
-    tensors = [n for n in reversed(graph.find_nodes(op="placeholder")) if tensor_of(n) is not None]
-    return next((n for n in tensors if n.meta["val"].device == device), tensors[0])
 
 
 def _draw_seeds(some: Tensor, *, sizes: tuple[int, ...]) -> list[Tensor]:
@@ -295,44 +287,6 @@ def _draw_seeds(some: Tensor, *, sizes: tuple[int, ...]) -> list[Tensor]:
 
 def _separated(seeds: Tensor, *, device: torch.device) -> list[Tensor]:
     return ops.separate(seeds.to(device, non_blocking=True))
-
-
-def _last_use(node: fx.Node, order: Mapping[fx.Node, int]) -> fx.Node:
-    """Return the last node that reads the value; `node` itself if only the output does.
-
-    Through views; and a pointwise operation whose only use is another one reads it there, as compilers fuse them.
-    """
-    last, found = node, [(node, False)]
-    while found:
-        value, is_fused = found.pop()
-        for user in value.users:
-            if user.op == "output" or (is_fused and not _is_in_run(user)):
-                continue
-            last = max(last, user, key=order.__getitem__)
-            if is_view(user):
-                found.append((user, is_fused))
-            elif is_pointwise(user) and len(user.users) == 1:
-                found.append((user, True))
-    return last
-
-
-def _after_run(node: fx.Node) -> fx.Node:
-    """Return the node after `node` and the pointwise operations that follow it, with which a compiler fuses it."""
-    if node.op == "placeholder":
-        return _operations(node.graph)
-    node = node.next
-    while _is_in_run(node):
-        node = node.next
-    return node
-
-
-def _is_in_run(node: fx.Node) -> bool:
-    return node.op == "call_function" and (is_pointwise(node) or is_view(node))
-
-
-def _operations(graph: fx.Graph) -> fx.Node:
-    """Return the first node after the placeholders, which come before all else."""
-    return next(n for n in graph.nodes if n.op != "placeholder")
 
 
 # ---- the backward graph ----------------------------------------------------------------------------------------------
@@ -349,13 +303,13 @@ def _dequantize_all(
     order = {node: place for place, node in enumerate(graph.nodes)}
 
     def place_of(node: fx.Node) -> fx.Node:
-        return _start_of_run(min(placeholders[node.name].users, key=order.__getitem__))
+        return start_of_run(min(placeholders[node.name].users, key=order.__getitem__))
 
     for call in _calls(rounded, place_of):
         inputs: list[fx.Node] = []
         for node in call.nodes:
             with graph.inserting_before(placeholders[node.name]):
-                inputs += [_placeholder(graph, part) for part in parts[node]]
+                inputs += [placeholder(graph, part) for part in parts[node]]
         choices, dtype = [rounded[node] for node in call.nodes], call.nodes[0].meta["val"].dtype
         if call.by_kernel:
             function = partial(_dequantize_by_kernel, forms=tuple(map(_form, choices)), dtype=dtype)
@@ -370,8 +324,6 @@ def _dequantize_all(
 
 def _restoring(choice: Choice, dtype: torch.dtype) -> "partial[Tensor]":
     """Return the function of what `_saving` returned that returns the value."""
-    if choice.rotation is not None:
-        return partial(_dequantize_rotated, form=choice.rotation, dtype=dtype)
     if choice.role is Role.INTEGER:
         return partial(widened, dtype=dtype)
     if choice.role is Role.BOOLEAN:
@@ -387,26 +339,8 @@ def _dequantize(*parts: Tensor, form: Form, dtype: torch.dtype) -> Tensor:
     return dequantize(parts, *form, dtype)
 
 
-def _dequantize_rotated(*parts: Tensor, form: Rotation, dtype: torch.dtype) -> Tensor:
-    return dequantize_rotated(parts, form, dtype)
-
-
 def _unpack(*parts: Tensor, groups: Groups) -> Tensor:
     return unpack_bools(parts, groups)
-
-
-def _start_of_run(node: fx.Node) -> fx.Node:
-    """Return the first of the pointwise operations that lead up to `node`, or itself."""
-    while _is_in_run(node.prev):
-        node = node.prev
-    return node
-
-
-def _placeholder(graph: fx.Graph, part: fx.Node) -> fx.Node:
-    node = graph.placeholder(part.name)
-    node.target = node.name  # two arguments of one name would be one
-    node.meta = {key: part.meta[key] for key in ("val", "tensor_meta") if key in part.meta}
-    return node
 
 
 def _describe(output: fx.Node, results: int, saved: int) -> None:

@@ -1,8 +1,8 @@
 """Rotated codes between compiled graphs: a few bits that train, by the ops of `Rotated` (quantizers/rotated.py).
 
     form = rotation_of(x, bits=2, most=128, role=role)     how the elements of x lie, and its codes
-    parts = quantize(x, seed, form)                        codes, scales, seed, and of scores the mean over tokens
-    x̂ = dequantize(parts, form, dtype=x.dtype)
+    parts = quantize([x], key, [0], [form])                codes and scales, and of scores the mean over tokens
+    (x̂,) = dequantize(parts, key, [0], [form], x.dtype)
 
 At 1 to 3 bits a group's minimum and maximum are far apart for what lies between them: the error of 2 bits, rounded at
 random, is .50 of |x|² for normal numbers, .87 for Laplace's and 2.6 where channels stand out. Turned at random every
@@ -24,13 +24,11 @@ import torch
 from torch import Tensor
 
 from .. import ops
+from ..backends.reference.rotated import buffer_size
 from ..quantizers.per_group import LEAST_ROW
 from ..tensors.dtypes import KINDS
-from ..tensors.packing import packed_size
-from ..tensors.rotation import GROUP_SIZES, groups_of
+from ..tensors.rotation import GROUP_SIZES
 from .codes import hint, memory_order
-
-TURNS = 2
 
 
 @dataclass(frozen=True)
@@ -59,16 +57,11 @@ class Rotation:
         return prod(self.inner)
 
     def nbytes(self, x: Tensor) -> int:
-        """Return the bytes of the codes, scales, seed and means of `x`."""
+        """Return the bytes of the codes, scales and means of `x`."""
         rows = hint(x.numel()) // self.features
-        of_row = packed_size(self.features, self.bits) + 2 * groups_of(self.features, self.group_size)
-        means = self.samples(x) * self.features * 2 if self.centered else 0
-        return rows * of_row + 8 + means
-
-    def samples(self, x: Tensor) -> int:
-        """Return how many means `x` has: one for each element of its outermost dimension, if rows lie within it."""
-        outer = len(self.order) - len(self.inner)
-        return hint(x.shape[self.order[0]]) if outer > 1 else 1
+        samples = hint(x.shape[self.order[0]]) if len(self.order) - len(self.inner) > 1 else 1
+        means = samples * self.features * 2 if self.centered else 0
+        return rows * buffer_size(self.features, self.bits, self.group_size) + means
 
 
 def rotation_of(x: Tensor, bits: int, most: int, *, unbiased: bool, centered: bool) -> Rotation | None:
@@ -94,39 +87,41 @@ def rotation_of(x: Tensor, bits: int, most: int, *, unbiased: bool, centered: bo
     return Rotation(tuple(order), tuple(inner), bits, group_size, unbiased, centered and len(inner) < len(order))
 
 
-def quantize(x: Tensor, seed: Tensor, form: Rotation) -> tuple[Tensor, ...]:
-    """Return codes, uint8 (…, bytes), scales, bfloat16 (…, groups), the seed, int64 (1,), and means if there are any.
+def quantize(xs: Sequence[Tensor], key: Tensor, offsets: Sequence[int], forms: Sequence[Rotation]) -> list[Tensor]:
+    """Return what each of `xs` is saved as: buffers of codes, uint8 (…, bytes), then the means of those that have some.
 
     Args:
-        x: the tensor to save.
-        seed: of the signs, int64 ().
-        form: of its codes.
+        xs: the tensors to save, of one dtype; one call for all saves time.
+        key: of the step, int64 (1,).
+        offsets: of each tensor's seed from the key.
+        forms: of their codes.
     """
-    x = x.permute(form.order)
-    outer = x.shape[: x.dim() - len(form.inner)]
-    rows = x.reshape(*outer, form.features)
-    seed = seed.reshape(1)
-    means = ()
-    if form.centered:
-        means = (rows.mean(_rows_of_sample(rows), keepdim=True, dtype=torch.float32).bfloat16(),)
-        rows = rows - means[0]
-    rows = rows.reshape(-1, form.features)
-    rows = rows if rows.dtype in KINDS else rows.float()
-    packed, scale = ops.rotated_quantize(rows, seed, form.bits, form.group_size, TURNS, form.unbiased)
-    return (packed.view(*outer, packed.shape[-1]), scale.view(*outer, scale.shape[-1]), seed, *means)
+    rows, means = [], []
+    for x, form in zip(xs, forms, strict=True):
+        x = x.permute(form.order)
+        x = x.reshape(*x.shape[: x.dim() - len(form.inner)], form.features)
+        if form.centered:
+            means.append(x.mean(_rows_of_sample(x), keepdim=True, dtype=torch.float32).bfloat16())
+            x = (x - means[-1]).to(x.dtype)
+        rows.append(x if x.dtype in KINDS else x.float())
+    bits, unbiased = [form.bits for form in forms], [form.unbiased for form in forms]
+    return [*ops.rotated_quantize_buffers(rows, key, offsets, bits, unbiased, forms[0].group_size), *means]
 
 
-def dequantize(parts: Sequence[Tensor], form: Rotation, dtype: torch.dtype) -> Tensor:
-    """Return the tensor that `quantize` gave `parts` of."""
-    packed, scale, seed, *means = parts
-    outer = packed.shape[:-1]
-    how = (form.bits, form.group_size, TURNS, form.features)
-    flat = packed.reshape(-1, packed.shape[-1]), scale.reshape(-1, scale.shape[-1])
-    rows = ops.rotated_dequantize(*flat, seed, *how, dtype).view(*outer, form.features)
-    if means:
-        rows = (rows + means[0]).to(dtype)
-    x = rows.reshape(*outer, *form.inner)
-    return x.permute([form.order.index(d) for d in range(len(form.order))])
+def dequantize(
+    parts: Sequence[Tensor], key: Tensor, offsets: Sequence[int], forms: Sequence[Rotation], dtype: torch.dtype
+) -> list[Tensor]:
+    """Return the tensors that `quantize` gave `parts` of, with the same key, offsets and forms."""
+    buffers, means = parts[: len(forms)], iter(parts[len(forms) :])
+    bits, features = [form.bits for form in forms], [form.features for form in forms]
+    xs = []
+    rows = ops.rotated_dequantize_buffers(buffers, key, offsets, bits, features, forms[0].group_size, dtype)
+    for x, form in zip(rows, forms, strict=True):
+        if form.centered:
+            x = (x + next(means)).to(dtype)
+        x = x.reshape(*x.shape[:-1], *form.inner)
+        xs.append(x.permute([form.order.index(d) for d in range(len(form.order))]))
+    return xs
 
 
 def _rows_of_sample(rows: Tensor) -> list[int]:

@@ -30,7 +30,12 @@ from .per_group import (
 from .pooling import max_pool, max_pool_backward
 from .preact import preact_backward, preact_decode, preact_encode
 from .precision import allocate_bits, begin_iteration, observe, share_bits
-from .rotated import rotated_dequantize, rotated_quantize
+from .rotated import (
+    rotated_dequantize,
+    rotated_dequantize_buffers,
+    rotated_quantize,
+    rotated_quantize_buffers,
+)
 
 __all__ = [
     "activation",
@@ -67,7 +72,9 @@ __all__ = [
     "preact_encode",
     "read_copy",
     "rotated_dequantize",
+    "rotated_dequantize_buffers",
     "rotated_quantize",
+    "rotated_quantize_buffers",
     "separate",
     "share_bits",
     "to_device_of",

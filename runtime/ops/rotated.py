@@ -2,19 +2,25 @@
 
 rotated_quantize(x, seed, bits, group_size, turns, unbiased) -> packed, scale          x (N, D); seed int64 (1,)
 rotated_dequantize(packed, scale, seed, bits, group_size, turns, features, dtype) -> x   by the same seed
+rotated_quantize_buffers(xs, key, offsets, bits, unbiased, group_size) -> buffers
+rotated_dequantize_buffers(buffers, key, offsets, bits, features, group_size, dtype) -> xs
+
+Buffers are those of tensors (…, D) turned twice, whose scales and codes are one tensor each; a seed is key + offset.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...tables import FewbitError
+from ..backends.reference.rotated import TURNS, buffer_size
 from ..tensors.checks import check_integer
 from ..tensors.packing import packed_size
 from ..tensors.rotation import check_group_size, groups_of
 from ..tensors.validation import check_part
-from .arguments import are_concrete, check_kind, check_result, check_seeds, keys_of
+from .arguments import are_concrete, check_kind, check_result, check_seeds, keys_of, shown_tensor
 from .declare import Call, declare
 
 
@@ -69,6 +75,68 @@ def rotated_dequantize(
         return out
 
     return Call(fake=lambda: scale.new_empty(scale.shape[0], features, dtype=dtype), run=run)
+
+
+@declare(
+    "rotated_quantize_buffers(Tensor[] xs, Tensor key, int[] offsets, int[] bits, bool[] unbiased, int group_size)"
+    " -> Tensor[]",
+    "rotated.quantize_buffers",
+)
+def rotated_quantize_buffers(
+    xs: list[Tensor], key: Tensor, offsets: list[int], bits: list[int], unbiased: list[bool], group_size: int
+) -> Call:
+    """Return for each tensor (…, D) its scales and codes in one buffer, uint8 (…, `buffer_size` of D)."""
+    op = "rotated_quantize_buffers"
+    _check_equally_many(op, xs, offsets, bits, unbiased)
+    for x, b in zip(xs, bits, strict=True):
+        check_kind(op, x)
+        if not x.dim() or type(x.shape[-1]) is not int or x.shape[-1] < 1:
+            raise FewbitError(f"{op}: rows have a fixed number of elements, not those of {shown_tensor(x)}")
+        check_seeds(x, key, 1)
+        _check_codes(b, group_size, TURNS)
+    return Call(
+        fake=lambda: [
+            x.new_empty(*x.shape[:-1], buffer_size(x.shape[-1], b, group_size), dtype=torch.uint8)
+            for x, b in zip(xs, bits, strict=True)
+        ],
+        run=lambda kernel: kernel(xs, key, offsets, bits, unbiased, group_size),
+    )
+
+
+@declare(
+    "rotated_dequantize_buffers(Tensor[] buffers, Tensor key, int[] offsets, int[] bits, int[] features,"
+    " int group_size, ScalarType dtype) -> Tensor[]",
+    "rotated.dequantize_buffers",
+)
+def rotated_dequantize_buffers(
+    buffers: list[Tensor],
+    key: Tensor,
+    offsets: list[int],
+    bits: list[int],
+    features: list[int],
+    group_size: int,
+    dtype: torch.dtype,
+) -> Call:
+    """Return the tensors, (…, D) of each number of features, of which `rotated_quantize_buffers` gave the buffers."""
+    op = "rotated_dequantize_buffers"
+    _check_equally_many(op, buffers, offsets, bits, features)
+    for buffer, b, D in zip(buffers, bits, features, strict=True):
+        check_result(op, dtype, D)
+        check_seeds(buffer, key, 1)
+        _check_codes(b, group_size, TURNS)
+        if buffer.dtype != torch.uint8 or not buffer.dim() or buffer.shape[-1] != buffer_size(D, b, group_size):
+            raise FewbitError(f"{op}: {b}-bit codes of rows of {D} elements do not take {shown_tensor(buffer)}")
+    return Call(
+        fake=lambda: [
+            buffer.new_empty(*buffer.shape[:-1], D, dtype=dtype) for buffer, D in zip(buffers, features, strict=True)
+        ],
+        run=lambda kernel: kernel(buffers, key, offsets, bits, features, group_size, dtype),
+    )
+
+
+def _check_equally_many(op: str, tensors: Sequence[Tensor], *of_each: Sequence[int]) -> None:
+    if any(len(values) != len(tensors) for values in of_each):
+        raise FewbitError(f"{op}: each of {len(tensors)} tensors has a seed, bits and a form")
 
 
 def _check_codes(bits: int, group_size: int, turns: int) -> None:

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from torch import Tensor, fx
 
 from ...tables import FewbitError
+from ..compile import rotated
 from ..compile.backend import compile_graph, inductor_options
 from ..compile.budget import with_budget
-from ..compile import rotated
 from ..compile.codes import dequantize, quantize
 from ..compile.cut import Choice, choice_of, place_of, results_and_saved, rounded
 from ..compile.options import CompileOptions
@@ -612,8 +612,8 @@ def _rounded(arguments: Sequence[Any], probes: Sequence[_Probe]) -> list[Any]:
 def _back(x: Tensor, choice: Choice) -> Tensor:
     """Return `x` quantized as the backend does, and back."""
     if choice.rotation is not None:
-        parts = rotated.quantize(x, torch.randint(2**62, (), device="cpu"), choice.rotation)
-        return rotated.dequantize(parts, choice.rotation, x.dtype)
+        key, forms = torch.randint(2**62, (1,), device="cpu"), [choice.rotation]
+        return rotated.dequantize(rotated.quantize([x], key, [0], forms), key, [0], forms, x.dtype)[0]
     groups, bits = choice.groups, choice.bits
     assert groups is not None and bits is not None
     random = None

@@ -5,7 +5,7 @@ constants: loops over 256 elements then compile to vector instructions without t
 Every other block takes the same code with both as variables.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import lcm
@@ -34,6 +34,7 @@ from ...tensors.levels import (
 from ...tensors.philox import GOLDEN_RATIO, NEAREST
 from ...tensors.rows import Rows
 from ..reference.per_group import buffer_size, elements_of, keys_of
+from .buffers import PLANS, Empty, empty_strided, row_major
 from .numba_tools import (
     GROUP,
     as_bits,
@@ -58,7 +59,6 @@ USUAL, HALF, QUARTER = 256, 128, 64  # G
 _WORDS = BLOCK // 2  # of 32 random bits
 _TURNS = 4 * (BLOCK // GROUP + 1)  # the words of a counter for every eight groups, of one element and more
 _STAGE = BLOCK + GROUP
-_PLANS = 4096  # of buffers, that are kept
 
 _TOP = np.int32(0x7FFFFFFF)
 _FINITE = np.int32(0x7F7FFFFF)
@@ -125,14 +125,6 @@ def _lines(levels: str) -> tuple[int, int, int]:
     return prepared.lines.data_ptr(), prepared.width, prepared.shape
 
 
-Empty = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
-"""Allocates a tensor on the CPU of this shape, these strides and this dtype."""
-
-
-def _empty(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
-
-
 def quantize_buffers(
     xs: Sequence[Tensor],
     bits: Sequence[int],
@@ -140,7 +132,7 @@ def quantize_buffers(
     seeds: Tensor | None,
     stochastic: Sequence[bool],
     levels: str = UNIFORM,
-    empty: Empty = _empty,
+    empty: Empty = empty_strided,
 ) -> list[Tensor]:
     """Return minima, ranges and packed codes of each of `xs` in one buffer, as reference/per_group.py describes it."""
     buffers = []
@@ -163,7 +155,7 @@ def dequantize_buffers(
     group_sizes: Sequence[int],
     dtype: torch.dtype,
     levels: str = UNIFORM,
-    empty: Empty = _empty,
+    empty: Empty = empty_strided,
 ) -> list[Tensor]:
     """Return the tensors that `quantize_buffers` gave the buffers of."""
     if dtype not in KINDS:
@@ -203,7 +195,7 @@ class _Plan:
     codes: int
 
 
-@lru_cache(_PLANS)
+@lru_cache(PLANS)
 def _quantizing(shape: torch.Size, dtype: torch.dtype, bits: int, group_size: int, levels: str) -> _Plan:
     n = shape.numel()
     stretch, count = _stretches(n, group_size)
@@ -212,7 +204,7 @@ def _quantizing(shape: torch.Size, dtype: torch.dtype, bits: int, group_size: in
     return _plan(_quantizer(), job, (*shape[:-1], buffer_size(shape[-1], bits, group_size)), n // group_size)
 
 
-@lru_cache(_PLANS)
+@lru_cache(PLANS)
 def _dequantizing(buffer: torch.Size, dtype: torch.dtype, bits: int, group_size: int, levels: str) -> _Plan:
     shape = torch.Size((*buffer[:-1], elements_of(buffer[-1], bits, group_size)))
     n = shape.numel()
@@ -223,10 +215,7 @@ def _dequantizing(buffer: torch.Size, dtype: torch.dtype, bits: int, group_size:
 
 
 def _plan(kernel: Kernel, job: Any, shape: tuple[int, ...], groups: int) -> _Plan:
-    stride = [1]
-    for size in shape[:0:-1]:
-        stride.insert(0, stride[0] * max(size, 1))
-    return _Plan(kernel, bytes(job), tuple(shape), tuple(stride), 2 * groups, 4 * groups)
+    return _Plan(kernel, bytes(job), tuple(shape), row_major(shape), 2 * groups, 4 * groups)
 
 
 @cache

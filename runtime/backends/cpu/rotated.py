@@ -4,7 +4,9 @@ Groups of 64, 128 and 256 numbers are sequences of chunks, which vectors.py take
 at most one group of fewer than 64 numbers, takes loops.
 """
 
-from functools import cache
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,8 @@ from ...tensors.rotation import (
     positive_edges,
     positive_levels,
 )
-from ..reference.rotated import INFINITY, LARGEST_HALF, NOT_A_NUMBER
+from ..reference.rotated import INFINITY, LARGEST_HALF, NOT_A_NUMBER, TURNS, buffer_size, seeds_of
+from .buffers import PLANS, Empty, empty_strided, row_major
 from .numba_tools import (
     GROUP,
     as_bits,
@@ -40,7 +43,7 @@ from .numba_tools import (
     write,
     write_codes,
 )
-from .threads import JOB_WORDS, Kernel, run
+from .threads import JOB_WORDS, Job, Kernel, run, run_job
 from .vectors import CHUNK, across, butterflies, find_codes, flip_and_scale, greatest, levels_of, scale_and_flip
 
 BLOCK = 1024  # elements processed at once, a multiple of all groups
@@ -77,6 +80,91 @@ def dequantize(packed: Tensor, scale: Tensor, bits: int, group_size: int, turns:
     limit = int(np.float32(largest(out.dtype)).view(np.int32))
     how = (bits, turns, limit, seed, *_constants(bits))
     run(_dequantizer(), blocks, out.data_ptr(), KINDS[out.dtype], packed.data_ptr(), scale.data_ptr(), *places, *how)
+
+
+def quantize_buffers(
+    xs: Sequence[Tensor],
+    key: Tensor,
+    offsets: Sequence[int],
+    bits: Sequence[int],
+    unbiased: Sequence[bool],
+    group_size: int,
+    empty: Empty = empty_strided,
+) -> list[Tensor]:
+    """Return scales and packed codes of each of `xs` in one buffer, as reference/rotated.py describes it."""
+    buffers = []
+    for x, seed, b, mean_is_right in zip(xs, seeds_of(key, offsets), bits, unbiased, strict=True):
+        plan = _quantizing(x.shape, x.dtype, b, group_size, mean_is_right)
+        x = x.contiguous()
+        buffer = empty(plan.shape, plan.stride, torch.uint8)
+        job = Job.from_buffer_copy(plan.job)
+        job[3], job[5], job[6], job[14] = x.data_ptr(), buffer.data_ptr() + plan.codes, buffer.data_ptr(), seed
+        run_job(_quantizer(), job)
+        buffers.append(buffer)
+    return buffers
+
+
+def dequantize_buffers(
+    buffers: Sequence[Tensor],
+    key: Tensor,
+    offsets: Sequence[int],
+    bits: Sequence[int],
+    features: Sequence[int],
+    group_size: int,
+    dtype: torch.dtype,
+    empty: Empty = empty_strided,
+) -> list[Tensor]:
+    """Return the tensors that `quantize_buffers` gave the buffers of."""
+    if dtype not in KINDS:
+        single = dequantize_buffers(buffers, key, offsets, bits, features, group_size, torch.float32, empty)
+        return [x.to(dtype) for x in single]
+    xs = []
+    for buffer, seed, b, D in zip(buffers, seeds_of(key, offsets), bits, features, strict=True):
+        plan = _dequantizing(buffer.shape, dtype, b, D, group_size)
+        buffer = buffer.contiguous()
+        x = empty(plan.shape, plan.stride, dtype)
+        job = Job.from_buffer_copy(plan.job)
+        job[3], job[5], job[6], job[14] = x.data_ptr(), buffer.data_ptr() + plan.codes, buffer.data_ptr(), seed
+        run_job(_dequantizer(), job)
+        xs.append(x)
+    return xs
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What does not change from call to call of a kernel on buffers (per_group.py says why that matters).
+
+    Attributes:
+        job: the job's words, with 0 for addresses and the seed.
+        shape, stride: of the result.
+        codes: bytes before them in the buffer.
+    """
+
+    job: bytes
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    codes: int
+
+
+@lru_cache(PLANS)
+def _quantizing(shape: torch.Size, dtype: torch.dtype, bits: int, group_size: int, unbiased: bool) -> _Plan:
+    D = shape[-1]
+    return _plan(shape, D, dtype, group_size, bits, int(unbiased), buffer_size(D, bits, group_size))
+
+
+@lru_cache(PLANS)
+def _dequantizing(buffer: torch.Size, dtype: torch.dtype, bits: int, features: int, group_size: int) -> _Plan:
+    limit = int(np.float32(largest(dtype)).view(np.int32))
+    return _plan(buffer, features, dtype, group_size, bits, limit, features)
+
+
+def _plan(shape: torch.Size, D: int, dtype: torch.dtype, group_size: int, bits: int, last: int, size: int) -> _Plan:
+    """Return the plan of a kernel on rows of D elements whose results have `size`."""
+    N = shape[:-1].numel()
+    blocks, *places = _places(N, D, group_size)
+    job = Job(0, 1, blocks, 0, KINDS[dtype], 0, 0, *places, bits, TURNS, last, 0, *_constants(bits))
+    result = (*shape[:-1], size)
+    return _Plan(bytes(job), result, row_major(result), 2 * N * groups_of(D, group_size))
 
 
 def _places(N: int, D: int, group_size: int) -> tuple[int, ...]:

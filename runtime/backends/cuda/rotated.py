@@ -1,6 +1,6 @@
 """Rotated codes on the GPU: 32 numbers a lane in registers, a launch for each size of groups in a row."""
 
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -55,6 +55,10 @@ def dequantize(packed: Tensor, scale: Tensor, bits: int, group_size: int, turns:
         place = _place(piece, N, D, group_size)
         how = (turns, levels.data_ptr(), *seed_arguments(seed))
         _launch("dequantize", out, bits, piece.size, _blocks(piece, N), *memory, *place, *how)
+
+
+quantize_buffers = partial(reference.quantize_buffers, quantize=quantize)
+dequantize_buffers = partial(reference.dequantize_buffers, dequantize=dequantize)
 
 
 def _place(piece: Piece, N: int, D: int, group_size: int) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ pairs of pairs and so on (numbers beyond the group are 0). The greatest magnitud
 by 2^-e first, which is exact, so that no square leaves float32 whatever the numbers.
 """
 
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from ...tensors.capture import to_last
 from ...tensors.dtypes import largest
-from ...tensors.packing import GROUP, pack, unpack
+from ...tensors.packing import GROUP, pack, packed_size, unpack
 from ...tensors.philox import MASK, Seed, philox
 from ...tensors.rotation import (
     LARGEST_GROUP,
@@ -29,6 +30,8 @@ from ...tensors.rotation import (
 NOT_A_NUMBER, LARGEST_HALF = 0x7FC0, 0x7F7F
 INFINITY = 0x7F800000
 _BLOCK = 32
+_LARGEST_SEED = 2**63 - 1
+TURNS = 2  # of the groups in buffers
 
 
 def quantize(x: Tensor, bits: int, group_size: int, turns: int, unbiased: bool, seed: Seed) -> tuple[Tensor, Tensor]:
@@ -64,6 +67,63 @@ def dequantize(packed: Tensor, scale: Tensor, bits: int, group_size: int, turns:
         s = scale[:, piece.first : piece.first + piece.count].float().unsqueeze(2)
         values = torch.where(s == 0, 0.0, v * own * s)
         out[:, piece.start : end] = values.clamp(-limit, limit).flatten(1)
+
+
+def seeds_of(key: Tensor, offsets: Sequence[int]) -> list[Seed]:
+    """Return the seeds that come so many after a key, int64 (1,): numbers, or from a GPU each () there."""
+    if key.device.type == "cuda":
+        return [(key[0] + offset) & _LARGEST_SEED for offset in offsets]
+    first = int(key)
+    return [first + offset & _LARGEST_SEED for offset in offsets]
+
+
+def buffer_size(D: int, bits: int, group_size: int) -> int:
+    """Return the bytes of a row of D elements in a buffer: its codes and scales."""
+    return packed_size(D, bits) + 2 * groups_of(D, group_size)
+
+
+def quantize_buffers(
+    xs: Sequence[Tensor],
+    key: Tensor,
+    offsets: Sequence[int],
+    bits: Sequence[int],
+    unbiased: Sequence[bool],
+    group_size: int,
+    quantize: Callable[..., tuple[Tensor, Tensor]] = quantize,
+) -> list[Tensor]:
+    """Return scales and packed codes of each of `xs` (…, D), rows of D elements, in one buffer.
+
+    The shape of a buffer, uint8 (…, `buffer_size` of D), tells the rows; its memory holds all scales, then all codes.
+    """
+    buffers = []
+    for x, seed, b, mean_is_right in zip(xs, seeds_of(key, offsets), bits, unbiased, strict=True):
+        D = x.shape[-1]
+        packed, scale = quantize(x.reshape(-1, D), b, group_size, TURNS, mean_is_right, seed)
+        whole = torch.cat([scale.view(torch.uint8).view(-1), packed.view(-1)])
+        buffers.append(whole.view(*x.shape[:-1], buffer_size(D, b, group_size)))
+    return buffers
+
+
+def dequantize_buffers(
+    buffers: Sequence[Tensor],
+    key: Tensor,
+    offsets: Sequence[int],
+    bits: Sequence[int],
+    features: Sequence[int],
+    group_size: int,
+    dtype: torch.dtype,
+    dequantize: Callable[..., None] = dequantize,
+) -> list[Tensor]:
+    """Return the tensors (…, D), D the number of `features`, that `quantize_buffers` gave the buffers of."""
+    xs = []
+    for buffer, seed, b, D in zip(buffers, seeds_of(key, offsets), bits, features, strict=True):
+        x = torch.empty(*buffer.shape[:-1], D, dtype=dtype, device=buffer.device)
+        N = x.numel() // D
+        scale, packed = buffer.reshape(-1).split([2 * N * groups_of(D, group_size), N * packed_size(D, b)])
+        scale = scale.clone().view(torch.bfloat16).view(N, -1)  # aligned
+        dequantize(packed.view(N, -1), scale, b, group_size, TURNS, seed, x.view(N, D))
+        xs.append(x)
+    return xs
 
 
 def _quantize_groups(

@@ -1,4 +1,4 @@
-"""Rotated codes between compiled graphs: every layout, the error that the mathematics promises, what is turned and when."""
+"""Rotated codes between compiled graphs: every layout, the error that the mathematics promises, what is turned."""
 
 import copy
 
@@ -20,19 +20,22 @@ ERROR = {1: 0.571, 2: 0.133, 3: 0.0358}  # of |x|², by quantizers/rotated.py
 
 def there_and_back(x, seed=7, bits=2, unbiased=True, centered=False):
     form = rotation_of(x, bits, 128, unbiased=unbiased, centered=centered)
-    parts = quantize(x, torch.tensor(seed), form)
+    key = torch.tensor([seed])
+    parts = quantize([x], key, [3], [form])
     assert sum(part.nbytes for part in parts) == form.nbytes(x)
-    return dequantize(parts, form, x.dtype)
+    (back,) = dequantize(parts, key, [3], [form], x.dtype)
+    return back
 
 
 class TestCodes:
     @pytest.mark.parametrize("bits", ERROR)
     @pytest.mark.parametrize("layout", LAYOUTS)
     def test_err_by_their_law_in_every_layout(self, layout, bits):
+        """In groups of 64, whose share of the channels that stand out differs: the law is that of many."""
         x = LAYOUTS[layout](torch.randn(2, 64, 8, 8) * torch.tensor([1.0, 20.0, 1, 1, 1, 1, 1, 1]))
         back = there_and_back(x, bits=bits)
         assert back.shape == x.shape and back.stride() == x.stride()
-        assert float((back - x).square().sum() / x.square().sum()) == pytest.approx(ERROR[bits], rel=0.1)
+        assert float((back - x).square().sum() / x.square().sum()) == pytest.approx(ERROR[bits], rel=0.2)
 
     @pytest.mark.parametrize("shape", [(3, 96), (5, 100), (4, 3, 700), (70,), (2, 3, 40, 24)], ids=str)
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
@@ -45,8 +48,9 @@ class TestCodes:
         x = torch.randn(16, 256)
         codes = Rotated(bits=2).compress(x)
         form = rotation_of(x, 2, 128, unbiased=True, centered=False)
-        packed, scale, _ = quantize(x, torch.as_tensor(codes.seed), form)
-        assert torch.equal(packed, codes.packed) and torch.equal(scale, codes.scale)
+        (buffer,) = quantize([x], torch.tensor([int(codes.seed) - 5]), [5], [form])
+        whole = torch.cat([codes.scale.view(torch.uint8).flatten(), codes.packed.flatten()])
+        assert torch.equal(buffer.flatten(), whole)
 
     def test_of_scores_do_without_the_mean_over_tokens(self):
         """A channel's offset, of which keys have some ten times the rest, would else be most of what is rounded."""

@@ -1,0 +1,137 @@
+"""Puts rotated codes between two graphs: one call for all values of a place, one key a step for all their signs.
+
+keys = draw_keys(forward, turned, splicer)                       by device; saved in front of all else
+parts = quantize_turned(forward, turned, keys, splicer)          what each value is saved as
+dequantize_turned(backward, turned, keys, parts, saved, splicer)
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from .. import ops
+from .cut import Choice
+from .nodes import tensor_of
+from .placing import after_run, last_use, operations, placeholder, some_placeholder, start_of_run
+from .rotated import Rotation, dequantize, quantize
+from .splice import Splicer
+
+Turned = Mapping[fx.Node, Choice]
+Keys = Mapping[torch.device, fx.Node]
+
+
+def draw_keys(graph: fx.Graph, turned: Turned, splicer: Splicer) -> dict[torch.device, fx.Node]:
+    """Return nodes of a key, int64 (1,), for each device that has values to turn, drawn behind the placeholders."""
+    found = {}
+    with graph.inserting_before(operations(graph)):
+        for device in dict.fromkeys(_value(node).device for node in turned):
+            (found[device],) = splicer.splice(graph, partial(_draw_key), some_placeholder(graph, device))
+    return found
+
+
+def quantize_turned(
+    graph: fx.Graph, turned: Turned, keys: Keys, splicer: Splicer
+) -> dict[fx.Node, tuple[fx.Node, ...]]:
+    """Return the nodes of the parts that each value is saved as, computed right after its last use."""
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    offsets = _offsets(turned)
+    parts: dict[fx.Node, tuple[fx.Node, ...]] = {}
+    for before, nodes in _calls(turned, lambda node: after_run(last_use(node, order))):
+        forms = tuple(map(_form, map(turned.__getitem__, nodes)))
+        function = partial(_quantize, forms=forms, offsets=tuple(offsets[node] for node in nodes))
+        with graph.inserting_before(before):
+            results = splicer.splice(graph, function, keys[_value(nodes[0]).device], *nodes)
+        means = iter(results[len(nodes) :])
+        for node, form, buffer in zip(nodes, forms, results, strict=False):
+            parts[node] = (buffer, next(means)) if form.centered else (buffer,)
+    return parts
+
+
+def dequantize_turned(
+    graph: fx.Graph,
+    turned: Turned,
+    keys: Keys,
+    parts: Mapping[fx.Node, tuple[fx.Node, ...]],
+    saved: Sequence[fx.Node],
+    splicer: Splicer,
+) -> None:
+    """Replace the placeholder of each value by those of its parts, dequantized right before its first use.
+
+    Args:
+        graph: of the backward pass.
+        turned: values of the forward graph that are turned.
+        keys: of `draw_keys`.
+        parts: of `quantize_turned`.
+        saved: all tensors that the forward graph saves, in order: the keys come before the first.
+        splicer: of the compilation.
+    """
+    placeholders = {node.name: node for node in graph.find_nodes(op="placeholder")}
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    offsets = _offsets(turned)
+    if keys:
+        with graph.inserting_before(placeholders[saved[0].name]):
+            keys = {device: placeholder(graph, key) for device, key in keys.items()}
+
+    def place_of(node: fx.Node) -> fx.Node:
+        return start_of_run(min(placeholders[node.name].users, key=order.__getitem__))
+
+    for before, nodes in _calls(turned, place_of):
+        read: list[list[fx.Node]] = []
+        for node in nodes:
+            with graph.inserting_before(placeholders[node.name]):
+                read.append([placeholder(graph, part) for part in parts[node]])
+        buffers, means = [own[0] for own in read], [mean for own in read for mean in own[1:]]
+        function = partial(
+            _dequantize,
+            forms=tuple(map(_form, map(turned.__getitem__, nodes))),
+            offsets=tuple(offsets[node] for node in nodes),
+            dtype=_value(nodes[0]).dtype,
+        )
+        with graph.inserting_before(before):
+            values = splicer.splice(graph, function, keys[_value(nodes[0]).device], *buffers, *means)
+        for node, value in zip(nodes, values, strict=True):
+            placeholders[node.name].replace_all_uses_with(value)
+            graph.erase_node(placeholders[node.name])
+
+
+def _calls(turned: Turned, place_of: Callable[[fx.Node], fx.Node]) -> list[tuple[fx.Node, list[fx.Node]]]:
+    """Return the places of calls, and the values of each: all of one place, device and dtype."""
+    found: defaultdict[tuple[fx.Node, Any], list[fx.Node]] = defaultdict(list)
+    for node in turned:
+        x = _value(node)
+        found[place_of(node), (x.device, x.dtype)].append(node)
+    return [(place, nodes) for (place, _), nodes in found.items()]
+
+
+def _value(node: fx.Node) -> Tensor:
+    x = tensor_of(node)
+    assert x is not None
+    return x
+
+
+def _form(choice: Choice) -> Rotation:
+    assert choice.rotation is not None
+    return choice.rotation
+
+
+def _offsets(turned: Turned) -> dict[fx.Node, int]:
+    """Return how far from the key each value's seed is."""
+    return {node: offset for offset, node in enumerate(turned)}
+
+
+def _draw_key(some: Tensor) -> Tensor:
+    return ops.draw_seeds(some, 1)
+
+
+def _quantize(key: Tensor, *xs: Tensor, forms: tuple[Rotation, ...], offsets: tuple[int, ...]) -> list[Tensor]:
+    return quantize(xs, key, offsets, forms)
+
+
+def _dequantize(
+    key: Tensor, *parts: Tensor, forms: tuple[Rotation, ...], offsets: tuple[int, ...], dtype: torch.dtype
+) -> list[Tensor]:
+    return dequantize(parts, key, offsets, forms, dtype)
