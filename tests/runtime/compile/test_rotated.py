@@ -5,7 +5,10 @@ import copy
 import pytest
 import torch
 from compiled import LanguageModel, exactly, few_bits, gradients
+from fewbit import FewbitError
 from fewbit.quantizers import Rotated
+from fewbit.runtime import ops
+from fewbit.runtime.backends.reference import rotated as reference
 from fewbit.runtime.compile.options import CompileOptions
 from fewbit.runtime.compile.roles import Role
 from fewbit.runtime.compile.rotated import dequantize, quantize, rotation_of
@@ -25,6 +28,44 @@ def there_and_back(x, seed=7, bits=2, unbiased=True, centered=False):
     assert sum(part.nbytes for part in parts) == form.nbytes(x)
     (back,) = dequantize(parts, key, [3], [form], x.dtype)
     return back
+
+
+class TestBuffers:
+    """Of several tensors: other shapes, dtypes, bits and seeds in one call."""
+
+    XS = (torch.randn(4, 6, 200), torch.randn(3, 64).bfloat16(), torch.randn(5, 2, 30).transpose(0, 1), torch.ones(0, 8))
+    BITS, OFFSETS, UNBIASED = [2, 3, 8, 1], [0, 4, 1, 2], [True, False, True, True]
+
+    def test_are_plain_torchs(self):
+        key = torch.tensor([2**63 - 3])
+        how = (key, self.OFFSETS, self.BITS, self.UNBIASED, 128)
+        buffers, plain = ops.rotated_quantize_buffers(self.XS, *how), reference.quantize_buffers(self.XS, *how)
+        assert all(map(torch.equal, buffers, plain))
+        how = (key, self.OFFSETS, self.BITS, [x.shape[-1] for x in self.XS], 128, torch.float32)
+        backs, plain = ops.rotated_dequantize_buffers(buffers, *how), reference.dequantize_buffers(buffers, *how)
+        assert all(map(torch.equal, backs, plain)) and [x.shape for x in backs] == [x.shape for x in self.XS]
+
+    def test_opcheck(self):
+        xs, how = [torch.randn(4, 6, 200), torch.randn(3, 64)], (torch.tensor([9]), [0, 1], [2, 3])
+        torch.library.opcheck(ops.rotated_quantize_buffers, (xs, *how, [True, False], 64))
+        buffers = ops.rotated_quantize_buffers(xs, *how, [True, False], 64)
+        torch.library.opcheck(ops.rotated_dequantize_buffers, (buffers, *how, [200, 64], 64, torch.bfloat16))
+
+    @pytest.mark.parametrize(
+        ("key", "offsets", "bits", "features", "group_size"),
+        [
+            (torch.tensor([1.0]), [0], [2], [200], 128),
+            (torch.tensor([1]), [], [2], [200], 128),
+            (torch.tensor([1]), [0], [9], [200], 128),
+            (torch.tensor([1]), [0], [2], [208], 128),
+            (torch.tensor([1]), [0], [2], [-1], 128),
+            (torch.tensor([1]), [0], [2], [200], 100),
+        ],
+    )
+    def test_of_other_arguments_are_refused(self, key, offsets, bits, features, group_size):
+        (buffer,) = ops.rotated_quantize_buffers([torch.ones(4, 200)], torch.tensor([1]), [0], [2], [True], 128)
+        with pytest.raises(FewbitError, match=r"seed|bits|codes|elements|group_size"):
+            ops.rotated_dequantize_buffers([buffer], key, offsets, bits, features, group_size, torch.float32)
 
 
 class TestCodes:
