@@ -83,7 +83,12 @@ def rotated_dequantize(
     "rotated.quantize_buffers",
 )
 def rotated_quantize_buffers(
-    xs: list[Tensor], key: Tensor, offsets: list[int], bits: list[int], unbiased: list[bool], group_size: int
+    xs: Sequence[Tensor],
+    key: Tensor,
+    offsets: Sequence[int],
+    bits: Sequence[int],
+    unbiased: Sequence[bool],
+    group_size: int,
 ) -> Call:
     """Return for each tensor (…, D) its scales and codes in one buffer, uint8 (…, `buffer_size` of D)."""
     op = "rotated_quantize_buffers"
@@ -109,11 +114,11 @@ def rotated_quantize_buffers(
     "rotated.dequantize_buffers",
 )
 def rotated_dequantize_buffers(
-    buffers: list[Tensor],
+    buffers: Sequence[Tensor],
     key: Tensor,
-    offsets: list[int],
-    bits: list[int],
-    features: list[int],
+    offsets: Sequence[int],
+    bits: Sequence[int],
+    features: Sequence[int],
     group_size: int,
     dtype: torch.dtype,
 ) -> Call:
