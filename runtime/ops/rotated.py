@@ -95,8 +95,8 @@ def rotated_quantize_buffers(
     _check_equally_many(op, xs, offsets, bits, unbiased)
     for x, b in zip(xs, bits, strict=True):
         check_kind(op, x)
-        if not x.dim() or type(x.shape[-1]) is not int or x.shape[-1] < 1:
-            raise FewbitError(f"{op}: rows have a fixed number of elements, not those of {shown_tensor(x)}")
+        if not x.dim() or (are_concrete(x) and not x.shape[-1]):
+            raise FewbitError(f"{op}: rows have elements, not those of {shown_tensor(x)}")
         check_seeds(x, key, 1)
         _check_codes(b, group_size, TURNS)
     return Call(
@@ -109,7 +109,7 @@ def rotated_quantize_buffers(
 
 
 @declare(
-    "rotated_dequantize_buffers(Tensor[] buffers, Tensor key, int[] offsets, int[] bits, int[] features,"
+    "rotated_dequantize_buffers(Tensor[] buffers, Tensor key, int[] offsets, int[] bits, SymInt[] features,"
     " int group_size, ScalarType dtype) -> Tensor[]",
     "rotated.dequantize_buffers",
 )
@@ -129,6 +129,8 @@ def rotated_dequantize_buffers(
         check_result(op, dtype, D)
         check_seeds(buffer, key, 1)
         _check_codes(b, group_size, TURNS)
+        if not are_concrete(buffer, D):
+            continue
         if buffer.dtype != torch.uint8 or not buffer.dim() or buffer.shape[-1] != buffer_size(D, b, group_size):
             raise FewbitError(f"{op}: {b}-bit codes of rows of {D} elements do not take {shown_tensor(buffer)}")
     return Call(

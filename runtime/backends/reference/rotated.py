@@ -98,7 +98,7 @@ def quantize_buffers(
     buffers = []
     for x, seed, b, mean_is_right in zip(xs, seeds_of(key, offsets), bits, unbiased, strict=True):
         D = x.shape[-1]
-        packed, scale = quantize(x.reshape(-1, D), b, group_size, TURNS, mean_is_right, seed)
+        packed, scale = quantize(x.reshape(x.shape[:-1].numel(), D), b, group_size, TURNS, mean_is_right, seed)
         whole = torch.cat([scale.view(torch.uint8).view(-1), packed.view(-1)])
         buffers.append(whole.view(*x.shape[:-1], buffer_size(D, b, group_size)))
     return buffers
@@ -118,10 +118,10 @@ def dequantize_buffers(
     xs = []
     for buffer, seed, b, D in zip(buffers, seeds_of(key, offsets), bits, features, strict=True):
         x = torch.empty(*buffer.shape[:-1], D, dtype=dtype, device=buffer.device)
-        N = x.numel() // D
+        N = x.shape[:-1].numel()
         scale, packed = buffer.reshape(-1).split([2 * N * groups_of(D, group_size), N * packed_size(D, b)])
-        scale = scale.clone().view(torch.bfloat16).view(N, -1)  # aligned
-        dequantize(packed.view(N, -1), scale, b, group_size, TURNS, seed, x.view(N, D))
+        scale = scale.clone().view(torch.bfloat16).view(N, groups_of(D, group_size))  # aligned
+        dequantize(packed.view(N, packed_size(D, b)), scale, b, group_size, TURNS, seed, x.view(N, D))
         xs.append(x)
     return xs
 

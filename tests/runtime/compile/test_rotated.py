@@ -33,7 +33,7 @@ def there_and_back(x, seed=7, bits=2, unbiased=True, centered=False):
 class TestBuffers:
     """Of several tensors: other shapes, dtypes, bits and seeds in one call."""
 
-    XS = (torch.randn(4, 6, 200), torch.randn(3, 64).bfloat16(), torch.randn(5, 2, 30).transpose(0, 1), torch.ones(0, 8))
+    XS = torch.randn(4, 6, 200), torch.randn(3, 64).bfloat16(), torch.randn(5, 2, 30).transpose(0, 1), torch.ones(0, 8)
     BITS, OFFSETS, UNBIASED = [2, 3, 8, 1], [0, 4, 1, 2], [True, False, True, True]
 
     def test_are_plain_torchs(self):
