@@ -29,6 +29,7 @@ _HOMES = {
     "few_bit": ".runtime.activations.catch",
     **dict.fromkeys(("plan", "fit"), ".runtime.plan.planner"),
     "fits": ".runtime.plan.fits",
+    "guard": ".runtime.plan.guard",
     "checkpoint": ".runtime.saved.checkpoint",
     "Plan": ".runtime.plan.document",
     "compress_saved_tensors": ".runtime.saved.hooks",

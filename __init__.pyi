@@ -37,6 +37,7 @@ from .runtime.layers.preact import PreActLinear as PreActLinear
 from .runtime.plan import memory as memory
 from .runtime.plan.document import Plan as Plan
 from .runtime.plan.fits import fits as fits
+from .runtime.plan.guard import guard as guard
 from .runtime.plan.planner import fit as fit
 from .runtime.plan.planner import plan as plan
 from .runtime.saved.checkpoint import checkpoint as checkpoint

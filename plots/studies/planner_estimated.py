@@ -63,7 +63,7 @@ def planned(training: str, memory: int, make: Callable[[], tuple[nn.Module, dict
     traced = time.perf_counter()
     row: Row = {"training": training, "memory": memory}
     try:
-        plan = planner.solved(known)
+        plan = planner.best_eager(known)
     except FewbitError as error:
         row["refused"] = str(error)
     else:

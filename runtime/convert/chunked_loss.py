@@ -74,7 +74,7 @@ class ChunkedLoss(Method):
 
     def apply(self, task: Task) -> Applied:
         """Change the classes of the heads."""
-        wanted, left = task.sorted(_why_not)
+        wanted, left = task.sorted(why_not)
         replaced = []
         for each, module in wanted:
             was = one_line(restore(module))
@@ -123,7 +123,8 @@ def _layers(head: nn.Module) -> list[nn.Module]:
     return [module for module in linear if module.out_features == words] or [head]
 
 
-def _why_not(module: nn.Module) -> str | None:
+def why_not(module: nn.Module) -> str | None:
+    """Return why a head's logits cannot be computed in chunks; None if they can."""
     if was_changed(module):
         return "its class was changed since it was converted"
     if torch_class(module) is not nn.Linear:

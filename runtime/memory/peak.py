@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ..layers.deferred_logits import DeferredLogits
 from ..layers.saver import take_apart
 from ..tensors.abstract import in_scratch
 from .storages import identity_of, parts_of
@@ -227,6 +228,8 @@ class StorageTracker(TorchDispatchMode):
         return self._seen.get(identity_of(x), (None, 0))[0]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if DeferredLogits in types:
+            return NotImplemented  # they compute what they stand for, by operations that come here
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         known = {identity_of(part) for t in inputs for part in parts_of(t)}
         self._note(0, 0)

@@ -115,6 +115,11 @@ class CompiledKnown:
     by_torch: "CompiledKnown | None" = None
 
     @property
+    def taken(self) -> float:
+        """Of the time of an exact step, the share that computing again takes."""
+        return self.recompute_seconds / max(self.seconds, 1e-9)
+
+    @property
     def is_exact(self) -> bool:
         """Whether torch alone compiled it. Its one plan is then the step that was measured."""
         return [value.place for value in self.values] == [ALL_GRAPHS]

@@ -29,6 +29,7 @@ from .problem import (
     ALL_GRAPHS,
     ATTENTION,
     CHAIN,
+    CHUNKED,
     EXACT,
     GATED,
     GROUPS,
@@ -43,10 +44,11 @@ from .problem import (
 
 FORMAT = "fewbit plan 1"
 _WITH_BITS = (GROUPS, HOST, OUTLIERS, TABLE, STOCHASTIC, ATTENTION, GATED)
-_WITHOUT_BITS = (EXACT, OUTPUT)
+_WITHOUT_BITS = (EXACT, OUTPUT, CHUNKED)
 # Methods for one kind of target: a tensor, a module, an attention.
-OF_MODULES = (TABLE, STOCHASTIC, RECOMPUTE, GATED, OUTPUT, CHAIN)
-_ALIKE = ((EXACT, GROUPS, HOST, OUTLIERS), OF_MODULES, (ATTENTION,))
+_IN_BLOCKS = (TABLE, STOCHASTIC, RECOMPUTE, GATED, OUTPUT, CHAIN)
+OF_MODULES = (*_IN_BLOCKS, CHUNKED)
+_ALIKE = ((EXACT, GROUPS, HOST, OUTLIERS), _IN_BLOCKS, (ATTENTION,), (CHUNKED,))
 EDITED = "edited since: memory, error and time are those of the plan before"
 
 
@@ -64,7 +66,8 @@ class Choice:
             in codes); of a gated MLP, ``gated`` (parts of its product, from which its inputs and itself are computed);
             of a normalization or GELU, ``output`` (from which its input follows, and which the layer behind it saves
             exactly); of a convolution, ``chain`` (one layer with the batch normalization and ReLU before it, which
-            saves one tensor: codes in fixed point, or its exact input).
+            saves one tensor: codes in fixed point, or its exact input); of the head of a language model, ``chunked``
+            (logits and loss over chunks of tokens, exactly).
         bits: of the codes, 1 to 8; None where there are none, as of ``recompute`` and ``chain`` from an exact input.
         exact_bytes: bytes that are saved exactly.
         nbytes: bytes that are saved by this plan, on the device.
@@ -112,6 +115,7 @@ class Choice:
             RECOMPUTE: "recompute" if self.bits is None else f"recompute from {self.bits} bits",
             HOST: f"{self.bits} bits, host memory",
             CHAIN: "one layer" + (", from its input" if self.bits is None else f", {self.bits} bits"),
+            CHUNKED: "loss in chunks",
         }
         return words[self.method]
 
@@ -363,7 +367,7 @@ class Plan:
             exact, now = sum(c.exact_bytes for c in group), sum(c.nbytes for c in group)
             seconds = sum(c.seconds for c in group)
             of_error = share(error, total) if total else "0 %"
-            time = f"+{100 * seconds / max(self.seconds, 1e-9):.1f} %"
+            time = f"{100 * seconds / max(self.seconds, 1e-9):+.1f} %"
             rows.append((name, text, str(len(group)), size_text(exact), size_text(now), of_error, time))
         peak = self.peak
         parts = ("parameters", "gradients", "optimizer", "saved", "workspace")

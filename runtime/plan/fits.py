@@ -21,6 +21,7 @@ from .fitted import unfitted
 from .parallel import parallel_of
 from .planner import Planner, check_whole, static_bytes
 from .problem import Limits, Price
+from .seconds import Changed
 from .step import Loss, Step
 from .structure import structure_aside
 
@@ -45,6 +46,9 @@ class _Untimed:
         return 0.0
 
     def transfer(self, nbytes: int) -> float:
+        return 0.0
+
+    def added(self, step: Step, changed: Changed, estimate: float = 0.0) -> float:
         return 0.0
 
 

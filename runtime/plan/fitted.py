@@ -25,17 +25,32 @@ from ..convert.preact_chains import owners_of_chains
 from ..layers.offload import Swapper, SwappingSaver
 from ..layers.saver import QuantizerSaver, Saver
 from ..quantizers import Compressed, PerGroup, Quantizer
-from ..saved.checkpoint import recomputed_forward
+from ..saved.checkpoint import blocks_of, recomputed_forward
 from ..saved.store import Exactly
 from ..tensors.checks import check_integer
 from .conversion_error import BY_OUTPUT
 from .document import Choice, Plan
+from .exact_layers import OUTSIDE, ExactLayers, layers_of
 from .gradient_error import outliers_of
 from .places import OF_OUTPUT, Places
-from .problem import ATTENTION, CHAIN, GATED, GROUPS, HOST, OUTLIERS, OUTPUT, RECOMPUTE, STOCHASTIC, TABLE, Limits
+from .problem import (
+    ATTENTION,
+    CHAIN,
+    CHUNKED,
+    GATED,
+    GROUPS,
+    HOST,
+    OUTLIERS,
+    OUTPUT,
+    RECOMPUTE,
+    STOCHASTIC,
+    TABLE,
+    Limits,
+)
 from .recomputing import recompute_from
 from .step import elements_of, shapes_of, stretched, without_cache
 from .structure import Change, Structure, undo_changes
+from .ways import chunked_loss
 
 Again = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Plan], Plan]
 
@@ -46,16 +61,21 @@ class Fitted:
     Attributes:
         model: the model, which has hooks now.
         plan: the plan that is carried out.
+        guard: as `fewbit.fit` was asked for one, a `Guard`, or None.
+        exact: the layers that are exact whatever the plan says.
     """
 
     model: nn.Module
     plan: Plan
+    guard: Any
+    exact: ExactLayers
 
     def __init__(self, model: nn.Module, plan: Plan, again: Again) -> None:
         plan.check_model(model)
         undo_fit(model)
         self.model, self.plan = model, plan
         self.limits = _limits_of(plan)
+        self.guard, self.exact = None, ExactLayers()
         self._again = again
         self._changes: list[Change] = []
         self._refreshing: Any = None
@@ -82,13 +102,21 @@ class Fitted:
             self.plan, self._changes = plan, before.changes()
         if plan.compiled and self._refreshing is not None:
             self._refreshing.surround(self.model)
+        if plan.compiled and self.guard is not None:
+            self.guard.surround()
+
+    def save_exactly(self, layers: Sequence[str]) -> None:
+        """Round nothing in these layers and carry out the plan in all others: blocks among them are computed again."""
+        self.exact = ExactLayers(tuple(layers), tuple(layers_of(self.model)))
+        self.use(self.plan)
 
     def _use(self, plan: Plan) -> None:
         if plan.compiled:
-            self.model.compile(backend="fewbit", options=plan.compile_options)
+            self.model.compile(backend="fewbit", options=self._compile_options(plan))
             return
+        choices = self._choices(plan)
         converted: defaultdict[Activations | GatedMLPs | BLPA, list[str]] = defaultdict(list)
-        for choice in plan.choices:
+        for choice in choices:
             if choice.method in (TABLE, STOCHASTIC):
                 rounding = "stochastic" if choice.method == STOCHASTIC else "deterministic"
                 converted[Activations(choice.bits, rounding)].append(choice.target)
@@ -98,15 +126,31 @@ class Fitted:
                 converted[BLPA(choice.bits)].append(choice.target)
         for method, names in converted.items():
             convert_beside(self.model, method, include=names)
-        if outputs := [choice.target for choice in plan.choices if choice.method == OUTPUT]:
+        if outputs := [choice.target for choice in choices if choice.method == OUTPUT]:
             convert_beside(self.model, *BY_OUTPUT, include=outputs)
-        again = [choice for choice in plan.choices if choice.method == RECOMPUTE]
-        from_bits = {bits: recompute_from(bits) for bits in {choice.bits for choice in again}}
-        for choice in again:
-            block = self.model.get_submodule(choice.target)
-            vars(block)["forward"] = recomputed_forward(block, from_bits[choice.bits])
-        self._policy.use(plan.choices)
+        chunked_loss.carry_out(self.model, [choice.target for choice in choices if choice.method == CHUNKED])
+        again = {choice.target: choice.bits for choice in choices if choice.method == RECOMPUTE}
+        # Computed again, an exact block takes less than it would in codes.
+        again |= {name: None for name in self.exact.names if name in set(blocks_of(self.model))}
+        from_bits = {bits: recompute_from(bits) for bits in {*again.values()}}
+        for name, bits in again.items():
+            block = self.model.get_submodule(name)
+            vars(block)["forward"] = recomputed_forward(block, from_bits[bits])
+        self._policy.use(choices, self.exact)
         self._policy.owners = frozenset(owners_of_chains(self.model))
+
+    def _choices(self, plan: Plan) -> list[Choice]:
+        """Return the choices of a plan outside the exact layers, and those of heads, which round nothing."""
+        return [c for c in plan.choices if c.method == CHUNKED or c.target not in self.exact]
+
+    def _compile_options(self, plan: Plan) -> dict[str, Any]:
+        options = plan.compile_options
+        if not self.exact.names:
+            return options
+        bits = options["bits"]
+        if isinstance(bits, dict):
+            bits = {place: each for place, each in bits.items() if place not in self.exact}
+        return {**options, "bits": None if OUTSIDE in self.exact.names else bits, "keep": self.exact.names}
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -169,8 +213,9 @@ class Fitted:
         """
         if vars(self.model).get(FITTED) is not self:
             return self.model
-        if self._refreshing is not None:
-            self._refreshing.remove()
+        for each in (self.guard, self._refreshing):
+            if each is not None:
+                each.remove()
         if self._places is not None:
             self._places.remove()
         self._put_back()
@@ -182,8 +227,9 @@ class Fitted:
 
     def _put_back(self) -> None:
         """Undo all but the hooks."""
-        if self._refreshing is not None and self.plan.compiled:
-            self._refreshing.remove()
+        for each in (self.guard, self._refreshing):
+            if each is not None and self.plan.compiled:
+                each.remove()
         undo_changes(self._changes)
         self._changes = []
 
@@ -283,13 +329,14 @@ class _Planned:
         self.choices: dict[str, Choice] = {}
         self.owners: frozenset[str] = frozenset()
         self.unknown: set[str] = set()
+        self.exact = ExactLayers()
         self._besides: dict[str, list[str]] = {}  # what gated MLPs save besides their parts, in order
         self._swapper = Swapper()
 
     def choose(self, place: str, x: Tensor, function: str) -> Quantizer:
         place = self._as_planned(place)
         choice = self.choices.get(place) or self.choices.get(place.rpartition(OF_OUTPUT)[0])
-        if self.saves_output(place.rpartition(":")[0]):
+        if self.saves_output(place.rpartition(":")[0]) or place in self.exact:
             return Exactly()
         if choice is None:
             if x.requires_grad and place.rpartition(":")[0] not in self.owners:
@@ -312,8 +359,9 @@ class _Planned:
             )
         self.unknown.add(place)
 
-    def use(self, choices: Sequence[Choice]) -> None:
-        """Carry out these choices from now on."""
+    def use(self, choices: Sequence[Choice], exact: ExactLayers) -> None:
+        """Carry out these choices from now on; save all in the layers `exact` exactly."""
+        self.exact = exact
         self.choices = {choice.target: choice for choice in choices}
         self._besides = {c.target: _places_in(self.choices, c.target) for c in choices if c.method == GATED}
 

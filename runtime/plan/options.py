@@ -21,6 +21,7 @@ from ..tensors.glu_parts import GLUPlan, Wanted
 from ..tensors.packing import packed_size
 from .chains import chain_options, chains_of
 from .conversion_error import ConversionErrors
+from .document import Choice
 from .gradient_error import BITS, TABLE_PROBE, Errors, outliers_bytes
 from .places import within, without_numbers
 from .problem import (
@@ -71,6 +72,7 @@ class Known:
         conversions: of tables, gated MLPs' parts, and outputs in place of inputs.
         decided: bytes of the decisions of blocks that are computed again from inputs in codes.
         speeds: of the machine.
+        changes: what is done to the model in the traced step, for the plan.
     """
 
     trace: Trace
@@ -80,11 +82,17 @@ class Known:
     conversions: ConversionErrors
     decided: Mapping[str, int]
     speeds: Speeds
+    changes: tuple[Choice, ...] = ()
 
     @property
     def kinds(self) -> list[str]:
         """Of each tensor, the same text for those of equal layers."""
         return [kind_of(x) for x in self.trace.tensors]
+
+    @property
+    def taken(self) -> float:
+        """Of the time of an exact step, the share that `changes` add."""
+        return sum(choice.seconds for choice in self.changes) / max(self.speeds.step, 1e-9)
 
     @property
     def gradients(self) -> NDArray[np.int64]:

@@ -7,13 +7,14 @@
 1  trace     a step that saves nothing: memory at each moment, and the life of each saved tensor (trace.py)
 2  measure   what rounding each does to the gradient (gradient_error.py), and what it takes of time (seconds.py)
 3  solve     one option for each tensor, within the memory at every moment (options.py, problem.py, solver.py)
-4  carry out tables, recomputed blocks and hooks (fitted.py)
+4  once more with the loss in chunks, where that plan is not exact (ways/chunked_loss.py)
+5  carry out tables, recomputed blocks and hooks (fitted.py)
 """
 
 import itertools
 import logging
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
@@ -35,6 +36,7 @@ from ..convert.measure import read_inputs
 from ..memory.listing import size_text
 from ..memory.storages import parts_of
 from ..saved.checkpoint import blocks_of
+from ..tensors.checks import check_integer
 from .chains import chains_of
 from .compiled import CompiledKnown, budget_runs, compile_step, know_compiled, other_ways
 from .conversion_error import ConversionErrors, gated_mlps_of, measure_conversions, outputs_of
@@ -42,6 +44,7 @@ from .document import Choice, PeakMemory, Plan, Point, signature
 from .fitted import Fitted, unfitted
 from .frontier import points_of, timeline_of
 from .gradient_error import measure_attentions, measure_errors
+from .guard import EVERY, guard_fit
 from .options import Known, kind_of, tables_of
 from .parallel import Alone, Parallel, Shards, Static, parallel_of
 from .problem import ALL_GRAPHS, AND, EXACT, RECOMPUTE, Limits, Option, Price, Problem, Solution
@@ -61,6 +64,7 @@ from .solver import Effort, TooLittleMemoryError, is_feasible, merge, solve, spl
 from .step import Loss, Part, Step
 from .structure import structure_aside
 from .trace import Trace, scaled, trace
+from .ways.chunked_loss import in_chunks, known_in_chunks, with_traces
 
 # Options that the solver is given at once. Of more, those of runs of equal layers are merged, to about so many: a
 # problem of 1,500 takes some seconds, one of 300 a second, and its plans' price is about 2 % higher.
@@ -101,8 +105,10 @@ def plan(
     """Find the training of a model that fits into a memory at the least error and time.
 
     Each saved tensor is saved exactly, in codes of 1 to 8 bits, in host memory (on a GPU), or not at all, because its
-    activation saves codes of a table or its block is recomputed. The model runs a few training steps, and is left as it
-    was. On the meta device nothing runs: errors are then estimated from shapes, and times from the data sheet of `gpu`.
+    activation saves codes of a table or its block is recomputed; where exact training does not fit, the loss of a
+    language model may be computed in chunks of tokens, exactly, so that no logits are saved. The model runs a few
+    training steps, and is left as it was. On the meta device nothing runs: errors are then estimated from shapes, and
+    times from the data sheet of `gpu`.
 
     Of several processes each plans, and all take the plan of the first; its memory is that of one rank. Plan before the
     model is wrapped or sharded, and say by `parallel` that it will be.
@@ -182,14 +188,21 @@ def _agreed(found: Plan) -> Plan:
 _plan = plan  # `fit` has an argument of that name
 
 
-def fit(model: nn.Module, *inputs: Any, plan: Plan | None = None, **limits: Any) -> Fitted:
+def fit(model: nn.Module, *inputs: Any, plan: Plan | None = None, guard: bool | int = False, **limits: Any) -> Fitted:
     """Train a model by a plan: from now on, each of its forward passes saves what the plan says.
 
     Args:
-        model: changed in place; `fitted.undo()` or `fewbit.revert(model)` puts it back. Forward passes stay the same.
+        model: changed in place; `fitted.undo()` or `fewbit.revert(model)` puts it back. Forward passes stay the same,
+            but for the order in which a loss in chunks is summed.
         *inputs: a batch, to plan for, as for `fewbit.plan`.
         plan: a plan for this model; then no inputs are given, and of the arguments of `fewbit.plan` only those that
             `fitted.refresh` needs: loss, optimizer and parallel.
+        guard: True, or a number of steps N: one step in N, of 100 by default, is measured exactly, a few layers each
+            time.
+            Where the relative error of a layer's gradient times √3 exceeds 1, is not finite, or has grown by a factor
+            of 4 since the plan, bits move within the memory, and if that is too little the layer is exact from then
+            on.
+            `fitted.guard` is a `Guard`, with `state_dict` for checkpoints.
         **limits: arguments of `fewbit.plan`.
 
     Returns:
@@ -206,8 +219,14 @@ def fit(model: nn.Module, *inputs: Any, plan: Plan | None = None, **limits: Any)
     if plan is not None and (inputs or set(limits) - {"loss", "optimizer", "parallel"}):
         raise FewbitError("give a plan, or a batch and limits to make one")
     loss, optimizer, price = limits.get("loss"), limits.get("optimizer", "adamw"), limits.get("price") or Price()
-    again = partial(_again, None if loss is None else _Loss(loss), optimizer, price, limits.get("parallel"))
-    return Fitted(model, _plan(model, *inputs, **limits) if plan is None else plan, again)
+    if guard is not True and guard is not False:
+        check_integer("guard", guard, 1)
+    of_output = None if loss is None else _Loss(loss)
+    again = partial(_again, of_output, optimizer, price, limits.get("parallel"))
+    fitted = Fitted(model, _plan(model, *inputs, **limits) if plan is None else plan, again)
+    if guard is not False:
+        fitted.guard = guard_fit(fitted, of_output, EVERY if guard is True else guard)
+    return fitted
 
 
 @dataclass(frozen=True)
@@ -339,7 +358,57 @@ class Planner:
 
     def plan(self) -> Plan:
         """Return the plan for the step's batch."""
-        return self.compiled_plan() if self.compiled else self.solved(self.measured_eagerly())
+        return self.compiled_plan() if self.compiled else self.best_eager(self.measured_eagerly())
+
+    def best_eager(self, plain: Known) -> Plan:
+        """Return the best plan for a step as it is, or with its loss in chunks.
+
+        Chunks are exact, but for the order of sums: where exact training fits, or a plan that costs as little, the
+        step stays as it is, bit for bit.
+
+        Args:
+            plain: what was measured of the step as it is.
+
+        Raises:
+            FewbitError: neither is within the limits.
+        """
+        found: list[tuple[Plan, Known]] = []
+        refused: FewbitError | None = None
+        for known in self.eager_ways(plain):
+            try:
+                found.append((self.solved(known), known))
+            except FewbitError as error:
+                refused = error
+            else:
+                if self.cost(found[-1][0]) <= 0:
+                    break
+        if not found:
+            assert refused is not None
+            raise refused
+        plan, known = min(found, key=lambda each: self.cost(each[0]))
+        return self.beside_exact(plan, known, plain)
+
+    def eager_ways(self, plain: Known) -> Iterator[Known]:
+        """Yield a step as it is, and then, where that is asked for, with its loss in chunks."""
+        yield plain
+        _log.info("tracing the step with its loss in chunks")
+        chunked = known_in_chunks(plain, self.step)
+        if chunked is not None:
+            yield chunked
+
+    def beside_exact(self, plan: Plan, known: Known, plain: Known) -> Plan:
+        """Return a plan with the peak of the step as it is, and the frontier if it is asked for: plans for the step of
+        this plan, beside other ways to train the step as it is."""
+        exact = _exact_peak(self.problem(plain))
+        if not self.frontier:
+            return replace(plan, exact_peak=exact)
+        points = []
+        for one in (known,) if known is plain else (known, plain):
+            problem = self.problem(one)
+            of_plans = [(p.name == "plan", p) for p in self.points(one, problem, _merged(problem, one))]
+            points += [replace(p, time=p.time + one.taken) for is_plan, p in of_plans if is_plan and one is known]
+            points += [p for is_plan, p in of_plans if not is_plan and one is plain]
+        return replace(plan, exact_peak=exact, frontier=tuple(points))
 
     def compiled_plan(self) -> Plan:
         """Return a plan for a compiled step, which is measured."""
@@ -528,10 +597,7 @@ class Planner:
             raise FewbitError(f"{error}, {self.refusal(self.document(known, problem, least, []))}") from None
         if merged is not problem:
             solution = split(solution, problem.options)
-        found = self.document(known, problem, solution, self.notes(problem, merged, solution))
-        if not self.frontier:
-            return found
-        return replace(found, frontier=self.points(known, problem, merged))
+        return self.document(known, problem, solution, self.notes(known, problem, merged, solution))
 
     def refusal(self, least: Plan) -> str:
         """Return what the plan of least memory takes it for, and what else may be tried, on the line of an error."""
@@ -564,17 +630,16 @@ class Planner:
             yield Point(name, self.of_rank.fixed + record.peak, 0.0, seconds / exact)
 
     def within(self, known: Known | CompiledKnown, limits: Limits) -> Limits:
-        """Return the limits of what is still to be chosen: computing again has taken some of the time.
+        """Return the limits of what is still to be chosen: what the step computes again has taken some of the time.
 
         Raises:
             FewbitError: it has taken more than there is.
         """
-        taken = known.recompute_seconds / max(known.seconds, 1e-9) if isinstance(known, CompiledKnown) else 0.0
-        if limits.time is None or not taken:
+        if limits.time is None or not known.taken:
             return limits
-        if limits.time < 1 + taken:
+        if limits.time < 1 + known.taken:
             raise FewbitError(f"no plan is within time={limits.time}")
-        return replace(limits, time=limits.time - taken)
+        return replace(limits, time=limits.time - known.taken)
 
     def problem(self, known: Known | CompiledKnown) -> Problem:
         """Return the problem, whose last moment is the optimizer's step."""
@@ -598,7 +663,8 @@ class Planner:
         exact = [o for o in problem.options if o.method == EXACT]
         exact_bytes = {o.covers[0]: o.saved for o in exact}
         order = sorted(solution.chosen, key=lambda o: o.covers[0])
-        choices = [choice for o in order for choice in _choices(o, exact_bytes)]
+        changes = known.changes if isinstance(known, Known) else ()
+        choices = [*changes, *(choice for o in order for choice in _choices(o, exact_bytes))]
         usage = problem.usage(solution.chosen)
         at = int(np.argmax(usage))
         gradients = self.gradients(known)
@@ -625,7 +691,7 @@ class Planner:
             *((known.recompute, known.recompute_seconds) if isinstance(known, CompiledKnown) else ()),
         )
 
-    def notes(self, problem: Problem, merged: Problem, solution: Solution) -> list[str]:
+    def notes(self, known: Known | CompiledKnown, problem: Problem, merged: Problem, solution: Solution) -> list[str]:
         """Return what was estimated, and what more memory would bring."""
         notes = []
         if len(merged.options) < len(problem.options):
@@ -639,7 +705,7 @@ class Planner:
             better = solve(merged, replace(self.limits, memory=more), self.price, _NOTED)
             notes.append(
                 f"with {size_text(more)}: error {better.error:.3g}, time "
-                f"{1 + better.seconds / max(merged.seconds, 1e-9):.3f}"
+                f"{1 + known.taken + better.seconds / max(merged.seconds, 1e-9):.3f}"
             )
         return notes
 
@@ -652,14 +718,24 @@ class Planner:
         the search begins at the one that they tell; that of a contrastive loss grows with its square, so every batch
         that is tried is traced itself. Errors are taken as those of the given batch.
         """
-        samples, known = self.step.samples, self.measured_eagerly()
+        samples, plain = self.step.samples, self.measured_eagerly()
+        *_, known = self.eager_ways(plain)  # what saves most
+        heads = [choice.target for choice in known.changes]
         known_of = {samples: known}
 
         def traced(count: int) -> Known:
             if count not in known_of:
                 speeds = Scaled(known.speeds, count / samples)
-                known_of[count] = replace(known, trace=self._trace_of(count), speeds=speeds)
+                known_of[count] = replace(known, trace=self._trace_of(count, heads), speeds=speeds)
             return known_of[count]
+
+        def planned(count: int) -> Plan:
+            alone = replace(self, step=self.step.with_samples(count))
+            if not heads:
+                return alone.beside_exact(alone.solved(traced(count)), traced(count), traced(count))
+            exactly = replace(plain, trace=self._trace_of(count, ()), speeds=Scaled(plain.speeds, count / samples))
+            found = with_traces(traced(count), self.step.model, heads, exactly.trace, traced(count).trace)
+            return alone.beside_exact(alone.solved(found), found, exactly)
 
         def fits(count: int) -> bool:
             return self.is_feasible(traced(count))
@@ -671,15 +747,16 @@ class Planner:
         most = largest_by_trial(fits, guess, tolerance)
         if not most:
             try:
-                return replace(self, step=self.step.with_samples(1)).solved(traced(1))
+                return planned(1)
             except FewbitError as error:
                 raise FewbitError(f"not even one sample fits: {error}") from None
-        return replace(self, step=self.step.with_samples(most)).solved(traced(most))
+        return planned(most)
 
-    def _trace_of(self, count: int) -> Trace:
-        """Return the trace of another number of samples."""
+    def _trace_of(self, count: int, heads: Sequence[str]) -> Trace:
+        """Return the trace of another number of samples, with the loss of these heads in chunks."""
         try:
-            return trace(self.step.with_samples(count))
+            with in_chunks(self.step.model, heads):
+                return trace(self.step.with_samples(count))
         except FewbitError:
             raise
         except Exception as error:  # a tensor that has as many rows as there are samples, and is not of samples
@@ -705,7 +782,7 @@ class Planner:
             expected = scaled_to(4 * samples).trace.base.max()
         except FewbitError:  # the two steps allocate in another order
             return 2 * samples
-        fourfold = self._trace_of(4 * samples).base.max()
+        fourfold = self._trace_of(4 * samples, [choice.target for choice in known.changes]).base.max()
         if abs(int(expected) - int(fourfold)) > 0.01 * fourfold:
             return 2 * samples
 

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 EXACT, GROUPS, HOST, RECOMPUTE = "exact", "groups", "host", "recompute"
 TABLE, STOCHASTIC, ATTENTION, GATED, OUTPUT = "table", "stochastic", "attention", "gated", "output"
-CHAIN, OUTLIERS = "chain", "outliers"
-METHODS = (EXACT, GROUPS, HOST, RECOMPUTE, TABLE, STOCHASTIC, ATTENTION, GATED, OUTPUT, CHAIN, OUTLIERS)
+CHAIN, OUTLIERS, CHUNKED = "chain", "outliers", "chunked"
+METHODS = (EXACT, GROUPS, HOST, RECOMPUTE, TABLE, STOCHASTIC, ATTENTION, GATED, OUTPUT, CHAIN, OUTLIERS, CHUNKED)
 AND = "|"  # between a target and another that its option holds exactly
 ALL_GRAPHS = "all compiled graphs"  # the target that stands for all that a compiled step saves
 

@@ -8,7 +8,7 @@ Roofline(device)        bytes over bandwidth, operations over speed, for a model
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median, median_low
@@ -35,7 +35,11 @@ from .step import Step
 ELEMENTS = 1 << 20  # of the tensor that quantizers are timed with
 _TYPICAL = 4  # bits of the step that tells how long quantizers take within it
 COPIED = 1 << 26  # bytes of a copy to host memory that is timed
+RUNS = 3  # of a step with and without a change, of which the fastest count: whatever else runs only adds
 CALL = 30e-6  # seconds of Python that a tensor takes in hooks, there and back
+
+
+Changed = Callable[[], AbstractContextManager[None]]  # a model is changed within its block
 
 
 class Speeds(Protocol):
@@ -64,6 +68,10 @@ class Speeds(Protocol):
 
     def transfer(self, nbytes: int) -> float:
         """To copy bytes to host memory and back, as far as nothing else hides it."""
+        ...
+
+    def added(self, step: Step, changed: Changed, estimate: float = 0.0) -> float:
+        """That an exact step takes longer while its model is changed; below 0 if it is faster."""
         ...
 
 
@@ -173,6 +181,16 @@ class Measured:
         if self._host is None:
             self._host = host_bandwidth(self._device, partial(now_on, self._device))
         return nbytes / self._host
+
+    def added(self, step: Step, changed: Changed, estimate: float = 0.0) -> float:
+        """That an exact step takes longer while its model is changed: the least of `RUNS` each, in turn."""
+        now, plain, other = partial(now_on, self._device), [], []
+        with step.apart():
+            for _ in range(RUNS):
+                plain.append(_step_seconds(step, nullcontext(), now))
+                with changed():
+                    other.append(_step_seconds(step, nullcontext(), now))
+        return min(other) - min(plain)
 
 
 def now_on(device: torch.device) -> float:
@@ -312,6 +330,10 @@ class Scaled:
         """To copy bytes to host memory and back."""
         return self.speeds.transfer(nbytes)
 
+    def added(self, step: Step, changed: Changed, estimate: float = 0.0) -> float:
+        """That an exact step takes longer while its model is changed."""
+        return self.speeds.added(step, changed, estimate) * self.factor
+
 
 # ---- by a roofline ---------------------------------------------------------------------------------------------------
 
@@ -400,6 +422,10 @@ class Roofline:
     def transfer(self, nbytes: int) -> float:
         """To copy bytes to host memory and back; half of it is hidden behind computation."""
         return nbytes / self._device.host
+
+    def added(self, step: Step, changed: Changed, estimate: float = 0.0) -> float:
+        """That an exact step takes longer while its model is changed: the estimate of who changes it."""
+        return estimate
 
 
 # Operations that read of their input what they return.

@@ -22,4 +22,7 @@ with group_of_two(rank, meeting):
         parallel.zero_grad()
         parallel(**batch)["loss"].backward()
     gradients = torch.cat([p.grad.flatten() for p in model.parameters()])
+    guard = fewbit.fit(model, plan=fitted.plan, guard=1).guard
+    guard.check((), {**batch, "x": batch["x"] * (1 + 9 * rank)})  # measures by all ranks, the largest error of any
+    print("errors", guard.errors)
     print("gradient", hashlib.sha256(gradients.numpy().tobytes()).hexdigest(), len(fitted.unknown))

@@ -380,6 +380,8 @@ class TestSeveralProcesses:
         assert "groups" in plan and plan in two
         (gradient,) = (line for line in one if line.startswith("gradient"))
         assert gradient.endswith(" 0") and gradient in two
+        (errors,) = (line for line in one if line.startswith("errors"))
+        assert errors in two, "a guard decides alike on all ranks"
 
     @pytest.mark.parametrize(
         "kind",
