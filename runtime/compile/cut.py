@@ -27,6 +27,7 @@ from torch._functorch.compile_utils import fx_graph_cse
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ...tables import Table
+from ..quantizers.per_group import LEAST_ROW
 from ..tensors.packing import packed_size
 from . import integers
 from .budget import torch_budget
@@ -134,7 +135,8 @@ def _choose(node: fx.Node, role: Role, table: Table | None, options: CompileOpti
     if role is Role.INTEGER and options.bits is not None:
         return _choose_integer(node, elements, exact)
     if role is Role.FACTOR:
-        if table is not None and elements >= options.smallest:
+        # As few as make no group are exact: a level may be far from one number, while of many the errors cancel.
+        if table is not None and elements >= max(options.smallest, LEAST_ROW // 2):
             return Choice(role, table.bits, None, hint(packed_size(x.numel(), table.bits)), table=table)
         role = Role.LINEAR
     bits = 1 if role is Role.BOOLEAN and options.bits is not None else options.bits_for(role, module_names(node))

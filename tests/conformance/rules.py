@@ -37,10 +37,11 @@ class Excused:
 
 
 _SHARP = "scores from [-9, 9] leave one probability near 1: its gradient is a difference of nearly equal numbers"
+_GAPS = "its gradient is divided by gaps between singular values or eigenvalues, and rounded inputs have other gaps"
 _DOMAIN = "the block is computed at rounded inputs, and samples reach to the end of where it is defined"
 EXCUSED: Sequence[Excused] = (
-    Excused("torch.ops.aten._safe_softmax.default", "hooks 8", "gradient", _SHARP),
-    Excused("nn.functional.scaled_dot_product_attention", "hooks 8", "gradient", _SHARP),
+    Excused("masked.softmin", "hooks *", "gradient", _SHARP),
+    Excused("nn.functional.scaled_dot_product_attention", "hooks *", "gradient", _SHARP),
     Excused(
         "nn.functional.scaled_dot_product_attention",
         "hooks *",
@@ -52,6 +53,19 @@ EXCUSED: Sequence[Excused] = (
         "checkpoint 8",
         "finite",
         "samples hold -inf, and codes say of a group with one that it is no number, as `fewbit.checkpoint` promises",
+    ),
+    *(Excused(name, "checkpoint 8", "gradient", _GAPS) for name in ("svd", "linalg.svd", "linalg.eig")),
+    Excused(
+        "linalg.vander",
+        "compile 4",
+        "gradient",
+        "a group holds the powers of a number, from 1 to thousands, which differ",
+    ),
+    Excused(
+        "__rpow__",
+        "compile 4",
+        "finite",
+        "samples of negative numbers to broken powers: their NaN is that of the group",
     ),
     *(Excused(name, "checkpoint 8", "finite", _DOMAIN) for name in ("asin", "atanh", "erfinv")),
 )

@@ -112,6 +112,16 @@ class TestLeftAlone:
         report = report_of(BeforeFrozen(F.gelu), torch.randn(ROWS, WIDTH), tables=False)
         assert "factor" not in {tensor.role for graph in report.graphs for tensor in graph.tensors if tensor.bits == 4}
 
+    def test_single_numbers(self):
+        """A level may be far from the one number: of σ'(7) = .0009 by as much as it is."""
+        layer, x = nn.Linear(WIDTH, 1), torch.randn(1, WIDTH)
+        with torch.no_grad():
+            layer.bias += 7 - layer(x).item()
+        model = nn.Sequential(layer, nn.Sigmoid())
+        _, true = gradients(model, x)
+        _, near = gradients(few_bits(model, smallest=0), x)
+        assert torch.allclose(near, true, rtol=1e-3)
+
     def test_what_serves_a_weight_s_gradient_too(self):
         model = BeforeFrozen(F.gelu)
         model.down.weight.requires_grad_(True)
