@@ -126,7 +126,7 @@ def _message(panels: Sequence[Sequence[Point]]) -> str:
     times = low if low == high else f"{low} to {high}"
     rivals = {_RIVALS[rival.name] for points in panels if (rival := rival_of(points)) is not None}
     rival = " or ".join(sorted(rivals, reverse=True))
-    return f"At {rival}'s peak or below, few bits take {times} of its time, at an error of at most {_MOST:g}"
+    return f"At {rival}'s peak, few bits take {times} of its time, with errors up to {_MOST:g}"
 
 
 def _panel(axes: Axes, points: Sequence[Point], title: str) -> None:
