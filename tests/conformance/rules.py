@@ -28,19 +28,22 @@ class Excused:
         ways: pattern of the ways.
         rule: that it breaks.
         reason: why.
+        among: how many of its samples hold one that breaks it: the first of them, or `ALL`.
     """
 
     operator: str
     ways: str
     rule: str
     reason: str
+    among: int | None = 4
 
 
+ALL = None
 _SHARP = "scores from [-9, 9] leave one probability near 1: its gradient is a difference of nearly equal numbers"
 _GAPS = "its gradient is divided by gaps between singular values or eigenvalues, and rounded inputs have other gaps"
 _DOMAIN = "the block is computed at rounded inputs, and samples reach to the end of where it is defined"
 EXCUSED: Sequence[Excused] = (
-    Excused("masked.softmin", "hooks *", "gradient", _SHARP),
+    Excused("masked.softmin", "hooks *", "gradient", _SHARP, ALL),
     Excused("nn.functional.scaled_dot_product_attention", "hooks *", "gradient", _SHARP),
     Excused(
         "nn.functional.scaled_dot_product_attention",
@@ -54,12 +57,13 @@ EXCUSED: Sequence[Excused] = (
         "finite",
         "samples hold -inf, and codes say of a group with one that it is no number, as `fewbit.checkpoint` promises",
     ),
-    *(Excused(name, "checkpoint 8", "gradient", _GAPS) for name in ("svd", "linalg.svd", "linalg.eig")),
+    *(Excused(name, "checkpoint 8", "gradient", _GAPS, ALL) for name in ("svd", "linalg.svd", "linalg.eig")),
     Excused(
         "linalg.vander",
         "compile 4",
         "gradient",
         "a group holds the powers of a number, from 1 to thousands, which differ",
+        ALL,
     ),
     Excused(
         "__rpow__",
