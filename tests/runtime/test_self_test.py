@@ -12,13 +12,15 @@ from fewbit.runtime.tensors.dtypes import name_of
 from fewbit.tables.compiling import NotCompiledError
 
 FAMILIES = ("activation", "rounding", "per_group", "rotated", "fixed_point", "outlier", "glu", "preact", "pooling")
-# Functions that other checks run through: copies of gated MLPs and buffers are the per-group quantizer's kernels, and
-# the places of maxima are max_pool's.
+# Functions that other checks run through: copies of gated MLPs and buffers are the quantizers' kernels, and the places
+# of maxima are max_pool's.
 INSIDE = {
     "glu copy",
     "glu values",
     "per_group quantize_buffers",
     "per_group dequantize_buffers",
+    "rotated quantize_buffers",
+    "rotated dequantize_buffers",
     "pooling places_of",
     "pooling gradient",
 }
