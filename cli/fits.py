@@ -15,8 +15,7 @@ from .options import (
     recompute_option,
     size_option,
 )
-from .plan import cross_entropy, sample_count
-from .subject import built_in, of_user
+from .subject import sample_count, to_train
 from .target import errors_in_one_line
 
 
@@ -56,16 +55,14 @@ def command(
     count = sample_count(batch)
     from ..runtime.plan.fits import fits  # before any user code: reports that torch is missing
 
-    is_user = ":" in target
-    subject = of_user(target, size, meta) if is_user else built_in(target, size, dtype, "sdpa")
+    subject = to_train(target, size, dtype, meta)
     with errors_in_one_line(target, subject.source):
-        model, inputs, *loss = subject.make(count)
-        model.train()
+        model, inputs, loss = subject.make(count)
         found = fits(
             model,
             inputs,
             memory=memory,
-            loss=loss[0] if loss else None if is_user else cross_entropy,
+            loss=loss,
             optimizer=optimizer,
             recompute=recompute,
             parallel=parallel,

@@ -2,11 +2,10 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from ..tables import FewbitError
 from ..tables.files import check_writable
 from ..tables.json_format import dumps
 from .options import (
@@ -21,7 +20,7 @@ from .options import (
     size_option,
 )
 from .progress import phases_of, with_clock
-from .subject import built_in, of_user
+from .subject import sample_count, to_train
 from .target import errors_in_one_line
 
 if TYPE_CHECKING:
@@ -89,18 +88,16 @@ def command(
     count = None if batch == "max" else sample_count(batch, "a number of samples or max")
     from ..runtime.plan.planner import plan  # before any user code: reports that torch is missing
 
-    is_user = ":" in target
-    subject = of_user(target, size, meta) if is_user else built_in(target, size, dtype, "sdpa")
+    subject = to_train(target, size, dtype, meta)
     with errors_in_one_line(target, subject.source):
-        model, inputs, *loss = subject.make(count)
-        model.train()
+        model, inputs, loss = subject.make(count)
         with phases_of("fewbit.plan", "planning") as phase:
             found = with_clock(
                 plan,
                 model,
                 inputs,
                 label=phase,
-                loss=loss[0] if loss else None if is_user else cross_entropy,
+                loss=loss,
                 memory=memory,
                 error=error,
                 time=time,
@@ -119,24 +116,6 @@ def command(
 
         save_figure(_figure(found, target), plot)
     click.echo(dumps(asdict(found)) if as_json else str(found), nl=not as_json)
-
-
-def sample_count(batch: str | None, accepted: str = "a number of samples") -> int | None:
-    """Return the samples in a batch that the option asks for; None: the default."""
-    if batch is None:
-        return None
-    if not batch.isdecimal() or int(batch) < 1:
-        raise FewbitError(f"--batch is {accepted}, not {batch!r}")
-    return int(batch)
-
-
-def cross_entropy(output: Any) -> Any:
-    """Return a loss of a built-in model's output: the cross-entropy of its logits, as a model that is trained has."""
-    from torch.nn import functional as F
-
-    logits = output.logits if hasattr(output, "logits") else output[0]
-    rows = logits.flatten(0, -2).float()
-    return F.cross_entropy(rows, rows.new_zeros(len(rows), dtype=int))
 
 
 def _figure(found: "Plan", title: str) -> "Figure":

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..tables import FewbitError
@@ -64,6 +64,43 @@ def of_user(target: str, size: int | None, meta: bool) -> Subject:
         return made
 
     return Subject(make, "batch" in takes, meta, function)
+
+
+def to_train(target: str, size: int | None, dtype: str, meta: bool) -> Subject:
+    """Return the model that a target names, whose `make` returns it in training mode, its inputs, and a loss or None.
+
+    Args:
+        target: a model of `fewbit memory models`, or a function of the user's.
+        size: of a sequence or an image.
+        dtype: of a model of `fewbit memory models`.
+        meta: whether to call the function under the meta device.
+    """
+    is_user = ":" in target
+    subject = of_user(target, size, meta) if is_user else built_in(target, size, dtype, "sdpa")
+
+    def make(batch: int | None) -> Any:
+        model, inputs, *loss = subject.make(batch)
+        return model.train(), inputs, loss[0] if loss else None if is_user else _cross_entropy
+
+    return replace(subject, make=make)
+
+
+def sample_count(batch: str | None, accepted: str = "a number of samples") -> int | None:
+    """Return the samples in a batch that the option asks for; None: the default."""
+    if batch is None:
+        return None
+    if not batch.isdecimal() or int(batch) < 1:
+        raise FewbitError(f"--batch is {accepted}, not {batch!r}")
+    return int(batch)
+
+
+def _cross_entropy(output: Any) -> Any:
+    """Return a loss of a built-in model's output: the cross-entropy of its logits, as a model that is trained has."""
+    from torch.nn import functional as F
+
+    logits = output.logits if hasattr(output, "logits") else output[0]
+    rows = logits.flatten(0, -2).float()
+    return F.cross_entropy(rows, rows.new_zeros(len(rows), dtype=int))
 
 
 def _what(made: Any) -> str:
