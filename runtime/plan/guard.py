@@ -209,7 +209,9 @@ class Guard:
         """Return the relative error of the gradient of each layer, the largest of all ranks."""
         owned = [_trained(step.model.get_submodule(name)) for name in layers]
         parameters = [p for own in owned for p in own]
-        with self._guarded.exactly(), _saved_on_cpu(step.device):
+        # What an exact step saves waits in host memory, beside a plan that fills the device.
+        aside = nullcontext() if step.device.type == "cpu" else torch.autograd.graph.save_on_cpu()
+        with self._guarded.exactly(), aside:
             exact = _gradients(step, parameters)
         with self._guarded.as_it_trains():
             few = _gradients(step, parameters)
@@ -236,11 +238,6 @@ def _gradients(step: Step, parameters: Sequence[nn.Parameter]) -> list[Tensor | 
     return list(found)
 
 
-def _saved_on_cpu(device: torch.device) -> AbstractContextManager[Any]:
-    """Let what an exact step saves wait in host memory, beside a plan that fills the device."""
-    return nullcontext() if device.type == "cpu" else torch.autograd.graph.save_on_cpu()
-
-
 def _error(exact: Sequence[Tensor | None], few: Sequence[Tensor | None]) -> float:
     """Return the relative error of a gradient; infinity where it alone is not finite, 0 where the exact one is not."""
     pairs = [(a, b) for a, b in zip(exact, few, strict=True) if a is not None and b is not None]
@@ -254,7 +251,27 @@ def _error(exact: Sequence[Tensor | None], few: Sequence[Tensor | None]) -> floa
 # ---- what is guarded -------------------------------------------------------------------------------------------------
 
 
-class _Fit:
+class _Planned:
+    """What can be done for a model that trains by a plan, eager or compiled."""
+
+    fitted: Fitted
+
+    def move_bits(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+        before = self.fitted.plan.choices
+        self.fitted.plan_again(inputs, keywords)
+        return _kinds(before) != _kinds(self.fitted.plan.choices)
+
+    def save_exactly(self, layers: Sequence[str]) -> None:
+        self.fitted.save_exactly(layers)
+
+    def plan(self) -> Plan | None:
+        return self.fitted.plan
+
+    def use(self, plan: Plan) -> None:
+        self.fitted.use(plan)
+
+
+class _Fit(_Planned):
     """A model that trains by a plan."""
 
     def __init__(self, fitted: Fitted) -> None:
@@ -267,25 +284,11 @@ class _Fit:
     def as_it_trains(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def move_bits(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-        before = self.fitted.plan.choices
-        self.fitted.plan_again(inputs, keywords)
-        return _kinds(before) != _kinds(self.fitted.plan.choices)
-
-    def save_exactly(self, layers: Sequence[str]) -> None:
-        self.fitted.save_exactly(layers)
-
     def surround(self, guard: Guard) -> None:
         self._hook = self.model.register_forward_pre_hook(guard.called, prepend=True, with_kwargs=True)
 
     def remove(self) -> None:
         self._hook.remove()
-
-    def plan(self) -> Plan | None:
-        return self.fitted.plan
-
-    def use(self, plan: Plan) -> None:
-        self.fitted.use(plan)
 
 
 def _kinds(choices: Iterable[Any]) -> dict[str, tuple[str, int | None]]:
@@ -356,7 +359,7 @@ class _Compiled:
             self._put(before)
 
 
-class _CompiledFit(_Compiled):
+class _CompiledFit(_Planned, _Compiled):
     """A model that is compiled by a plan."""
 
     def __init__(self, fitted: Fitted) -> None:
@@ -364,23 +367,9 @@ class _CompiledFit(_Compiled):
         self._twin, self._guard = None, None
         self._compiled = self.model._compiled_call_impl
 
-    def move_bits(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-        before = self.fitted.plan.choices
-        self.fitted.plan_again(inputs, keywords)
-        return _kinds(before) != _kinds(self.fitted.plan.choices)
-
-    def save_exactly(self, layers: Sequence[str]) -> None:
-        self.fitted.save_exactly(layers)
-
     def surround(self, guard: Guard) -> None:
         self._compiled = self.model._compiled_call_impl
         super().surround(guard)
-
-    def plan(self) -> Plan | None:
-        return self.fitted.plan
-
-    def use(self, plan: Plan) -> None:
-        self.fitted.use(plan)
 
 
 def guard_fit(fitted: Fitted, loss: Loss | None, every: int) -> Guard:
