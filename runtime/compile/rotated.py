@@ -1,8 +1,8 @@
 """Rotated codes between compiled graphs: a few bits that train, by the ops of `Rotated` (quantizers/rotated.py).
 
-    form = rotation_of(x, bits=2, most=128, role=role)     how the elements of x lie, and its codes
-    parts = quantize([x], key, [0], [form])                codes and scales, and of scores the mean over tokens
-    (x̂,) = dequantize(parts, key, [0], [form], x.dtype)
+    form = rotation_of(x, bits=2, most=128, unbiased=True, centered=False)     how the elements of x lie, and its codes
+    parts = quantize(key, x, offsets=[0], forms=[form])                        codes and scales, and means of scores
+    (x̂,) = dequantize(key, *parts, offsets=[0], forms=[form], dtype=x.dtype)
 
 At 1 to 3 bits a group's minimum and maximum are far apart for what lies between them: the error of 2 bits, rounded at
 random, is .50 of |x|² for normal numbers, .87 for Laplace's and 2.6 where channels stand out. Turned at random every
@@ -87,12 +87,12 @@ def rotation_of(x: Tensor, bits: int, most: int, *, unbiased: bool, centered: bo
     return Rotation(tuple(order), tuple(inner), bits, group_size, unbiased, centered and len(inner) < len(order))
 
 
-def quantize(xs: Sequence[Tensor], key: Tensor, offsets: Sequence[int], forms: Sequence[Rotation]) -> list[Tensor]:
+def quantize(key: Tensor, *xs: Tensor, offsets: Sequence[int], forms: Sequence[Rotation]) -> list[Tensor]:
     """Return what each of `xs` is saved as: buffers of codes, uint8 (…, bytes), then the means of those that have some.
 
     Args:
-        xs: the tensors to save, of one dtype; one call for all saves time.
         key: of the step, int64 (1,).
+        xs: the tensors to save, of one dtype; one call for all saves time.
         offsets: of each tensor's seed from the key.
         forms: of their codes.
     """
@@ -101,7 +101,8 @@ def quantize(xs: Sequence[Tensor], key: Tensor, offsets: Sequence[int], forms: S
         x = x.permute(form.order)
         x = x.reshape(*x.shape[: x.dim() - len(form.inner)], form.features)
         if form.centered:
-            means.append(x.mean(_rows_of_sample(x), keepdim=True, dtype=torch.float32).bfloat16())
+            of_sample = range(1 if x.dim() > 2 else 0, x.dim() - 1)  # where only rows are, all of them
+            means.append(x.mean([*of_sample], keepdim=True, dtype=torch.float32).bfloat16())
             x = (x - means[-1]).to(x.dtype)
         rows.append(x if x.dtype in KINDS else x.float())
     bits, unbiased = [form.bits for form in forms], [form.unbiased for form in forms]
@@ -109,7 +110,7 @@ def quantize(xs: Sequence[Tensor], key: Tensor, offsets: Sequence[int], forms: S
 
 
 def dequantize(
-    parts: Sequence[Tensor], key: Tensor, offsets: Sequence[int], forms: Sequence[Rotation], dtype: torch.dtype
+    key: Tensor, *parts: Tensor, offsets: Sequence[int], forms: Sequence[Rotation], dtype: torch.dtype
 ) -> list[Tensor]:
     """Return the tensors that `quantize` gave `parts` of, with the same key, offsets and forms."""
     buffers, means = parts[: len(forms)], iter(parts[len(forms) :])
@@ -122,8 +123,3 @@ def dequantize(
         x = x.reshape(*x.shape[:-1], *form.inner)
         xs.append(x.permute([form.order.index(d) for d in range(len(form.order))]))
     return xs
-
-
-def _rows_of_sample(rows: Tensor) -> list[int]:
-    """Return the dimensions over which a sample's rows lie: all but the outermost, or that one if it is the only."""
-    return list(range(1 if rows.dim() > 2 else 0, rows.dim() - 1))

@@ -29,7 +29,7 @@ def draw_keys(graph: fx.Graph, turned: Turned, splicer: Splicer) -> dict[torch.d
     found = {}
     with graph.inserting_before(operations(graph)):
         for device in dict.fromkeys(_value(node).device for node in turned):
-            (found[device],) = splicer.splice(graph, partial(_draw_key), some_placeholder(graph, device))
+            (found[device],) = splicer.splice(graph, partial(ops.draw_seeds, count=1), some_placeholder(graph, device))
     return found
 
 
@@ -42,7 +42,7 @@ def quantize_turned(
     parts: dict[fx.Node, tuple[fx.Node, ...]] = {}
     for before, nodes in _calls(turned, lambda node: after_run(last_use(node, order))):
         forms = tuple(map(_form, map(turned.__getitem__, nodes)))
-        function = partial(_quantize, forms=forms, offsets=tuple(offsets[node] for node in nodes))
+        function = partial(quantize, forms=forms, offsets=tuple(offsets[node] for node in nodes))
         with graph.inserting_before(before):
             results = splicer.splice(graph, function, keys[_value(nodes[0]).device], *nodes)
         means = iter(results[len(nodes) :])
@@ -86,7 +86,7 @@ def dequantize_turned(
                 read.append([placeholder(graph, part) for part in parts[node]])
         buffers, means = [own[0] for own in read], [mean for own in read for mean in own[1:]]
         function = partial(
-            _dequantize,
+            dequantize,
             forms=tuple(map(_form, map(turned.__getitem__, nodes))),
             offsets=tuple(offsets[node] for node in nodes),
             dtype=_value(nodes[0]).dtype,
@@ -121,17 +121,3 @@ def _form(choice: Choice) -> Rotation:
 def _offsets(turned: Turned) -> dict[fx.Node, int]:
     """Return how far from the key each value's seed is."""
     return {node: offset for offset, node in enumerate(turned)}
-
-
-def _draw_key(some: Tensor) -> Tensor:
-    return ops.draw_seeds(some, 1)
-
-
-def _quantize(key: Tensor, *xs: Tensor, forms: tuple[Rotation, ...], offsets: tuple[int, ...]) -> list[Tensor]:
-    return quantize(xs, key, offsets, forms)
-
-
-def _dequantize(
-    key: Tensor, *parts: Tensor, forms: tuple[Rotation, ...], offsets: tuple[int, ...], dtype: torch.dtype
-) -> list[Tensor]:
-    return dequantize(parts, key, offsets, forms, dtype)

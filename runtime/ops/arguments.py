@@ -57,6 +57,12 @@ def check_kind(op: str, x: Tensor) -> None:
         raise TypeError(f"fewbit.{op} takes float32, float16, bfloat16, not {str(x.dtype).removeprefix('torch.')}")
 
 
+def check_equally_many(op: str, tensors: Sequence[Tensor], *of_each: Sequence[int], have: str) -> None:
+    """Raise FewbitError unless there is one of each sequence for each tensor; `have` names them in the message."""
+    if any(len(values) != len(tensors) for values in of_each):
+        raise FewbitError(f"{op}: each of {len(tensors)} tensors has {have}")
+
+
 def check_result(op: str, dtype: torch.dtype, count: int) -> None:
     """Raise TypeError or FewbitError unless `count` elements of `dtype` can be a quantizer's result."""
     if dtype not in DTYPES:

@@ -30,7 +30,7 @@ from ..tensors.packing import GROUP, packed_size
 from ..tensors.philox import NEAREST, Seed
 from ..tensors.rows import Rows
 from ..tensors.validation import check_groups, has_values
-from .arguments import are_concrete, check_kind, check_result, check_seeds, keys_of, shown_tensor
+from .arguments import are_concrete, check_equally_many, check_kind, check_result, check_seeds, keys_of, shown_tensor
 from .declare import ON_HOST, Call, declare
 
 _LEVELS = 'str levels="uniform"'
@@ -131,7 +131,7 @@ def per_group_quantize_buffers(
 ) -> Call:
     """Return for each tensor (…, D) its parameters and codes in one buffer, uint8 (…, `buffer_size` of D)."""
     op = "per_group_quantize_buffers"
-    _check_equally_many(op, xs, bits, group_sizes, levels, stochastic)
+    _check_groups(op, xs, bits, group_sizes, levels, stochastic)
     for x, group_size in zip(xs, group_sizes, strict=True):
         check_kind(op, x)
         if not x.dim() or x.shape[-1] % group_size or x.shape[-1] % GROUP:
@@ -165,7 +165,7 @@ def per_group_dequantize_buffers(
     """Return the tensors of which `per_group_quantize_buffers` gave the buffers."""
     op = "per_group_dequantize_buffers"
     check_result(op, dtype, 0)
-    _check_equally_many(op, buffers, bits, group_sizes, levels)
+    _check_groups(op, buffers, bits, group_sizes, levels)
     sizes: list[int] = []  # D, the elements whose codes are a buffer's last dimension
     for buffer, b, group_size in zip(buffers, bits, group_sizes, strict=True):
         size: Any = buffer.shape[-1] if buffer.dim() else -1
@@ -216,7 +216,7 @@ def _check_sample_bits(op: str, x: Tensor, bits: Tensor, room: Tensor) -> None:
         raise FewbitError(f"{op}: the codes take {needed} bytes, and there is room for {room.item()}")
 
 
-def _check_equally_many(
+def _check_groups(
     op: str,
     tensors: Sequence[Tensor],
     bits: Sequence[int],
@@ -225,8 +225,7 @@ def _check_equally_many(
     *more: Sequence[int],
 ) -> None:
     """Raise FewbitError unless there are bits, which the levels have, a group size and all else for each tensor."""
-    if any(len(of_each) != len(tensors) for of_each in (bits, group_sizes, *more)):
-        raise FewbitError(f"{op}: each of {len(tensors)} tensors has bits, a group size and a rounding")
+    check_equally_many(op, tensors, bits, group_sizes, *more, have="bits, a group size and a rounding")
     for b in bits:
         check_integer("bits", b, 1, 8)
         check_levels(levels, b)

@@ -20,8 +20,10 @@ from ..tensors.checks import check_integer
 from ..tensors.packing import packed_size
 from ..tensors.rotation import check_group_size, groups_of
 from ..tensors.validation import check_part
-from .arguments import are_concrete, check_kind, check_result, check_seeds, keys_of, shown_tensor
+from .arguments import are_concrete, check_equally_many, check_kind, check_result, check_seeds, keys_of, shown_tensor
 from .declare import Call, declare
+
+_OF_EACH = "a seed, bits and a form"
 
 
 @declare(
@@ -92,7 +94,7 @@ def rotated_quantize_buffers(
 ) -> Call:
     """Return for each tensor (…, D) its scales and codes in one buffer, uint8 (…, `buffer_size` of D)."""
     op = "rotated_quantize_buffers"
-    _check_equally_many(op, xs, offsets, bits, unbiased)
+    check_equally_many(op, xs, offsets, bits, unbiased, have=_OF_EACH)
     for x, b in zip(xs, bits, strict=True):
         check_kind(op, x)
         if not x.dim() or (are_concrete(x) and not x.shape[-1]):
@@ -124,7 +126,7 @@ def rotated_dequantize_buffers(
 ) -> Call:
     """Return the tensors, (…, D) of each number of features, of which `rotated_quantize_buffers` gave the buffers."""
     op = "rotated_dequantize_buffers"
-    _check_equally_many(op, buffers, offsets, bits, features)
+    check_equally_many(op, buffers, offsets, bits, features, have=_OF_EACH)
     for buffer, b, D in zip(buffers, bits, features, strict=True):
         check_result(op, dtype, D)
         check_seeds(buffer, key, 1)
@@ -139,11 +141,6 @@ def rotated_dequantize_buffers(
         ],
         run=lambda kernel: kernel(buffers, key, offsets, bits, features, group_size, dtype),
     )
-
-
-def _check_equally_many(op: str, tensors: Sequence[Tensor], *of_each: Sequence[int]) -> None:
-    if any(len(values) != len(tensors) for values in of_each):
-        raise FewbitError(f"{op}: each of {len(tensors)} tensors has a seed, bits and a form")
 
 
 def _check_codes(bits: int, group_size: int, turns: int) -> None:

@@ -617,8 +617,8 @@ def _rounded(arguments: Sequence[Any], probes: Sequence[_Probe]) -> list[Any]:
 def _back(x: Tensor, choice: Choice) -> Tensor:
     """Return `x` quantized as the backend does, and back."""
     if choice.rotation is not None:
-        key, forms = torch.randint(2**62, (1,), device="cpu"), [choice.rotation]
-        return rotated.dequantize(rotated.quantize([x], key, [0], forms), key, [0], forms, x.dtype)[0]
+        key, how = torch.randint(2**62, (1,), device="cpu"), {"offsets": [0], "forms": [choice.rotation]}
+        return rotated.dequantize(key, *rotated.quantize(key, x, **how), **how, dtype=x.dtype)[0]
     groups, bits = choice.groups, choice.bits
     assert groups is not None and bits is not None
     random = None

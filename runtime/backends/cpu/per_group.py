@@ -6,7 +6,6 @@ Every other block takes the same code with both as variables.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import lcm
 from typing import Any
@@ -34,7 +33,7 @@ from ...tensors.levels import (
 from ...tensors.philox import GOLDEN_RATIO, NEAREST
 from ...tensors.rows import Rows
 from ..reference.per_group import buffer_size, elements_of, keys_of
-from .buffers import PLANS, Empty, empty_strided, row_major
+from .buffers import PLANS, BufferPlan, Empty, empty_strided
 from .numba_tools import (
     GROUP,
     as_bits,
@@ -143,7 +142,7 @@ def quantize_buffers(
         start = buffer.data_ptr()
         job = Job.from_buffer_copy(plan.job)
         job[3], job[10] = x.data_ptr(), key
-        job[11], job[12], job[13] = start + plan.codes, start, start + plan.ranges
+        job[11], job[12], job[13] = start + plan.codes, start, start + plan.codes // 2
         run_job(plan.kernel, job)
         buffers.append(buffer)
     return buffers
@@ -167,55 +166,30 @@ def dequantize_buffers(
         x = empty(plan.shape, plan.stride, dtype)
         start = buffer.data_ptr()
         job = Job.from_buffer_copy(plan.job)
-        job[3], job[4], job[5], job[12] = start + plan.codes, start, start + plan.ranges, x.data_ptr()
+        job[3], job[4], job[5], job[12] = start + plan.codes, start, start + plan.codes // 2, x.data_ptr()
         run_job(plan.kernel, job)
         xs.append(x)
     return xs
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What does not change from call to call of a kernel on buffers.
-
-    Between the large operations of a training step every line of Python waits for memory, and takes ten times as long
-    as in a loop of its own: little else than the kernel may be left to a call.
-
-    Attributes:
-        kernel: the kernel.
-        job: the job's words, with 0 for addresses and the seed.
-        shape, stride: of the result.
-        ranges, codes: bytes before them in the buffer.
-    """
-
-    kernel: Kernel
-    job: bytes
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    ranges: int
-    codes: int
-
-
 @lru_cache(PLANS)
-def _quantizing(shape: torch.Size, dtype: torch.dtype, bits: int, group_size: int, levels: str) -> _Plan:
+def _quantizing(shape: torch.Size, dtype: torch.dtype, bits: int, group_size: int, levels: str) -> BufferPlan:
     n = shape.numel()
     stretch, count = _stretches(n, group_size)
     sizes = (n, group_size, stretch, count, bits)
     job = Job(0, 1, count, 0, KINDS[dtype], *sizes, 0, 0, 0, 0, 0, 0, 1, *_lines(levels))
-    return _plan(_quantizer(), job, (*shape[:-1], buffer_size(shape[-1], bits, group_size)), n // group_size)
+    size = buffer_size(shape[-1], bits, group_size)
+    return BufferPlan.of(_quantizer(), job, (*shape[:-1], size), 4 * (n // group_size))
 
 
 @lru_cache(PLANS)
-def _dequantizing(buffer: torch.Size, dtype: torch.dtype, bits: int, group_size: int, levels: str) -> _Plan:
+def _dequantizing(buffer: torch.Size, dtype: torch.dtype, bits: int, group_size: int, levels: str) -> BufferPlan:
     shape = torch.Size((*buffer[:-1], elements_of(buffer[-1], bits, group_size)))
     n = shape.numel()
     stretch, count = _stretches(n, group_size)
     sizes = (n, group_size, stretch, count, bits)
     job = Job(0, 1, count, 0, 0, 0, *sizes, _limit(dtype), 0, KINDS[dtype], 0, 0, *_lines(levels))
-    return _plan(_dequantizer(), job, shape, n // group_size)
-
-
-def _plan(kernel: Kernel, job: Any, shape: tuple[int, ...], groups: int) -> _Plan:
-    return _Plan(kernel, bytes(job), tuple(shape), row_major(shape), 2 * groups, 4 * groups)
+    return BufferPlan.of(_dequantizer(), job, shape, 4 * (n // group_size))
 
 
 @cache

@@ -5,7 +5,6 @@ at most one group of fewer than 64 numbers, takes loops.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
@@ -27,7 +26,7 @@ from ...tensors.rotation import (
     positive_levels,
 )
 from ..reference.rotated import INFINITY, LARGEST_HALF, NOT_A_NUMBER, TURNS, buffer_size, seeds_of
-from .buffers import PLANS, Empty, empty_strided, row_major
+from .buffers import PLANS, BufferPlan, Empty, empty_strided
 from .numba_tools import (
     GROUP,
     as_bits,
@@ -99,7 +98,7 @@ def quantize_buffers(
         buffer = empty(plan.shape, plan.stride, torch.uint8)
         job = Job.from_buffer_copy(plan.job)
         job[3], job[5], job[6], job[14] = x.data_ptr(), buffer.data_ptr() + plan.codes, buffer.data_ptr(), seed
-        run_job(_quantizer(), job)
+        run_job(plan.kernel, job)
         buffers.append(buffer)
     return buffers
 
@@ -125,46 +124,32 @@ def dequantize_buffers(
         x = empty(plan.shape, plan.stride, dtype)
         job = Job.from_buffer_copy(plan.job)
         job[3], job[5], job[6], job[14] = x.data_ptr(), buffer.data_ptr() + plan.codes, buffer.data_ptr(), seed
-        run_job(_dequantizer(), job)
+        run_job(plan.kernel, job)
         xs.append(x)
     return xs
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What does not change from call to call of a kernel on buffers (per_group.py says why that matters).
-
-    Attributes:
-        job: the job's words, with 0 for addresses and the seed.
-        shape, stride: of the result.
-        codes: bytes before them in the buffer.
-    """
-
-    job: bytes
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    codes: int
-
-
 @lru_cache(PLANS)
-def _quantizing(shape: torch.Size, dtype: torch.dtype, bits: int, group_size: int, unbiased: bool) -> _Plan:
+def _quantizing(shape: torch.Size, dtype: torch.dtype, bits: int, group_size: int, unbiased: bool) -> BufferPlan:
     D = shape[-1]
-    return _plan(shape, D, dtype, group_size, bits, int(unbiased), buffer_size(D, bits, group_size))
+    size = buffer_size(D, bits, group_size)
+    return _plan(_quantizer(), shape, D, dtype, group_size, bits, int(unbiased), size)
 
 
 @lru_cache(PLANS)
-def _dequantizing(buffer: torch.Size, dtype: torch.dtype, bits: int, features: int, group_size: int) -> _Plan:
+def _dequantizing(buffer: torch.Size, dtype: torch.dtype, bits: int, features: int, group_size: int) -> BufferPlan:
     limit = int(np.float32(largest(dtype)).view(np.int32))
-    return _plan(buffer, features, dtype, group_size, bits, limit, features)
+    return _plan(_dequantizer(), buffer, features, dtype, group_size, bits, limit, features)
 
 
-def _plan(shape: torch.Size, D: int, dtype: torch.dtype, group_size: int, bits: int, last: int, size: int) -> _Plan:
+def _plan(
+    kernel: Kernel, shape: torch.Size, D: int, dtype: torch.dtype, group_size: int, bits: int, last: int, size: int
+) -> BufferPlan:
     """Return the plan of a kernel on rows of D elements whose results have `size`."""
     N = shape[:-1].numel()
     blocks, *places = _places(N, D, group_size)
     job = Job(0, 1, blocks, 0, KINDS[dtype], 0, 0, *places, bits, TURNS, last, 0, *_constants(bits))
-    result = (*shape[:-1], size)
-    return _Plan(bytes(job), result, row_major(result), 2 * N * groups_of(D, group_size))
+    return BufferPlan.of(kernel, job, (*shape[:-1], size), 2 * N * groups_of(D, group_size))
 
 
 def _places(N: int, D: int, group_size: int) -> tuple[int, ...]:

@@ -24,9 +24,9 @@ ERROR = {1: 0.571, 2: 0.133, 3: 0.0358}  # of |x|², by quantizers/rotated.py
 def there_and_back(x, seed=7, bits=2, unbiased=True, centered=False):
     form = rotation_of(x, bits, 128, unbiased=unbiased, centered=centered)
     key = torch.tensor([seed])
-    parts = quantize([x], key, [3], [form])
+    parts = quantize(key, x, offsets=[3], forms=[form])
     assert sum(part.nbytes for part in parts) == form.nbytes(x)
-    (back,) = dequantize(parts, key, [3], [form], x.dtype)
+    (back,) = dequantize(key, *parts, offsets=[3], forms=[form], dtype=x.dtype)
     return back
 
 
@@ -89,7 +89,7 @@ class TestCodes:
         x = torch.randn(16, 256)
         codes = Rotated(bits=2).compress(x)
         form = rotation_of(x, 2, 128, unbiased=True, centered=False)
-        (buffer,) = quantize([x], torch.tensor([int(codes.seed) - 5]), [5], [form])
+        (buffer,) = quantize(torch.tensor([int(codes.seed) - 5]), x, offsets=[5], forms=[form])
         whole = torch.cat([codes.scale.view(torch.uint8).flatten(), codes.packed.flatten()])
         assert torch.equal(buffer.flatten(), whole)
 
