@@ -83,8 +83,9 @@ def train(
     settings: Settings,
     model: Callable[[Size], nn.Module] = small,
     after_step: Callable[[], object] = lambda: None,
+    device: str = "cpu",
 ) -> Training:
-    """Train every variant on the CPU and return the runs, in the order of `variants`.
+    """Train every variant and return the runs, in the order of `variants`.
 
     Args:
         variants: what to compare.
@@ -92,16 +93,17 @@ def train(
         settings: shared by all.
         model: constructs a model of a given size that scores the next character; one of `MODELS`.
         after_step: called after each step that all variants have taken, for a progress bar.
+        device: of the models; weights and batches are drawn on the CPU, and so the same on every one.
     """
-    made = [_Made(variant, _model(variant, settings, model)) for variant in variants]
+    made = [_Made(variant, _model(variant, settings, model).to(device)) for variant in variants]
     draw = torch.Generator().manual_seed(settings.seed)
 
     def batch() -> Tensor:
-        return random_windows(corpus.training, settings.batch, settings.size.context, draw)
+        return random_windows(corpus.training, settings.batch, settings.size.context, draw).to(device)
 
     trainer.train([one.trainee(settings) for one in made], (batch() for _ in range(settings.steps)), after_step)
     example = batch()
-    held_out = spread_windows(corpus.validation, settings.validation_windows, settings.size.context)
+    held_out = spread_windows(corpus.validation, settings.validation_windows, settings.size.context).to(device)
     runs = tuple(one.run(example, held_out.split(settings.batch)) for one in made)
     return Training(settings, unigram_entropy(corpus.validation), runs)
 

@@ -59,7 +59,11 @@ VARIANTS: tuple[str, ...] = tuple(f"{model}: {name}" for model in MODELS for nam
 
 
 def train_one(
-    variant: str, seed: int, settings: Settings, after_step: Callable[[], object] = lambda: None
+    variant: str,
+    seed: int,
+    settings: Settings,
+    after_step: Callable[[], object] = lambda: None,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Train one variant with one seed; return its results for JSON."""
     name, bits = variant.split(": ")
@@ -67,7 +71,7 @@ def train_one(
     nudge = 1e-6 if "nudged" in bits else 0.0
     model, corpus = MODELS[name](settings)
     made = Variant(variant, nudge=nudge, loss=compiled_loss(OPTIONS[bits]))
-    (run,) = train([made], corpus, settings, model, after_step).runs
+    (run,) = train([made], corpus, settings, model, after_step, device).runs
     return _without_nan(summary(run, seed))
 
 

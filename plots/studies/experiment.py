@@ -101,17 +101,23 @@ def _measured(experiment: Experiment, cases: Sequence[Case], workers: int) -> It
     with ProcessPoolExecutor(workers, get_context("spawn"), _prepare_process) as pool:
         left = iter(cases)
         running: set[Future[Row]] = set()
+        error: BaseException | None = None  # of the first case that failed: the others are measured all the same
         try:
             while True:
                 while len(running) < workers and (case := next(left, None)) is not None:
                     running.add(pool.submit(_row, experiment.measure, case))
                 if not running:
-                    return
+                    break
                 done, running = wait(running, return_when=FIRST_COMPLETED)
-                yield from (future.result() for future in done)
+                for future in done:
+                    error = error or future.exception()
+                    if future.exception() is None:
+                        yield future.result()
         finally:
             for future in running:
                 future.cancel()
+        if error is not None:
+            raise error
 
 
 def _prepare_process() -> None:

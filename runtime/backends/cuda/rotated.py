@@ -1,6 +1,7 @@
 """Rotated codes on the GPU: 32 numbers a lane in registers, a launch for each size of groups in a row."""
 
-from functools import cache, partial
+from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -30,12 +31,7 @@ def quantize(x: Tensor, bits: int, group_size: int, turns: int, unbiased: bool, 
     N, D = x.shape
     packed = torch.empty(N, packed_size(D, bits), dtype=torch.uint8, device=x.device)
     scale = torch.empty(N, groups_of(D, group_size), dtype=torch.bfloat16, device=x.device)
-    levels, edges = _tables(bits, x.device)
-    memory = (x.data_ptr(), packed.data_ptr(), scale.data_ptr())
-    for piece in pieces(D, group_size):
-        place = _place(piece, N, D, group_size)
-        how = (turns, int(unbiased), levels.data_ptr(), edges.data_ptr(), *seed_arguments(seed))
-        _launch("quantize", x, bits, piece.size, _blocks(piece, N), *memory, *place, *how)
+    _quantize(x, packed, scale, bits, group_size, turns, unbiased, seed_arguments(seed))
     return packed, scale
 
 
@@ -48,17 +44,101 @@ def dequantize(packed: Tensor, scale: Tensor, bits: int, group_size: int, turns:
         dequantize(packed, scale, bits, group_size, turns, seed, single)
         out.copy_(single)
         return
+    _dequantize(aligned(packed), aligned(scale), bits, group_size, turns, seed_arguments(seed), out)
+
+
+def quantize_buffers(
+    xs: Sequence[Tensor],
+    key: Tensor,
+    offsets: Sequence[int],
+    bits: Sequence[int],
+    unbiased: Sequence[bool],
+    group_size: int,
+) -> list[Tensor]:
+    """Return the buffers of the reference: kernels write scales and codes where they lie in them."""
+    buffers = []
+    for x, offset, b, mean_is_right in zip(xs, offsets, bits, unbiased, strict=True):
+        D = x.shape[-1]
+        rows = x.reshape(x.shape[:-1].numel(), D).contiguous()
+        buffer = x.new_empty(*x.shape[:-1], reference.buffer_size(D, b, group_size), dtype=torch.uint8)
+        if serves(rows) and (parts := _parts(buffer, D, b, group_size)):
+            _quantize(rows, *parts, b, group_size, reference.TURNS, mean_is_right, _seed_after(key, offset))
+        else:
+            (buffer,) = reference.quantize_buffers([x], key, [offset], [b], [mean_is_right], group_size, quantize)
+        buffers.append(buffer)
+    return buffers
+
+
+def dequantize_buffers(
+    buffers: Sequence[Tensor],
+    key: Tensor,
+    offsets: Sequence[int],
+    bits: Sequence[int],
+    features: Sequence[int],
+    group_size: int,
+    dtype: torch.dtype,
+) -> list[Tensor]:
+    """Return the tensors of the reference, from buffers where they lie."""
+    xs = []
+    for buffer, offset, b, D in zip(buffers, offsets, bits, features, strict=True):
+        x = buffer.new_empty(*buffer.shape[:-1], D, dtype=dtype)
+        rows = x.view(x.shape[:-1].numel(), D)
+        if serves(rows) and dtype in KINDS and (parts := _parts(buffer, D, b, group_size)):
+            _dequantize(*parts, b, group_size, reference.TURNS, _seed_after(key, offset), rows)
+        else:
+            (x,) = reference.dequantize_buffers([buffer], key, [offset], [b], [D], group_size, dtype, dequantize)
+        xs.append(x)
+    return xs
+
+
+def _parts(buffer: Tensor, D: int, bits: int, group_size: int) -> tuple[Tensor, Tensor] | None:
+    """Return codes and scales, views of a buffer, or None where kernels do not load them: not aligned."""
+    N = buffer.shape[:-1].numel()
+    scale, packed = buffer.reshape(-1).split([2 * N * groups_of(D, group_size), N * packed_size(D, bits)])
+    unit = bits & -bits  # bytes that are loaded at once (packing.cuh)
+    if scale.data_ptr() % 2 or packed.data_ptr() % unit:
+        return None
+    return packed.view(N, packed_size(D, bits)), scale.view(torch.bfloat16).view(N, groups_of(D, group_size))
+
+
+def _seed_after(key: Tensor, offset: int) -> tuple[int, int]:
+    """Return the seed that comes `offset` after a key, as kernels take it: it is not computed on the GPU before."""
+    if key.device.type == "cuda":
+        return offset, key.data_ptr()
+    return seed_arguments(reference.seeds_of(key, [offset])[0])
+
+
+def _quantize(
+    x: Tensor,
+    packed: Tensor,
+    scale: Tensor,
+    bits: int,
+    group_size: int,
+    turns: int,
+    unbiased: bool,
+    seed: tuple[int, int],
+) -> None:
+    """Write codes and scales of `x` (N, D): a launch for each size of groups in a row."""
+    N, D = x.shape
+    levels, edges = _tables(bits, x.device)
+    memory = (x.data_ptr(), packed.data_ptr(), scale.data_ptr())
+    how = (turns, int(unbiased), levels.data_ptr(), edges.data_ptr(), *seed)
+    for piece in pieces(D, group_size):
+        place = _place(piece, N, D, group_size)
+        _launch("quantize", x, bits, piece.size, _blocks(piece, N), *memory, *place, *how)
+
+
+def _dequantize(
+    packed: Tensor, scale: Tensor, bits: int, group_size: int, turns: int, seed: tuple[int, int], out: Tensor
+) -> None:
     N, D = out.shape
-    packed, scale, (levels, _) = aligned(packed), aligned(scale), _tables(bits, out.device)
+    levels, _ = _tables(bits, out.device)
     memory = (packed.data_ptr(), scale.data_ptr(), out.data_ptr())
     for piece in pieces(D, group_size):
         place = _place(piece, N, D, group_size)
-        how = (turns, levels.data_ptr(), *seed_arguments(seed))
-        _launch("dequantize", out, bits, piece.size, _blocks(piece, N), *memory, *place, *how)
-
-
-quantize_buffers = partial(reference.quantize_buffers, quantize=quantize)
-dequantize_buffers = partial(reference.dequantize_buffers, dequantize=dequantize)
+        _launch(
+            "dequantize", out, bits, piece.size, _blocks(piece, N), *memory, *place, turns, levels.data_ptr(), *seed
+        )
 
 
 def _place(piece: Piece, N: int, D: int, group_size: int) -> tuple[int, ...]:

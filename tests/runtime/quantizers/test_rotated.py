@@ -10,6 +10,7 @@ from backends import assert_like_the_reference
 from fewbit import FewbitError
 from fewbit.quantizers import PerGroup, Rotated
 from fewbit.runtime import ops
+from fewbit.runtime.backends.reference import rotated as reference
 from fewbit.runtime.tensors.rotation import groups_of, pieces, positive_edges, positive_levels
 from hypothesis import given
 from hypothesis import strategies as st
@@ -141,6 +142,19 @@ class TestKernelsGiveTheReferencesBits:
             data.draw(st.booleans()),
         )
         assert_like_the_reference(backend, quantizer, x, data.draw(st.integers(0, 2**40)))
+
+    @pytest.mark.parametrize("bits", [2, 3, 4])
+    def test_of_buffers(self, backend, bits):
+        """Codes that lie behind an odd number of scales, keys on the host and beside the numbers, rows of any size."""
+        xs = [backend.put(x) for x in (normal(3, 7, 192), normal(3, 128), normal(4, 100).bfloat16(), normal(0, 64))]
+        offsets, all_bits, unbiased = [0, 3, 1, 2], [bits] * 4, [True, False, True, True]
+        module, D = backend.module("rotated"), [x.shape[-1] for x in xs]
+        for key in (torch.tensor([2**63 - 2]), backend.put(torch.tensor([2**63 - 2]))):
+            how = (key, offsets, all_bits)
+            buffers, plain = (m.quantize_buffers(xs, *how, unbiased, 128) for m in (module, reference))
+            assert all(map(torch.equal, buffers, plain))
+            backs, plain = (m.dequantize_buffers(buffers, *how, D, 128, torch.float32) for m in (module, reference))
+            assert all(map(torch.equal, backs, plain))
 
     @pytest.mark.parametrize("D", [64, 128, 192, 448, 768, 1100, 2048])
     def test_of_rows(self, backend, D):

@@ -34,8 +34,11 @@ __device__ inline Random philox(u64 counter, u64 key)
     return {c0, c1, c2, c3};
 }
 
-// A key: the number itself, or what lies at an address in the GPU's memory. A CUDA graph repeats the arguments of its
-// launches: only what a replay has drawn anew differs from one replay to the next.
-__device__ inline u64 key_of(i64 seed, const i64* drawn) { return u64(drawn ? *drawn : seed); }
+// A key: the number itself, or so many after what lies at an address in the GPU's memory. A CUDA graph repeats the
+// arguments of its launches: only what a replay has drawn anew differs from one replay to the next.
+__device__ inline u64 key_of(i64 seed, const i64* drawn)
+{
+    return drawn ? (u64(*drawn) + u64(seed)) & ~(u64(1) << 63) : u64(seed);
+}
 
 }  // namespace fewbit
