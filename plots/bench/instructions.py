@@ -188,8 +188,8 @@ JOBS: Mapping[str, Job] = {
     "fixed_point": Job(
         lambda dtype: fixed_point_source(dtype, 4),
         [
-            Case("FixedPoint 4 quantize", "quantize", 0.5, 1, _EIGHT),
-            Case("FixedPoint 4 dequantize", "dequantize", 0.5, 1, _EIGHT),
+            Case("FixedPoint 4 quantize", "quantize", 0.5, 1, _WHOLE),
+            Case("FixedPoint 4 dequantize", "dequantize", 0.5, 1, _WHOLE),
         ],
     ),
 }

@@ -197,7 +197,7 @@ def start_per_group(dtype, bits, name, blocks, *arguments):
 
 
 _FIXED_POINT = {
-    "tabulate": "scale, shift, table, C",
+    "tabulate": "gamma, gamma_kind, beta, beta_kind, table, C, all",
     "quantize": "x, packed, origin, inverse, zero, n, inner, C",
     "dequantize": "packed, out, origin, step, zero, n, inner, C",
     "encode": "A, x, packed, table, mean, r, n, inner, C, leak",
@@ -207,7 +207,8 @@ _FIXED_POINT = {
     "normalize": "packed, gradient, table, results, n, inner, C, leak",
 }
 _POINTERS = {
-    **dict.fromkeys(("scale", "shift"), "double*"),
+    **dict.fromkeys(("gamma", "beta"), "void*"),
+    "scale": "double*",
     **dict.fromkeys(("x", "A", "out", "gradient"), "{T}*"),
     **dict.fromkeys(("table", "origin", "inverse", "step", "mean", "r", "sums", "results"), "float*"),
     "packed": "unsigned char*",

@@ -10,7 +10,7 @@ from ...tensors.layout import flat
 from ...tensors.packing import packed_size
 from ..reference import fixed_point as reference
 from ..reference.fixed_point import QuantParams
-from .codegen.fixed_point import ELEMENTS_PER_BLOCK, ROWS, fixed_point_source
+from .codegen.fixed_point import ELEMENTS_PER_BLOCK, ROWS, WARPS_PER_BLOCK, fixed_point_source
 from .launching import Loaded, aligned, available, loaded
 
 
@@ -21,18 +21,30 @@ def serves(x: Tensor) -> bool:
     return available(x.get_device())
 
 
-def table(scale: Tensor, shift: Tensor, bits: int) -> Tensor:
-    """Return the parameters of each channel's codes under γ and β, (C,): (7, C), 32 bits each; see fixed_point.cuh."""
+def table(scale: Tensor, shift: Tensor, bits: int, rows: int = ROWS) -> Tensor:
+    """Return the parameters of each channel's codes under γ and β, (C,): (7, C), 32 bits each; see fixed_point.cuh.
+
+    Rows from `rows` on are not written, if they are the last three.
+    """
     C = scale.numel()
-    rows = torch.empty(ROWS, C, dtype=torch.float32, device=scale.device)
-    γ, β = scale.double().contiguous(), shift.double().contiguous()
-    launch("tabulate", rows, bits, C, γ.data_ptr(), β.data_ptr(), rows.data_ptr(), C)
-    return rows
+    result = torch.empty(ROWS, C, dtype=torch.float32, device=scale.device)
+    γ, β = _readable(scale), _readable(shift)
+    vectors = (γ.data_ptr(), _KINDS[γ.dtype], β.data_ptr(), _KINDS[β.dtype], result.data_ptr())
+    launch("tabulate", result, bits, C, *vectors, C, int(rows == ROWS), per_block=WARPS_PER_BLOCK * 32)
+    return result
+
+
+_KINDS = {**KINDS, torch.float64: len(KINDS)}
+
+
+def _readable(vector: Tensor) -> Tensor:
+    """Return numbers of channels as the kernel reads them."""
+    return aligned(vector if vector.dtype in _KINDS else vector.double())
 
 
 def quant_params(scale: Tensor, shift: Tensor, bits: int) -> QuantParams:
     """Return the parameters of the codes under γ and β, (C,), computed by one kernel."""
-    origin, step, inverse, zero, *_ = table(scale, shift, bits)
+    origin, step, inverse, zero, *_ = table(scale, shift, bits, rows=4)
     return QuantParams(origin, step, inverse, zero.view(torch.int32))
 
 

@@ -2,6 +2,9 @@
 
 namespace fewbit {
 
+// Which dtype numbers have: tensors/dtypes.py, and float64.
+enum { kind_single, kind_half, kind_brain, kind_double };
+
 // a / b, in 32 bits where they suffice: a division in 64 takes many times longer.
 __device__ inline i64 quotient(i64 a, i64 b)
 {
@@ -45,6 +48,54 @@ template <class T> __device__ inline void store_eight(const float (&values)[8], 
     for (int i = 0; i < 8; ++i)
         if (i < left)
             narrow(values[i], to[i]);
+}
+
+// Store a lane's 8 numbers.
+template <class T> __device__ inline void store_in_warp(const Eight<T>& h, T* out, u32 eight, bool active, int)
+{
+    if (active)
+        reinterpret_cast<Eight<T>*>(out)[eight] = h;
+}
+
+// Of 32-bit numbers two lanes exchange halves, so that each store fills whole sectors of 32 bytes: the first half of both
+// eights, of which the even lane has the first, then the second.
+__device__ inline void store_halves(
+    const Eight<float>& h, float* out, u32 even, u32 odd, bool even_active, bool odd_active, int lane)
+{
+    const bool upper = lane & 1;
+    Chunk<float> first, second;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float other = __shfl_xor_sync(0xffffffffu, upper ? h.at[i] : h.at[4 + i], 1);
+        first.at[i] = upper ? other : h.at[i];
+        second.at[i] = upper ? h.at[4 + i] : other;
+    }
+    Chunk<float>* to = reinterpret_cast<Chunk<float>*>(out) + upper;
+    if (even_active)
+        to[u64(even) * 2] = first;
+    if (odd_active)
+        to[u64(odd) * 2] = second;
+}
+
+__device__ inline void store_in_warp(const Eight<float>& h, float* out, u32 eight, bool active, int lane)
+{
+    const bool other_active = __shfl_xor_sync(0xffffffffu, int(active), 1), odd = lane & 1;
+    const u32 other = __shfl_xor_sync(0xffffffffu, eight, 1);
+    store_halves(h, out, odd ? other : eight, odd ? eight : other, odd ? other_active : active,
+                 odd ? active : other_active, lane);
+}
+
+// The same of lanes whose eights follow each other, and of which two neighbours are both active or not.
+template <class T> __device__ inline void store_in_pairs(const Eight<T>& h, T* out, u32 eight, bool active, int)
+{
+    if (active)
+        reinterpret_cast<Eight<T>*>(out)[eight] = h;
+}
+
+__device__ inline void store_in_pairs(const Eight<float>& h, float* out, u32 eight, bool active, int lane)
+{
+    const u32 even = eight - (lane & 1);
+    store_halves(h, out, even, even + 1, active, active, lane);
 }
 
 // What no value of the type exceeds: a level outside the group may lie outside the type.

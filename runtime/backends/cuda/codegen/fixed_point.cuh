@@ -19,15 +19,32 @@ struct PreActQuantParams {
 constexpr double largest_single = 3.4028234663852886e38;
 constexpr double least_step = 7.52316384526264e-37, most_step = 3.32306998946229e35;  // 2^-120, 2^118
 
+template <class V> __device__ inline double number_at(const void* numbers, i64 at)
+{
+    return widen(static_cast<const V*>(numbers)[at]);
+}
+
+__device__ inline double number_at(const void* numbers, i64 at, i64 kind)
+{
+    if (kind == kind_single)
+        return number_at<float>(numbers, at);
+    if (kind == kind_double)
+        return number_at<double>(numbers, at);
+    return kind == kind_half ? number_at<half>(numbers, at) : number_at<bfloat16>(numbers, at);
+}
+
+// The first rows of the table, or all of them with those of what was normalized. A thread takes one channel if there are
+// enough: all of it is waiting, for divisions and for code that the cache does not have.
 template <int bits>
-__device__ inline void tabulate_channels(const double* scale, const double* shift, float* table, i64 C)
+__device__ inline void tabulate_channels(
+    const void* scale, i64 scale_kind, const void* shift, i64 shift_kind, float* table, i64 C, bool all)
 {
     constexpr double half = 1 << (bits - 1), top = 2 * half - 1, unit = 6.0 / (2 * half);
     int* zeros = reinterpret_cast<int*>(table + 3 * C);
     int* signs = reinterpret_cast<int*>(table + 6 * C);
     const i64 stride = i64(gridDim.x) * threads;
     for (i64 c = i64(blockIdx.x) * threads + threadIdx.x; c < C; c += stride) {
-        const double gamma = scale[c], beta = shift[c];
+        const double gamma = number_at(scale, c, scale_kind), beta = number_at(shift, c, shift_kind);
         double step = 6 * fabs(gamma) / (2 * half);
         step = step > most_step ? most_step : step;
         const bool varies = !(step < least_step);
@@ -40,137 +57,225 @@ __device__ inline void tabulate_channels(const double* scale, const double* shif
         zero = zero < 1 ? 1 : zero > top ? top : zero;
         if (!varies)
             zero = beta > 0 ? 1 : beta < 0 ? top : half;
-        double offset = (lowest - beta) / gamma;
-        offset = offset != offset || !varies ? 0 : offset;
-        offset = offset < -2 * unit ? -2 * unit : offset > 2 * unit ? 2 * unit : offset;
         table[c] = float(above > largest_single ? largest_single : above);
         table[C + c] = varies ? float(step) : 0;
         table[2 * C + c] = varies ? float(1 / step) : 0;
         zeros[c] = int(zero);
+        if (!all)
+            continue;
+        double offset = (lowest - beta) / gamma;
+        offset = offset != offset || !varies ? 0 : offset;
+        offset = offset < -2 * unit ? -2 * unit : offset > 2 * unit ? 2 * unit : offset;
         table[4 * C + c] = float(offset);
         table[5 * C + c] = float(gamma < 0 ? -unit : unit);
         signs[c] = gamma == 0 ? (beta > 0 ? 0 : int(2 * half)) : int(zero);
     }
 }
 
-// The channels of 8 elements, one after the other.
-struct Walk {
-    i64 inner, C, place, channel;
-    __device__ Walk(i64 element, i64 inner, i64 C) : inner(inner), C(C)
-    {
-        const i64 run = quotient(element, inner);
-        place = element - run * inner;
-        channel = run - quotient(run, C) * C;
-    }
-    __device__ void next()
-    {
-        if (++place == inner) {
-            place = 0;
-            channel = channel + 1 == C ? 0 : channel + 1;
-        }
-    }
-};
-
-template <int bits> __device__ inline u32 code_of(float a, float origin, float inverse, int zero)
+// A code as a float that is yet to be truncated.
+template <int bits> __device__ inline float code_of(float a, float origin, float inverse, float zero)
 {
     constexpr float half = 1 << (bits - 1), top = (1 << bits) - 1;
-    float y = __fadd_rn(__fmul_rn(__fsub_rn(a, origin), inverse), half);
-    y = y > 0 ? y : 0;  // NaN too
-    const int code = int(y < top ? y : top);
-    return u32(a > 0 ? (code > zero ? code : zero) : (code < zero - 1 ? code : zero - 1));
+    const float y = __fadd_rn(__fmul_rn(__fsub_rn(a, origin), inverse), half);
+    const bool positive = a > 0;
+    return fminf(fmaxf(y, positive ? zero : 0.0f), positive ? top : zero - 1);  // NaN is the lowest
 }
 
-template <int bits> __device__ inline float middle_of(u32 code)
+// The integer of a number from 0 to 255, in the lowest byte. The sum has its bits without a conversion, of which a
+// multiprocessor does an eighth as many.
+__device__ inline u32 truncated(float y)
 {
-    return __fadd_rn(float(code), 0.5f - float(1 << (bits - 1)));
+#ifdef __CUDACC__
+    return __float_as_uint(__fadd_rz(y, 8388608.0f));
+#else
+    return u32(int(y));
+#endif
 }
 
-template <class T, int bits> __device__ inline float value_of(u32 code, float origin, float step, bool positive)
+// The word of 8 codes, of those that are left.
+template <int bits> __device__ inline Word<bits> word_of_codes(const float (&codes)[8], i64 left)
 {
-    const float value = __fadd_rn(origin, __fmul_rn(middle_of<bits>(code), step));
-    const float low = positive ? least<T> : -limit<T>, high = positive ? limit<T> : -least<T>;
-    const float above = value < low ? low : value;
-    return above > high ? high : above;
+    u32 numbers[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        numbers[i] = truncated(codes[i]);
+    const Word<bits> word = gather<bits, 0>(numbers);
+    return left < 8 ? word & ((Word<bits>(1) << (int(left) * bits)) - 1) : word;
 }
+
+template <int bits> __device__ inline float middle_of(float code)
+{
+    return __fadd_rn(code, 0.5f - float(1 << (bits - 1)));
+}
+
+template <class T> __device__ inline float value_of(float middle, float origin, float step, bool positive)
+{
+    const float value = __fadd_rn(origin, __fmul_rn(middle, step));
+    return lesser(greater(value, positive ? least<T> : -limit<T>), positive ? limit<T> : -least<T>);
+}
+
+// 8 numbers at any address, those that are left.
+template <class T> __device__ inline Eight<T> eight_at(const T* from, i64 left)
+{
+    float values[8];
+    load_eight(from, left, values);
+    return Eight<T>::of(values);
+}
+
+template <class T, int bits> struct QuantizeEights {
+    static constexpr int many = under_way<T>;
+    struct Channel { float origin, inverse, zero; };
+    using Input = Eight<T>;
+    const T* x;
+    u8* packed;
+    const float *origin, *inverse;
+    const int* zero;
+
+    __device__ Channel channel(i64 c) const { return {origin[c], inverse[c], float(zero[c])}; }
+    __device__ Input load(u32 eight) const { return reinterpret_cast<const Input*>(x)[eight]; }
+    template <int distinct>
+    __device__ Word<bits> word(const Input& in, const Channels<Channel, distinct>& channels, i64 left) const
+    {
+        float h[8];
+        in.widen_to(h);
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            h[i] = code_of<bits>(h[i], channels[i].origin, channels[i].inverse, channels[i].zero);
+        return word_of_codes<bits>(h, left);
+    }
+    template <int distinct>
+    __device__ void take(u32 eight, const Input& in, const Channels<Channel, distinct>& channels, bool active) const
+    {
+        const Word<bits> codes = word(in, channels, 8);
+        if (active)
+            store_group<bits>(packed, eight, codes);
+    }
+    __device__ void part(i64 eight, i64 left, const Channels<Channel, 8>& channels) const
+    {
+        store_group<bits>(packed, eight, word(eight_at(x + eight * 8, left), channels, left));
+    }
+};
 
 template <class T, int bits>
 __device__ inline void quantize_channels(
     const T* x, u8* packed, const float* origin, const float* inverse, const int* zero, i64 n, i64 inner, i64 C)
 {
-    const i64 stride = i64(gridDim.x) * threads;
-    for (i64 group = i64(blockIdx.x) * threads + threadIdx.x; group * 8 < n; group += stride) {
-        float a[8];
-        load_eight(x + group * 8, n - group * 8, a);
-        Walk walk(group * 8, inner, C);
-        Word<bits> word = 0;
-#pragma unroll
-        for (int i = 0; i < 8; ++i, walk.next()) {
-            const i64 c = walk.channel;
-            if (group * 8 + i < n)
-                word |= pack<bits>(code_of<bits>(a[i], origin[c], inverse[c], zero[c]), i);
-        }
-        store_group<bits>(packed, group, word);
-    }
+    each_eight(QuantizeEights<T, bits>{x, packed, origin, inverse, zero}, aligned(x), n, inner, C);
 }
 
-// Writes the (leaky) ReLU of what the codes mean; that itself with a leak of 1.
-template <class T, int bits>
+template <class T, int bits, bool leaky> struct DequantizeEights {
+    static constexpr int many = leaky ? 1 : under_way<T>;
+    struct Channel { float origin, step, zero; };  // zero as a middle
+    using Input = Word<bits>;
+    const u8* packed;
+    T* out;
+    const float *origin, *step;
+    const int* zero;
+    float leak;
+
+    __device__ Channel channel(i64 c) const { return {origin[c], step[c], middle_of<bits>(float(zero[c]))}; }
+    __device__ Input load(u32 eight) const { return load_group<bits>(packed, eight); }
+    template <int distinct>
+    __device__ void values(Word<bits> word, const Channels<Channel, distinct>& channels, float (&to)[8]) const
+    {
+        spread_above<bits>(word, to);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const float middle = __fadd_rn(to[i], middle_of<bits>(-spread_from));
+            const bool positive = middle >= channels[i].zero;
+            to[i] = value_of<T>(middle, channels[i].origin, channels[i].step, positive);
+            if (leaky && !positive)
+                to[i] = leak == 0 ? 0 : __fmul_rn(to[i], leak);
+        }
+    }
+    template <int distinct>
+    __device__ void take(u32 eight, const Input& in, const Channels<Channel, distinct>& channels, bool active) const
+    {
+        float h[8];
+        values(in, channels, h);
+        store_in_pairs(Eight<T>::of(h), out, eight, active, threadIdx.x % lanes);
+    }
+    __device__ void part(i64 eight, i64 left, const Channels<Channel, 8>& channels) const
+    {
+        float h[8];
+        values(load_group<bits>(packed, eight), channels, h);
+        store_eight(h, out + eight * 8, left);
+    }
+};
+
+// Writes what the codes mean, or if `leaky` the (leaky) ReLU of it.
+template <class T, int bits, bool leaky>
 __device__ inline void dequantize_channels(const u8* packed, T* out, const float* origin, const float* step,
     const int* zero, i64 n, i64 inner, i64 C, float leak)
 {
-    const i64 stride = i64(gridDim.x) * threads;
-    for (i64 group = i64(blockIdx.x) * threads + threadIdx.x; group * 8 < n; group += stride) {
-        const Word<bits> word = load_group<bits>(packed, group);
-        Walk walk(group * 8, inner, C);
-        float values[8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i, walk.next()) {
-            const i64 c = walk.channel;
-            const u32 code = unpack<bits>(word, i);
-            const bool positive = int(code) >= zero[c];
-            const float value = value_of<T, bits>(code, origin[c], step[c], positive);
-            values[i] = positive ? value : leak == 0 ? 0 : __fmul_rn(value, leak);
-        }
-        store_eight(values, out + group * 8, n - group * 8);
-    }
+    each_eight(DequantizeEights<T, bits, leaky>{packed, out, origin, step, zero, leak}, aligned(out), n, inner, C);
 }
 
 // ---- the pre-activation layer (runtime/layers/preact) ------------------------------------------------------------------
 
 // Writes the codes of A, which becomes its (leaky) ReLU. Where gamma is 0 they are of what was normalized,
 // (x - mean) r.
+template <class T, int bits> struct EncodeEights {
+    static constexpr int many = 0;
+    struct Channel { float origin, inverse, sign; };  // mean and r where gamma is 0
+    using Input = Eight<T>;
+    T* A;
+    const T* x;
+    u8* packed;
+    PreActQuantParams meaning;
+    const float *mean, *r;
+    float leak;
+
+    __device__ static bool is_flat(float sign) { return sign == 0 || sign == (1 << bits); }
+    __device__ Channel channel(i64 c) const
+    {
+        const float sign = float(meaning.sign[c]);
+        return {is_flat(sign) ? mean[c] : meaning.origin[c], is_flat(sign) ? r[c] : meaning.inverse[c], sign};
+    }
+    __device__ Input load(u32 eight) const { return reinterpret_cast<const Input*>(A)[eight]; }
+    // The word of the codes; h becomes the ReLU.
+    template <int distinct>
+    __device__ Word<bits> word(i64 eight, float (&h)[8], const Channels<Channel, distinct>& channels, i64 left) const
+    {
+        constexpr float half = 1 << (bits - 1), inverse = float((2 * half) / 6.0);
+        float codes[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const Channel c = channels[i];
+            codes[i] = code_of<bits>(h[i], c.origin, c.inverse, c.sign);
+            if (is_flat(c.sign) && i < left) {
+                const float normal = rounded<T>(__fmul_rn(__fsub_rn(widen(x[eight * 8 + i]), c.origin), c.inverse));
+                codes[i] = code_of<bits>(normal, 0, inverse, half);
+            }
+            h[i] = leak == 0 ? (h[i] < 0 ? 0 : h[i]) : (h[i] > 0 ? h[i] : __fmul_rn(h[i], leak));
+        }
+        return word_of_codes<bits>(codes, left);
+    }
+    template <int distinct>
+    __device__ void take(u32 eight, const Input& in, const Channels<Channel, distinct>& channels, bool active) const
+    {
+        float h[8];
+        in.widen_to(h);
+        const Word<bits> codes = word(eight, h, channels, active ? 8 : 0);
+        if (active)
+            store_group<bits>(packed, eight, codes);
+        store_in_pairs(Eight<T>::of(h), A, eight, active, threadIdx.x % lanes);
+    }
+    __device__ void part(i64 eight, i64 left, const Channels<Channel, 8>& channels) const
+    {
+        float h[8];
+        load_eight(A + eight * 8, left, h);
+        store_group<bits>(packed, eight, word(eight, h, channels, left));
+        store_eight(h, A + eight * 8, left);
+    }
+};
+
 template <class T, int bits>
 __device__ inline void encode_channels(T* A, const T* x, u8* packed, const float* table, const float* mean,
     const float* r, i64 n, i64 inner, i64 C, float leak)
 {
-    constexpr float half = 1 << (bits - 1), inverse = float((2 * half) / 6.0);
     const PreActQuantParams meaning(table, C);
-    const i64 stride = i64(gridDim.x) * threads;
-    for (i64 group = i64(blockIdx.x) * threads + threadIdx.x; group * 8 < n; group += stride) {
-        const i64 begin = group * 8;
-        float a[8];
-        load_eight(A + begin, n - begin, a);
-        Walk walk(begin, inner, C);
-        Word<bits> word = 0;
-#pragma unroll
-        for (int i = 0; i < 8; ++i, walk.next()) {
-            if (begin + i >= n)
-                continue;
-            const i64 c = walk.channel;
-            const int sign = meaning.sign[c];
-            u32 code;
-            if (sign == 0 || sign == (1 << bits)) {
-                const float normal = rounded<T>(__fmul_rn(__fsub_rn(widen(x[begin + i]), mean[c]), r[c]));
-                code = code_of<bits>(normal, 0, inverse, 1 << (bits - 1));
-            } else {
-                code = code_of<bits>(a[i], meaning.origin[c], meaning.inverse[c], sign);
-            }
-            word |= pack<bits>(code, i);
-            a[i] = leak == 0 ? (a[i] < 0 ? 0 : a[i]) : (a[i] > 0 ? a[i] : __fmul_rn(a[i], leak));
-        }
-        store_group<bits>(packed, group, word);
-        store_eight(a, A + begin, n - begin);
-    }
+    each_eight(EncodeEights<T, bits>{A, x, packed, meaning, mean, r, leak}, aligned(A), n, inner, C);
 }
 
 // The gradient behind the (leaky) ReLU: 0 and not 0 times infinity where there is none.
@@ -179,7 +284,7 @@ __device__ inline float through(float gradient, bool positive, float leak)
     return positive ? gradient : leak == 0 ? 0 : __fmul_rn(gradient, leak);
 }
 
-template <int bits> __device__ inline float normal_of(u32 code, float offset, float slope)
+template <int bits> __device__ inline float normal_of(float code, float offset, float slope)
 {
     return __fadd_rn(offset, __fmul_rn(middle_of<bits>(code), slope));
 }
@@ -217,7 +322,7 @@ __device__ inline void sum_channels(const u8* packed, const T* gradient, const f
                 const u32 code = code_at<bits>(packed, element);
                 const float h = through(widen(gradient[element]), int(code) >= sign, leak);
                 plain += h;
-                weighted += h * normal_of<bits>(code, offset, slope);
+                weighted += h * normal_of<bits>(float(code), offset, slope);
             }
         }
         if (together) {
@@ -270,7 +375,7 @@ __device__ inline void normalize_channels(
         for (int i = 0; i < 8; ++i, walk.next()) {
             const i64 c = walk.channel;
             const u32 code = unpack<bits>(word, i);
-            const float normal = normal_of<bits>(code, meaning.offset[c], meaning.slope[c]);
+            const float normal = normal_of<bits>(float(code), meaning.offset[c], meaning.slope[c]);
             const float h = through(g[i], int(code) >= meaning.sign[c], leak);
             g[i] = __fmul_rn(__fsub_rn(__fsub_rn(h, p[c]), __fmul_rn(q[c], normal)), s[c]);
         }

@@ -8,7 +8,7 @@ from .source import NUMBERS, THREADS
 ELEMENTS_PER_BLOCK = THREADS * 8
 WARPS_PER_BLOCK = THREADS // 32
 ROWS = 7  # of the table: o, Δ, 1/Δ, z, offset and slope of Ã₁, z adjusted where γ = 0
-_PIECES = ("numbers", "packing", "kernels", "eights", "fixed_point")
+_PIECES = ("numbers", "packing", "kernels", "eights", "extremes", "gather", "channels", "fixed_point")
 
 
 def fixed_point_source(dtype: str, bits: int) -> str:
@@ -17,7 +17,7 @@ def fixed_point_source(dtype: str, bits: int) -> str:
     SHAPE is (i64 n, i64 inner, i64 C): element i in memory belongs to channel (i / inner) mod C. `leak` is the slope of
     the leaky ReLU, the bits of a float. Outputs are documented at each kernel in fixed_point.cuh.
 
-        tabulate(const double* scale, const double* shift, float* table, i64 C)
+        tabulate(const void* scale, i64 scale_kind, const void* shift, i64 shift_kind, float* table, i64 C, i64 all)
         quantize(const T* x, u8* packed, const float* origin, const float* inverse, const int* zero, SHAPE)
         dequantize(const u8* packed, T* out, const float* origin, const float* step, const int* zero, SHAPE)
         encode(T* A, const T* x, u8* packed, const float* table, const float* mean, const float* r, SHAPE, i64 leak)
@@ -56,9 +56,9 @@ __device__ inline float number(i64 bits) { return __uint_as_float(fewbit::u32(bi
 """
 
 _KERNELS = """\
-tabulate(const double* scale, const double* shift, float* table, i64 C)
+tabulate(const void* scale, i64 scale_kind, const void* shift, i64 shift_kind, float* table, i64 C, i64 all)
 {{
-    fewbit::tabulate_channels<{bits}>(scale, shift, table, C);
+    fewbit::tabulate_channels<{bits}>(scale, scale_kind, shift, shift_kind, table, C, all != 0);
 }}
 
 quantize(const {T}* x, u8* packed, const float* origin, const float* inverse, const int* zero, i64 n, i64 inner, i64 C)
@@ -68,7 +68,7 @@ quantize(const {T}* x, u8* packed, const float* origin, const float* inverse, co
 
 dequantize(const u8* packed, {T}* out, const float* origin, const float* step, const int* zero, i64 n, i64 inner, i64 C)
 {{
-    fewbit::dequantize_channels<{T}, {bits}>(packed, out, origin, step, zero, n, inner, C, 1);
+    fewbit::dequantize_channels<{T}, {bits}, false>(packed, out, origin, step, zero, n, inner, C, 1);
 }}
 
 encode({T}* A, const {T}* x, u8* packed, const float* table, const float* mean, const float* r, i64 n, i64 inner, i64 C,
@@ -80,7 +80,7 @@ encode({T}* A, const {T}* x, u8* packed, const float* table, const float* mean, 
 decode(const u8* packed, {T}* out, const float* table, i64 n, i64 inner, i64 C, i64 leak)
 {{
     const fewbit::PreActQuantParams m(table, C);
-    fewbit::dequantize_channels<{T}, {bits}>(packed, out, m.origin, m.step, m.sign, n, inner, C, number(leak));
+    fewbit::dequantize_channels<{T}, {bits}, true>(packed, out, m.origin, m.step, m.sign, n, inner, C, number(leak));
 }}
 
 sums(const u8* packed, const {T}* gradient, const float* table, float* sums, i64 shares, i64 n, i64 inner, i64 C,

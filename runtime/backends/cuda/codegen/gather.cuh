@@ -48,6 +48,32 @@ template <int bits, int byte> __device__ inline Word<bits> gather(const u32 (&nu
     return quads[0] + (Word<bits>(quads[1]) << 4 * bits);
 }
 
+constexpr float spread_from = 32768;  // a float whose middle bits are those of small integers, and halves have room
+
+// The codes of a word as floats above `spread_from`. A byte is put among the bits of the float, where a conversion would
+// take two instructions more, one of them of those of which a multiprocessor does an eighth as many.
+template <int bits> __device__ inline void spread_above(Word<bits> word, float (&to)[8])
+{
+    constexpr u32 from = 0x47000000;
+    if (bits == 8 || bits == 4) {
+        const u32 first = bits == 8 ? u32(word) : u32(word) & 0x0f0f0f0f;
+        const u32 second = bits == 8 ? u32(u64(word) >> 32) : u32(word) >> 4 & 0x0f0f0f0f;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const u32 a = permute(first, from, 0x7404 | i << 4), b = permute(second, from, 0x7404 | i << 4);
+            to[bits == 8 ? i : 2 * i] = __uint_as_float(a);
+            to[bits == 8 ? 4 + i : 2 * i + 1] = __uint_as_float(b);
+        }
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const int shift = i * bits - 8;  // to the second byte
+        const u32 at = shift < 0 ? u32(word) << -shift : u32(word >> (shift < 0 ? 0 : shift));
+        to[i] = __uint_as_float((at & ((1u << bits) - 1) << 8) | from);
+    }
+}
+
 // The codes of a word as floats.
 template <int bits> __device__ inline void spread(Word<bits> word, float (&to)[8])
 {

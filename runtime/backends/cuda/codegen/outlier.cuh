@@ -627,9 +627,6 @@ template <class V> __device__ inline void keep_value(float x, V* to)
     narrow(x, *to);
 }
 
-// Which dtype the outliers have: tensors/dtypes.py.
-enum { kind_single, kind_half, kind_brain };
-
 __device__ inline void keep_value(float x, void* values, i64 at, int kind)
 {
     if (kind == kind_single)

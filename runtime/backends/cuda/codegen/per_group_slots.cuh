@@ -252,33 +252,6 @@ __device__ inline void clamp(Eight<float>& h)
         h.at[i] = greater(lesser(h.at[i], limit<float>), -limit<float>);
 }
 
-// Store a lane's 8 numbers.
-template <class T> __device__ inline void store_in_warp(const Eight<T>& h, T* out, u32 eight, bool active, int)
-{
-    if (active)
-        reinterpret_cast<Eight<T>*>(out)[eight] = h;
-}
-
-// Of 32-bit numbers two lanes exchange halves, so that each store fills whole sectors of 32 bytes.
-__device__ inline void store_in_warp(const Eight<float>& h, float* out, u32 eight, bool active, int lane)
-{
-    const bool odd = lane & 1;
-    const bool other_active = __shfl_xor_sync(0xffffffffu, int(active), 1);
-    const u32 other_eight = __shfl_xor_sync(0xffffffffu, eight, 1);
-    Chunk<float> first, second;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const float other = __shfl_xor_sync(0xffffffffu, odd ? h.at[i] : h.at[4 + i], 1);
-        first.at[i] = odd ? other : h.at[i];
-        second.at[i] = odd ? h.at[4 + i] : other;
-    }
-    Chunk<float>* to = reinterpret_cast<Chunk<float>*>(out) + u64(odd ? other_eight : eight) * 2 + odd;
-    if (odd ? other_active : active)
-        to[0] = first;
-    if (odd ? active : other_active)
-        to[2] = second;
-}
-
 // Write the values of the codes of groups of G that lie one after the other.
 template <class T, int bits>
 __device__ inline void dequantize_slots(const u8* packed, const u16* minima, const u16* ranges, T* out, i64 n, i64 G)
