@@ -157,6 +157,13 @@ JOBS: Mapping[str, Job] = {
         )
         for bits in (2, 4, 8)
     },
+    "fitted": Job(
+        lambda dtype: per_group_source(dtype, 4, True),
+        [
+            Case("PerGroup 4 fitted quantize", "quantize", 0.5 + _GROUP, 1, _WHOLE),
+            Case("PerGroup 4 fitted dequantize", "dequantize", 0.5 + _GROUP, 1, _WHOLE),
+        ],
+    ),
     "glu": Job(
         _glu,
         [

@@ -183,16 +183,16 @@ extern "C" void run_dequantize(unsigned blocks, const unsigned char* packed, con
 
 
 @functools.cache
-def per_group_library(dtype, bits):
+def per_group_library(dtype, bits, bent):
     """The per-group quantizer's kernels for a dtype and a number of bits, or None for bits of each sample."""
     assert COMPILER, "no g++"
-    source = '#include "host_cuda.h"\n' + per_group_source(dtype, bits) + '\n#include "host_numbers.h"\n'
+    source = '#include "host_cuda.h"\n' + per_group_source(dtype, bits, bent) + '\n#include "host_numbers.h"\n'
     return built(source + _PER_GROUP.format(T=TYPES[dtype], threads=THREADS))
 
 
 def start_per_group(dtype, bits, name, blocks, *arguments):
     """Run such a kernel with the arguments of a launch."""
-    library = per_group_library(dtype, bits)
+    library = per_group_library(dtype, bits, arguments[-1] != 0)
     getattr(library, f"run_{name}")(ctypes.c_uint(blocks), *map(ctypes.c_longlong, arguments))
 
 

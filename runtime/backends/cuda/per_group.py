@@ -112,12 +112,12 @@ class _Places:
 
 
 def _launch(name: str, x: Tensor, rows: Rows, blocks: int, *arguments: int) -> None:
-    """Run a kernel on the device of `x`."""
+    """Run a kernel on the device of `x`; the last of its arguments is the shape of the levels."""
     if blocks:
         bits = rows.bits if isinstance(rows.bits, int) else None
-        _kernel(name, name_of(x.dtype), bits, x.get_device()).launch(blocks, *arguments)
+        _kernel(name, name_of(x.dtype), bits, arguments[-1] != 0, x.get_device()).launch(blocks, *arguments)
 
 
 @cache
-def _kernel(name: str, dtype: str, bits: int | None, device: int) -> Loaded:
-    return loaded(per_group_source(dtype, bits), name, device)
+def _kernel(name: str, dtype: str, bits: int | None, bent: bool, device: int) -> Loaded:
+    return loaded(per_group_source(dtype, bits, bent), name, device)

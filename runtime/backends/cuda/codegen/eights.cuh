@@ -60,7 +60,7 @@ template <class T> __device__ inline void store_in_warp(const Eight<T>& h, T* ou
 // Of 32-bit numbers two lanes exchange halves, so that each store fills whole sectors of 32 bytes: the first half of both
 // eights, of which the even lane has the first, then the second.
 __device__ inline void store_halves(
-    const Eight<float>& h, float* out, u32 even, u32 odd, bool even_active, bool odd_active, int lane)
+    const Eight<float>& h, float* out, u32 even, bool even_active, bool odd_active, int lane)
 {
     const bool upper = lane & 1;
     Chunk<float> first, second;
@@ -70,19 +70,18 @@ __device__ inline void store_halves(
         first.at[i] = upper ? other : h.at[i];
         second.at[i] = upper ? h.at[4 + i] : other;
     }
-    Chunk<float>* to = reinterpret_cast<Chunk<float>*>(out) + upper;
+    Chunk<float>* to = reinterpret_cast<Chunk<float>*>(out) + u64(even) * 2 + upper;
     if (even_active)
-        to[u64(even) * 2] = first;
+        to[0] = first;
     if (odd_active)
-        to[u64(odd) * 2] = second;
+        to[2] = second;
 }
 
 __device__ inline void store_in_warp(const Eight<float>& h, float* out, u32 eight, bool active, int lane)
 {
     const bool other_active = __shfl_xor_sync(0xffffffffu, int(active), 1), odd = lane & 1;
     const u32 other = __shfl_xor_sync(0xffffffffu, eight, 1);
-    store_halves(h, out, odd ? other : eight, odd ? eight : other, odd ? other_active : active,
-                 odd ? active : other_active, lane);
+    store_halves(h, out, odd ? other : eight, odd ? other_active : active, odd ? active : other_active, lane);
 }
 
 // The same of lanes whose eights follow each other, and of which two neighbours are both active or not.
@@ -94,8 +93,7 @@ template <class T> __device__ inline void store_in_pairs(const Eight<T>& h, T* o
 
 __device__ inline void store_in_pairs(const Eight<float>& h, float* out, u32 eight, bool active, int lane)
 {
-    const u32 even = eight - (lane & 1);
-    store_halves(h, out, even, even + 1, active, active, lane);
+    store_halves(h, out, eight - (lane & 1), active, active, lane);
 }
 
 // What no value of the type exceeds: a level outside the group may lie outside the type.

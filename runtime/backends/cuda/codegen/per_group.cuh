@@ -104,6 +104,9 @@ __device__ inline int take_shape(GroupParameters& kept, i64 given)
     return exponent <= exponents ? 1 : 2;
 }
 
+// Of the range, between which the first values are counted.
+__device__ constexpr float shares[3] = {0.015625f, 0.25f, 0.75f};
+
 // Lowers the range of a group by the shape that fits `beyond`: how many of its first values are not below 1/64, 1/4 and
 // 3/4 of the range.
 __device__ inline void tell_shape(GroupParameters& kept, const int (&beyond)[3])
@@ -243,7 +246,6 @@ __device__ inline void quantize_any_groups(
         if (levels.shape == chooses && can_tell(kept)) {
             const float Z = __uint_as_float(kept.minimum << 16), R = __uint_as_float(kept.range << 16);
             int beyond[3];
-            constexpr float shares[3] = {0.015625f, 0.25f, 0.75f};
 #pragma unroll
             for (int k = 0; k < 3; ++k) {
                 const float from = __fadd_rn(Z, __fmul_rn(R, shares[k]));

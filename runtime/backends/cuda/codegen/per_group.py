@@ -11,7 +11,7 @@ CODES_PER_BLOCK = THREADS * 8
 _PIECES = ("numbers", "packing", "kernels", "eights", "philox", "per_group", "extremes", "gather", "per_group_slots")
 
 
-def per_group_source(dtype: str, bits: int | None) -> str:
+def per_group_source(dtype: str, bits: int | None, bent: bool = False) -> str:
     """Return the source of two kernels with C names in the namespace `per_group`, `THREADS` threads a block:
 
         quantize(const T* x, u8* packed, u16* minima, u16* ranges, PLACES, i64 G, SEED, LEVELS)
@@ -26,10 +26,11 @@ def per_group_source(dtype: str, bits: int | None) -> str:
     Args:
         dtype: ``float32``, ``float16`` or ``bfloat16``.
         bits: of all samples, or None if each has its own.
+        bent: whether levels may be others than equally far apart.
     """
     number, _ = NUMBERS[dtype]
     T = f"fewbit::{number}" if number in ("half", "bfloat16") else number
-    return "\n".join([_pieces(), _KERNELS.format(T=T, bits=bits or 0)])
+    return "\n".join([_pieces(), _KERNELS.format(T=T, bits=bits or 0, bent=str(bent).lower())])
 
 
 @cache
@@ -51,7 +52,8 @@ quantize(const {T}* x, u8* packed, u16* minima, u16* ranges, i64 N, i64 D, const
 {{
     const fewbit::Rows rows = {{N, D, (D + 7) / 8, sample_bits, starts, size}};
     const fewbit::Levels levels = {{lines, width, shape}};
-    fewbit::quantize_groups<{T}, {bits}>(x, packed, minima, ranges, rows, G, fewbit::key_of(seed, drawn), levels);
+    fewbit::quantize_groups<{T}, {bits}, {bent}>(x, packed, minima, ranges, rows, G, fewbit::key_of(seed, drawn),
+                                                 levels);
 }}
 
 extern "C" __global__ void __launch_bounds__(fewbit::threads, fewbit::residents<{T}>)
@@ -60,7 +62,7 @@ dequantize(const u8* packed, const u16* minima, const u16* ranges, {T}* out, i64
 {{
     const fewbit::Rows rows = {{N, D, (D + 7) / 8, sample_bits, starts, size}};
     const fewbit::Levels levels = {{lines, width, shape}};
-    fewbit::dequantize_groups<{T}, {bits}>(packed, minima, ranges, out, rows, G, levels);
+    fewbit::dequantize_groups<{T}, {bits}, {bent}>(packed, minima, ranges, out, rows, G, levels);
 }}
 
 }}  // namespace per_group

@@ -14,18 +14,20 @@ from fewbit.runtime.tensors.rows import Rows
 from host_kernels import needs_gxx, needs_nvrtc, of_each_architecture
 from quantizer_cases import generator, reference, same_bits
 
+_SOURCES = of_each_architecture({"float32": (None, 2, 3), "float16": (None, 4), "bfloat16": (None, 4)})
+
 
 @needs_nvrtc
 @pytest.mark.parametrize(
-    ("dtype", "bits", "arch"),
-    of_each_architecture({"float32": (None, 2, 3), "float16": (None, 4), "bfloat16": (None, 4)}),
+    ("dtype", "bits", "arch", "bent"),
+    [*((*source, False) for source in _SOURCES), ("float32", 4, "sm_90", True), ("bfloat16", 4, "sm_100", True)],
 )
-def test_kernels_compile_and_do_not_spill(dtype, bits, arch):
-    code, usages = compile_source(per_group_source(dtype, bits), arch)
+def test_kernels_compile_and_do_not_spill(dtype, bits, arch, bent):
+    code, usages = compile_source(per_group_source(dtype, bits, bent), arch)
     assert code
     assert {usage.kernel for usage in usages} == {"quantize", "dequantize"}
     assert sum(usage.spilled + usage.stack for usage in usages) == 0
-    assert max(usage.registers for usage in usages) <= 64  # four blocks on a multiprocessor
+    assert max(usage.registers for usage in usages) <= (80 if bent else 64)  # four blocks on a multiprocessor, or three
 
 
 _ENDS = torch.tensor([0.0, -0.0, 1.0, -1.0, 3.3e38, -3.3e38, 6.55e4, -6.55e4, torch.nan, torch.inf, -torch.inf, 1e-40])
@@ -36,21 +38,25 @@ _ENDS = torch.tensor([0.0, -0.0, 1.0, -1.0, 3.3e38, -3.3e38, 6.55e4, -6.55e4, to
     ("dtype", "bits", "G"),
     [(torch.bfloat16, 4, 256), (torch.float16, 2, 104), (torch.float32, 4, 40), (torch.bfloat16, 3, 64)],
 )
-@pytest.mark.parametrize("key", [NEAREST, 2**62 + 5])
-def test_groups_side_by_side_in_a_warp_have_the_codes_of_the_reference(monkeypatch, dtype, bits, G, key):
+@pytest.mark.parametrize(
+    ("key", "levels"), [(NEAREST, "uniform"), (2**62 + 5, "uniform"), (NEAREST, "fitted"), (2**62 + 5, "skewed")]
+)
+def test_groups_side_by_side_in_a_warp_have_the_codes_of_the_reference(monkeypatch, dtype, bits, G, key, levels):
     """Ordinary, constant, infinite and lacking numbers in the same warp, whose lanes serve one another's groups."""
     backend_of("host-cuda", monkeypatch)
     g, N, row = generator(), 5, 13
     scale = torch.exp2(torch.randint(-30, 12, (N * row, 1), generator=g))
-    x = torch.randn(N * row, G, generator=g) * scale
+    x = torch.randn(N * row, G, generator=g)
+    x[1::4].exp_()  # groups that fit other levels
+    x *= scale
     for i in range(0, N * row, 2):  # one number among others, or all of them
         x[i, i % G if i % 4 else slice(None)] = _ENDS[i // 2 % len(_ENDS)]
     x = x.to(dtype).view(N, row * G)
-    ours, plain = cuda.quantize(x, bits, G, key), reference_quantize(x, bits, G, key)
+    ours, plain = (quantize(x, bits, G, key, 0, levels) for quantize in (cuda.quantize, reference_quantize))
     assert all(same_bits(a.view(b.shape), b) for a, b in zip(ours, plain, strict=True))
     found, expected = torch.empty_like(x), torch.empty_like(x)
-    cuda.dequantize(*ours, bits, G, found)
-    reference_dequantize(*plain, bits, G, expected)
+    cuda.dequantize(*ours, bits, G, found, levels)
+    reference_dequantize(*plain, bits, G, expected, levels)
     assert same_bits(found, expected)
 
 
