@@ -115,7 +115,7 @@ def launched_on_host(monkeypatch):
         start_outlier(_name(like), bits, name, blocks, *arguments)
 
     def activation_kernel(name, table, dtype, device, function=None, parameters=()):
-        return _ActivationOnHost(name, _host_activation(table, dtype, function, parameters), launched)
+        return _ActivationOnHost(name, _activation_library(table, dtype, function, parameters), launched)
 
     def launch_glu(name, x, plan, *arguments):
         launched.append(name)
@@ -151,7 +151,7 @@ def launched_on_host(monkeypatch):
 
 
 @functools.cache
-def _host_activation(table, dtype, function, parameters):
+def _activation_library(table, dtype, function, parameters):
     return HostKernels(table_of(table), dtype, function, parameters)
 
 

@@ -16,6 +16,7 @@ from fewbit.runtime.backends.cuda.codegen import THREADS, compiler, kernel_sourc
 from fewbit.runtime.backends.cuda.codegen.fixed_point import fixed_point_source
 from fewbit.runtime.backends.cuda.codegen.following import following_source
 from fewbit.runtime.backends.cuda.codegen.glu import glu_source
+from fewbit.runtime.backends.cuda.codegen.keys import keys_source
 from fewbit.runtime.backends.cuda.codegen.outlier import codes_source, selection_source
 from fewbit.runtime.backends.cuda.codegen.per_group import per_group_source
 from fewbit.runtime.backends.cuda.codegen.rotated import rotated_source
@@ -57,6 +58,9 @@ def of_each_architecture(bits):
 # As a GPU computes: a product and a sum are not contracted but where the source says so.
 OPTIONS = ["-std=c++17", "-O1", "-ffp-contract=off", "-fno-gnu-unique", "-shared", "-fPIC", "-Wall", "-Werror"]
 OPTIONS += ["-Wno-unknown-pragmas", "-Wno-unused-function", "-Wno-div-by-zero", f"-I{_FOLDER}"]
+# g++ calls __tsan_read4 and the like, which are host_races.cpp's: libtsan is left out with the other libraries. Each
+# library runs a few times: it takes less to build without -O1 than it runs longer.
+WATCHED = ["-O0", "-fsanitize=thread", "-DHOST_RACES", "-g1", "-nodefaultlibs"]
 
 _ENTRIES = """
 using namespace {name};
@@ -122,42 +126,49 @@ class HostKernels:
         getattr(self.library, f"run_{name}")(ctypes.c_uint(blocks), *pointers, ctypes.c_longlong(n))
 
 
+def _options(watched):
+    return OPTIONS + WATCHED * watched
+
+
 @functools.cache
-def _precompiled():
+def _precompiled(watched):
     """The folder of host_cuda.h as g++ has read it: half of what a library takes to build. It goes with the process."""
     folder = tempfile.TemporaryDirectory(prefix="host-cuda-")
-    header = ["-x", "c++-header", str(_FOLDER / "host_cuda.h"), "-o", str(Path(folder.name) / "host_cuda.h.gch")]
-    subprocess.run([COMPILER, *(option for option in OPTIONS if option != "-shared"), *header], check=True)
+    header = ["-x", "c++-header", str(_FOLDER / "host_cuda.h"), "-o", f"{folder.name}/host_cuda.h.gch"]
+    subprocess.run([COMPILER, *(option for option in _options(watched) if option != "-shared"), *header], check=True)
+    if watched:
+        checker = ["-std=c++17", "-O2", "-fPIC", "-c", str(_FOLDER / "host_races.cpp"), "-o", f"{folder.name}/races.o"]
+        subprocess.run([COMPILER, *checker], check=True)
     return folder
 
 
-def compile_library(source, path):
-    """Build a source by g++; the library is loaded."""
+def compile_source(source, path, watched=False):
+    """Build a source by g++."""
     path.with_suffix(".cpp").write_text(source)
-    command = [COMPILER, f"-I{_precompiled().name}", *OPTIONS, str(path.with_suffix(".cpp")), "-o", str(path)]
+    folder = _precompiled(watched).name
+    command = [COMPILER, f"-I{folder}", *_options(watched), str(path.with_suffix(".cpp")), "-o", str(path)]
+    command += [f"{folder}/races.o", "-lstdc++", "-lm", "-lc", "-lgcc_s", "-lgcc"] * watched
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[:2000]
-    return ctypes.CDLL(str(path))
 
 
 @functools.cache
-def _environment():
+def _environment(watched):
     """What a library depends on beside its source."""
     version = subprocess.run([COMPILER, "--version"], capture_output=True, check=True).stdout
-    headers = [(_FOLDER / name).read_bytes() for name in ("host_cuda.h", "host_numbers.h")]
-    return b"".join([version, repr(OPTIONS).encode(), *headers])
+    names = ("host_cuda.h", "host_numbers.h", *("host_races.h", "host_races.cpp") * watched)
+    return b"".join([version, repr(_options(watched)).encode(), *((_FOLDER / name).read_bytes() for name in names)])
 
 
-def built(source):
+def built(source, watched=False):
     """The library that g++ makes of a source, or made of it before: hundreds take a second each."""
-    path = _BUILT / f"{hashlib.sha256(_environment() + source.encode()).hexdigest()[:32]}.so"
-    if path.exists():
-        return ctypes.CDLL(str(path))
-    _BUILT.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=_BUILT) as folder:
-        library = compile_library(source, Path(folder) / "kernels.so")
-        os.replace(Path(folder) / "kernels.so", path)
-    return library
+    path = _BUILT / f"{hashlib.sha256(_environment(watched) + source.encode()).hexdigest()[:32]}.so"
+    if not path.exists():
+        _BUILT.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=_BUILT) as folder:
+            compile_source(source, Path(folder) / "kernels.so", watched)
+            os.replace(Path(folder) / "kernels.so", path)
+    return ctypes.CDLL(str(path))
 
 
 _PER_GROUP = """
@@ -328,6 +339,21 @@ def start_following(dtype, bits, name, *arguments):
     """Run such a kernel with the arguments of a launch."""
     library = following_library(dtype, bits)
     getattr(library, f"run_{name}")(ctypes.c_uint(2), *map(ctypes.c_longlong, arguments))
+
+
+@functools.cache
+def keys_library():
+    """The kernels of a stream of keys."""
+    assert COMPILER, "no g++"
+    source = '#include "host_cuda.h"\n' + keys_source() + "\n"
+    for name, arguments in {"draw": "seeds, count", "move": "seed, drawn, begins"}.items():
+        source += _entry(f"keys::{name}", name, arguments, {"seeds": "long long*"}, "float32")
+    return built(source)
+
+
+def start_keys(name, *arguments):
+    """Run such a kernel with the arguments of a launch."""
+    getattr(keys_library(), f"run_{name}")(ctypes.c_uint(2), *map(ctypes.c_longlong, arguments))
 
 
 _PIECE = "rows, D, start, count, first, of_row, counters"

@@ -265,9 +265,9 @@ __device__ inline void survey_chunks(
 {
     __shared__ Histogram<second_bits<T>> histogram;
     __shared__ Range of_block;
-    __shared__ u32 listed[warps];
+    __shared__ u32 listed[warps], has_zeros;
     if (threadIdx.x == 0)
-        of_block = {0, 0};
+        of_block = {0, 0}, has_zeros = 0;
     if (threadIdx.x < warps)
         listed[threadIdx.x] = 0;
     histogram.clear();
@@ -341,10 +341,13 @@ __device__ inline void survey_chunks(
     }
     rest.merge_into(&of_block);
     if (smallest == 0)
-        s->has_zeros = 1;
+        atomicMax(&has_zeros, 1u);
     histogram.flush(s->second);  // a barrier is before it
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
         of_block.merge_into(&s->rest);
+        if (has_zeros)
+            atomicMax(&s->has_zeros, u64(1));
+    }
 }
 
 // Calls `work.take(number, magnitude)` for the warp's candidates, and `work.leave(chunk)` when it goes on to others.

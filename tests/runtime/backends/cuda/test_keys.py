@@ -1,7 +1,5 @@
 """The stream of keys in a GPU's memory, its kernels built by g++: the keys of the CPU's stream, wherever it goes."""
 
-import ctypes
-import functools
 import pickle
 from types import SimpleNamespace
 
@@ -10,20 +8,10 @@ import torch
 from driver_double import in_place_of_the_driver
 from fewbit.runtime import ops
 from fewbit.runtime.backends.cuda import keys
-from fewbit.runtime.backends.cuda.codegen.keys import keys_source
 from fewbit.runtime.tensors.key_stream import KeyStream
-from host_kernels import _entry, built, needs_gxx
+from host_kernels import needs_gxx, start_keys
 
 pytestmark = needs_gxx
-WORDS = {"draw": "seeds, count", "move": "seed, drawn, begins"}
-
-
-@functools.cache
-def library():
-    entries = (
-        _entry(f"keys::{name}", name, words, {"seeds": "long long*"}, "float32") for name, words in WORDS.items()
-    )
-    return built('#include "host_cuda.h"\n' + keys_source() + "\n" + "".join(entries))
 
 
 @pytest.fixture
@@ -33,8 +21,8 @@ def gpu(monkeypatch):
     driver.seed = 7
 
     def launch(stream, config, kernel, *arguments):
-        if kernel[1] in WORDS:
-            getattr(library(), f"run_{kernel[1]}")(ctypes.c_uint(2), *map(ctypes.c_longlong, arguments))
+        if kernel[1] in ("draw", "move"):
+            start_keys(kernel[1], *arguments)
 
     monkeypatch.setattr(driver, "launch", launch)
     generator = SimpleNamespace(initial_seed=lambda: driver.seed)
@@ -76,7 +64,7 @@ def test_a_replay_goes_on_and_states_return(gpu):
     assert place == (7, 3)
     assert drawn() == expected(7, 3)
     seeds = torch.zeros(4, dtype=torch.int64)
-    library().run_draw(ctypes.c_uint(1), ctypes.c_longlong(seeds.data_ptr()), ctypes.c_longlong(4))  # a replay
+    start_keys("draw", seeds.data_ptr(), 4)  # a replay
     assert seeds.tolist() == expected(7, 6, 4)
     stream.go_to(place)
     assert drawn() == expected(7, 3 + 4)
