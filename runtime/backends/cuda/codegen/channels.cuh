@@ -54,7 +54,7 @@ __device__ inline void run_eights(const Work& work, u32 whole, u32 stride, i64 i
 #pragma unroll
         for (int i = 0; i < many; ++i) {
             const u32 eight = begin + lane + i * stride;
-            in[i] = work.load(eight < whole ? eight : whole - 1);
+            in[i] = work.load(eight < whole ? eight : begin);  // of its own warp: others may store theirs in place
         }
         if (!stay)
             channels = channels_at<distinct>(work, begin + lane, inner, C);

@@ -259,6 +259,7 @@ template <class T, int bits> struct EncodeEights {
         const Word<bits> codes = word(eight, h, channels, active ? 8 : 0);
         if (active)
             store_group<bits>(packed, eight, codes);
+        __syncwarp();  // a lane stores where its neighbour has read
         store_in_pairs(Eight<T>::of(h), A, eight, active, threadIdx.x % lanes);
     }
     __device__ void part(i64 eight, i64 left, const Channels<Channel, 8>& channels) const
