@@ -119,6 +119,7 @@ class Row:
 
 
 _WHOLE, _EIGHT, _TILE = {2: 32, 4: 16}, {2: 8, 4: 8}, {2: 16, 4: 16}
+_LANE = {2: 32, 4: 32}
 _GROUP = 4 / 256  # bytes of parameters an element
 
 
@@ -185,13 +186,16 @@ JOBS: Mapping[str, Job] = {
             Case("Outlier 3 dequantize", "dequantize", 0.44, 1, _EIGHT, rounds=1, idle=2),
         ],
     ),
-    "rotated": Job(
-        lambda dtype: rotated_source(dtype, 4, 128),
-        [
-            Case("Rotated 4 quantize", "quantize", 0.5 + 2 / 128, 1, {2: 32, 4: 32}),
-            Case("Rotated 4 dequantize", "dequantize", 0.5 + 2 / 128, 1, {2: 32, 4: 32}),
-        ],
-    ),
+    **{
+        f"rotated {bits}": Job(
+            lambda dtype, bits=bits: rotated_source(dtype, bits, 128),
+            [
+                Case(f"Rotated {bits} quantize", "quantize", bits / 8 + 2 / 128, 1, _LANE, shortest=True),
+                Case(f"Rotated {bits} dequantize", "dequantize", bits / 8 + 2 / 128, 1, _LANE, shortest=True),
+            ],
+        )
+        for bits in (2, 4)
+    },
     "fixed_point": Job(
         lambda dtype: fixed_point_source(dtype, 4),
         [

@@ -58,14 +58,14 @@ def quantize_buffers(
     """Return the buffers of the reference: kernels write scales and codes where they lie in them."""
     buffers = []
     for x, offset, b, mean_is_right in zip(xs, offsets, bits, unbiased, strict=True):
-        D = x.shape[-1]
-        rows = x.reshape(x.shape[:-1].numel(), D).contiguous()
-        buffer = x.new_empty(*x.shape[:-1], reference.buffer_size(D, b, group_size), dtype=torch.uint8)
-        if serves(rows) and (parts := _parts(buffer, D, b, group_size)):
-            _quantize(rows, *parts, b, group_size, reference.TURNS, mean_is_right, _seed_after(key, offset))
-        else:
-            (buffer,) = reference.quantize_buffers([x], key, [offset], [b], [mean_is_right], group_size, quantize)
-        buffers.append(buffer)
+        rows = x.reshape(x.shape[:-1].numel(), x.shape[-1]).contiguous()
+        if not serves(rows):
+            buffers += reference.quantize_buffers([x], key, [offset], [b], [mean_is_right], group_size)
+            continue
+        size = reference.buffer_size(x.shape[-1], b, group_size)
+        buffers.append(x.new_empty(*x.shape[:-1], size, dtype=torch.uint8))
+        parts = _parts(buffers[-1], x.shape[-1], b, group_size)
+        _quantize(rows, *parts, b, group_size, reference.TURNS, mean_is_right, _seed_after(key, offset, rows))
     return buffers
 
 
@@ -83,27 +83,25 @@ def dequantize_buffers(
     for buffer, offset, b, D in zip(buffers, offsets, bits, features, strict=True):
         x = buffer.new_empty(*buffer.shape[:-1], D, dtype=dtype)
         rows = x.view(x.shape[:-1].numel(), D)
-        if serves(rows) and dtype in KINDS and (parts := _parts(buffer, D, b, group_size)):
-            _dequantize(*parts, b, group_size, reference.TURNS, _seed_after(key, offset), rows)
-        else:
-            (x,) = reference.dequantize_buffers([buffer], key, [offset], [b], [D], group_size, dtype, dequantize)
+        if not serves(rows) or dtype not in KINDS:
+            xs += reference.dequantize_buffers([buffer], key, [offset], [b], [D], group_size, dtype)
+            continue
+        parts = _parts(aligned(buffer), D, b, group_size)
+        _dequantize(*parts, b, group_size, reference.TURNS, _seed_after(key, offset, rows), rows)
         xs.append(x)
     return xs
 
 
-def _parts(buffer: Tensor, D: int, bits: int, group_size: int) -> tuple[Tensor, Tensor] | None:
-    """Return codes and scales, views of a buffer, or None where kernels do not load them: not aligned."""
+def _parts(buffer: Tensor, D: int, bits: int, group_size: int) -> tuple[Tensor, Tensor]:
+    """Return codes and scales, views of an aligned buffer. Codes behind an odd number of scales are not aligned."""
     N = buffer.shape[:-1].numel()
-    scale, packed = buffer.reshape(-1).split([2 * N * groups_of(D, group_size), N * packed_size(D, bits)])
-    unit = bits & -bits  # bytes that are loaded at once (packing.cuh)
-    if scale.data_ptr() % 2 or packed.data_ptr() % unit:
-        return None
+    scale, packed = buffer.view(-1).split([2 * N * groups_of(D, group_size), N * packed_size(D, bits)])
     return packed.view(N, packed_size(D, bits)), scale.view(torch.bfloat16).view(N, groups_of(D, group_size))
 
 
-def _seed_after(key: Tensor, offset: int) -> tuple[int, int]:
-    """Return the seed that comes `offset` after a key, as kernels take it: it is not computed on the GPU before."""
-    if key.device.type == "cuda":
+def _seed_after(key: Tensor, offset: int, x: Tensor) -> tuple[int, int]:
+    """Return the seed so many after a key, as kernels of `x` take it: those of a key beside it add for themselves."""
+    if key.device == x.device:
         return offset, key.data_ptr()
     return seed_arguments(reference.seeds_of(key, [offset])[0])
 

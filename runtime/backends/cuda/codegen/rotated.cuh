@@ -12,16 +12,37 @@ constexpr u64 shared_signs = u64(1) << 62;
 struct Pieces {
     i64 rows, D, start, count, first, of_row, counters;
     __device__ i64 total() const { return rows * count; }
+    // Whether rows are nothing but these, one after the other: nothing is divided then to find them.
+    __device__ bool whole(int size) const { return count * size == D; }
 };
 
-__device__ inline float flipped(float x, u32 sign) { return __uint_as_float(__float_as_uint(x) ^ (sign & 0x80000000u)); }
-__device__ inline float magnitude(float x) { return __uint_as_float(__float_as_uint(x) & 0x7fffffffu); }
+// Where a group's elements begin, and its number among all of the tensor.
+struct Place { i64 element, k; };
 
-// The same number, of which nothing is computed ahead of a loop: 32 shifted ones would fill registers all the way.
+template <int size> __device__ inline Place place_of(i64 group, const Pieces& pieces, bool whole)
+{
+    if (whole)
+        return {group * size, group};
+    const i64 row = quotient(group, pieces.count), index = group - row * pieces.count;
+    return {row * pieces.D + pieces.start + index * size, row * pieces.of_row + pieces.first + index};
+}
+
+// With the sign changed where bit i of a word is 1. A selection is one instruction, a shift with an exclusive or two.
+__device__ inline float flipped(float x, u32 word, int i) { return word >> i & 1 ? -x : x; }
+
+// The same number, of which nothing is computed ahead and kept: 32 shifted ones would fill registers all the way.
 __device__ inline u32 in_loop(u32 word)
 {
 #ifdef __CUDACC__
     asm volatile("" : "+r"(word));
+#endif
+    return word;
+}
+
+__device__ inline i64 in_loop(i64 word)
+{
+#ifdef __CUDACC__
+    asm volatile("" : "+l"(word));
 #endif
     return word;
 }
@@ -57,124 +78,313 @@ template <int size> __device__ inline void butterflies(float (&r)[held], int lan
     }
 }
 
+// Two sums side by side.
+struct Two {
+    float first, second;
+};
+__device__ inline float added(float a, float b) { return __fadd_rn(a, b); }
+__device__ inline Two added(Two a, Two b) { return {__fadd_rn(a.first, b.first), __fadd_rn(a.second, b.second)}; }
+__device__ inline float of_lane(float sum, int step) { return __shfl_xor_sync(0xffffffffu, sum, step); }
+__device__ inline Two of_lane(Two sum, int step) { return {of_lane(sum.first, step), of_lane(sum.second, step)}; }
+
 // The sum of a lane's numbers by halves: of both halves, of their halves and so on. Depth first, since 32 terms beside the
 // numbers themselves would leave room for one block on a multiprocessor.
-template <int n, class Term> __device__ inline float halves_sum(const Term& term, int i = 0)
+template <int n, class Term> __device__ inline auto halves_sum(const Term& term, int i = 0)
 {
     if constexpr (n == held)
         return term(i);
     else {
-        const float first = halves_sum<2 * n>(term, i);
-        return __fadd_rn(first, halves_sum<2 * n>(term, i + n));
+        const auto first = halves_sum<2 * n>(term, i);
+        return added(first, halves_sum<2 * n>(term, i + n));
     }
 }
 
 // The sum of `term(i)` over a group's numbers: a lane's by halves, then those of pairs of lanes and so on.
-template <int size, class Term> __device__ inline float group_sum(const Term& term)
+template <int size, class Term> __device__ inline auto group_sum(const Term& term)
 {
-    float sum = halves_sum<1>(term);
+    auto sum = halves_sum<1>(term);
 #pragma unroll
     for (int step = 1; step < size / held; step *= 2)
-        sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, step));
+        sum = added(sum, of_lane(sum, step));
     return sum;
 }
 
-// The levels of all codes in shared memory.
-template <int bits> __device__ inline void fill_levels(float (&to)[1 << bits], const float* levels)
-{
-    constexpr int half = 1 << (bits - 1);
-    for (int i = threadIdx.x; i < 1 << bits; i += threads)
-        to[i] = i < half ? -levels[half - 1 - i] : levels[i - half];
-    __syncthreads();
-}
+// The levels of all codes in shared memory, of two neighbours together where they are few: half the loads.
+template <int bits> struct LevelsOf {
+    static constexpr int together = bits <= 2 ? 2 : 1, size = 1 << bits * together;
+    struct alignas(4 * together) Entry { float at[together]; };
+    Entry entries[size];
+    __device__ void fill(const float* positive)
+    {
+        constexpr int half = 1 << (bits - 1);
+        for (int i = threadIdx.x; i < size; i += threads)
+            for (int j = 0; j < together; ++j) {
+                const int code = i >> j * bits & ((1 << bits) - 1);
+                entries[i].at[j] = code < half ? -positive[half - 1 - code] : positive[code - half];
+            }
+    }
+};
+
+// The codes of a lane's 32 numbers: element i at bit i * bits of `bits` words.
+template <int bits> struct Codes32 {
+    // What a lane loads and stores at once: the largest part of its bytes that they are a multiple of, up to 16.
+    static constexpr int bytes = 4 * bits, unit = (bytes & -bytes) > 16 ? 16 : bytes & -bytes;
+    u32 words[bits];
+    __device__ void add(int i, u32 code)
+    {
+        const int at = i * bits, bit = at % 32;
+        words[at / 32] = in_loop(words[at / 32] + (code << bit));
+        if (bit + bits > 32)
+            words[at / 32 + 1] += code >> (32 - bit);
+    }
+    // `width` bits from element i on.
+    __device__ u32 get(int i, int width) const
+    {
+        const int at = i * bits, bit = at % 32;
+        u32 found = words[at / 32] >> bit;
+        if (bit + width > 32)
+            found |= words[at / 32 + 1] << (32 - bit);
+        return found & ((1u << width) - 1);
+    }
+    __device__ void store(u8* to, bool at_once) const
+    {
+        struct alignas(unit) Part { u32 at[unit / 4]; };
+        if (at_once) {
+#pragma unroll
+            for (int i = 0; i < bits; i += unit / 4)
+                *reinterpret_cast<Part*>(to + 4 * i) = *reinterpret_cast<const Part*>(words + i);
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < bytes; ++i)
+            to[i] = u8(words[i / 4] >> i % 4 * 8);
+    }
+    __device__ void load(const u8* from, bool at_once)
+    {
+        struct alignas(unit) Part { u32 at[unit / 4]; };
+        if (at_once) {
+#pragma unroll
+            for (int i = 0; i < bits; i += unit / 4) {
+                const Part part = *reinterpret_cast<const Part*>(from + 4 * i);
+#pragma unroll
+                for (int j = 0; j < unit / 4; ++j)
+                    words[i + j] = part.at[j];
+            }
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < bits; ++i)
+            words[i] = 0;
+#pragma unroll
+        for (int i = 0; i < bytes; ++i)
+            words[i / 4] |= u32(from[i]) << i % 4 * 8;
+    }
+};
+
+// The numbers of a warp's lanes between memory, where neighbours take 16 bytes that lie together, and the lanes, each of
+// which holds 32 that do. Of 32 floats of its own a lane would load and store a quarter of a line at a time: 297 us for
+// 2^26 of them on an H100, where a copy of as many bytes takes 94.
+template <class T, int size> struct Exchange {
+    static constexpr int elements = Chunk<T>::size, chunks = held / elements, of_group = size / elements;
+    Chunk<T> at[lanes * chunks];
+    // No two of eight neighbours, by lanes or in memory, are in the same banks.
+    static __device__ int slot(int chunk) { return chunk ^ (chunk >> 3 & 7); }
+    // Whether the groups from `begin` on lie one after the other, and all that a warp takes are there.
+    static __device__ bool dense(const T* x, i64 begin, const Pieces& pieces, bool whole)
+    {
+        return whole && aligned(x) && begin + lanes * held / size <= pieces.total();
+    }
+
+    // Of the groups from `begin` on; after the last group that one again.
+    __device__ void load(const T* x, i64 begin, const Pieces& pieces, bool whole, int lane, float (&r)[held])
+    {
+        __syncwarp();
+        if (dense(x, begin, pieces, whole)) {
+            const Chunk<T>* from = reinterpret_cast<const Chunk<T>*>(x + begin * size) + lane;
+            Chunk<T> parts[chunks];
+#pragma unroll
+            for (int i = 0; i < chunks; ++i)
+                parts[i] = from[i * lanes];
+#pragma unroll
+            for (int i = 0; i < chunks; ++i)
+                at[slot(i * lanes + lane)] = parts[i];
+        }
+        else {
+#pragma unroll 1
+            for (int chunk = lane; chunk < lanes * chunks; chunk += lanes) {
+                const i64 group = begin + chunk / of_group, last = pieces.total() - 1;
+                const Place place = place_of<size>(group < last ? group : last, pieces, whole);
+                at[slot(chunk)].load_part(x + place.element + chunk % of_group * elements, elements);
+            }
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < chunks; ++i) {
+            const Chunk<T> own = at[slot(lane * chunks + i)];
+#pragma unroll
+            for (int j = 0; j < elements; j += 2)
+                own.get(j, r[i * elements + j], r[i * elements + j + 1]);
+        }
+    }
+
+    __device__ void store(T* out, i64 begin, const Pieces& pieces, bool whole, int lane, const float (&r)[held])
+    {
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < chunks; ++i) {
+            Chunk<T> own;
+#pragma unroll
+            for (int j = 0; j < elements; j += 2)
+                own.set(j, r[i * elements + j], r[i * elements + j + 1]);
+            at[slot(lane * chunks + i)] = own;
+        }
+        __syncwarp();
+        if (dense(out, begin, pieces, whole)) {
+            Chunk<T>* to = reinterpret_cast<Chunk<T>*>(out + begin * size) + lane;
+#pragma unroll
+            for (int i = 0; i < chunks; ++i)
+                to[i * lanes] = at[slot(i * lanes + lane)];
+            return;
+        }
+#pragma unroll 1
+        for (int chunk = lane; chunk < lanes * chunks; chunk += lanes) {
+            const i64 group = begin + chunk / of_group;
+            if (group < pieces.total()) {
+                const Place place = place_of<size>(group, pieces, whole);
+                at[slot(chunk)].store_part(out + place.element + chunk % of_group * elements, elements);
+            }
+        }
+    }
+};
+
+// How many of the edges, times the deviation, a magnitude is above, and the level there.
+template <int bits> struct Nearest {
+    static constexpr int half = 1 << (bits - 1);
+    static constexpr bool few = bits <= 3;  // edges and levels are in registers
+    float edges[few ? half : 1], levels[few ? half : 1], deviation;
+    const float *all_edges, *all_levels;
+    __device__ Nearest(const float* edge_of, const float* level_of, float deviation)
+        : deviation(deviation), all_edges(edge_of), all_levels(level_of)
+    {
+        if constexpr (few) {
+#pragma unroll
+            for (int i = 0; i < half; ++i)
+                edges[i] = __fmul_rn(deviation, edge_of[i]), levels[i] = level_of[i];
+        }
+    }
+    __device__ u32 above(float from, float& level) const
+    {
+        if constexpr (bits == 1) {
+            level = levels[0];
+            return 0;
+        }
+        else if constexpr (bits == 2) {
+            const bool far = from > edges[0];
+            level = far ? levels[1] : levels[0];
+            return far;
+        }
+        else if constexpr (bits == 3) {
+            const bool far = from > edges[1], farther = from > (far ? edges[2] : edges[0]);
+            const float near_level = farther ? levels[1] : levels[0], far_level = farther ? levels[3] : levels[2];
+            level = far ? far_level : near_level;
+            return u32(far) * 2 + farther;
+        }
+        else {
+            int found = 0;
+#pragma unroll
+            for (int step = half / 2; step > 0; step /= 2)
+                found += from > __fmul_rn(deviation, all_edges[found + step - 1]) ? step : 0;
+            level = all_levels[found];
+            return u32(found);
+        }
+    }
+};
 
 template <class T, int bits, int size>
 __device__ inline void quantize_rotated(const T* x, u8* packed, u16* scales, Pieces pieces, int turns, bool unbiased,
     const float* levels, const float* edges, u64 seed)
 {
     constexpr int team = size / held, half = 1 << (bits - 1);
-    __shared__ float level_of[1 << bits], edge_of[half];
+    __shared__ float level_of[half], edge_of[half];
+    __shared__ Exchange<T, size> exchanges[warps];
     for (int i = threadIdx.x; i < half; i += threads)
-        edge_of[i] = edges[i];
-    fill_levels<bits>(level_of, levels);
-    const int lane = threadIdx.x % team;
+        edge_of[i] = edges[i], level_of[i] = levels[i];
+    __syncthreads();
+    const int in_warp = threadIdx.x % lanes, lane = in_warp % team;
     const u32 shared = sign_word(shared_signs + 2, seed, lane);
-    const i64 width = (pieces.D + 7) / 8, stride = i64(gridDim.x) * threads / team;
+    const i64 stride = i64(gridDim.x) * threads / team;
     const i64 at_once = lanes / team, warp = (i64(blockIdx.x) * threads + threadIdx.x) / lanes;
+    const bool whole = pieces.whole(size), in_units = u64(packed) % Codes32<bits>::unit == 0;
     const float unit = turns == 2 ? float(size) : 1.0f;
     for (i64 begin = warp * at_once; begin < pieces.total(); begin += stride) {
         // All lanes of a warp exchange numbers, so that those behind the last group take it once more.
-        const i64 mine = begin + threadIdx.x % lanes / team;
+        const i64 mine = begin + in_warp / team;
         const bool there = mine < pieces.total();
-        const i64 group = there ? mine : pieces.total() - 1, row = quotient(group, pieces.count);
-        const i64 index = group - row * pieces.count, k = row * pieces.of_row + pieces.first + index;
-        const i64 element = pieces.start + index * size + lane * held;
+        const i64 group = there ? mine : pieces.total() - 1;
         float r[held];
-        u32 most = 0;
+        exchanges[threadIdx.x / lanes].load(x, begin, pieces, whole, in_warp, r);
+        float most = 0;
 #pragma unroll
-        for (int i = 0; i < held; i += 8) {
-            float eight[8];
-            load_eight(x + row * pieces.D + element + i, 8, eight);
+        for (int i = 0; i < held; ++i)
+            most = fmaxf(most, fabsf(r[i]));  // leaves out what is not a number
 #pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                r[i + j] = eight[j];
-                const u32 bits_of = __float_as_uint(magnitude(eight[j]));
-                most = bits_of > most ? bits_of : most;
-            }
-        }
-#pragma unroll
-        for (int step = 1; step < team; step *= 2) {
-            const u32 other = __shfl_xor_sync(0xffffffffu, most, step);
-            most = other > most ? other : most;
-        }
-        const bool finite = most < 0x7f800000u;
-        const u32 biased = most >> 23, exponent = biased < 2 ? 2 : biased > 253 ? 253 : biased;
+        for (int step = 1; step < team; step *= 2)
+            most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
+        const u32 biased = __float_as_uint(most) >> 23, exponent = biased < 2 ? 2 : biased > 253 ? 253 : biased;
         const float down = __uint_as_float((254 - exponent) << 23), up = __uint_as_float(exponent << 23);
-        const u32 own = sign_word(u64(k * pieces.counters), seed, lane);
+        const u32 own = sign_word(u64(place_of<size>(group, pieces, whole).k * pieces.counters), seed, lane);
         const float energy = group_sum<size>([&](int i) {
             const float v = __fmul_rn(r[i], down);
-            r[i] = flipped(v, own << (31 - i));
+            r[i] = flipped(v, own, i);
             return __fmul_rn(v, v);
         });
+        const bool finite = most <= limit<float> && energy == energy;
         butterflies<size>(r, lane);
         if (turns == 2) {
             const u32 signs = in_loop(shared);
 #pragma unroll
             for (int i = 0; i < held; ++i)
-                r[i] = flipped(r[i], signs << (31 - i));
+                r[i] = flipped(r[i], signs, i);
             butterflies<size>(r, lane);
         }
-        const float deviation = __fsqrt_rn(__fmul_rn(energy, unit));
-        Word<bits> words[held / 8] = {};
-        const float along = group_sum<size>([&](int i) {
-            const float from = magnitude(r[i]);
-            int above = 0;
-#pragma unroll
-            for (int step = half / 2; step > 0; step /= 2)
-                above += from > __fmul_rn(deviation, edge_of[above + step - 1]) ? step : 0;
-            words[i / 8] |= pack<bits>(u32(r[i] > 0 ? half + above : half - 1 - above), i % 8);
-            return __fmul_rn(from, level_of[half + above]);
-        });
-        float scale = __fdiv_rn(energy, along);
-        if (!unbiased) {
-            const float of_levels = group_sum<size>([&](int i) {
-                const float level = level_of[unpack<bits>(words[i / 8], i % 8)];
-                return __fmul_rn(level, level);
+        const Nearest<bits> nearest(edge_of, level_of, __fsqrt_rn(__fmul_rn(energy, unit)));
+        Codes32<bits> codes = {};
+        const auto quantized = [&](int i, float& level) {
+            const float from = fabsf(r[i]);
+            const u32 above = nearest.above(from, level);
+            codes.add(i, above ^ (r[i] > 0 ? half : half - 1));
+            return __fmul_rn(from, level);
+        };
+        float scale;
+        if (unbiased) {
+            const float along = group_sum<size>([&](int i) {
+                float level;
+                return quantized(i, level);
+            });
+            scale = __fdiv_rn(energy, along);
+        }
+        else {
+            const Two sums = group_sum<size>([&](int i) {
+                float level;
+                const float product = quantized(i, level);
+                return Two{product, __fmul_rn(level, level)};
             });
             constexpr float once = 1.0f / size;
             const float turned = turns == 2 ? __fmul_rn(once, once) : once;
-            scale = __fmul_rn(__fdiv_rn(along, of_levels), turned);
+            scale = __fmul_rn(__fdiv_rn(sums.first, sums.second), turned);
         }
         const u32 pattern = __float_as_uint(__fmul_rn(scale, up));
-        const u32 nearest = (pattern + 0x7fff + (pattern >> 16 & 1)) >> 16;
-        const u32 kept = most == 0 ? 0 : !finite ? 0x7fc0 : nearest < 0x7f7f ? nearest : 0x7f7f;
+        const u32 rounded = (pattern + 0x7fff + (pattern >> 16 & 1)) >> 16;
+        const u32 kept = most == 0 && finite ? 0 : !finite ? 0x7fc0 : rounded < 0x7f7f ? rounded : 0x7f7f;
         if (!there)
             continue;
+        const Place place = place_of<size>(in_loop(group), pieces, whole);
         if (lane == 0)
-            scales[k] = u16(kept);
+            scales[place.k] = u16(kept);
 #pragma unroll
-        for (int i = 0; i < held / 8; ++i)
-            store_group<bits>(packed, row * width + element / 8 + i, kept && finite ? words[i] : Word<bits>(0));
+        for (int i = 0; i < bits; ++i)
+            codes.words[i] = kept && finite ? codes.words[i] : 0;
+        codes.store(packed + (place.element + lane * held) / 8 * bits, in_units);
     }
 }
 
@@ -183,52 +393,51 @@ __device__ inline void dequantize_rotated(
     const u8* packed, const u16* scales, T* out, Pieces pieces, int turns, const float* levels, u64 seed)
 {
     constexpr int team = size / held;
-    __shared__ float level_of[1 << bits];
-    fill_levels<bits>(level_of, levels);
-    const int lane = threadIdx.x % team;
+    __shared__ LevelsOf<bits> table;
+    __shared__ Exchange<T, size> exchanges[warps];
+    table.fill(levels);
+    __syncthreads();
+    const int in_warp = threadIdx.x % lanes, lane = in_warp % team;
     const u32 shared = sign_word(shared_signs + 2, seed, lane);
-    const i64 width = (pieces.D + 7) / 8, stride = i64(gridDim.x) * threads / team;
+    const i64 stride = i64(gridDim.x) * threads / team;
     const i64 at_once = lanes / team, warp = (i64(blockIdx.x) * threads + threadIdx.x) / lanes;
+    const bool whole = pieces.whole(size), in_units = u64(packed) % Codes32<bits>::unit == 0;
+    // No sum of so many levels, the greatest of which is below 8, exceeds it.
+    const float reach = turns == 2 ? 8.0f * size * size : 8.0f * size;
     for (i64 begin = warp * at_once; begin < pieces.total(); begin += stride) {
-        const i64 mine = begin + threadIdx.x % lanes / team;
-        const bool there = mine < pieces.total();
-        const i64 group = there ? mine : pieces.total() - 1, row = quotient(group, pieces.count);
-        const i64 index = group - row * pieces.count, k = row * pieces.of_row + pieces.first + index;
-        const i64 element = pieces.start + index * size + lane * held;
+        const i64 mine = begin + in_warp / team;
+        const Place place = place_of<size>(mine < pieces.total() ? mine : pieces.total() - 1, pieces, whole);
+        Codes32<bits> codes;
+        codes.load(packed + (place.element + lane * held) / 8 * bits, in_units);
+        const float factor = __uint_as_float(u32(scales[place.k]) << 16);
         float r[held];
 #pragma unroll
-        for (int i = 0; i < held; i += 8) {
-            const Word<bits> word = load_group<bits>(packed, row * width + (element + i) / 8);
+        for (int i = 0; i < held; i += table.together) {
+            const auto entry = table.entries[codes.get(i, bits * table.together)];
 #pragma unroll
-            for (int j = 0; j < 8; ++j)
-                r[i + j] = level_of[unpack<bits>(word, j)];
+            for (int j = 0; j < table.together; ++j)
+                r[i + j] = entry.at[j];
         }
         butterflies<size>(r, lane);
         if (turns == 2) {
             const u32 signs = in_loop(shared);
 #pragma unroll
             for (int i = 0; i < held; ++i)
-                r[i] = flipped(r[i], signs << (31 - i));
+                r[i] = flipped(r[i], signs, i);
             butterflies<size>(r, lane);
         }
-        const u32 own = sign_word(u64(k * pieces.counters), seed, lane);
-        const float factor = __uint_as_float(u32(scales[k]) << 16);
+        const u32 own = sign_word(u64(place.k * pieces.counters), seed, lane);
 #pragma unroll
-        for (int i = 0; i < held; ++i) {
-            const float v = __fmul_rn(flipped(r[i], own << (31 - i)), factor);
-            const float above = v < -limit<T> ? -limit<T> : v;
-            r[i] = factor == 0 ? 0 : above > limit<T> ? limit<T> : above;
+        for (int i = 0; i < held; ++i)
+            r[i] = flipped(__fmul_rn(r[i], factor), own, i);
+        if (!(factor > 0 && __fmul_rn(factor, reach) <= limit<T>)) {
+#pragma unroll
+            for (int i = 0; i < held; ++i) {
+                const float above = r[i] < -limit<T> ? -limit<T> : r[i];
+                r[i] = factor == 0 ? 0 : above > limit<T> ? limit<T> : above;
+            }
         }
-        if (!there)
-            continue;
-#pragma unroll
-        for (int i = 0; i < held; i += 8) {
-            float eight[8];
-#pragma unroll
-            for (int j = 0; j < 8; ++j)
-                eight[j] = r[i + j];
-            store_eight(eight, out + row * pieces.D + element + i, 8);
-        }
+        exchanges[threadIdx.x / lanes].store(out, begin, pieces, whole, in_warp, r);
     }
 }
 

