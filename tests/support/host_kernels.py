@@ -356,7 +356,7 @@ def start_keys(name, *arguments):
     getattr(keys_library(), f"run_{name}")(ctypes.c_uint(2), *map(ctypes.c_longlong, arguments))
 
 
-_PIECE = "rows, D, start, count, first, of_row, counters"
+_PIECE = "rows, D, start, size, count, first, of_row, counters"
 _ROTATED = {
     "quantize": f"x, packed, scales, {_PIECE}, turns, unbiased, levels, edges, seed, drawn",
     "dequantize": f"packed, scales, out, {_PIECE}, turns, levels, seed, drawn",

@@ -1,4 +1,7 @@
-"""Rotated codes on the GPU: 32 numbers a lane in registers, a launch for each size of groups in a row."""
+"""Rotated codes on the GPU: 32 numbers a lane in registers, a launch for each size of groups in a row.
+
+The fewer than 64 numbers that a row may end with have a kernel of their own, a group a warp.
+"""
 
 from collections.abc import Sequence
 from functools import cache
@@ -13,15 +16,15 @@ from ...tensors.packing import packed_size
 from ...tensors.philox import Seed
 from ...tensors.rotation import LEAST_PIECE, SIGNS, Piece, groups_of, pieces, positive_edges, positive_levels
 from ..reference import rotated as reference
-from .codegen.rotated import ELEMENTS_PER_BLOCK, rotated_source
+from .codegen.rotated import ELEMENTS_PER_BLOCK, GROUPS_PER_BLOCK, rotated_source
 from .launching import Loaded, aligned, available, loaded, seed_arguments
 
 
 def serves(x: Tensor) -> bool:
-    """Return whether the kernels support `x` (N, D): CUDA memory, and rows of whole groups of 64 and more."""
+    """Return whether the kernels support `x` (N, D): CUDA memory."""
     if x.device.type != "cuda" or type(x) not in (Tensor, torch.nn.Parameter) or torch.compiler.is_compiling():
         return False
-    return x.shape[1] % LEAST_PIECE == 0 and available(x.get_device())
+    return available(x.get_device())
 
 
 def quantize(x: Tensor, bits: int, group_size: int, turns: int, unbiased: bool, seed: Seed) -> tuple[Tensor, Tensor]:
@@ -141,10 +144,12 @@ def _dequantize(
 
 def _place(piece: Piece, N: int, D: int, group_size: int) -> tuple[int, ...]:
     counters = max(1, group_size // SIGNS)
-    return N, D, piece.start, piece.count, piece.first, groups_of(D, group_size), counters
+    return N, D, piece.start, piece.size, piece.count, piece.first, groups_of(D, group_size), counters
 
 
 def _blocks(piece: Piece, N: int) -> int:
+    if piece.size < LEAST_PIECE:
+        return -(-N // GROUPS_PER_BLOCK)
     return -(-N * piece.count * piece.size // ELEMENTS_PER_BLOCK)
 
 
@@ -157,11 +162,12 @@ def _tables(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _launch(name: str, x: Tensor, bits: int, size: int, blocks: int, *arguments: int) -> None:
-    """Run a kernel on the device of `x`."""
+    """Run the kernel of a size of groups on the device of `x`: one serves all that are shorter than 64."""
     if blocks:
-        _kernel(name, name_of(x.dtype), bits, size, x.get_device()).launch(blocks, *arguments)
+        whole = size if size >= LEAST_PIECE else None
+        _kernel(name, name_of(x.dtype), bits, whole, x.get_device()).launch(blocks, *arguments)
 
 
 @cache
-def _kernel(name: str, dtype: str, bits: int, size: int, device: int) -> Loaded:
+def _kernel(name: str, dtype: str, bits: int, size: int | None, device: int) -> Loaded:
     return loaded(rotated_source(dtype, bits, size), name, device)

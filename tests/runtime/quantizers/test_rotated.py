@@ -156,7 +156,7 @@ class TestKernelsGiveTheReferencesBits:
             backs, plain = (m.dequantize_buffers(buffers, *how, D, 128, torch.float32) for m in (module, reference))
             assert all(map(torch.equal, backs, plain))
 
-    @pytest.mark.parametrize("D", [64, 128, 192, 448, 768, 1100, 2048])
+    @pytest.mark.parametrize("D", [64, 96, 128, 192, 448, 768, 1100, 2048])
     def test_of_rows(self, backend, D):
         for i, bits in enumerate(backend.bits):
             x = normal(5, D).to(DTYPES[i % 4])
@@ -164,7 +164,7 @@ class TestKernelsGiveTheReferencesBits:
             for group_size in (64, 128, 256):
                 quantizer = Rotated(bits, group_size, turns=1 + (i + group_size // 64) % 2, unbiased=i % 3 > 0)
                 assert_like_the_reference(backend, quantizer, x, 2**40 + i)
-                assert backend.name != "host-cuda" or D % 64 or backend.launched
+                assert backend.name != "host-cuda" or backend.launched
 
 
 def test_ops_pass_torchs_checks_and_refuse_other_sizes():

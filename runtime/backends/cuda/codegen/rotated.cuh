@@ -16,15 +16,16 @@ struct Pieces {
     __device__ bool whole(int size) const { return count * size == D; }
 };
 
-// Where a group's elements begin, and its number among all of the tensor.
-struct Place { i64 element, k; };
+// Where a group's elements begin, where its codes do, in eights of them, and its number among all of the tensor.
+struct Place { i64 element, eight, k; };
 
-template <int size> __device__ inline Place place_of(i64 group, const Pieces& pieces, bool whole)
+__device__ inline Place place_of(i64 group, int size, const Pieces& pieces, bool whole)
 {
     if (whole)
-        return {group * size, group};
+        return {group * size, group * size / 8, group};
     const i64 row = quotient(group, pieces.count), index = group - row * pieces.count;
-    return {row * pieces.D + pieces.start + index * size, row * pieces.of_row + pieces.first + index};
+    const i64 in_row = pieces.start + index * size;
+    return {row * pieces.D + in_row, row * ((pieces.D + 7) / 8) + in_row / 8, row * pieces.of_row + pieces.first + index};
 }
 
 // With the sign changed where bit i of a word is 1. A selection is one instruction, a shift with an exclusive or two.
@@ -189,18 +190,20 @@ template <class T, int size> struct Exchange {
     Chunk<T> at[lanes * chunks];
     // No two of eight neighbours, by lanes or in memory, are in the same banks.
     static __device__ int slot(int chunk) { return chunk ^ (chunk >> 3 & 7); }
-    // Whether the groups from `begin` on lie one after the other, and all that a warp takes are there.
-    static __device__ bool dense(const T* x, i64 begin, const Pieces& pieces, bool whole)
+    // Where the group begins that a chunk is of, from `element`, where the lane's own does.
+    static __device__ i64 of_chunk(i64 element, int chunk)
     {
-        return whole && aligned(x) && begin + lanes * held / size <= pieces.total();
+        return __shfl_sync(0xffffffffu, element, chunk / of_group * (size / held)) + chunk % of_group * elements;
     }
 
-    // Of the groups from `begin` on; after the last group that one again.
-    __device__ void load(const T* x, i64 begin, const Pieces& pieces, bool whole, int lane, float (&r)[held])
+    // Args: element, where the lane's group begins; dense, whether all of the warp follow each other; aligned, whether
+    // rows begin where 16 bytes are loaded at once.
+    __device__ void load(const T* x, i64 element, bool dense, bool aligned, int lane, float (&r)[held])
     {
         __syncwarp();
-        if (dense(x, begin, pieces, whole)) {
-            const Chunk<T>* from = reinterpret_cast<const Chunk<T>*>(x + begin * size) + lane;
+        if (dense) {
+            const i64 first = element - lane / (size / held) * size;
+            const Chunk<T>* from = reinterpret_cast<const Chunk<T>*>(x + first) + lane;
             Chunk<T> parts[chunks];
 #pragma unroll
             for (int i = 0; i < chunks; ++i)
@@ -212,9 +215,11 @@ template <class T, int size> struct Exchange {
         else {
 #pragma unroll 1
             for (int chunk = lane; chunk < lanes * chunks; chunk += lanes) {
-                const i64 group = begin + chunk / of_group, last = pieces.total() - 1;
-                const Place place = place_of<size>(group < last ? group : last, pieces, whole);
-                at[slot(chunk)].load_part(x + place.element + chunk % of_group * elements, elements);
+                const T* from = x + of_chunk(element, chunk);
+                if (aligned)
+                    at[slot(chunk)] = *reinterpret_cast<const Chunk<T>*>(from);
+                else
+                    at[slot(chunk)].load_part(from, elements);
             }
         }
         __syncwarp();
@@ -227,7 +232,8 @@ template <class T, int size> struct Exchange {
         }
     }
 
-    __device__ void store(T* out, i64 begin, const Pieces& pieces, bool whole, int lane, const float (&r)[held])
+    // The same of numbers to store; of the first `groups` alone.
+    __device__ void store(T* out, i64 element, bool dense, bool aligned, i64 groups, int lane, const float (&r)[held])
     {
         __syncwarp();
 #pragma unroll
@@ -239,8 +245,9 @@ template <class T, int size> struct Exchange {
             at[slot(lane * chunks + i)] = own;
         }
         __syncwarp();
-        if (dense(out, begin, pieces, whole)) {
-            Chunk<T>* to = reinterpret_cast<Chunk<T>*>(out + begin * size) + lane;
+        if (dense) {
+            const i64 first = element - lane / (size / held) * size;
+            Chunk<T>* to = reinterpret_cast<Chunk<T>*>(out + first) + lane;
 #pragma unroll
             for (int i = 0; i < chunks; ++i)
                 to[i * lanes] = at[slot(i * lanes + lane)];
@@ -248,11 +255,13 @@ template <class T, int size> struct Exchange {
         }
 #pragma unroll 1
         for (int chunk = lane; chunk < lanes * chunks; chunk += lanes) {
-            const i64 group = begin + chunk / of_group;
-            if (group < pieces.total()) {
-                const Place place = place_of<size>(group, pieces, whole);
-                at[slot(chunk)].store_part(out + place.element + chunk % of_group * elements, elements);
-            }
+            T* to = out + of_chunk(element, chunk);
+            if (chunk / of_group >= groups)
+                continue;
+            if (aligned)
+                *reinterpret_cast<Chunk<T>*>(to) = at[slot(chunk)];
+            else
+                at[slot(chunk)].store_part(to, elements);
         }
     }
 };
@@ -314,7 +323,8 @@ __device__ inline void quantize_rotated(const T* x, u8* packed, u16* scales, Pie
     const u32 shared = sign_word(shared_signs + 2, seed, lane);
     const i64 stride = i64(gridDim.x) * threads / team;
     const i64 at_once = lanes / team, warp = (i64(blockIdx.x) * threads + threadIdx.x) / lanes;
-    const bool whole = pieces.whole(size), in_units = u64(packed) % Codes32<bits>::unit == 0;
+    const bool whole = pieces.whole(size), in_line = aligned(x) && pieces.D * sizeof(T) % 16 == 0;
+    const bool in_units = (u64(packed) | u64((pieces.D + 7) / 8 * bits)) % Codes32<bits>::unit == 0;
     const float unit = turns == 2 ? float(size) : 1.0f;
     for (i64 begin = warp * at_once; begin < pieces.total(); begin += stride) {
         // All lanes of a warp exchange numbers, so that those behind the last group take it once more.
@@ -322,7 +332,9 @@ __device__ inline void quantize_rotated(const T* x, u8* packed, u16* scales, Pie
         const bool there = mine < pieces.total();
         const i64 group = there ? mine : pieces.total() - 1;
         float r[held];
-        exchanges[threadIdx.x / lanes].load(x, begin, pieces, whole, in_warp, r);
+        const Place here = place_of(group, size, pieces, whole);
+        const bool dense = whole && in_line && begin + at_once <= pieces.total();
+        exchanges[threadIdx.x / lanes].load(x, here.element, dense, in_line, in_warp, r);
         float most = 0;
 #pragma unroll
         for (int i = 0; i < held; ++i)
@@ -332,7 +344,7 @@ __device__ inline void quantize_rotated(const T* x, u8* packed, u16* scales, Pie
             most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
         const u32 biased = __float_as_uint(most) >> 23, exponent = biased < 2 ? 2 : biased > 253 ? 253 : biased;
         const float down = __uint_as_float((254 - exponent) << 23), up = __uint_as_float(exponent << 23);
-        const u32 own = sign_word(u64(place_of<size>(group, pieces, whole).k * pieces.counters), seed, lane);
+        const u32 own = sign_word(u64(here.k * pieces.counters), seed, lane);
         const float energy = group_sum<size>([&](int i) {
             const float v = __fmul_rn(r[i], down);
             r[i] = flipped(v, own, i);
@@ -378,13 +390,13 @@ __device__ inline void quantize_rotated(const T* x, u8* packed, u16* scales, Pie
         const u32 kept = most == 0 && finite ? 0 : !finite ? 0x7fc0 : rounded < 0x7f7f ? rounded : 0x7f7f;
         if (!there)
             continue;
-        const Place place = place_of<size>(in_loop(group), pieces, whole);
+        const Place place = place_of(in_loop(group), size, pieces, whole);
         if (lane == 0)
             scales[place.k] = u16(kept);
 #pragma unroll
         for (int i = 0; i < bits; ++i)
             codes.words[i] = kept && finite ? codes.words[i] : 0;
-        codes.store(packed + (place.element + lane * held) / 8 * bits, in_units);
+        codes.store(packed + (place.eight + lane * (held / 8)) * bits, in_units);
     }
 }
 
@@ -401,14 +413,16 @@ __device__ inline void dequantize_rotated(
     const u32 shared = sign_word(shared_signs + 2, seed, lane);
     const i64 stride = i64(gridDim.x) * threads / team;
     const i64 at_once = lanes / team, warp = (i64(blockIdx.x) * threads + threadIdx.x) / lanes;
-    const bool whole = pieces.whole(size), in_units = u64(packed) % Codes32<bits>::unit == 0;
+    const bool whole = pieces.whole(size), in_line = aligned(out) && pieces.D * sizeof(T) % 16 == 0;
+    const bool in_units = (u64(packed) | u64((pieces.D + 7) / 8 * bits)) % Codes32<bits>::unit == 0;
     // No sum of so many levels, the greatest of which is below 8, exceeds it.
     const float reach = turns == 2 ? 8.0f * size * size : 8.0f * size;
     for (i64 begin = warp * at_once; begin < pieces.total(); begin += stride) {
         const i64 mine = begin + in_warp / team;
-        const Place place = place_of<size>(mine < pieces.total() ? mine : pieces.total() - 1, pieces, whole);
+        const i64 left = pieces.total() - begin;
+        const Place place = place_of(mine < pieces.total() ? mine : pieces.total() - 1, size, pieces, whole);
         Codes32<bits> codes;
-        codes.load(packed + (place.element + lane * held) / 8 * bits, in_units);
+        codes.load(packed + (place.eight + lane * (held / 8)) * bits, in_units);
         const float factor = __uint_as_float(u32(scales[place.k]) << 16);
         float r[held];
 #pragma unroll
@@ -437,7 +451,8 @@ __device__ inline void dequantize_rotated(
                 r[i] = factor == 0 ? 0 : above > limit<T> ? limit<T> : above;
             }
         }
-        exchanges[threadIdx.x / lanes].store(out, begin, pieces, whole, in_warp, r);
+        const bool dense = whole && in_line && left >= at_once;
+        exchanges[threadIdx.x / lanes].store(out, place.element, dense, in_line, left, in_warp, r);
     }
 }
 

@@ -7,31 +7,40 @@ from .source import NUMBERS, THREADS
 
 GROUP_ELEMENTS = 32  # of a lane
 ELEMENTS_PER_BLOCK = THREADS * GROUP_ELEMENTS
-_PIECES = ("numbers", "packing", "kernels", "eights", "philox", "rotated")
+GROUPS_PER_BLOCK = THREADS // 32  # of fewer than 64 elements
+_PIECES = ("numbers", "packing", "kernels", "eights", "philox", "rotated", "rotated_short")
 
 
 @cache
-def rotated_source(dtype: str, bits: int, size: int) -> str:
+def rotated_source(dtype: str, bits: int, size: int | None) -> str:
     """Return the source of two kernels with C names in the namespace `rotated`, `THREADS` threads a block:
 
         quantize(const T* x, u8* packed, u16* scales, PIECE, i64 turns, i64 unbiased, const float* levels,
                  const float* edges, SEED)
         dequantize(const u8* packed, const u16* scales, T* out, PIECE, i64 turns, const float* levels, SEED)
 
-    PIECE is (i64 rows, i64 D, i64 start, i64 count, i64 first, i64 of_row, i64 counters): `Piece` of a row of D
-    elements with `of_row` groups, each of which draws so many counters. D is a multiple of 64.
-    SEED is (i64 seed, const i64* drawn): the address of the seed in the GPU's memory, or null.
+    PIECE is (i64 rows, i64 D, i64 start, i64 size, i64 count, i64 first, i64 of_row, i64 counters): `Piece` of a row
+    of D elements with `of_row` groups, each of which draws so many counters.
+    SEED is (i64 seed, const i64* drawn): the seed, and null; or the address of a key in the GPU's memory, and how far
+    the seed is behind it.
 
     Args:
         dtype: ``float32``, ``float16`` or ``bfloat16``.
         bits: of a code.
-        size: of a group: 64, 128 or 256.
+        size: of a group: 64, 128 or 256; None for the one of fewer that a row ends with.
     """
     number, _ = NUMBERS[dtype]
     T = f"fewbit::{number}" if number in ("half", "bfloat16") else number
     folder = Path(__file__).parent
     pieces = [(folder / f"{name}.cuh").read_text() for name in _PIECES]
-    return "\n".join([*pieces, _KERNELS.format(T=T, bits=bits, size=size)])
+    parts = ("quantize_short", "dequantize_short", "{T}, {bits}", "int(size), ")
+    if size is not None:
+        parts = ("quantize_rotated", "dequantize_rotated", f"{{T}}, {{bits}}, {size}", "")
+    quantize, dequantize, arguments, given = parts
+    kernels = _KERNELS.format(
+        T=T, quantize=quantize, dequantize=dequantize, arguments=arguments.format(T=T, bits=bits), given=given
+    )
+    return "\n".join([*pieces, kernels])
 
 
 _KERNELS = """\
@@ -42,22 +51,22 @@ using fewbit::u8;
 using fewbit::u16;
 
 extern "C" __global__ void __launch_bounds__(fewbit::threads, fewbit::residents<{T}>)
-quantize(const {T}* x, u8* packed, u16* scales, i64 rows, i64 D, i64 start, i64 count, i64 first, i64 of_row,
+quantize(const {T}* x, u8* packed, u16* scales, i64 rows, i64 D, i64 start, i64 size, i64 count, i64 first, i64 of_row,
          i64 counters, i64 turns, i64 unbiased, const float* levels, const float* edges, i64 seed,
          const i64* drawn)
 {{
     const fewbit::Pieces pieces = {{rows, D, start, count, first, of_row, counters}};
-    fewbit::quantize_rotated<{T}, {bits}, {size}>(
-        x, packed, scales, pieces, int(turns), unbiased != 0, levels, edges, fewbit::key_of(seed, drawn));
+    fewbit::{quantize}<{arguments}>(
+        x, packed, scales, pieces, {given}int(turns), unbiased != 0, levels, edges, fewbit::key_of(seed, drawn));
 }}
 
 extern "C" __global__ void __launch_bounds__(fewbit::threads, fewbit::residents<{T}>)
-dequantize(const u8* packed, const u16* scales, {T}* out, i64 rows, i64 D, i64 start, i64 count, i64 first, i64 of_row,
-           i64 counters, i64 turns, const float* levels, i64 seed, const i64* drawn)
+dequantize(const u8* packed, const u16* scales, {T}* out, i64 rows, i64 D, i64 start, i64 size, i64 count, i64 first,
+           i64 of_row, i64 counters, i64 turns, const float* levels, i64 seed, const i64* drawn)
 {{
     const fewbit::Pieces pieces = {{rows, D, start, count, first, of_row, counters}};
-    fewbit::dequantize_rotated<{T}, {bits}, {size}>(
-        packed, scales, out, pieces, int(turns), levels, fewbit::key_of(seed, drawn));
+    fewbit::{dequantize}<{arguments}>(
+        packed, scales, out, pieces, {given}int(turns), levels, fewbit::key_of(seed, drawn));
 }}
 
 }}  // namespace rotated

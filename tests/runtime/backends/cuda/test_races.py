@@ -87,7 +87,7 @@ def test_groups_of_samples_with_bits_of_their_own(backend):
 
 def test_rotated_groups(backend):
     for turns in (1, 2):
-        x = normal(61, 64 + 256).bfloat16()
+        x = normal(61, 64 + 256 + 37).bfloat16()
         assert_like_the_reference(backend, Rotated(3, 256, turns=turns, unbiased=turns == 1), x, seed=1)
     assert {*backend.launched} == {"quantize", "dequantize"}
 

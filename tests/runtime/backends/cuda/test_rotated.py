@@ -11,7 +11,12 @@ from host_kernels import needs_nvrtc
 @needs_nvrtc
 @pytest.mark.parametrize(
     ("dtype", "bits", "size", "arch"),
-    [("bfloat16", 2, 128, "sm_80"), ("float16", 3, 64, "sm_90"), ("float32", 4, 256, "sm_100")],
+    [
+        ("bfloat16", 2, 128, "sm_80"),
+        ("float16", 3, 64, "sm_90"),
+        ("float32", 4, 256, "sm_100"),
+        ("bfloat16", 8, None, "sm_90"),
+    ],
 )
 def test_kernels_compile_and_do_not_spill(dtype, bits, size, arch):
     code, usages = compile_source(rotated_source(dtype, bits, size), arch)
