@@ -71,8 +71,8 @@ class Case:
         tensors: numbers of the dtype that are read and written for an element.
         elements: that a lane takes in a round of the main loop, by the size of a number.
         shortest: of loops alike, the shortest: to nearest, without ReLU, of whole groups.
-        rounds: of the main loop in a round of the one around it; the element's share of that counts too.
-        rare: rounds of the loops beside it there, for the few large values: the most that a lane of 32 has of 32.
+        rare: rounds of the loops within it, for the few large values: the most that a lane of 32 has of 32, each time
+            that they are gone through.
         idle: of 32 lanes.
     """
 
@@ -82,7 +82,6 @@ class Case:
     tensors: int
     elements: Mapping[int, int]
     shortest: bool = False
-    rounds: int = 1
     rare: float = 0
     idle: int = 0
 
@@ -118,8 +117,7 @@ class Row:
         return self.share >= BAR if self.bytes > 1 else None
 
 
-_WHOLE, _EIGHT, _TILE = {2: 32, 4: 16}, {2: 8, 4: 8}, {2: 16, 4: 16}
-_LANE = {2: 32, 4: 32}
+_WHOLE, _EIGHT, _TILE, _LANE = {2: 32, 4: 16}, {2: 8, 4: 8}, {2: 16, 4: 16}, {2: 32, 4: 32}
 _GROUP = 4 / 256  # bytes of parameters an element
 
 
@@ -175,15 +173,15 @@ JOBS: Mapping[str, Job] = {
     "selection": Job(
         selection_source,
         [
-            Case("Outlier first", "first", 0, 1, _EIGHT),
-            Case("Outlier survey", "survey", 0, 1, _EIGHT, shortest=True, rounds=4, rare=3.1, idle=2),
+            Case("Outlier first", "first", 0, 1, _WHOLE, shortest=True),
+            Case("Outlier survey", "survey", 0, 1, _LANE, shortest=True, rare=3.1, idle=2),
         ],
     ),
     "outliers": Job(
         lambda dtype: codes_source(dtype, 3),
         [
-            Case("Outlier 3 quantize", "quantize", 0.44, 1, _EIGHT, shortest=True, rounds=4, rare=2.6, idle=2),
-            Case("Outlier 3 dequantize", "dequantize", 0.44, 1, _EIGHT, rounds=1, idle=2),
+            Case("Outlier 3 quantize", "quantize", 0.44, 1, _LANE, shortest=True, rare=2 * 2.6, idle=2),
+            Case("Outlier 3 dequantize", "dequantize", 0.44, 1, _LANE, shortest=True, idle=2),
         ],
     ),
     **{
@@ -247,18 +245,15 @@ def count(name: str, dtype: str, gpu: str) -> list[Row]:
     kernels = read_kernels(disassemble(cubin))
     of_kernel = {usage.kernel: usage for usage in usages}
     return [
-        _row(case, dtype, device, *main_path(kernels[case.kernel], case.shortest), of_kernel[case.kernel])
+        _row(case, dtype, device, main_path(kernels[case.kernel], case.shortest), of_kernel[case.kernel])
         for case in JOBS[name].cases
     ]
 
 
-def _row(case: Case, dtype: str, gpu: Gpu, main: Round, outer: Round | None, usage: Usage) -> Row:
+def _row(case: Case, dtype: str, gpu: Gpu, main: Round, usage: Usage) -> Row:
     size = _SIZES[dtype]
-    rounds = [(main, float(case.rounds))]
-    if outer is not None and case.rounds > 1:
-        beside = [path for path in outer.inner if path is not main]
-        rounds += [(outer, 1.0), *((path, case.rare / len(beside)) for path in beside)]
-    elements = case.rounds * case.elements[size] * (32 - case.idle) / 32
+    rounds = [(main, 1.0), *((path, case.rare / len(main.inner)) for path in main.inner if case.rare)]
+    elements = case.elements[size] * (32 - case.idle) / 32
     cost = {
         pipe: sum(path.pipes.get(pipe, 0) * many for path, many in rounds) / elements
         for pipe in {pipe for path, _ in rounds for pipe in path.pipes}

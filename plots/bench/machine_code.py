@@ -167,8 +167,8 @@ def loops(code: Code) -> list[Round]:
     return found
 
 
-def main_path(code: Code, shortest: bool = False) -> tuple[Round, Round | None]:
-    """Return the path of the loop that moves most by 16-byte accesses, and that of the loop around it, if any.
+def main_path(code: Code, shortest: bool = False) -> Round:
+    """Return the path of the loop that moves most by 16-byte accesses.
 
     Args:
         code: of a kernel.
@@ -183,8 +183,7 @@ def main_path(code: Code, shortest: bool = False) -> tuple[Round, Round | None]:
         raise FewbitError("a kernel without a loop")
     most = max(path.wide for path in found)
     best = sorted((path for path in found if path.wide == most), key=lambda path: path.count)
-    main = best[0] if shortest else best[-1]
-    return main, next((path for path in found if any(one is main for one in path.inner)), None)
+    return best[0] if shortest else best[-1]
 
 
 def _ranges(code: Code) -> Iterator[tuple[int, int]]:

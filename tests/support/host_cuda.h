@@ -201,6 +201,13 @@ template <class V> static EXECUTOR V __shfl_xor_sync(unsigned, V value, int lane
     return exchange(value, threadIdx.x ^ unsigned(lanes), line);
 }
 
+static int __any_sync(unsigned, int holds)
+{
+    for (int lanes = 1; lanes < 32; lanes *= 2)
+        holds |= __shfl_xor_sync(0, holds != 0, lanes);
+    return holds;
+}
+
 // The value of the lane so many before this one; its own where there is none.
 template <class V> static EXECUTOR V __shfl_up_sync(unsigned, V value, int lanes, int line = __builtin_LINE())
 {

@@ -256,18 +256,20 @@ _OUTLIER = {
     "survey": "x, selection, sample, counts, equals, list, listed, room, n, rank, relu",
     "refine": "x, selection, counts, equals, list, listed, room, n, relu",
     "count": "x, selection, counts, equals, list, listed, room, n, relu",
-    "scan": "x, selection, counts, equals, list, listed, room, starts, n, relu",
+    "add": "counts, equals, list, listed, room, totals, n",
+    "scan": "x, selection, counts, equals, list, listed, room, totals, starts, n, relu",
 }
 _OUTLIER_CODES = {
     "quantize": "x, packed, bytes, offsets, values, levels, selection, equals, starts, n, outliers, relu, kind",
-    "locate": "bytes, starts, n",
+    "add": "bytes, totals, n",
+    "locate": "bytes, totals, starts, n",
     "dequantize": "packed, bytes, offsets, values, levels, starts, out, n, outliers, relu, kind",
 }
 _OUTLIER_POINTERS = {
     **dict.fromkeys(("x", "out"), "{T}*"),
     **dict.fromkeys(("selection", "sample", "equals", "values"), "void*"),
     **dict.fromkeys(("packed", "bytes", "offsets"), "unsigned char*"),
-    **dict.fromkeys(("list", "listed"), "unsigned long long*"),
+    **dict.fromkeys(("list", "listed", "totals"), "unsigned long long*"),
     "counts": "unsigned*",
     "levels": "float*",
     "starts": "long long*",

@@ -4,7 +4,8 @@
     survey     outliers above that digit, range of what is below; the few that share it, the candidates, are listed
     refine     histogram of the last digit of candidates (float32 alone)
     count      which candidates are outliers
-    scan       where outliers of each chunk begin
+    add        how many outliers there are in each part of the chunks
+    scan       where those of each chunk begin
     quantize   the levels, codes and outliers
 
 The number of outliers follows from the size of x, so nothing waits for the GPU; with a sampled threshold it is read
@@ -87,8 +88,11 @@ def dequantize(
         out.copy_(single)
         return
     packed, counts, offsets, values, levels = map(aligned, (packed, counts, offsets, values, levels))
-    starts = torch.empty(-(-n // CHUNK), dtype=torch.int64, device=out.device)
-    _launch("locate", out, bits, -(-starts.numel() // CHUNKS_PER_BLOCK), counts.data_ptr(), starts.data_ptr(), n)
+    chunks, scans = -(-n // CHUNK), _scans(n)
+    starts = torch.empty(chunks + scans, dtype=torch.int64, device=out.device)
+    totals = starts[chunks:].data_ptr()
+    _launch("add", out, bits, scans, counts.data_ptr(), totals, n)
+    _launch("locate", out, bits, scans, counts.data_ptr(), totals, starts.data_ptr(), n)
     parts = (part.data_ptr() for part in (packed, counts, offsets, values, levels, starts, out))
     _launch("dequantize", out, bits, _blocks(out), *parts, n, values.numel(), int(relu), KINDS[values.dtype])
 
@@ -102,7 +106,7 @@ class _Search:
         relu: whether negative numbers count as 0.
         blocks: of the grid.
         selection: of the tensor as a whole, uint8 (SELECTION_BYTES,).
-        memory: what `list`, `listed`, `starts`, `equals` and `counts` are addresses in: see outlier.cuh.
+        memory: what `list`, `listed`, `totals`, `starts`, `equals` and `counts` are addresses in: see outlier.cuh.
         room: entries of each warp in the list.
     """
 
@@ -114,6 +118,7 @@ class _Search:
     room: int
     list: int
     listed: int
+    totals: int
     starts: int
     equals: int
     counts: int
@@ -124,7 +129,8 @@ class _Search:
         blocks, chunks = _blocks(x), -(-x.numel() // CHUNK)
         warps = blocks * WARPS_PER_BLOCK
         room = int(-(-chunks // warps) * CHUNK * _LISTED)
-        sizes = (warps * room * _ENTRY, warps * 8, chunks * 8, chunks * 8, chunks * 4)  # aligned: multiples of 8 first
+        # Aligned: multiples of 8 first.
+        sizes = (warps * room * _ENTRY, warps * 8, _scans(x.numel()) * 8, chunks * 8, chunks * 8, chunks * 4)
         selection = torch.zeros(SELECTION_BYTES, dtype=torch.uint8, device=x.device)
         memory = torch.empty(sum(sizes), dtype=torch.uint8, device=x.device)
         places = (memory.data_ptr() + sum(sizes[:i]) for i in range(len(sizes)))
@@ -150,8 +156,9 @@ class _Search:
 
     def scan(self) -> None:
         """Find where the outliers of each chunk begin."""
-        blocks = -(-self.x.numel() // (CHUNK * CHUNKS_PER_BLOCK))
-        self._launch("scan", *self._chunks, self.starts, self.x.numel(), blocks=blocks)
+        n = self.x.numel()
+        _launch("add", self.x, None, _scans(n), *self._chunks, self.totals, n)
+        self._launch("scan", *self._chunks, self.totals, self.starts, n, blocks=_scans(n))
 
     def outliers(self) -> int:
         """Return their number; waits for the GPU, which a CUDA graph cannot."""
@@ -176,6 +183,11 @@ class _Search:
     def _launch(self, name: str, *arguments: int, blocks: int | None = None) -> None:
         addresses = (self.x.data_ptr(), self.selection.data_ptr())
         _launch(name, self.x, None, blocks or self.blocks, *addresses, *arguments, int(self.relu))
+
+
+def _scans(n: int) -> int:
+    """Return the number of blocks that scan the chunks of `n` elements, and of the parts that they take."""
+    return -(-n // (CHUNK * CHUNKS_PER_BLOCK))
 
 
 def _blocks(x: Tensor) -> int:

@@ -96,6 +96,17 @@ __device__ inline void store_in_pairs(const Eight<float>& h, float* out, u32 eig
     store_halves(h, out, eight - (lane & 1), active, active, lane);
 }
 
+// Those of 8 numbers that are left, at any address.
+template <class T> __device__ inline void store_part(const Eight<T>& h, T* to, i64 left)
+{
+    float values[8];
+    h.widen_to(values);
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        if (i < left)
+            narrow(values[i], to[i]);
+}
+
 // What no value of the type exceeds: a level outside the group may lie outside the type.
 template <class T> constexpr float limit = 3.402823466e38f;
 template <> constexpr float limit<half> = 65504.0f;

@@ -43,4 +43,20 @@ template <class T> __device__ inline u32 greater(u32 a, u32 b, T)
 }
 #endif
 
+// The numbers within the type, outside which a level may lie.
+template <class T> __device__ inline void clamp(Eight<T>& h)
+{
+    const u32 most = pair_of(limit<T>, limit<T>, T{});
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        h.pairs[i] = greater(lesser(h.pairs[i], most, T{}), most ^ 0x80008000u, T{});
+}
+
+__device__ inline void clamp(Eight<float>& h)
+{
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        h.at[i] = greater(lesser(h.at[i], limit<float>), -limit<float>);
+}
+
 }  // namespace fewbit

@@ -81,17 +81,6 @@ template <int bits> __device__ inline float code_of(float a, float origin, float
     return fminf(fmaxf(y, positive ? zero : 0.0f), positive ? top : zero - 1);  // NaN is the lowest
 }
 
-// The integer of a number from 0 to 255, in the lowest byte. The sum has its bits without a conversion, of which a
-// multiprocessor does an eighth as many.
-__device__ inline u32 truncated(float y)
-{
-#ifdef __CUDACC__
-    return __float_as_uint(__fadd_rz(y, 8388608.0f));
-#else
-    return u32(int(y));
-#endif
-}
-
 // The word of 8 codes, of those that are left.
 template <int bits> __device__ inline Word<bits> word_of_codes(const float (&codes)[8], i64 left)
 {

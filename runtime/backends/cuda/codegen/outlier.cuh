@@ -7,7 +7,8 @@
 //             candidates, are listed, and their next 10 bits counted
 //   refine    counts the last 10 bits of candidates; magnitudes of 16-bit numbers have none left
 //   count     which candidates are outliers
-//   scan      where the outliers of each chunk begin
+//   add       the outliers of each part of the chunks
+//   scan      where those of each chunk begin
 //   quantize  the levels; codes of all, and outliers, by reading x a third time
 //
 // Each kernel begins with the digit that follows from the counts of the one before, found by every block for itself.
@@ -36,19 +37,6 @@ template <class T> __device__ inline u32 magnitude_of(float x, bool relu)
     if (relu && pattern > 0x7fffffff && magnitude <= infinite)
         return 0;
     return (magnitude > infinite ? infinite + (1u << zero_bits<T>) : magnitude) >> zero_bits<T>;
-}
-
-// The same as a pattern of 32 bits, where NaN are any above infinity: what most numbers are compared by.
-template <bool relu> __device__ inline u32 pattern_of(float x)
-{
-    const u32 pattern = __float_as_uint(x), magnitude = pattern & 0x7fffffff;
-    return relu && pattern > 0x7fffffff && magnitude <= infinite ? 0 : magnitude;
-}
-
-// The least pattern of that magnitude.
-template <class T> __device__ inline u32 least_pattern(u32 magnitude)
-{
-    return magnitude > (infinite >> zero_bits<T>) + 1 ? 0xffffffff : magnitude << zero_bits<T>;
 }
 
 // Least and greatest of some numbers, as integers that are 0 while there are none. NaN is below or above all.
@@ -119,6 +107,16 @@ template <class V> __device__ inline V up_to_here(V value)
     return value;
 }
 
+// One instruction where there is one.
+__device__ inline u32 sum_of_lanes(u32 value)
+{
+#if defined(__CUDACC__) && __CUDA_ARCH__ >= 800
+    return __reduce_add_sync(0xffffffffu, value);
+#else
+    return __shfl_sync(0xffffffffu, up_to_here(value), lanes - 1);
+#endif
+}
+
 template <class V> __device__ inline V of_last_lane(V value) { return __shfl_sync(0xffffffffu, value, lanes - 1); }
 
 // The sum over the threads before this one, and over all of the block.
@@ -145,29 +143,80 @@ __device__ inline i64 warp_of_grid() { return i64(blockIdx.x) * warps + threadId
 __device__ inline i64 warps_of_grid() { return i64(gridDim.x) * warps; }
 __device__ inline i64 chunks_of(i64 n) { return (n + chunk_elements - 1) / chunk_elements; }
 
-// The lane's 8 numbers of a block of positions that begins below n, and how many of them are its own: none in lanes
-// without. Beyond the end and in those lanes are numbers of others, which change no minimum and no maximum.
-template <class T> struct Portion {
-    i64 begin;
-    int left;  // 8 at most
-    float h[8];
-    __device__ Portion(const T* x, i64 block, i64 n)
+// The lane's place in a chunk: its first element in the first block. Lanes without elements have those of the last that
+// has, which change no minimum and no maximum.
+template <class T> struct Place {
+    i64 begin, n;
+    bool whole;  // the chunk is all there, in aligned memory
+    int lane;
+    __device__ Place(const T* x, i64 chunk, i64 n) : n(n), lane(threadIdx.x % lanes)
     {
-        const int lane = threadIdx.x % lanes, place = lane < holders ? lane : holders - 1;
-        begin = block * position_block + place * 8;
-        const bool there = lane < holders && begin < n;
-        left = !there ? 0 : n - begin < 8 ? int(n - begin) : 8;
-        if (n - begin >= 8 && aligned(x + begin)) {
-            const Eight<T> whole = *reinterpret_cast<const Eight<T>*>(x + begin);
-            whole.widen_to(h);
-        } else {
+        begin = chunk * chunk_elements + (lane < holders ? lane : holders - 1) * 8;
+        whole = n - chunk * chunk_elements >= chunk_elements && aligned(x);
+    }
+    // 8 numbers of each of some blocks; beyond the end that at the end.
+    template <int count> __device__ void load(const T* x, int block, Eight<T> (&to)[count]) const
+    {
+        if (whole) {
 #pragma unroll
-            for (int i = 0; i < 8; ++i)
-                h[i] = widen(x[begin + i < n ? begin + i : n - 1]);
+            for (int i = 0; i < count; ++i)
+                to[i] = *reinterpret_cast<const Eight<T>*>(x + begin + (block + i) * position_block);
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < count; ++i) {
+            float h[8];
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                const i64 at = begin + (block + i) * position_block + j;
+                h[j] = widen(x[at < n ? at : n - 1]);
+            }
+            to[i] = Eight<T>::of(h);
         }
     }
-    // Those of 8 bits that are of the lane's own numbers.
-    __device__ u32 own(u32 bits) const { return bits & ((1u << left) - 1); }
+    // How many of the 8 of a block are the lane's own.
+    __device__ int left(int block) const
+    {
+        const i64 here = lane < holders ? n - begin - block * position_block : 0;
+        return here < 0 ? 0 : here < 8 ? int(here) : 8;
+    }
+    // Bits of the lane's own numbers, 8 a block.
+    __device__ u32 own() const
+    {
+        if (whole)
+            return lane < holders ? 0xffffffff : 0;
+        u32 bits = 0;
+#pragma unroll
+        for (int block = 0; block < chunk_blocks; ++block)
+            bits |= ((1u << left(block)) - 1) << block * 8;
+        return bits;
+    }
+};
+
+// Calls `work.take<whole>(chunk)` for the warp's chunks; `whole` ones are all there, in aligned memory.
+template <class T, class Work> __device__ inline void each_chunk(const T* x, i64 n, const Work& work)
+{
+    const i64 all = chunks_of(n), whole = aligned(x) ? n / chunk_elements : 0;
+    for (i64 chunk = warp_of_grid(); chunk < all; chunk += warps_of_grid())
+        if (chunk < whole)
+            work.template take<true>(chunk);
+        else
+            work.template take<false>(chunk);
+}
+
+// Blocks of a chunk that a lane loads at once: 64 bytes.
+template <class T> constexpr int at_once = sizeof(T) == 2 ? 4 : 2;
+
+// Tells numbers of at least a magnitude by one comparison, NaN too: their size is not below or at the number before it.
+struct AtLeast {
+    float before;
+    bool none;
+    template <class T> static __device__ AtLeast of(u32 magnitude)
+    {
+        const u32 before = magnitude ? (magnitude - 1) << zero_bits<T> : 0x7fc00000;  // all are not below or at NaN
+        return {__uint_as_float(before), magnitude > (infinite >> zero_bits<T>) + 1};
+    }
+    template <bool relu> __device__ bool holds(float x) const { return !none && !((relu ? x : fabsf(x)) <= before); }
 };
 
 // Takes the place of the lowest bit out of `bits`.
@@ -186,26 +235,33 @@ __device__ inline i64 element_of(i64 chunk, int bit)
 
 // ---- selection by digits -------------------------------------------------------------------------------------------
 
-// Counts of a digit in a block. Digits 0 need no count: what no other digit holds is theirs.
-template <int bits> struct Histogram {
-    u32 counts[1 << bits];
+// Counts of a digit in a block. Digits 0 need no count: what no other digit holds is theirs. Where most numbers are counted
+// lanes have `copies`, so that fewer of them wait for the same place.
+template <int bits, int copies = 1> struct Histogram {
+    u32 counts[copies][(1 << bits) + 32 / copies];
     __device__ void clear()
     {
-        for (int i = threadIdx.x; i < 1 << bits; i += threads)
-            counts[i] = 0;
+        for (int i = threadIdx.x; i < copies << bits; i += threads)
+            counts[i >> bits][i & ((1 << bits) - 1)] = 0;
         __syncthreads();
     }
+    // Digits 0 go to places of the lanes' own, without a branch, which would be three instructions.
     __device__ void add(u32 digit)
     {
-        if (digit)
-            atomicAdd(&counts[digit], 1u);
+        const u32 place = digit ? digit : (1u << bits) + threadIdx.x % lanes / copies;
+        atomicAdd(&counts[threadIdx.x % copies][place], 1u);
     }
     __device__ void flush(u64* to)
     {
         __syncthreads();
-        for (int i = threadIdx.x; i < 1 << bits; i += threads)
-            if (counts[i])
-                atomicAdd(&to[i], u64(counts[i]));
+        for (int i = threadIdx.x; i < 1 << bits; i += threads) {
+            u32 sum = 0;
+#pragma unroll
+            for (int copy = 0; copy < copies; ++copy)
+                sum += counts[copy][i];
+            if (sum)
+                atomicAdd(&to[i], u64(sum));
+        }
     }
 };
 
@@ -242,18 +298,53 @@ template <class T> __device__ inline Found threshold_of(const Selection* s)
         return next_digit<next_bits>(s->third, s->found[1]);
 }
 
-template <class T> __device__ inline void count_first_digits(const T* x, Selection* s, i64 n, bool relu)
+using FirstDigits = Histogram<first_bits, 4>;
+
+// The highest digit of a magnitude; NaN and infinity have the same.
+template <bool relu> __device__ inline u32 first_digit(float x)
 {
-    __shared__ Histogram<first_bits> histogram;
-    histogram.clear();
-    const i64 stride = i64(gridDim.x) * threads;
-    for (i64 group = i64(blockIdx.x) * threads + threadIdx.x; group * 8 < n; group += stride) {
+    constexpr u32 most = infinite >> (31 - first_bits);
+    const u32 pattern = __float_as_uint(x), digit = (pattern & 0x7fffffff) >> (31 - first_bits);
+    if (relu && x < 0)
+        return 0;
+    return digit < most ? digit : most;
+}
+
+template <class T, bool relu> __device__ inline void add_first_digits(const T* x, FirstDigits& histogram, i64 n)
+{
+    const i64 whole = aligned(x) ? n / 8 : 0, stride = i64(gridDim.x) * threads;
+    i64 eight = i64(blockIdx.x) * threads + threadIdx.x;
+    for (; eight + (at_once<T> - 1) * stride < whole; eight += at_once<T> * stride) {
+        Eight<T> eights[at_once<T>];
+#pragma unroll
+        for (int k = 0; k < at_once<T>; ++k)
+            eights[k] = reinterpret_cast<const Eight<T>*>(x)[eight + k * stride];
+#pragma unroll
+        for (int k = 0; k < at_once<T>; ++k) {
+            float h[8];
+            eights[k].widen_to(h);
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                histogram.add(first_digit<relu>(h[i]));
+        }
+    }
+    for (; eight * 8 < n; eight += stride) {
         float h[8];
-        load_eight(x + group * 8, n - group * 8, h);
+        load_eight(x + eight * 8, n - eight * 8, h);
 #pragma unroll
         for (int i = 0; i < 8; ++i)  // beyond the end are zeros
-            histogram.add(magnitude_of<T>(h[i], relu) >> other_bits<T>);
+            histogram.add(first_digit<relu>(h[i]));
     }
+}
+
+template <class T> __device__ inline void count_first_digits(const T* x, Selection* s, i64 n, bool relu)
+{
+    __shared__ FirstDigits histogram;
+    histogram.clear();
+    if (relu)
+        add_first_digits<T, true>(x, histogram, n);
+    else
+        add_first_digits<T, false>(x, histogram, n);
     histogram.flush(s->first);
 }
 
@@ -286,31 +377,31 @@ __device__ inline void survey_chunks(
     const i64 warp = warp_of_grid(), all = chunks_of(n);
     u64* list = chunks.list + warp * chunks.room;
     u32* places = &listed[threadIdx.x / lanes];
-    const u32 least_large = least_pattern<T>(least);
+    const AtLeast is_large = AtLeast::of<T>(least);
     const float infinity = __uint_as_float(infinite);
-    float low = infinity, high = -infinity;  // of the rest
-    u32 smallest = above_all;
+    float low = infinity, high = -infinity, smallest = infinity;  // of the rest, and of all sizes
     for (i64 chunk = warp; chunk < all; chunk += warps_of_grid()) {
+        const Place<T> here(x, chunk, n);
         u32 above = 0, large = 0;
-#pragma unroll 1
-        for (int b = 0; b < chunk_blocks; ++b) {
-            const i64 block = chunk * chunk_blocks + b;
-            if (block * position_block >= n)
-                break;
-            const Portion<T> here(x, block, n);
-            u32 bits = 0;
 #pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const float number = here.h[i];
-                const u32 pattern = __float_as_uint(number) & 0x7fffffff;
-                smallest = pattern < smallest ? pattern : smallest;
-                if (pattern_of<relu>(number) >= least_large)
-                    bits |= 1u << i;
-                else
-                    low = lesser(low, number), high = greater(high, number);
+        for (int b = 0; b < chunk_blocks; b += at_once<T>) {
+            Eight<T> eights[at_once<T>];
+            here.load(x, b, eights);
+#pragma unroll
+            for (int k = 0; k < at_once<T>; ++k) {
+                float h[8];
+                eights[k].widen_to(h);
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    smallest = fminf(smallest, fabsf(h[i]));
+                    if (is_large.holds<relu>(h[i]))
+                        large |= 1u << ((b + k) * 8 + i);
+                    else
+                        low = lesser(low, h[i]), high = greater(high, h[i]);
+                }
             }
-            large |= here.own(bits) << b * 8;
         }
+        large &= here.own();
         // A few in a hundred, each read once more: a register is not chosen by a number that the program computes. Those
         // of all blocks together, so that lanes with none wait less often for others.
         while (large) {
@@ -325,7 +416,7 @@ __device__ inline void survey_chunks(
             if (at < chunks.room)
                 list[at] = u64(chunk) << 32 | __float_as_uint(number);
         }
-        above = of_last_lane(up_to_here(above));
+        above = sum_of_lanes(above);
         if (threadIdx.x % lanes == 0) {
             chunks.counts[chunk] = above;
             chunks.equals[chunk] = {0, 0};
@@ -367,16 +458,18 @@ __device__ inline void each_candidate(
     }
     const u32 digit = s->found[0].digits;
     for (i64 chunk = warp, all = chunks_of(n); chunk < all; chunk += warps_of_grid()) {
+        const Place<T> here(x, chunk, n);
 #pragma unroll 1
         for (int b = 0; b < chunk_blocks; ++b) {
-            if ((chunk * chunk_blocks + b) * position_block >= n)
-                break;
-            const Portion<T> here(x, chunk * chunk_blocks + b, n);
+            Eight<T> eights[1];
+            float h[8];
+            here.load(x, b, eights);
+            eights[0].widen_to(h);
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                const u32 magnitude = magnitude_of<T>(here.h[i], relu);
-                if (i < here.left && magnitude >> other_bits<T> == digit)
-                    work.take(here.h[i], magnitude);
+                const u32 magnitude = magnitude_of<T>(h[i], relu);
+                if (i < here.left(b) && magnitude >> other_bits<T> == digit)
+                    work.take(h[i], magnitude);
             }
         }
         work.leave(chunk);
@@ -448,42 +541,44 @@ __device__ inline void count_candidates(const T* x, Selection* s, const Chunks& 
         of_block.merge_into(&s->rest);
 }
 
-// ---- the scan: each block adds up what is before its part, which takes the last one as long as its own part ---------
+// ---- the scan: parts of the chunks, one a thread, are added up; then each block adds up the parts before its own ------
 
-constexpr int chunks_at_once = 16;  // of a thread
-constexpr int part = threads * chunks_at_once;  // of a block
+constexpr int part = threads;
+
+template <class Work> __device__ inline void add_parts(i64 chunks, u64* totals, const Work& work)
+{
+    const i64 parts = (chunks + part - 1) / part;
+    for (i64 i = blockIdx.x; i < parts; i += gridDim.x) {
+        const i64 chunk = i * part + threadIdx.x;
+        u64 total;
+        sum_before(chunk < chunks ? work.of(chunk) : 0, total);
+        if (threadIdx.x == 0)
+            totals[i] = total;
+    }
+}
 
 // Calls `work.visit(chunk, sum)` for each chunk of the block's parts with the sum of `work.of(chunk)` over the chunks
-// before it, without those for whose sum `work.leave(sum)` was called; `work.of_whole(chunk)` is that of chunks which
-// are not the last. Returns whether the last chunk was the block's.
-template <class Work> __device__ inline bool scan_chunks(i64 chunks, Work& work)
+// before it, without those for whose sum `work.leave(sum)` was called. Returns whether the last chunk was the block's.
+template <class Work> __device__ inline bool scan_chunks(i64 chunks, const u64* totals, Work& work)
 {
+    const i64 parts = (chunks + part - 1) / part;
     i64 done = 0;
-    for (i64 begin = i64(blockIdx.x) * part; begin < chunks; begin += i64(gridDim.x) * part) {
-        const i64 first = begin + threadIdx.x * chunks_at_once;
-        u64 own = 0, total, values[chunks_at_once];
-#pragma unroll 16
-        for (i64 chunk = done + threadIdx.x; chunk < begin; chunk += threads)
-            own += work.of_whole(chunk);  // without a branch: many loads are under way
-        sum_before(own, total);
+    for (i64 i = blockIdx.x; i < parts; i += gridDim.x) {
+        const i64 chunk = i * part + threadIdx.x;
+        const u64 own = chunk < chunks ? work.of(chunk) : 0;
+        u64 before = 0, total;
+#pragma unroll 4
+        for (i64 other = done + threadIdx.x; other < i; other += threads)
+            before += totals[other];
+        sum_before(before, total);
         work.leave(total);
-        own = 0;
-#pragma unroll
-        for (int i = 0; i < chunks_at_once; ++i) {
-            values[i] = first + i < chunks ? work.of(first + i) : 0;
-            own += values[i];
-        }
-        u64 before = sum_before(own, total);
-#pragma unroll
-        for (int i = 0; i < chunks_at_once; ++i) {
-            if (first + i < chunks)
-                work.visit(first + i, before);
-            before += values[i];
-        }
+        before = sum_before(own, total);
+        if (chunk < chunks)
+            work.visit(chunk, before);
         work.leave(total);
-        done = begin + part;
+        done = i + 1;
     }
-    return done >= chunks;
+    return done == parts;
 }
 
 // Outliers above the threshold, and in the upper 32 bits its equals, of which the first `quota` are outliers too: where
@@ -501,7 +596,6 @@ struct Starts {
         const u32 both = chunks.counts[chunk];
         return u64(both >> 16) << 32 | (both & 0xffff);
     }
-    __device__ u64 of_whole(i64 chunk) const { return of(chunk); }
     __device__ i64 kept(i64 equals) const { return equals < quota ? equals : quota; }
     __device__ void visit(i64 chunk, u64 before)
     {
@@ -559,8 +653,14 @@ __device__ inline void levels_of(float low, float high, bool has_zeros, float st
     levels[1] = finite ? step : __uint_as_float(0x7fc00000);
 }
 
+__device__ inline void add_outliers(const Chunks& chunks, u64* totals, i64 n)
+{
+    add_parts(chunks_of(n), totals, Starts{chunks, nullptr, 0, 0, 0, {0, 0}, -1});
+}
+
 template <class T>
-__device__ inline void scan_outliers(const T* x, Selection* s, const Chunks& chunks, i64* starts, i64 n, bool relu)
+__device__ inline void scan_outliers(
+    const T* x, Selection* s, const Chunks& chunks, const u64* totals, i64* starts, i64 n, bool relu)
 {
     __shared__ Range of_block;
     __shared__ i64 divided;
@@ -570,7 +670,7 @@ __device__ inline void scan_outliers(const T* x, Selection* s, const Chunks& chu
     }
     const Found threshold = s->found[2];
     Starts work = {chunks, starts, i64(threshold.rank), 0, 0, {0, 0}, -1};
-    const bool is_last = scan_chunks(chunks_of(n), work);
+    const bool is_last = scan_chunks(chunks_of(n), totals, work);
     __syncthreads();
     if (work.divided >= 0)
         divided = work.divided;
@@ -617,7 +717,7 @@ template <int bits, bool relu> __device__ inline u32 code_by_level(float x, floa
     constexpr float top = (1 << bits) - 1, bottom = relu ? 1 : 0;
     float y = __fadd_rn(__fmul_rn(__fsub_rn(x, lowest), inverse), relu ? 1.5f : 0.5f);
     y = fminf(fmaxf(y, bottom), top);  // NaN is the bottom
-    return relu && x <= 0 ? 0 : u32(int(y));
+    return truncated(relu && x <= 0 ? 0 : y);  // in the lowest byte
 }
 
 // An outlier as it is saved: what is finite stays finite, and what is positive, positive.
@@ -678,6 +778,110 @@ struct InOrder {
     }
 };
 
+// Bits of those large numbers of a chunk that equal the threshold but for the first `quota`.
+template <class T>
+__device__ inline u32 equals_beyond(const T* x, i64 chunk, u32 large, u32 threshold, u32 quota, bool relu)
+{
+    u32 equal = 0, beyond = 0;
+    while (large) {
+        const int bit = take_lowest(large);
+        if (magnitude_of<T>(widen(x[element_of(chunk, bit)]), relu) == threshold)
+            equal |= 1u << bit;
+    }
+    if (!__any_sync(0xffffffffu, int(equal)))
+        return 0;
+    const InOrder order(equal);
+    while (equal) {
+        const int bit = take_lowest(equal);
+        beyond |= u32(order.before(bit) >= quota) << bit;
+    }
+    return beyond;
+}
+
+// Writes the codes of a chunk, those that are there, from where the warp has brought them together.
+template <int bits> __device__ inline void write_stage(const u8* stage, u8* packed, i64 chunk, i64 elements)
+{
+    constexpr int bytes = chunk_elements / 8 * bits;  // a multiple of 8
+    const i64 left = (elements + 7) / 8 * bits;
+    const int lane = threadIdx.x % lanes;
+    u8* to = packed + chunk * bytes;
+    __syncwarp();
+    if (left >= bytes)
+#pragma unroll
+        for (int i = 0; i < bytes / 8; i += lanes) {
+            if (i + lane < bytes / 8)
+                reinterpret_cast<u64*>(to)[i + lane] = reinterpret_cast<const u64*>(stage)[i + lane];
+        }
+    else
+        warp_copy_part(stage, to, left, lane);
+    __syncwarp();
+}
+
+// One chunk after the other, of which the warp has memory for the codes.
+template <class T, int bits, bool relu> struct QuantizeChunk {
+    const T* x;
+    u8 *packed, *counts, *offsets;
+    void* values;
+    const Range* equals;
+    const i64* starts;
+    i64 n, outliers;
+    int kind;
+    float lowest, inverse;
+    u32 threshold;
+    AtLeast is_large;
+    u8* stage;
+
+    template <bool whole> __device__ void take(i64 chunk) const
+    {
+        Place<T> here(x, chunk, n);
+        here.whole = whole;
+        const i64 start = starts[chunk];
+        const u32 quota = equals[chunk].low;  // of equals of the threshold that are outliers
+        u32 large = 0;
+#pragma unroll
+        for (int b = 0; b < chunk_blocks; b += at_once<T>) {
+            Eight<T> eights[at_once<T>];
+            here.load(x, b, eights);
+#pragma unroll
+            for (int k = 0; k < at_once<T>; ++k)
+                large |= codes_of_block(eights[k], b + k, here) << (b + k) * 8;
+        }
+        write_stage<bits>(stage, packed, chunk, whole ? chunk_elements : n - chunk * chunk_elements);
+        large &= here.own();
+        large &= ~equals_beyond<T>(x, chunk, large, threshold, quota, relu);
+        const InOrder order(large);
+        if (here.lane < chunk_blocks && (whole || (chunk * chunk_blocks + here.lane) * position_block < n))
+            counts[chunk * chunk_blocks + here.lane] = u8(order.of_block(here.lane));
+        while (large) {
+            const int bit = take_lowest(large);
+            const i64 at = start + order.before(bit);
+            if (at < outliers) {
+                offsets[at] = u8(here.lane * 8 + bit % 8);
+                keep_value(widen(x[element_of(chunk, bit)]), values, at, kind);
+            }
+        }
+    }
+    // Brings the codes of a block to the stage, and returns bits of those numbers that are large.
+    __device__ u32 codes_of_block(const Eight<T>& eight, int block, const Place<T>& here) const
+    {
+        float h[8];
+        u32 codes[8], large = 0;
+        eight.widen_to(h);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            codes[i] = code_by_level<bits, relu>(h[i], lowest, inverse);
+            if (is_large.template holds<relu>(h[i]))
+                large |= 1u << i;
+        }
+        Word<bits> word = gather<bits, 0>(codes);
+        if (!here.whole && here.left(block) < 8)
+            word &= (Word<bits>(1) << (here.left(block) * bits)) - 1;
+        if (here.lane < holders)
+            store_group<bits>(stage, block * holders + here.lane, word);
+        return large;
+    }
+};
+
 // `counts`, of each block of positions, `offsets`, `values` and `levels` are written, `equals` and `starts` are of the
 // scan. Not more than `outliers` are written, which there may be if another stream changes x meanwhile.
 template <class T, int bits, bool relu>
@@ -685,61 +889,18 @@ __device__ inline void quantize_chunks(const T* x, u8* packed, u8* counts, u8* o
     float* levels, const Selection* s, const Range* equals, const i64* starts, i64 n, i64 outliers, int kind)
 {
     __shared__ float of_block[2];
+    alignas(8) __shared__ u8 stages[warps][chunk_elements / 8 * bits];
     if (threadIdx.x == 0) {
         levels_of(s, float((1 << bits) - (relu ? 2 : 1)), relu, of_block);
         if (blockIdx.x == 0)
             levels[0] = of_block[0], levels[1] = of_block[1];
     }
     __syncthreads();
-    const float lowest = of_block[0], inverse = __fdiv_rn(1, of_block[1]);
     const u32 threshold = s->found[2].digits;
-    const u32 least_equal = least_pattern<T>(threshold), least_above = least_pattern<T>(threshold + 1);
-    const i64 all = chunks_of(n);
-    const int lane = threadIdx.x % lanes;
-    for (i64 chunk = warp_of_grid(); chunk < all; chunk += warps_of_grid()) {
-        u32 above = 0, equal = 0;
-#pragma unroll 1
-        for (int b = 0; b < chunk_blocks; ++b) {
-            const i64 block = chunk * chunk_blocks + b;
-            if (block * position_block >= n)
-                break;
-            const Portion<T> here(x, block, n);
-            u32 codes[8], above_here = 0, large = 0;
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const u32 pattern = pattern_of<relu>(here.h[i]);
-                codes[i] = code_by_level<bits, relu>(here.h[i], lowest, inverse);
-                if (pattern >= least_equal)
-                    large |= 1u << i;
-                if (pattern >= least_above)
-                    above_here |= 1u << i;
-            }
-            Word<bits> word = gather<bits, 0>(codes);
-            if (here.left < 8)
-                word &= (Word<bits>(1) << (here.left * bits)) - 1;
-            if (here.left > 0)
-                store_group<bits>(packed, here.begin / 8, word);
-            above |= here.own(above_here) << b * 8;
-            equal |= here.own(large & ~above_here) << b * 8;
-        }
-        const InOrder above_all_of(above), equal_all_of(equal);
-        const u32 quota = equals[chunk].low;  // of equals of the threshold that are outliers
-        const i64 start = starts[chunk];
-        if (lane < chunk_blocks && (chunk * chunk_blocks + lane) * position_block < n) {
-            const u32 first = equal_all_of.before_block(lane), behind = first + equal_all_of.of_block(lane);
-            const u32 kept = (behind < quota ? behind : quota) - (first < quota ? first : quota);
-            counts[chunk * chunk_blocks + lane] = u8(above_all_of.of_block(lane) + kept);
-        }
-        for (u32 large = above | equal; large;) {
-            const int bit = take_lowest(large);
-            const u32 equals_before = equal_all_of.before(bit), kept = equals_before < quota ? equals_before : quota;
-            const i64 at = start + above_all_of.before(bit) + kept;
-            if ((above >> bit & 1 || equals_before < quota) && at < outliers) {
-                offsets[at] = u8(lane * 8 + bit % 8);
-                keep_value(widen(x[element_of(chunk, bit)]), values, at, kind);
-            }
-        }
-    }
+    const QuantizeChunk<T, bits, relu> work = {
+        x, packed, counts, offsets, values, equals, starts, n, outliers, kind, of_block[0], __fdiv_rn(1, of_block[1]),
+        threshold, AtLeast::of<T>(threshold), stages[threadIdx.x / lanes]};
+    each_chunk(x, n, work);
 }
 
 // The outliers of each chunk, by the number in each of its blocks.
@@ -750,15 +911,12 @@ struct OfBlocks {
     __device__ u64 of(i64 chunk) const
     {
         const i64 block = chunk * chunk_blocks;
-        if (blocks - block >= chunk_blocks)
-            return of_whole(chunk);
-        u64 here = 0;
-        for (int b = 0; b < blocks - block; ++b)
-            here += counts[block + b];
-        return here;
-    }
-    __device__ u64 of_whole(i64 chunk) const
-    {
+        if (blocks - block < chunk_blocks) {
+            u64 here = 0;
+            for (int b = 0; b < blocks - block; ++b)
+                here += counts[block + b];
+            return here;
+        }
         const u32 here = reinterpret_cast<const u32*>(counts)[chunk];  // four bytes, which are aligned
         const u32 pairs = (here & 0x00ff00ff) + (here >> 8 & 0x00ff00ff);
         return (pairs & 0xffff) + (pairs >> 16);
@@ -767,55 +925,131 @@ struct OfBlocks {
     __device__ void leave(u64 total) { sum += i64(total); }
 };
 
-__device__ inline void locate_outliers(const u8* counts, i64* starts, i64 n)
+__device__ inline void add_blocks(const u8* counts, u64* totals, i64 n)
+{
+    add_parts(chunks_of(n), totals, OfBlocks{counts, nullptr, (n + position_block - 1) / position_block, 0});
+}
+
+__device__ inline void locate_outliers(const u8* counts, const u64* totals, i64* starts, i64 n)
 {
     OfBlocks work = {counts, starts, (n + position_block - 1) / position_block, 0};
-    scan_chunks(chunks_of(n), work);
+    scan_chunks(chunks_of(n), totals, work);
 }
 
 // The value of a code; code 0 with `relu` is 0, and NaN in a rest that is.
-template <class T, bool relu> __device__ inline float value_of_code(u32 code, float lowest, float step)
+template <class T, bool relu> __device__ inline float value_of_code(float code, float lowest, float step)
 {
     if (relu && code == 0)
         return __fmul_rn(0, step);
-    const float value = relu ? __fmul_rn(float(code - 1), step) : __fadd_rn(lowest, __fmul_rn(float(code), step));
-    return greater(lesser(value, limit<T>), relu ? least<T> : -limit<T>);
+    if (!relu)
+        return __fadd_rn(lowest, __fmul_rn(code, step));  // and clamped, once it is rounded
+    return greater(lesser(__fmul_rn(__fsub_rn(code, 1), step), limit<T>), least<T>);
 }
 
-// In bounds whatever the parts hold: they may have changed since they were checked.
+// The outliers of a chunk, in bounds whatever the parts hold: they may have changed since they were checked.
+struct OutliersOfChunk {
+    const u8* offsets;  // of the chunk's first
+    int ends[chunk_blocks];  // of each block, counted from that
+    int elements;  // of the chunk
+    __device__ OutliersOfChunk(const u8* offsets, const int (&many)[chunk_blocks], i64 left, int elements)
+        : offsets(offsets), elements(elements)
+    {
+        const int room = left < 0 ? 0 : left < chunk_elements ? int(left) : chunk_elements;
+        int sum = 0;
+#pragma unroll
+        for (int b = 0; b < chunk_blocks; ++b) {
+            const int there = elements - b * position_block, most = there < 0 ? 0 : there;
+            const int here = many[b] < position_block ? many[b] : position_block;
+            sum += here < most ? here : most;
+            sum = sum < room ? sum : room;
+            ends[b] = sum;
+        }
+    }
+    __device__ int count() const { return ends[chunk_blocks - 1]; }
+    __device__ int place(int i) const
+    {
+        int first = 0;
+#pragma unroll
+        for (int b = 0; b < chunk_blocks - 1; ++b)
+            first += i >= ends[b] ? position_block : 0;
+        const int there = elements - first, last = (there < position_block ? there : position_block) - 1, at = offsets[i];
+        return first + (at < last ? at : last);
+    }
+};
+
+template <class T, int bits, bool relu> struct DequantizeChunk {
+    const u8 *packed, *counts, *offsets;
+    const void* values;
+    const i64* starts;
+    T* out;
+    i64 n, outliers;
+    int kind;
+    float lowest, step;
+
+    template <bool whole> __device__ void take(i64 chunk) const
+    {
+        Place<T> here(out, chunk, n);
+        here.whole = whole;
+        T* to = out + chunk * chunk_elements;
+        const i64 start = starts[chunk], left = n - chunk * chunk_elements;
+        Word<bits> words[chunk_blocks];
+        int many[chunk_blocks];
+#pragma unroll
+        for (int b = 0; b < chunk_blocks; ++b)
+            words[b] = whole || here.left(b) ? load_group<bits>(packed, here.begin / 8 + b * holders) : 0;
+        count_outliers<whole>(chunk, many);
+        const OutliersOfChunk of(offsets + start, many, outliers - start, whole ? chunk_elements : int(left));
+        // The first of the outliers are on their way while codes are decoded.
+        const int first_place = here.lane < of.count() ? of.place(here.lane) : 0;
+        const float first = here.lane < of.count() ? kept_value(values, start + here.lane, kind) : 0;
+#pragma unroll
+        for (int b = 0; b < chunk_blocks; ++b) {
+            const Eight<T> h = values_of(words[b]);
+            if (whole)
+                store_in_pairs(h, to + b * position_block, here.lane, here.lane < holders, here.lane);
+            else
+                store_part(h, out + here.begin + b * position_block, here.left(b));
+        }
+        __syncwarp();  // outliers come after what their codes stand for
+        if (here.lane < of.count())
+            narrow(first, to[first_place]);
+        for (int i = here.lane + lanes; i < of.count(); i += lanes)
+            narrow(kept_value(values, start + i, kind), to[of.place(i)]);
+    }
+    template <bool whole> __device__ void count_outliers(i64 chunk, int (&many)[chunk_blocks]) const
+    {
+        if (whole) {
+            const u32 all = reinterpret_cast<const u32*>(counts)[chunk];
+#pragma unroll
+            for (int b = 0; b < chunk_blocks; ++b)
+                many[b] = all >> b * 8 & 0xff;
+            return;
+        }
+#pragma unroll
+        for (int b = 0; b < chunk_blocks; ++b)
+            many[b] = (chunk * chunk_blocks + b) * position_block < n ? counts[chunk * chunk_blocks + b] : 0;
+    }
+    __device__ Eight<T> values_of(Word<bits> word) const
+    {
+        float h[8];
+        spread_above<bits>(word, h);
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            h[i] = value_of_code<T, relu>(__fsub_rn(h[i], spread_from), lowest, step);
+        Eight<T> eight = Eight<T>::of(h);
+        if (!relu)
+            clamp(eight);
+        return eight;
+    }
+};
+
 template <class T, int bits, bool relu>
 __device__ inline void dequantize_chunks(const u8* packed, const u8* counts, const u8* offsets, const void* values,
     const float* levels, const i64* starts, T* out, i64 n, i64 outliers, int kind)
 {
-    const float lowest = levels[0], step = levels[1];
-    const i64 all = chunks_of(n);
-    for (i64 chunk = warp_of_grid(); chunk < all; chunk += warps_of_grid()) {
-        i64 start = starts[chunk];
-#pragma unroll 1
-        for (int b = 0; b < chunk_blocks; ++b) {
-            const i64 block = chunk * chunk_blocks + b, begin = block * position_block;
-            if (begin >= n)
-                break;
-            const i64 first = begin + threadIdx.x % lanes * 8;
-            if (threadIdx.x % lanes < holders && first < n) {
-                const Word<bits> word = load_group<bits>(packed, first / 8);
-                float h[8];
-#pragma unroll
-                for (int i = 0; i < 8; ++i)
-                    h[i] = value_of_code<T, relu>(unpack<bits>(word, i), lowest, step);
-                store_eight(h, out + first, n - first);
-            }
-            __syncwarp();  // outliers come after what their codes stand for
-            const i64 most = n - begin < position_block ? n - begin : position_block;
-            i64 many = counts[block] < most ? counts[block] : most;
-            many = many < outliers - start ? many : outliers - start;
-            for (i64 i = threadIdx.x % lanes; i < many; i += lanes) {
-                const i64 offset = offsets[start + i];
-                narrow(kept_value(values, start + i, kind), out[begin + (offset < most ? offset : most - 1)]);
-            }
-            start += many > 0 ? many : 0;
-        }
-    }
+    const DequantizeChunk<T, bits, relu> work = {
+        packed, counts, offsets, values, starts, out, n, outliers, kind, levels[0], levels[1]};
+    each_chunk(out, n, work);
 }
 
 }  // namespace fewbit

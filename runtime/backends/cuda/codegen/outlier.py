@@ -7,25 +7,27 @@ from .source import NUMBERS, THREADS
 
 CHUNK = 960  # elements that a warp takes at once: four blocks of positions
 WARPS_PER_BLOCK = THREADS // 32
-CHUNKS_PER_BLOCK = THREADS * 16  # of the scans
+CHUNKS_PER_BLOCK = THREADS  # of the scans: a part
 SELECTION_BYTES = 32840  # of the struct Selection, which begins with the number of outliers, int64
-_SCANS = ("scan", "locate")  # these take the registers that they need
+_SCANS = ("add", "scan", "locate")  # these take the registers that they need
 _PIECES = ("numbers", "packing", "kernels", "eights", "extremes", "gather", "outlier")
 
 
 def selection_source(dtype: str) -> str:
     """Return the source of kernels with C names in the namespace `outlier`, `THREADS` threads a block.
 
-    They run one after the other: `first`, `survey`, `refine` (float32 alone), `count`, `scan`; without a rank `survey`
-    and `scan` alone. CHUNKS are (u32* counts, void* equals, u64* list, u64* listed, i64 room): see outlier.cuh.
+    They run one after the other: `first`, `survey`, `refine` (float32 alone), `count`, `add`, `scan`; without a rank
+    `survey`, `add` and `scan` alone. `totals` are of each `CHUNKS_PER_BLOCK` chunks. CHUNKS are
+    (u32* counts, void* equals, u64* list, u64* listed, i64 room): see outlier.cuh.
 
         first(const T* x, void* selection, i64 n, i64 relu)
         survey(const T* x, void* selection, const void* sample, CHUNKS, i64 n, i64 rank, i64 relu)
         refine(const T* x, void* selection, CHUNKS, i64 n, i64 relu)
         count(const T* x, void* selection, CHUNKS, i64 n, i64 relu)
-        scan(const T* x, void* selection, CHUNKS, i64* starts, i64 n, i64 relu)
+        add(CHUNKS, u64* totals, i64 n)
+        scan(const T* x, void* selection, CHUNKS, const u64* totals, i64* starts, i64 n, i64 relu)
 
-    All but `scan` take the same number of blocks; that takes one for `CHUNKS_PER_BLOCK` chunks.
+    All but `add` and `scan` take the same number of blocks; those take one for `CHUNKS_PER_BLOCK` chunks.
 
     Args:
         dtype: ``float32``, ``float16`` or ``bfloat16``.
@@ -35,11 +37,12 @@ def selection_source(dtype: str) -> str:
 
 
 def codes_source(dtype: str, bits: int) -> str:
-    """Return the source of three more kernels; `values` have a dtype of their own, `kind` in tensors/dtypes.py.
+    """Return the source of four more kernels; `values` have a dtype of their own, `kind` in tensors/dtypes.py.
 
         quantize(const T* x, u8* packed, u8* counts, u8* offsets, void* values, float* levels,
                  const void* selection, const void* equals, const i64* starts, i64 n, i64 outliers, i64 relu, i64 kind)
-        locate(const u8* counts, i64* starts, i64 n)            a block for `CHUNKS_PER_BLOCK` chunks
+        add(const u8* counts, u64* totals, i64 n)               a block for `CHUNKS_PER_BLOCK` chunks
+        locate(const u8* counts, const u64* totals, i64* starts, i64 n)     likewise
         dequantize(const u8* packed, const u8* counts, const u8* offsets, const void* values, const float* levels,
                    const i64* starts, T* out, i64 n, i64 outliers, i64 relu, i64 kind)
 
@@ -119,11 +122,17 @@ count(const {T}* x, void* selection, u32* counts, void* equals, u64* list, u64* 
 }}
 """,
     """\
-scan(const {T}* x, void* selection, u32* counts, void* equals, u64* list, u64* listed, i64 room, i64* starts, i64 n,
-     i64 relu)
+add(u32* counts, void* equals, u64* list, u64* listed, i64 room, u64* totals, i64 n)
+{{
+    fewbit::add_outliers({{counts, static_cast<Range*>(equals), list, listed, room}}, totals, n);
+}}
+""",
+    """\
+scan(const {T}* x, void* selection, u32* counts, void* equals, u64* list, u64* listed, i64 room, const u64* totals,
+     i64* starts, i64 n, i64 relu)
 {{
     fewbit::scan_outliers<{T}>(x, static_cast<Selection*>(selection),
-                               {{counts, static_cast<Range*>(equals), list, listed, room}}, starts, n, relu);
+                               {{counts, static_cast<Range*>(equals), list, listed, room}}, totals, starts, n, relu);
 }}
 """,
 ]
@@ -144,9 +153,15 @@ quantize(const {T}* x, u8* packed, u8* counts, u8* offsets, void* values, float*
 }}
 """,
     """\
-locate(const u8* counts, i64* starts, i64 n)
+add(const u8* counts, u64* totals, i64 n)
 {{
-    fewbit::locate_outliers(counts, starts, n);
+    fewbit::add_blocks(counts, totals, n);
+}}
+""",
+    """\
+locate(const u8* counts, const u64* totals, i64* starts, i64 n)
+{{
+    fewbit::locate_outliers(counts, totals, starts, n);
 }}
 """,
     """\

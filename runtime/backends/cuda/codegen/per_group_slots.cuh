@@ -337,22 +337,6 @@ template <int bits> __device__ inline void fill_levels(const Levels& levels, flo
     __syncthreads();
 }
 
-// The numbers within the type, outside which the last level of a group may lie.
-template <class T> __device__ inline void clamp(Eight<T>& h)
-{
-    const u32 most = pair_of(limit<T>, limit<T>, T{});
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-        h.pairs[i] = greater(lesser(h.pairs[i], most, T{}), most ^ 0x80008000u, T{});
-}
-
-__device__ inline void clamp(Eight<float>& h)
-{
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-        h.at[i] = greater(lesser(h.at[i], limit<float>), -limit<float>);
-}
-
 // Write the values of the codes of groups of G that lie one after the other.
 template <class T, int bits, bool bent>
 __device__ inline void dequantize_slots(

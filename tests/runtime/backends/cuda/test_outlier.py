@@ -19,8 +19,8 @@ from quantizer_cases import (
     same_bits,
 )
 
-SEARCH = ["first", "survey", "refine", "count", "scan"]
-DECODE = ["locate", "dequantize"]
+SEARCH = ["first", "survey", "refine", "count", "add", "scan"]
+DECODE = ["add", "locate", "dequantize"]
 
 
 @needs_nvrtc
@@ -34,7 +34,7 @@ def test_kernels_compile_and_do_not_spill(dtype, bits, arch):
         assert code
         assert {usage.kernel for usage in usages} == names
         assert sum(usage.spilled + usage.stack for usage in usages) == 0
-        of_many = [usage for usage in usages if usage.kernel not in ("scan", "locate")]
+        of_many = [usage for usage in usages if usage.kernel not in ("add", "scan", "locate")]
         assert max(usage.registers for usage in of_many) <= 64  # four blocks on a multiprocessor
 
 
@@ -61,8 +61,10 @@ def test_candidates_that_are_listed_or_looked_for_again(host, room, monkeypatch)
 def test_each_block_of_a_scan_adds_up_what_is_before_its_parts(blocks):
     chunks = 2 * CHUNKS_PER_BLOCK + 77
     counts = torch.randint(0, 241, (4 * chunks - 1,), generator=generator(), dtype=torch.uint8)
-    starts = torch.empty(chunks, dtype=torch.int64)
-    start_outlier("float32", 3, "locate", blocks, counts.data_ptr(), starts.data_ptr(), 240 * len(counts))
+    starts, totals = torch.empty(chunks, dtype=torch.int64), torch.empty(3, dtype=torch.int64)
+    memory = (counts.data_ptr(), totals.data_ptr())
+    start_outlier("float32", 3, "add", blocks, *memory, 240 * len(counts))
+    start_outlier("float32", 3, "locate", blocks, *memory, starts.data_ptr(), 240 * len(counts))
     before = torch.cat([torch.zeros(1), counts]).long().cumsum(0)
     assert torch.equal(starts, before[: 4 * chunks : 4])
 
@@ -87,9 +89,9 @@ def test_as_few_kernels_as_the_threshold_needs(host):
         (x, 0.02, 1, SEARCH),
         (x.half(), 0.02, 1, short),
         (x.bfloat16(), 0.02, 1, short),
-        (x, 0, 1, ["survey", "scan"]),
-        (x, 0.02, 5, ["first", "survey", "refine", "survey", "scan"]),
-        (x, 0, 5, ["survey", "scan"]),
+        (x, 0, 1, ["survey", "add", "scan"]),
+        (x, 0.02, 5, ["first", "survey", "refine", "survey", "add", "scan"]),
+        (x, 0, 5, ["survey", "add", "scan"]),
     ):
         host.launched.clear()
         Outlier(3, ratio, sample_every=every).compress(numbers).decompress()
@@ -171,8 +173,9 @@ def test_each_launch_is_of_a_kernel_of_its_source(monkeypatch):
         launched.clear()
         x = torch.zeros(n, dtype=torch.bfloat16)
         cuda.dequantize(*cuda.quantize(x, 3, 0.5, False, None, 1), 3, False, x)
-        expected = [("first", blocks), ("survey", blocks), ("count", blocks), ("scan", 1), ("quantize", blocks)]
-        expected += [("locate", 1), ("dequantize", blocks)]
+        scans = -(-n // (960 * 256))
+        expected = [("first", blocks), ("survey", blocks), ("count", blocks), ("add", scans), ("scan", scans)]
+        expected += [("quantize", blocks), ("add", scans), ("locate", scans), ("dequantize", blocks)]
         if n == 1:  # of which the half is none
             expected = [launch for launch in expected if launch[0] not in ("first", "count")]
         assert [(name, blocks) for _, name, _, blocks, *_ in launched] == expected
