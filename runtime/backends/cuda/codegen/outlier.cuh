@@ -896,10 +896,11 @@ __device__ inline void quantize_chunks(const T* x, u8* packed, u8* counts, u8* o
             levels[0] = of_block[0], levels[1] = of_block[1];
     }
     __syncthreads();
+    const float lowest = of_block[0], inverse = __fdiv_rn(1, of_block[1]);
     const u32 threshold = s->found[2].digits;
     const QuantizeChunk<T, bits, relu> work = {
-        x, packed, counts, offsets, values, equals, starts, n, outliers, kind, of_block[0], __fdiv_rn(1, of_block[1]),
-        threshold, AtLeast::of<T>(threshold), stages[threadIdx.x / lanes]};
+        x, packed, counts, offsets, values, equals, starts, n, outliers, kind, lowest, inverse, threshold,
+        AtLeast::of<T>(threshold), stages[threadIdx.x / lanes]};
     each_chunk(x, n, work);
 }
 
