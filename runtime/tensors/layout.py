@@ -70,7 +70,7 @@ def with_stride(x: Tensor, stride: Sequence[int]) -> Tensor:
     """Return `x` with the strides `stride`, copied if it has others."""
     if x.stride() == tuple(stride):
         return x
-    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
+    return x.new_empty_strided(x.shape, stride).copy_(x)
 
 
 def _memory_order(x: Tensor) -> list[int] | None:

@@ -61,7 +61,7 @@ def multiply(grad: Tensor, packed: Tensor, table: str) -> Tensor:
             f"{str(packed.dtype).removeprefix('torch.')} {tuple(packed.shape)} on {packed.device}"
         )
     packed = aligned(packed)
-    result = torch.empty_strided(grad.shape, grad.stride(), dtype=grad.dtype, device=grad.device)
+    result = torch.empty_like(grad)
     kernel.launch(grad, grad.data_ptr(), packed.data_ptr(), result.data_ptr())
     return result
 
@@ -96,7 +96,7 @@ def _kernel(
 def _empty_result(x: Tensor) -> Tensor:
     """Return uninitialized memory for f(x), with the strides of torch's own functions."""
     if x.is_contiguous():
-        return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
     return torch.empty_strided(x.shape, _result_stride(x.shape, x.stride()), dtype=x.dtype, device=x.device)
 
 

@@ -72,26 +72,6 @@ def loaded(source: str, name: str, device: int) -> "Loaded":
     return load(source, [name], device)[0]
 
 
-def start(kernel: Any, name: str, device: int, blocks: int, *arguments: int) -> None:
-    """Launch a compiled kernel of `THREADS` threads a block on torch's current stream of the device.
-
-    Raises:
-        RuntimeError: the launch failed.
-    """
-    config = _config(blocks)
-    stream = _stream(torch._C._cuda_getCurrentRawStream(device))
-    try:
-        if device == torch._C._cuda_getDevice():
-            _set_context(device)
-            core().launch(stream, config, kernel, *arguments)
-        else:
-            with torch.cuda.device(device):
-                _set_context(device)
-                core().launch(stream, config, kernel, *arguments)
-    except Exception as error:  # each release of cuda-core has its own class
-        raise RuntimeError(f"fewbit's CUDA kernel {name!r} was not launched: {error}") from error
-
-
 class _Thread(threading.local):
     """The devices whose context was made current in this thread."""
 
@@ -108,9 +88,8 @@ def _set_context(device: int) -> None:
     torch's own calls do that for it, but a launch by the driver does not: in autograd's backward thread, and in any
     new thread on device 0, there is no context until torch has allocated something.
     """
-    if device not in _thread.devices:
-        core().Device(device).set_current()
-        _thread.devices.add(device)
+    core().Device(device).set_current()
+    _thread.devices.add(device)
 
 
 def aligned(part: Tensor) -> Tensor:
@@ -139,9 +118,24 @@ class Loaded:
     kernel: Any
 
     def launch(self, blocks: int, *arguments: int) -> None:
-        """Run on torch's current stream of the device, `blocks` at most; nothing for none."""
-        if blocks:
-            start(self.kernel, self.name, self.device, min(blocks, self.most_blocks), *arguments)
+        """Run on torch's current stream of the device, `blocks` of `THREADS` threads at most; nothing for none.
+
+        Raises:
+            RuntimeError: the launch failed.
+        """
+        if not blocks:
+            return
+        device = self.device
+        if device != torch._C._cuda_getDevice():
+            with torch.cuda.device(device):
+                return self.launch(blocks, *arguments)
+        stream = _stream(torch._C._cuda_getCurrentRawStream(device))
+        try:
+            if device not in _thread.devices:
+                _set_context(device)
+            core().launch(stream, _config(min(blocks, self.most_blocks)), self.kernel, *arguments)
+        except Exception as error:  # each release of cuda-core has its own class
+            raise RuntimeError(f"fewbit's CUDA kernel {self.name!r} was not launched: {error}") from error
 
 
 def _most_blocks(kernel: Any, multiprocessors: int) -> int:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from backends import assert_like_the_reference, backend_of
 from fewbit.quantizers import Outlier
-from fewbit.runtime.backends.cuda import launching
 from fewbit.runtime.backends.cuda import outlier as cuda
 from fewbit.runtime.backends.cuda.codegen.compiler import compile_source
 from fewbit.runtime.backends.cuda.codegen.outlier import CHUNKS_PER_BLOCK, codes_source, selection_source
@@ -163,7 +162,11 @@ def test_nothing_is_written_outside_if_x_changes_meanwhile(host, kernel, memory,
 def test_each_launch_is_of_a_kernel_of_its_source(monkeypatch):
     """On the tensor's device: as many blocks as there is work for, up to what fills it, and the scan in one."""
     launched = []
-    monkeypatch.setattr(launching, "start", lambda *arguments: launched.append(arguments))
+
+    def launch(kernel, blocks, *arguments):
+        launched.append((kernel.kernel, kernel.name, kernel.device, min(blocks, kernel.most_blocks), *arguments))
+
+    monkeypatch.setattr(Loaded, "launch", launch)
     monkeypatch.setattr(cuda, "serves", lambda x: True)
     monkeypatch.setattr(torch.Tensor, "get_device", lambda self: 1)
     monkeypatch.setattr(cuda, "_kernel", cuda._kernel.__wrapped__)
