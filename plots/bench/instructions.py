@@ -21,6 +21,7 @@ from ...runtime.backends.cuda.codegen.glu import glu_source
 from ...runtime.backends.cuda.codegen.outlier import codes_source, selection_source
 from ...runtime.backends.cuda.codegen.per_group import per_group_source
 from ...runtime.backends.cuda.codegen.rotated import rotated_source
+from ...runtime.backends.cuda.codegen.rounding import rounding_source
 from ...runtime.backends.cuda.codegen.source import THREADS
 from ...tables import FewbitError, load_table
 from ...tables.columns import columns
@@ -144,6 +145,10 @@ JOBS: Mapping[str, Job] = {
             Case("GELU 3 forward", "forward", 3 / 8, 2, _TILE),
             Case("GELU 3 backward", "multiply", 3 / 8, 2, _TILE),
         ],
+    ),
+    "rounding": Job(
+        lambda dtype: rounding_source(dtype, 3),
+        [Case("GELU 3 codes at random", "encode", 3 / 8, 1, _TILE, shortest=True)],
     ),
     **{
         f"per_group {bits}": Job(

@@ -1,7 +1,21 @@
 // ---- codes of a table of kind stochastic: the arithmetic of runtime/tensors/rounding_table.py, step by step ---------
-// No product is merged with a sum (__fmul_rn, __fadd_rn): every device then finds the same codes.
+// No product is merged with a sum (__fmul_rn, __fadd_rn) but by powers of two: every device then finds the same codes.
 
 namespace fewbit {
+
+struct alignas(8) Cell { float slope, base; };
+
+constexpr int most_cells = 4096;  // of a table in shared memory, 32 KiB; others are read from the device's, 30 times slower
+
+// The integer of a number from 0 to below 2^23, plus `raised`. A sum has its bits without a conversion, of which a
+// multiprocessor does an eighth as many.
+#ifdef __CUDACC__
+constexpr u32 raised = 0x4b000000;
+__device__ inline u32 raised_integer(float y) { return __float_as_uint(__fadd_rz(y, 8388608.0f)); }
+#else
+constexpr u32 raised = 0;
+__device__ inline u32 raised_integer(float y) { return u32(int(y)); }
+#endif
 
 // The lines by which x becomes its position between levels.
 struct Lines {
@@ -9,41 +23,88 @@ struct Lines {
     const float *slope, *base, *jumps;
     int last, jump_count;
 
-    __device__ float position(float x) const
+    __device__ int count() const { return last + 1 + jump_count; }
+    __device__ Cell cell(int i) const { return {slope[i], base[i]}; }
+    // 65536 times the position, and one half; NaN is anywhere. A `plain` table has no jumps, and is in shared memory with
+    // its last cell twice.
+    template <bool plain> __device__ float scaled(float x, const Cell* cells) const
     {
-        float inside = x == x ? x : 0.0f;
-        inside = inside < low ? low : inside > high ? high : inside;
-        int cell = int(__fmul_rn(__fsub_rn(inside, low), inverse));
-        cell = cell < last ? cell : last;
-        for (int i = 0; i < jump_count; ++i)
-            cell += x > jumps[i];
-        return __fadd_rn(__fmul_rn(slope[cell], inside), base[cell]);
+        const float inside = fminf(fmaxf(x, low), high);
+        const float t = __fmul_rn(__fsub_rn(inside, low), inverse);
+        u32 i = raised_integer(plain ? t : fminf(t, float(last))) - raised;
+        if (!plain)
+#pragma unroll 1
+            for (int j = 0; j < jump_count; ++j)
+                i += x > jumps[j];
+        const Cell here = plain || cells ? cells[i] : cell(int(i));
+        return fmaf(__fadd_rn(__fmul_rn(here.slope, inside), here.base), 65536.0f, 0.5f);
     }
 };
 
-// The codes of x, whose numbers lie one after the other: 8 a thread at once.
+// The word of 8 codes. `cells` are those of the lines, or null.
+template <class T, int bits, bool plain>
+__device__ inline Word<bits> drawn_codes(
+    const Eight<T>& eight, const Random& random, const Lines& lines, const Cell* cells, u32 top)
+{
+    const u32 greatest = (bits < 8 ? raised : 0) + (top << 16 | 0xffff);
+    float h[8], nothing = 0;
+    u32 sums[8];
+    eight.widen_to(h);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const float inside = fmaxf(lines.scaled<plain>(h[i], cells), 0.0f);  // what is above the greatest becomes it
+        const u32 sum = (bits < 8 ? raised_integer(inside) : u32(int(inside))) + random.half(i);
+        sums[i] = sum < greatest ? sum : greatest;
+        nothing = fmaf(h[i], 0.0f, nothing);
+    }
+    if (nothing != nothing)  // NaN, or an infinity
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            sums[i] = h[i] == h[i] ? sums[i] : greatest;
+    return gather<bits, 2>(sums);
+}
+
+// The codes of x, whose numbers lie one after the other: 8 a thread at once, of whole ones in aligned memory several.
+template <class T, int bits, bool plain>
+__device__ inline void round_eights(const T* x, u8* packed, i64 n, const Lines& lines, const Cell* cells, u32 top, u64 seed)
+{
+    constexpr int many = plain ? 2 : 1;
+    const i64 stride = i64(gridDim.x) * threads, whole = aligned(x) ? n / 8 : 0;
+    i64 eight = i64(blockIdx.x) * threads + threadIdx.x;
+    for (; eight + (many - 1) * stride < whole; eight += many * stride) {
+        Eight<T> eights[many];
+#pragma unroll
+        for (int k = 0; k < many; ++k)
+            eights[k] = reinterpret_cast<const Eight<T>*>(x)[eight + k * stride];
+#pragma unroll
+        for (int k = 0; k < many; ++k) {
+            const u64 at = eight + k * stride;
+            store_group<bits>(packed, at, drawn_codes<T, bits, plain>(eights[k], philox(at, seed), lines, cells, top));
+        }
+    }
+    for (; eight * 8 < n; eight += stride) {
+        const i64 left = n - eight * 8;
+        float h[8];
+        load_eight(x + eight * 8, left, h);
+        const Random random = philox(u64(eight), seed);
+        const Word<bits> word = drawn_codes<T, bits, plain>(Eight<T>::of(h), random, lines, cells, top);
+        store_group<bits>(packed, eight, left < 8 ? word & ((Word<bits>(1) << (left * bits)) - 1) : word);
+    }
+}
+
 template <class T, int bits>
 __device__ inline void round_at_random(const T* x, u8* packed, i64 n, const Lines& lines, u32 top, u64 seed)
 {
-    const float most = float(top << 16);
-    const i64 step = i64(gridDim.x) * threads;
-    for (i64 group = i64(blockIdx.x) * threads + threadIdx.x; group * 8 < n; group += step) {
-        const i64 left = n - group * 8;
-        float values[8];
-        load_eight(x + group * 8, left, values);
-        const Random random = philox(u64(group), seed);
-        Word<bits> word = 0;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const float scaled = __fadd_rn(__fmul_rn(lines.position(values[i]), 65536.0f), 0.5f);
-            const u32 inside = u32(int(scaled < 0.0f ? 0.0f : scaled > most ? most : scaled));
-            const u32 drawn = (inside + random.half(i)) >> 16;
-            const u32 code = values[i] == values[i] && drawn < top ? drawn : top;
-            if (i < left)
-                word |= pack<bits>(code, i);
-        }
-        store_group<bits>(packed, group, word);
-    }
+    __shared__ Cell shared[most_cells + 1];
+    const bool fits = lines.count() <= most_cells;
+    if (fits)
+        for (int i = threadIdx.x; i <= lines.count(); i += threads)
+            shared[i] = lines.cell(i < lines.count() ? i : i - 1);
+    __syncthreads();
+    if (fits && lines.jump_count == 0)
+        round_eights<T, bits, true>(x, packed, n, lines, shared, top, seed);
+    else
+        round_eights<T, bits, false>(x, packed, n, lines, fits ? shared : nullptr, top, seed);
 }
 
 }  // namespace fewbit

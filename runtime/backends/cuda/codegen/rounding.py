@@ -6,7 +6,7 @@ from pathlib import Path
 from .source import NUMBERS, THREADS
 
 ELEMENTS_PER_BLOCK = THREADS * 8
-_PIECES = ("numbers", "packing", "kernels", "eights", "philox", "rounding")
+_PIECES = ("numbers", "packing", "kernels", "eights", "philox", "gather", "rounding")
 
 
 @cache
