@@ -118,7 +118,7 @@ class Row:
         return self.share >= BAR if self.bytes > 1 else None
 
 
-_WHOLE, _EIGHT, _TILE, _LANE = {2: 32, 4: 16}, {2: 8, 4: 8}, {2: 16, 4: 16}, {2: 32, 4: 32}
+_WHOLE, _PAIR, _TILE, _LANE = {2: 32, 4: 16}, {2: 16, 4: 8}, {2: 16, 4: 16}, {2: 32, 4: 32}
 _GROUP = 4 / 256  # bytes of parameters an element
 
 
@@ -172,7 +172,7 @@ JOBS: Mapping[str, Job] = {
         _glu,
         [
             Case("GLU 3+4+4 forward", "glu_forward", 11 / 8 + 2 * _GROUP, 3, {2: 16, 4: 8}, shortest=True),
-            Case("GLU 3+4+4 backward", "glu_backward", 11 / 8 + 2 * _GROUP, 4, _EIGHT),
+            Case("GLU 3+4+4 backward", "glu_backward", 11 / 8 + 2 * _GROUP, 4, _PAIR),
         ],
     ),
     "selection": Job(

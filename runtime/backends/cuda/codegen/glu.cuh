@@ -160,31 +160,118 @@ __device__ inline void glu_forward_groups(
         work.part(group);
 }
 
-// The 8 values of a copy from `eight` on, float32.
-template <int bits>
-__device__ inline void read_copy(
-    const u8* packed, const u16* parameters, int row, i64 groups, i64 eight, float (&to)[8])
+// The 8 values of a copy, float32.
+template <int bits> __device__ inline void values_of_copy(Word<bits> word, GroupParameters kept, float (&to)[8])
 {
-    const i64 group = eight / lanes;
-    const GroupParameters kept = {parameters[row * groups + group], parameters[(row + 1) * groups + group]};
-    const Word<bits> word = load_group<bits>(packed, eight);
     if (kept.is_constant()) {
 #pragma unroll
         for (int i = 0; i < 8; ++i)
-            to[i] = __uint_as_float(kept.minimum << 16 | unpack<bits>(word, 0) << 15 | (kept.range & 0x7fff));
+            to[i] = __uint_as_float(kept.minimum << 16 | unpack<bits>(word, i) << 15 | (kept.range & 0x7fff));
         return;
     }
     const float Z = __uint_as_float(kept.minimum << 16);
     const float step = __fdiv_rn(__uint_as_float(kept.range << 16), float((1u << bits) - 1));
+    spread<bits>(word, to);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const float value = __fadd_rn(Z, __fmul_rn(float(unpack<bits>(word, i)), step));
-        const float below = value > limit<float> ? limit<float> : value;
-        to[i] = below < -limit<float> ? -limit<float> : below;
-    }
+    for (int i = 0; i < 8; ++i)
+        to[i] = __fadd_rn(Z, __fmul_rn(to[i], step));
+    constexpr u32 quarter = 0x7e80;  // of the largest: sums of less do not leave the type
+    if ((kept.minimum & 0x7fff) >= quarter || kept.range >= quarter)
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            to[i] = greater(lesser(to[i], limit<float>), -limit<float>);
 }
 
-// Read the gradient of h (n) and each part once; write what is wanted: a null pointer is not.
+// Reads the gradient of h (n) and each part once, and writes what is wanted: a null pointer is not.
+template <class T, class Levels, int up_bits, int act_bits> struct GatedBackward {
+    const T* grad;
+    const u8 *codes, *up_packed, *act_packed;
+    const u16* parameters;
+    T *d_gate, *d_up, *h;
+    i64 n, groups;
+    const typename Levels::Shared& table;
+
+    // What is loaded of an eight.
+    struct Parts {
+        Word<Levels::bits> codes;
+        Word<up_bits> up;
+        Word<act_bits> act;
+        GroupParameters of_up, of_act;
+    };
+    __device__ Parts parts(i64 eight) const
+    {
+        const i64 group = eight / lanes;
+        return {d_gate ? load_group<Levels::bits>(codes, eight) : 0, load_group<up_bits>(up_packed, eight),
+                load_group<act_bits>(act_packed, eight), {parameters[group], parameters[groups + group]},
+                {parameters[2 * groups + group], parameters[3 * groups + group]}};
+    }
+    // Calls `write(values, to)` for each result.
+    template <class Write> __device__ void compute(const float (&dy)[8], const Parts& parts, const Write& write) const
+    {
+        float u[8], a[8], result[8];
+        values_of_copy<up_bits>(parts.up, parts.of_up, u);
+        values_of_copy<act_bits>(parts.act, parts.of_act, a);
+        if (d_gate) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const float level = Levels::of(unpack<Levels::bits>(parts.codes, i), table);
+                const float exact = __fmul_rn(__fmul_rn(dy[i], u[i]), level);
+                result[i] = Levels::has_zero && level == 0 ? 0.0f : exact;
+            }
+            write(result, d_gate);
+        }
+        if (d_up) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                result[i] = __fmul_rn(dy[i], a[i]);
+            write(result, d_up);
+        }
+        if (h) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                result[i] = greater(lesser(__fmul_rn(a[i], u[i]), limit<T>), -limit<T>);
+            write(result, h);
+        }
+    }
+    // Whole eights in aligned memory, two of 16-bit numbers at once; lanes without one read that of the warp's first.
+    __device__ void run_whole(i64 whole) const
+    {
+        constexpr int many = sizeof(T) == 2 ? 2 : 1;
+        const int lane = threadIdx.x % lanes;
+        const i64 stride = i64(gridDim.x) * threads, first = i64(blockIdx.x) * threads + threadIdx.x - lane;
+        for (i64 begin = first; begin < whole; begin += many * stride) {
+            Eight<T> in[many];
+            Parts of[many];
+#pragma unroll
+            for (int k = 0; k < many; ++k) {
+                const i64 eight = begin + k * stride + lane, there = eight < whole ? eight : begin;
+                if (d_gate || d_up)
+                    in[k] = reinterpret_cast<const Eight<T>*>(grad)[there];
+                of[k] = parts(there);
+            }
+#pragma unroll
+            for (int k = 0; k < many; ++k) {
+                const i64 from = begin + k * stride;
+                const bool active = from + lane < whole;
+                float dy[8];
+                in[k].widen_to(dy);
+                compute(dy, of[k], [&](const float (&values)[8], T* to) {
+                    store_in_pairs(Eight<T>::of(values), to + from * 8, lane, active, lane);
+                });
+            }
+        }
+    }
+    // One eight, of which so much is left, at any address.
+    __device__ void run_part(i64 eight) const
+    {
+        const i64 begin = eight * 8, left = n - begin;
+        float dy[8];
+        if (d_gate || d_up)
+            load_eight(grad + begin, left, dy);
+        compute(dy, parts(eight), [&](const float (&values)[8], T* to) { store_eight(values, to + begin, left); });
+    }
+};
+
 template <class T, class Levels, int up_bits, int act_bits>
 __device__ inline void glu_backward_groups(
     const T* grad, const u8* codes, const u8* up_packed, const u8* act_packed, const u16* parameters, T* d_gate,
@@ -192,40 +279,13 @@ __device__ inline void glu_backward_groups(
 {
     __shared__ typename Levels::Shared table;
     Levels::fill(table);
-    const i64 groups = (n + span - 1) / span, eights = (n + 7) / 8;
-    for (i64 eight = i64(blockIdx.x) * threads + threadIdx.x; eight < eights; eight += i64(gridDim.x) * threads) {
-        const i64 begin = eight * 8, left = n - begin;
-        float dy[8], u[8], a[8], result[8];
-        if (d_gate || d_up)
-            load_eight(grad + begin, left, dy);
-        read_copy<up_bits>(up_packed, parameters, 0, groups, eight, u);
-        read_copy<act_bits>(act_packed, parameters, 2, groups, eight, a);
-        if (d_gate) {
-            const Word<Levels::bits> word = load_group<Levels::bits>(codes, eight);
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const float level = Levels::of(unpack<Levels::bits>(word, i), table);
-                const float exact = __fmul_rn(__fmul_rn(dy[i], u[i]), level);
-                result[i] = Levels::has_zero && level == 0 ? 0.0f : exact;
-            }
-            store_eight(result, d_gate + begin, left);
-        }
-        if (d_up) {
-#pragma unroll
-            for (int i = 0; i < 8; ++i)
-                result[i] = __fmul_rn(dy[i], a[i]);
-            store_eight(result, d_up + begin, left);
-        }
-        if (h) {
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const float value = __fmul_rn(a[i], u[i]);
-                const float below = value > limit<T> ? limit<T> : value;
-                result[i] = below < -limit<T> ? -limit<T> : below;
-            }
-            store_eight(result, h + begin, left);
-        }
-    }
+    const GatedBackward<T, Levels, up_bits, act_bits> work = {
+        grad, codes, up_packed, act_packed, parameters, d_gate, d_up, h, n, (n + span - 1) / span, table};
+    const bool all_aligned = aligned(grad) && aligned(d_gate) && aligned(d_up) && aligned(h);
+    const i64 whole = all_aligned ? n / 16 * 2 : 0;  // lanes store in pairs
+    work.run_whole(whole);
+    for (i64 eight = whole + i64(blockIdx.x) * threads + threadIdx.x; eight * 8 < n; eight += i64(gridDim.x) * threads)
+        work.run_part(eight);
 }
 
 }  // namespace fewbit
