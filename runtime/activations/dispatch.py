@@ -14,6 +14,7 @@ from .. import ops
 from ..backends.forwards import forward_of
 from ..ops.arguments import check_dtype, checked
 from ..tensors.layout import as_dense, with_known_order, with_stride
+from ..tensors.plain import is_plain
 from ..tensors.table_registry import table_of
 from . import fast_path, transforms
 from .following import FollowingTable
@@ -105,7 +106,7 @@ def apply(
         y = ops.activation(with_known_order(x), function, parameters, key)[0]
         return y if overwrite is None else x.copy_(y)
     if overwrite is None:
-        if fast_path.serves(x):
+        if is_plain(x):
             return fast_path.activation(x, function, parameters, key)
         return ops.activation(x, function, parameters, key)[0]
     check_dtype(x, function)

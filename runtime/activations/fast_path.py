@@ -13,42 +13,21 @@ microseconds):
 """
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from .. import ops
 from ..backends.cpu import activation as cpu
 from ..backends.cuda import activation as cuda
 from ..ops.arguments import check_dtype, refuse
 from ..tensors.layout import with_stride
-
-
-def serves(x: Tensor) -> bool:
-    """Return whether `x` is a plain tensor of the CPU or a GPU, whose operations only autograd needs to see.
-
-    Its dispatch keys exclude fake, batched, sparse, quantized and negated tensors.
-    """
-    return (
-        not torch.compiler.is_compiling()
-        and (type(x) is Tensor or type(x) is Parameter)
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._len_torch_function_stack()
-        and not torch._C._is_tracing()
-        and torch._C._dispatch_keys(x).raw_repr() == _plain_keys(x.is_cuda)
-    )
-
-
-@cache
-def _plain_keys(on_gpu: bool) -> int:
-    return torch._C._dispatch_keys(torch.empty(0, device="cuda" if on_gpu else "cpu")).raw_repr()
+from ..tensors.plain import is_plain
 
 
 def activation(x: Tensor, function: str, parameters: Sequence[float], key: str) -> Tensor:
-    """Return f(x) and save packed codes, as `ops.activation` does, outside of torch.func, if `serves` accepts `x`."""
+    """Return f(x) and save packed codes, as `ops.activation` does, outside of torch.func, for an `x` that is plain."""
     return _record(x, function, parameters, key)
 
 
@@ -70,7 +49,7 @@ class fewbit_activation(torch.autograd.Function):
         """Return gradient · q(x)."""
         (packed,) = ctx.saved_tensors
         grad = grads[0]
-        if serves(grad) and not torch.is_grad_enabled():
+        if is_plain(grad) and not torch.is_grad_enabled():
             backend = cuda if grad.is_cuda else cpu
             return backend.multiply(with_stride(grad, ctx.stride), packed, ctx.key), None, None, None
         return ops.gradient(grad, packed, ctx.key, ctx.stride), None, None, None
@@ -82,5 +61,5 @@ class fewbit_activation(torch.autograd.Function):
 
 
 # What fewbit_activation.apply calls once it has looked for transforms of torch.func, a tenth of a forward pass: none is
-# active where this path is taken, and `serves` accepts no tensor that has outlived one.
+# active where this path is taken, and no plain tensor has outlived one.
 _record = super(torch.autograd.Function, fewbit_activation).apply  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,13 +1,16 @@
 """Protocols of the quantizers, and the check of their argument."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ...tables import FewbitError
 from ...tables.errors import shown
+from ..backends.cuda import keys
 from ..tensors.dtypes import DTYPES, name_of
+from ..tensors.philox import seed_beside
+from ..tensors.plain import has_kernels, is_plain
 
 
 class Compressed(Protocol):
@@ -39,3 +42,18 @@ def check_tensor(quantizer: str, x: object) -> None:
         accepted = ", ".join(name_of(d) for d in DTYPES)
         given = name_of(x.dtype) if x.layout == torch.strided else str(x.layout).removeprefix("torch.")
         raise FewbitError(f"{quantizer} compresses strided tensors of {accepted}, not {given}")
+
+
+def kernels_of(x: Tensor, cpu: Any, cuda: Any) -> Any:
+    """Return the module of the kernels of `x`, to be called without torch's dispatcher, or None where an op finds them.
+
+    An op takes as much of the host's time as the rest of a call; compilers, modes and transforms need it.
+    """
+    if has_kernels(x):
+        return cpu
+    return cuda if x.is_cuda and is_plain(x) else None
+
+
+def seeds_beside(x: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Return the next seed of the stream of a GPU, or one drawn from `generator`, int64 (1,)."""
+    return keys.draw(x, 1) if generator is None else seed_beside(x, generator)

@@ -35,6 +35,8 @@ from ...tables import FewbitError, Table
 from ...tables.errors import shown
 from .. import ops
 from ..backends.cpu import per_group as cpu
+from ..backends.cuda import per_group as cuda
+from ..ops.arguments import keys_of
 from ..tensors.abstract import is_abstract
 from ..tensors.checks import check_integer
 from ..tensors.dtypes import as_kind, total_bytes
@@ -42,12 +44,11 @@ from ..tensors.layout import as_dense, flat, with_stride
 from ..tensors.levels import UNIFORM, check_levels
 from ..tensors.packing import GROUP, packed_size
 from ..tensors.philox import draw_seed, seed_beside
-from ..tensors.plain import has_kernels
 from ..tensors.rows import SampleBits, check_sample_bits, packed_bytes, sample_bits_list
 from ..tensors.spec import TensorSpec
 from ..tensors.table_registry import register_table
 from ..tensors.validation import Unpickled, check_form, check_groups
-from .base import check_tensor
+from .base import check_tensor, kernels_of, seeds_beside
 
 LEAST_ROW = 64  # elements; shorter rows share a group
 
@@ -141,9 +142,13 @@ class PerGroup(Unpickled):
         given = None if sample_bits is None else _given(sample_bits, rows)
         bits = self.bits if given is None else given.bits
         rows = as_kind(rows, keep_positive=False)
-        if has_kernels(x):
+        kernels = kernels_of(x, cpu, cuda)
+        if kernels is cpu:
             room = 0 if given is None else int(given.room)
             kept = cpu.quantize(rows, bits, self.group_size, draw_seed(generator), room, levels)
+        elif kernels is cuda and given is None:  # bits of samples are checked by the op
+            (key,) = keys_of(seeds_beside(rows, generator))
+            kept = cuda.quantize(rows, self.bits, self.group_size, key, levels=levels)
         else:
             seed = ops.draw_seeds(rows, 1) if generator is None else seed_beside(rows, generator)
             if given is None:
@@ -240,9 +245,10 @@ class PerGroupCompressed(Unpickled):
         in_order = _samples_first(form.shape, form.stride)
         parts = (self.packed, self.minimum, self.range, self.bits, self.quantizer.group_size)
         levels = self.quantizer.levels_key
-        if has_kernels(self.packed):
+        kernels = kernels_of(self.packed, cpu, cuda)
+        if kernels is cpu or (kernels is cuda and isinstance(self.bits, int)):
             out = form.empty() if in_order else torch.empty(form.shape, dtype=form.dtype, device=form.device)
-            cpu.dequantize(*parts, flat(out).view(sizes), levels)
+            kernels.dequantize(*parts, flat(out).view(sizes), levels)
         else:
             fixed = isinstance(self.bits, int)
             dequantize = ops.per_group_dequantize if fixed else ops.per_group_dequantize_samples

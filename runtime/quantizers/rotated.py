@@ -35,17 +35,18 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 from .. import ops
 from ..backends.cpu import rotated as cpu
+from ..backends.cuda import rotated as cuda
+from ..ops.arguments import keys_of
 from ..tensors.abstract import is_abstract
 from ..tensors.checks import check_integer
 from ..tensors.dtypes import as_kind, total_bytes
 from ..tensors.layout import as_dense, flat
 from ..tensors.packing import packed_size
 from ..tensors.philox import draw_seed, seed_beside
-from ..tensors.plain import has_kernels
 from ..tensors.rotation import LEAST_PIECE, check_group_size, groups_of
 from ..tensors.spec import TensorSpec
 from ..tensors.validation import Unpickled, check_bits, check_form, check_part
-from .base import check_tensor
+from .base import check_tensor, kernels_of, seeds_beside
 
 
 @dataclass(frozen=True)
@@ -109,9 +110,14 @@ class Rotated(Unpickled):
             scale = rows.new_empty(N, groups_of(D, self.group_size), dtype=torch.bfloat16)
             return RotatedCompressed(self, form, 0, packed, scale)
         rows = as_kind(rows, keep_positive=False)
-        if has_kernels(x):
+        kernels = kernels_of(x, cpu, cuda)
+        if kernels is cpu:
             number = draw_seed(generator)
             return RotatedCompressed(self, form, number, *cpu.quantize(rows, *how, number))
+        if kernels is cuda:
+            seed = seeds_beside(rows, generator)
+            (key,) = keys_of(seed)
+            return RotatedCompressed(self, form, seed, *cuda.quantize(rows, *how, key))
         seed = ops.draw_seeds(rows, 1) if generator is None else seed_beside(rows, generator)
         return RotatedCompressed(self, form, seed, *ops.rotated_quantize(rows, seed, *how))
 
@@ -167,9 +173,11 @@ class RotatedCompressed(Unpickled):
         form, quantizer, seed = self.form, self.quantizer, self.seed
         sizes = _rows(form)
         how = (quantizer.bits, quantizer.group_size, quantizer.turns)
-        if has_kernels(self.packed) and isinstance(seed, int):
+        kernels = kernels_of(self.packed, cpu, cuda)
+        if kernels is cuda or (kernels is cpu and isinstance(seed, int)):
+            key = seed if isinstance(seed, int) else keys_of(seed)[0]
             out = form.empty()
-            cpu.dequantize(self.packed, self.scale, *how, seed, flat(out).view(sizes))
+            kernels.dequantize(self.packed, self.scale, *how, key, flat(out).view(sizes))
             return out
         if not isinstance(seed, Tensor):
             seed = torch.tensor([seed], device="cpu")

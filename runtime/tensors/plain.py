@@ -1,5 +1,7 @@
 """Tests for tensors with memory of their own in this process, whose address a kernel may take."""
 
+from functools import cache
+
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
@@ -11,6 +13,26 @@ from .dtypes import DTYPES
 def has_kernels(x: Tensor) -> bool:
     """Return whether the CPU kernels support `x`: a plain tensor in the memory of this process."""
     return x.device.type == "cpu" and type(x) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
+
+
+def is_plain(x: Tensor) -> bool:
+    """Return whether `x` is a plain tensor of the CPU or a GPU, whose operations only autograd needs to see.
+
+    Its dispatch keys exclude fake, batched, sparse, quantized and negated tensors.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and (type(x) is Tensor or type(x) is torch.nn.Parameter)
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._len_torch_function_stack()
+        and not torch._C._is_tracing()
+        and torch._C._dispatch_keys(x).raw_repr() == _plain_keys(x.is_cuda)
+    )
+
+
+@cache
+def _plain_keys(on_gpu: bool) -> int:
+    return torch._C._dispatch_keys(torch.empty(0, device="cuda" if on_gpu else "cpu")).raw_repr()
 
 
 def is_dense(x: Tensor) -> bool:

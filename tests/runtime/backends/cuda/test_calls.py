@@ -1,11 +1,18 @@
 """How the CUDA backend calls its kernels, without a GPU: the kernels run on the CPU, launches are recorded."""
 
+import sys
+
 import pytest
 import torch
+from backends import launched_on_host
+from fewbit.quantizers import PerGroup, Rotated
 from fewbit.runtime.backends.cuda import activation as cuda
+from fewbit.runtime.backends.cuda import keys
 from fewbit.runtime.backends.cuda.codegen import FORMULAS
 from fewbit.runtime.backends.reference import activation as reference
-from host_kernels import COMPILER, HostKernels
+from fewbit.runtime.backends.reference import keys as reference_keys
+from host_kernels import COMPILER, HostKernels, needs_gxx
+from quantizer_cases import generator, same_bits
 from runtime_cases import DENSE, LAYOUTS, assert_same_bits, key_of, laid_out, table_of_bits
 
 TABLE = table_of_bits(3)
@@ -85,3 +92,23 @@ def test_a_packed_code_of_another_size_is_refused(launches, packed):
     with pytest.raises(RuntimeError, match=r"^30 codes of 3 bits take 12 bytes on cpu, not "):
         cuda.multiply(torch.zeros(30), packed, KEY)
     assert launches == []
+
+
+@needs_gxx
+@pytest.mark.parametrize("quantizer", [PerGroup(4), PerGroup(3, levels="fitted"), Rotated(3)], ids=str)
+def test_quantizers_call_kernels_without_ops(monkeypatch, quantizer):
+    """With seeds beside the tensor, from the stream or a generator; the same codes as on the CPU."""
+    x = torch.randn(9, 640, generator=generator()).bfloat16()
+    ways = (dict, lambda: {"generator": generator(3)})
+    torch.manual_seed(5)
+    expected = [quantizer.compress(x, **given()) for given in ways]
+    launched = launched_on_host(monkeypatch)
+    monkeypatch.setattr(sys.modules[type(quantizer).__module__], "kernels_of", lambda x, cpu, cuda: cuda)
+    monkeypatch.setattr(sys.modules[type(quantizer).__module__], "ops", None)
+    monkeypatch.setattr(keys, "draw", reference_keys.draw)
+    torch.manual_seed(5)
+    for plain, given in zip(expected, ways, strict=True):
+        ours = quantizer.compress(x, **given())
+        assert same_bits(ours.packed, plain.packed)
+        assert same_bits(ours.decompress(), plain.decompress())
+    assert {*launched} == {"quantize", "dequantize"}
