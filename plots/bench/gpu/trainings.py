@@ -211,6 +211,7 @@ WAYS: Mapping[str, Way] = {
     "checkpoints": Way(_checkpointed),
     "compile, fewbit 2": Way(_compiled("fewbit", bits=2)),
     "compile, fewbit 3": Way(_compiled("fewbit", bits=3)),
+    "compile, fewbit 2, groups": Way(_compiled("fewbit", bits=2, quantizer="groups")),
     "compile, budget 0.3": Way(_compiled(with_budget(0.3))),
     "L2": Way(lambda model: convert(model, level="L2")),
     "L2, gated parts": Way(lambda model: convert(model, level="L2", glu="parts")),
