@@ -29,13 +29,13 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 from .. import ops
 from ..backends.cpu import fixed_point as cpu
+from ..backends.cuda import fixed_point as cuda
 from ..tensors.checks import check_integer
 from ..tensors.dtypes import as_kind
 from ..tensors.layout import as_dense, channel_run
-from ..tensors.plain import has_kernels
 from ..tensors.spec import TensorSpec
 from ..tensors.validation import Unpickled, check_channels, check_form, check_packed
-from .base import check_tensor
+from .base import check_tensor, kernels_of
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ class FixedPoint(Unpickled):
         x = as_dense(x.detach())
         γ, β = scale.detach(), shift.detach()
         run = channel_run(x.shape, x.stride(), channel_dim)
-        quantize = cpu.quantize if has_kernels(x) else ops.fixed_point_quantize
+        kernels = kernels_of(x, cpu, cuda)
+        quantize = ops.fixed_point_quantize if kernels is None else kernels.quantize
         packed = quantize(as_kind(x, keep_positive=True), γ, β, run, self.bits)
         return FixedPointCompressed(self, TensorSpec.of(x), packed, γ, β, channel_dim, _versions(γ, β))
 
@@ -131,9 +132,10 @@ class FixedPointCompressed(Unpickled):
         form = self.form
         run = channel_run(form.shape, form.stride, self.channel_dim)
         codes = (self.packed, self.scale, self.shift, run, self.quantizer.bits)
-        if has_kernels(self.packed):
+        kernels = kernels_of(self.packed, cpu, cuda)
+        if kernels is not None:
             out = form.empty()
-            cpu.dequantize(*codes, out)
+            kernels.dequantize(*codes, out)
             return out
         return ops.fixed_point_dequantize(*codes, form.numel, form.dtype).as_strided(form.shape, form.stride)
 

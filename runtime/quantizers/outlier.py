@@ -25,6 +25,7 @@ from ...tables import FewbitError, Table
 from ...tables.errors import shown
 from .. import ops
 from ..backends.cpu import outlier as cpu
+from ..backends.cuda import outlier as cuda
 from ..backends.reference.outlier import POSITION_BLOCK, count_of, positions_of
 from ..tensors.abstract import is_abstract
 from ..tensors.checks import check_integer
@@ -34,7 +35,7 @@ from ..tensors.plain import has_kernels
 from ..tensors.spec import TensorSpec
 from ..tensors.table_registry import register_table
 from ..tensors.validation import Unpickled, check_form, check_outlier_parts, check_outliers, check_packed
-from .base import check_tensor
+from .base import check_tensor, kernels_of
 
 VALUE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -97,7 +98,8 @@ class Outlier(Unpickled):
         check_tensor("Outlier", x)
         x = as_dense(x.detach())
         elements = flat(as_kind(x, keep_positive=self.relu))
-        quantize = cpu.quantize if has_kernels(x) else ops.outlier_quantize
+        kernels = kernels_of(x, cpu, cuda)
+        quantize = ops.outlier_quantize if kernels is None else kernels.quantize
         # Without values there are as many outliers as at an exact threshold; a sampled one finds about as many.
         sample_every = 1 if is_abstract(x) else self.sample_every
         settings = (self.bits, self.ratio, self.relu, self.value_dtype, sample_every)
@@ -164,9 +166,10 @@ class OutlierCompressed(Unpickled):
             self.check_sizes()
         form, q = self.form, self.quantizer
         parts = (self.packed, self.counts, self.offsets, self.values, self.levels, q.bits, q.relu)
-        if has_kernels(self.packed):
+        kernels = kernels_of(self.packed, cpu, cuda)
+        if kernels is not None:
             out = form.empty()
-            cpu.dequantize(*parts, flat(out))
+            kernels.dequantize(*parts, flat(out))
             return out
         return ops.outlier_dequantize(*parts, form.numel, form.dtype).as_strided(form.shape, form.stride)
 
