@@ -5,6 +5,7 @@ import pytest
 import torch
 from fewbit.runtime import ops
 from fewbit.runtime.activations import fast_path
+from fewbit.runtime.tensors import plain
 from fewbit.runtime.tensors.plain import is_plain
 from runtime_cases import DENSE, DTYPES, NOT_DENSE, assert_same_bits, key_of, laid_out, table_of_bits
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -73,6 +74,13 @@ def test_leaves_modes_to_the_dispatcher(mode):
     with mode():
         assert not is_plain(x)
     assert is_plain(x)
+
+
+def test_a_first_use_in_inference_mode_says_nothing_of_other_tensors():
+    plain._plain_keys.cache_clear()
+    with torch.inference_mode():
+        assert not is_plain(torch.ones(3))
+    assert is_plain(torch.ones(3))
 
 
 def test_leaves_transforms_to_the_dispatcher():
