@@ -134,6 +134,10 @@ def _gelu(dtype: str) -> str:
     return kernel_source(load_table("gelu", bits=3), dtype, ["forward", "multiply"], "gelu")
 
 
+def _at_random(dtype: str) -> str:
+    return rounding_source(dtype, 3, load_table("gelu", 3, "stochastic"), "gelu")
+
+
 def _glu(dtype: str) -> str:
     return glu_source(load_table("silu", bits=3), dtype, "silu", (), 4, 4)
 
@@ -149,6 +153,10 @@ JOBS: Mapping[str, Job] = {
     "rounding": Job(
         lambda dtype: rounding_source(dtype, 3),
         [Case("GELU 3 codes at random", "encode", 3 / 8, 1, _TILE, shortest=True)],
+    ),
+    "at random": Job(
+        _at_random,
+        [Case("GELU 3 forward at random", "forward", 3 / 8, 2, _TILE, shortest=True)],
     ),
     **{
         f"per_group {bits}": Job(

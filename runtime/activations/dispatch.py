@@ -11,8 +11,9 @@ from torch import Tensor
 from ...tables import FewbitError, Table
 from ...tables.errors import shown
 from .. import ops
+from ..backends.cuda import rounding as cuda
 from ..backends.forwards import forward_of
-from ..ops.arguments import check_dtype, checked
+from ..ops.arguments import check_dtype, checked, keys_of
 from ..tensors.layout import as_dense, with_known_order, with_stride
 from ..tensors.plain import is_plain
 from ..tensors.table_registry import table_of
@@ -131,19 +132,29 @@ def _rounded(x: Tensor, function: str, parameters: tuple[float, ...], key: str, 
     if transforms.are_active():
         raise FewbitError("tables of kind stochastic work under no transform of torch.func: use shared or interval")
     check_dtype(x, function)
-    return _AtRandom.apply(with_known_order(x), function, parameters, key, swapper)
+    at_once = x.is_cuda and is_plain(x)
+    return _AtRandom.apply(with_known_order(x), function, parameters, key, swapper, at_once)
 
 
 class _AtRandom(torch.autograd.Function):
-    """x -> f(x), with codes of a table of kind `stochastic`."""
+    """x -> f(x), with codes of a table of kind `stochastic`; on a GPU `at_once`, by one kernel."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, function: str, parameters: tuple[float, ...], key: str, swapper: Swapper | None
+        ctx: Any,
+        x: Tensor,
+        function: str,
+        parameters: tuple[float, ...],
+        key: str,
+        swapper: Swapper | None,
+        at_once: bool,
     ) -> Tensor:
-        y = forward_of(function).call(x, *parameters)
-        dense = with_stride(x, y.stride())
-        packed = ops.encode_at_random(dense, key, ops.draw_seeds(x, 1))
+        seeds = ops.draw_seeds(x, 1)
+        if at_once:
+            y, packed = cuda.activation(x, function, parameters, key, keys_of(seeds)[0])
+        else:
+            y = forward_of(function).call(x, *parameters)
+            packed = ops.encode_at_random(with_stride(x, y.stride()), key, seeds)
         ctx.key, ctx.stride, ctx.swapper, ctx.moved = key, y.stride(), swapper, None
         if swapper is not None:
             packed = ops.to_host(packed) if torch.compiler.is_compiling() else swapper.out(packed)
@@ -153,14 +164,14 @@ class _AtRandom(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         (packed,) = ctx.saved_tensors
         if ctx.moved is not None:
             packed = ctx.swapper.back(replace(ctx.moved, host=packed))
         if torch.compiler.is_compiling():
             packed = packed if ctx.swapper is None else ops.to_device_of(packed, grads[0])
-            return ops.multiply(grads[0], packed, ctx.key, ctx.stride), None, None, None, None
-        return ops.gradient(grads[0], packed, ctx.key, ctx.stride), None, None, None, None
+            return ops.multiply(grads[0], packed, ctx.key, ctx.stride), None, None, None, None, None
+        return ops.gradient(grads[0], packed, ctx.key, ctx.stride), None, None, None, None, None
 
 
 class _Inplace(torch.autograd.Function):

@@ -121,10 +121,10 @@ def launched_on_host(monkeypatch):
         launched.append(name)
         start_glu(_name(x), plan, name, 2, *arguments)
 
-    def launch_rounding(x, bits, blocks, *arguments):
-        if blocks:
-            launched.append("encode_at_random")
-            start_rounding(_name(x), bits, min(blocks, 2), *arguments)
+    def launch_rounding(x, forward, bits, *arguments):
+        if x.numel():
+            launched.append("encode_at_random" if forward is None else "forward_at_random")
+            start_rounding(_name(x), bits, forward, min(-(-x.numel() // 2048), 2), *arguments)
 
     def launch_rotated(name, x, bits, size, blocks, *arguments):
         if blocks:

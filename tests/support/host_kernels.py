@@ -296,7 +296,7 @@ def start_outlier(dtype, bits, name, blocks, *arguments):
 
 _ROUNDING = "x, packed, slope, base, jumps, n, last, jump_count, low, high, inverse, top, seed, drawn"
 _ROUNDING_POINTERS = {
-    "x": "{T}*",
+    **dict.fromkeys(("x", "y"), "{T}*"),
     "packed": "unsigned char*",
     "drawn": "long long*",
     **dict.fromkeys(("slope", "base", "jumps"), "float*"),
@@ -304,16 +304,23 @@ _ROUNDING_POINTERS = {
 
 
 @functools.cache
-def rounding_library(dtype, bits):
-    """The kernel that rounds at random to a table's levels, for a dtype and a number of bits."""
+def rounding_library(dtype, bits, forward):
+    """The kernel that rounds at random to a table's levels, or one that writes f(x) too: (table, f, its parameters)."""
     assert COMPILER, "no g++"
-    source = '#include "host_cuda.h"\n' + rounding_source(dtype, bits) + '\n#include "host_numbers.h"\n'
-    return built(source + _entry("rounding::encode", "encode", _ROUNDING, _ROUNDING_POINTERS, dtype))
+    name, arguments, of_table = "encode", _ROUNDING, ()
+    if forward is not None:
+        key, *function = forward
+        name, arguments, of_table = "forward", _ROUNDING.replace("x, ", "x, y, ", 1), (table_of(key), *function)
+    namespace = c_name(of_table[0]) if of_table else "rounding"
+    source = '#include "host_cuda.h"\n' + rounding_source(dtype, bits, *of_table) + '\n#include "host_numbers.h"\n'
+    return built(source + _entry(f"{namespace}::{name}", name, arguments, _ROUNDING_POINTERS, dtype))
 
 
-def start_rounding(dtype, bits, blocks, *arguments):
+def start_rounding(dtype, bits, forward, blocks, *arguments):
     """Run that kernel with the arguments of a launch."""
-    rounding_library(dtype, bits).run_encode(ctypes.c_uint(blocks), *map(ctypes.c_longlong, arguments))
+    library = rounding_library(dtype, bits, forward)
+    run = library.run_encode if forward is None else library.run_forward
+    run(ctypes.c_uint(blocks), *map(ctypes.c_longlong, arguments))
 
 
 _FOLLOWING = {

@@ -28,7 +28,7 @@ def activation(x: Tensor, function: str, parameters: Sequence[float], table: str
         y = forward_of(function).call(x, *parameters)
         return y, encode(with_stride(x, y.stride()), table)
     x = as_dense(x)
-    y = _empty_result(x)
+    y = empty_result(x)
     kernel = _kernel("forward", table, x.dtype, x.get_device(), function, tuple(parameters))
     packed = _packed_for(x, kernel.bits)
     kernel.launch(x, x.data_ptr(), y.data_ptr(), packed.data_ptr())
@@ -93,7 +93,7 @@ def _kernel(
     return _OfTable(table_of(table).bits, loaded(source, name, device))
 
 
-def _empty_result(x: Tensor) -> Tensor:
+def empty_result(x: Tensor) -> Tensor:
     """Return uninitialized memory for f(x), with the strides of torch's own functions."""
     if x.is_contiguous():
         return torch.empty_like(x, memory_format=torch.contiguous_format)

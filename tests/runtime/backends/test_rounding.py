@@ -2,14 +2,17 @@
 
 import pytest
 import torch
+from backends import backend_of
 from fewbit.runtime import ops
+from fewbit.runtime.activations.dispatch import _AtRandom
 from fewbit.runtime.backends.cpu import rounding as cpu
+from fewbit.runtime.backends.cuda import rounding as cuda
 from fewbit.runtime.backends.cuda.codegen.compiler import compile_source
 from fewbit.runtime.backends.cuda.codegen.rounding import rounding_source
 from fewbit.runtime.backends.reference import rounding as reference
 from fewbit.runtime.tensors.packing import unpack
 from fewbit.runtime.tensors.table_registry import register_table
-from host_kernels import needs_nvrtc, of_each_architecture
+from host_kernels import needs_gxx, needs_nvrtc, of_each_architecture
 from hypothesis import given
 from hypothesis import strategies as st
 from rounding_cases import TABLES, numbers
@@ -46,6 +49,32 @@ def test_memory_that_begins_anywhere(backend):
         assert_like_the_reference(backend, x[offset:], key, 5)
 
 
+@needs_gxx
+@pytest.mark.parametrize("function", ["gelu", "relu"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_on_a_gpu_one_kernel_writes_f_too(monkeypatch, function, dtype):
+    key = register_table(TABLES[function, 3])
+    backend_of("host-cuda", monkeypatch)
+    for n, offset in ((9, 0), (20_003, 0), (1000, 3)):
+        x = numbers(n + offset, dtype, n)[offset:]
+        y, packed = cuda.activation(x, function, [], key, 7)
+        assert torch.equal(packed, reference.encode_at_random(x, key, 7))
+        exact = getattr(torch.nn.functional, function)(x)
+        torch.testing.assert_close(y, exact, equal_nan=True)  # erf is the host's
+
+
+@needs_gxx
+def test_what_one_kernel_saved_makes_the_same_gradient(monkeypatch):
+    backend_of("host-cuda", monkeypatch)
+    x, key, gradients = numbers(3000), register_table(TABLES["gelu", 3]), []
+    for at_once in (False, True):
+        torch.manual_seed(0)
+        leaf = x.clone().requires_grad_()
+        _AtRandom.apply(leaf, "gelu", (), key, None, at_once).nansum().backward()
+        gradients.append(leaf.grad)
+    assert torch.equal(*gradients)
+
+
 def test_threads_do_not_matter():
     x, key = numbers(600_000), register_table(TABLES["gelu", 3])
     threads = torch.get_num_threads()
@@ -75,4 +104,11 @@ def test_nan_has_the_greatest_code(backend):
 def test_the_kernel_compiles_and_does_not_spill(dtype, bits, arch):
     code, (usage,) = compile_source(rounding_source(dtype, bits), arch)
     assert code and usage.kernel == "encode"
+    assert usage.spilled + usage.stack == 0 and usage.registers <= 64
+
+
+@needs_nvrtc
+def test_the_kernel_that_writes_f_compiles_and_does_not_spill():
+    code, (usage,) = compile_source(rounding_source("bfloat16", 3, TABLES["gelu", 3], "gelu"), "sm_90")
+    assert code and usage.kernel == "forward"
     assert usage.spilled + usage.stack == 0 and usage.registers <= 64

@@ -64,12 +64,26 @@ __device__ inline Word<bits> drawn_codes(
     return gather<bits, 2>(sums);
 }
 
-// The codes of x, whose numbers lie one after the other: 8 a thread at once, of whole ones in aligned memory several.
-template <class T, int bits, bool plain>
-__device__ inline void round_eights(const T* x, u8* packed, i64 n, const Lines& lines, const Cell* cells, u32 top, u64 seed)
+template <class Function, class T> __device__ inline Eight<T> images(const Eight<T>& eight)
+{
+    float h[8];
+    eight.widen_to(h);
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+        h[i] = Function::of(h[i]);
+    return Eight<T>::of(h);
+}
+
+// The codes of x, whose numbers lie one after the other, and y = Function(x): 8 a thread at once, of those in aligned
+// memory that all lanes of a warp have several.
+template <class T, int bits, class Function, bool plain>
+__device__ inline void round_eights(
+    const T* x, T* y, u8* packed, i64 n, const Lines& lines, const Cell* cells, u32 top, u64 seed)
 {
     constexpr int many = plain ? 2 : 1;
-    const i64 stride = i64(gridDim.x) * threads, whole = aligned(x) ? n / 8 : 0;
+    const bool all_aligned = aligned(x) && (!Function::writes || aligned(y));
+    const i64 stride = i64(gridDim.x) * threads, whole = all_aligned ? n / (8 * lanes) * lanes : 0;
+    const int lane = threadIdx.x % lanes;
     i64 eight = i64(blockIdx.x) * threads + threadIdx.x;
     for (; eight + (many - 1) * stride < whole; eight += many * stride) {
         Eight<T> eights[many];
@@ -80,6 +94,8 @@ __device__ inline void round_eights(const T* x, u8* packed, i64 n, const Lines& 
         for (int k = 0; k < many; ++k) {
             const u64 at = eight + k * stride;
             store_group<bits>(packed, at, drawn_codes<T, bits, plain>(eights[k], philox(at, seed), lines, cells, top));
+            if (Function::writes)
+                store_in_pairs(images<Function>(eights[k]), y + (at - lane) * 8, lane, true, lane);
         }
     }
     for (; eight * 8 < n; eight += stride) {
@@ -89,11 +105,13 @@ __device__ inline void round_eights(const T* x, u8* packed, i64 n, const Lines& 
         const Random random = philox(u64(eight), seed);
         const Word<bits> word = drawn_codes<T, bits, plain>(Eight<T>::of(h), random, lines, cells, top);
         store_group<bits>(packed, eight, left < 8 ? word & ((Word<bits>(1) << (left * bits)) - 1) : word);
+        if (Function::writes)
+            store_part(images<Function>(Eight<T>::of(h)), y + eight * 8, left);
     }
 }
 
-template <class T, int bits>
-__device__ inline void round_at_random(const T* x, u8* packed, i64 n, const Lines& lines, u32 top, u64 seed)
+template <class T, int bits, class Function>
+__device__ inline void round_at_random(const T* x, T* y, u8* packed, i64 n, const Lines& lines, u32 top, u64 seed)
 {
     __shared__ Cell shared[most_cells + 1];
     const bool fits = lines.count() <= most_cells;
@@ -102,9 +120,9 @@ __device__ inline void round_at_random(const T* x, u8* packed, i64 n, const Line
             shared[i] = lines.cell(i < lines.count() ? i : i - 1);
     __syncthreads();
     if (fits && lines.jump_count == 0)
-        round_eights<T, bits, true>(x, packed, n, lines, shared, top, seed);
+        round_eights<T, bits, Function, true>(x, y, packed, n, lines, shared, top, seed);
     else
-        round_eights<T, bits, false>(x, packed, n, lines, fits ? shared : nullptr, top, seed);
+        round_eights<T, bits, Function, false>(x, y, packed, n, lines, fits ? shared : nullptr, top, seed);
 }
 
 }  // namespace fewbit

@@ -1,20 +1,26 @@
 """CUDA C++ source of the kernel that rounds at random to a table's levels, for one dtype and number of bits."""
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from .source import NUMBERS, THREADS
+from .....tables import Table
+from .source import NUMBERS, THREADS, table_text
 
 ELEMENTS_PER_BLOCK = THREADS * 8
 _PIECES = ("numbers", "packing", "kernels", "eights", "philox", "gather", "rounding")
 
 
 @cache
-def rounding_source(dtype: str, bits: int) -> str:
+def rounding_source(
+    dtype: str, bits: int, table: Table | None = None, function: str = "", parameters: Sequence[float] = ()
+) -> str:
     """Return the source of one kernel with a C name in the namespace `rounding`, `THREADS` threads a block:
 
         encode(const T* x, u8* packed, const float* slope, const float* base, const float* jumps, i64 n, i64 last,
                i64 jump_count, i64 low, i64 high, i64 inverse, i64 top, i64 seed, const i64* drawn)
+
+    With a table one in the table's namespace, which writes y = f(x) too: forward(const T* x, T* y, u8* packed, …).
 
     The arguments are those of `RoundingTable`; low, high and inverse are the bits of a float32; `drawn` is
     the address of the seed in the GPU's memory, or null.
@@ -22,29 +28,49 @@ def rounding_source(dtype: str, bits: int) -> str:
     Args:
         dtype: ``float32``, ``float16`` or ``bfloat16``.
         bits: of a code.
+        table: whose name the namespace has, or None.
+        function, parameters: f, a name in `FORMULAS`.
     """
-    number, _ = NUMBERS[dtype]
+    number, arithmetic = NUMBERS[dtype]
     T = f"fewbit::{number}" if number in ("half", "bfloat16") else number
     folder = Path(__file__).parent
     pieces = [(folder / f"{name}.cuh").read_text() for name in _PIECES]
-    return "\n".join([*pieces, _KERNEL.format(T=T, bits=bits)])
+    if table is None:
+        return "\n".join([*pieces, _ENCODE.format(T=T, bits=bits)])
+    of_table = table_text(table, [arithmetic], function, parameters, encodes=False, multiplies=False)
+    return "\n".join([*pieces, *of_table, _FORWARD.format(T=T, bits=bits), "}\n"])
 
 
-_KERNEL = """\
-namespace rounding {{
+_LINES = """\
+const float* slope, const float* base, const float* jumps, i64 n, i64 last, i64 jump_count, i64 low, i64 high,
+       i64 inverse, i64 top, i64 seed, const i64* drawn)
+{{
+    const fewbit::Lines lines = {{__uint_as_float(u32(low)), __uint_as_float(u32(high)), __uint_as_float(u32(inverse)),
+                                 slope, base, jumps, int(last), int(jump_count)}};
+"""
+
+_ENCODE = f"""\
+namespace rounding {{{{
 
 using fewbit::i64;
 using fewbit::u8;
 using fewbit::u32;
 
-extern "C" __global__ void __launch_bounds__(fewbit::threads, fewbit::residents<{T}>)
-encode(const {T}* x, u8* packed, const float* slope, const float* base, const float* jumps, i64 n, i64 last,
-       i64 jump_count, i64 low, i64 high, i64 inverse, i64 top, i64 seed, const i64* drawn)
-{{
-    const fewbit::Lines lines = {{__uint_as_float(u32(low)), __uint_as_float(u32(high)), __uint_as_float(u32(inverse)),
-                                 slope, base, jumps, int(last), int(jump_count)}};
-    fewbit::round_at_random<{T}, {bits}>(x, packed, n, lines, u32(top), fewbit::key_of(seed, drawn));
-}}
+extern "C" __global__ void __launch_bounds__(fewbit::threads, fewbit::residents<{{T}}>)
+encode(const {{T}}* x, u8* packed, {_LINES}\
+    fewbit::round_at_random<{{T}}, {{bits}}, fewbit::CodeAlone>(x, nullptr, packed, n, lines, u32(top),
+                                                           fewbit::key_of(seed, drawn));
+}}}}
 
-}}  // namespace rounding
+}}}}  // namespace rounding
+"""
+
+_FORWARD = f"""\
+using fewbit::i64;
+
+extern "C" __global__ void __launch_bounds__(fewbit::threads, fewbit::residents<{{T}}>)
+forward(const {{T}}* x, {{T}}* y, u8* packed, {_LINES}\
+    fewbit::round_at_random<{{T}}, {{bits}}, Function<{{T}}>>(x, y, packed, n, lines, u32(top),
+                                                      fewbit::key_of(seed, drawn));
+}}}}
 """

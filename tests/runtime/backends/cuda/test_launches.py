@@ -64,6 +64,7 @@ CALLS = {
     "activation.activation": lambda t, o: activation.activation(numbers(t, o), "gelu", [], KEY),
     "activation.encode": lambda t, o: activation.encode(numbers(t, o), KEY),
     "activation.multiply": lambda t, o: activation.multiply(numbers(t, o), codes(o, 3), KEY),
+    "rounding.activation": lambda t, o: rounding.activation(numbers(t, o), "gelu", [], AT_RANDOM, seed()),
     "rounding.encode_at_random": lambda t, o: rounding.encode_at_random(numbers(t, o), AT_RANDOM, seed()),
     "per_group.quantize": lambda t, o: [
         per_group.quantize(numbers(t, o), 4, 256, seed()),
