@@ -12,7 +12,7 @@ import torch
 from fewbit import FewbitError, layers
 from fewbit.quantizers import FixedPoint, Outlier, PerGroup, Rotated
 from fewbit.runtime import ops
-from fewbit.runtime.backends.cuda import following, launching
+from fewbit.runtime.backends.cuda import following, launching, rounding
 from fewbit.runtime.backends.cuda.codegen import compiler
 from fewbit.runtime.backends.reference import activation as reference
 from quantizer_cases import generator, same_bits
@@ -159,6 +159,16 @@ def test_the_first_use_of_a_kernel_within_a_capture_is_refused():
     graph, packed = captured(lambda: PerGroup(bits=5).compress(x).packed)
     graph.replay()
     assert packed.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_f_and_codes_at_random_by_one_kernel(dtype):
+    key = key_of(fewbit.load_table("gelu", 2, "stochastic", weight="normal:0,1"))
+    x = torch.randn(100_003, device="cuda", dtype=dtype)
+    y, packed = rounding.activation(x, "gelu", [], key, 7)
+    assert torch.equal(packed, rounding.encode_at_random(x, key, 7))
+    if dtype != torch.float32:  # whose last digits depend on the compiler
+        assert torch.equal(y, torch.nn.functional.gelu(x))
 
 
 def test_activations_at_random_and_gated_units_in_graphs():
