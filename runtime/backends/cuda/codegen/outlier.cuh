@@ -999,7 +999,8 @@ template <class T, int bits, bool relu> struct DequantizeChunk {
         for (int b = 0; b < chunk_blocks; ++b)
             words[b] = whole || here.left(b) ? load_group<bits>(packed, here.begin / 8 + b * holders) : 0;
         count_outliers<whole>(chunk, many);
-        const OutliersOfChunk of(offsets + start, many, outliers - start, whole ? chunk_elements : int(left));
+        const OutliersOfChunk of(offsets + start, many, outliers - start,
+            whole || left > chunk_elements ? chunk_elements : int(left));
         // The first of the outliers are on their way while codes are decoded.
         const int first_place = here.lane < of.count() ? of.place(here.lane) : 0;
         const float first = here.lane < of.count() ? kept_value(values, start + here.lane, kind) : 0;

@@ -3,6 +3,8 @@
 What they compute: tests/runtime/quantizers.
 """
 
+import ctypes
+
 import pytest
 import torch
 from backends import assert_like_the_reference, backend_of
@@ -12,7 +14,7 @@ from fewbit.runtime.backends.cuda.codegen.compiler import compile_source
 from fewbit.runtime.backends.cuda.codegen.outlier import CHUNKS_PER_BLOCK, codes_source, selection_source
 from fewbit.runtime.backends.cuda.launching import Loaded
 from fewbit.runtime.backends.reference.outlier import level_values
-from host_kernels import guarded, needs_gxx, needs_nvrtc, of_each_architecture, start_outlier, unharmed
+from host_kernels import built, guarded, needs_gxx, needs_nvrtc, of_each_architecture, start_outlier, unharmed
 from quantizer_cases import (
     generator,
     same_bits,
@@ -95,6 +97,30 @@ def test_as_few_kernels_as_the_threshold_needs(host):
         host.launched.clear()
         Outlier(3, ratio, sample_every=every).compress(numbers).decompress()
         assert host.launched == [*expected, "quantize", *DECODE]
+
+
+_FIRST_CHUNK = """
+extern "C" void run_first_chunk(const unsigned char* packed, const unsigned char* counts, const unsigned char* offsets,
+    const void* values, const long long* starts, float* out, long long n)
+{
+    host::launch(1, 32, [=] {
+        fewbit::DequantizeChunk<float, 3, false>{packed, counts, offsets, values, starts, out, n, 960, 0, -1, 1}
+            .take<false>(0);
+    });
+}
+"""
+
+
+@needs_gxx
+def test_a_chunk_in_front_of_two_thousand_million_numbers_has_its_outliers():
+    """In memory that is not aligned, where a chunk counts what is left: 2^31 and more."""
+    source = '#include "host_cuda.h"\n' + codes_source("float32", 3) + '\n#include "host_numbers.h"\n' + _FIRST_CHUNK
+    packed, counts = torch.zeros(360, dtype=torch.uint8), torch.full((4,), 2, dtype=torch.uint8)
+    offsets, values = torch.tensor([0, 9] * 4, dtype=torch.uint8), 10 + torch.arange(8.0)
+    starts, whole = torch.zeros(1, dtype=torch.int64), torch.zeros(961)
+    memory = [ctypes.c_void_p(t.data_ptr()) for t in (packed, counts, offsets, values, starts, whole[1:])]
+    built(source).run_first_chunk(*memory, ctypes.c_longlong(2**31 + 7))
+    assert whole[1:].view(4, 240)[:, [0, 9]].flatten().tolist() == values.tolist()
 
 
 class Guarding:
