@@ -95,6 +95,11 @@ MUTANTS = (
         f"{OUTLIER}::{KERNELS}::test_of_equals_the_first_of_which_are_outliers",
     ),
     mutant(
+        "        __syncwarp();  // a lane stores where its neighbour has read\n",
+        "",
+        "runtime/backends/cuda/test_races.py",
+    ),
+    mutant(
         "torch.where((values > 0) & (kept == 0), smallest(dtype), kept)",
         "kept",
         f"{OUTLIER}::TestPaper::test_codes_alone_tell_relus_gradient",
