@@ -86,3 +86,13 @@ def test_whatever_γ_and_β(backend, shape, bits):
         assert torch.equal(one.isnan(), other.isnan())
         scale = other.nan_to_num(0).abs().amax(-1, keepdim=True).clamp(min=1)
         torch.testing.assert_close(one / scale, other / scale, rtol=0, atol=2e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 6, 7, 14])
+def test_what_lies_beyond_the_end_of_a_flat_channel_leaves_the_last_codes_alone(backend, n):
+    """Of 2 bits, whose bytes are added up to a word: nothing may stand above a code."""
+    A = torch.linspace(-2, 2, n).view(n, 1)
+    for β in (1.0, 0.0, -1.0):
+        vectors = torch.zeros(1), torch.tensor([β]), torch.zeros(1), torch.ones(1)
+        arguments = A, A, *vectors, 2, 0.0, torch.ones(n, 1)
+        assert torch.equal(on(backend, *arguments)[0], in_plain_torch(*arguments)[0])

@@ -231,8 +231,9 @@ template <class T, int bits> struct EncodeEights {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const Channel c = channels[i];
-            codes[i] = code_of<bits>(h[i], c.origin, c.inverse, c.sign);
-            if (is_flat(c.sign) && i < left) {
+            const bool flat = is_flat(c.sign);  // there `code_of` is not told a zero that it can take
+            codes[i] = flat ? 0 : code_of<bits>(h[i], c.origin, c.inverse, c.sign);
+            if (flat && i < left) {
                 const float normal = rounded<T>(__fmul_rn(__fsub_rn(widen(x[eight * 8 + i]), c.origin), c.inverse));
                 codes[i] = code_of<bits>(normal, 0, inverse, half);
             }
