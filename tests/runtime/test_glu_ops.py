@@ -62,6 +62,33 @@ def test_kernels_give_the_references_bits(backend, n, function, dtype, bits, cop
         assert backend.launched == ["glu_forward"] + 4 * ["glu_backward"]
 
 
+_IN_MEMORY = {
+    "rows": lambda x: x,
+    "columns": lambda x: x.mT,
+    "channels last": lambda x: x.view(2, 3, 4, 4).contiguous(memory_format=torch.channels_last),
+    "planes": lambda x: x.view(2, 3, 4, 4),
+    "with gaps": lambda x: x[:, ::2],
+    "expanded": lambda x: x[:1].expand(12, -1),
+    "one row": lambda x: x[:1].as_strided((1, 8), (100, 1)),
+    "one column": lambda x: x[:, :1],
+    "a number": lambda x: x[0, 0],
+    "nothing": lambda x: x[:0].mT,
+}
+
+
+def test_the_product_has_torch_s_strides(backend):
+    """Whatever those of gate and up, which a compiler asks of the fake op."""
+    plan = ("relu", (), plan_of("relu", (), 1, 4, "parts", None).table, 4, 4, False)
+    x, y = (torch.randn(12, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(2))
+    pairs = [(of_gate(x), of_up(y)) for of_gate in _IN_MEMORY.values() for of_up in _IN_MEMORY.values()]
+    for gate, up in ((gate, up) for gate, up in pairs if gate.shape == up.shape):
+        h, *parts = backend.module("glu").forward(backend.put(gate), backend.put(up), (3, 4), *plan)
+        exact = gate.relu() * up
+        assert same(h.cpu(), exact) and h.stride() == exact.stride()
+        plain = reference.forward(gate, up, (3, 4), *plan)[1:]
+        assert all(same(ours.cpu(), theirs) for ours, theirs in zip(parts, plain, strict=True))
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     n=st.one_of(st.integers(0, 40), st.integers(250, 1500)),

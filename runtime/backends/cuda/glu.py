@@ -5,13 +5,14 @@ numbers. All others use the reference, with copies made by the per-group quantiz
 """
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
 
 from ...tensors.dtypes import KINDS, as_kind, name_of
 from ...tensors.glu_parts import GROUP_SIZE
+from ...tensors.layout import with_stride
 from ...tensors.packing import packed_size
 from ...tensors.philox import Seed
 from ...tensors.table_registry import table_of
@@ -38,15 +39,23 @@ def forward(
     plan = (function, tuple(parameters), table, up_bits, second_bits)
     if derived or not _serves(gate, *plan):
         return reference.forward(gate, up, seeds, *plan, derived, copy=copy)
+    stride = _product_stride(gate.shape, gate.stride(), up.stride())
     gate, up = gate.contiguous(), up.contiguous()
-    n, h = gate.numel(), torch.empty_like(gate)
+    n, h = gate.numel(), torch.empty_like(gate, memory_format=torch.contiguous_format)
     sizes = (packed_size(n, bits) for bits in (table_of(table).bits, up_bits, second_bits))
     codes, up_packed, act_packed = (torch.empty(size, dtype=torch.uint8, device=gate.device) for size in sizes)
     groups = torch.empty(4, -(-n // GROUP_SIZE), dtype=torch.bfloat16, device=gate.device)
     tensors = (gate, up, h, codes, up_packed, act_packed, groups)
     drawn = (argument for seed in seeds for argument in seed_arguments(seed))
     _launch("glu_forward", gate, plan, *(t.data_ptr() for t in tensors), n, *drawn)
-    return h, codes, up_packed, act_packed, groups
+    return with_stride(h, stride), codes, up_packed, act_packed, groups
+
+
+@lru_cache(1024)
+def _product_stride(shape: tuple[int, ...], of_gate: tuple[int, ...], of_up: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides that torch gives act(gate) · up."""
+    gate, up = (torch.empty_strided(shape, stride, device="meta") for stride in (of_gate, of_up))
+    return (torch.relu(gate) * up).stride()
 
 
 def backward(
