@@ -164,5 +164,5 @@ def _multiplier(table: str, dtype: torch.dtype) -> tuple[Kernel, np.ndarray, int
     prepared = prepare(table, dtype, torch.device("cpu"))
     levels = prepared.levels.numpy()
     padded = np.pad(levels, (0, (1 << prepared.bits) - levels.size))
-    kernel = multiply_kernel(str(dtype).removeprefix("torch."), bool((levels == 0).any()))
+    kernel = multiply_kernel(str(dtype).removeprefix("torch."), bool((padded == 0).any()))
     return kernel, padded, prepared.bits

@@ -327,7 +327,7 @@ def multiply_kernel(name: str, selects: bool) -> Kernel:
         grad, n: address of n elements.
         packed: address of the packed codes.
         bits: number of bits in a code.
-        levels: address of (2^bits,) in the type of arithmetic, padded with any values: any code may be looked up.
+        levels: address of (2^bits,) in the type of arithmetic, padded with 0: any code may be looked up.
         result: address of n elements.
     """
     zero = FORMATS[name].stored(0)

@@ -124,6 +124,18 @@ class TestAgainstTheReference:
         assert_same_bits(product.cpu(), reference.multiply(grad, packed, key_of(table)))
 
 
+@pytest.mark.parametrize("levels", [[1.5], [0.1, 0.5, 1.0], [0.1, 0.2, 0.3, 0.4, 1.0]], ids=len)
+def test_a_code_without_a_level_selects_zero(backend, levels):
+    """As codes that no table writes have."""
+    key = key_of(Table("gelu", "shared", "uniform:0,1", [], [0], levels, 1.0))
+    bits = max(1, (len(levels) - 1).bit_length())
+    codes = torch.arange(1 << bits, dtype=torch.uint8).repeat_interleave(4)
+    grad = torch.tensor([torch.inf, torch.nan, 1.0, -1.0] * (1 << bits))
+    packed = pack(codes, bits)
+    product = kernels(backend).multiply(backend.put(grad), backend.put(packed), key)
+    assert_same_bits(product.cpu(), reference.multiply(grad, packed, key))
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 class TestEveryHalf:
     """16-bit types are small enough to try every number that there is."""

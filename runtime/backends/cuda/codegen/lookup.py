@@ -149,14 +149,15 @@ template <> struct Codes<{arithmetic}> {{
 
 
 def levels_struct(table: Table, arithmetic: Arithmetic) -> str:
-    """Return the C++ struct `Levels<arithmetic>`, whose `of(code, table)` is the level."""
+    """Return the C++ struct `Levels<arithmetic>`, whose `of(code, table)` is the level; 0 for codes without one."""
     levels = nearest_float(table.levels) if arithmetic == "float" else table.levels
+    levels = np.pad(levels, (0, (1 << table.bits) - levels.size))
     has_zero = str(bool((levels == 0).any())).lower()
     head = (
         f"    static constexpr int bits = {table.bits};\n"
         f"    static constexpr bool has_zero = {has_zero};  // there 0 is selected, as torch does where f' = 0\n"
     )
-    body = _selected(levels, arithmetic) if levels.size <= SELECT_LIMIT else _looked_up(levels, table.bits, arithmetic)
+    body = _selected(levels, arithmetic) if levels.size <= SELECT_LIMIT else _looked_up(levels, arithmetic)
     return f"// The level of a code.\ntemplate <> struct Levels<{arithmetic}> {{\n{head}{body}}};\n"
 
 
@@ -243,7 +244,6 @@ def _bisect(table: Table, arithmetic: Arithmetic) -> str:
 def _selected(levels: NDArray, arithmetic: Arithmetic) -> str:
     """Return the levels as immediates, selected by the bits of the code."""
     chosen = [literal(level) for level in levels]
-    chosen += chosen[-1:] * (-len(chosen) % 2 if len(chosen) > 1 else 0)
     bit = 1
     while len(chosen) > 1:
         wrap = "({})" if len(chosen) > 2 else "{}"
@@ -252,15 +252,14 @@ def _selected(levels: NDArray, arithmetic: Arithmetic) -> str:
     return _NOTHING_SHARED + _function("u32 code, const Shared&", [], chosen[0], arithmetic)
 
 
-def _looked_up(levels: NDArray, bits: int, arithmetic: Arithmetic) -> str:
-    size = 1 << bits
-    padded = [*map(literal, levels), *["0"] * (size - levels.size)]
+def _looked_up(levels: NDArray, arithmetic: Arithmetic) -> str:
+    size = levels.size
     return f"""\
     struct Shared {{ {arithmetic} levels[{size}]; }};
     static __device__ void fill(Shared& table)
     {{
         static __device__ const {arithmetic} levels[{size}] = {{
-{rows(", ".join(padded), 116, 12)}
+{rows(", ".join(map(literal, levels)), 116, 12)}
         }};
         for (int i = threadIdx.x; i < {size}; i += blockDim.x)
             table.levels[i] = levels[i];
