@@ -10,7 +10,8 @@ WARPS_PER_BLOCK = THREADS // 32
 CHUNKS_PER_BLOCK = THREADS  # of the scans: a part
 SELECTION_BYTES = 32840  # of the struct Selection, which begins with the number of outliers, int64
 _SCANS = ("add", "scan", "locate")  # these take the registers that they need
-_PIECES = ("numbers", "packing", "kernels", "eights", "extremes", "gather", "outlier")
+_OUTLIER = ("outlier", "outlier_search", "outlier_scan", "outlier_codes")
+_PIECES = ("numbers", "packing", "kernels", "eights", "extremes", "gather", *_OUTLIER)
 
 
 def selection_source(dtype: str) -> str:
