@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...tables import FewbitError
 from ..backends.forwards import forward_of
-from ..tensors.layout import as_dense, is_dense, with_stride
+from ..tensors.layout import as_dense, with_stride
 from ..tensors.table_registry import table_of
 from .arguments import (
     check_deterministic,
@@ -27,6 +27,7 @@ from .arguments import (
     check_packed,
     check_parameters,
     check_seeds,
+    check_stride,
     empty_codes,
     keys_of,
     refuse,
@@ -87,11 +88,7 @@ def multiply(grad: Tensor, packed: Tensor, table: str, stride: Sequence[int]) ->
     """Return grad · q(x); `stride` is that of the output, which is dense."""
     check_dtype(grad, "multiply")
     check_packed(grad, "packed", packed, table_of(table).bits, grad.numel())
-    if len(stride) != grad.dim():
-        raise FewbitError(f"the stride has {grad.dim()} numbers, one a dimension of the gradient, not {len(stride)}")
-    concrete = all(type(number) is int for number in (*grad.shape, *stride))
-    if concrete and not is_dense(grad.shape, stride):
-        raise FewbitError(f"the stride {tuple(stride)} is not that of a dense tensor of shape {tuple(grad.shape)}")
+    check_stride(grad, stride)
     return Call(
         fake=lambda: torch.empty_strided(grad.shape, stride, dtype=grad.dtype, device=grad.device),
         run=lambda kernel: kernel(with_stride(grad, stride), packed, table),

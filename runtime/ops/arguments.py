@@ -9,6 +9,7 @@ from torch import Tensor
 from ...tables import DETERMINISTIC, FewbitError
 from ..backends.forwards import forward_of
 from ..tensors.dtypes import DTYPES, KINDS
+from ..tensors.layout import is_dense
 from ..tensors.packing import packed_size
 from ..tensors.philox import Seed
 from ..tensors.table_registry import table_of
@@ -99,6 +100,15 @@ def check_packed(like: Tensor, name: str, packed: Tensor, bits: int, n: Any) -> 
             f"{n} codes of {bits} bits take {size} bytes: {name} is uint8 ({size},) on {like.device}, not "
             f"{str(packed.dtype).removeprefix('torch.')} {tuple(given)} on {packed.device}"
         )
+
+
+def check_stride(grad: Tensor, stride: Sequence[int]) -> None:
+    """Raise FewbitError unless a dense tensor of the shape of `grad` can have these strides."""
+    if len(stride) != grad.dim():
+        raise FewbitError(f"the stride has {grad.dim()} numbers, one a dimension of the gradient, not {len(stride)}")
+    concrete = all(type(number) is int for number in (*grad.shape, *stride))
+    if concrete and not is_dense(grad.shape, stride):
+        raise FewbitError(f"the stride {tuple(stride)} is not that of a dense tensor of shape {tuple(grad.shape)}")
 
 
 def check_seeds(like: Tensor, seeds: Tensor, count: int) -> None:

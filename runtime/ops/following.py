@@ -18,7 +18,7 @@ from ..tensors.layout import with_stride
 from ..tensors.packing import packed_size
 from ..tensors.table_registry import table_of
 from .activation import activation, encode_at_random, multiply
-from .arguments import empty_codes
+from .arguments import check_dtype, check_packed, check_parameters, check_stride, empty_codes
 from .declare import IN_MEMORY_ORDER, ON_HOST, ONCE, Call, declare
 
 
@@ -31,6 +31,8 @@ def activation_following(
     x: Tensor, function: str, parameters: Sequence[float], following: Tensor, bits: int, seed: Tensor | None
 ) -> Call:
     """Return f(x), codes in the memory of `bits` bits each, and the version of the table."""
+    check_dtype(x, function)
+    check_parameters(function, parameters)
 
     def run(_: None) -> tuple[Tensor, Tensor, Tensor]:
         key, version = _following_of(following).begin(x)
@@ -62,10 +64,15 @@ def multiply_following(
     grad: Tensor, packed: Tensor, version: Tensor, following: Tensor, bits: int, stride: Sequence[int]
 ) -> Call:
     """Return grad · q(x) by the table of that version."""
+    check_dtype(grad, "multiply_following")
+    check_packed(grad, "packed", packed, bits, grad.numel())
+    check_stride(grad, stride)
 
     def run(_: None) -> Tensor:
         key = _following_of(following).end(version, grad)
-        codes = packed[: packed_size(grad.numel(), table_of(key).bits)]
+        used = table_of(key).bits
+        codes = packed[: packed_size(grad.numel(), used)]
+        check_packed(grad, "packed", codes, used, grad.numel())  # of a table of more bits than the call says
         if grad.device.type == "cuda":
             return cuda.multiply(with_stride(grad, stride), codes, key)
         return multiply(grad, codes, key, stride)

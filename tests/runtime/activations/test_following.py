@@ -212,6 +212,27 @@ class TestCompiled:
         arguments = (x, packed, version, following.handle, 2, [9, 1])
         torch.library.opcheck(ops.multiply_following, arguments, test_utils=tests)
 
+    def test_arguments_that_would_be_read_or_written_out_of_bounds_are_refused(self):
+        """On a GPU, whose kernels look at none of them."""
+        following = FollowingTable("gelu", fewbit.load_table("gelu", 2))
+        x = torch.randn(5, 9)
+        _, packed, version = ops.activation_following(x, "gelu", (), following.handle, 2, None)
+        for given, bits, stride, said in (
+            (packed[:-1], 2, [9, 1], "^45 codes of 2 bits take 12 bytes"),
+            (packed[:6], 1, [9, 1], "^45 codes of 2 bits take 12 bytes"),  # as of another table than the one in use
+            (packed.char(), 2, [9, 1], "^45 codes of 2 bits take 12 bytes"),
+            (packed, 2, [0, 1], "^the stride .* is not that of a dense tensor"),
+            (packed, 2, [1], "^the stride has 2 numbers"),
+        ):
+            for there in ("cpu", "meta"):
+                if there == "meta" and bits == 1:
+                    continue  # nobody knows the table there
+                tensors = (x.to(there), given.to(there), version, following.handle)
+                with pytest.raises(FewbitError, match=said):
+                    ops.multiply_following(*tensors, bits, stride)
+        with pytest.raises(FewbitError, match=r"^gelu takes no parameters"):
+            ops.activation_following(x, "gelu", (1.0,), following.handle, 2, None)
+
 
 class TestKept:
     def test_a_training_that_is_resumed_has_the_same_tables(self):
