@@ -71,7 +71,9 @@ def preact_quant_params(γ: Tensor, β: Tensor, bits: int) -> PreActQuantParams:
 def compress(A: Tensor, x: Tensor, γ: Tensor, β: Tensor, mean: Tensor, inverse_deviation: Tensor, bits: int) -> Tensor:
     """Return the packed code of the dense tensor `A` (N, C, …); where γ = 0, that of the normalized input `x`."""
     shape = [1, -1] + [1] * (A.dim() - 2)
-    normalized = ((x - mean.view(shape)) * inverse_deviation.view(shape)).to(A.dtype)
+    wide = torch.promote_types(A.dtype, torch.float32)  # rounded once, as kernels do, of 16-bit statistics too
+    μ, r = (vector.to(wide).view(shape) for vector in (mean, inverse_deviation))
+    normalized = ((x.to(wide) - μ) * r).to(A.dtype)
     coded = with_stride(torch.where((γ == 0).view(shape), normalized, A), A.stride())
     channels = preact_quant_params(*for_coding(γ, β), bits).channels
     return quantize_by(as_kind(coded, keep_positive=True), channels, channel_run(A.shape, A.stride(), 1), bits)

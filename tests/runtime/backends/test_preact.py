@@ -96,3 +96,13 @@ def test_what_lies_beyond_the_end_of_a_flat_channel_leaves_the_last_codes_alone(
         vectors = torch.zeros(1), torch.tensor([β]), torch.zeros(1), torch.ones(1)
         arguments = A, A, *vectors, 2, 0.0, torch.ones(n, 1)
         assert torch.equal(on(backend, *arguments)[0], in_plain_torch(*arguments)[0])
+
+
+def test_what_was_normalized_by_statistics_of_16_bits_is_rounded_once(backend):
+    x = torch.randn(64, 1, generator=torch.Generator().manual_seed(0)).bfloat16()
+    mean, r = (torch.tensor([number], dtype=torch.bfloat16) for number in (0.337, 1.337))
+    arguments = x, x, torch.zeros(1), torch.ones(1), mean, r, 8, 0.0, torch.ones_like(x)
+    packed = on(backend, *arguments)[0]
+    assert torch.equal(packed, in_plain_torch(*arguments)[0])
+    single = x, x, torch.zeros(1), torch.ones(1), mean.float(), r.float(), 8, 0.0, torch.ones_like(x)
+    assert torch.equal(packed, on(backend, *single)[0])
