@@ -162,9 +162,12 @@ def dequantize(
     r = (_bits_of(range_)).repeat_interleave(G, dim=1)[:, :D]
     constant = z << 16 | codes << 15 | r & 0x7FFF
     prepared = prepare_levels(levels, out.device)
-    told = torch.where((r == 0) | (r >= OTHERWISE_LEAST), 0, torch.where(r >> 7 <= EXPONENTS, 1, 2))
-    shape = told if prepared.shape == CHOOSES else torch.full_like(told, prepared.shape)
-    R = _float_of(r + _lowered(out.device)[told])
+    if prepared.shape == CHOOSES:  # and the range's exponent tells which
+        shape = torch.where((r == 0) | (r >= OTHERWISE_LEAST), 0, torch.where(r >> 7 <= EXPONENTS, 1, 2))
+        r_chosen = r + _lowered(out.device)[shape]
+    else:
+        shape, r_chosen = torch.full_like(r, prepared.shape), r
+    R = _float_of(r_chosen)
     level = _on_curve(codes.float(), prepared.lines[_each(bits, out.device), shape, 1])
     values = _float_of(z) + level * (R / _top(bits, out.device).float())
     limit = largest(out.dtype)  # levels outside the group may be outside the dtype's range

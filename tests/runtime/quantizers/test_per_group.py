@@ -219,6 +219,20 @@ class TestUnbiased:
         assert expected * 0.95 < error < expected * 1.03
 
 
+@pytest.mark.parametrize("levels", SHAPES)
+def test_every_range_is_read_alike(backend, levels):
+    """Those that no group has, too: what tells a shape of levels tells it only where levels are fitted."""
+    patterns = torch.arange(2**10, 2**15)  # those before give subnormal numbers, which a processor may take for 0
+    range_ = patterns.to(torch.int16).view(torch.bfloat16).view(1, -1)
+    minimum, packed = torch.zeros_like(range_), torch.arange(4 * range_.numel()).to(torch.uint8).view(1, -1)
+    ours, plain = (torch.empty(1, 8 * range_.numel()) for _ in range(2))
+    ours = backend.put(ours)
+    given = [backend.put(part) for part in (packed, minimum, range_)]
+    backend.module("per_group").dequantize(*given, 4, 8, ours, levels)
+    reference_kernels.dequantize(packed, minimum, range_, 4, 8, plain, levels)
+    assert same_bits(ours.cpu(), plain)
+
+
 class TestSeeds:
     def test_the_same_seed_gives_the_same_codes(self):
         x = torch.randn(5, 1000)
