@@ -194,14 +194,14 @@ template <class T> struct Place {
 };
 
 // Calls `work.take<whole>(chunk)` for the warp's chunks; `whole` ones are all there, in aligned memory.
-template <class T, class Work> __device__ inline void each_chunk(const T* x, i64 n, const Work& work)
+template <class T, class Work> __device__ inline void each_chunk(const T* x, i64 n, Work& work)
 {
     const i64 all = chunks_of(n), whole = aligned(x) ? n / chunk_elements : 0;
-    for (i64 chunk = warp_of_grid(); chunk < all; chunk += warps_of_grid())
-        if (chunk < whole)
-            work.template take<true>(chunk);
-        else
-            work.template take<false>(chunk);
+    i64 chunk = warp_of_grid();
+    for (; chunk < whole; chunk += warps_of_grid())
+        work.template take<true>(chunk);
+    for (; chunk < all; chunk += warps_of_grid())
+        work.template take<false>(chunk);
 }
 
 // Blocks of a chunk that a lane loads at once: 64 bytes.

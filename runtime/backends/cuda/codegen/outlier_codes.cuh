@@ -127,13 +127,14 @@ template <class T, int bits, bool relu> struct QuantizeChunk {
         here.whole = whole;
         const i64 start = starts[chunk];
         const u32 quota = equals[chunk].low;  // of equals of the threshold that are outliers
+        constexpr int many = whole ? at_once<T> : 1;
         u32 large = 0;
-#pragma unroll
-        for (int b = 0; b < chunk_blocks; b += at_once<T>) {
-            Eight<T> eights[at_once<T>];
+#pragma unroll whole ? chunk_blocks : 1
+        for (int b = 0; b < chunk_blocks; b += many) {
+            Eight<T> eights[many];
             here.load(x, b, eights);
 #pragma unroll
-            for (int k = 0; k < at_once<T>; ++k)
+            for (int k = 0; k < many; ++k)
                 large |= codes_of_block(eights[k], b + k, here) << (b + k) * 8;
         }
         write_stage<bits>(stage, packed, chunk, whole ? chunk_elements : n - chunk * chunk_elements);

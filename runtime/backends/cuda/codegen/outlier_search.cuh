@@ -115,6 +115,76 @@ template <class T> __device__ inline void count_first_digits(const T* x, Selecti
     histogram.flush(s->first);
 }
 
+// What a lane finds in one chunk after the other.
+template <class T, bool relu> struct SurveyChunk {
+    const T* x;
+    i64 n;
+    const Chunks& chunks;
+    u64* list;    // the warp's
+    u32* places;  // taken in it
+    Histogram<second_bits<T>>& histogram;
+    u32 beyond;  // all candidates
+    AtLeast is_large;
+    float low, high, smallest;  // of the rest, and of all sizes
+
+    template <bool whole> __device__ void take(i64 chunk)
+    {
+        Place<T> here(x, chunk, n);
+        here.whole = whole;
+        constexpr int many = whole ? at_once<T> : 1;
+        u32 large = 0;
+#pragma unroll whole ? chunk_blocks : 1
+        for (int b = 0; b < chunk_blocks; b += many) {
+            Eight<T> eights[many];
+            here.load(x, b, eights);
+#pragma unroll
+            for (int k = 0; k < many; ++k)
+                large |= large_of(eights[k]) << (b + k) * 8;
+        }
+        const u32 above = sum_of_lanes(list_candidates(chunk, large & here.own()));
+        if (here.lane == 0) {
+            chunks.counts[chunk] = above;
+            chunks.equals[chunk] = {0, 0};
+        }
+    }
+    // Bits of those numbers that are no part of the rest.
+    __device__ u32 large_of(const Eight<T>& eight)
+    {
+        float h[8];
+        u32 bits = 0;
+        eight.widen_to(h);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            smallest = fminf(smallest, fabsf(h[i]));
+            if (is_large.template holds<relu>(h[i]))
+                bits |= 1u << i;
+            else
+                low = lesser(low, h[i]), high = greater(high, h[i]);
+        }
+        return bits;
+    }
+    // Returns how many are outliers and no candidates. They are a few in a hundred, each read once more: a register is not
+    // chosen by a number that the program computes. Those of all blocks together, so that lanes with none wait less often
+    // for others.
+    __device__ u32 list_candidates(i64 chunk, u32 large)
+    {
+        u32 above = 0;
+        while (large) {
+            const float number = widen(x[element_of(chunk, take_lowest(large))]);
+            const u32 magnitude = magnitude_of<T>(number, relu);
+            if (magnitude >= beyond) {
+                ++above;
+                continue;
+            }
+            histogram.add(magnitude >> third_bits<T> & ((1u << second_bits<T>) - 1));
+            const u32 at = atomicAdd(places, 1u);
+            if (at < chunks.room)
+                list[at] = u64(chunk) << 32 | __float_as_uint(number);
+        }
+        return above;
+    }
+};
+
 // Candidates are those that share the first digit with the one of that `rank`. With rank 0 there are none: outliers are
 // above the threshold of a `sample`; without a sample nothing is.
 template <class T, bool relu>
@@ -141,64 +211,23 @@ __device__ inline void survey_chunks(
         if (blockIdx.x == 0 && threadIdx.x == 0)
             s->found[2] = {0, beyond - 1};
     }
-    const i64 warp = warp_of_grid(), all = chunks_of(n);
-    u64* list = chunks.list + warp * chunks.room;
+    const i64 warp = warp_of_grid();
     u32* places = &listed[threadIdx.x / lanes];
-    const AtLeast is_large = AtLeast::of<T>(least);
     const float infinity = __uint_as_float(infinite);
-    float low = infinity, high = -infinity, smallest = infinity;  // of the rest, and of all sizes
-    for (i64 chunk = warp; chunk < all; chunk += warps_of_grid()) {
-        const Place<T> here(x, chunk, n);
-        u32 above = 0, large = 0;
-#pragma unroll
-        for (int b = 0; b < chunk_blocks; b += at_once<T>) {
-            Eight<T> eights[at_once<T>];
-            here.load(x, b, eights);
-#pragma unroll
-            for (int k = 0; k < at_once<T>; ++k) {
-                float h[8];
-                eights[k].widen_to(h);
-#pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    smallest = fminf(smallest, fabsf(h[i]));
-                    if (is_large.holds<relu>(h[i]))
-                        large |= 1u << ((b + k) * 8 + i);
-                    else
-                        low = lesser(low, h[i]), high = greater(high, h[i]);
-                }
-            }
-        }
-        large &= here.own();
-        // A few in a hundred, each read once more: a register is not chosen by a number that the program computes. Those
-        // of all blocks together, so that lanes with none wait less often for others.
-        while (large) {
-            const float number = widen(x[element_of(chunk, take_lowest(large))]);
-            const u32 magnitude = magnitude_of<T>(number, relu);
-            if (magnitude >= beyond) {
-                ++above;
-                continue;
-            }
-            histogram.add(magnitude >> third_bits<T> & ((1u << second_bits<T>) - 1));
-            const u32 at = atomicAdd(places, 1u);
-            if (at < chunks.room)
-                list[at] = u64(chunk) << 32 | __float_as_uint(number);
-        }
-        above = sum_of_lanes(above);
-        if (threadIdx.x % lanes == 0) {
-            chunks.counts[chunk] = above;
-            chunks.equals[chunk] = {0, 0};
-        }
-    }
+    SurveyChunk<T, relu> work = {
+        x, n, chunks, chunks.list + warp * chunks.room, places, histogram, beyond, AtLeast::of<T>(least),
+        infinity, -infinity, infinity};
+    each_chunk(x, n, work);
     __syncwarp();
     if (threadIdx.x % lanes == 0)
         chunks.listed[warp] = *places;
     Range rest = {0, 0};
-    if (!(low > high)) {  // NaN where one is
-        rest.add(low);
-        rest.add(high);
+    if (!(work.low > work.high)) {  // NaN where one is
+        rest.add(work.low);
+        rest.add(work.high);
     }
     rest.merge_into(&of_block);
-    if (smallest == 0)
+    if (work.smallest == 0)
         atomicMax(&has_zeros, 1u);
     histogram.flush(s->second);  // a barrier is before it
     if (threadIdx.x == 0) {
