@@ -35,6 +35,7 @@ from .placing import after_run, last_use, operations, placeholder, some_placehol
 from .report import SavedTensor
 from .roles import ROUNDED, Role
 from .splice import Splicer
+from .sums import complete_sums, sum_again
 from .turning import dequantize_turned, draw_keys, quantize_turned
 
 _LARGEST = 2**63 - 1
@@ -60,6 +61,8 @@ def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: Compil
     encoded = [_Encoded(n, arguments[n], table_text(c.table)) for n, c in few.items() if c.table is not None]
     rounded = {node: choice for node, choice in few.items() if choice.table is None}
     splicer = Splicer()
+    again = sum_again(backward, tensors, few)
+    saved = [node for node in saved if node not in again]
     parts = _encode_all(forward, encoded, splicer)
     output.args = (tuple(results + _parts_of(saved, parts)),)
     forward.eliminate_dead_code()  # the factors themselves, which would read their arguments at the end of the pass
@@ -74,7 +77,7 @@ def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: Compil
     kept = [*keys.values(), *_parts_of(saved, parts)]
     output.args = (tuple(results + kept),)
     _describe(output, outputs, len(kept))
-    return [_row(node, choice, parts.get(node, ())) for node, choice in choices.items()]
+    return [_row(node, choice, parts.get(node, ())) for node, choice in choices.items() if node not in again]
 
 
 def _parts_of(saved: Sequence[Any], parts: Mapping[fx.Node, tuple[fx.Node, ...]]) -> list[Any]:
@@ -320,6 +323,7 @@ def _dequantize_all(
         for node, value in zip(call.nodes, values, strict=True):
             placeholders[node.name].replace_all_uses_with(value)
             graph.erase_node(placeholders[node.name])
+            complete_sums(graph, node, value, splicer)
 
 
 def _restoring(choice: Choice, dtype: torch.dtype) -> "partial[Tensor]":

@@ -94,7 +94,7 @@ REDUCTIONS = {aten.sum, aten.mean, aten.amax, aten.amin, aten.var, aten.var_mean
 REDUCTIONS |= {aten.argmax, aten.argmin, aten.any, aten.all, aten.prod, aten.logsumexp, aten.native_group_norm}
 REDUCTIONS |= {aten.native_layer_norm, prims.var, prims.sum}
 REDUCTIONS |= {prims.prepare_softmax_online} if hasattr(prims, "prepare_softmax_online") else set()
-_EXPONENTIALS = {aten.exp, aten.exp2}
+EXPONENTIALS = {aten.exp, aten.exp2}
 # Steps: a small change of the value may change the result by one.
 _STEPS = {aten.sign, aten.sgn, aten.floor, aten.ceil, aten.round, aten.trunc, aten.remainder, aten.fmod, aten.frac}
 _STEPS |= {aten.copysign}
@@ -204,7 +204,7 @@ def _is_probability(node: fx.Node) -> bool:
     """Return whether the value is an exponential, perhaps divided by its sum."""
     while is_view(node) or packet(node) in (prims.convert_element_type, aten._to_copy, aten.clone, aten.div, aten.mul):
         node = node.all_input_nodes[0]
-    return packet(node) in _EXPONENTIALS or packet(node) in (aten._softmax, aten.sigmoid)
+    return packet(node) in EXPONENTIALS or packet(node) in (aten._softmax, aten.sigmoid)
 
 
 def _calls_a_graph(node: fx.Node) -> bool:
@@ -303,7 +303,7 @@ def _delicate_role(node: fx.Node, user: fx.Node, facts: Delicate) -> Role | None
 
 def _leads_to_an_exponential(node: fx.Node) -> bool:
     """Return whether a sum is an exponential's argument, perhaps with further terms."""
-    if packet(node) in _EXPONENTIALS or packet(node) is aten.logcumsumexp:
+    if packet(node) in EXPONENTIALS or packet(node) is aten.logcumsumexp:
         return True
     sums = (aten.add, aten.sub, aten.clone, prims.rev, prims.convert_element_type)
     return packet(node) in sums and any(_leads_to_an_exponential(user) for user in node.users)
@@ -342,6 +342,6 @@ def _state_after(node: fx.Node, user: fx.Node, state: int, facts: Delicate) -> "
         return state if user.args[0] is node else _CURVED
     if name is aten.pow and user.args[1] == 1:  # in the derivative of a square
         return state
-    if name in _EXPONENTIALS:
+    if name in EXPONENTIALS:
         return Role.EXPONENT if state & _DIFFERENCE and not is_tamed(user, user, operands_of(node)) else _CURVED
     return _CURVED if is_pointwise(user) else None

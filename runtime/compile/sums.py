@@ -1,0 +1,138 @@
+"""Sums of exponentials, computed again from what the backward pass reads: what is divided by them then sums to 1.
+
+A softmax's gradient is p·(g − Σp·g). Where the g of a row have a mean beside which they hardly differ, as those of
+attention to values behind a sigmoid have, a sum of p that is off by 1 % leaves more of the mean than there is of the
+gradient: 4.8 times its norm at 2 bits and .95 at 4, .15 and .03 with sums that are right.
+
+    a softmax that is saved            Σp·g gets what the sum of what is read lacks, times the mean of g
+    exponentials beside their sum      the sum is no longer saved, but computed of what is read in their place
+"""
+
+from collections.abc import Collection, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, fx
+
+from .nodes import packet, tensor_of
+from .roles import EXPONENTIALS
+from .splice import Splicer
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+_SAME = (prims.convert_element_type, aten._to_copy, aten.clone, aten.alias, aten.detach)
+
+
+def sum_again(backward: fx.Graph, saved: Sequence[fx.Node], rounded: Collection[fx.Node]) -> list[fx.Node]:
+    """Replace the placeholders of sums whose exponentials follow from rounded values; return these sums.
+
+    Args:
+        backward: with a placeholder of the same name for each saved value, and what it computes again by its name.
+        saved: values of the forward graph.
+        rounded: those of which codes are saved.
+    """
+    names = {node.name: node for node in backward.nodes}
+    order = {node: place for place, node in enumerate(backward.nodes)}
+    rough = {node.name for node in rounded}
+    found = []
+    for node in saved:
+        powers = _summed_powers(node)
+        again, total = names.get(powers.name) if powers else None, names.get(node.name)
+        if again is None or total is None or total.op != "placeholder" or not _follows_from(again, rough):
+            continue
+        first = min(total.users, key=order.__getitem__, default=None)
+        if first is None or order[first] < order[again]:
+            continue
+        with backward.inserting_before(first):
+            new = backward.call_function(node.target, (again, *node.args[1:]), node.kwargs)  # pyright: ignore[reportArgumentType]
+        new.meta = {key: node.meta[key] for key in ("val", "tensor_meta") if key in node.meta}
+        total.replace_all_uses_with(new)
+        backward.erase_node(total)
+        found.append(node)
+    return found
+
+
+def _follows_from(node: fx.Node, names: Collection[str]) -> bool:
+    left, seen = [node], {node}
+    while left:
+        one = left.pop()
+        if one.op == "placeholder" and one.name in names:
+            return True
+        left += [i for i in one.all_input_nodes if i not in seen]
+        seen.update(one.all_input_nodes)
+    return False
+
+
+def complete_sums(graph: fx.Graph, node: fx.Node, value: fx.Node, splicer: Splicer) -> None:
+    """Add to each Σp·g of the gradient what p lacks of 1 times the mean of g, where `value` is what is read of p.
+
+    The sum is then off by Σδ·(g − ḡ), δ the errors of p: never more than Σδ·g on average, and nothing where g is a
+    constant. Divided by Σp in place of it, a softmax of few large probabilities erred by .024 for .017.
+
+    Args:
+        graph: of the backward pass.
+        node: of the forward graph; nothing is done unless it is a softmax.
+        value: in the backward graph, with all its uses.
+        splicer: of the compilation.
+    """
+    dimension = _softmax_dimension(node)
+    if dimension is None:
+        return
+    for product in [user for reader in _readers(value) for user in reader.users if packet(user) is aten.mul]:
+        factors = [one for one in product.args if isinstance(one, fx.Node)]
+        g = next((one for one in factors if one not in _readers(value)), None)
+        for total in [user for reader in _readers(product) for user in reader.users if _sums(user, dimension)]:
+            if g is None:
+                continue
+            users = list(total.users)
+            with graph.inserting_before(total.next):
+                (completed,) = splicer.splice(graph, partial(_completed, dimension=dimension), total, value, g)
+            for user in users:
+                user.replace_input_with(total, completed)
+
+
+def _readers(node: fx.Node) -> list[fx.Node]:
+    """Return the node, and what it is in other dtypes."""
+    found = [node]
+    for one in found:
+        found += [user for user in one.users if packet(user) in _SAME]
+    return found
+
+
+def _sums(node: fx.Node, dimension: int) -> bool:
+    x = tensor_of(node)
+    if packet(node) is not aten.sum or len(node.args) < 3 or not node.args[2] or x is None:
+        return False
+    dimensions = node.args[1]
+    return isinstance(dimensions, list | tuple) and [d % x.dim() for d in dimensions] == [dimension % x.dim()]  # pyright: ignore[reportOperatorIssue]
+
+
+def _completed(total: Tensor, p: Tensor, g: Tensor, *, dimension: int) -> Tensor:
+    lacking = 1 - p.sum(dimension, keepdim=True, dtype=torch.float32)
+    return (total + lacking * g.mean(dimension, keepdim=True, dtype=torch.float32)).to(total.dtype)
+
+
+def _softmax_dimension(node: fx.Node) -> int | None:
+    """Return the dimension over which the value sums to 1, an exponential over its sum; None if it is no softmax."""
+    node = _unconverted(node)
+    if packet(node) is aten._softmax:
+        return int(node.args[1])  # pyright: ignore[reportArgumentType]
+    if packet(node) is not aten.div or not all(isinstance(argument, fx.Node) for argument in node.args):
+        return None
+    powers, total = (_unconverted(argument) for argument in node.args)  # pyright: ignore[reportArgumentType]
+    dimensions = total.args[1] if _summed_powers(total) is powers else ()
+    return dimensions[0] if isinstance(dimensions, list | tuple) and len(dimensions) == 1 else None  # pyright: ignore[reportReturnType]
+
+
+def _summed_powers(node: fx.Node) -> fx.Node | None:
+    """Return the exponentials of which the value is the sum over dimensions that it keeps, as one that divides them."""
+    if packet(node) is not aten.sum or len(node.args) < 3 or not node.args[2]:
+        return None
+    powers = _unconverted(node.all_input_nodes[0])
+    return powers if packet(powers) in EXPONENTIALS else None
+
+
+def _unconverted(node: fx.Node) -> fx.Node:
+    while packet(node) in _SAME:
+        node = node.all_input_nodes[0]
+    return node
