@@ -64,11 +64,24 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def _checks(rows: Rows) -> Iterator[str]:
     """Yield whether each check holds, and what a call from Python costs."""
-    yield from _table(("check", "holds", "of"), [(name, _state(row), _of(row)) for name, row in sorted(rows.items())])
+    body = [(_named(name, row), _state(row), _of(row)) for name, row in sorted(rows.items())]
+    yield from _table(("check", "holds", "of"), body)
+    yield from _before(rows)
     times = rows.get("overhead", {}).get("microseconds", {})
     if times:
         yield ""
         yield from _table(("call on 1,000 elements", "µs"), [(name, f"{value:.1f}") for name, value in times.items()])
+
+
+def _named(name: str, row: Row) -> str:
+    return f"{name} ¹" if "commit" in row else name
+
+
+def _before(rows: Rows) -> Iterator[str]:
+    """Yield a line on the rows of an earlier run, which a later one that was cut short did not come to."""
+    for commit in dict.fromkeys(row["commit"] for row in rows.values() if "commit" in row):
+        yield ""
+        yield f"¹ in the run before, at commit {commit}."
 
 
 def _state(row: Row) -> str:
@@ -88,9 +101,11 @@ def _tests(rows: Rows) -> Iterator[str]:
     """Yield the tests' counts, the tools' verdicts, and what failed."""
     columns = ("passed", "failed", "skipped")
     body = [
-        (name, _state(row), *(str(row.get(column, "")) for column in columns)) for name, row in sorted(rows.items())
+        (_named(name, row), _state(row), *(str(row.get(column, "")) for column in columns))
+        for name, row in sorted(rows.items())
     ]
     yield from _table(("part", "holds", *columns), body)
+    yield from _before(rows)
     failures = [one for row in rows.values() for one in row.get("failures", ())]
     if failures:
         yield ""
@@ -142,6 +157,7 @@ def _trainings(rows: Rows) -> Iterator[str]:
             yield ""
             head = ("way", "peak GiB", "reserved", "kept between the passes", "of eager's", "ms a step", "of eager's")
             yield from _table((*head, "first step s", "loss"), [_way(way, row, eager) for way, row in own.items()])
+            yield from _before(own)
             yield ""
 
 
@@ -153,6 +169,7 @@ def _parameters(rows: Rows) -> str:
 
 
 def _way(way: str, row: Row, eager: Row) -> tuple[str, ...]:
+    eager, way = row.get("eager", eager), _named(way, row)  # that of its own run
     if "peak" not in row:
         return (way, *[_OTHER if row["state"] != "failed" else "failed"], *[""] * 7)
     kept = row["kept"] / eager["kept"] if eager.get("kept") else None
