@@ -4,7 +4,7 @@ The fewer than 64 numbers that a row may end with have a kernel of their own, a 
 """
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from ...tensors.capture import to_last
 from ...tensors.dtypes import KINDS, name_of
 from ...tensors.packing import packed_size
 from ...tensors.philox import Seed
-from ...tensors.rotation import LEAST_PIECE, SIGNS, Piece, groups_of, pieces, positive_edges, positive_levels
+from ...tensors.rotation import LEAST_PIECE, SIGNS, groups_of, pieces, positive_edges, positive_levels
 from ..reference import rotated as reference
 from .codegen.rotated import ELEMENTS_PER_BLOCK, GROUPS_PER_BLOCK, rotated_source
 from .launching import Loaded, aligned, available, loaded, seed_arguments
@@ -34,7 +34,8 @@ def quantize(x: Tensor, bits: int, group_size: int, turns: int, unbiased: bool, 
     N, D = x.shape
     packed = torch.empty(N, packed_size(D, bits), dtype=torch.uint8, device=x.device)
     scale = torch.empty(N, groups_of(D, group_size), dtype=torch.bfloat16, device=x.device)
-    _quantize(x, packed, scale, bits, group_size, turns, unbiased, seed_arguments(seed))
+    place = (x.data_ptr(), packed.data_ptr(), scale.data_ptr())
+    _quantize(x, place, (N, D, group_size), bits, turns, unbiased, seed_arguments(seed))
     return packed, scale
 
 
@@ -47,7 +48,9 @@ def dequantize(packed: Tensor, scale: Tensor, bits: int, group_size: int, turns:
         dequantize(packed, scale, bits, group_size, turns, seed, single)
         out.copy_(single)
         return
-    _dequantize(aligned(packed), aligned(scale), bits, group_size, turns, seed_arguments(seed), out)
+    packed, scale = aligned(packed), aligned(scale)
+    place = (packed.data_ptr(), scale.data_ptr(), out.data_ptr())
+    _dequantize(out, place, (out.shape[0], out.shape[1], group_size), bits, turns, seed_arguments(seed))
 
 
 def quantize_buffers(
@@ -58,17 +61,22 @@ def quantize_buffers(
     unbiased: Sequence[bool],
     group_size: int,
 ) -> list[Tensor]:
-    """Return the buffers of the reference: kernels write scales and codes where they lie in them."""
+    """Return the buffers of the reference: kernels write scales and codes where they lie in them.
+
+    Without views: a compiled step of 16 blocks calls this for 128 tensors, and Python is then what a GPU waits for.
+    """
     buffers = []
     for x, offset, b, mean_is_right in zip(xs, offsets, bits, unbiased, strict=True):
-        rows = x.reshape(x.shape[:-1].numel(), x.shape[-1]).contiguous()
-        if not serves(rows):
+        if not serves(x):
             buffers += reference.quantize_buffers([x], key, [offset], [b], [mean_is_right], group_size)
             continue
-        size = reference.buffer_size(x.shape[-1], b, group_size)
-        buffers.append(x.new_empty(*x.shape[:-1], size, dtype=torch.uint8))
-        parts = _parts(buffers[-1], x.shape[-1], b, group_size)
-        _quantize(rows, *parts, b, group_size, reference.TURNS, mean_is_right, _seed_after(key, offset, rows))
+        x, D = x.contiguous(), x.shape[-1]
+        N = x.numel() // D
+        size = reference.buffer_size(D, b, group_size)
+        buffers.append(torch.empty((*x.shape[:-1], size), dtype=torch.uint8, device=x.device))
+        scale = buffers[-1].data_ptr()
+        place = (x.data_ptr(), scale + 2 * N * groups_of(D, group_size), scale)
+        _quantize(x, place, (N, D, group_size), b, reference.TURNS, mean_is_right, _seed_after(key, offset, x))
     return buffers
 
 
@@ -84,22 +92,16 @@ def dequantize_buffers(
     """Return the tensors of the reference, from buffers where they lie."""
     xs = []
     for buffer, offset, b, D in zip(buffers, offsets, bits, features, strict=True):
-        x = buffer.new_empty(*buffer.shape[:-1], D, dtype=dtype)
-        rows = x.view(x.shape[:-1].numel(), D)
-        if not serves(rows) or dtype not in KINDS:
+        if not serves(buffer) or dtype not in KINDS:
             xs += reference.dequantize_buffers([buffer], key, [offset], [b], [D], group_size, dtype)
             continue
-        parts = _parts(aligned(buffer), D, b, group_size)
-        _dequantize(*parts, b, group_size, reference.TURNS, _seed_after(key, offset, rows), rows)
+        x, buffer = torch.empty((*buffer.shape[:-1], D), dtype=dtype, device=buffer.device), aligned(buffer)
+        N = x.numel() // D
+        scale = buffer.data_ptr()
+        place = (scale + 2 * N * groups_of(D, group_size), scale, x.data_ptr())
+        _dequantize(x, place, (N, D, group_size), b, reference.TURNS, _seed_after(key, offset, x))
         xs.append(x)
     return xs
-
-
-def _parts(buffer: Tensor, D: int, bits: int, group_size: int) -> tuple[Tensor, Tensor]:
-    """Return codes and scales, views of an aligned buffer. Codes behind an odd number of scales are not aligned."""
-    N = buffer.shape[:-1].numel()
-    scale, packed = buffer.view(-1).split([2 * N * groups_of(D, group_size), N * packed_size(D, bits)])
-    return packed.view(N, packed_size(D, bits)), scale.view(torch.bfloat16).view(N, groups_of(D, group_size))
 
 
 def _seed_after(key: Tensor, offset: int, x: Tensor) -> tuple[int, int]:
@@ -111,46 +113,54 @@ def _seed_after(key: Tensor, offset: int, x: Tensor) -> tuple[int, int]:
 
 def _quantize(
     x: Tensor,
-    packed: Tensor,
-    scale: Tensor,
+    place: tuple[int, int, int],
+    rows: tuple[int, int, int],
     bits: int,
-    group_size: int,
     turns: int,
     unbiased: bool,
     seed: tuple[int, int],
 ) -> None:
-    """Write codes and scales of `x` (N, D): a launch for each size of groups in a row."""
-    N, D = x.shape
+    """Write codes and scales of `x`: a launch for each size of groups in a row.
+
+    Args:
+        x: contiguous.
+        place: addresses of numbers, codes and scales.
+        rows: their number, the elements of each, and of a group at most.
+        bits, turns, unbiased: as for `quantize`.
+        seed: as kernels take it.
+    """
     levels, edges = _tables(bits, x.device)
-    memory = (x.data_ptr(), packed.data_ptr(), scale.data_ptr())
     how = (turns, int(unbiased), levels.data_ptr(), edges.data_ptr(), *seed)
-    for piece in pieces(D, group_size):
-        place = _place(piece, N, D, group_size)
-        _launch("quantize", x, bits, piece.size, _blocks(piece, N), *memory, *place, *how)
+    for size, blocks, piece in _launches(*rows):
+        _launch("quantize", x, bits, size, blocks, *place, *piece, *how)
 
 
 def _dequantize(
-    packed: Tensor, scale: Tensor, bits: int, group_size: int, turns: int, seed: tuple[int, int], out: Tensor
+    out: Tensor,
+    place: tuple[int, int, int],
+    rows: tuple[int, int, int],
+    bits: int,
+    turns: int,
+    seed: tuple[int, int],
 ) -> None:
-    N, D = out.shape
+    """Write numbers to `out`, of codes and scales whose addresses and its own are `place`; else as `_quantize`."""
     levels, _ = _tables(bits, out.device)
-    memory = (packed.data_ptr(), scale.data_ptr(), out.data_ptr())
+    for size, blocks, piece in _launches(*rows):
+        _launch("dequantize", out, bits, size, blocks, *place, *piece, turns, levels.data_ptr(), *seed)
+
+
+@lru_cache(4096)
+def _launches(N: int, D: int, group_size: int) -> list[tuple[int, int, tuple[int, ...]]]:
+    """Return for each size of groups in rows of D elements: the size, blocks, and what kernels know of `Piece`."""
+    of_row, counters = groups_of(D, group_size), max(1, group_size // SIGNS)
+    found = []
     for piece in pieces(D, group_size):
-        place = _place(piece, N, D, group_size)
-        _launch(
-            "dequantize", out, bits, piece.size, _blocks(piece, N), *memory, *place, turns, levels.data_ptr(), *seed
-        )
-
-
-def _place(piece: Piece, N: int, D: int, group_size: int) -> tuple[int, ...]:
-    counters = max(1, group_size // SIGNS)
-    return N, D, piece.start, piece.size, piece.count, piece.first, groups_of(D, group_size), counters
-
-
-def _blocks(piece: Piece, N: int) -> int:
-    if piece.size < LEAST_PIECE:
-        return -(-N // GROUPS_PER_BLOCK)
-    return -(-N * piece.count * piece.size // ELEMENTS_PER_BLOCK)
+        blocks = -(-N // GROUPS_PER_BLOCK)  # of the short group at the end: a warp each
+        if piece.size >= LEAST_PIECE:
+            blocks = -(-N * piece.count * piece.size // ELEMENTS_PER_BLOCK)
+        place = (N, D, piece.start, piece.size, piece.count, piece.first, of_row, counters)
+        found.append((piece.size, blocks, place))
+    return found
 
 
 @cache
