@@ -47,6 +47,16 @@ def written():
         return plain, *triton_code(model, (x,), "fewbit")
 
 
+def test_rotated_codes_are_calls_of_the_kernels():
+    """And no ops: Python on the way to them is what a GPU waited for."""
+    model, x = Block(), torch.randn(4, TOKENS // 4, WIDTH, requires_grad=True)
+    with pretended_h100():
+        graphs = triton_code(model, (x,), "fewbit", bits=2)
+    for graph, function in zip(graphs, ("quantize_buffers", "dequantize_buffers"), strict=True):
+        assert f"fewbit.runtime.backends.cuda.rotated import {function} as" in graph.text
+        assert not re.search(r"= torch\.ops\.fewbit\.rotated", graph.text)
+
+
 @pytest.mark.skipif(
     torch.__version__ < "2.12",
     reason="a loop over (64, 512) is not fused with a reduction over (64, 4, 128) before: one more for each GELU",
