@@ -13,6 +13,8 @@ for element 0 of the group. What `torch.compile` saves is rounded by fewer: `rot
 import torch
 from torch import Tensor
 
+from ...tables import FewbitError
+from .capture import is_capturing
 from .key_stream import next_key
 
 NEAREST = -1  # in place of a key, where codes are rounded to nearest
@@ -40,9 +42,17 @@ def seed_from(generator: torch.Generator) -> Tensor:
 
 
 def seed_beside(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a key drawn from `generator`, int64 (1,): on the device of `x` if it is drawn there, else on the CPU."""
+    """Return a key drawn from `generator`, int64 (1,): on the device of `x` if it is drawn there, else on the CPU.
+
+    Raises:
+        FewbitError: a CUDA graph is being captured, all of whose replays would round by that one key.
+    """
     drawn = seed_from(generator)
-    return drawn if drawn.device == x.device else drawn.cpu()
+    if drawn.device == x.device:
+        return drawn
+    if is_capturing():
+        raise FewbitError(f"a CUDA graph would round by one key in all its replays: give a generator on {x.device}")
+    return drawn.cpu()
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Seed, Seed]) -> tuple[Tensor, ...]:

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 import torch
+from fewbit import FewbitError
 from fewbit.runtime.backends.cpu.numba_tools import random_words
-from fewbit.runtime.tensors.philox import draw_seed, philox, random_halves
+from fewbit.runtime.tensors.philox import draw_seed, philox, random_halves, seed_beside
 
 # Random123's known answers for philox4x32-7: counter, key, result; words lowest first.
 KNOWN = [
@@ -58,3 +59,13 @@ class TestSeed:
         before = torch.get_rng_state()
         assert draw_seed(torch.Generator().manual_seed(5)) == draw_seed(torch.Generator().manual_seed(5))
         assert torch.equal(torch.get_rng_state(), before)
+
+    def test_of_a_generator_elsewhere_is_refused_in_a_cuda_graph(self, monkeypatch):
+        """Every replay would round by the key that the host drew while the graph was captured."""
+        elsewhere, generator = torch.empty(3, device="meta"), torch.Generator()
+        assert seed_beside(elsewhere, generator).shape == (1,)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        assert seed_beside(torch.empty(3), generator).shape == (1,)
+        with pytest.raises(FewbitError, match=r"^a CUDA graph would round by one key in all its replays"):
+            seed_beside(elsewhere, generator)
