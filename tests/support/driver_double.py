@@ -3,7 +3,7 @@
 import re
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from types import SimpleNamespace
 
@@ -66,20 +66,47 @@ class Launch:
         ]
 
 
+@dataclass(frozen=True)
+class Stream:
+    """One of torch's streams, by its handle; what it waits for and what is recorded on it goes to `log`."""
+
+    handle: int
+    log: list = field(compare=False)
+
+    def wait_event(self, event):
+        self.log.append((self.handle, "waits for", event.handle))
+
+
+class Event:
+    """In place of torch.cuda.Event.
+
+    Attributes:
+        handle: that of the stream on which it was recorded last.
+    """
+
+    handle = None
+
+    def record(self, stream):
+        self.handle = stream.handle
+        stream.log.append((stream.handle, "records"))
+
+
 class Driver:
     """In place of cuda.core.
 
     Attributes:
         device: torch's current device.
         capturing: whether a graph is being captured.
-        launches, loads: recorded.
+        streams: the handle of each device's current stream.
+        launches, loads, log: recorded, `log` what torch's streams wait for.
     """
 
     Stream = SimpleNamespace(from_handle=lambda handle: f"stream {handle}")
     LaunchConfig = staticmethod(lambda grid, block: (grid, block))
 
     def __init__(self):
-        self.device, self.capturing, self.launches, self.loads = 0, False, [], []
+        self.device, self.capturing, self.launches, self.loads, self.log = 0, False, [], [], []
+        self.streams = {-1: 0, 0: 0, 1: 77}
         self._thread = threading.local()
         self.ObjectCode = SimpleNamespace(from_cubin=self._load, from_ptx=self._load)
 
@@ -107,7 +134,7 @@ def in_place_of_the_driver(monkeypatch):
         driver.device = before
 
     properties = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
-    streams = {-1: 0, 0: 0, 1: 77}
+    streams = driver.streams
     monkeypatch.setattr(launching, "core", lambda: driver)
     monkeypatch.setattr(launching, "_thread", launching._Thread())
     monkeypatch.setattr(launching, "machine_code", lambda source, arch: ("cubin", source))
@@ -116,6 +143,8 @@ def in_place_of_the_driver(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: driver.device)
     monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(streams[device], driver.log))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", streams.__getitem__, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: driver.device, raising=False)
     monkeypatch.setattr(torch.cuda, "default_generators", {-1: SimpleNamespace(initial_seed=lambda: 2**63 + 5)})

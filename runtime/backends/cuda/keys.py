@@ -23,7 +23,7 @@ from ....tables import FewbitError
 from ...tensors.capture import is_capturing
 from ..reference import keys as reference
 from .codegen.keys import keys_source
-from .launching import available, load
+from .launching import Loaded, available, load
 
 _PLACE = "_fewbit_rounding"  # attribute of torch's state tensor: the place in the stream
 
@@ -44,13 +44,19 @@ def draw(x: Tensor, count: int) -> Tensor:
 
 
 class DeviceStream:
-    """The stream of a device, with its place as far as the host has drawn, and the kernels that draw."""
+    """The stream of a device, with its place as far as the host has drawn, and the kernels that draw.
+
+    They run in the order of their calls, whichever of torch's streams are the current ones: those do not wait for each
+    other, and two of them would draw the same keys, or keys of the seed before.
+    """
 
     def __init__(self, device: int) -> None:
         self._device = device
         self._draw, self._move = load(keys_source(), ("draw", "move"), device)
         self._lock = threading.Lock()
         self._place: Place = (-1, 0)
+        self._last: torch.Stream | None = None  # the one that the kernel before runs on
+        self._done = torch.cuda.Event()  # that kernel is
         self.restart()
 
     @property
@@ -60,22 +66,24 @@ class DeviceStream:
 
     def restart(self) -> None:
         """Begin the stream of the seed that torch's generator of the device has."""
-        self._begin((self._seed(), 0))
+        with self._lock:
+            self._begin((self._seed(), 0))
 
     def go_to(self, place: Place) -> None:
         """Continue from `place`: of the same seed by as many keys as the host is beyond it."""
-        if place[0] != self._place[0]:
-            self._begin(place)
-            return
-        self._move.launch(1, 0, place[1] - self._place[1], 0)
-        self._place = place
+        with self._lock:
+            if place[0] != self._place[0]:
+                self._begin(place)
+                return
+            self._launch(self._move, 0, place[1] - self._place[1], 0)
+            self._place = place
 
     def draw(self, seeds: Tensor) -> None:
         """Write the next seeds."""
         with self._lock:
-            if not torch.cuda.is_current_stream_capturing() and self._place[0] != self._seed():
-                self.restart()  # torch's generator was seeded by its own method
-            self._draw.launch(1, seeds.data_ptr(), seeds.numel())
+            if not torch.cuda.is_current_stream_capturing() and self._place[0] != (seed := self._seed()):
+                self._begin((seed, 0))  # torch's generator was seeded by its own method
+            self._launch(self._draw, seeds.data_ptr(), seeds.numel())
             self._place = (self._place[0], self._place[1] + seeds.numel())
 
     def _seed(self) -> int:
@@ -83,8 +91,20 @@ class DeviceStream:
 
     def _begin(self, place: Place) -> None:
         seed, drawn = place
-        self._move.launch(1, seed - (seed >> 63 << 64), drawn, 1)  # seed as an int64
+        self._launch(self._move, seed - (seed >> 63 << 64), drawn, 1)  # seed as an int64
         self._place = place
+
+    def _launch(self, kernel: Loaded, *arguments: int) -> None:
+        """Run a kernel after the one before; in a graph alone, which may not wait for what runs outside of it."""
+        if torch.cuda.is_current_stream_capturing():
+            kernel.launch(1, *arguments)
+            return
+        stream = torch.cuda.current_stream(self._device)
+        if self._last is not None and self._last != stream:
+            stream.wait_event(self._done)
+        kernel.launch(1, *arguments)
+        self._done.record(stream)
+        self._last = stream
 
 
 _streams: dict[int, DeviceStream] = {}
@@ -116,7 +136,7 @@ def _accompany_torch() -> None:
     @wraps(seed_all)
     def manual_seed_all(seed: int) -> None:
         seed_all(seed)
-        _restart(_streams)
+        _restart(list(_streams))  # another thread may begin one
 
     @wraps(state_of_torch)
     def get_rng_state(device: Device = "cuda") -> Tensor:

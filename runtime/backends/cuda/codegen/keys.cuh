@@ -17,14 +17,14 @@ __device__ inline u64 mixed(u64 number)
     return z ^ z >> 31;
 }
 
-// One thread of all draws: the next keys, from 0 to 2^63 - 1.
+// One thread of all draws: the next keys, from 0 to 2^63 - 1. They are taken at once: a graph's replay may draw meanwhile.
 extern "C" __global__ void draw(i64* seeds, i64 count)
 {
     if (blockIdx.x || threadIdx.x)
         return;
+    const u64 first = atomicAdd(&place.drawn, u64(count));
     for (i64 i = 0; i < count; ++i)
-        seeds[i] = i64(mixed(place.key + place.drawn + u64(i)) >> 1);
-    place.drawn += u64(count);
+        seeds[i] = i64(mixed(place.key + first + u64(i)) >> 1);
 }
 
 // Begins the stream of a seed at so many keys, or goes so many further, or back.
@@ -35,7 +35,7 @@ extern "C" __global__ void move(i64 seed, i64 drawn, i64 begins)
     if (begins)
         place = {mixed(u64(seed)), u64(drawn)};
     else
-        place.drawn += u64(drawn);
+        atomicAdd(&place.drawn, u64(drawn));
 }
 
 }  // namespace keys

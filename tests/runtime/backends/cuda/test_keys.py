@@ -8,6 +8,7 @@ import torch
 from driver_double import in_place_of_the_driver
 from fewbit.runtime import ops
 from fewbit.runtime.backends.cuda import keys
+from fewbit.runtime.backends.cuda.codegen.keys import keys_source
 from fewbit.runtime.tensors.key_stream import KeyStream
 from host_kernels import needs_gxx, start_keys
 
@@ -22,6 +23,7 @@ def gpu(monkeypatch):
 
     def launch(stream, config, kernel, *arguments):
         if kernel[1] in ("draw", "move"):
+            driver.log.append((driver.streams[-1], kernel[1]))
             start_keys(kernel[1], *arguments)
 
     monkeypatch.setattr(driver, "launch", launch)
@@ -103,6 +105,38 @@ def test_a_capture_draws_from_where_the_stream_is(gpu):
     drawn()
     gpu.capturing, gpu.seed = True, 8  # the generator may not be asked then
     assert drawn() == expected(7, 3)
+
+
+def test_kernels_on_two_of_torch_s_streams_run_one_after_the_other(gpu):
+    """Else both could draw the same keys, or those of a seed after they were to be another's."""
+
+    def drawn_on(stream):
+        gpu.streams[-1] = stream
+        drawn()
+
+    drawn_on(0)
+    gpu.log.clear()
+    drawn_on(0)
+    drawn_on(5)
+    keys.stream_of(-1).go_to((7, 0))
+    drawn_on(0)
+    gpu.streams[-1] = 5
+    keys._restart([-1])
+    on_0, on_5 = ([(stream, "draw"), (stream, "records")] for stream in (0, 5))
+    waits, moves = (5, "waits for", 0), [(5, "move"), (5, "records")]
+    assert gpu.log == [*on_0, waits, *on_5, *moves, (0, "waits for", 5), *on_0, waits, *moves]
+    gpu.log.clear()
+    gpu.capturing = True  # a graph may not wait for what runs outside of it
+    drawn_on(0)
+    gpu.capturing = False
+    drawn_on(5)
+    assert gpu.log == [(0, "draw"), *on_5]
+
+
+def test_the_place_moves_before_keys_are_written():
+    """A graph's replay beside a draw has keys of its own: the place is taken at once."""
+    draw = keys_source().partition("void draw")[2].partition("move")[0]
+    assert "atomicAdd(&place.drawn, u64(count))" in draw and draw.count("place.drawn") == 1
 
 
 def test_ops_take_seeds_from_the_gpu_s_memory(monkeypatch):
