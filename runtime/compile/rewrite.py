@@ -61,8 +61,7 @@ def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: Compil
     encoded = [_Encoded(n, arguments[n], table_text(c.table)) for n, c in few.items() if c.table is not None]
     rounded = {node: choice for node, choice in few.items() if choice.table is None}
     splicer = Splicer()
-    again = sum_again(backward, tensors, few)
-    saved = [node for node in saved if node not in again]
+    sum_again(backward, tensors, few, splicer)
     parts = _encode_all(forward, encoded, splicer)
     output.args = (tuple(results + _parts_of(saved, parts)),)
     forward.eliminate_dead_code()  # the factors themselves, which would read their arguments at the end of the pass
@@ -77,7 +76,7 @@ def rewrite(forward: fx.Graph, backward: fx.Graph, outputs: int, options: Compil
     kept = [*keys.values(), *_parts_of(saved, parts)]
     output.args = (tuple(results + kept),)
     _describe(output, outputs, len(kept))
-    return [_row(node, choice, parts.get(node, ())) for node, choice in choices.items() if node not in again]
+    return [_row(node, choice, parts.get(node, ())) for node, choice in choices.items()]
 
 
 def _parts_of(saved: Sequence[Any], parts: Mapping[fx.Node, tuple[fx.Node, ...]]) -> list[Any]:

@@ -44,14 +44,15 @@ def check_tensor(quantizer: str, x: object) -> None:
         raise FewbitError(f"{quantizer} compresses strided tensors of {accepted}, not {given}")
 
 
-def kernels_of(x: Tensor, cpu: Any, cuda: Any) -> Any:
+def kernels_of(x: Tensor, cpu: Any, cuda: Any, *beside: Tensor) -> Any:
     """Return the module of the kernels of `x`, to be called without torch's dispatcher, or None where an op finds them.
 
-    An op takes as much of the host's time as the rest of a call; compilers, modes and transforms need it.
+    An op takes as much of the host's time as the rest of a call; compilers, modes and transforms need it, of `x` and of
+    what kernels read `beside` it.
     """
-    if has_kernels(x):
+    if all(map(has_kernels, (x, *beside))):
         return cpu
-    return cuda if x.is_cuda and is_plain(x) else None
+    return cuda if x.is_cuda and all(map(is_plain, (x, *beside))) else None
 
 
 def seeds_beside(x: Tensor, generator: torch.Generator | None) -> Tensor:

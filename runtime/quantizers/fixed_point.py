@@ -79,7 +79,7 @@ class FixedPoint(Unpickled):
         x = as_dense(x.detach())
         γ, β = scale.detach(), shift.detach()
         run = channel_run(x.shape, x.stride(), channel_dim)
-        kernels = kernels_of(x, cpu, cuda)
+        kernels = kernels_of(x, cpu, cuda, γ, β)
         quantize = ops.fixed_point_quantize if kernels is None else kernels.quantize
         packed = quantize(as_kind(x, keep_positive=True), γ, β, run, self.bits)
         return FixedPointCompressed(self, TensorSpec.of(x), packed, γ, β, channel_dim, _versions(γ, β))
@@ -132,7 +132,7 @@ class FixedPointCompressed(Unpickled):
         form = self.form
         run = channel_run(form.shape, form.stride, self.channel_dim)
         codes = (self.packed, self.scale, self.shift, run, self.quantizer.bits)
-        kernels = kernels_of(self.packed, cpu, cuda)
+        kernels = kernels_of(self.packed, cpu, cuda, self.scale, self.shift)
         if kernels is not None:
             out = form.empty()
             kernels.dequantize(*codes, out)

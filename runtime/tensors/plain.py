@@ -12,7 +12,8 @@ from .dtypes import DTYPES
 
 def has_kernels(x: Tensor) -> bool:
     """Return whether the CPU kernels support `x`: a plain tensor in the memory of this process."""
-    return x.device.type == "cpu" and type(x) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
+    is_tensor = type(x) in (Tensor, torch.nn.Parameter) and not is_functorch_wrapped_tensor(x)
+    return is_tensor and x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def is_plain(x: Tensor) -> bool:
@@ -26,6 +27,7 @@ def is_plain(x: Tensor) -> bool:
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._len_torch_function_stack()
         and not torch._C._is_tracing()
+        and not torch._C._are_functorch_transforms_active()
         and torch._C._dispatch_keys(x).raw_repr() == _plain_keys(x.is_cuda)
     )
 
