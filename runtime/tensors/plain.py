@@ -12,8 +12,9 @@ from .dtypes import DTYPES
 
 def has_kernels(x: Tensor) -> bool:
     """Return whether the CPU kernels support `x`: a plain tensor in the memory of this process."""
-    is_tensor = type(x) in (Tensor, torch.nn.Parameter) and not is_functorch_wrapped_tensor(x)
-    return is_tensor and x.device.type == "cpu" and not torch.compiler.is_compiling()
+    if torch.compiler.is_compiling() or type(x) not in (Tensor, torch.nn.Parameter):
+        return False  # before all else: Dynamo traces this function
+    return x.device.type == "cpu" and not is_functorch_wrapped_tensor(x)
 
 
 def is_plain(x: Tensor) -> bool:
