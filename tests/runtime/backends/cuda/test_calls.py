@@ -117,7 +117,7 @@ def test_quantizers_call_kernels_without_ops(monkeypatch, quantizer, given, draw
     torch.manual_seed(5)
     expected = [quantizer.compress(x, **given, **source()) for source in sources]
     launched = launched_on_host(monkeypatch)
-    monkeypatch.setattr(module, "kernels_of", lambda x, cpu, cuda: cuda)
+    monkeypatch.setattr(module, "kernels_of", lambda x, cpu, cuda, *_: cuda)
     monkeypatch.setattr(module, "ops", None)
     monkeypatch.setattr(keys, "draw", reference_keys.draw)
     torch.manual_seed(5)
