@@ -87,13 +87,13 @@ def _sums(graph: fx.Graph, steep: Collection[fx.Node], of_gradient: Collection[f
 def _differs_in_groups(node: fx.Node, value: fx.Node) -> bool:
     """Return whether sums over a value, all that `node` gives, are others within a group of the value's elements."""
     x = tensor_of(value)
-    dimensions: Any = node.args[1] if len(node.args) > 1 else ()
+    dimensions: Any = node.args[1] if len(node.args) > 1 else None  # all of them, as none is
     if packet(node) not in _SUMS or x is None or not x.dim():
         return False
     if isinstance(dimensions, int):  # running sums
         return True
     innermost = (memory_order(x) or range(x.dim()))[-1]
-    is_over_groups = innermost in [d % x.dim() for d in dimensions] and hint(x.shape[innermost]) >= LEAST_ROW
+    is_over_groups = innermost in [d % x.dim() for d in dimensions or ()] and hint(x.shape[innermost]) >= LEAST_ROW
     return bool(dimensions) and not is_over_groups
 
 

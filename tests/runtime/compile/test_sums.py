@@ -112,3 +112,15 @@ def test_rows_far_below_the_largest_of_their_group_are_finite():
         less_the_largest_of_all, torch.randn(256, 64), torch.randn(64, 32) * 1.5, torch.randn(32, 8)
     ):
         assert ours.isfinite().all()
+
+
+def test_a_sum_over_all_dimensions_at_once_is_no_rows():
+    """`dim=None`, which stands in the graph as it is written."""
+
+    def function(x, weight):
+        powers = (x @ weight / 8).exp()
+        return powers / powers.sum(None, keepdim=True) * 100
+
+    torch.manual_seed(0)
+    for exact, ours in gradients_of(function, torch.randn(256, 64), torch.randn(64, 64)):
+        assert float((ours - exact).norm() / exact.norm()) < 0.3
