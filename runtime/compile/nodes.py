@@ -10,6 +10,8 @@ from torch._ops import HigherOrderOperator
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
+# The values of the argument, perhaps in other memory or of another dtype.
+SAME = (aten.clone, aten.detach, aten.alias, aten._to_copy, prims.convert_element_type)
 SPLITS = {aten.split, aten.split_with_sizes, aten.unbind, aten.chunk}
 
 
@@ -39,6 +41,13 @@ def is_view(node: fx.Node) -> bool:
 def base_of(node: fx.Node) -> fx.Node:
     """Return the node whose memory the value of `node` lies in."""
     while node.op == "call_function" and is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def unconverted(node: fx.Node) -> fx.Node:
+    """Return the node whose values, in another dtype perhaps, those of `node` are."""
+    while packet(node) in SAME:
         node = node.all_input_nodes[0]
     return node
 

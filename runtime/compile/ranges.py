@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .nodes import is_view, packet, tensor_of
+from .nodes import SAME, is_view, packet, tensor_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -62,7 +62,7 @@ def _range(node: fx.Node, known: Mapping[fx.Node, Range]) -> Range:
 
 def _is_largest_of(node: Any, value: Any) -> bool:
     """Return whether the node is a maximum over the elements of a value."""
-    while isinstance(node, fx.Node) and (is_view(node) or packet(node) in _SAME):
+    while isinstance(node, fx.Node) and (is_view(node) or packet(node) in SAME):
         node = node.all_input_nodes[0]
     if isinstance(node, fx.Node) and node.target is operator.getitem and node.args[1] == 0:
         node = node.args[0]
@@ -166,7 +166,6 @@ _FIXED: Mapping[Any, Range] = {
     aten.atan2: (-math.pi, math.pi),
     aten.sign: (-1.0, 1.0),
 }
-_SAME = (aten.clone, aten.detach, aten.alias, aten._to_copy, prims.convert_element_type)
 # Results whose elements are, or lie between, elements of the first argument.
 _PASSING = {aten.clone, aten._to_copy, prims.convert_element_type, aten.cat, aten.stack, aten.index, aten.gather}
 _PASSING |= {aten.roll, aten.flip, prims.rev, aten.amax, aten.amin, aten.mean, aten.lift_fresh_copy, aten.repeat}

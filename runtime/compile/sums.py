@@ -14,13 +14,11 @@ from functools import partial
 import torch
 from torch import Tensor, fx
 
-from .nodes import packet, tensor_of
+from .nodes import SAME, descendants, packet, shape_of, tensor_of, unconverted
 from .roles import EXPONENTIALS
 from .splice import Splicer
 
-aten, prims = torch.ops.aten, torch.ops.prims
-
-_SAME = (prims.convert_element_type, aten._to_copy, aten.clone, aten.alias, aten.detach)
+aten = torch.ops.aten
 
 
 def sum_again(backward: fx.Graph, saved: Sequence[fx.Node], rounded: Collection[fx.Node], splicer: Splicer) -> None:
@@ -37,16 +35,18 @@ def sum_again(backward: fx.Graph, saved: Sequence[fx.Node], rounded: Collection[
     names = {node.name: node for node in backward.nodes}
     order = {node: place for place, node in enumerate(backward.nodes)}
     rough = {node.name for node in rounded}
+    following = descendants(backward, lambda node: node.op == "placeholder" and node.name in rough)
     for node in saved:
-        powers = _summed_powers(node)
+        powers, x = _summed_powers(node), tensor_of(node.all_input_nodes[0]) if node.all_input_nodes else None
         again, total = names.get(powers.name) if powers else None, names.get(node.name)
-        if again is None or total is None or total.op != "placeholder" or not _follows_from(again, rough):
+        if again not in following or again is None or x is None or total is None or total.op != "placeholder":
             continue
         users = [user for user in total.users if _divides_by(user, total) and order[user] > order[again]]
         if not users:
             continue
+        summed = partial(_summed, dimensions=_summed_dimensions(node), dtype=x.dtype)
         with backward.inserting_before(min(users, key=order.__getitem__)):
-            (new,) = splicer.splice(backward, _summing(node), again, total)
+            (new,) = splicer.splice(backward, summed, again, total)
         for user in users:
             user.args = (user.args[0], new)
 
@@ -55,28 +55,10 @@ def _divides_by(user: fx.Node, total: fx.Node) -> bool:
     return packet(user) is aten.div and len(user.args) == 2 and user.args[1] is total and user.args[0] is not total
 
 
-def _summing(node: fx.Node) -> "partial[Tensor]":
-    """Return the function of exponentials that the sum is, in its dtypes, and of the sum itself."""
-    x = tensor_of(node.all_input_nodes[0])
-    assert x is not None
-    return partial(_summed, dimensions=tuple(node.args[1]), dtype=x.dtype)  # pyright: ignore[reportArgumentType]
-
-
 def _summed(x: Tensor, exact: Tensor, *, dimensions: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return the sum, or the exact one where they are far apart: codes of a row far below its group's largest are 0."""
     total = x.to(dtype).sum(dimensions, keepdim=True, dtype=exact.dtype)
     return torch.where((total - exact).abs() < exact / 2, total, exact)
-
-
-def _follows_from(node: fx.Node, names: Collection[str]) -> bool:
-    left, seen = [node], {node}
-    while left:
-        one = left.pop()
-        if one.op == "placeholder" and one.name in names:
-            return True
-        left += [i for i in one.all_input_nodes if i not in seen]
-        seen.update(one.all_input_nodes)
-    return False
 
 
 def complete_sums(graph: fx.Graph, node: fx.Node, value: fx.Node, splicer: Splicer) -> None:
@@ -98,7 +80,7 @@ def complete_sums(graph: fx.Graph, node: fx.Node, value: fx.Node, splicer: Splic
     for product in [user for reader in _readers(value) for user in reader.users if packet(user) is aten.mul]:
         factors = [one for one in product.args if isinstance(one, fx.Node)]
         g = next((one for one in factors if one not in _readers(value)), None)
-        if g is None or _shape(g) != _shape(value) or _shape(product) != _shape(value):
+        if g is None or shape_of(g) != shape_of(value) or shape_of(product) != shape_of(value):
             continue  # p stands for rows that it does not have: the sum is one over others
         for total in [user for reader in _readers(product) for user in reader.users if _sums(user, dimension)]:
             users = list(total.users)
@@ -112,21 +94,13 @@ def _readers(node: fx.Node) -> list[fx.Node]:
     """Return the node, and what it is in other dtypes."""
     found = [node]
     for one in found:
-        found += [user for user in one.users if packet(user) in _SAME]
+        found += [user for user in one.users if packet(user) in SAME]
     return found
 
 
 def _sums(node: fx.Node, dimension: int) -> bool:
     x = tensor_of(node)
-    if packet(node) is not aten.sum or len(node.args) < 3 or not node.args[2] or x is None:
-        return False
-    dimensions = node.args[1]
-    return isinstance(dimensions, list | tuple) and [d % x.dim() for d in dimensions] == [dimension % x.dim()]  # pyright: ignore[reportOperatorIssue]
-
-
-def _shape(node: fx.Node) -> tuple[str, ...]:
-    x = tensor_of(node)
-    return () if x is None else tuple(map(str, x.shape))
+    return x is not None and [d % x.dim() for d in _summed_dimensions(node)] == [dimension % x.dim()]
 
 
 def _completed(total: Tensor, p: Tensor, g: Tensor, *, dimension: int) -> Tensor:
@@ -139,25 +113,25 @@ def _completed(total: Tensor, p: Tensor, g: Tensor, *, dimension: int) -> Tensor
 
 def _softmax_dimension(node: fx.Node) -> int | None:
     """Return the dimension over which the value sums to 1, an exponential over its sum; None if it is no softmax."""
-    node = _unconverted(node)
+    node = unconverted(node)
     if packet(node) is aten._softmax:
         return int(node.args[1])  # pyright: ignore[reportArgumentType]
     if packet(node) is not aten.div or not all(isinstance(argument, fx.Node) for argument in node.args):
         return None
-    powers, total = (_unconverted(argument) for argument in node.args)  # pyright: ignore[reportArgumentType]
-    dimensions = total.args[1] if _summed_powers(total) is powers else ()
-    return dimensions[0] if isinstance(dimensions, list | tuple) and len(dimensions) == 1 else None  # pyright: ignore[reportReturnType]
+    powers, total = (unconverted(argument) for argument in node.args)  # pyright: ignore[reportArgumentType]
+    dimensions = _summed_dimensions(total) if _summed_powers(total) is powers else ()
+    return dimensions[0] if len(dimensions) == 1 else None
 
 
 def _summed_powers(node: fx.Node) -> fx.Node | None:
     """Return the exponentials of which the value is the sum over dimensions that it keeps, as one that divides them."""
+    powers = unconverted(node.all_input_nodes[0]) if _summed_dimensions(node) else None
+    return powers if powers is not None and packet(powers) in EXPONENTIALS else None
+
+
+def _summed_dimensions(node: fx.Node) -> tuple[int, ...]:
+    """Return the dimensions over which the value is a sum that keeps them; none if it is no such sum."""
     if packet(node) is not aten.sum or len(node.args) < 3 or not node.args[2]:
-        return None
-    powers = _unconverted(node.all_input_nodes[0])
-    return powers if packet(powers) in EXPONENTIALS else None
-
-
-def _unconverted(node: fx.Node) -> fx.Node:
-    while packet(node) in _SAME:
-        node = node.all_input_nodes[0]
-    return node
+        return ()
+    dimensions = node.args[1]
+    return tuple(dimensions) if isinstance(dimensions, list | tuple) else ()  # pyright: ignore[reportReturnType]
