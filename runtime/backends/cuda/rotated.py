@@ -21,7 +21,7 @@ from .launching import Loaded, aligned, available, loaded, seed_arguments
 
 
 def serves(x: Tensor) -> bool:
-    """Return whether the kernels support `x` (N, D): CUDA memory."""
+    """Return whether the kernels support `x`: CUDA memory, rows of any size."""
     if x.device.type != "cuda" or type(x) not in (Tensor, torch.nn.Parameter) or torch.compiler.is_compiling():
         return False
     return available(x.get_device())

@@ -31,6 +31,25 @@ __device__ inline Place place_of(i64 group, int size, const Pieces& pieces, bool
 // With the sign changed where bit i of a word is 1. A selection is one instruction, a shift with an exclusive or two.
 __device__ inline float flipped(float x, u32 word, int i) { return word >> i & 1 ? -x : x; }
 
+// Powers of two by which the numbers of a group, `most` the greatest, are scaled and their scale is scaled back: no
+// square leaves float then, and nothing is rounded.
+struct Powers {
+    float down, up;
+    __device__ explicit Powers(float most)
+    {
+        const u32 biased = __float_as_uint(most) >> 23, exponent = biased < 2 ? 2 : biased > 253 ? 253 : biased;
+        down = __uint_as_float((254 - exponent) << 23), up = __uint_as_float(exponent << 23);
+    }
+};
+
+// The 16 bits of a scale that are saved, to nearest even: 0 for zeros, NaN for what is not finite.
+__device__ inline u32 saved_scale(float scale, float up, float most, bool finite)
+{
+    const u32 pattern = __float_as_uint(__fmul_rn(scale, up));
+    const u32 rounded = (pattern + 0x7fff + (pattern >> 16 & 1)) >> 16;
+    return !finite ? 0x7fc0 : most == 0 ? 0 : rounded < 0x7f7f ? rounded : 0x7f7f;
+}
+
 // The same number, of which nothing is computed ahead and kept: 32 shifted ones would fill registers all the way.
 __device__ inline u32 in_loop(u32 word)
 {
@@ -342,11 +361,10 @@ __device__ inline void quantize_rotated(const T* x, u8* packed, u16* scales, Pie
 #pragma unroll
         for (int step = 1; step < team; step *= 2)
             most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
-        const u32 biased = __float_as_uint(most) >> 23, exponent = biased < 2 ? 2 : biased > 253 ? 253 : biased;
-        const float down = __uint_as_float((254 - exponent) << 23), up = __uint_as_float(exponent << 23);
+        const Powers powers(most);
         const u32 own = sign_word(u64(here.k * pieces.counters), seed, lane);
         const float energy = group_sum<size>([&](int i) {
-            const float v = __fmul_rn(r[i], down);
+            const float v = __fmul_rn(r[i], powers.down);
             r[i] = flipped(v, own, i);
             return __fmul_rn(v, v);
         });
@@ -385,9 +403,7 @@ __device__ inline void quantize_rotated(const T* x, u8* packed, u16* scales, Pie
             const float turned = turns == 2 ? __fmul_rn(once, once) : once;
             scale = __fmul_rn(__fdiv_rn(sums.first, sums.second), turned);
         }
-        const u32 pattern = __float_as_uint(__fmul_rn(scale, up));
-        const u32 rounded = (pattern + 0x7fff + (pattern >> 16 & 1)) >> 16;
-        const u32 kept = most == 0 && finite ? 0 : !finite ? 0x7fc0 : rounded < 0x7f7f ? rounded : 0x7f7f;
+        const u32 kept = saved_scale(scale, powers.up, most, finite);
         if (!there)
             continue;
         const Place place = place_of(in_loop(group), size, pieces, whole);

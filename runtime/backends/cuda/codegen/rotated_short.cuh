@@ -85,15 +85,14 @@ __device__ inline void quantize_short(const T* x, u8* packed, u16* scales, Piece
 #pragma unroll
         for (int step = 1; step < lanes; step *= 2)
             most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
-        const u32 biased = __float_as_uint(most) >> 23, exponent = biased < 2 ? 2 : biased > 253 ? 253 : biased;
-        const float down = __uint_as_float((254 - exponent) << 23), up = __uint_as_float(exponent << 23);
+        const Powers powers(most);
         const Random signs = philox(u64(place.k * pieces.counters), seed);
         float terms[2];
         __syncwarp();
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
             const int i = lane + j * lanes;
-            const float v = __fmul_rn(h[j], down);
+            const float v = __fmul_rn(h[j], powers.down);
             terms[j] = __fmul_rn(v, v);
             own.v[i] = sign_of(signs, i) ? -v : v;
         }
@@ -122,9 +121,7 @@ __device__ inline void quantize_short(const T* x, u8* packed, u16* scales, Piece
         const float along = short_sum(products[0], products[1]), of_levels = short_sum(squares[0], squares[1]);
         const float least = __fmul_rn(__fdiv_rn(along, of_levels), __fdiv_rn(1.0f, passes.turned(turns)));
         const float scale = unbiased ? __fdiv_rn(energy, along) : least;
-        const u32 pattern = __float_as_uint(__fmul_rn(scale, up));
-        const u32 rounded = (pattern + 0x7fff + (pattern >> 16 & 1)) >> 16;
-        const u32 kept = !finite ? 0x7fc0 : most == 0 ? 0 : rounded < 0x7f7f ? rounded : 0x7f7f;
+        const u32 kept = saved_scale(scale, powers.up, most, finite);
         if (lane == 0)
             scales[place.k] = u16(kept);
         __syncwarp();
