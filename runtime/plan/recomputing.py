@@ -22,7 +22,7 @@ from .places import within
 from .problem import RECOMPUTE, Hold, Option
 from .seconds import Speeds
 from .step import Step
-from .trace import Given, Span, Trace, backward_start, codes_bytes
+from .trace import Given, Span, Trace, Traced, backward_start, codes_bytes
 
 BITS = (4, 6, 8)  # of an input in codes
 
@@ -61,7 +61,9 @@ def recomputed_options(
         tensors = [trace.tensors[i] for i in members]
         start, end = backward_start(tensors, trace), max(x.freed for x in tensors)
         inputs, seconds = trace.inputs.get(name, ()), speeds.forward(name)
-        holds = [*_holds_again(name, trace, members, exact), Hold(call.start, end, random_state)]
+        # The state of the first call is held until the end; while computing again that of the step is kept beside it.
+        states = Hold(call.start, end, random_state), Hold(start, start + 1, random_state)
+        holds = [*_holds_again(name, trace, members, exact), *states]
         # What is saved of an input itself is the input, and held as that is; any other input is until the end.
         storages = {x.storage for x in tensors}
         until = {x.storage: start if x.storage in storages else end for x in inputs}
@@ -116,7 +118,8 @@ def _holds_again(name: str, trace: Trace, members: Sequence[int], exact: NDArray
     (call,) = trace.calls[name]
     tensors = [trace.tensors[i] for i in members]
     start = backward_start(tensors, trace)
-    holds = [Hold(max(h.start, start), h.end, h.nbytes) for x in tensors for h in x.exact if h.end > start]
+    again = [*_saved_again(tensors)]
+    holds = [Hold(max(h.start, start), h.end, h.nbytes) for h in again if h.end > start]
     own = [k for k in trace.kept if within(k.module, name) and call.start <= k.life.start < call.end]
     whole = [k.life for k in own if not k.in_bits and k.life.end > start]
     holds += [Hold(call.end, start, -life.nbytes) for life in whole]
@@ -130,11 +133,14 @@ def _holds_again(name: str, trace: Trace, members: Sequence[int], exact: NDArray
     # Computing again ends before the operation that saves the last tensor.
     last = bisect_left(trace.saves, call.end) - 1
     forward = exact[call.start : max(trace.saves[last], call.start + 1)] - exact[call.start]
+    for sign, held in ((-1, [h for x in tensors for h in x.exact]), (1, again)):
+        for h in held:
+            forward[max(0, h.start - call.start) : max(0, h.end - call.start)] += sign * h.nbytes
     for mask in masks.values():
         forward[mask.start + 1 - call.start :] += mask.nbytes
     room = int(forward.max())
     inputs = {x.storage for x in trace.inputs.get(name, ())}  # there before the forward pass, so not in its room
-    made = [h for x in tensors if x.storage not in inputs for h in x.exact if h.start <= start < h.end]
+    made = [h for h in _saved_again([x for x in tensors if x.storage not in inputs]) if h.start <= start < h.end]
     known = sum(h.nbytes for h in made) + sum(h.nbytes for h in whole) + sum(mask.nbytes for mask in masks.values())
     return [*holds, Hold(start, start + 1, max(0, room - known))]
 
@@ -181,3 +187,19 @@ def decided_bytes(step: Step, names: Sequence[str]) -> dict[str, int]:
                 step.output()
             found |= {name: recompute.decided for name, recompute in modules}
     return found
+
+
+def _saved_again(tensors: Sequence[Traced]) -> Iterator[Hold]:
+    """Yield what tensors hold that are saved as they are: a part of a storage, such as v of q, k and v, all of it."""
+    wholes: dict[Hold, list[Traced]] = {}
+    for x in tensors:
+        if x.whole is None:
+            yield from x.exact
+        else:
+            wholes.setdefault(x.whole, []).append(x)
+    for whole, parts in wholes.items():
+        end = max(x.freed for x in parts)
+        holds = [Hold(max(h.start, whole.end), h.end, h.nbytes) for x in parts for h in x.exact]
+        holds += [Hold(x.freed, end, x.nbytes) for x in parts]
+        holds.append(Hold(whole.end, end, max(0, whole.nbytes - sum(x.nbytes for x in parts))))
+        yield from (h for h in holds if h.start < h.end)

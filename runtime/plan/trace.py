@@ -51,6 +51,7 @@ class Traced:
         restored: what the traced step holds of it in the backward pass, which is in the base.
         users: names of all modules that save it.
         storage: number of the storage that held it, None if it lives on anyway.
+        whole: life of that storage if the tensor is a part of it.
     """
 
     place: str
@@ -65,6 +66,7 @@ class Traced:
     restored: tuple[Hold, ...]
     users: tuple[str, ...]
     storage: int | None
+    whole: Hold | None
 
     @property
     def elements(self) -> int:
@@ -247,7 +249,7 @@ def scaled(one: Trace, double: Trace, factor: float) -> Trace:
 
     def tensor(a: Traced, b: Traced) -> Traced:
         holds = {name: tuple(map(hold, getattr(a, name), getattr(b, name))) for name in ("exact", "restored")}
-        return replace(a, shape=shape(a.shape, b.shape), **holds)
+        return replace(a, shape=shape(a.shape, b.shape), whole=a.whole and b.whole and hold(a.whole, b.whole), **holds)
 
     def given(a: Given, b: Given) -> Given:
         return replace(a, shape=shape(a.shape, b.shape), life=hold(a.life, b.life))
@@ -438,7 +440,8 @@ class _Recorder:
             tensors.append(
                 Traced(
                     *(life.place, life.module, life.function, shape, life.form.dtype),
-                    *(life.features, life.saved, freed, exact, tuple(restored), tuple(life.users), life.storage),
+                    *(life.features, life.saved, freed, exact, tuple(restored), tuple(life.users)),
+                    *(life.storage, storages.get(life.storage) if life.is_part and life.storage is not None else None),
                 )
             )
         kept = tuple(

@@ -5,6 +5,7 @@ import pytest
 import torch
 from plan_cases import (
     Attending,
+    ByHand,
     Chained,
     Composed,
     Convs,
@@ -39,6 +40,7 @@ CASES = {
     "blocks from 4 bits": (Attending, batch, lambda o: (o.method, o.bits) == ("recompute", 4), 2),
     "blocks that decide, from 8 bits": (Convs, images, lambda o: (o.method, o.bits) == ("recompute", 8), 3),
     "parts of blocks": (Gated, batch, is_part, 2),
+    "attention of one memory": (ByHand, batch, lambda o: (o.method, o.bits) == ("recompute", None), 2),
     "chains": (Chained, images, lambda o: (o.method, o.bits) == ("chain", 4), 3),
     "chains in 8 bits": (Chained, images, lambda o: (o.method, o.bits) == ("chain", 8), 3),
     "chains from their inputs": (lambda: Chained(12), images, lambda o: o.method == "chain" and o.bits is None, 12),
