@@ -35,20 +35,23 @@ from .problem import (
     GROUPS,
     HOST,
     METHODS,
+    OF_STEPS,
+    OF_TENSORS,
     OUTLIERS,
     OUTPUT,
     RECOMPUTE,
     STOCHASTIC,
     TABLE,
+    TILED,
 )
 
 FORMAT = "fewbit plan 1"
 _WITH_BITS = (GROUPS, HOST, OUTLIERS, TABLE, STOCHASTIC, ATTENTION, GATED)
-_WITHOUT_BITS = (EXACT, OUTPUT, CHUNKED)
+_WITHOUT_BITS = (EXACT, OUTPUT, *OF_STEPS)
 # Methods for one kind of target: a tensor, a module, an attention.
 _IN_BLOCKS = (TABLE, STOCHASTIC, RECOMPUTE, GATED, OUTPUT, CHAIN)
-OF_MODULES = (*_IN_BLOCKS, CHUNKED)
-_ALIKE = ((EXACT, GROUPS, HOST, OUTLIERS), _IN_BLOCKS, (ATTENTION,), (CHUNKED,))
+OF_MODULES = (*_IN_BLOCKS, *OF_STEPS)
+_ALIKE = (OF_TENSORS, _IN_BLOCKS, (ATTENTION,), *((method,) for method in OF_STEPS))
 EDITED = "edited since: memory, error and time are those of the plan before"
 
 
@@ -67,7 +70,8 @@ class Choice:
             of a normalization or GELU, ``output`` (from which its input follows, and which the layer behind it saves
             exactly); of a convolution, ``chain`` (one layer with the batch normalization and ReLU before it, which
             saves one tensor: codes in fixed point, or its exact input); of the head of a language model, ``chunked``
-            (logits and loss over chunks of tokens, exactly).
+            (logits and loss over chunks of tokens, exactly); of an MLP or an adapted projection, ``tiled`` (over tiles
+            of tokens, exactly).
         bits: of the codes, 1 to 8; None where there are none, as of ``recompute`` and ``chain`` from an exact input.
         exact_bytes: bytes that are saved exactly.
         nbytes: bytes that are saved by this plan, on the device.
@@ -116,6 +120,7 @@ class Choice:
             HOST: f"{self.bits} bits, host memory",
             CHAIN: "one layer" + (", from its input" if self.bits is None else f", {self.bits} bits"),
             CHUNKED: "loss in chunks",
+            TILED: "in tiles of tokens",
         }
         return words[self.method]
 

@@ -126,7 +126,7 @@ def fits(
         args, keywords = tree_map_only(Tensor, lambda t: t.to("meta"), (args, keywords))
         step = Step(twin, args, keywords, loss)
         planner = Planner(step, Limits(time=_ANY_TIME), Price(), static, None, recompute, False, 0, kind, _Untimed())
-        plan = planner.plan()
+        plan = planner.least()
     return Fits(given, plan.peak, plan.exact_peak, plan.error)
 
 

@@ -36,10 +36,10 @@ from .places import OF_OUTPUT, Places
 from .problem import (
     ATTENTION,
     CHAIN,
-    CHUNKED,
     GATED,
     GROUPS,
     HOST,
+    OF_STEPS,
     OUTLIERS,
     OUTPUT,
     RECOMPUTE,
@@ -50,7 +50,8 @@ from .problem import (
 from .recomputing import recompute_from
 from .step import elements_of, shapes_of, stretched, without_cache
 from .structure import Change, Structure, undo_changes
-from .ways import chunked_loss
+from .ways import WAYS
+from .ways.way import carry_out
 
 Again = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Plan], Plan]
 
@@ -128,10 +129,11 @@ class Fitted:
             convert_beside(self.model, method, include=names)
         if outputs := [choice.target for choice in choices if choice.method == OUTPUT]:
             convert_beside(self.model, *BY_OUTPUT, include=outputs)
-        chunked_loss.carry_out(self.model, [choice.target for choice in choices if choice.method == CHUNKED])
+        carry_out(WAYS, self.model, choices)
         again = {choice.target: choice.bits for choice in choices if choice.method == RECOMPUTE}
         # Computed again, an exact block takes less than it would in codes.
-        again |= {name: None for name in self.exact.names if name in set(blocks_of(self.model))}
+        of_steps = {choice.target for choice in choices if choice.method in OF_STEPS}
+        again |= {name: None for name in self.exact.names if name in {*blocks_of(self.model)} - of_steps}
         from_bits = {bits: recompute_from(bits) for bits in {*again.values()}}
         for name, bits in again.items():
             block = self.model.get_submodule(name)
@@ -140,8 +142,8 @@ class Fitted:
         self._policy.owners = frozenset(owners_of_chains(self.model))
 
     def _choices(self, plan: Plan) -> list[Choice]:
-        """Return the choices of a plan outside the exact layers, and those of heads, which round nothing."""
-        return [c for c in plan.choices if c.method == CHUNKED or c.target not in self.exact]
+        """Return the choices of a plan outside the exact layers, and those of ways of the step, which round nothing."""
+        return [c for c in plan.choices if c.method in OF_STEPS or c.target not in self.exact]
 
     def _compile_options(self, plan: Plan) -> dict[str, Any]:
         options = plan.compile_options

@@ -165,7 +165,7 @@ def _in_groups(i: int, x: Traced, bits: int, known: Known) -> Option | None:
     """Return the option to save a tensor in groups; None if its error is not known, or codes take no less."""
     errors = known.errors.get(x.place)
     nbytes = codes_bytes(x.shape, x.dtype, x.features, bits, x.function)
-    if errors is None or nbytes >= x.nbytes:
+    if errors is None or bits not in errors.noise or nbytes >= x.nbytes:
         return None
     costs = errors.noise[bits], errors.bias[bits], known.speeds.codes(x.elements, bits, x.dtype.itemsize)
     return Option(GROUPS, x.place, bits, (i,), (Hold(x.saved, x.freed, nbytes),), nbytes, *costs)

@@ -7,14 +7,16 @@
 1  trace     a step that saves nothing: memory at each moment, and the life of each saved tensor (trace.py)
 2  measure   what rounding each does to the gradient (gradient_error.py), and what it takes of time (seconds.py)
 3  solve     one option for each tensor, within the memory at every moment (options.py, problem.py, solver.py)
-4  once more with the loss in chunks, where that plan is not exact (ways/chunked_loss.py)
+4  once more by ways that change the whole step, where that plan is not exact (ways/): the loss in chunks, MLPs in tiles
 5  carry out tables, recomputed blocks and hooks (fitted.py)
 """
 
 import itertools
 import logging
+import math
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
@@ -64,7 +66,8 @@ from .solver import Effort, TooLittleMemoryError, is_feasible, merge, solve, spl
 from .step import Loss, Part, Step
 from .structure import structure_aside
 from .trace import Trace, scaled, trace
-from .ways.chunked_loss import in_chunks, known_in_chunks, with_traces
+from .ways import WAYS
+from .ways.way import carry_out, choices_of_batch, known_by
 
 # Options that the solver is given at once. Of more, those of runs of equal layers are merged, to about so many: a
 # problem of 1,500 takes some seconds, one of 300 a second, and its plans' price is about 2 % higher.
@@ -106,9 +109,9 @@ def plan(
 
     Each saved tensor is saved exactly, in codes of 1 to 8 bits, in host memory (on a GPU), or not at all, because its
     activation saves codes of a table or its block is recomputed; where exact training does not fit, the loss of a
-    language model may be computed in chunks of tokens, exactly, so that no logits are saved. The model runs a few
-    training steps, and is left as it was. On the meta device nothing runs: errors are then estimated from shapes, and
-    times from the data sheet of `gpu`.
+    language model may be computed in chunks of tokens, exactly, so that no logits are saved, and MLPs in tiles of
+    tokens. The model runs a few training steps, and is left as it was. On the meta device nothing runs: errors are then
+    estimated from shapes, and times from the data sheet of `gpu`.
 
     Of several processes each plans, and all take the plan of the first; its memory is that of one rank. Plan before the
     model is wrapped or sharded, and say by `parallel` that it will be.
@@ -361,20 +364,23 @@ class Planner:
         return self.compiled_plan() if self.compiled else self.best_eager(self.measured_eagerly())
 
     def best_eager(self, plain: Known) -> Plan:
-        """Return the best plan for a step as it is, or with its loss in chunks.
+        """Return the best plan for a step as it is, or by ways that change it as a whole.
 
-        Chunks are exact, but for the order of sums: where exact training fits, or a plan that costs as little, the
+        These are exact, but for the order of sums: where exact training fits, or a plan that costs as little, the
         step stays as it is, bit for bit.
 
         Args:
             plain: what was measured of the step as it is.
 
         Raises:
-            FewbitError: neither is within the limits.
+            FewbitError: none is within the limits.
         """
         found: list[tuple[Plan, Known]] = []
         refused: FewbitError | None = None
         for known in self.eager_ways(plain):
+            least = min((self.cost(plan) for plan, _ in found), default=math.inf)
+            if self.limits.memory is not None and self.price.time * known.taken >= least:
+                continue  # its time alone costs more
             try:
                 found.append((self.solved(known), known))
             except FewbitError as error:
@@ -388,13 +394,27 @@ class Planner:
         plan, known = min(found, key=lambda each: self.cost(each[0]))
         return self.beside_exact(plan, known, plain)
 
+    def least(self) -> Plan:
+        """Return the plan of a step by all the ways: none takes less memory, so that alone is solved."""
+        plain = self.measured_eagerly()
+        *_, known = self.eager_ways(plain)
+        return self.beside_exact(self.solved(known), known, plain)
+
     def eager_ways(self, plain: Known) -> Iterator[Known]:
-        """Yield a step as it is, and then, where that is asked for, with its loss in chunks."""
-        yield plain
-        _log.info("tracing the step with its loss in chunks")
-        chunked = known_in_chunks(plain, self.step)
-        if chunked is not None:
-            yield chunked
+        """Yield a step as it is, and then, where that is asked for, by one way more each time."""
+        yield (known := plain)
+        for way in WAYS:
+            _log.info("tracing the step %s", way.method)
+            changed = partial(self.changed, known.changes)
+            if (other := known_by(way, known, self.step, changed)) is not None:
+                yield (known := other)
+
+    @contextmanager
+    def changed(self, changes: Sequence[Choice]) -> Iterator[None]:
+        """Change the model by choices of ways within this block."""
+        with structure_aside(self.step.model):
+            carry_out(WAYS, self.step.model, changes)
+            yield
 
     def beside_exact(self, plan: Plan, known: Known, plain: Known) -> Plan:
         """Return a plan with the peak of the step as it is, and the frontier if it is asked for: plans for the step of
@@ -720,21 +740,21 @@ class Planner:
         """
         samples, plain = self.step.samples, self.measured_eagerly()
         *_, known = self.eager_ways(plain)  # what saves most
-        heads = [choice.target for choice in known.changes]
         known_of = {samples: known}
 
         def traced(count: int) -> Known:
             if count not in known_of:
                 speeds = Scaled(known.speeds, count / samples)
-                known_of[count] = replace(known, trace=self._trace_of(count, heads), speeds=speeds)
+                known_of[count] = replace(known, trace=self._trace_of(count, known.changes), speeds=speeds)
             return known_of[count]
 
         def planned(count: int) -> Plan:
             alone = replace(self, step=self.step.with_samples(count))
-            if not heads:
+            if not known.changes:
                 return alone.beside_exact(alone.solved(traced(count)), traced(count), traced(count))
             exactly = replace(plain, trace=self._trace_of(count, ()), speeds=Scaled(plain.speeds, count / samples))
-            found = with_traces(traced(count), self.step.model, heads, exactly.trace, traced(count).trace)
+            own = choices_of_batch(WAYS, self.step.model, known.changes, exactly.trace, traced(count).trace)
+            found = replace(traced(count), changes=tuple(own))
             return alone.beside_exact(alone.solved(found), found, exactly)
 
         def fits(count: int) -> bool:
@@ -752,10 +772,10 @@ class Planner:
                 raise FewbitError(f"not even one sample fits: {error}") from None
         return planned(most)
 
-    def _trace_of(self, count: int, heads: Sequence[str]) -> Trace:
-        """Return the trace of another number of samples, with the loss of these heads in chunks."""
+    def _trace_of(self, count: int, changes: Sequence[Choice]) -> Trace:
+        """Return the trace of another number of samples, of the model changed by choices of ways."""
         try:
-            with in_chunks(self.step.model, heads):
+            with self.changed(changes):
                 return trace(self.step.with_samples(count))
         except FewbitError:
             raise
@@ -782,7 +802,7 @@ class Planner:
             expected = scaled_to(4 * samples).trace.base.max()
         except FewbitError:  # the two steps allocate in another order
             return 2 * samples
-        fourfold = self._trace_of(4 * samples, [choice.target for choice in known.changes]).base.max()
+        fourfold = self._trace_of(4 * samples, known.changes).base.max()
         if abs(int(expected) - int(fourfold)) > 0.01 * fourfold:
             return 2 * samples
 

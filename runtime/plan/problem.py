@@ -22,8 +22,10 @@ from numpy.typing import NDArray
 
 EXACT, GROUPS, HOST, RECOMPUTE = "exact", "groups", "host", "recompute"
 TABLE, STOCHASTIC, ATTENTION, GATED, OUTPUT = "table", "stochastic", "attention", "gated", "output"
-CHAIN, OUTLIERS, CHUNKED = "chain", "outliers", "chunked"
-METHODS = (EXACT, GROUPS, HOST, RECOMPUTE, TABLE, STOCHASTIC, ATTENTION, GATED, OUTPUT, CHAIN, OUTLIERS, CHUNKED)
+CHAIN, OUTLIERS, CHUNKED, TILED = "chain", "outliers", "chunked", "tiled"
+OF_TENSORS = (EXACT, GROUPS, HOST, OUTLIERS)
+OF_STEPS = (CHUNKED, TILED)  # which ways/ has, a file each
+METHODS = (*OF_TENSORS, RECOMPUTE, TABLE, STOCHASTIC, ATTENTION, GATED, OUTPUT, CHAIN, *OF_STEPS)
 AND = "|"  # between a target and another that its option holds exactly
 ALL_GRAPHS = "all compiled graphs"  # the target that stands for all that a compiled step saves
 

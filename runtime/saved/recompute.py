@@ -257,29 +257,20 @@ def _hold(tensors: Sequence[Tensor]) -> Callable[[], Sequence[Tensor]]:
 
 
 @dataclass(frozen=True)
-class _State:
-    """The random state, autocast and default device of the first call.
+class Settings:
+    """Autocast and the default device of the first call.
 
     Attributes:
-        device: type of the device on which it computes.
-        rng: random state of the CPU.
-        devices, device_rng: devices of its inputs, and their random states.
         autocast: arguments of `torch.autocast` by type of device.
         default: device on which tensors are made.
     """
 
-    device: str
-    rng: Tensor
-    devices: list[int]
-    device_rng: list[Tensor]
     autocast: dict[str, dict[str, Any]]
     default: torch.device
 
     @classmethod
-    def now(cls, tensors: Sequence[Tensor]) -> "_State":
-        """Return the state of this moment, for a call with these inputs."""
-        device = next((t.device.type for t in tensors if t.device.type not in ("cpu", "meta")), "cpu")
-        devices, states = ([], []) if device == "cpu" else torch_checkpoint.get_device_states(*tensors)
+    def now(cls, device: str) -> "Settings":
+        """Return those of this moment, for a call that computes on a device of this type."""
         autocast = {
             kind: {
                 "enabled": torch.is_autocast_enabled(kind),
@@ -288,23 +279,59 @@ class _State:
             }
             for kind in {device, "cpu"}
         }
-        return cls(device, torch.get_rng_state(), devices, states, autocast, torch.get_default_device())
+        return cls(autocast, torch.get_default_device())
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Compute in this state, and leave the random state as it was."""
-        kind = self.device if self.device != "cpu" else "cuda"
+        """Compute by them."""
         with ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(self.devices, device_type=kind))
-            torch.set_rng_state(self.rng)
-            if self.devices:
-                torch_checkpoint.set_device_states(self.devices, self.device_rng, device_type=kind)
             for device, arguments in self.autocast.items():
                 if arguments != {**arguments, "enabled": torch.is_autocast_enabled(device)} or arguments["enabled"]:
                     stack.enter_context(torch.autocast(device, **arguments))
             if torch.get_default_device() != self.default:
                 stack.enter_context(self.default)
             yield
+
+
+def device_of(tensors: Sequence[Tensor]) -> str:
+    """Return the type of the device that a call with these inputs computes on."""
+    return next((t.device.type for t in tensors if t.device.type not in ("cpu", "meta")), "cpu")
+
+
+@dataclass(frozen=True)
+class _State:
+    """The random state and the settings of the first call.
+
+    Attributes:
+        device: type of the device on which it computes.
+        rng: random state of the CPU.
+        devices, device_rng: devices of its inputs, and their random states.
+        settings: autocast and the default device.
+    """
+
+    device: str
+    rng: Tensor
+    devices: list[int]
+    device_rng: list[Tensor]
+    settings: Settings
+
+    @classmethod
+    def now(cls, tensors: Sequence[Tensor]) -> "_State":
+        """Return the state of this moment, for a call with these inputs."""
+        device = device_of(tensors)
+        devices, states = ([], []) if device == "cpu" else torch_checkpoint.get_device_states(*tensors)
+        return cls(device, torch.get_rng_state(), devices, states, Settings.now(device))
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Compute in this state, and leave the random state as it was."""
+        kind = self.device if self.device != "cpu" else "cuda"
+        with torch.random.fork_rng(self.devices, device_type=kind):
+            torch.set_rng_state(self.rng)
+            if self.devices:
+                torch_checkpoint.set_device_states(self.devices, self.device_rng, device_type=kind)
+            with self.settings.again():
+                yield
 
 
 class _FillingFirst(TorchFunctionMode):

@@ -1,0 +1,96 @@
+"""MLPs, and adapted projections, over tiles of tokens: exact, for long contexts, which peak inside of them.
+
+What such a module makes of a tile is there at once, in both passes, and its forward pass is computed once more in the
+backward pass (saved/tiles.py). What it saves is its input, a tensor like any other: exact, in codes, or made again with
+its block.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import prod
+
+import torch
+from torch import nn
+
+from ...saved.by_token import computes_by_token
+from ...saved.checkpoint import blocks_of
+from ...saved.tiles import tile_size, tiled_forward, width_of
+from ..document import Choice
+from ..gradient_error import Errors
+from ..options import Known
+from ..places import within
+from ..problem import TILED
+from ..step import Step
+from ..structure import is_converted
+from ..trace import Given, Trace
+from .way import WORTH
+
+
+class Tiles:
+    """Modules that compute a row for each token, and make so much of them that a tile is worth the while."""
+
+    method = TILED
+
+    def targets(self, known: Known, step: Step) -> Sequence[str]:
+        """Return the outermost modules of several layers that take tokens by themselves, and make much of them.
+
+        A module that makes less than a fiftieth of the peak is not where the peak is. A block is taken whole only if
+        no part of it is: computed again with its MLP in tiles, it needs less.
+        """
+        traced, found = known.trace, list[str]()
+        taken = {choice.target for choice in known.changes}
+        with step.apart():
+            for name in _in_order(step.model, traced):
+                x, near = _input(traced, name), any(within(name, f) or within(f, name) for f in found)
+                if x is None or near or any(within(each, name) for each in taken):
+                    continue
+                module, tokens, features = step.model.get_submodule(name), prod(x.shape[:-1]), x.shape[-1]
+                made = tokens * width_of(module) * x.dtype.itemsize
+                if made < WORTH * int(traced.base.max()) or tile_size(module, tokens, features) >= tokens:
+                    continue
+                if not any(True for _ in module.children()) or "forward" in vars(module) or is_converted(module):
+                    continue
+                if computes_by_token(module, torch.empty(features, dtype=x.dtype, device=step.device)):
+                    found.append(name)
+        return found
+
+    def carry_out(self, model: nn.Module, targets: Sequence[str]) -> None:
+        """Let these modules take tiles of tokens."""
+        for name in targets:
+            module = model.get_submodule(name)
+            vars(module)["forward"] = tiled_forward(module)
+
+    def seconds(self, known: Known, targets: Sequence[str]) -> float:
+        """Return that of their forward passes, which are computed twice."""
+        return sum(known.speeds.forward(name) for name in targets)
+
+    def choices(
+        self, model: nn.Module, targets: Sequence[str], before: Trace, after: Trace, seconds: float
+    ) -> Iterator[Choice]:
+        """Yield a choice for each module; its input is saved besides, by a choice of its own."""
+        for name in targets:
+            saved = sum(x.nbytes for x in before.tensors if all(within(user, name) for user in x.users))
+            own = sum(x.nbytes for x in after.tensors if all(within(user, name) for user in x.users))
+            yield Choice(name, TILED, None, max(0, saved - own), 0, 0.0, 0.0, seconds / len(targets))
+
+    def adapted(self, known: Known, targets: Sequence[str]) -> Known:
+        """Return it with the errors of inputs in codes: those of computing the modules again from them."""
+        errors = dict[str, Errors]()
+        for x in known.trace.tensors:
+            if x.module in targets and x.module in known.conversions.blocks:
+                errors[x.place] = known.conversions.blocks[x.module]
+        return replace(known, errors={**known.errors, **errors})
+
+
+def _in_order(model: nn.Module, traced: Trace) -> list[str]:
+    """Return the names of the modules that are called once, outermost first, but blocks and what holds these last."""
+    blocks = blocks_of(model)
+    once = [(name, spans[0]) for name, spans in traced.calls.items() if len(spans) == 1]
+    holds_blocks = {name: any(within(block, name) for block in blocks) for name, _ in once}
+    return [name for name, span in sorted(once, key=lambda each: (holds_blocks[each[0]], each[1].start, -each[1].end))]
+
+
+def _input(traced: Trace, name: str) -> Given | None:
+    """Return the only tensor that a module is called with, of tokens; None if it takes others, or is the model."""
+    given = traced.inputs.get(name, ())
+    return given[0] if name and len(given) == 1 and len(given[0].shape) > 1 else None

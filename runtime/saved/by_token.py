@@ -1,0 +1,106 @@
+"""Whether a module computes each token by itself, seen from the operations of one call on a few tokens.
+
+Followed is what is computed of the input. All of it must be a row for each token, in their order: results of pointwise
+operations, of products with a weight, of norms and sums over a row's features, and of views that keep the rows. What
+mixes rows, draws random numbers, asks for values or is not known ends the search.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_CANDIDATES = (11, 13, 17, 19, 23)  # tokens: one of these is no size of the module's parameters
+_aten = torch.ops.aten
+_PRODUCTS = {_aten.mm: 0, _aten.addmm: 1, _aten.linear: 0, _aten._to_copy: 0}  # the operand that has the rows
+_ROWS_KEPT = frozenset(
+    (
+        *(_aten.view, _aten._unsafe_view, _aten.reshape, _aten.unsqueeze, _aten.squeeze, _aten.expand, _aten.alias),
+        *(_aten.detach, _aten.slice, _aten.split, _aten.split_with_sizes, _aten.clone, _aten.copy_, _aten.contiguous),
+        *(_aten.empty_like, _aten.zeros_like, _aten.ones_like),
+    )
+)
+_OVER_FEATURES = frozenset((_aten.mean, _aten.sum, _aten.amax, _aten.var, _aten.var_mean, _aten._softmax, _aten.cat))
+_NORMS = frozenset((_aten.native_layer_norm, getattr(_aten, "_fused_rms_norm", None), _aten.glu))
+
+
+def computes_by_token(module: nn.Module, x: Tensor) -> bool:
+    """Return whether a module makes a row of each token of its input, of that token alone.
+
+    Args:
+        module: is called once, on a few tokens, without gradients; on the meta device it computes nothing.
+        x: like its input, (*, features), of which dtype, device and features count.
+    """
+    sizes = {size for t in (*module.parameters(), *module.buffers()) for size in t.shape} | {x.shape[-1]}
+    count = next((n for n in _CANDIDATES if n not in sizes), None)
+    if count is None:
+        return False
+    rows = torch.zeros(1, count, x.shape[-1], dtype=x.dtype, device=x.device)
+    following = _Following(rows, count)
+    try:
+        with torch.no_grad(), following:
+            result: Any = type(module).forward(module, rows)
+    except Exception:  # of a module that takes other arguments, or of `_Following`
+        return False
+    return isinstance(result, Tensor) and id(result) in following.rows and result.dim() == 3 and result is not rows
+
+
+class _Following(TorchDispatchMode):
+    """Follows rows, and raises where something else is made of them.
+
+    Attributes:
+        rows: all tensors that have a row for each token, by identity; they are held, so that no identity returns.
+    """
+
+    def __init__(self, x: Tensor, count: int) -> None:
+        super().__init__()
+        self.rows, self._count = {id(x): x}, count
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        own = [t for t in given if id(t) in self.rows]
+        if not own:
+            return result
+        own_or_by_row = [t for t in given if id(t) in self.rows or self._count in t.shape]
+        if not _is_by_row(func, args, kwargs or {}, own, own_or_by_row):
+            raise ValueError(f"{func} may mix rows")
+        for t in tree_leaves(result):
+            if not isinstance(t, Tensor) or not self._has_rows(t):
+                raise ValueError(f"{func} returns no rows")
+            self.rows[id(t)] = t
+        return result
+
+    def _has_rows(self, t: Tensor) -> bool:
+        """Return whether a tensor is (1, …, 1, tokens, …)."""
+        sizes = [*t.shape]
+        while sizes and sizes[0] == 1:
+            sizes.pop(0)
+        return bool(sizes) and sizes[0] == self._count and sizes.count(self._count) == 1
+
+
+def _is_by_row(func: Any, args: Any, kwargs: Any, own: list[Tensor], others: list[Tensor]) -> bool:
+    """Return whether an operation makes each row of its result of the same row of `own`, its arguments with rows.
+
+    Args:
+        func: that is called.
+        args, kwargs: its arguments.
+        own: tensors among them that are computed of the input.
+        others: these, and all others that have a number for each token.
+    """
+    packet = func.overloadpacket if hasattr(func, "overloadpacket") else func
+    if packet in _PRODUCTS:
+        return len(own) == 1 and args[_PRODUCTS[packet]] is own[0]
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        return False
+    if packet in _OVER_FEATURES:
+        first = args[0][0] if packet is _aten.cat else args[0]
+        dims = kwargs.get("dim", args[1] if len(args) > 1 else None if packet is not _aten.cat else 0)
+        dims = [dims] if isinstance(dims, int) else dims
+        return bool(dims) and all(d % first.dim() == first.dim() - 1 for d in dims) and len(own) == len(others)
+    if packet in _NORMS:
+        return args[0] is own[0] and len(own) == 1
+    # What is not computed of the input and has a number for each token, such as positions, may differ from row to row.
+    return packet in _ROWS_KEPT or (torch.Tag.pointwise in func.tags and len(own) == len(others))

@@ -1,0 +1,133 @@
+"""Modules that compute a row for each token, called on tiles of tokens: exact, and without room for all rows at once.
+
+    forward      y = f(x), a tile of tokens after the other, nothing saved but x
+    backward     of each tile f once more, and its gradients: ∂x in its rows, those of the parameters added up
+
+What f makes of a token, four times its intermediate size or more in an MLP, exists for one tile at a time, in both
+passes. It is the tiled MLP of Arctic's long-sequence training. The forward pass is torch's own, row for row, as
+long as its matrix product gives a row the same bits whatever rows stand beside it (so do oneDNN's and MKL's); gradients
+of parameters are sums of tiles.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+
+from ..layers.base import check_first_derivative
+from .recompute import Settings, device_of
+
+# As chunks of a loss: below that many rows a product is bound by reading its weight.
+FEWEST = 256
+
+
+def tiled_forward(module: nn.Module) -> Callable[..., Any]:
+    """Return a forward pass over tiles of tokens, of a module that computes each token by itself (by_token.py)."""
+    return partial(_forward, module)
+
+
+def tile_size(module: nn.Module, tokens: int, features: int) -> int:
+    """Return the tokens of a tile: so many that what is made of them is as large as the module's input."""
+    return max(FEWEST, -(-tokens * features // max(width_of(module), 1)))
+
+
+def width_of(module: nn.Module) -> int:
+    """Return about how many elements a module makes of a token: the outputs of its layers, and as many of activations,
+    products and sums."""
+    return 2 * sum(getattr(m, "out_features", None) or getattr(m, "nf", 0) for m in module.modules())
+
+
+def _forward(module: nn.Module, *args: Any, **keywords: Any) -> Any:
+    function = partial(type(module).forward, module)
+    x = args[0] if len(args) == 1 and not keywords and isinstance(args[0], Tensor) else None
+    if x is None or x.dim() < 2 or not torch.is_grad_enabled() or is_compiling():
+        return function(*args, **keywords)
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    tokens = x.shape[:-1].numel()
+    size = tile_size(module, tokens, x.shape[-1])
+    if size >= tokens or not (x.requires_grad or parameters):
+        return function(x)
+    return _Tiles.apply(function, size, _Input(x), x, *parameters)
+
+
+class _Input:
+    """Saves a tensor under the hooks in force, before the tiles are computed.
+
+    A block around them that is computed again ends its second call where it saves its last tensor: were x saved after
+    the tiles, as `save_for_backward` does, they would be computed once more for nothing.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        # The result too: until torch 2.12 a node frees what it saved when the last tensor that leads to it is gone.
+        self._result = _Saved.apply(torch.empty(0, requires_grad=True), x)
+
+    def tensor(self) -> Tensor:
+        """Return the tensor."""
+        (x,) = self._result.grad_fn.saved_tensors  # pyright: ignore
+        return x
+
+
+class _Saved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, _: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise AssertionError("no gradient flows here")
+
+
+class _Tiles(torch.autograd.Function):
+    """f, rows of a tile, the saved input, x, parameters -> f(x)."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Any, size: int, saved: _Input, x: Tensor, *parameters: Tensor) -> Tensor:
+        """Return f(x), computed tile by tile."""
+        ctx.function, ctx.size, ctx.saved = function, size, saved
+        ctx.parameters, ctx.settings = parameters, Settings.now(device_of((x,)))  # it draws no random numbers
+        rows, result = x.reshape(1, -1, x.shape[-1]), None
+        for tile in _tiles(rows.shape[1], size):
+            part = function(rows[:, tile])
+            if result is None:
+                result = part.new_empty(1, rows.shape[1], part.shape[-1])
+            result[:, tile] = part
+            del part  # before the next is made
+        assert result is not None
+        return result.view(*x.shape[:-1], result.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        """Return the gradients of x and of the parameters, of one tile after the other."""
+        check_first_derivative()
+        x, of_result = ctx.saved.tensor(), grads[0].reshape(1, -1, grads[0].shape[-1])
+        rows, wanted = x.reshape(1, -1, x.shape[-1]), ctx.needs_input_grad[3]
+        of_rows = torch.empty_like(rows) if wanted else None
+        sums: list[Tensor | None] = [None] * len(ctx.parameters)
+        for tile in _tiles(rows.shape[1], ctx.size):
+            found = _gradients(ctx, rows[:, tile].detach().requires_grad_(wanted), of_result[:, tile])
+            if of_rows is not None:
+                of_rows[:, tile] = found.pop(0)
+            for i in range(len(sums)):
+                sums[i] = _added(sums[i], found[i])
+                found[i] = None
+        return None, None, None, None if of_rows is None else of_rows.view(x.shape), *sums
+
+
+def _gradients(ctx: Any, x: Tensor, of_result: Tensor) -> list[Any]:
+    """Return the gradients of a tile: of x, if it requires one, and of the parameters."""
+    with ctx.settings.again(), torch.enable_grad():
+        result = ctx.function(x)
+    asked: Sequence[Tensor] = (*([x] if x.requires_grad else ()), *ctx.parameters)
+    return [*torch.autograd.grad(result, asked, of_result, allow_unused=True)]
+
+
+def _added(total: Tensor | None, x: Tensor | None) -> Tensor | None:
+    return x if total is None else total if x is None else total.add_(x)
+
+
+def _tiles(tokens: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, tokens)) for start in range(0, tokens, size))

@@ -1,0 +1,172 @@
+"""MLPs in tiles of tokens as a way of plans: exact, held, and only for what takes tokens by themselves."""
+
+import copy
+
+import fewbit
+import pytest
+import torch
+from fewbit import Plan
+from fewbit.runtime.saved.by_token import computes_by_token
+from fewbit.runtime.saved.tiles import tiled_forward
+from plan_cases import fixed
+from step_peak import measured_peak
+from torch import nn
+from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+
+class Unit(nn.Module):
+    """A gated MLP, much wider than its input."""
+
+    def __init__(self, width=16, wider=256):
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(width, wider), nn.Linear(width, wider, bias=False)
+        self.down_proj, self.act_fn = nn.Linear(wider, width), nn.SiLU()
+
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(16), Unit()
+
+    def forward(self, x):
+        return x + self.mlp(self.norm(x))
+
+
+class Long(nn.Module):
+    """A model of long sequences."""
+
+    def __init__(self):
+        super().__init__()
+        self.start, self.layers = nn.Linear(4, 16), nn.ModuleList(Layer() for _ in range(2))
+
+    def forward(self, x):
+        x = self.start(x)
+        for layer in self.layers:
+            x = layer(x)
+        return {"loss": x.square().mean()}
+
+
+def long_batch():
+    return {"x": torch.randn(2, 700, 4)}
+
+
+def gradients(model, batch):
+    model.zero_grad()
+    loss = model(**batch)["loss"]
+    loss.backward()
+    return loss.detach(), [p.grad for p in model.parameters()]
+
+
+def test_the_least_is_lower_and_holds():
+    """By plans, in files, that name the modules; a rounded input errs as predicted, exact tiles err by sums alone."""
+    torch.manual_seed(0)
+    model, batch = Long(), long_batch()
+    least = fewbit.fits(copy.deepcopy(model), batch, memory=1, optimizer="sgd").least.total
+    fitted = fewbit.fit(model, batch, memory=int(1.05 * least), optimizer="sgd")
+    plan = fitted.plan
+    tiled = [choice.target for choice in plan.choices if choice.method == "tiled"]
+    assert tiled == ["layers.0.mlp", "layers.1.mlp"] and "in tiles of tokens" in str(plan)
+    assert measured_peak(model, batch) + fixed(plan) <= 1.05 * least
+    fitted.undo()
+    exact = gradients(model, batch)
+    for target in [choice.target for choice in plan.choices if choice.method in ("groups", "recompute")]:
+        plan = plan.with_choice(target, "exact")
+    fewbit.fit(model, plan=Plan.from_text(plan.to_text()))
+    assert are_near(gradients(model, batch), exact, 1e-6)
+    fewbit.revert(model)
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+class Mixing(Unit):
+    def forward(self, x):
+        return super().forward(x) + x.mean(1, keepdim=True)
+
+
+class Attending(Unit):
+    def forward(self, x):
+        return super().forward(x.softmax(1))
+
+
+class Later(Unit):
+    def forward(self, x):
+        return super().forward(torch.cat([x[:, 1:], x[:, :1]], 1))
+
+
+class Positions(Unit):
+    def forward(self, x):
+        return super().forward(x + torch.arange(x.shape[1])[None, :, None])
+
+
+class Turning(Unit):
+    def forward(self, x):
+        return super().forward(x.transpose(1, 2).reshape(x.shape))
+
+
+class Adding(Unit):
+    def forward(self, x):
+        return super().forward(x).cumsum(1)
+
+
+class Values(Unit):
+    def forward(self, x):
+        return super().forward(x if x.max() > 0 else -x)
+
+
+class Dropping(Unit):
+    def forward(self, x):
+        return F.dropout(super().forward(x))
+
+
+class Normed(Unit):
+    """The same for each token: norms, softmax and means of its features."""
+
+    def forward(self, x):
+        x = F.rms_norm(F.layer_norm(x, (16,)), (16,)) * x.softmax(-1) + x.mean(-1, keepdim=True)
+        return super().forward(x.float().flatten(0, 1)).view(x.shape)
+
+
+class Chunks(Unit):
+    """A projection to gate and value at once."""
+
+    def forward(self, x):
+        gate, up = self.gate_proj(x).chunk(2, -1)
+        return x + self.down_proj(torch.cat([F.gelu(gate) * up, up.clamp(0, 1)], -1))
+
+
+@pytest.mark.parametrize("kind", [Mixing, Attending, Later, Positions, Turning, Adding, Values, Dropping])
+def test_what_mixes_tokens_is_left(kind):
+    assert not computes_by_token(kind(), torch.zeros(16))
+
+
+def are_near(found, expected, error):
+    """Whether all differ by no more than sums of other order do, relative to their norms."""
+    pairs = zip(tree_leaves(found), tree_leaves(expected), strict=True)
+    return all(one is None or (one - other).norm() <= error * other.norm() for one, other in pairs)
+
+
+@pytest.mark.parametrize("kind", [Unit, Normed, Chunks])
+def test_what_takes_tokens_by_themselves(kind):
+    """In tiles it gives torch's own numbers, with autocast, within a block that is computed again, and frozen."""
+    torch.manual_seed(0)
+    module, x = kind(), torch.randn(3, 300, 16)
+    assert computes_by_token(module, torch.zeros(16))
+    tiled = copy.deepcopy(module)
+    vars(tiled)["forward"] = tiled_forward(tiled)
+    results = []
+    for one, through in ((module, None), (tiled, None), (tiled, checkpoint)):
+        for frozen in (False, True):
+            one.requires_grad_(not frozen)
+            one.zero_grad()
+            given = x.clone().requires_grad_()
+            with torch.autocast("cpu", enabled=frozen):
+                y = one(given * 2) if through is None else through(one, given * 2, use_reentrant=False)
+            y.float().square().sum().backward()
+            results.append((y.detach(), given.grad, [p.grad for p in one.parameters()]))
+    for i in (2, 4):
+        assert torch.equal(results[i][0], results[0][0]) and torch.equal(results[i + 1][0], results[1][0])
+        assert are_near(results[i], results[0], 1e-6) and are_near(results[i + 1][1:], results[1][1:], 1e-2)
