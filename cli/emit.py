@@ -8,7 +8,7 @@ from ..fewbit_gen import parse_activation, parse_weight
 from ..fewbit_gen.library import find_or_solve
 from ..fewbit_gen.solver import level_count
 from ..tables import FewbitError
-from .export import FORMATS, choose_format, table_bytes, write_table
+from .export import FORMATS, Bisect, choose_format, table_bytes, write_table
 from .options import (
     FILE,
     activation_argument,
@@ -38,6 +38,11 @@ from .progress import with_clock
     help="Format to write.  [default: by the extension of FILE]",
 )
 @click.option(
+    "--search",
+    type=click.Choice(("bisect",)),
+    help="Find codes in CUDA kernels by a binary search, as the paper's do.  [default: the cheapest way for the table]",
+)
+@click.option(
     "-o",
     "--output",
     type=FILE,
@@ -53,6 +58,7 @@ def command(
     kinks: tuple[float, ...],
     effort: float | None,
     target: str | None,
+    search: Bisect | None,
     output: Path | None,
 ) -> None:
     """Write a table as a C or CUDA header, a Python module or data.
@@ -67,9 +73,11 @@ def command(
     chosen = choose_format(output, target, kind)
     if output is None and chosen == "npz":
         raise FewbitError("npz is not text: name a file with -o")
+    if search and chosen != "cuda":
+        raise FewbitError(f"--search is of --target cuda, not {chosen}")
     table = with_clock(find_or_solve, act, bits, kind, w, levels, effort=effort, label="solving")
     if output is None:
-        click.echo(table_bytes(table, chosen), nl=False)
+        click.echo(table_bytes(table, chosen, search), nl=False)
         return
-    write_table(table, output, chosen)
+    write_table(table, output, chosen, search)
     click.echo(f"wrote {output}", err=True)

@@ -8,7 +8,7 @@ middle of its interval,
 
 Sign. The backward pass of ReLU and its variants needs only whether A > 0. 0 is a multiple of Δ, so it separates two
 codes, and the codes from the zero point z = 2^{K−1} − ⌊β/Δ⌋ on are positive. That holds as long as both signs have a
-code, which fails in the paper where the range ends at or before 0 (β = −3γ; at K = 1 any β < 0). There the lowest
+code, which fails in the paper where the range ends at or before 0 (β < −3|γ| + Δ; at K = 1 any β < 0). There the lowest
 interval, the farthest from β, gives its code to the missing sign, and its elements move to the next interval: code 0
 means A ≤ 0 where β is large, and where −β is large the range moves up by Δ and its top code means A > 0. (If the
 reserved code's interval does not have that sign, it decodes to a tiny number of that sign.) Rounding cannot change the

@@ -33,6 +33,16 @@ def test_cuda_is_the_header_of_the_kernels(run, tmp_path, suffix):
     assert (tmp_path / f"gelu{suffix}").read_text() == header
 
 
+def test_codes_are_searched_as_in_the_paper_if_one_says_so(run, tmp_path):
+    path = tmp_path / "gelu.cuh"
+    assert run("emit", "gelu", "--bits", "3", "--search", "bisect", "-o", path).status == 0
+    table = fewbit.load_table("gelu", bits=3)
+    assert path.read_text() == cuda_header(table, "gelu", search="bisect") != cuda_header(table, "gelu")
+    assert path.read_text().count("a binary search of fixed length") == 2  # of float and of double
+    refused = run("emit", "gelu", "--search", "bisect", "--target", "c")
+    assert (refused.status, refused.err) == (2, "fewbit: --search is of --target cuda, not c\n")
+
+
 def test_the_target_goes_before_the_name(run, tmp_path):
     assert run("emit", "relu", "--target", "npz", "-o", tmp_path / "relu.json").status == 0
     assert (tmp_path / "relu.json").read_bytes().startswith(b"PK")

@@ -73,7 +73,9 @@ def kernel_source(
     return "\n".join([_pieces(), *of_table, *(_KERNELS[name].format(T=T, A=arithmetic) for name in kernels), "}\n"])
 
 
-def cuda_header(table: Table, function: str | None = None, parameters: Sequence[float] = ()) -> str:
+def cuda_header(
+    table: Table, function: str | None = None, parameters: Sequence[float] = (), search: Search | None = None
+) -> str:
     """Return a self-contained CUDA C++17 header with the kernels of a table for all dtypes.
 
     Its names are in the namespace `c_name(table)`; code shared by all such headers is in the namespace `fewbit`, once.
@@ -82,6 +84,7 @@ def cuda_header(table: Table, function: str | None = None, parameters: Sequence[
         table: the table.
         function: a name in `FORMULAS`; if None, the header's forward kernel takes f from its user.
         parameters: of the function, as `formula` takes them.
+        search: how a code is found; None: the cheapest way that the table allows.
 
     Raises:
         FewbitError: the table is of kind ``stochastic``, whose codes need f' and random bits as well.
@@ -96,7 +99,7 @@ def cuda_header(table: Table, function: str | None = None, parameters: Sequence[
         f="" if function else ", F",
     )
     kernels = _HEADER_KERNELS.format(default=" = Function<T>" if function else "")
-    tables = table_text(table, ["float", "double"], function, parameters)
+    tables = table_text(table, ["float", "double"], function, parameters, search)
     once = f"#ifndef FEWBIT_CUDA_PIECES\n#define FEWBIT_CUDA_PIECES\n\n{_pieces()}\n#endif  // FEWBIT_CUDA_PIECES\n"
     begin, end = f"#ifndef {guard}\n#define {guard}\n", f"}}  // namespace {name}\n\n#endif\n"
     return "\n".join([text, begin, once, *tables, kernels, end])
