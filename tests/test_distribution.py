@@ -19,7 +19,7 @@ import fewbit
 import pytest
 
 ROOT = Path(fewbit.__file__).parent
-EVIDENCE = ("plots/bench", "plots/commands", "plots/studies")
+EVIDENCE = ("plots/bench", "plots/commands", "plots/numbers", "plots/studies")
 # Folders of the repository beside the package, and those of the evidence, which takes a clone.
 NOT_SHIPPED = ("tests", "build", "dist", "demo-output", "docs", *EVIDENCE)
 SHIPPED = (
