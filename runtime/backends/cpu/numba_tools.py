@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,13 @@ from numba.extending import intrinsic
 
 from ...tensors import dtypes, philox, rotation
 from ...tensors.philox import KEY_STEPS, MULTIPLIERS, ROUNDS
-from . import activation_kernels, vectors
-from .activation_kernels import GROUP, _load_word, _narrow, _pack, _take, _vector, _widen
+from . import activation_kernels, vector_code, vectors
+from .activation_kernels import GROUP, _load_word, _narrow, _pack, _store_word, _take, _vector, _widen
 from .compilation import compile_kernel
 from .threads import Kernel
 
 # Private names in activation_kernels.py: parts of kernels, not of the package's interface.
-load_word, take, vector = _load_word, _take, _vector
+load_word, store_word, take, vector = _load_word, _store_word, _take, _vector
 
 _M0, _M1 = (np.uint64(m) for m in MULTIPLIERS)
 _W0, _W1 = (np.uint64(w) for w in KEY_STEPS)
@@ -27,18 +28,19 @@ _MASK = np.uint64(0xFFFFFFFF)
 _HALF_WORD = np.uint64(32)
 
 
-def build(body: Callable[[Any], None]) -> Kernel:
+def build(body: Callable[[Any], None], *parts: ModuleType) -> Kernel:
     """Compile a kernel, or load it from Numba's disk cache, where its key includes the digest of these building blocks.
 
-    Numba itself checks only whether the file of the kernel has changed, not the files it imports from.
+    Numba itself checks only whether the file of the kernel has changed, not the files it imports from: `parts` are
+    those that only this kernel is made of.
     """
-    body.__qualname__ += f"-{_digest()}"
+    body.__qualname__ += f"-{_digest(*parts)}"
     return compile_kernel(body)
 
 
 @cache
-def _digest() -> str:
-    parts = (activation_kernels, dtypes, philox, rotation, vectors)
+def _digest(*own: ModuleType) -> str:
+    parts = (activation_kernels, dtypes, philox, rotation, vector_code, vectors, *own)
     files = (__file__, *(str(part.__file__) for part in parts))
     return sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()[:8]
 

@@ -2,265 +2,334 @@
 
 LLVM makes vectors of most loops by itself, but not of those that exchange neighbours, and Numba's integers are of 64
 bits. An operation takes 64 numbers from an address on: they fill half of a processor's sixteen registers of 256 bits.
+
+Codes are packed as they are found and never lie a byte each: eight comparisons are the bits of a byte, and
+`spread_bits` says where these lie in the packed word of eight codes.
 """
 
-from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types  # pyright: ignore[reportPrivateImportUsage]
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from .vector_code import FLOATS, INTEGERS, LANES, WORD, Vectors, by_bits, intrinsic_of
+
 CHUNK = 64  # numbers of an operation
-LANES = 8
+HALF = CHUNK // 2  # of the operations that need more registers
+_REGISTERS = 4  # bits of codes whose levels and limits are held in registers; those of more are read from memory
 _VECTORS = CHUNK // LANES
-_SIGN = -(2**31)
-_WORD = ir.IntType(32)
-_FLOATS, _INTEGERS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(_WORD, LANES)
-_BYTES = ir.VectorType(ir.IntType(8), LANES)
-_SIZES = {_FLOATS: 4, _INTEGERS: 4, _BYTES: 1}
 
 
-class _Vectors:
-    """Writes operations on vectors."""
+def spread_bits(bits: int) -> np.ndarray:
+    """Return for each byte two words of eight packed codes: of those that are positive, and its bits as codes 0 and 1.
 
-    def __init__(self, builder: Any) -> None:
-        self.builder = builder
-
-    def _pointer(self, address: Any, index: int, kind: Any) -> Any:
-        place = self.builder.add(address, ir.IntType(64)(index * LANES * _SIZES[kind]))
-        return self.builder.inttoptr(place, kind.as_pointer())
-
-    def load(self, address: Any, index: int, kind: Any = _FLOATS) -> Any:
-        """Return vector `index` after an address."""
-        return self.builder.load(self._pointer(address, index, kind), align=_SIZES[kind])
-
-    def store(self, v: Any, address: Any, index: int, kind: Any = _FLOATS) -> None:
-        """Write vector `index` after an address."""
-        self.builder.store(v, self._pointer(address, index, kind), align=_SIZES[kind])
-
-    def scalar(self, address: Any, index: int, kind: Any) -> Any:
-        """Return number `index` of 32 bits after an address."""
-        place = self.builder.add(address, ir.IntType(64)(index * 4))
-        return self.builder.load(self.builder.inttoptr(place, kind.as_pointer()), align=4)
-
-    def all(self, scalar: Any, kind: Any = _FLOATS) -> Any:
-        """Return a vector of one number."""
-        first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), scalar, _WORD(0))
-        return self.builder.shuffle_vector(first, first, ir.Constant(_INTEGERS, [0] * LANES))
-
-    def bits(self, v: Any) -> Any:
-        """Return the bits of floats."""
-        return self.builder.bitcast(v, _INTEGERS)
-
-    def flip(self, v: Any, signs: Any) -> Any:
-        """Return floats with the signs flipped where the highest bit of `signs` is set, whose others are not."""
-        return self.builder.bitcast(self.builder.xor(self.bits(v), signs), _FLOATS)
-
-    def signs(self, words: Any, index: int) -> Any:
-        """Return the bits of vector `index` of the words at an address, 32 elements each, as signs."""
-        word = self.all(self.scalar(words, index * LANES // 32, _WORD), _INTEGERS)
-        places = ir.Constant(_INTEGERS, [31 - (index * LANES + i) % 32 for i in range(LANES)])
-        return self.builder.and_(self.builder.shl(word, places), ir.Constant(_INTEGERS, [_SIGN] * LANES))
-
-    def magnitude(self, v: Any) -> Any:
-        """Return the absolute values."""
-        mask = ir.Constant(_INTEGERS, [0x7FFFFFFF] * LANES)
-        return self.builder.bitcast(self.builder.and_(self.bits(v), mask), _FLOATS)
-
-    def above(self, v: Any, limit: Any) -> Any:
-        """Return whether numbers are greater than those of `limit`; NaN are not."""
-        return self.builder.fcmp_ordered(">", v, limit)
-
-    def chosen(self, outer: list[Any], levels: list[Any]) -> Any:
-        """Return the level behind the last of increasing limits that a number is above."""
-        level = levels[0]
-        for beyond, next_level in zip(outer, levels[1:], strict=True):
-            level = self.builder.select(beyond, next_level, level)
-        return level
-
-    def with_neighbour(self, v: Any, step: int) -> Any:
-        """Return the sum of each number and the one at distance `step` in its vector, or their difference."""
-        places = ir.Constant(_INTEGERS, [i ^ step for i in range(LANES)])
-        signs = ir.Constant(_FLOATS, [-1.0 if i & step else 1.0 for i in range(LANES)])
-        kind = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
-        # A product with ±1 is exact, so that it makes no difference whether it is merged with the sum.
-        merged = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.fmuladd.v{LANES}f32")
-        return self.builder.call(merged, [v, signs, self.builder.shuffle_vector(v, v, places)])
-
-    def tree_sum(self, parts: list[Any]) -> Any:
-        """Return the sum of numbers, 32 in four vectors, by halves; then of pairs of these sums and so on."""
-        sums = []
-        for first in range(0, len(parts), 4):
-            a, b, c, d = parts[first : first + 4]
-            v, n = self.builder.fadd(self.builder.fadd(a, c), self.builder.fadd(b, d)), LANES
-            while n > 1:
-                n //= 2
-                kind = ir.VectorType(_WORD, n)
-                low, high = (
-                    self.builder.shuffle_vector(v, v, ir.Constant(kind, list(range(k, k + n)))) for k in (0, n)
-                )
-                v = self.builder.fadd(low, high)
-            sums.append(self.builder.extract_element(v, _WORD(0)))
-        while len(sums) > 1:
-            sums = [self.builder.fadd(a, b) for a, b in zip(sums[::2], sums[1::2], strict=True)]
-        return sums[0]
-
-
-def _of(result: Any, *arguments: Any, write: Callable[..., Any]) -> tuple[Any, Any]:
-    """Return a signature, and what writes the code of an intrinsic: `write` of vectors and arguments."""
-
-    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        value = write(_Vectors(builder), *args)
-        return context.get_dummy_value() if value is None else value
-
-    return result(*arguments), generate
+    Codes count from the lowest level: m limits below, a positive number has half + m. A negative one has half − 1 − m,
+    the same with all bits flipped: which the first word does with bits of m that are added to it by exclusive or.
+    """
+    dtype = np.uint32 if bits <= _REGISTERS else np.uint64
+    byte = np.arange(256, dtype=np.uint64)
+    places = [(byte >> np.uint64(i) & np.uint64(1)) << np.uint64(i * bits) for i in range(8)]
+    ones = np.bitwise_or.reduce(places)
+    half = 1 << (bits - 1)
+    positive = ones * np.uint64(half) | (ones ^ ones[-1]) * np.uint64(half - 1)
+    return np.stack([positive, ones]).astype(dtype)
 
 
 @intrinsic(prefer_literal=True)
-def greatest(typingctx: Any, x: Any) -> Any:
-    """Return the bits of the greatest magnitude of 64 floats."""
+def greatest(typingctx: Any, x: Any, to: Any) -> Any:
+    """Write the bits of the greatest magnitudes of 64 floats, one for each lane."""
 
-    def write(on: _Vectors, x: Any) -> Any:
-        b = on.builder
+    def write(on: Vectors, x: Any, to: Any) -> None:
         most = [on.bits(on.magnitude(on.load(x, i))) for i in range(_VECTORS)]
         while len(most) > 1:
-            most = [b.select(b.icmp_signed(">", v, w), v, w) for v, w in zip(most[::2], most[1::2], strict=True)]
-        v, n = most[0], LANES
+            most = [on.greater(v, w) for v, w in zip(most[::2], most[1::2], strict=True)]
+        on.store(most[0], to, 0, INTEGERS)
+
+    return intrinsic_of(types.void, types.intp, types.intp, write=write)
+
+
+@intrinsic(prefer_literal=True)
+def across_lanes(typingctx: Any, parts: Any, to: Any, sums: Any) -> Any:
+    """Write one number for each of eight vectors: the sum of its floats, or the greatest of its integers.
+
+    Args:
+        parts: address of the vectors.
+        to: address of the eight numbers.
+        sums: a constant, 1 or 0. Sums are those of halves of the lanes, then of halves of these sums.
+    """
+
+    def write(on: Vectors, parts: Any, to: Any, *_: Any) -> None:
+        kind, join = (FLOATS, on.builder.fadd) if sums.literal_value else (INTEGERS, on.greater)
+        held, n = [on.load(parts, i, kind) for i in range(LANES)], LANES
         while n > 1:
             n //= 2
-            places = ir.Constant(_INTEGERS, [(i + n) % LANES for i in range(LANES)])
-            other = b.shuffle_vector(v, v, places)
-            v = b.select(b.icmp_signed(">", v, other), v, other)
-        return b.extract_element(v, _WORD(0))
+            # A vector then holds in blocks of n lanes what is left of one after another.
+            blocks = [lane for lane in range(2 * LANES) if not lane & n]
+            first, second = (ir.Constant(INTEGERS, [lane + k for lane in blocks]) for k in (0, n))
+            held = [
+                join(on.builder.shuffle_vector(v, w, first), on.builder.shuffle_vector(v, w, second))
+                for v, w in zip(held[::2], held[1::2], strict=True)
+            ]
+        on.store(held[0], to, 0, kind)
 
-    return _of(types.int32, types.intp, write=write)
+    return intrinsic_of(types.void, types.intp, types.intp, sums, write=write)
 
 
 @intrinsic(prefer_literal=True)
-def scale_and_flip(typingctx: Any, x: Any, factor: Any, words: Any, to: Any) -> Any:
-    """Write 64 floats times a factor, their signs flipped by the bits of words; return the sum of their squares."""
+def scale_and_turn(typingctx: Any, x: Any, factor: Any, words: Any, to: Any, squares: Any, before: Any) -> Any:
+    """Write 64 floats times a factor, their signs flipped by the bits of words, then turned as `butterflies` does.
 
-    def write(on: _Vectors, x: Any, factor: Any, words: Any, to: Any) -> Any:
-        by, squares = on.all(factor), []
+    Args:
+        x, to: addresses of the floats and the results.
+        factor: float32.
+        words: address of the bits.
+        squares: address of two vectors, whose numbers are sums of four squares of 32 products.
+        before: as in `butterflies`, or 2: they are not turned.
+    """
+
+    def write(on: Vectors, x: Any, factor: Any, words: Any, to: Any, squares: Any, *_: Any) -> None:
+        by, held, products = on.all(factor), [], []
         for i in range(_VECTORS):
             v = on.builder.fmul(on.load(x, i), by)
-            squares.append(on.builder.fmul(v, v))
-            on.store(on.flip(v, on.signs(words, i)), to, i)
-        return on.tree_sum(squares)
+            products.append(on.builder.fmul(v, v))
+            held.append(on.flip(v, on.signs(words, i)))
+        on.store(on.folded(products[:4]), squares, 0)
+        on.store(on.folded(products[4:]), squares, 1)
+        turned = held if before.literal_value == 2 else on.butterflies(held)
+        on.joined(turned, to, before.literal_value == 1)
 
-    return _of(types.float32, types.intp, types.float32, types.intp, types.intp, write=write)
+    return intrinsic_of(types.void, types.intp, types.float32, *(types.intp,) * 3, before, write=write)
 
 
 @intrinsic(prefer_literal=True)
-def butterflies(typingctx: Any, x: Any, signs: Any, before: Any) -> Any:
-    """Take sums and differences among 64 floats, of neighbours first.
+def butterflies(typingctx: Any, x: Any, signs: Any, before: Any, size: Any) -> Any:
+    """Take sums and differences among `size` floats, of neighbours first.
 
     Args:
         x: address of the floats.
-        signs: address of 64 words, whose highest bits flip the floats first; a constant 0 flips none.
+        signs: address of as many words, whose highest bits flip the floats first; a constant 0 flips none.
         before: whether the 64 floats before `x` have been taken too: then they become the sums of both, those at `x`
             the differences; a constant 0 or 1.
+        size: 8, 16, 32 or 64, a constant.
     """
-    flips, joins = not isinstance(signs, types.Literal), before.literal_value
+    flips = not isinstance(signs, types.Literal)
 
-    def write(on: _Vectors, x: Any, signs: Any, *_: Any) -> None:
-        b, held = on.builder, [on.load(x, i) for i in range(_VECTORS)]
+    def write(on: Vectors, x: Any, signs: Any, *_: Any) -> None:
+        held = [on.load(x, i) for i in range(size.literal_value // LANES)]
         if flips:
-            held = [on.flip(v, on.load(signs, i, _INTEGERS)) for i, v in enumerate(held)]
-        for step in (1, 2, 4):
-            held = [on.with_neighbour(v, step) for v in held]
-        for step in (1, 2, 4):
-            for i in range(_VECTORS):
-                if not i & step:
-                    held[i], held[i + step] = b.fadd(held[i], held[i + step]), b.fsub(held[i], held[i + step])
-        for i, v in enumerate(held):
-            if joins:
-                other = on.load(x, i - _VECTORS)
-                on.store(b.fadd(other, v), x, i - _VECTORS)
-                v = b.fsub(other, v)
-            on.store(v, x, i)
+            held = [on.flip(v, on.load(signs, i, INTEGERS)) for i, v in enumerate(held)]
+        on.joined(on.butterflies(held), x, before.literal_value == 1)
 
-    return _of(types.void, types.intp, types.intp if flips else signs, before, write=write)
+    return intrinsic_of(types.void, types.intp, types.intp if flips else signs, before, size, write=write)
 
 
 @intrinsic
 def across(typingctx: Any, x: Any, y: Any) -> Any:
     """Write the sums of 64 floats at two addresses to the first, and the differences to the second."""
 
-    def write(on: _Vectors, x: Any, y: Any) -> None:
+    def write(on: Vectors, x: Any, y: Any) -> None:
         for i in range(_VECTORS):
             a, b = on.load(x, i), on.load(y, i)
             on.store(on.builder.fadd(a, b), x, i)
             on.store(on.builder.fsub(a, b), y, i)
 
-    return _of(types.void, types.intp, types.intp, write=write)
+    return intrinsic_of(types.void, types.intp, types.intp, write=write)
 
 
 @intrinsic(prefer_literal=True)
-def find_codes(typingctx: Any, r: Any, limits: Any, levels: Any, codes: Any, bits: Any) -> Any:
-    """Write the codes of 64 floats; return the sum of magnitudes times levels. For 1 to 4 bits.
+def find_codes(
+    typingctx: Any,
+    r: Any,
+    halves: Any,
+    deviation: Any,
+    levels: Any,
+    edges: Any,
+    spread: Any,
+    count: Any,
+    to: Any,
+    parts: Any,
+    bits: Any,
+    alone: Any,
+) -> Any:
+    """Write the packed codes of floats, and for each 32 sums of magnitudes times levels, and of squares of levels.
 
     Args:
         r: address of the numbers.
-        limits, levels: addresses of the limits between magnitudes and of the positive levels, float32.
-        codes: address of the codes, a byte each.
-        bits: of a code, a constant.
+        halves: how often 32.
+        deviation: what the edges are multiplied by.
+        levels, edges: addresses of the positive levels and of the edges between them, float32.
+        spread: address of `spread_bits`.
+        count: how many of the floats the second sums have; all, if more.
+        to: address of the codes; up to 8 bytes behind are overwritten.
+        parts: address of a vector for each 32, whose numbers are sums of four products; 1 KiB behind those of squares.
+        bits: of a code.
+        alone: whether the sums of squares may be left out.
     """
-    half = 1 << (bits.literal_value - 1)
 
-    def write(on: _Vectors, r: Any, limits: Any, levels: Any, codes: Any, *_: Any) -> Any:
-        b = on.builder
-        at = [on.all(on.scalar(limits, k, ir.FloatType())) for k in range(half - 1)]
-        of = [on.all(on.scalar(levels, k, ir.FloatType())) for k in range(half)]
-        terms = []
-        for i in range(_VECTORS):
-            v = on.load(r, i)
-            size = on.magnitude(v)
-            outer = [on.above(size, limit) for limit in at]
-            terms.append(b.fmul(size, on.chosen(outer, of)))
-            number = ir.Constant(_INTEGERS, [0] * LANES)
-            for beyond in outer:
-                number = b.sub(number, b.sext(beyond, _INTEGERS))
-            # half + m above 0, else half − 1 − m
-            lower = b.not_(b.sext(on.above(v, ir.Constant(_FLOATS, [0.0] * LANES)), _INTEGERS))
-            code = b.add(b.xor(number, lower), ir.Constant(_INTEGERS, [half] * LANES))
-            on.store(b.trunc(code, _BYTES), codes, i, _BYTES)
-        return on.tree_sum(terms)
+    def write(on: Vectors, *arguments: Any) -> None:
+        *given, bits, alone = arguments
 
-    return _of(types.float32, *(types.intp,) * 4, bits, write=write)
+        def write_bits(b_: int) -> None:
+            if b_ not in (2, 3):  # the usual numbers
+                _write_codes(on, b_, True, *given)
+                return
+            with on.builder.if_else(on.builder.icmp_signed("!=", alone, ir.IntType(64)(0))) as (one, two):
+                with one:
+                    _write_codes(on, b_, False, *given)
+                with two:
+                    _write_codes(on, b_, True, *given)
+
+        by_bits(on.builder, bits, write_bits)
+
+    arguments = (types.intp, types.intp, types.float32, *(types.intp,) * 8)
+    return intrinsic_of(types.void, *arguments, write=write)
+
+
+def _write_codes(
+    on: Vectors,
+    b_: int,
+    both: bool,
+    r: Any,
+    halves: Any,
+    deviation: Any,
+    levels: Any,
+    edges: Any,
+    spread: Any,
+    count: Any,
+    to: Any,
+    parts: Any,
+) -> None:
+    """Write the code of `find_codes` for a number of bits, with second sums where `both`."""
+    half, in_registers = 1 << (b_ - 1), b_ <= _REGISTERS
+    b, long, word, σ = on.builder, ir.IntType(64), ir.IntType(32 if in_registers else 64), on.all(deviation)
+    entries = half if in_registers else 0
+    limits = [b.fmul(σ, on.all(on.scalar(edges, k, ir.FloatType()))) for k in range(entries - 1)]
+    held = [on.all(on.scalar(levels, k, ir.FloatType())) for k in range(entries)]
+
+    def packed(comparisons: Any, table: int) -> Any:
+        byte = b.zext(b.bitcast(comparisons, ir.IntType(8)), long)
+        at = b.add(spread, b.mul(b.add(byte, long(table * 256)), long(word.width // 8)))
+        return b.load(b.inttoptr(at, word.as_pointer()), align=word.width // 8)
+
+    def one(v: Any, place: Any, lanes: Any) -> tuple[Any, Any]:
+        """Write the codes of a vector; return its products and squares."""
+        size, index = on.magnitude(v), []
+        codes = packed(on.above(v, ir.Constant(FLOATS, [0.0] * LANES)), 0)
+        for k in reversed(range(b_ - 1)):  # the number of limits below, bit by bit
+            middle = (1 << k) - 1
+            if in_registers:
+                limit = on.selected(index, limits[middle :: 2 << k])
+            else:
+                below = b.shl(on.index(index), ir.Constant(INTEGERS, [k + 1] * LANES))
+                limit = b.fmul(σ, on.gathered(b.add(edges, long(middle * 4)), below))
+            index.append(on.above(size, limit))
+            codes = b.xor(codes, b.shl(packed(index[-1], 1), word(k)))
+        level = on.selected(index, held) if in_registers else on.gathered(levels, on.index(index))
+        width = {1: 8, 2: 16}.get(b_, word.width)
+        codes = b.trunc(codes, ir.IntType(width)) if width < word.width else codes
+        b.store(codes, b.inttoptr(place, ir.IntType(width).as_pointer()), align=1)
+        counts = b.icmp_signed("<", lanes, on.all(b.trunc(count, WORD), INTEGERS)) if both else None
+        product, zero = b.fmul(size, level), ir.Constant(FLOATS, [0.0] * LANES)
+        return product, b.select(counts, b.fmul(level, level), zero) if both else zero
+
+    def found(at: Any) -> tuple[Any, Any]:
+        lanes = on.all(b.trunc(at, WORD), INTEGERS)
+        lanes = b.add(lanes, ir.Constant(INTEGERS, list(range(LANES)))) if both else None
+        place = b.add(to, b.mul(b.udiv(at, long(LANES)), long(b_)))
+        return one(on.load(b.add(r, b.mul(at, long(4))), 0), place, lanes)
+
+    with cgutils.for_range(b, halves) as loop:
+        first = b.mul(loop.index, long(HALF))
+        if in_registers:
+            results = [found(b.add(first, long(i))) for i in range(0, HALF, LANES)]
+            products = [list(part) for part in zip(*results, strict=True)]
+        else:  # a loop, whose code takes a quarter of the time to compile
+            memory = [b.ptrtoint(cgutils.alloca_once(b, FLOATS, size=HALF // LANES), long) for _ in range(2)]
+            with cgutils.for_range(b, long(HALF // LANES)) as inner:
+                for result, place in zip(found(b.add(first, b.mul(inner.index, long(LANES)))), memory, strict=True):
+                    on.store(result, b.add(place, b.mul(inner.index, long(LANES * 4))), 0)
+            products = [[on.load(place, i) for i in range(HALF // LANES)] for place in memory]
+        for i in range(2 if both else 1):
+            on.store(on.folded(products[i]), b.add(parts, first), i * HALF)
 
 
 @intrinsic(prefer_literal=True)
 def levels_of(typingctx: Any, codes: Any, levels: Any, to: Any, bits: Any) -> Any:
-    """Write the levels of 64 codes, a byte each. For 1 to 4 bits; arguments as for `find_codes`."""
-    half = 1 << (bits.literal_value - 1)
+    """Write the levels of 64 packed codes; up to 8 bytes behind the codes are read.
 
-    def write(on: _Vectors, codes: Any, levels: Any, to: Any, *_: Any) -> None:
-        b = on.builder
-        of = [on.all(on.scalar(levels, k, ir.FloatType())) for k in range(half)]
-        for i in range(_VECTORS):
-            code = b.sub(b.zext(on.load(codes, i, _BYTES), _INTEGERS), ir.Constant(_INTEGERS, [half] * LANES))
-            lower = b.ashr(code, ir.Constant(_INTEGERS, [31] * LANES))
-            number = b.xor(code, lower)
-            outer = [b.icmp_signed(">", number, ir.Constant(_INTEGERS, [k] * LANES)) for k in range(half - 1)]
-            sign = b.and_(lower, ir.Constant(_INTEGERS, [_SIGN] * LANES))
-            on.store(on.flip(on.chosen(outer, of), sign), to, i)
+    Args:
+        codes: address of the codes.
+        levels: address of all levels, at least eight, repeated if they are fewer.
+        to: address of the floats.
+        bits: of a code.
+    """
+    kind = ir.FunctionType(FLOATS, [FLOATS, INTEGERS])
 
-    return _of(types.void, *(types.intp,) * 3, bits, write=write)
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        on, (codes, levels, to, bits), b = Vectors(builder), args, builder
+        can_permute = "+avx2" in context.codegen().magic_tuple()[2]
+
+        def write(b_: int) -> None:
+            of_word = ir.IntType(32 if b_ <= _REGISTERS else 64)
+            wide = ir.VectorType(of_word, LANES)
+            parts = [on.load(levels, i) for i in range(2 if b_ == 4 else 1)]
+            for i in range(_VECTORS):
+                place = b.inttoptr(b.add(codes, ir.IntType(64)(i * b_)), of_word.as_pointer())
+                word = on.all(b.load(place, align=1), wide)
+                code = b.lshr(word, ir.Constant(wide, [lane * b_ for lane in range(LANES)]))
+                if can_permute and b_ <= _REGISTERS:  # by the lowest three bits of each
+                    permute = cgutils.get_or_insert_function(b.module, kind, "llvm.x86.avx2.permps")
+                    found = [b.call(permute, [part, code]) for part in parts]
+                    upper = b.trunc(b.lshr(code, ir.Constant(wide, [3] * LANES)), ir.VectorType(ir.IntType(1), LANES))
+                    v = on.selected([upper] if b_ == 4 else [], found)
+                else:
+                    code = b.and_(code, ir.Constant(wide, [(1 << b_) - 1] * LANES))
+                    v = on.gathered(levels, b.trunc(code, INTEGERS) if wide != INTEGERS else code)
+                on.store(v, to, i)
+
+        by_bits(b, bits, write)
+        return context.get_dummy_value()
+
+    return types.void(*(types.intp,) * 4), generate
 
 
 @intrinsic(prefer_literal=True)
-def flip_and_scale(typingctx: Any, x: Any, words: Any, factor: Any, limit: Any) -> Any:
-    """Flip the signs of 64 floats by the bits of words, multiply by a factor, and clamp to ±limit but NaN."""
+def flip_and_scale(typingctx: Any, x: Any, words: Any, factor: Any, limit: Any, to: Any) -> Any:
+    """Write 64 floats, their signs flipped by the bits of words, times a factor, clamped to ±limit but NaN."""
 
-    def write(on: _Vectors, x: Any, words: Any, factor: Any, limit: Any, *_: Any) -> None:
-        b, by, high = on.builder, on.all(factor), on.all(limit)
-        low = on.flip(high, ir.Constant(_INTEGERS, [_SIGN] * LANES))
+    def write(on: Vectors, x: Any, words: Any, factor: Any, limit: Any, to: Any) -> None:
         for i in range(_VECTORS):
-            v = b.fmul(on.flip(on.load(x, i), on.signs(words, i)), by)
-            v = b.select(on.above(low, v), low, v)
-            on.store(b.select(on.above(v, high), high, v), x, i)
+            on.store(on.scaled(on.flip(on.load(x, i), on.signs(words, i)), factor, limit), to, i)
 
-    return _of(types.void, types.intp, types.intp, types.float32, types.float32, write=write)
+    return intrinsic_of(types.void, types.intp, types.intp, types.float32, types.float32, types.intp, write=write)
+
+
+@intrinsic(prefer_literal=True)
+def turn_and_scale(
+    typingctx: Any, x: Any, signs: Any, words: Any, factor: Any, limit: Any, to: Any, before: Any
+) -> Any:
+    """Do as `butterflies` with 64 floats and as `flip_and_scale` with the results, or with those of both chunks.
+
+    Args:
+        x: address of the floats.
+        signs: address of as many words, whose highest bits flip the floats first.
+        words, factor, limit, to: as in `flip_and_scale`, of the first result.
+        before: a constant 0 or 1, as in `butterflies`.
+    """
+
+    def write(on: Vectors, x: Any, signs: Any, words: Any, factor: Any, limit: Any, to: Any, *_: Any) -> None:
+        b, held = on.builder, [on.load(x, i) for i in range(_VECTORS)]
+        held = on.butterflies([on.flip(v, on.load(signs, i, INTEGERS)) for i, v in enumerate(held)])
+        for i, v in enumerate(held):
+            results = [v]
+            if before.literal_value:
+                other = on.load(x, i - _VECTORS)
+                results = [b.fadd(other, v), b.fsub(other, v)]
+            for at, result in zip(range(i, 2 * _VECTORS, _VECTORS), results, strict=False):
+                on.store(on.scaled(on.flip(result, on.signs(words, at)), factor, limit), to, at)
+
+    floats = (types.float32, types.float32)
+    return intrinsic_of(types.void, *(types.intp,) * 3, *floats, types.intp, before, write=write)
