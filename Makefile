@@ -85,7 +85,7 @@ held: .venv/studies-ready
 	$(BIN)/python -m fewbit.plots.studies.held -o build/held.json $(HELD)
 
 # The experiments of plots/studies: how long what is missing in plots/results takes, then all of it. Broken off, it goes
-# on where it stopped: `make studies STUDIES="curves --list"`.
+# on where it stopped: `make studies STUDIES="curves --list"`. STUDIES=--stale names files measured by other code.
 studies: .venv/studies-ready
 	$(BIN)/python -m fewbit.plots.studies $(STUDIES)
 

@@ -2,6 +2,7 @@
 
 python -m fewbit.plots.studies                    all that is missing in plots/results
 python -m fewbit.plots.studies curves --list      what is missing of one, and how long it takes
+python -m fewbit.plots.studies --stale            files of results whose code changed since they were measured
 """
 
 import argparse
@@ -12,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
+from ..numbers.stale import stale
 from .experiment import Experiment, run
 
 # Modules of this package that have an EXPERIMENT, in the order in which they are run.
@@ -35,9 +37,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m fewbit.plots.studies", description=main.__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(EXPERIMENTS)}; default: all")
     parser.add_argument("--list", action="store_true", help="only say what is missing")
+    parser.add_argument("--stale", action="store_true", help="only say which files were measured by other code")
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread at once; default: 2")
     parser.add_argument("-o", "--output", type=Path, default=RESULTS, help="folder of the results")
     chosen = parser.parse_args(arguments)
+    if chosen.stale:
+        for file in stale():
+            more = f" and {len(file.changed) - 3} more" if len(file.changed) > 3 else ""
+            print(f"{file.name:34} {file.commit}  {', '.join(file.changed[:3])}{more}", flush=True)
+        return
     unknown = [name for name in chosen.names if name not in EXPERIMENTS]
     if unknown:
         parser.error(f"no experiment {unknown[0]!r}; there are {', '.join(EXPERIMENTS)}")
