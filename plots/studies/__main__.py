@@ -17,7 +17,17 @@ from ..numbers.stale import stale
 from .experiment import Experiment, run
 
 # Modules of this package that have an EXPERIMENT, in the order in which they are run.
-EXPERIMENTS = ("curves", "finetuning", "accuracy", "depth", "vquant_rescue", "largest", "counts", "two_bits")
+EXPERIMENTS = (
+    "curves",
+    "finetuning",
+    "docstrings",
+    "accuracy",
+    "depth",
+    "vquant_rescue",
+    "largest",
+    "counts",
+    "two_bits",
+)
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 
