@@ -45,6 +45,7 @@ ELSEWHERE = {
     ("plots/results/alternatives.md", "*"): "alternatives-cpu.json, of 25 November on two threads, at commit 24450fd",
     ("plots/results/blpa.md", "*"): _ONCE + "fewbit bench preact, in several runs",
     ("plots/results/compiled.md", "*"): _ONCE + "fewbit bench compiled --peak, and single trainings of the first day",
+    ("plots/results/coverage.md", "*"): "the papers', and pages that the row links",
     ("plots/results/gpu.md", "The other benches"): _TEXT + "bars",
     ("plots/results/hooks.md", "*"): "tests/runtime/test_saved_exactly.py, whose tests hold the ratio to L2",
     ("plots/results/largest.md", "*"): "the paper's, and times of one run",

@@ -41,3 +41,15 @@ def test_every_file_is_named_by_a_page():
     named |= {png.removesuffix("png") + "json" for png in re.findall(r"`([\w-]+\.png)`, `\.json`", text)}
     written = {path.name for path in RESULTS.iterdir() if path.suffix in (".json", ".png")}
     assert written <= named, written - named
+
+
+def test_coverage_counts_its_rows():
+    text = (RESULTS / "coverage.md").read_text()
+    rows = re.findall(r"^\| (?:Figure|Table|Appendix) \w+ \| [^|]+ \| ([\w -]+) \|", text, re.MULTILINE)
+    said = re.search(
+        r"Of (\d+) tables and figures (\d+) are shown, (\d+) refuted, .*?, (\d+) have a stand-in .*?, "
+        r"(\d+) is too large, (\d+) are absent, and (\d+) measure nothing",
+        text,
+    )
+    kinds = ("shown", "refuted", "stand-in", "too large", "absent", "no measurement")
+    assert [*map(int, said.groups())] == [len(rows), *map(rows.count, kinds)]
