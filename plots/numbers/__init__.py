@@ -11,10 +11,11 @@ from .docs import DOCS
 from .elsewhere import PRINTED, reason
 from .memory import MEMORY
 from .pages import Number, Source, missing, numbers_of
+from .prose import PROSE
 from .speed import SPEED
 from .training import TRAINING
 from .variants import VARIANTS
 
-SOURCES = (*TRAINING, *VARIANTS, *MEMORY, *SPEED, *DOCS)
+SOURCES = (*TRAINING, *VARIANTS, *MEMORY, *SPEED, *DOCS, *PROSE)
 
 __all__ = ["PRINTED", "SOURCES", "Number", "Source", "missing", "numbers_of", "reason"]

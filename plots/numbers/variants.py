@@ -12,7 +12,7 @@ from .training import Row, Rows, gaps, mean, of
 File = Mapping[str, Any]
 
 
-def _seeded(file: File) -> list[Row]:
+def seeded(file: File) -> list[Row]:
     """Return the runs of all trainings, each with its seed."""
     return [{"seed": t["settings"]["seed"], **run} for t in file["trainings"] for run in t["runs"]]
 
@@ -30,7 +30,7 @@ def of_each_seed(rows: Rows, variant: str, exact: str = "exact") -> list[float]:
 
 
 def _gpt2(file: File) -> Iterator[str]:
-    rows, outside = _seeded(file), {c["variant"]: c["steps_outside"] for c in file["comparisons"]}
+    rows, outside = seeded(file), {c["variant"]: c["steps_outside"] for c in file["comparisons"]}
     for variant in dict.fromkeys(r["variant"] for r in rows):
         own = of(rows, variant=variant)
         cells = [variant, plain(mean(own, "final_loss"), 4), plain(mean(own, "validation_loss"), 4)]
@@ -51,7 +51,7 @@ def _gpt2(file: File) -> Iterator[str]:
 
 
 def _gpt2_of_the_method(file: File) -> Iterator[str]:
-    rows = _seeded(file)
+    rows = seeded(file)
     deviation = stdev(r["validation_loss"] for r in of(rows, variant="exact"))
     for variant in ("exact", "1 bit", "2 bits", "3 bits", "4 bits"):
         own = of(rows, variant=variant)
@@ -78,7 +78,7 @@ def _hooks(file: File) -> Iterator[str]:
 
 
 def _gated(training: File, bits: File, memory: File) -> Iterator[str]:
-    rows = _seeded(training)
+    rows = seeded(training)
     named = {r["variant"]: losses_less_exact(rows, r["variant"]) for r in rows if r["variant"] != "exact"}
     default = named["parts 3+4+4"]
     yield f"differs by {signed(default.mean, 3)} ± {plain(default.half, 3)}"

@@ -1,0 +1,146 @@
+"""Texts of sentences, on one page, that repeat what another page's table has in full."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from .pages import Source
+from .text import gap, plain, short, shorter, signed
+from .training import Row, gaps, mean, of
+from .variants import losses_less_exact, of_each_seed, seeded
+
+File = Mapping[str, Any]
+
+
+def _strongest_rival(file: File) -> Iterator[str]:
+    rows = {(r["task"], r["way"]): r for r in file["rows"]}
+
+    def shares(key: str, rival: str, tasks: Sequence[str]) -> list[str]:
+        return [short(rows[task, "compile, fewbit"][key] / rows[task, rival][key], 2) for task in tasks]
+
+    first, second, third = shares("time", "compile, checkpointing", ("gpt2", "llama", "lora"))
+    peaks = sorted(shares("peak", "compile, checkpointing", ("gpt2", "llama", "lora")))
+    times = f"{first} (GPT-2), {second} (Llama) and {third} (with LoRA)"
+    yield f"takes {times} of its time at {peaks[0]} to {peaks[-1]} of its peak"
+    yield "and {} and {} of plain `torch.compile`'s time".format(*shares("time", "compile", ("gpt2", "llama")))
+
+
+def _on_a_gpu(file: File) -> Iterator[str]:
+    yield "the default bits take {} of its time at {} of its peak".format(*_default_beside_checkpoints(file))
+
+
+def _default_beside_checkpoints(file: File) -> tuple[str, str]:
+    ours, rival = (file["rows"][f"model: compile, {way}"] for way in ("fewbit", "checkpoints"))
+    return short(ours["ms"] / rival["ms"], 2), short(ours["peak"] / rival["peak"], 2)
+
+
+def _outcome_on_a_gpu(file: File) -> Iterator[str]:
+    rows = {name.removeprefix("model: "): r for name, r in file["rows"].items() if name.startswith("model: ")}
+    eager = rows["eager"]
+
+    def step(way: str) -> str:
+        return short(rows[way]["ms"] / eager["ms"], 2)
+
+    def peak(way: str) -> str:
+        return plain(rows[way]["peak"] / 2**30, 1)
+
+    yield f"steps in {step('compile, fewbit')} of eager's time at a peak of {peak('compile, fewbit')} GiB"
+    yield f"eager has {peak('eager')}"
+    yield f"({peak('compile')} GiB, {step('compile')})"
+    yield f"takes {peak('compile, checkpoints')} GiB and {step('compile, checkpoints')}"
+    time, of_peak = _default_beside_checkpoints(file)
+    yield f"the default bits take {time}, at {of_peak} of its peak"
+    three, default = step("compile, fewbit 3"), step("compile, fewbit")
+    yield f"the model's step at 3 bits takes {three} of eager's time, where the default takes {default}"
+    layer = {name.removeprefix("layer: "): r for name, r in file["rows"].items() if name.startswith("layer: ")}
+    ours, rival, exact = (layer[way] for way in ("compile, fewbit", "compile, checkpoints", "eager"))
+    kept = [short(r["kept"] / exact["kept"], 2) for r in (ours, rival)]
+    times = [short(r["ms"] / exact["ms"], 2) for r in (ours, rival)]
+    yield f"takes {times[0]} of eager's time and keeps {kept[0]} of its bytes by default"
+    yield f"compiled checkpointing takes {times[1]} and keeps {kept[1]}"
+    yield f"({plain(rival['peak'] / 2**30, 2)} GiB beside {plain(ours['peak'] / 2**30, 2)})"
+
+
+def _trainer(file: File) -> Iterator[str]:
+    ways = ("L2, gated parts", "checkpoints, 4 bits", "hooks, 4 bits", "plan, error 0.1")
+
+    def above(tuning: str) -> list[str]:
+        rows = of(file["runs"], tuning=tuning)
+        return [short(gaps(rows, "loss", ("method", "exact"), ("seed",), method=way).mean, 4) for way in ways]
+
+    yield (
+        "L2 with gated parts ends {} above exact training's loss, checkpoints in 4 bits {}, hooks {} and a plan {}; "
+        "with LoRA {}, {}, {} and {}"
+    ).format(*above("whole"), *above("LoRA"))
+
+
+def _gated(file: File) -> Iterator[str]:
+    less = losses_less_exact(seeded(file), "parts 3+4+4")
+    yield f"{short(less.mean, 3)} ± {short(less.half, 3)}, three seeds"
+
+
+def _blpa(file: File) -> Iterator[str]:
+    runs = [run for training in file["trainings"] for run in training["runs"]]
+    few, exact = (plain(100 * mean(of(runs, variant=v), "test_error"), 1) for v in ("4 bits", "exact"))
+    yield f"reach {few} % test error with 4 bits, {exact} % exact"
+
+
+def _vquant(file: File) -> Iterator[str]:
+    def accuracy(method: str, **values: Any) -> str:
+        return plain(100 * of(file["rows"], method=method, **values)[0]["accuracy"], 1)
+
+    exact, one = accuracy("exact"), accuracy("V-Quant", bits=1, ratio=0)
+    yield f"{exact} % exact; 1 bit alone {one} %, with 1 % of large values {accuracy('V-Quant', bits=1, ratio=0.01)} %"
+
+
+def _runs_of(file: File, model: str) -> list[Row]:
+    """Return a model's runs; its name stands before those of the variants."""
+    found = [(r, *r["variant"].partition(": ")) for r in file["runs"]]
+    return [{**r, "variant": variant} for r, name, _, variant in found if name == model]
+
+
+def _few_bits_compiled(file: File) -> Iterator[str]:
+    def less(variant: str) -> list[str]:
+        return [signed(fmean(of_each_seed(_runs_of(file, model), variant)), 3) for model in ("gpt2", "llama")]
+
+    yield "GPT-2 {} and a Llama {} (five seeds".format(*less("auto"))
+    yield "with 4 bits {} and {}, with 3 bits {} and {}".format(*less("4 bits"), *less("3 bits"))
+
+
+def _two_bits(file: File) -> Iterator[str]:
+    two, three = ({m: losses_less_exact(_runs_of(file, m), f"{bits} bits").mean for m in _MODELS} for bits in (2, 3))
+    yield f"{plain(two['llama'], 3)} (Llama) and {plain(two['gpt2'], 3)} (GPT-2"
+    yield f"at 3 bits they end {plain(-three['llama'], 3)} below and {plain(three['gpt2'], 3)} above"
+
+
+_MODELS = ("llama", "gpt2")
+
+
+def _two_bits_in_the_text(file: File) -> Iterator[str]:
+    runs = {model: _runs_of(file, model) for model in _MODELS}
+    two = [plain(losses_less_exact(runs[model], "2 bits").mean, 3) for model in _MODELS]
+    yield f"on average {two[0]} (Llama) and {two[1]} (GPT-2)"
+    yield f"the Llama at {shorter(losses_less_exact(runs['llama'], '3 bits').mean, 3)}"
+    llama, gpt2 = (losses_less_exact(runs[model], "2 bits, groups", "2 bits") for model in _MODELS)
+    yield f"is worth {short(llama.mean, 3)} of loss to the Llama (p = {short(llama.p, 3)})"
+    yield f"nothing to GPT-2 ({short(gpt2.mean, 3)}, p = {short(gpt2.p, 2)})"
+
+
+def _finetuned(file: File) -> Iterator[str]:
+    less = gaps(file["rows"], "accuracy", ("variant", "exact"), ("task", "seed"), variant="L3")
+    yield f"{gap(less, scale=100)} points at L3"
+
+
+PROSE = (
+    Source("README.md", ("alternatives-cpu.json",), _strongest_rival),
+    Source("README.md", ("gpu-4.json",), _on_a_gpu),
+    Source("plots/results/gpu.md", ("gpu-4.json",), _outcome_on_a_gpu),
+    Source("docs/guide.md", ("trainer-callback.json",), _trainer),
+    Source("docs/methods/gated-mlps.md", ("training-glu.json",), _gated),
+    Source("docs/methods/blpa.md", ("blpa-training.json",), _blpa),
+    Source("docs/methods/vquant.md", ("vquant-accuracy.json",), _vquant),
+    Source("docs/compile.md", ("training-compiled.json",), _few_bits_compiled),
+    Source("docs/compile.md", ("training-two-bits.json",), _two_bits),
+    Source("plots/results/two_bits.md", ("training-two-bits.json",), _two_bits_in_the_text),
+    Source("plots/results/README.md", ("finetuning.json",), _finetuned),
+)
