@@ -37,8 +37,9 @@ from ..compile.report import GraphReport, describe, ignore
 from ..compile.roles import ROUNDED, Role
 from ..memory.allocator import Allocations, allocations, mark
 from ..tensors.dtypes import sum_of_squares
-from .gradient_error import PROBE, alike, difference, errors_of_each, product, segments
-from .options import LEAST_BITS, LEAST_LINEAR, LEAST_OF_SCORES, without_numbers
+from .bits import LEAST_BITS, LEAST_LINEAR, LEAST_OF_SCORES, PROBE
+from .errors import alike, difference, errors_of_each, product, segments
+from .places import without_numbers
 from .problem import ALL_GRAPHS, EXACT, GROUPS, Hold, Option, Problem
 from .seconds import Quantizers, now_on
 from .step import Step
@@ -134,8 +135,8 @@ class CompiledKnown:
         found = enumerate(zip(self.values, self.holds, strict=True))
         return [_in_groups(i, v, holds, bits, self) for i, (v, holds) in found if bits in v.sizes]
 
-    def problem(self, step: Step, fixed: int, recompute: bool = True) -> Problem:
-        """Return the planner's problem; `recompute` is for eager steps, as the compiler decides it here."""
+    def problem(self, step: Step, fixed: int) -> Problem:
+        """Return the planner's problem; what is computed again the compiler decides."""
         return Problem(len(self.values), tuple(_options(self)), self.base, fixed, self.seconds)
 
     def moment(self, at: int) -> str:

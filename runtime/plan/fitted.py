@@ -1,4 +1,4 @@
-"""Trains by a plan: tables and gated MLPs by `convert`, recomputed blocks (runtime/saved/), all else by hooks.
+"""Trains by a plan: converted modules and recomputed blocks as the ways of ways/ carry them out, all else by hooks.
 
 fitted = fewbit.fit(model, plan=plan)
 fitted.refresh(every=500)       measures again while training
@@ -6,51 +6,31 @@ fitted.undo()
 """
 
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ...tables import FewbitError
-from ..convert.api import convert_beside
-from ..convert.blpa import BLPA
 from ..convert.find import FITTED
-from ..convert.gated_mlps import GatedMLPs
-from ..convert.method import Activations
 from ..convert.preact_chains import owners_of_chains
-from ..layers.offload import Swapper, SwappingSaver
+from ..layers.offload import Swapper
 from ..layers.saver import QuantizerSaver, Saver
 from ..quantizers import Compressed, PerGroup, Quantizer
-from ..saved.checkpoint import blocks_of, recomputed_forward
+from ..saved.checkpoint import blocks_of
 from ..saved.store import Exactly
 from ..tensors.checks import check_integer
-from .conversion_error import BY_OUTPUT
 from .document import Choice, Plan
 from .exact_layers import OUTSIDE, ExactLayers, layers_of
-from .gradient_error import outliers_of
 from .places import OF_OUTPUT, Places
-from .problem import (
-    ATTENTION,
-    CHAIN,
-    GATED,
-    GROUPS,
-    HOST,
-    OF_STEPS,
-    OUTLIERS,
-    OUTPUT,
-    RECOMPUTE,
-    STOCHASTIC,
-    TABLE,
-    Limits,
-)
-from .recomputing import recompute_from
+from .problem import GATED, OF_STEPS, OUTPUT, RECOMPUTE, Limits
 from .step import elements_of, shapes_of, stretched, without_cache
 from .structure import Change, Structure, undo_changes
-from .ways import WAYS
+from .ways import WAYS, WAYS_TO_SAVE
+from .ways.tensors import quantizer_of
 from .ways.way import carry_out
 
 Again = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Plan], Plan]
@@ -116,28 +96,13 @@ class Fitted:
             self.model.compile(backend="fewbit", options=self._compile_options(plan))
             return
         choices = self._choices(plan)
-        converted: defaultdict[Activations | GatedMLPs | BLPA, list[str]] = defaultdict(list)
-        for choice in choices:
-            if choice.method in (TABLE, STOCHASTIC):
-                rounding = "stochastic" if choice.method == STOCHASTIC else "deterministic"
-                converted[Activations(choice.bits, rounding)].append(choice.target)
-            elif choice.method == GATED:
-                converted[GatedMLPs(copy_bits=choice.bits or 0)].append(choice.target)
-            elif choice.method == CHAIN:
-                converted[BLPA(choice.bits)].append(choice.target)
-        for method, names in converted.items():
-            convert_beside(self.model, method, include=names)
-        if outputs := [choice.target for choice in choices if choice.method == OUTPUT]:
-            convert_beside(self.model, *BY_OUTPUT, include=outputs)
         carry_out(WAYS, self.model, choices)
-        again = {choice.target: choice.bits for choice in choices if choice.method == RECOMPUTE}
         # Computed again, an exact block takes less than it would in codes.
         of_steps = {choice.target for choice in choices if choice.method in OF_STEPS}
-        again |= {name: None for name in self.exact.names if name in {*blocks_of(self.model)} - of_steps}
-        from_bits = {bits: recompute_from(bits) for bits in {*again.values()}}
-        for name, bits in again.items():
-            block = self.model.get_submodule(name)
-            vars(block)["forward"] = recomputed_forward(block, from_bits[bits])
+        exact = [name for name in self.exact.names if name in {*blocks_of(self.model)} - of_steps]
+        choices += [Choice(name, RECOMPUTE, None, 0, 0, 0.0, 0.0, 0.0) for name in exact]
+        for way in WAYS_TO_SAVE:
+            way.carry_out(self.model, [choice for choice in choices if choice.method in way.methods])
         self._policy.use(choices, self.exact)
         self._policy.owners = frozenset(owners_of_chains(self.model))
 
@@ -344,13 +309,7 @@ class _Planned:
             if x.requires_grad and place.rpartition(":")[0] not in self.owners:
                 self._note_unknown(place)
             return Exactly()
-        if choice.method in (GROUPS, ATTENTION):
-            return PerGroup(choice.bits or 0)
-        if choice.method == OUTLIERS:
-            return outliers_of(choice.bits or 0)
-        if choice.method == HOST:
-            return _ToHost(PerGroup(choice.bits or 0), self._swapper)
-        return Exactly()
+        return quantizer_of(choice, self._swapper) or Exactly()
 
     def _note_unknown(self, place: str) -> None:
         if not self.unknown:
@@ -396,17 +355,3 @@ def _places_in(targets: Iterable[str], module: str) -> list[str]:
     """Return the places of a module among targets, in the order of saving."""
     numbers = (target.removeprefix(f"{module}:") for target in targets if target.startswith(f"{module}:"))
     return [f"{module}:{number}" for number in sorted(int(n) for n in numbers if n.isdigit())]
-
-
-@dataclass(frozen=True)
-class _ToHost:
-    """A quantizer whose codes wait in host memory."""
-
-    quantizer: PerGroup
-    swapper: Swapper
-
-    def within(self, features: int) -> "_ToHost":
-        return _ToHost(self.quantizer.within(features), self.swapper)
-
-    def compress(self, x: Tensor) -> Compressed:
-        return SwappingSaver(QuantizerSaver(self.quantizer), self.swapper).compress(x)

@@ -21,11 +21,11 @@ the first half alone is rounded, and e₂ if the second is, 4⟨e₁, e₂⟩ = 
 import gc
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from math import isfinite
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,49 +36,14 @@ from ..layers.huggingface import Conv1D
 from ..layers.saver import Saver, last_innermost
 from ..quantizers import Compressed, Outlier, PerGroup
 from ..tensors.dtypes import sum_of_squares
+from .bits import BITS, LINEAR, PROBE
+from .errors import Errors, alike, difference, errors_of_each, finite, product, together, total
 from .places import Places
 from .step import Step
 from .trace import Attention
 
-BITS = (1, 2, 3, 4, 5, 6, 8)
-PROBE = 4  # bits of the tensors that a pass rounds
-TABLE_BITS = (1, 2, 3, 4)
-TABLE_PROBE = 3
-SEGMENTS = 2  # passes for the tensors of one place in equal layers: of the first layers, of the last
-_T = TypeVar("_T")
 SAMPLE = 1 << 18  # elements of a tensor that say what variance quantizing it has
 _LINEAR = (nn.Linear, Conv1D, _ConvNd)
-_FUNCTIONS = frozenset(("linear", "addmm", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"))
-
-
-@dataclass(frozen=True)
-class Errors:
-    """What rounding a tensor at each number of bits does to the gradient.
-
-    Attributes:
-        noise: squared relative error that averages out, by number of bits.
-        bias: the rest.
-    """
-
-    noise: Mapping[int, float]
-    bias: Mapping[int, float]
-
-    def times(self, noise: float, bias: float) -> "Errors":
-        """Return them with both parts multiplied."""
-        return Errors({b: noise * e for b, e in self.noise.items()}, {b: bias * e for b, e in self.bias.items()})
-
-
-def finite(errors: Mapping[str, Errors]) -> dict[str, Errors]:
-    """Return the errors that are finite.
-
-    Where a backward pass makes NaN of a rounded tensor, as that of `amax`, which asks where its input is its result,
-    there is no option to round it.
-    """
-    return {
-        name: each
-        for name, each in errors.items()
-        if all(isfinite(value) for part in (each.noise, each.bias) for value in part.values())
-    }
 
 
 def measure_errors(step: Step, kinds: Mapping[str, str]) -> tuple[dict[str, Errors], dict[str, Errors]]:
@@ -166,76 +131,10 @@ def _wrong_of_attentions(
     return gradient.wrong(exact, [probe for name in names for probe in probes[name]])
 
 
-def total(errors: Sequence[Errors]) -> Errors:
-    """Return the errors of tensors that are rounded together."""
-    noise = {bits: sum(e.noise[bits] for e in errors) for bits in BITS}
-    return Errors(noise, {bits: sum(e.bias[bits] for e in errors) for bits in BITS})
-
-
-def relative_variance(bits: int) -> float:
-    """Return the variance that rounding normal numbers in groups of 256, whose range is 5.6 deviations, at random to
-    so many bits adds to them, relative to their own."""
-    return (5.6 / (2**bits - 1)) ** 2 / 6
-
-
-def together(items: Iterable[_T], kind: Callable[[_T], str]) -> Iterator[list[_T]]:
-    """Yield the items that one pass measures: of each kind those of the first layers and of the last."""
-    for equal in alike(items, kind):
-        yield from segments(equal)
-
-
-def alike(items: Iterable[_T], kind: Callable[[_T], str]) -> list[list[_T]]:
-    """Return the items of each kind."""
-    by_kind: defaultdict[str, list[_T]] = defaultdict(list)
-    for item in items:
-        by_kind[kind(item)].append(item)
-    return [*by_kind.values()]
-
-
-def errors_of_each(
-    equal: Sequence[_T], wrong: Callable[[Sequence[_T]], list[Tensor]], scale: float
-) -> Iterator[tuple[_T, tuple[float, float]]]:
-    """Yield each of equal layers' items with its noise and its bias.
-
-    Args:
-        equal: the items.
-        wrong: returns the error of the gradient with some of them rounded, in another draw at each call.
-        scale: the squared norm of the gradient.
-    """
-    parts = [*segments(equal)]
-    draws = [wrong(part) for part in parts]
-    squares = [product(draw, draw) for draw in draws]
-    again = wrong(equal)
-    once = [torch.stack(each).sum(0) for each in zip(*draws, strict=True)]
-    if len(parts) == 1:
-        squares = [(squares[0] + product(again, again)) / 2]
-    of_bias = min(max(0.0, product(once, again) / (sum(squares) or 1.0)), 1.0)
-    for part, square in zip(parts, squares, strict=True):
-        share = square / scale / len(part)
-        yield from ((item, ((1 - of_bias) * share, of_bias * share)) for item in part)
-
-
 def _is_local(probe: "_Probe", model: nn.Module) -> bool:
     """Return whether a tensor serves the gradients of the weights of linear layers alone."""
     modules = dict(model.named_modules())
-    return probe.function in _FUNCTIONS and all(isinstance(modules.get(user), _LINEAR) for user in probe.users)
-
-
-def difference(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Tensor]:
-    """Return the difference of two gradients."""
-    return [x - y for x, y in zip(a, b, strict=True)]
-
-
-def segments(equal: Sequence[_T]) -> Iterator[list[_T]]:
-    """Yield the parts of a list of equal layers' tensors that passes measure together, up to `SEGMENTS`."""
-    parts = min(SEGMENTS, len(equal))
-    for i in range(parts):
-        yield list(equal[i * len(equal) // parts : (i + 1) * len(equal) // parts])
-
-
-def product(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
-    """Return the inner product of two gradients."""
-    return sum(float(torch.dot(x.flatten().float(), y.flatten().float())) for x, y in zip(a, b, strict=True))
+    return probe.function in LINEAR and all(isinstance(modules.get(user), _LINEAR) for user in probe.users)
 
 
 @dataclass

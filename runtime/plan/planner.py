@@ -5,8 +5,8 @@
     fewbit.fit(model, batch, memory="16GiB")              both
 
 1  trace     a step that saves nothing: memory at each moment, and the life of each saved tensor (trace.py)
-2  measure   what rounding each does to the gradient (gradient_error.py), and what it takes of time (seconds.py)
-3  solve     one option for each tensor, within the memory at every moment (options.py, problem.py, solver.py)
+2  measure   what each way to save does to the gradient (ways/, trial.py), and what it takes of time (seconds.py)
+3  solve     one option for each tensor, within the memory at every moment (known.py, problem.py, solver.py)
 4  once more by ways that change the whole step, where that plan is not exact (ways/): the loss in chunks, MLPs in tiles
 5  carry out tables, recomputed blocks and hooks (fitted.py)
 """
@@ -37,36 +37,24 @@ from ...tables.sizes import parse_size, size_like
 from ..convert.measure import read_inputs
 from ..memory.listing import size_text
 from ..memory.storages import parts_of
-from ..saved.checkpoint import blocks_of
 from ..tensors.checks import check_integer
-from .chains import chains_of
 from .compiled import CompiledKnown, budget_runs, compile_step, know_compiled, other_ways
-from .conversion_error import ConversionErrors, gated_mlps_of, measure_conversions, outputs_of
 from .document import Choice, PeakMemory, Plan, Point, signature
 from .fitted import Fitted, unfitted
 from .frontier import points_of, timeline_of
-from .gradient_error import measure_attentions, measure_errors
 from .guard import EVERY, guard_fit
-from .options import Known, kind_of, tables_of
+from .known import Known, WayToSave
 from .parallel import Alone, Parallel, Shards, Static, parallel_of
 from .problem import ALL_GRAPHS, AND, EXACT, RECOMPUTE, Limits, Option, Price, Problem, Solution
-from .recomputing import decided_bytes, recomputable
 from .search import largest_by_trial
 from .seconds import Measured, Roofline, Scaled, Speeds, device_of
-from .shape_errors import (
-    attention_errors_by_shape,
-    block_errors_by_shape,
-    chain_errors_by_shape,
-    errors_by_shape,
-    gated_errors_by_shape,
-    output_errors_by_shape,
-    table_errors_by_shape,
-)
 from .solver import Effort, TooLittleMemoryError, is_feasible, merge, solve, split
-from .step import Loss, Part, Step
+from .step import Loss, Step
 from .structure import structure_aside
 from .trace import Trace, scaled, trace
-from .ways import WAYS
+from .trial import Trial
+from .ways import WAYS, WAYS_TO_SAVE
+from .ways.tensors import errors_by_shape
 from .ways.way import carry_out, choices_of_batch, known_by
 
 # Options that the solver is given at once. Of more, those of runs of equal layers are merged, to about so many: a
@@ -567,38 +555,30 @@ class Planner:
         step = self.step
         _log.info("tracing a step")
         traced = trace(step)
-        kinds = {x.place: kind_of(x) for x in traced.tensors}
-        tables, gated = tables_of(step.model), gated_mlps_of(step.model)
-        outputs, all_blocks = outputs_of(step.model), set(blocks_of(step.model)) if self.recompute else set()
-        blocks = [name for name in recomputable(step.model, traced) if name in all_blocks]
-        decided, chains = decided_bytes(step, blocks), chains_of(step.model)
-        part = Part(step) if self.is_abstract else step.part()
-        speeds: Speeds
         _log.info("timing the quantizers")
-        if self.speeds is not None:
-            speeds = self.speeds
-        elif self.is_abstract or self.gpu is not None:
-            speeds = Roofline(step, device_of(self.gpu or "a100"))
-        else:
-            speeds = Measured(step)
+        speeds = self.speeds or self._speeds()
         if self.is_abstract:
-            errors = errors_by_shape(traced)
-            conversions = ConversionErrors(
-                *(table_errors_by_shape(tables), {}),
-                gated_errors_by_shape(gated),
-                output_errors_by_shape(outputs, step.parameters[0].dtype),
-                block_errors_by_shape(traced, blocks, errors),
-                chain_errors_by_shape(traced, chains, errors),
-            )
-            return Known(traced, errors, {}, attention_errors_by_shape(traced, errors), conversions, decided, speeds)
+            of_tensors = errors_by_shape(traced)
+            errors = {m: e for way in self.ways for m, e in way.estimate(step, traced, of_tensors).items()}
+            return Known(traced, self.ways, errors, speeds)
         _log.info("measuring what rounding does to the gradient")
-        found = (*measure_errors(part.step, kinds), measure_attentions(part.step, traced.attentions))
-        errors, outliers, again = (
-            {name: each.times(part.noise, part.bias) for name, each in own.items()} for own in found
-        )
-        conversions = measure_conversions(part.step, tables, gated, outputs, blocks, [*chains])
-        conversions = conversions.times(part.noise, part.bias)
-        return Known(traced, errors, outliers, again, conversions, decided, speeds)
+        part, errors = step.part(), {}
+        with part.step.apart():
+            trial = Trial(part.step)
+            for way in self.ways:
+                for method, found in way.measure(step, traced, trial).items():
+                    errors[method] = {name: each.times(part.noise, part.bias) for name, each in found.items()}
+        return Known(traced, self.ways, errors, speeds)
+
+    @property
+    def ways(self) -> tuple[WayToSave, ...]:
+        """The ways that a plan may take."""
+        return tuple(way for way in WAYS_TO_SAVE if self.recompute or RECOMPUTE not in way.methods)
+
+    def _speeds(self) -> Speeds:
+        if self.is_abstract or self.gpu is not None:
+            return Roofline(self.step, device_of(self.gpu or "a100"))
+        return Measured(self.step)
 
     @property
     def is_abstract(self) -> bool:
@@ -663,7 +643,7 @@ class Planner:
 
     def problem(self, known: Known | CompiledKnown) -> Problem:
         """Return the problem, whose last moment is the optimizer's step."""
-        problem = known.problem(self.step, self.of_rank.fixed, self.recompute)
+        problem = known.problem(self.step, self.of_rank.fixed)
         gradients = self.gradients(known)
         base = problem.base - known.gradients + gradients
         base += self.parallel.workspace(len(base), known.backward)

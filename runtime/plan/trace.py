@@ -8,10 +8,12 @@ it.
 """
 
 import weakref
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -77,6 +79,12 @@ class Traced:
     def nbytes(self) -> int:
         """Bytes of the exact tensor."""
         return self.elements * self.dtype.itemsize
+
+    @property
+    def gaps(self) -> list[Hold]:
+        """What the backward pass makes again of a tensor that is not held exactly, as bytes that are not there."""
+        holds = sorted(self.exact, key=lambda hold: hold.start)
+        return [Hold(before.end, after.start, -before.nbytes) for before, after in pairwise(holds)]
 
 
 @dataclass(frozen=True)
@@ -180,6 +188,14 @@ class Trace:
     attentions: tuple[Attention, ...]
     outputs: dict[str, int]
     saves: tuple[int, ...]
+
+    @property
+    def by_module(self) -> dict[str, list[int]]:
+        """The indices of the tensors that each module saves first."""
+        found: defaultdict[str, list[int]] = defaultdict(list)
+        for i, x in enumerate(self.tensors):
+            found[x.module].append(i)
+        return found
 
 
 def trace(step: Step) -> Trace:

@@ -1,9 +1,30 @@
-"""Ways to compute a step that change its memory as a whole, a file each; a new one needs its line in `WAYS`."""
+"""Ways to save memory, a file each: what they do to the gradient, hold and cost, and how they are carried out.
 
+Ways to save tensors (known.py) are options of one problem. A new one needs its line in `WAYS_TO_SAVE`, its method in
+problem.py and its words in document.py. Ways to compute a step (way.py) change its memory as a whole, each in a problem
+of its own; a new one needs its line in `WAYS` and the same.
+"""
+
+from ..known import WayToSave
+from .attention import ComputedAttention
+from .blocks import Blocks
+from .chains import Chains
 from .chunked_loss import ChunkedLossWay
+from .gated_mlps import GatedParts
+from .outputs import Outputs
+from .tables import Tables
+from .tensors import Tensors
 from .tiles import Tiles
 from .way import Way
 
+WAYS_TO_SAVE: tuple[WayToSave, ...] = (
+    Tensors(),
+    Tables(),
+    ComputedAttention(),
+    GatedParts(),
+    Outputs(),
+    Chains(),
+    Blocks(),
+)
 # In the order in which they are tried, each beside those before it: what costs no time comes first.
 WAYS: tuple[Way, ...] = (ChunkedLossWay(), Tiles())
-METHODS_OF_STEPS = frozenset(way.method for way in WAYS)

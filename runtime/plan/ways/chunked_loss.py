@@ -8,7 +8,7 @@ from torch import nn
 from ...convert.api import convert_beside
 from ...convert.chunked_loss import ChunkedLoss, why_not
 from ..document import Choice
-from ..options import Known
+from ..known import Known
 from ..problem import CHUNKED
 from ..step import Step
 from ..trace import Given, Trace

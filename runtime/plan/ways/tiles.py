@@ -16,10 +16,10 @@ from ...saved.by_token import computes_by_token
 from ...saved.checkpoint import blocks_of
 from ...saved.tiles import tile_size, tiled_forward, width_of
 from ..document import Choice
-from ..gradient_error import Errors
-from ..options import Known
+from ..errors import Errors
+from ..known import Known
 from ..places import within
-from ..problem import TILED
+from ..problem import GROUPS, RECOMPUTE, TILED
 from ..step import Step
 from ..structure import is_converted
 from ..trace import Given, Trace
@@ -75,11 +75,11 @@ class Tiles:
 
     def adapted(self, known: Known, targets: Sequence[str]) -> Known:
         """Return it with the errors of inputs in codes: those of computing the modules again from them."""
-        errors = dict[str, Errors]()
+        blocks, errors = known.of(RECOMPUTE), dict[str, Errors]()
         for x in known.trace.tensors:
-            if x.module in targets and x.module in known.conversions.blocks:
-                errors[x.place] = known.conversions.blocks[x.module]
-        return replace(known, errors={**known.errors, **errors})
+            if x.module in targets and x.module in blocks:
+                errors[x.place] = blocks[x.module]
+        return replace(known, errors={**known.errors, GROUPS: {**known.of(GROUPS), **errors}})
 
 
 def _in_order(model: nn.Module, traced: Trace) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Protocol
 from torch import nn
 
 from ..document import Choice
-from ..options import Known
+from ..known import Known
 from ..seconds import Changed
 from ..step import Step
 from ..structure import structure_aside

@@ -15,7 +15,7 @@ import pytest
 import torch
 from fewbit.runtime.plan.fitted import _Planned
 from fewbit.runtime.plan.places import Places
-from fewbit.runtime.plan.recomputing import computed_again
+from fewbit.runtime.plan.ways.blocks import computed_again
 from fewbit.runtime.saved.recompute import Recompute
 from torch import Tensor, nn
 from torch.nn import functional as F

@@ -1,0 +1,107 @@
+"""One saved tensor: exactly, in codes of groups, in such codes with the largest numbers exact, or in host memory.
+
+The hooks of a fitted model carry these out, by the tensor's place.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from ...layers.offload import Swapper, SwappingSaver
+from ...layers.saver import QuantizerSaver
+from ...quantizers import Compressed, PerGroup, Quantizer
+from ..bits import BITS, least_bits
+from ..document import Choice
+from ..errors import ATTENTION, OPERANDS, OTHERS, PRODUCTS, Errors, relative_variance
+from ..gradient_error import measure_errors, outliers_bytes, outliers_of
+from ..known import ErrorsOfMethods, Known, kind_of
+from ..problem import ATTENTION as COMPUTED_AGAIN
+from ..problem import EXACT, GROUPS, HOST, OUTLIERS, Hold, Option
+from ..step import Step
+from ..trace import Trace
+from ..trial import Trial
+
+SMALLEST_ON_HOST = 1 << 16  # bytes: copies of less are not worth their latency
+_USES = {
+    **dict.fromkeys(("linear", "addmm", "conv1d", "conv2d", "conv3d"), OPERANDS),
+    **dict.fromkeys(("mul", "matmul", "bmm"), PRODUCTS),
+    "scaled_dot_product_attention": ATTENTION,
+}
+
+
+class Tensors:
+    """Saves each tensor by itself."""
+
+    methods = (EXACT, GROUPS, OUTLIERS, HOST)
+
+    def measure(self, step: Step, trace: Trace, trial: Trial) -> ErrorsOfMethods:
+        """Return the errors of each place, from a few backward passes of one forward pass."""
+        groups, outliers = measure_errors(trial.step, {x.place: kind_of(x) for x in trace.tensors})
+        return {GROUPS: groups, OUTLIERS: outliers}
+
+    def estimate(self, step: Step, trace: Trace, of_tensors: Mapping[str, Errors]) -> ErrorsOfMethods:
+        """Return the errors of each place: those of all tensors of one use, shared equally."""
+        return {GROUPS: of_tensors}
+
+    def options(self, known: Known, step: Step) -> Iterator[Option]:
+        """Yield the options of each tensor; host memory is one beside a device's."""
+        host, outliers = step.device.type in ("cuda", "meta"), known.of(OUTLIERS)
+        for i, x in enumerate(known.trace.tensors):
+            yield Option(EXACT, x.place, None, (i,), x.exact, sum(hold.nbytes for hold in x.exact[:1]))
+            for bits in (b for b in BITS if b >= least_bits(x)):
+                groups = known.in_groups(i, bits)
+                if groups is None:
+                    continue
+                yield groups
+                if x.place in outliers:
+                    beside, errors = outliers_bytes(x.elements, x.dtype, bits), outliers[x.place]
+                    costs = errors.noise[bits], errors.bias[bits], known.speeds.outliers(x.elements, bits)
+                    yield Option(OUTLIERS, x.place, bits, (i,), (Hold(x.saved, x.freed, beside),), beside, *costs)
+                if host and bits in (4, 8) and groups.saved >= SMALLEST_ON_HOST:
+                    seconds = groups.seconds + known.speeds.transfer(groups.saved)
+                    last = Hold(max(x.saved, x.freed - 2), x.freed, groups.saved)
+                    yield replace(groups, method=HOST, holds=(last,), saved=0, seconds=seconds)
+
+    def carry_out(self, model: nn.Module, choices: Sequence[Choice]) -> None:
+        """Leave the model as it is: its hooks save each tensor by `quantizer_of` its choice."""
+
+
+def quantizer_of(choice: Choice, swapper: Swapper) -> Quantizer | None:
+    """Return the quantizer of a tensor in codes; None if it is saved exactly.
+
+    Args:
+        choice: of the tensor, or of the attention whose output it is.
+        swapper: brings codes to host memory and back.
+    """
+    if choice.method == OUTLIERS:
+        return outliers_of(choice.bits or 0)
+    if choice.method == HOST:
+        return _ToHost(PerGroup(choice.bits or 0), swapper)
+    return PerGroup(choice.bits or 0) if choice.method in (GROUPS, COMPUTED_AGAIN) else None
+
+
+@dataclass(frozen=True)
+class _ToHost:
+    """A quantizer whose codes wait in host memory."""
+
+    quantizer: PerGroup
+    swapper: Swapper
+
+    def within(self, features: int) -> "_ToHost":
+        return _ToHost(self.quantizer.within(features), self.swapper)
+
+    def compress(self, x: Tensor) -> Compressed:
+        return SwappingSaver(QuantizerSaver(self.quantizer), self.swapper).compress(x)
+
+
+def errors_by_shape(trace: Trace) -> dict[str, Errors]:
+    """Return the estimated errors of each saved tensor by its place."""
+    counts: dict[float, int] = {}
+    uses = {x.place: _USES.get(x.function, OTHERS) for x in trace.tensors}
+    for use in uses.values():
+        counts[use] = counts.get(use, 0) + 1
+    return {
+        place: Errors({b: use * relative_variance(b) / counts[use] for b in BITS}, dict.fromkeys(BITS, 0.0))
+        for place, use in uses.items()
+    }
