@@ -116,7 +116,7 @@ def plan(
         batch: "max" finds the largest batch that fits, of samples such as the given ones.
         gpu: name of the GPU (`DEVICES`) for which times are estimated; default on the meta device is "a100".
         price: weights of error and time, by which plans within the limits are compared.
-        recompute: whether blocks may be recomputed.
+        recompute: whether blocks may be recomputed, and MLPs computed in tiles, whose forward pass runs twice.
         compiled: plan for `torch.compile` with the backend fewbit. The step is compiled to measure it, which takes its
             time; what is computed again is then the compiler's choice, by torch's `activation_memory_budget`.
         parallel: "ddp" counts the buckets of `DistributedDataParallel`; "fsdp:8" the shards of FSDP2 on 8 ranks, with a
@@ -391,7 +391,7 @@ class Planner:
     def eager_ways(self, plain: Known) -> Iterator[Known]:
         """Yield a step as it is, and then, where that is asked for, by one way more each time."""
         yield (known := plain)
-        for way in WAYS:
+        for way in (way for way in WAYS if self.recompute or not way.computes_again):
             _log.info("tracing the step %s", way.method)
             changed = partial(self.changed, known.changes)
             if (other := known_by(way, known, self.step, changed)) is not None:

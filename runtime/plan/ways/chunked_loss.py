@@ -19,6 +19,7 @@ class ChunkedLossWay:
     """Heads whose logits and loss are computed over chunks of tokens."""
 
     method = CHUNKED
+    computes_again = False
 
     def targets(self, known: Known, step: Step) -> Sequence[str]:
         """Return the Linear layers that make logits worth the while: the model's own heads, or else the last layer."""

@@ -30,6 +30,7 @@ class Tiles:
     """Modules that compute a row for each token, and make so much of them that a tile is worth the while."""
 
     method = TILED
+    computes_again = True
 
     def targets(self, known: Known, step: Step) -> Sequence[str]:
         """Return the outermost modules of several layers that take tokens by themselves, and make much of them.

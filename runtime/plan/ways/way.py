@@ -32,6 +32,11 @@ class Way(Protocol):
         """The method of its choices, one of `METHODS`."""
         ...
 
+    @property
+    def computes_again(self) -> bool:
+        """Whether it repeats parts of the forward pass, which a plan with `recompute=False` may not."""
+        ...
+
     def targets(self, known: Known, step: Step) -> Sequence[str]:
         """Return the modules that it would change, by name; none where it cannot save `WORTH`."""
         ...

@@ -65,7 +65,7 @@ class TestThePeak:
     def test_is_as_predicted_where_blocks_are_recomputed(self, make, data):
         model, inputs = make(), data(32)
         plan = fewbit.plan(model, inputs, error=1e-6)
-        assert any(choice.method == "recompute" for choice in plan.choices)
+        assert any(choice.method in ("recompute", "tiled") for choice in plan.choices)
         fewbit.fit(model, plan=plan)
         assert 0.95 < (measured_peak(model, inputs) + fixed(plan)) / plan.peak.total <= 1.0001
 
