@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from ..intervals import holm
 from .pages import Source
 from .text import gap, plain, short, shorter, signed
 from .training import Row, gaps, mean, of
@@ -118,6 +119,10 @@ _MODELS = ("llama", "gpt2")
 
 def _two_bits_in_the_text(file: File) -> Iterator[str]:
     runs = {model: _runs_of(file, model) for model in _MODELS}
+    ways = [(model, way) for model in _MODELS for way in ("3 bits", "2 bits", "2 bits, groups")]
+    differs = holm([losses_less_exact(runs[model], way) for model, way in ways])
+    counts = [way for way, counts in zip(ways, differs, strict=True) if counts]
+    assert counts == [("llama", "2 bits, groups"), ("gpt2", "2 bits")], counts
     two = [plain(losses_less_exact(runs[model], "2 bits").mean, 3) for model in _MODELS]
     yield f"on average {two[0]} (Llama) and {two[1]} (GPT-2)"
     yield f"the Llama at {shorter(losses_less_exact(runs['llama'], '3 bits').mean, 3)}"

@@ -62,6 +62,14 @@ def _gpt2_of_the_method(file: File) -> Iterator[str]:
         yield row(variant, plain(mean(own, "final_loss"), 4), loss, f"{kept} MB", f"{plain(model, 1)} MB")
 
 
+def _gpt2_in_the_text(file: File) -> Iterator[str]:
+    rows = seeded(file)
+    yield f"within ±.02 ({gap(losses_less_exact(rows, '4 bits'), 4)}"
+    yield f"undecided (1 bit {gap(losses_less_exact(rows, '1 bit'), 4)})"
+    said = [verdict(losses_less_exact(rows, f"{bits} bits")) for bits in (2, 3, 4)]
+    assert said == ["undecided", "undecided", "equal"]
+
+
 def _without_sign(text: str) -> str:
     """Return .0000 of −.0000."""
     return text[1:] if text in ("+.0000", "−.0000") else text
@@ -285,6 +293,7 @@ def _adaptation(file: File) -> Iterator[str]:
 VARIANTS = (
     Source("plots/results/gpt2.md", ("training-gpt2.json",), _gpt2),
     Source("docs/methods/few-bit.md", ("training-gpt2.json",), _gpt2_of_the_method),
+    Source("docs/methods/few-bit.md", ("training-gpt2.json",), _gpt2_in_the_text),
     Source("plots/results/hooks.md", ("training-hooks.json",), _hooks),
     Source("plots/results/gated-mlps.md", ("training-glu.json", "glu-bits.json", "memory-glu.json"), _gated),
     Source("plots/results/trainer.md", ("trainer-callback.json",), _trainer),

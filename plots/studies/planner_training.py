@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from ..demo.runs import summary
 from ..demo.settings import Settings, Size
 from ..demo.small_networks import GPT2
 from ..demo.training import EXACT, NUDGED, Variant, train
+from ..intervals import interval
 
 SETTINGS = Settings(
     steps=300, batch=8, learning_rate=1e-3, size=Size(width=96, depth=4, heads=4, context=128), validation_windows=256
@@ -79,12 +80,12 @@ def lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     for name in dict.fromkeys(row["variant"] for row in rows):
         own = [row for row in rows if row["variant"] == name]
         gaps = [row["validation_loss"] - exact[row["seed"]] for row in own]
-        spread = stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else float("nan")
         error = fmean(row.get("error", 0.0) for row in own)
         peak = fmean(row.get("peak", 0.0) / row.get("exact_peak", 1.0) for row in own)
-        away = fmean(map(abs, gaps))
+        away, found = fmean(map(abs, gaps)), interval(gaps)
         yield (
-            f"{name:14} error {error:.4f}, peak ×{peak:.3f}, loss {fmean(gaps):+.5f} ± {spread:.5f} of {len(gaps)}, "
+            f"{name:14} error {error:.4f}, peak ×{peak:.3f}, "
+            f"loss {found.mean:+.5f} ± {found.half:.5f} of {found.count}, "
             f"away from exact's by {away:.5f}"
         )
 
