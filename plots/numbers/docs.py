@@ -73,6 +73,21 @@ def _planned_compiled(file: File) -> Iterator[str]:
     yield f"To measure takes {plain(min(measured.values()), 0)} to {plain(max(measured.values()), 0)} s"
 
 
+def _plans(eager: File, compiled: File) -> Iterator[str]:
+    peaks = [r["measured_peak"] / r["peak"] for r in of(eager["rows"], part="budgets")]
+    yield f"{len(peaks)} eager plans are at {short(min(peaks), 3)} to {plain(max(peaks), 3)} of the predicted"
+    shares = sorted(b["plan_s"] / b["checkpointing_s"] for b in of(eager["rows"], part="blocks"))
+    yield f"takes {short(shares[0], 2)} to {short(shares[-1], 2)} of checkpointing's time"
+    shares = sorted(r["plan_s"] / r["torch_s"] for r in of(compiled["rows"], part="torch"))
+    yield f"compiled, {short(shares[0], 2)} to {plain(shares[-1], 2)} of the time of torch's budgets"
+
+
+def _held(file: File) -> Iterator[str]:
+    shares = [max(r["allocator"], r["living"]) / r["memory"] for r in file["rows"]]
+    yield f"{sum(share > 1 for share in shares)} of {len(shares)} were exceeded"
+    yield f"at most {short(max(shares), 4)} of the memory"
+
+
 def _trained(file: File) -> Iterator[str]:
     rows = file["runs"]
     plans = [f"plan, {share}%" for share in (0, 20, 60)]
@@ -110,6 +125,8 @@ DOCS = (
     Source("docs/planning.md", ("planner.json",), _planned),
     Source("docs/planning.md", ("planner-compiled.json",), _planned_compiled),
     Source("docs/planning.md", ("training-planner.json",), _trained),
+    Source("plots/results/planner.md", ("planner.json", "planner-compiled.json"), _plans),
+    Source("plots/results/planner.md", ("held.json",), _held),
     Source("docs/methods/actnn.md", ("group-levels.json",), _actnn_of_the_method),
     Source("docs/methods/actnn.md", ("actnn-bias.json",), _bias_of_the_method),
 )

@@ -140,6 +140,15 @@ def _largest(file: File) -> Iterator[str]:
     yield f"{exact.split()[0]} exact, {', '.join(ways)} and {levels[1].replace('#', 'at L3')}"
 
 
+def _largest_beside_the_paper(trials: File, formula: File) -> Iterator[str]:
+    for depth in (164, 254, 488, 1001):
+        (paper,) = of(formula["batches"], depth=depth, width=16)
+        exact, few = (of(trials["rows"], network=f"BLPA-{depth}", method=m)[0] for m in ("exact", "4 bits"))
+        factors = few["largest"] / exact["largest"], paper["paper_few"] / paper["paper_exact"]
+        times = (1000 / found["images_per_second"][-1][1] for found in (exact, few))
+        yield f"| {' | '.join([*(plain(x, 1) for x in factors), *(plain(x, 0) for x in times)])} |"
+
+
 def _variance(file: File) -> Iterator[str]:
     squared = file["squared_norm"]
     names = {
@@ -274,6 +283,7 @@ MEMORY = (
     Source("plots/results/counts.md", ("counts.json",), _value_aware),
     Source("plots/results/counts.md", ("counts.json",), _appendix_b_again),
     Source("plots/results/largest.md", ("largest.json",), _largest),
+    Source("plots/results/largest.md", ("largest.json", "blpa-memory.json"), _largest_beside_the_paper),
     Source("plots/results/actnn.md", ("variance.json",), _variance),
     Source("plots/results/actnn.md", ("actnn-bias.json",), _bias),
     Source("plots/results/actnn.md", ("group-levels.json",), _group_levels),

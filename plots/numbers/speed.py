@@ -108,6 +108,37 @@ def _compiled_in_bfloat16(llama: File, gpt2: File) -> Iterator[str]:
     return _compiled(llama, gpt2, _BITS)
 
 
+def _on_two_threads(llama: File, gpt2: File) -> Iterator[str]:
+    found = [
+        [plain(of(file["rows"], variant=variant)[0]["ratio"], 3) for variant in ("fewbit-auto", "fewbit-8", "fewbit-4")]
+        for file in (llama, gpt2)
+    ]
+    (auto, eight, four), (first, *others) = found
+    yield f"Llama: {auto} by default, {eight} at 8 bits (bar 1.06), {four} at 4"
+    yield f"GPT-2: {first}, {' and '.join(plain(float(other), 3) for other in others)}"
+
+
+def _eager(file: File) -> Iterator[str]:
+    def pair(variant: str, key: str) -> str:
+        return " and ".join(plain(r[key], 2) for r in of(file["rows"], variant=variant))
+
+    yield f"eager keeps {pair('eager', 'kept_ratio')} in {pair('eager', 'ratio')} of the time"
+    yield f"hooks at 4 bits {pair('hooks-4', 'kept_ratio')} in {pair('hooks-4', 'ratio')}"
+    yield f"L2 (with gated MLPs in parts) {pair('L2', 'kept_ratio')} in {pair('L2', 'ratio')}"
+
+
+def _patches(file: File) -> Iterator[str]:
+    runs = [run for training in file["trainings"] for run in training["runs"]]
+    losses = {v: plain(mean(of(runs, variant=v), "test_loss"), 2) for v in dict.fromkeys(r["variant"] for r in runs)}
+    exact, eight, four, naive, coarse, fewer = losses.values()
+    yield (
+        f"test loss {exact} exact, {eight} with 8 bits, {four} with 4, naive {naive} and {coarse}, a quarter of the "
+        f"features {fewer}"
+    )
+    errors = (plain(100 * mean(of(runs, variant=v), "test_error"), 0) for v in losses)
+    yield f"test errors ({', '.join(errors)} %)"
+
+
 def _alternatives(file: File) -> Iterator[str]:
     rows = {(r["task"], r["way"]): r for r in file["rows"]}
 
@@ -257,6 +288,11 @@ SPEED = (
         ("compiled-llama-bfloat16-cpu.json", "compiled-gpt2-bfloat16-cpu.json"),
         _compiled_in_bfloat16,
     ),
+    Source(
+        "plots/results/compiled.md", ("compiled-llama-wall-cpu.json", "compiled-gpt2-wall-cpu.json"), _on_two_threads
+    ),
+    Source("plots/results/compiled.md", ("compiled-cpu.json",), _eager),
+    Source("plots/results/blpa.md", ("blpa-patches.json",), _patches),
     Source("plots/results/alternatives.md", ("alternatives-cpu.json",), _alternatives),
     Source("plots/results/vquant.md", ("vquant-accuracy.json",), _vquant),
     Source("plots/results/vquant.md", ("vquant-annealing.json",), _annealing),
