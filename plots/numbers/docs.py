@@ -53,6 +53,15 @@ def _planned(file: File) -> Iterator[str]:
     yield f"{len(within)} of all {len(errors)} errors are within"
     shares = [short(b["plan_s"] / b["checkpointing_s"], 2) for b in blocks.values()]
     yield f"in {', '.join(shares[:-1])} and {shares[-1]} of its time"
+    fast = sorted(b["fast_s"] / b["checkpointing_s"] for b in blocks.values())
+    yield f"ten times as much, in {short(fast[0], 2)} to {short(fast[-1], 2)}"
+    seconds = [plain(b["measuring_s"] + b["planning_s"], 0) for b in blocks.values()]
+    yield f"took {', '.join(seconds[:-1])} and {seconds[-1]} s on one thread"
+    uniform = {(r["model"], r["method"]): r.get("plan_error", 0) / r["error"] for r in of(file["rows"], part="uniform")}
+    yield row(
+        "error of the plan at the peak of uniform 3, 4, 6 bits, of theirs",
+        *(", ".join(short(uniform[model, f"{bits} bits"], 2) for bits in (3, 4, 6)) for model in MODELS),
+    )
 
 
 def without_more(ratio: float) -> str:
@@ -69,6 +78,8 @@ def _planned_compiled(file: File) -> Iterator[str]:
     budgets = of(file["rows"], part="budgets")
     assert all(r["measured_peak"] == r["peak"] <= r["budget"] for r in budgets)
     yield f"twenty memories of each model: {len(budgets)} plans"
+    errors = [r["measured_error"] / r["error"] for r in budgets if r["error"]]
+    yield f"errors {short(min(errors), 2)} to {plain(max(errors), 2)} of the predicted"
     measured = {r["model"]: r["measuring_s"] for r in budgets}
     yield f"To measure takes {plain(min(measured.values()), 0)} to {plain(max(measured.values()), 0)} s"
 

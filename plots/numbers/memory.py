@@ -176,6 +176,8 @@ def _variance(file: File) -> Iterator[str]:
     of_all = f"{len(below)} of the {len(above)} weights"
     yield f"{plain(below[0], 1)} to {plain(below[-1], 0)} times below the noise of sampling the minibatch for {of_all}"
     yield f"by up to {plain(max(above), 1)} times"
+    effects = [f / sum(row[i] for row in file["terms"]) for i, f in enumerate(file["formula"])]
+    yield f"within {plain(min(effects), 1)} to {plain(max(effects), 1)} times its measured effect"
 
 
 def _digits(curve: str, bits: float) -> int:

@@ -1,7 +1,7 @@
 """Texts of sentences, on one page, that repeat what another page's table has in full."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from ..intervals import holm
@@ -125,6 +125,12 @@ def _two_bits_in_the_text(file: File) -> Iterator[str]:
     assert counts == [("llama", "2 bits, groups"), ("gpt2", "2 bits")], counts
     two = [plain(losses_less_exact(runs[model], "2 bits").mean, 3) for model in _MODELS]
     yield f"on average {two[0]} (Llama) and {two[1]} (GPT-2)"
+    shares = [mean(of(runs[m], variant=v), "saved_bytes") for m in _MODELS for v in ("2 bits", "exact")]
+    yield f"at {short(shares[0] / shares[1], 3)} and {short(shares[2] / shares[3], 3)} of the bytes"
+    nudged = 2 * stdev(of_each_seed(runs["gpt2"], "exact, nudged"))
+    three = losses_less_exact(runs["gpt2"], "3 bits")
+    yield f"by a hair: {shorter(three.mean, 4)} where twice the deviation of its nudged runs is {short(nudged, 4)}"
+    yield f"p = {short(three.p, 2)})"
     yield f"the Llama at {shorter(losses_less_exact(runs['llama'], '3 bits').mean, 3)}"
     llama, gpt2 = (losses_less_exact(runs[model], "2 bits, groups", "2 bits") for model in _MODELS)
     yield f"is worth {short(llama.mean, 3)} of loss to the Llama (p = {short(llama.p, 3)})"

@@ -263,6 +263,22 @@ def _default_weight(file: File) -> Iterator[str]:
         yield row(f"{model.removesuffix(' with GELU')}, {'trained' if steps else 'fresh'}{first}", *cells)
 
 
+def _weights_at_2_and_3_bits(file: File) -> Iterator[str]:
+    errors = {(r["model"], r["steps"], r["dtype"], r["bits"], r["weight"]): r["error"] for r in file["rows"]}
+    ratios: dict[str, list[float]] = {}
+    for (*case, weight), error in errors.items():
+        if case[3] in (2, 3):
+            ratios.setdefault(weight, []).append(error / errors[(*case, "uniform:-10,10")])
+    laplace, normal = ratios["laplace:0,2"], ratios["normal:0,1"]
+    yield f"with a mean of {plain(fmean(laplace), 2)} ({plain(min(laplace), 2)} to {plain(max(laplace), 2)})"
+    yield f"{plain(fmean(normal), 2)} on average, {plain(max(normal), 2)} at worst"
+    least = min(ratios.values(), key=fmean)
+    of_least = f"least mean of all, {plain(fmean(least), 2)}, is that of a mixture of two normals"
+    yield f"{of_least}, which is up to {plain(max(least), 2)} times"
+    apart = [abs(errors[(*k[:2], "bfloat16", *k[3:])] / e - 1) for k, e in errors.items() if k[2] == "float32"]
+    yield f"differs from float32 by {plain(100 * median(apart), 1)} % in the median"
+
+
 def _adaptation(file: File) -> Iterator[str]:
     names = {"once": "calibrated before step 0", "following": "following", "best": "best table for these inputs"}
     for key, name in names.items():
@@ -274,6 +290,11 @@ def _adaptation(file: File) -> Iterator[str]:
                 ratios.append(fmean(e[key] / e["default"] for e in run["errors"] if e["step"]))
             cells.append(" ".join(short(x, 1 if x >= 10 else 2) for x in ratios))
         yield row(name, *cells)
+    worst = []
+    for model in ("small", "gpt2"):
+        runs = [of(file["runs"], model=model, bits=bits)[0]["errors"] for bits in (1, 2, 3)]
+        worst.append(" ".join(short(max(e["following"] / e["default"] for e in r if e["step"]), 2) for r in runs))
+    yield row("following, worst activation and step", *worst)
 
 
 SPEED = (
@@ -301,5 +322,6 @@ SPEED = (
     Source("plots/results/blpa.md", ("blpa-training.json",), _blpa),
     Source("plots/results/blpa.md", ("gradient-noise.json",), _gradient_noise),
     Source("plots/results/tables.md", ("default-weight.json",), _default_weight),
+    Source("plots/results/tables.md", ("default-weight.json",), _weights_at_2_and_3_bits),
     Source("plots/results/tables.md", ("adaptation.json",), _adaptation),
 )

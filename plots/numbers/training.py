@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -113,6 +114,25 @@ def _accuracy(file: Mapping[str, Any]) -> Iterator[str]:
         usual,
     )
     yield f"({gap(layer)}) change nothing"
+    by_scale = [ratio(_is_not_stale(a), _is_not_stale(b), ("bits", "levels")) for a, b in pairwise(_SCALES)]
+    yield f"(logarithm of the ratio {gap(by_scale[0])})"
+    yield f"after one range per group ({gap(by_scale[1])})"
+    settings = {tuple(r[key] for key in ("scale", "bits", "gradients", "levels")) for r in rows} - {
+        ("exact", 32, "", "")
+    }
+    exact = {r["seed"]: r["accuracy"] for r in of(rows, scale="exact")}
+    less = [
+        interval([r["accuracy"] - exact[r["seed"]] for r in of(rows, scale=s, bits=b, gradients=g, levels=own)])
+        for s, b, g, own in settings
+    ]
+    assert (len(less), sum(i.high < 0 for i in less), sum(i.mean < 0 for i in less)) == (59, 10, 53)
+
+
+_SCALES = ("tensor", "group", "sample")
+
+
+def _is_not_stale(scale: str) -> Callable[[Row], bool]:
+    return lambda row: row["scale"] == scale and row["gradients"] != "stale"
 
 
 def _depth(file: Mapping[str, Any]) -> Iterator[str]:
