@@ -15,8 +15,8 @@ from ..runtime.memory.listing import size_text
 from ..runtime.memory.peak import StorageTracker, no_collection
 from ..runtime.plan.comparison import twin_of
 from ..runtime.plan.document import Plan
-from ..runtime.plan.planner import static_bytes
 from ..runtime.plan.seconds import now_on
+from ..runtime.plan.static import static_bytes
 from ..runtime.plan.step import Step
 from ..runtime.tensors.dtypes import sum_of_squares
 from ..tables import FewbitError

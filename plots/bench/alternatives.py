@@ -27,7 +27,8 @@ from ...cli.progress import with_progress
 from ...runtime.compile.budget import with_budget
 from ...runtime.convert.api import convert
 from ...runtime.memory.allocator import allocations, mark
-from ...runtime.plan.planner import fit, static_bytes
+from ...runtime.plan.planner import fit
+from ...runtime.plan.static import static_bytes
 from ...runtime.quantizers import PerGroup
 from ...runtime.saved.checkpoint import checkpoint, outermost_blocks
 from ...runtime.saved.hooks import compress_saved_tensors

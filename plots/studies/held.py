@@ -22,8 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ...runtime.memory.allocator import allocations
-from ...runtime.plan.planner import Planner, fit, static_bytes
+from ...runtime.plan.eager_planner import Planner
+from ...runtime.plan.planner import fit
 from ...runtime.plan.problem import Limits, Price
+from ...runtime.plan.static import static_bytes
 from ...runtime.plan.step import Step
 from .. import compact_json
 

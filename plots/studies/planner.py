@@ -30,8 +30,10 @@ from torch import Tensor, nn
 from ...runtime.convert.api import convert, revert
 from ...runtime.memory.allocator import allocations
 from ...runtime.plan.document import Choice, Plan
-from ...runtime.plan.planner import Planner, fit, static_bytes
+from ...runtime.plan.eager_planner import Planner
+from ...runtime.plan.planner import fit
 from ...runtime.plan.problem import Limits, Price
+from ...runtime.plan.static import static_bytes
 from ...runtime.plan.step import Step
 from ...runtime.quantizers import PerGroup
 from ...runtime.saved.checkpoint import blocks_of
@@ -164,7 +166,7 @@ class Bench:
     def planner(self, limits: Limits, price: Price | None = None) -> Planner:
         """Return a planner for the model within limits."""
         step = Step(self.model, (), self.batch)
-        return Planner(step, limits, price or Price(), self.static, None, True, False)
+        return Planner(step, limits, price or Price(), self.static, None, True)
 
     def plan(self, limits: Limits, price: Price | None = None) -> Plan:
         """Return a plan within limits."""

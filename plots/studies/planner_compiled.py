@@ -24,9 +24,10 @@ from torch import Tensor
 from ...runtime.compile.budget import with_budget
 from ...runtime.memory.allocator import allocations
 from ...runtime.plan.compiled import CompiledKnown, other_ways
+from ...runtime.plan.compiled_planner import CompiledPlanner
 from ...runtime.plan.document import Plan
-from ...runtime.plan.planner import Planner, static_bytes
 from ...runtime.plan.problem import Limits, Price
+from ...runtime.plan.static import static_bytes
 from ...runtime.plan.step import Step
 from ...tables import FewbitError
 from .planner import MODELS, Row, gradient_of, measure_missing, options_of, without_dropout
@@ -57,9 +58,9 @@ class CompiledBench:
         self.known = self.planner(Limits(error=1.0)).measured_compiled()
         self.measuring = time.perf_counter() - start
 
-    def planner(self, limits: Limits) -> Planner:
+    def planner(self, limits: Limits) -> CompiledPlanner:
         """Return a planner for the compiled model within limits."""
-        return Planner(Step(self.model, (), self.batch), limits, Price(), self.static, None, True, True)
+        return CompiledPlanner(Step(self.model, (), self.batch), limits, Price(), self.static, None, True)
 
     def plan(self, limits: Limits) -> Plan:
         """Return the plan within limits, of a step that is measured once for all of them."""

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...runtime.plan.planner import Planner, static_bytes
+from ...runtime.plan.eager_planner import Planner
 from ...runtime.plan.problem import Limits, Price
+from ...runtime.plan.static import static_bytes
 from ...runtime.plan.step import Step
 from ...runtime.plan.zoo import build, inputs
 from ...tables import FewbitError

@@ -17,11 +17,13 @@ from ...tables.sizes import parse_size
 from ..convert.measure import read_inputs
 from ..memory.listing import size_text
 from .document import PeakMemory
+from .eager_planner import Planner
 from .fitted import unfitted
 from .parallel import parallel_of
-from .planner import Planner, check_whole, static_bytes
+from .planner import check_whole
 from .problem import Limits, Price
 from .seconds import Changed
+from .static import static_bytes
 from .step import Loss, Step
 from .structure import structure_aside
 
@@ -125,7 +127,7 @@ def fits(
         twin = _without_values(model)
         args, keywords = tree_map_only(Tensor, lambda t: t.to("meta"), (args, keywords))
         step = Step(twin, args, keywords, loss)
-        planner = Planner(step, Limits(time=_ANY_TIME), Price(), static, None, recompute, False, 0, kind, _Untimed())
+        planner = Planner(step, Limits(time=_ANY_TIME), Price(), static, None, recompute, 0, kind, _Untimed())
         plan = planner.least()
     return Fits(given, plan.peak, plan.exact_peak, plan.error)
 

@@ -1,8 +1,9 @@
 """Small models to plan for, with their batches."""
 
 import torch
-from fewbit.runtime.plan.planner import Planner, static_bytes
+from fewbit.runtime.plan.eager_planner import Planner
 from fewbit.runtime.plan.problem import Limits, Price, Solution
+from fewbit.runtime.plan.static import static_bytes
 from fewbit.runtime.plan.step import Step
 from torch import nn
 from torch.nn import functional as F
@@ -207,7 +208,7 @@ def planned_by(model, inputs, wanted):
     It is predicted like any plan, whether or not a solver would choose it.
     """
     step = Step(model, (), inputs)
-    planner = Planner(step, Limits(error=1.0), Price(), static_bytes(model, "adamw"), None, True, False)
+    planner = Planner(step, Limits(error=1.0), Price(), static_bytes(model, "adamw"), None, True)
     known = planner.measured_eagerly()
     problem = planner.problem(known)
     chosen, covered = [], set()

@@ -16,9 +16,10 @@ from fewbit.runtime.plan.compiled import (
     know_compiled,
     know_recomputed,
 )
+from fewbit.runtime.plan.compiled_planner import CompiledPlanner
 from fewbit.runtime.plan.document import Plan
-from fewbit.runtime.plan.planner import Planner, static_bytes
 from fewbit.runtime.plan.problem import ALL_GRAPHS, Hold, Limits, Price
+from fewbit.runtime.plan.static import static_bytes
 from fewbit.runtime.plan.step import Step
 from plan_cases import Net, batch, fixed, gradient
 from torch._dynamo.utils import counters
@@ -45,7 +46,7 @@ def planned(known):
     step, known = known
     model, inputs = step.model, step.keywords
     exact = gradient(model, inputs)
-    planner = Planner(step, Limits(error=0.5), Price(), static_bytes(model, "adamw"), None, False, True)
+    planner = CompiledPlanner(step, Limits(error=0.5), Price(), static_bytes(model, "adamw"), None, False)
     least = planner.beside_torch(planner.solved(known), known)
     budget = (3 * least.peak.total + least.exact_peak) // 4
     plan = fewbit.plan(model, inputs, memory=budget, recompute=False, compiled=True)
@@ -108,7 +109,7 @@ class TestACompiledPlan:
         again = know_recomputed(step, known, 0.5)
         assert known.recompute == 1 and again.recompute == 0.5 and again.seconds == known.seconds
         assert sum(v.exact_bytes for v in again.values) < sum(v.exact_bytes for v in known.values)
-        planner = Planner(step, Limits(error=1e-9), Price(), static_bytes(model, "adamw"), None, True, True)
+        planner = CompiledPlanner(step, Limits(error=1e-9), Price(), static_bytes(model, "adamw"), None, True)
         plan = planner.verified(again)
         assert plan.recompute == 0.5 and "memory budget of 0.5" in str(plan)
         assert plan.saved < planner.solved(known).saved
@@ -139,7 +140,7 @@ class TestACompiledPlan:
         assert len({value.place for value in known.values}) == len(known.values)
         held = [sum(hold.nbytes for hold in holds) for holds in known.holds]
         assert all(nbytes in value.sizes.values() for value, nbytes in zip(known.values, held, strict=True))
-        planner = Planner(step, Limits(error=0.5), Price(), static_bytes(model, "adamw"), None, True, True)
+        planner = CompiledPlanner(step, Limits(error=0.5), Price(), static_bytes(model, "adamw"), None, True)
         assert planner.verified(known).peak.total == pytest.approx(planner.solved(known).peak.total, rel=1e-3)
 
     @pytest.mark.parametrize("recompute", [1.0, 0.25])
@@ -150,7 +151,7 @@ class TestACompiledPlan:
             assert plan.time == 1 and plan.peak.total == plan.exact_peak == least.exact_peak
         else:
             step, known = known
-            planner = Planner(step, Limits(memory=1 << 40), Price(), static_bytes(model, "adamw"), None, True, True)
+            planner = CompiledPlanner(step, Limits(memory=1 << 40), Price(), static_bytes(model, "adamw"), None, True)
             by_budget = know_by_torch(known.by_torch, step, recompute)
             assert [known.is_exact, by_budget.is_exact] == [False, True]
             plan = planner.beside_torch(planner.solved(by_budget), known)
@@ -176,7 +177,7 @@ class TestACompiledPlan:
         when_compiled = {1: 1.2, 2: 1.1}
         tried = []
 
-        class Stub(Planner):
+        class Stub(CompiledPlanner):
             def solved(self, known, limits=None):
                 return taking(predicted[known.backward])
 
@@ -205,7 +206,7 @@ class TestACompiledPlan:
 
     def test_has_time_for_what_is_left_after_computing_again(self, planned):
         step = Step(planned[0], (), planned[1])
-        planner = Planner(step, Limits(time=1.3), Price(), static_bytes(planned[0], "adamw"), None, True, True)
+        planner = CompiledPlanner(step, Limits(time=1.3), Price(), static_bytes(planned[0], "adamw"), None, True)
         known = replace(EMPTY, seconds=2.0, recompute=0.5, recompute_seconds=0.4)
         assert planner.within(known, Limits(time=1.3)).time == pytest.approx(1.1)
         with pytest.raises(FewbitError, match=r"no plan is within time=1\.1"):

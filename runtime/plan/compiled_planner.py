@@ -1,0 +1,152 @@
+"""Plans a compiled step: torch's own compiler and budgets are candidates, and a plan is compiled before it counts."""
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from heapq import heappop, heappush
+from typing import ClassVar
+
+from ...tables import FewbitError
+from ...tables.sizes import size_like
+from .compiled import CompiledKnown, compile_step, know_compiled, other_ways
+from .document import Plan
+from .eager_planner import Planner, exact_peak, with_fewer_options
+from .problem import ALL_GRAPHS, Limits
+
+_log = logging.getLogger("fewbit.plan")
+WORTH = 0.03  # of a step's time
+ATTEMPTS = 6  # at a plan, of which each is compiled
+
+
+@dataclass
+class CompiledPlanner(Planner):
+    """One call of `plan` for a step that is compiled."""
+
+    compiled: ClassVar[bool] = True
+
+    def plan(self) -> Plan:
+        """Return a plan for the step, which is measured."""
+        known = self.measured_compiled()
+        return self.best_compiled(known, partial(other_ways, self.step, known))
+
+    def best_compiled(self, known: CompiledKnown, others: Callable[[], Iterable[CompiledKnown]]) -> Plan:
+        """Return the best plan for a compiled step, by what was measured when it was compiled.
+
+        Torch's own compiler is a candidate too: what fits exactly needs no codes. Of the candidates the one that is
+        predicted to be best is compiled first, and is the plan if what is measured of it is still the best. `others`
+        compute more again, each by another graph to measure, so they are tried only if the best so far costs more than
+        a step that is longer by `WORTH`.
+
+        Args:
+            known: the step, which computes again what Inductor does by default.
+            others: measures the step with torch's budgets.
+
+        Raises:
+            FewbitError: no plan is within the limits, or none holds.
+        """
+        alone = replace(self, frontier=0)
+        candidates: list[tuple[float, int, CompiledKnown, Plan | None]] = []  # with a plan if it is measured
+        order = itertools.count()
+        refused: FewbitError | None = None
+
+        def consider(one: CompiledKnown) -> None:
+            nonlocal refused
+            try:
+                plan = alone.solved(one)
+            except FewbitError as error:
+                refused = refused or error
+            else:
+                heappush(candidates, (alone.cost(plan), next(order), one, plan if one.is_exact else None))
+
+        for one in (known.by_torch, known):
+            if one is not None:
+                consider(one)
+        all_known = not self.recompute
+        while candidates or not all_known:
+            if candidates:
+                cost, _, one, plan = heappop(candidates)
+                if plan is None:
+                    try:
+                        plan = alone.verified(one)
+                        heappush(candidates, (alone.cost(plan), next(order), one, plan))
+                    except FewbitError as error:
+                        refused = error
+                    continue
+                if all_known or cost <= self.cost_of_time:
+                    return self.beside_torch(plan, known)
+                heappush(candidates, (cost, next(order), one, plan))
+            all_known = True
+            for one in others():
+                consider(one)
+        assert refused is not None
+        raise refused
+
+    def beside_torch(self, plan: Plan, known: CompiledKnown) -> Plan:
+        """Return a plan with what a step takes that torch alone compiles, and the frontier if it is asked for."""
+        exact = known.by_torch or known
+        saved = {value.place: value.exact_bytes for value in exact.values}.get(ALL_GRAPHS)
+        choices = tuple(
+            replace(choice, exact_bytes=saved) if saved is not None and choice.target == ALL_GRAPHS else choice
+            for choice in plan.choices
+        )
+        problem = self.problem(known)
+        points = self.points(known, problem, with_fewer_options(problem, known)) if self.frontier else ()
+        return replace(plan, choices=choices, exact_peak=exact_peak(self.problem(exact)), frontier=points)
+
+    @property
+    def cost_of_time(self) -> float:
+        """The cost above which plans that compute more again are sought."""
+        return 0.0 if self.limits.memory is None else self.price.time * WORTH
+
+    def verified(self, known: CompiledKnown) -> Plan:
+        """Return a plan that was compiled, whose peak and time are the measured ones.
+
+        The compiler orders and fuses by what is saved, so that a step may take more than was predicted from another
+        one. What it takes too much, the next attempt is given less. Times scatter: one that is longer than it may be
+        by less than `WORTH` is let pass.
+
+        Raises:
+            FewbitError: no attempt stays within the memory and the time.
+        """
+        given, refused = self.limits, ""
+        least = 0
+        for _ in range(ATTEMPTS):
+            found = self.as_measured(self.solved(known, given), known)
+            memory, time = self.limits.memory, self.limits.time
+            if memory is not None and found.peak.total > memory:
+                assert given.memory is not None
+                takes = size_like(found.peak.total, memory, exactly=True)
+                refused = f"{size_like(memory, memory)}: one that should have takes {takes}"
+                least = least or replace(self, frontier=0).solved(known, Limits(time=1e6)).peak.total
+                if given.memory <= least:
+                    break
+                least_step = (memory - self.of_rank.fixed) // 100
+                less = max(found.peak.total - memory, least_step)
+                given = replace(given, memory=max(least, given.memory - less))
+            elif time is not None and found.time > time + WORTH:
+                assert given.time is not None
+                refused = f"time={time}: one that should have takes {found.time:.3f}"
+                given = replace(given, time=given.time - (found.time - time))
+            else:
+                return found
+        raise FewbitError(f"no compiled plan stays within {refused}")
+
+    def as_measured(self, plan: Plan, known: CompiledKnown) -> Plan:
+        """Return a plan for a compiled step with the peak and the time of a step that is compiled by it."""
+        _log.info("compiling the step by a plan")
+        run = compile_step(self.step, **plan.compile_options)
+        gradients = self.gradients(known)
+        copies = int(gradients[0] - known.gradients[0])
+        peak = self.of_rank.fixed + max(run.record.peak + copies, int(gradients[-1]) + self.of_rank.update)
+        workspace = plan.peak.workspace + peak - plan.peak.total
+        longer = run.seconds - known.seconds - sum(choice.seconds for choice in plan.choices)
+        return replace(plan, peak=replace(plan.peak, workspace=workspace), recompute_seconds=longer)
+
+    def measured_compiled(self) -> CompiledKnown:
+        """Compile and measure the step."""
+        if self.is_abstract:
+            raise FewbitError("a compiled step is planned on real tensors, not on the meta device")
+        _log.info("compiling a step to measure it")
+        return know_compiled(self.step)

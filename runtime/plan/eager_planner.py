@@ -1,0 +1,332 @@
+"""Plans a step: measures it, solves the problem, and says what the solution takes.
+
+1  trace     a step that saves nothing: memory at each moment, and the life of each saved tensor (trace.py)
+2  measure   what each way to save does to the gradient (ways/, trial.py), and what it takes of time (seconds.py)
+3  solve     one option for each tensor, within the memory at every moment (known.py, problem.py, solver.py)
+4  once more by ways that change the whole step, where that plan is not exact (ways/): the loss in chunks, MLPs in tiles
+5  carry out tables, recomputed blocks and hooks (fitted.py)
+"""
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...tables import FewbitError
+from ...tables.sizes import size_like
+from ..memory.listing import size_text
+from .compiled import CompiledKnown, budget_runs
+from .document import Choice, PeakMemory, Plan, Point, signature
+from .frontier import points_of, timeline_of
+from .known import Known, WayToSave
+from .parallel import Alone, Parallel, Static
+from .problem import AND, EXACT, RECOMPUTE, Limits, Option, Price, Problem, Solution
+from .seconds import Measured, Roofline, Speeds, device_of
+from .solver import Effort, TooLittleMemoryError, is_feasible, merge, solve, split
+from .step import Step
+from .structure import structure_aside
+from .trace import trace
+from .trial import Trial
+from .ways import WAYS, WAYS_TO_SAVE
+from .ways.tensors import errors_by_shape
+from .ways.way import carry_out, known_by
+
+# Options that the solver is given at once. Of more, those of runs of equal layers are merged, to about so many: a
+# problem of 1,500 takes some seconds, one of 300 a second, and its plans' price is about 2 % higher.
+MOST_OPTIONS, MERGED_OPTIONS = 1500, 300
+_log = logging.getLogger("fewbit.plan")  # says at level INFO what is done, since that takes up to minutes
+BUDGETS = (1.0, 0.5, 0.0)  # of torch's, in pictures
+_NOTED = Effort(gap=1e-2)  # for what more memory would bring, which is not carried out
+
+
+@dataclass
+class Planner:
+    """One call of `plan`, for a step that is not compiled.
+
+    Attributes:
+        step: model, batch, loss.
+        limits, price, gpu, recompute, frontier: as for `plan`.
+        static: memory of parameters and optimizer, of a process without others.
+        parallel: kind of data parallelism.
+        speeds: in place of those that are measured or estimated.
+    """
+
+    compiled: ClassVar[bool] = False
+    step: Step
+    limits: Limits
+    price: Price
+    static: Static
+    gpu: str | None
+    recompute: bool
+    frontier: int = 0
+    parallel: Parallel = field(default_factory=Alone)
+    speeds: Speeds | None = None
+
+    def plan(self) -> Plan:
+        """Return the plan for the step's batch."""
+        return self.best_eager(self.measured_eagerly())
+
+    def best_eager(self, plain: Known) -> Plan:
+        """Return the best plan for a step as it is, or by ways that change it as a whole.
+
+        These are exact, but for the order of sums: where exact training fits, or a plan that costs as little, the
+        step stays as it is, bit for bit.
+
+        Args:
+            plain: what was measured of the step as it is.
+
+        Raises:
+            FewbitError: none is within the limits.
+        """
+        found: list[tuple[Plan, Known]] = []
+        refused: FewbitError | None = None
+        for known in self.eager_ways(plain):
+            least = min((self.cost(plan) for plan, _ in found), default=math.inf)
+            if self.limits.memory is not None and self.price.time * known.taken >= least:
+                continue  # its time alone costs more
+            try:
+                found.append((self.solved(known), known))
+            except FewbitError as error:
+                refused = error
+            else:
+                if self.cost(found[-1][0]) <= 0:
+                    break
+        if not found:
+            assert refused is not None
+            raise refused
+        plan, known = min(found, key=lambda each: self.cost(each[0]))
+        return self.beside_exact(plan, known, plain)
+
+    def least(self) -> Plan:
+        """Return the plan of a step by all the ways: none takes less memory, so that alone is solved."""
+        plain = self.measured_eagerly()
+        *_, known = self.eager_ways(plain)
+        return self.beside_exact(self.solved(known), known, plain)
+
+    def eager_ways(self, plain: Known) -> Iterator[Known]:
+        """Yield a step as it is, and then, where that is asked for, by one way more each time."""
+        yield (known := plain)
+        for way in (way for way in WAYS if self.recompute or not way.computes_again):
+            _log.info("tracing the step %s", way.method)
+            changed = partial(self.changed, known.changes)
+            if (other := known_by(way, known, self.step, changed)) is not None:
+                yield (known := other)
+
+    @contextmanager
+    def changed(self, changes: Sequence[Choice]) -> Iterator[None]:
+        """Change the model by choices of ways within this block."""
+        with structure_aside(self.step.model):
+            carry_out(WAYS, self.step.model, changes)
+            yield
+
+    def beside_exact(self, plan: Plan, known: Known, plain: Known) -> Plan:
+        """Return a plan with the peak of the step as it is, and the frontier if it is asked for: plans for the step of
+        this plan, beside other ways to train the step as it is."""
+        exact = exact_peak(self.problem(plain))
+        if not self.frontier:
+            return replace(plan, exact_peak=exact)
+        points = []
+        for one in (known,) if known is plain else (known, plain):
+            problem = self.problem(one)
+            of_plans = [(p.name == "plan", p) for p in self.points(one, problem, with_fewer_options(problem, one))]
+            points += [replace(p, time=p.time + one.taken) for is_plan, p in of_plans if is_plan and one is known]
+            points += [p for is_plan, p in of_plans if not is_plan and one is plain]
+        return replace(plan, exact_peak=exact, frontier=tuple(points))
+
+    def cost(self, plan: Plan) -> float:
+        """Return what plans are compared by: their price, or the memory where that is sought."""
+        if self.limits.memory is None:
+            return plan.peak.total
+        noise, bias = plan.error**2 - plan.bias**2, plan.bias**2
+        return self.price.noise * noise + self.price.bias * bias + self.price.time * (plan.time - 1)
+
+    def measured_eagerly(self) -> Known:
+        """Trace and measure a step that is not compiled."""
+        step = self.step
+        _log.info("tracing a step")
+        traced = trace(step)
+        _log.info("timing the quantizers")
+        speeds = self.speeds or self._speeds()
+        if self.is_abstract:
+            of_tensors = errors_by_shape(traced)
+            errors = {m: e for way in self.ways for m, e in way.estimate(step, traced, of_tensors).items()}
+            return Known(traced, self.ways, errors, speeds)
+        _log.info("measuring what rounding does to the gradient")
+        part, errors = step.part(), {}
+        with part.step.apart():
+            trial = Trial(part.step)
+            for way in self.ways:
+                for method, found in way.measure(step, traced, trial).items():
+                    errors[method] = {name: each.times(part.noise, part.bias) for name, each in found.items()}
+        return Known(traced, self.ways, errors, speeds)
+
+    @property
+    def ways(self) -> tuple[WayToSave, ...]:
+        """The ways that a plan may take."""
+        return tuple(way for way in WAYS_TO_SAVE if self.recompute or RECOMPUTE not in way.methods)
+
+    def _speeds(self) -> Speeds:
+        if self.is_abstract or self.gpu is not None:
+            return Roofline(self.step, device_of(self.gpu or "a100"))
+        return Measured(self.step)
+
+    @property
+    def is_abstract(self) -> bool:
+        """Whether the model or the batch has no values."""
+        return self.step.is_abstract
+
+    def solved(self, known: Known | CompiledKnown, limits: Limits | None = None) -> Plan:
+        """Return the plan for what was measured."""
+        problem = self.problem(known)
+        merged = with_fewer_options(problem, known)
+        _log.info("solving")
+        try:
+            solution = solve(merged, self.within(known, limits or self.limits), self.price)
+        except TooLittleMemoryError as error:
+            least = split(error.least, problem.options) if merged is not problem else error.least
+            raise FewbitError(f"{error}, {self.refusal(self.document(known, problem, least, []))}") from None
+        if merged is not problem:
+            solution = split(solution, problem.options)
+        return self.document(known, problem, solution, self.notes(known, problem, merged, solution))
+
+    def refusal(self, least: Plan) -> str:
+        """Return what the plan of least memory takes it for, and what else may be tried, on the line of an error."""
+        peak = least.peak
+        parts = {name: getattr(peak, name) for name in ("parameters", "gradients", "optimizer", "saved", "workspace")}
+        made_of = ", ".join(f"{name} {size_like(size, peak.total)}" for name, size in parts.items() if size)
+        tries = [
+            ("a smaller batch", self.step.samples > 1),
+            ("another optimizer, such as adamw8bit or sgd", peak.optimizer > peak.total // 10),
+            ("recompute", not self.recompute),
+            ("more error or time", self.limits.error is not None or self.limits.time is not None),
+            ("shards, parallel fsdp:8", peak.parameters + peak.optimizer > peak.total // 4 and not self.compiled),
+            ("fewer trained parameters, as of LoRA", peak.gradients + peak.optimizer > peak.total // 4),
+        ]
+        words = "; ".join(name for name, helps in tries if helps) or "a smaller model or batch"
+        return f"{peak.moment}: {made_of}; try {words}"
+
+    def points(self, known: Known | CompiledKnown, problem: Problem, merged: Problem) -> tuple[Point, ...]:
+        """Return what plans for other memories, and other ways to train, take."""
+        points = points_of(problem, merged, known.uniform, self.frontier, self.price)
+        return *points, *self.budget_points(known)
+
+    def budget_points(self, known: Known | CompiledKnown) -> Iterator[Point]:
+        """Yield what torch's compiler takes with its memory budgets, relative to the exact step of the plan."""
+        if self.is_abstract or self.step.device.type == "meta":
+            return
+        exact = known.seconds if isinstance(known, CompiledKnown) else known.speeds.step
+        for ratio, record, seconds in budget_runs(self.step, BUDGETS):
+            name = "torch.compile" if ratio == 1 else f"torch's budget {ratio:g}"
+            yield Point(name, self.of_rank.fixed + record.peak, 0.0, seconds / exact)
+
+    def within(self, known: Known | CompiledKnown, limits: Limits) -> Limits:
+        """Return the limits of what is still to be chosen: what the step computes again has taken some of the time.
+
+        Raises:
+            FewbitError: it has taken more than there is.
+        """
+        if limits.time is None or not known.taken:
+            return limits
+        if limits.time < 1 + known.taken:
+            raise FewbitError(f"no plan is within time={limits.time}")
+        return replace(limits, time=limits.time - known.taken)
+
+    def problem(self, known: Known | CompiledKnown) -> Problem:
+        """Return the problem, whose last moment is the optimizer's step."""
+        problem = known.problem(self.step, self.of_rank.fixed)
+        gradients = self.gradients(known)
+        base = problem.base - known.gradients + gradients
+        base += self.parallel.workspace(len(base), known.backward)
+        return replace(problem, base=np.append(base, int(gradients[-1]) + self.of_rank.update))
+
+    @property
+    def of_rank(self) -> Static:
+        """Memory of parameters and optimizer of one rank."""
+        return self.parallel.static(self.static)
+
+    def gradients(self, known: Known | CompiledKnown) -> NDArray[np.int64]:
+        """Return the bytes of the parameters' gradients on one rank at each moment."""
+        return self.parallel.gradients(known.gradients)
+
+    def document(self, known: Known | CompiledKnown, problem: Problem, solution: Solution, notes: list[str]) -> Plan:
+        """Return the plan that a solution stands for."""
+        exact = [o for o in problem.options if o.method == EXACT]
+        exact_bytes = {o.covers[0]: o.saved for o in exact}
+        order = sorted(solution.chosen, key=lambda o: o.covers[0])
+        changes = known.changes if isinstance(known, Known) else ()
+        choices = [*changes, *(choice for o in order for choice in _choices(o, exact_bytes))]
+        usage = problem.usage(solution.chosen)
+        at = int(np.argmax(usage))
+        gradients = self.gradients(known)
+        gradients = np.append(gradients, gradients[-1])
+        moment = "in the optimizer's step" if at == len(usage) - 1 else known.moment(at)
+        # Options may also spare what a step that saves nothing makes at that moment.
+        saved = sum(h.nbytes for o in solution.chosen for h in o.holds if h.nbytes > 0 and h.start <= at < h.end)
+        peak = PeakMemory(
+            *(self.of_rank.parameters, int(gradients[at]), self.of_rank.optimizer, saved),
+            *(int(usage[at] - gradients[at]) - saved, moment),
+        )
+        return Plan(
+            signature(self.step.model),
+            tuple(choices),
+            peak,
+            exact_peak(problem),
+            *(solution.error, solution.bias**0.5, problem.seconds, solution.gap),
+            {"memory": self.limits.memory, "error": self.limits.error, "time": self.limits.time},
+            self.step.samples,
+            self.compiled,
+            timeline_of(problem, solution.chosen, exact, gradients, known.backward),
+            tuple(notes),
+            (),
+            *((known.recompute, known.recompute_seconds) if isinstance(known, CompiledKnown) else ()),
+        )
+
+    def notes(self, known: Known | CompiledKnown, problem: Problem, merged: Problem, solution: Solution) -> list[str]:
+        """Return what was estimated, and what more memory would bring."""
+        notes = []
+        if len(merged.options) < len(problem.options):
+            notes.append("this bound is of plans that treat equal layers alike, in runs of several")
+        if self.is_abstract:
+            notes.append("errors are estimated from shapes, not measured; times are those of a roofline")
+        elif self.gpu is not None:
+            notes.append(f"times are those of a roofline for {self.gpu}, not measured")
+        if self.limits.memory is not None and solution.price > 0:
+            more = int(self.limits.memory * 1.1)
+            better = solve(merged, replace(self.limits, memory=more), self.price, _NOTED)
+            notes.append(
+                f"with {size_text(more)}: error {better.error:.3g}, time "
+                f"{1 + known.taken + better.seconds / max(merged.seconds, 1e-9):.3f}"
+            )
+        return notes
+
+    def is_feasible(self, known: Known) -> bool:
+        """Return whether there is a plan within the limits."""
+        problem = with_fewer_options(self.problem(known), known)
+        return is_feasible(problem, self.limits)
+
+
+def exact_peak(problem: Problem) -> int:
+    """Return the peak of a step that saves all exactly."""
+    return problem.fixed + int(problem.usage(o for o in problem.options if o.method == EXACT).max())
+
+
+def with_fewer_options(problem: Problem, known: Known | CompiledKnown) -> Problem:
+    """Return what the solver is given."""
+    return problem if len(problem.options) <= MOST_OPTIONS else merge(problem, known.kinds, MERGED_OPTIONS)
+
+
+def _choices(option: Option, exact_bytes: Mapping[int, int]) -> Iterator[Choice]:
+    """Yield the choice that an option stands for, and that of the tensor that it holds exactly besides."""
+    target, _, besides = option.target.partition(AND)
+    covered, of_besides = sum(exact_bytes[i] for i in option.covers), 0
+    if besides:
+        of_besides = exact_bytes[option.covers[-1]]
+        yield Choice(besides, EXACT, None, of_besides, of_besides, 0.0, 0.0, 0.0)
+    held = covered - of_besides, option.saved - of_besides
+    yield Choice(target, option.method, option.bits, *held, option.noise, option.bias, option.seconds)

@@ -1,0 +1,102 @@
+"""The largest batch that fits into a memory, and its plan."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...tables import FewbitError
+from .document import Choice, Plan
+from .eager_planner import Planner
+from .known import Known
+from .search import largest_by_trial
+from .seconds import Scaled
+from .trace import Trace, scaled, trace
+from .ways import WAYS
+from .ways.way import choices_of_batch
+
+MOST_SAMPLES = 1 << 24  # above which a step is said not to grow with its batch
+
+
+def plan_largest(planner: Planner) -> Plan:
+    """Return the plan for the largest batch that fits the limits of `planner`, which has samples such as its own.
+
+    Where memory grows evenly with the batch, traces of the batch and of twice the batch tell it for any other, and
+    the search begins at the one that they tell; that of a contrastive loss grows with its square, so every batch
+    that is tried is traced itplanner. Errors are taken as those of the given batch.
+    """
+    samples, plain = planner.step.samples, planner.measured_eagerly()
+    *_, known = planner.eager_ways(plain)  # what saves most
+    known_of = {samples: known}
+
+    def traced(count: int) -> Known:
+        if count not in known_of:
+            speeds = Scaled(known.speeds, count / samples)
+            known_of[count] = replace(known, trace=_trace_of(planner, count, known.changes), speeds=speeds)
+        return known_of[count]
+
+    def planned(count: int) -> Plan:
+        alone = replace(planner, step=planner.step.with_samples(count))
+        if not known.changes:
+            return alone.beside_exact(alone.solved(traced(count)), traced(count), traced(count))
+        exactly = replace(plain, trace=_trace_of(planner, count, ()), speeds=Scaled(plain.speeds, count / samples))
+        own = choices_of_batch(WAYS, planner.step.model, known.changes, exactly.trace, traced(count).trace)
+        found = replace(traced(count), changes=tuple(own))
+        return alone.beside_exact(alone.solved(found), found, exactly)
+
+    def fits(count: int) -> bool:
+        return planner.is_feasible(traced(count))
+
+    guess = samples
+    if fits(samples) and fits(2 * samples):
+        guess = _expected(planner, known, traced(2 * samples).trace, samples)
+    tolerance = 0.01 if guess >= 100 else 0.0
+    most = largest_by_trial(fits, guess, tolerance)
+    if not most:
+        try:
+            return planned(1)
+        except FewbitError as error:
+            raise FewbitError(f"not even one sample fits: {error}") from None
+    return planned(most)
+
+
+def _trace_of(planner: Planner, count: int, changes: Sequence[Choice]) -> Trace:
+    """Return the trace of another number of samples, of the model changed by choices of ways."""
+    try:
+        with planner.changed(changes):
+            return trace(planner.step.with_samples(count))
+    except FewbitError:
+        raise
+    except Exception as error:  # a tensor that has as many rows as there are samples, and is not of samples
+        raise FewbitError(
+            f"batch='max' takes tensors of {planner.step.samples} rows for a row a sample, and with {count} the model "
+            f"raises {type(error).__name__}: {' '.join(str(error).split()):.200}"
+        ) from error
+
+
+def _expected(planner: Planner, known: Known, double: Trace, samples: int) -> int:
+    """Return the batch that should be the largest, if memory grows evenly; a larger one that fits if it does not.
+
+    Args:
+        planner: of the batch that was given.
+        known: of a batch that fits.
+        double: the trace of twice the batch, which fits too.
+        samples: in the batch.
+    """
+
+    def scaled_to(count: int) -> Known:
+        factor = count / samples
+        return replace(known, trace=scaled(known.trace, double, factor), speeds=Scaled(known.speeds, factor))
+
+    try:
+        expected = scaled_to(4 * samples).trace.base.max()
+    except FewbitError:  # the two steps allocate in another order
+        return 2 * samples
+    fourfold = _trace_of(planner, 4 * samples, known.changes).base.max()
+    if abs(int(expected) - int(fourfold)) > 0.01 * fourfold:
+        return 2 * samples
+
+    def fits(count: int) -> bool:
+        if count > MOST_SAMPLES:
+            raise FewbitError("any batch fits: the memory of a step does not grow with it")
+        return planner.is_feasible(scaled_to(count))
+
+    return max(2 * samples, largest_by_trial(fits, 2 * samples))
