@@ -20,7 +20,6 @@ from .experiment import Experiment, run
 EXPERIMENTS = (
     "curves",
     "finetuning",
-    "docstrings",
     "accuracy",
     "depth",
     "vquant_rescue",
