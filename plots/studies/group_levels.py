@@ -94,8 +94,8 @@ def _recording(model: nn.Module, found: list[Seen]) -> Iterator[None]:
             handle.remove()
 
 
-def measure(name: str, steps: int) -> list[dict[str, Any]]:
-    """Return a row for each tensor that is not constant in all groups, after so many steps of exact training."""
+def record(name: str, steps: int) -> list[Seen]:
+    """Return the tensors that the layers of a model save, after so many steps of exact training."""
     case = MODELS[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -105,8 +105,13 @@ def measure(name: str, steps: int) -> list[dict[str, Any]]:
     found: list[Seen] = []
     with torch.no_grad(), _recording(model, found):
         case.loss(model, next(stream))
+    return found
+
+
+def measure(name: str, steps: int) -> list[dict[str, Any]]:
+    """Return a row for each tensor that is not constant in all groups, after so many steps of exact training."""
     rows = []
-    for seen in found:
+    for seen in record(name, steps):
         uniform = [_squared_error(seen, PerGroup(bits)) for bits in BITS]
         if all(uniform):
             tensor = {"model": name, "steps": steps, "layer": seen.layer, "kind": seen.kind, "of": seen.made_by}
