@@ -41,8 +41,7 @@ def dithered(x: Tensor, draw: torch.Generator, *, bits: int) -> Tensor:
     N, D = x.shape
     groups = -(-D // GROUP)
     padded = torch.cat([x, x[:, -1:].expand(N, -D % groups)], 1).view(N, groups, -1)  # in groups of equal size
-    low, high = padded.amin(-1, keepdim=True).bfloat16().float(), padded.amax(-1, keepdim=True)
-    low = torch.minimum(low, padded.amin(-1, keepdim=True))
+    low, high = padded.amin(-1, keepdim=True), padded.amax(-1, keepdim=True)
     step = ((high - low) / ((1 << bits) - 2)).clamp(min=1e-30)
     u = torch.rand(padded.shape, generator=draw) - 0.5
     codes = ((padded - low) / step + 0.5 + u).round()
@@ -72,7 +71,7 @@ def measure(name: str, steps: int) -> list[dict[str, Any]]:
         if square:
             row = {"model": name, "steps": steps, "layer": seen.layer, "kind": seen.kind, "of": seen.made_by}
             errors = {kind: [_squared_error(x, back(bits)) / square for bits in BITS] for kind, back in KINDS.items()}
-            rows.append({**row, **{kind: [float(f"{e:.4g}") for e in found] for kind, found in errors.items()}})
+            rows.append({**row, **{kind: [float(f"{e:.3g}") for e in found] for kind, found in errors.items()}})
     return rows
 
 
