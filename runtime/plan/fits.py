@@ -47,6 +47,9 @@ class _Untimed:
     def outliers(self, elements: int, bits: int) -> float:
         return 0.0
 
+    def rotated(self, elements: int, bits: int) -> float:
+        return 0.0
+
     def transfer(self, nbytes: int) -> float:
         return 0.0
 

@@ -16,6 +16,9 @@ enough (step.py, `Part`).
 Rounding all but the largest numbers, kept exactly, is measured where it errs less than groups of as many bytes. It
 rounds to the nearest level, which two draws do not tell from bias, but two halves of a tensor do: with the error e₁ if
 the first half alone is rounded, and e₂ if the second is, 4⟨e₁, e₂⟩ = ‖bias‖².
+
+Groups that are turned are measured for inputs of linear layers, by one pass more: their error lies evenly in a group,
+and not where its values do.
 """
 
 import gc
@@ -34,9 +37,9 @@ from torch.nn.modules.conv import _ConvNd
 from ...tables import FewbitError
 from ..layers.huggingface import Conv1D
 from ..layers.saver import Saver, last_innermost
-from ..quantizers import Compressed, Outlier, PerGroup
+from ..quantizers import Compressed, Outlier, PerGroup, Rotated
 from ..tensors.dtypes import sum_of_squares
-from .bits import BITS, LINEAR, PROBE
+from .bits import BITS, LINEAR, PROBE, ROTATED_BITS
 from .errors import Errors, alike, difference, errors_of_each, finite, product, together, total
 from .places import Places
 from .step import Step
@@ -46,9 +49,9 @@ SAMPLE = 1 << 18  # elements of a tensor that say what variance quantizing it ha
 _LINEAR = (nn.Linear, Conv1D, _ConvNd)
 
 
-def measure_errors(step: Step, kinds: Mapping[str, str]) -> tuple[dict[str, Errors], dict[str, Errors]]:
-    """Return the errors of each saved tensor of a step by its place, from a few backward passes: in groups, and with
-    outliers, for the tensors that this serves.
+def measure_errors(step: Step, kinds: Mapping[str, str]) -> tuple[dict[str, Errors], ...]:
+    """Return the errors of each saved tensor of a step by its place, from a few backward passes: in groups; with
+    outliers, for the tensors that this serves; and in groups that are turned, for inputs of linear layers.
 
     Args:
         step: on real tensors.
@@ -69,14 +72,16 @@ def measure_errors(step: Step, kinds: Mapping[str, str]) -> tuple[dict[str, Erro
             raise FewbitError("the gradient of this step is not finite, so what rounding does to it cannot be measured")
         probes = prober.living()
         result: dict[str, Errors] = {}
+        rotated: dict[str, Errors] = {}
         local = [probe for probe in probes if _is_local(probe, step.model)]
-        if local:
-            first = gradient.of(local)
+        for found, turned in ((result, False), (rotated, True)) if local else ():
+            first = gradient.of(local, turned=turned)
             of_module: defaultdict[str, float] = defaultdict(float)
             for owner, g, h in zip(owners, exact, first, strict=True):
                 of_module[owner] += sum_of_squares(h - g) / scale
             for probe in local:
-                result[probe.place] = probe.errors(sum(of_module[user] for user in probe.users), 0.0)
+                noise = sum(of_module[user] for user in probe.users)
+                found[probe.place] = probe.errors_turned(noise) if turned else probe.errors(noise, 0.0)
         rest = [p for p in probes if p.place not in result]
         for equal in alike(rest, lambda probe: kinds.get(probe.place, probe.place)):
             for probe, (noise, bias) in errors_of_each(equal, partial(gradient.wrong, exact), scale):
@@ -89,7 +94,7 @@ def measure_errors(step: Step, kinds: Mapping[str, str]) -> tuple[dict[str, Erro
                 outliers[probe.place] = probe.errors_with_outliers(noise, bias)
         del loss, gradient, served
     gc.collect()
-    return finite(result), finite(outliers)
+    return finite(result), finite(outliers), finite(rotated)
 
 
 def measure_attentions(step: Step, attentions: Iterable[Attention]) -> dict[str, Errors]:
@@ -145,9 +150,10 @@ class _Gradient:
     parameters: list[nn.Parameter]
     prober: "_Prober"
 
-    def of(self, rounded: Collection["_Probe"], half: int | None = None) -> list[Tensor]:
-        """Return the gradient with these tensors rounded; with one half of each, and its outliers exact, if given."""
-        self.prober.rounded, self.prober.half = {id(probe) for probe in rounded}, half
+    def of(self, rounded: Collection["_Probe"], half: int | None = None, *, turned: bool = False) -> list[Tensor]:
+        """Return the gradient with these tensors rounded; with one half of each, and its outliers exact, if given; or
+        with their groups turned."""
+        self.prober.rounded, self.prober.half, self.prober.turned = {id(probe) for probe in rounded}, half, turned
         found = torch.autograd.grad(self.loss, self.parameters, retain_graph=True, allow_unused=True)
         self.prober.rounded = set()
         return [torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, found, strict=True)]
@@ -180,6 +186,8 @@ class _Probe:
         """Return the tensor."""
         if id(self) not in self.prober.rounded:
             return self.x
+        if self.prober.turned:
+            return Rotated(PROBE).compress(self.x).decompress()
         if self.prober.half is None:
             return self.quantizer.compress(self.x).decompress()
         return self._half(outliers_of(PROBE).compress(self.x).decompress(), self.prober.half)
@@ -194,6 +202,12 @@ class _Probe:
     def errors_with_outliers(self, noise: float, bias: float) -> Errors:
         """Return the same for all numbers of bits, with outliers."""
         return _scaled(noise, bias, outliers_variances(self.x))
+
+    def errors_turned(self, noise: float) -> Errors:
+        """Return the same for `ROTATED_BITS`, with groups that are turned, which have no bias."""
+        rows = _sample(self.x)
+        bits = (*ROTATED_BITS, PROBE)
+        return _scaled(noise, 0.0, {b: sum_of_squares(Rotated(b).compress(rows).decompress() - rows) for b in bits})
 
     def errors(self, noise: float, bias: float) -> Errors:
         """Return the errors for all numbers of bits of those at `PROBE` bits."""
@@ -294,6 +308,7 @@ class _Prober:
         self.probes: list[weakref.ref[_Probe]] = []
         self.rounded: set[int] = set()
         self.half: int | None = None
+        self.turned = False
 
     def living(self) -> list[_Probe]:
         """Return the tensors that the graph still needs, in the order of saving."""

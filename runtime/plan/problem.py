@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 EXACT, GROUPS, HOST, RECOMPUTE = "exact", "groups", "host", "recompute"
 TABLE, STOCHASTIC, ATTENTION, GATED, OUTPUT = "table", "stochastic", "attention", "gated", "output"
-CHAIN, OUTLIERS, CHUNKED, TILED = "chain", "outliers", "chunked", "tiled"
-OF_TENSORS = (EXACT, GROUPS, HOST, OUTLIERS)
+CHAIN, OUTLIERS, ROTATED, CHUNKED, TILED = "chain", "outliers", "rotated", "chunked", "tiled"
+OF_TENSORS = (EXACT, GROUPS, HOST, OUTLIERS, ROTATED)
 OF_STEPS = (CHUNKED, TILED)  # which ways/ has, a file each
 METHODS = (*OF_TENSORS, RECOMPUTE, TABLE, STOCHASTIC, ATTENTION, GATED, OUTPUT, CHAIN, *OF_STEPS)
 AND = "|"  # between a target and another that its option holds exactly

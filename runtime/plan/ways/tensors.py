@@ -1,4 +1,4 @@
-"""One saved tensor: exactly, in codes of groups, in such codes with the largest numbers exact, or in host memory.
+"""One saved tensor: exactly; in codes of groups, turned or not, or with the largest numbers exact; or in host memory.
 
 The hooks of a fitted model carry these out, by the tensor's place.
 """
@@ -6,23 +6,26 @@ The hooks of a fitted model carry these out, by the tensor's place.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from ...layers.offload import Swapper, SwappingSaver
 from ...layers.saver import QuantizerSaver
-from ...quantizers import Compressed, PerGroup, Quantizer
-from ..bits import BITS, least_bits
+from ...quantizers import Compressed, PerGroup, Quantizer, Rotated
+from ...quantizers.per_group import LEAST_ROW
+from ..bits import BITS, LINEAR, ROTATED_BITS, least_bits
 from ..document import Choice
 from ..errors import ATTENTION, OPERANDS, OTHERS, PRODUCTS, Errors, relative_variance
 from ..gradient_error import measure_errors, outliers_bytes, outliers_of
 from ..known import ErrorsOfMethods, Known, kind_of
 from ..problem import ATTENTION as COMPUTED_AGAIN
-from ..problem import EXACT, GROUPS, HOST, OUTLIERS, Hold, Option
+from ..problem import EXACT, GROUPS, HOST, OUTLIERS, ROTATED, Hold, Option
 from ..step import Step
-from ..trace import Trace
+from ..trace import Trace, Traced
 from ..trial import Trial
 
 SMALLEST_ON_HOST = 1 << 16  # bytes: copies of less are not worth their latency
+TURNED_VARIANCE = {2: 0.133, 3: 0.0358}  # relative to the squares, of any values (quantizers/rotated.py)
 _USES = {
     **dict.fromkeys(("linear", "addmm", "conv1d", "conv2d", "conv3d"), OPERANDS),
     **dict.fromkeys(("mul", "matmul", "bmm"), PRODUCTS),
@@ -33,16 +36,17 @@ _USES = {
 class Tensors:
     """Saves each tensor by itself."""
 
-    methods = (EXACT, GROUPS, OUTLIERS, HOST)
+    methods = (EXACT, GROUPS, OUTLIERS, ROTATED, HOST)
 
     def measure(self, step: Step, trace: Trace, trial: Trial) -> ErrorsOfMethods:
         """Return the errors of each place, from a few backward passes of one forward pass."""
-        groups, outliers = measure_errors(trial.step, {x.place: kind_of(x) for x in trace.tensors})
-        return {GROUPS: groups, OUTLIERS: outliers}
+        groups, outliers, rotated = measure_errors(trial.step, {x.place: kind_of(x) for x in trace.tensors})
+        return {GROUPS: groups, OUTLIERS: outliers, ROTATED: rotated}
 
     def estimate(self, step: Step, trace: Trace, of_tensors: Mapping[str, Errors]) -> ErrorsOfMethods:
         """Return the errors of each place: those of all tensors of one use, shared equally."""
-        return {GROUPS: of_tensors}
+        linear = {x.place for x in trace.tensors if x.function in LINEAR}
+        return {GROUPS: of_tensors, ROTATED: {p: _turned(errors) for p, errors in of_tensors.items() if p in linear}}
 
     def options(self, known: Known, step: Step) -> Iterator[Option]:
         """Yield the options of each tensor; host memory is one beside a device's."""
@@ -63,6 +67,12 @@ class Tensors:
                     last = Hold(max(x.saved, x.freed - 2), x.freed, groups.saved)
                     yield replace(groups, method=HOST, holds=(last,), saved=0, seconds=seconds)
 
+            for bits in ROTATED_BITS if x.place in known.of(ROTATED) else ():
+                nbytes, errors = _rotated_bytes(x, bits), known.of(ROTATED)[x.place]
+                if nbytes < x.nbytes:
+                    costs = errors.noise[bits], errors.bias[bits], known.speeds.rotated(x.elements, bits)
+                    yield Option(ROTATED, x.place, bits, (i,), (Hold(x.saved, x.freed, nbytes),), nbytes, *costs)
+
     def carry_out(self, model: nn.Module, choices: Sequence[Choice]) -> None:
         """Leave the model as it is: its hooks save each tensor by `quantizer_of` its choice."""
 
@@ -76,9 +86,23 @@ def quantizer_of(choice: Choice, swapper: Swapper) -> Quantizer | None:
     """
     if choice.method == OUTLIERS:
         return outliers_of(choice.bits or 0)
+    if choice.method == ROTATED:
+        return Rotated(choice.bits or 0)
     if choice.method == HOST:
         return _ToHost(PerGroup(choice.bits or 0), swapper)
     return PerGroup(choice.bits or 0) if choice.method in (GROUPS, COMPUTED_AGAIN) else None
+
+
+def _rotated_bytes(x: Traced, bits: int) -> int:
+    """Return the bytes of a tensor in groups that are turned, which lie in the rows of its memory."""
+    rows = (x.elements // x.features, x.features) if x.features >= LEAST_ROW else x.shape
+    return Rotated(bits).compress(torch.empty(rows, dtype=x.dtype, device="meta")).nbytes
+
+
+def _turned(errors: Errors) -> Errors:
+    """Return the estimated errors of a tensor in groups that are turned, from those in groups."""
+    noise = {b: errors.noise[b] / relative_variance(b) * TURNED_VARIANCE[b] for b in ROTATED_BITS}
+    return Errors(noise, dict.fromkeys(ROTATED_BITS, 0.0))
 
 
 @dataclass(frozen=True)

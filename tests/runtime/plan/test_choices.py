@@ -44,6 +44,7 @@ CASES = {
     "chains": (Chained, images, lambda o: (o.method, o.bits) == ("chain", 4), 3),
     "chains in 8 bits": (Chained, images, lambda o: (o.method, o.bits) == ("chain", 8), 3),
     "chains from their inputs": (lambda: Chained(12), images, lambda o: o.method == "chain" and o.bits is None, 12),
+    "groups that are turned": (Net, batch, lambda o: (o.method, o.bits) == ("rotated", 2), 8),
     "outliers": (Spiked, batch, lambda o: (o.method, o.bits) == ("outliers", 4), 1),
 }
 
