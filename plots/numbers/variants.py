@@ -157,6 +157,20 @@ def _two_bits_on_a_gpu(file: File) -> Iterator[str]:
         yield f"{name} {shorter(first, 3)} and {shorter(second, 3)}"
 
 
+def _group_codes(file: File) -> Iterator[str]:
+    def error(value: float) -> str:
+        return short(value, 2 if value >= 1 else 3 if value >= 0.02 else 4)
+
+    names = {"uniform": "stochastic", "fitted": "fitted levels", "dither": "dithered", "rotated": "turned"}
+    for kind, name in names.items():
+        cells = []
+        for i in range(4):
+            errors = sorted(r[kind][i] for r in file["rows"])
+            least = sum(r[kind][i] <= min(r[other][i] for other in names) for r in file["rows"])
+            cells.append(f"{error(errors[len(errors) // 2])} ({error(errors[-1])}), {least}")
+        yield row(f"groups, {name}", *cells)
+
+
 def _compiled(file: File) -> Iterator[str]:
     names = {
         "exact, nudged": "exact, nudged",
@@ -299,6 +313,7 @@ VARIANTS = (
     Source("plots/results/trainer.md", ("trainer-callback.json",), _trainer),
     Source("plots/results/two_bits.md", ("training-two-bits.json",), _two_bits),
     Source("plots/results/two_bits.md", ("two_bits.json",), _two_bits_on_a_gpu),
+    Source("plots/results/two_bits.md", ("group-codes.json",), _group_codes),
     Source("plots/results/compiled.md", ("training-compiled.json",), _compiled),
     Source("plots/results/planner.md", ("training-planner.json",), _planned),
     Source("plots/results/actnn.md", ("actnn-training.json",), _actnn),
