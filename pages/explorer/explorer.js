@@ -192,7 +192,11 @@ function connect() {
   element("solve").addEventListener("submit", async (event) => {
     event.preventDefault();
     const asked = { ...choice, activation: element("expression").value.trim(), weight: element("inputs").value.trim() };
-    if (await choose(asked)) element("title").scrollIntoView({ block: "nearest" }); // on a phone it is above the form
+    const found = await choose(asked);
+    // The drawing, which on a phone is below the form; or what is wrong.
+    const below = element("chart").getBoundingClientRect().bottom > innerHeight;
+    if (!found) element("status").scrollIntoView({ block: "nearest" });
+    else if (below) element("drawing").scrollIntoView({ block: "start" });
   });
   element("whole").addEventListener("change", show);
   element("cursor").addEventListener("input", showReading);
@@ -206,6 +210,7 @@ function connect() {
   element("copy").addEventListener("click", copySource);
   window.addEventListener("hashchange", () => choose(fromAddress()));
   drawAtWidth(element("chart"), () => shown && showChart());
+  showWhatScrolls();
 }
 
 // ---- what is shown ---------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ function receiveMemory(data) {
   element("timeline-section").hidden = !memory.marks;
   path = firstPath(treeOf(memory.states[0].rows, group));
   connect();
+  showWhatScrolls();
   drawAtWidth(element("map-exact"), () => showMaps());
   if (memory.marks) drawAtWidth(element("timeline"), () => showTimeline());
   show();
@@ -66,7 +67,7 @@ function share(part, whole) {
   const width = Math.min(100, (100 * part) / whole);
   const bar = svg("svg", { viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" },
     svg("rect", { class: "track", width: 100, height: 10 }), svg("rect", { class: "part", width, height: 10 }));
-  return html("span", { class: "share" }, bar, shareText(part, whole));
+  return html("span", { class: "share" }, bar, html("span", {}, shareText(part, whole)));
 }
 
 // ---- what is shown ---------------------------------------------------------------------------------------------------

@@ -82,14 +82,28 @@ function partOf(part, place, whole, colour, open) {
   return group;
 }
 
+/** Return a cell for each op of a part, and the op's name where it has room below the part's own. */
 function cells(part, place, colour) {
   const ops = [...part.ops].filter(([, bytes]) => bytes > 0).sort((a, b) => b[1] - a[1]);
   const places = squarified(ops.map(([, bytes]) => bytes), place);
-  return ops.map(([op], i) => {
+  const own = names(part, place);
+  const right = place.x + 8 + 7.4 * Math.max(0, ...own.map((line) => line.textContent.length));
+  return ops.flatMap(([op], i) => {
     const cell = svg("rect", { class: "cell", ...places[i] });
     cell.style.fill = colour(op);
-    return cell;
+    const { x, y, width, height } = places[i];
+    const isCrossed = y + height - 17 < place.y + 6 + 17 * own.length; // by the part's name, which may be wider than its cell
+    const left = Math.max(x + 6, isCrossed ? right : 0);
+    const name = op === part.name || height < 18 ? "" : fitted(op, x + width - 4 - left);
+    return name ? [cell, svg("text", { class: "name of-op", x: left, y: y + height - 6 }, name)] : [cell];
   });
+}
+
+/** Return a name of at most `width` pixels at 6.8 a character, cut off where it must be; nothing where little of it is left. */
+function fitted(name, width) {
+  const most = Math.floor(width / 6.8);
+  if (name.length <= most) return name;
+  return most >= 8 ? `${name.slice(0, most - 1)}…` : "";
 }
 
 /** Return the name and the bytes of a part where they have room, at 7 pixels a character or so. */

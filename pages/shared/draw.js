@@ -95,6 +95,23 @@ function drawAtWidth(element, draw) {
   again();
 }
 
+/** Mark each frame that scrolls by the sides beyond which it goes on, now and whenever it scrolls or changes. */
+function showWhatScrolls() {
+  const sides = (frame) => {
+    const rest = frame.scrollWidth - frame.clientWidth - frame.scrollLeft;
+    frame.classList.toggle("more-left", frame.scrollLeft > 1);
+    frame.classList.toggle("more-right", rest > 1);
+  };
+  for (const frame of document.querySelectorAll(".scroll")) {
+    const again = () => sides(frame);
+    frame.addEventListener("scroll", again, { passive: true });
+    const observer = new ResizeObserver(again);
+    for (const each of [frame, ...frame.children]) observer.observe(each);
+    new MutationObserver(again).observe(frame, { childList: true, subtree: true, characterData: true });
+    again();
+  }
+}
+
 /** Put text on the clipboard; a page without that right, such as one opened from disk, selects and copies. */
 async function copyText(text) {
   if (navigator.clipboard) {

@@ -156,11 +156,12 @@ def test_a_stochastic_table_has_json_alone(visit, site):
 
 
 def test_an_expression_is_solved(visit, served):
-    page = shows(visit(served), "gelu")
+    page = shows(visit(served, width=390), "gelu")
     page.locator("#expression").fill("x * sigmoid(1.702*x)")
     page.locator("#inputs").fill("normal:0,2.0")
     page.locator("#expression").press("Enter")
     shows(page, "x*sigmoid(1.702*x): 3 bits")
+    page.wait_for_function("document.getElementById('chart').getBoundingClientRect().top < innerHeight / 2")
     assert "x * sigmoid(1.702*x)" not in page.locator("#activation option").all_inner_texts()  # one spelling alone
     table = fewbit.solve("x*sigmoid(1.702*x)", weight="normal:0,2")
     assert page.locator("#weight").input_value() == "normal:0,2"

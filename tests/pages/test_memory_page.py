@@ -163,6 +163,22 @@ def test_areas_have_one_scale(visit, url):
     assert method / exact == pytest.approx(after / before, rel=0.02)
 
 
+def test_bars_have_one_left_edge_and_tiles_the_names_of_their_ops(visit, url):
+    page = shows(visit(url))
+    left = "bars => new Set(bars.map(bar => Math.round(bar.getBoundingClientRect().x))).size"
+    for column in (3, 5):
+        assert page.locator(f"#methods td:nth-child({column}) svg").evaluate_all(left) == 1
+    assert "addmm" in page.locator("#map-exact text.of-op").all_text_contents()
+
+
+def test_a_table_wider_than_the_screen_says_at_which_side_it_goes_on(visit, url):
+    page = shows(visit(url, width=320))
+    frame = page.locator(".scroll", has=page.locator("#methods"))
+    assert frame.get_attribute("class").split() == ["scroll", "more-right"]
+    frame.evaluate("e => e.scrollTo(e.scrollWidth, 0)")
+    page.wait_for_function("document.querySelector('.scroll').className === 'scroll more-left'")
+
+
 def test_parts_open_by_the_keyboard_and_close_again(visit, url):
     page = shows(visit(url))
     page.locator("#map-exact g[role=button]").first.focus()
