@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -57,20 +58,6 @@ class Package:
 
 
 @dataclass(frozen=True)
-class Backend:
-    """A way to run fewbit's operations.
-
-    Attributes:
-        works: whether it does on this machine.
-        note: on what; or why not, and how to get it.
-    """
-
-    name: str
-    works: bool
-    note: str
-
-
-@dataclass(frozen=True)
 class KernelTest:
     """A kernel of a backend beside plain torch.
 
@@ -107,11 +94,12 @@ def command(warm: bool, as_json: bool) -> None:
     if warm:
         compile_ahead(everything=True)
     packages, backends = _packages(), _backends()
-    tests = [test for backend in backends if backend.works for test in _kernel_tests(backend.name)]
+    tests = [test for name, works, _ in backends if works for test in _kernel_tests(name)]
     failed = [test for test in tests if test.state == "failed"]
     if as_json:
-        parts = {"packages": packages, "backends": backends, "kernels": tests}
-        values = {name: [asdict(part) for part in of] for name, of in parts.items()}
+        parts = {"packages": packages, "kernels": tests}
+        values: dict[str, Any] = {name: [asdict(part) for part in of] for name, of in parts.items()}
+        values["backends"] = [{"name": name, "works": works, "note": note} for name, works, note in backends]
         about = {
             "fewbit": __version__,
             "torch_build": torch_build(),
@@ -137,19 +125,14 @@ def _packages() -> list[Package]:
     return found
 
 
-def _backends() -> list[Backend]:
-    """Return plain torch, then the backends whose kernels are beside it, then torch.compile's."""
+def _backends() -> list[tuple[str, bool, str]]:
+    """Return name, whether it works and a note: of plain torch, the backends beside it, and torch.compile's."""
     if find_spec("torch") is None:
         why = "torch is not installed: pip install torch"
-        return [Backend(name, False, why) for name in ("reference", "cpu", "cuda", "compile")]
-    import torch
+        return [(name, False, why) for name in ("reference", "cpu", "cuda", "compile")]
+    from ..runtime.machine import backends
 
-    return [
-        Backend("reference", True, f"plain torch, on any device{_other_accelerator()}"),
-        Backend("cpu", True, f"Numba, on {counted(torch.get_num_threads(), 'thread')}"),
-        _cuda(),
-        _compile(),
-    ]
+    return [(one.name, one.works, one.note) for one in backends()]
 
 
 def torch_build() -> str:
@@ -187,46 +170,6 @@ def gpu_drivers() -> tuple[bool, bool]:
     return nvidia, Path("/dev/kfd").exists()
 
 
-def _other_accelerator() -> str:
-    """Return what to say of an accelerator that has no kernels here, such as Apple's (mps) or Intel's (xpu)."""
-    import torch
-
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return "" if found is None or found.type == "cuda" else f"; all that runs on {found.type}"
-
-
-def _cuda() -> Backend:
-    import torch
-
-    from ..runtime.backends.cuda.codegen.compiler import compiler_version, has_compiler
-
-    if not torch.cuda.is_available():
-        built = f"torch is built for CUDA {torch.version.cuda}" if torch.version.cuda else "torch is built without CUDA"
-        return Backend("cuda", False, f"no CUDA GPU; {built}")
-    gpu = torch.cuda.get_device_name()
-    if torch.version.hip:
-        return Backend("cuda", False, f"{gpu} runs plain torch: kernels are for NVIDIA's GPUs, not ROCm's")
-    if not has_compiler():
-        return Backend("cuda", False, f"{gpu} runs plain torch, slowly: pip install '{_cuda_package()}'")
-    try:
-        nvrtc = compiler_version()
-    except FewbitError as error:
-        return Backend("cuda", False, f"{gpu} runs plain torch: {error}")
-    return Backend("cuda", True, f"{gpu}, kernels compiled by NVRTC {nvrtc}{_other_release(nvrtc, torch.version.cuda)}")
-
-
-def _other_release(nvrtc: str, cuda: str | None) -> str:
-    """Return what follows where NVRTC is of another release than the CUDA of torch: erf, exp and tanh change.
-
-    Between 13.0 and 13.5 GELU of 55 float16 numbers does, and of 7 bfloat16.
-    """
-    release = ".".join((cuda or nvrtc).split(".")[:2])
-    if nvrtc == release:
-        return ""
-    package = "nvidia-cuda-nvrtc-cu12" if release.startswith("12.") else "nvidia-cuda-nvrtc"
-    return f"; torch is of CUDA {release}, and f(x) may differ in the last place: pip install '{package}=={release}.*'"
-
-
 def _cuda_package() -> str:
     """Return the package with the compiler of CUDA kernels, of the release for the installed torch."""
     if find_spec("torch") is None:
@@ -234,31 +177,6 @@ def _cuda_package() -> str:
     from ..runtime.backends.cuda.codegen.compiler import compiler_package
 
     return compiler_package()
-
-
-def _compile() -> Backend:
-    """Return whether torch.compile's backend works here: for a GPU Inductor writes Triton, for the CPU C++."""
-    import torch
-
-    from ..runtime.compile.backend import LEAST_TORCH, is_supported
-
-    call = "torch.compile(model, backend='fewbit')"
-    if not is_supported():
-        return Backend("compile", False, f"{call} needs torch {LEAST_TORCH} or newer")
-    if torch.cuda.is_available() or _has_cpp_compiler():
-        return Backend("compile", True, call)
-    return Backend("compile", False, f"{call} needs a C++ compiler on the CPU: g++, or the one that CXX names")
-
-
-def _has_cpp_compiler() -> bool:
-    """Return whether Inductor finds a compiler for the C++ that it writes."""
-    from torch._inductor.cpp_builder import get_cpp_compiler
-
-    try:
-        get_cpp_compiler()
-    except RuntimeError:  # InvalidCxxCompiler is one
-        return False
-    return True
 
 
 def _kernel_tests(backend: str) -> Iterator[KernelTest]:
@@ -292,14 +210,16 @@ def _cache() -> str | None:
         return None
 
 
-def _lines(packages: Sequence[Package], backends: Sequence[Backend], tests: Sequence[KernelTest]) -> Iterator[str]:
+def _lines(
+    packages: Sequence[Package], backends: Sequence[tuple[str, bool, str]], tests: Sequence[KernelTest]
+) -> Iterator[str]:
     yield f"fewbit {__version__}, Python {platform.python_version()}, {platform.platform()}"
     yield f"cache: {_cache() or 'its folder cannot be made: set FEWBIT_CACHE'}"
     yield ""
     rows = [(one.name, one.version or "-", one.purpose, one.install) for one in packages]
     yield from columns([("package", "version", "for", "to install"), *rows], left=4)
     yield ""
-    rows = [(one.name, "yes" if one.works else "no", one.note) for one in backends]
+    rows = [(name, "yes" if works else "no", note) for name, works, note in backends]
     yield from columns([("backend", "works", ""), *rows], left=3)
     yield f"torch's build for this machine: {torch_build()}"
     if not tests:

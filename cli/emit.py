@@ -11,25 +11,20 @@ from ..tables import FewbitError
 from .export import FORMATS, Bisect, choose_format, table_bytes, write_table
 from .options import (
     FILE,
-    activation_argument,
-    bits_or_levels_option,
-    kind_option,
-    kinks_option,
-    levels_option,
-    unlimited_effort_option,
-    weight_option,
+    table_options,
 )
 from .progress import with_clock
 
 
 @click.command("emit")
-@activation_argument
-@bits_or_levels_option
-@levels_option
-@kind_option
-@weight_option
-@kinks_option
-@unlimited_effort_option
+@table_options
+@click.option(  # without limit, since what is exported should not depend on the load of a machine
+    "--effort",
+    type=float,
+    metavar="SECONDS",
+    help="Seconds to spend on a table that has to be solved; the lower bound is the greatest one proven within them.  "
+    "[default: no limit]",
+)
 @click.option(
     "--target",
     "--format",

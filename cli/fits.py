@@ -7,28 +7,17 @@ import click
 from ..tables.json_format import dumps
 from .options import (
     ByteSize,
-    dtype_option,
     json_option,
-    meta_option,
-    optimizer_option,
-    parallel_option,
-    recompute_option,
-    size_option,
+    training_options,
 )
 from .subject import sample_count, to_train
 from .target import errors_in_one_line
 
 
 @click.command("fits")
-@click.argument("target")
 @click.option("--memory", type=ByteSize(), metavar="SIZE", required=True, help="Of the device, such as 24GiB.")
 @click.option("--batch", metavar="N", help="Samples in a batch.  [default: 1, or the function's own]")
-@size_option
-@dtype_option("bfloat16")
-@optimizer_option
-@meta_option
-@parallel_option
-@recompute_option
+@training_options
 @json_option
 @click.pass_context
 def command(

@@ -1,19 +1,5 @@
 """The `fewbit` command line.
 
-    fewbit solve       solve for a table; print it, write it, draw it
-    fewbit emit        a table as a C or CUDA header, a Python module or data
-    fewbit tables      the tables that come with fewbit
-    fewbit plot        figures
-    fewbit explore     tables in a browser
-    fewbit calibrate   input distributions of a model's activations, and the best tables for them
-    fewbit memory      what training keeps, and the largest batch
-    fewbit plan        the training that fits into a memory
-    fewbit bench       speed on this machine; in a clone of the repository
-    fewbit doctor      what is installed, what works here, a test of each kernel
-    fewbit cache       kernels and tables kept on disk
-    fewbit completion  the script that completes commands in a shell
-    fewbit demo        a tour: solve, draw, train
-
 `main` runs one command and turns any error into one line on standard error and an exit status:
 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 """

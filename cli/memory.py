@@ -1,8 +1,8 @@
 """`fewbit memory`: memory that training keeps for backward, and its peak, exact and with any method."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,28 +13,21 @@ from ..tables.columns import columns
 from ..tables.files import atomic_write, check_writable
 from ..tables.json_format import dumps
 from ..tables.names import counted
-from ..tables.table import check_bits
 from .clone import study_commands
 from .lazy import WholeHelpGroup
 from .memory_codes import codes
-from .options import (
-    FILE,
-    ByteSize,
-    dtype_option,
-    json_option,
-    meta_option,
-    size_option,
-)
-from .progress import with_progress
+from .memory_report import batch_lines, batches, methods_text, report
+from .method import Method, method_of, method_options
+from .options import FILE, ByteSize, dtype_option, json_option, meta_option, size_option
+from .progress import with_clock
 from .subject import Subject, built_in, of_user
 from .target import FORMS, errors_in_one_line
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..runtime.compile.report import CompileReport
     from ..runtime.memory.listing import Field, Sort
-    from ..runtime.plan.memory import Comparison, Need, Peak, Profile
+    from ..runtime.plan.memory import Comparison, Need
 
 
 class _TargetGroup(WholeHelpGroup):
@@ -62,42 +55,10 @@ for each in (codes, *study_commands("appendix_b")):
     command.add_command(each)
 
 
-def _method_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that select a method: those of `fewbit.convert`, and the hooks."""
-    options = (
-        click.option(
-            "--bits",
-            type=click.FloatRange(1, 8),
-            metavar="N",
-            help="Bits per element, 1 to 8.  [default: 3, or those of --level]",
-        ),
-        click.option("--level", metavar="L0..L5", help="ActNN: layers at this level."),
-        click.option("--glu", metavar="KEEP", help="Gated MLPs: parts, inputs or exact."),
-        click.option("--fuse-preact", type=int, metavar="N", help="BLPA: fuse BN, ReLU and layer, at N bits."),
-        click.option(
-            "--outliers", type=float, metavar="RATIO", help="V-Quant: share of values kept exactly, the largest."
-        ),
-        click.option(
-            "--fused", is_flag=True, help="Replace activations written as several calls by torch's one function."
-        ),
-        click.option("--include", multiple=True, metavar="NAME", help="Convert only modules of this name or pattern."),
-        click.option(
-            "--exclude", multiple=True, metavar="NAME", help="Do not convert modules of this name or pattern."
-        ),
-        click.option("--tables", multiple=True, metavar="NAME=FILE", help="Table for a module or an activation."),
-        click.option("--hooks", type=int, metavar="N", help="Compress the other saved tensors to N bits, by hooks."),
-        click.option(
-            "--peak/--no-peak", default=True, show_default=True, help="Run backward too and measure the peak."
-        ),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
-
-
 @command.command("of")
 @click.argument("target")
-@_method_options
+@method_options
+@click.option("--peak/--no-peak", default=True, show_default=True, help="Run backward too and measure the peak.")
 @click.option(
     "--batch", type=click.IntRange(1), metavar="N", help="Samples in a batch.  [default: 1, or the function's own]"
 )
@@ -150,6 +111,7 @@ def _method_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @json_option
 def of(
     target: str,
+    peak: bool,
     batch: int | None,
     size: int | None,
     dtype: str,
@@ -176,13 +138,13 @@ def of(
     count as their CUDA kernels save them. Tensors that a loss saves are not counted.
 
     Any method of fewbit.convert and any combination may be given: --level L2 --glu parts --hooks 4. Without one,
-    activation functions save --bits.
+    activation functions save 3 bits, and a table shows what several common methods keep: those that change the model.
 
     The peak is the largest sum, at any moment of forward and backward, of activations, saved tensors, temporary
     tensors and gradients of activations. Gradients of parameters count among the --copies. Scratch memory inside
     kernels is not seen.
 
-    With -o the page shows the model exact and by the method; without a method, by several common ones that change it.
+    With -o the page shows the model exact and by the method, or by all that the table has.
 
     With --compiled the table is that of torch.compile(model, backend="fewbit"): each saved tensor, how it is saved, and
     the bytes that torch.compile alone would save; -o shows them by module, role and line. The model runs once, so it
@@ -191,7 +153,7 @@ def of(
 
     Example: fewbit memory llama-7b --level L2 --glu parts --gpu-memory 80GiB
     """
-    how = _method(**method)
+    how = method_of(**method)
     if compiled and (not how.is_bits_alone or functions or gpu_memory):
         raise FewbitError("--compiled goes with --bits, and with no other method, --functions or --gpu-memory")
     if output:
@@ -205,36 +167,31 @@ def of(
     subject = of_user(target, size, meta) if ":" in target else built_in(target, size, dtype, attention)
     with errors_in_one_line(target, subject.source), memory.as_on_gpu() if subject.on_meta else nullcontext():
         model, inputs, *_ = subject.make(batch)
+        measure = _Measure(model, inputs, functions, peak, bool(output))
         if compiled:
-            bits = how.options.get("bits", "auto")
-            report = _compiled(model, inputs, bits)
-            if output:
-                from ..pages.memory_page import compiled_page
-
-                name = "compiled" if bits == "auto" else f"compiled, {counted(bits, 'bit')}"
-                _write_page(output, compiled_page(target, _facts(model, inputs), name, report))
-            click.echo(_compiled_json(report, bits) if as_json else str(report), nl=not as_json)
+            _show_compiled(target, measure, how.options.get("bits", "auto"), output, as_json)
             return
-        comparison = _compare(model, inputs, how, functions, timeline=bool(output))[0]
-        others = [] if not output or how.is_given else _common(model, inputs, functions, how.peak, comparison)
-        need = _need(subject, model, inputs, how, functions) if gpu_memory else None
+        comparisons = measure.each([how], []) if how.is_given else measure.common()
+        need = _need(subject, measure, how) if gpu_memory else None
     if output:
         from ..pages.memory_page import memory_page
 
-        _write_page(output, memory_page(target, _facts(model, inputs), [comparison, *others]))
+        _write_page(output, memory_page(target, measure.facts(), comparisons))
     if as_json:
-        report = _report(target, model, comparison, how)
+        content = report(target, model, comparisons, how)
         if need and gpu_memory:
-            report["largest_batch"] = _batches(need, gpu_memory, copies)
-        click.echo(dumps(report), nl=False)
+            content["largest_batch"] = batches(need, gpu_memory, copies)
+        click.echo(dumps(content), nl=False)
         return
+    comparison, facts = comparisons[0], measure.facts()
     table = comparison.table(*cast("list[Field]", by.split(",")), sort=sort, limit=limit)
-    parameters = sum(p.numel() for p in model.parameters())
-    click.echo(f"{target}: {parameters:,} parameters, a batch of {_leading(inputs)}\n\n{table}")
+    click.echo(f"{target}: {facts['parameters']:,} parameters, a batch of {facts['batch']}\n\n{table}")
     for left in comparison.report.left:
         click.echo(f"left: {left.name or '(model)'} {left.was}: {left.why}")
+    if not how.is_given:
+        click.echo("\n" + methods_text(comparisons))
     if need and gpu_memory:
-        click.echo("\n" + "\n".join(_batch_lines(need, gpu_memory, copies)))
+        click.echo("\n" + "\n".join(batch_lines(need, gpu_memory, copies)))
 
 
 @command.command("models")
@@ -256,227 +213,104 @@ def models() -> None:
 
 
 @dataclass(frozen=True)
-class _Method:
-    """A method as specified by the options.
+class _Measure:
+    """A step to measure.
 
     Attributes:
-        options: keyword arguments of `fewbit.convert`.
-        hooks: bits of saved tensors, or None.
-        peak: whether to measure the peak.
+        model: the model.
+        inputs: a tensor, a tuple or a dict of keywords.
+        functions: whether activations that are called as functions are caught.
+        peak, timeline: what is measured beside what is kept.
     """
 
-    options: Mapping[str, Any]
-    hooks: int | None
+    model: "nn.Module"
+    inputs: Any
+    functions: bool
     peak: bool
+    timeline: bool
 
     @property
-    def is_given(self) -> bool:
-        """Whether an option of the command names a method."""
-        return bool(self.options) or self.hooks is not None
+    def call(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """The arguments and the keywords of the model's call."""
+        if isinstance(self.inputs, Mapping):
+            return (), self.inputs
+        return self.inputs if isinstance(self.inputs, (tuple, list)) else (self.inputs,), {}
 
     @property
-    def is_bits_alone(self) -> bool:
-        """Whether the method is few-bit activations only."""
-        return not set(self.options) - {"bits"} and self.hooks is None
+    def samples(self) -> int:
+        """The batch size: the first dimension of the first tensor, or 1 without a tensor."""
+        from torch import Tensor
+        from torch.utils._pytree import tree_leaves
+
+        shapes = [t.shape for t in tree_leaves(self.inputs) if isinstance(t, Tensor) and t.dim()]
+        return max(1, shapes[0][0]) if shapes else 1
+
+    def facts(self) -> dict[str, Any]:
+        """Return what is said of the model itself."""
+        from ..runtime.plan.memory import parameter_bytes
+
+        count = sum(p.numel() for p in self.model.parameters())
+        return {"parameters": count, "parameter_bytes": parameter_bytes(self.model), "batch": self.samples}
+
+    def each(self, methods: Sequence[Method], found: "list[Comparison]") -> "list[Comparison]":
+        """Add the comparison with each method to `found` as they come, and return that."""
+        from ..runtime.plan.comparison import compare_methods
+
+        args, keywords = self.call
+        start, pairs = len(found) - 1, [method.as_compared for method in methods]
+        how = {"functions": self.functions, "peak": self.peak, "timeline": self.timeline, "model_kwargs": keywords}
+        with_clock(
+            found.extend,
+            compare_methods(self.model, *args, methods=pairs, **how),
+            label=lambda: f"measuring, method {len(found) - start} of {len(methods)}",
+        )
+        return found
+
+    def common(self) -> "list[Comparison]":
+        """Return the comparisons with 3 bits and with common methods, of those for gated MLPs if the model has some."""
+        few_bit, gated = self.each([Method({}), Method({"glu": "parts"})], [])
+        is_gated = gated.report.replaced != few_bit.report.replaced
+        further = [Method({"level": "L2"}), Method({}, 4), Method({"level": "L2"}, 4)]
+        if is_gated:
+            further += [Method({"glu": "parts", "level": "L2"}), Method({"glu": "parts", "level": "L2"}, 4)]
+        found = [few_bit, gated] if is_gated else [few_bit]
+        try:
+            return self.each(further, found)
+        except Exception as error:  # whatever a model raises under hooks: these stand beside the answer
+            said = str(error).partition("\n")[0]
+            click.echo(f"fewbit: no more methods were measured: {type(error).__name__}: {said}", err=True)
+            return found
 
 
-def _method(
-    bits: float | None,
-    level: str | None,
-    glu: str | None,
-    fuse_preact: int | None,
-    outliers: float | None,
-    fused: bool,
-    include: tuple[str, ...],
-    exclude: tuple[str, ...],
-    tables: tuple[str, ...],
-    hooks: int | None,
-    peak: bool,
-) -> _Method:
-    """Return the method for a command's options; options that were not given are left out."""
-    whole = int(bits) if bits is not None and bits == int(bits) else bits
-    if level is None and whole is not None:
-        check_bits(whole)
-    if hooks is not None:
-        check_bits(hooks)
-    found = {"level": level, "glu": glu, "fuse_preact": fuse_preact, "outliers": outliers, "bits": whole}
-    options: dict[str, Any] = {name: value for name, value in found.items() if value is not None}
-    options |= {name: value for name, value in {"include": include, "exclude": exclude}.items() if value}
-    if fused:
-        options["fused"] = True
-    if tables:
-        options["tables"] = dict(_table_of(text) for text in tables)
-    return _Method(options, hooks, peak)
+def _need(subject: Subject, measure: _Measure, how: Method) -> "Need":
+    """Return the memory that training needs: from two batch sizes where the subject allows it, else from its own."""
+    from ..runtime.plan.memory import BITS, need_of
+
+    batches = {n: subject.make(n)[1] for n in (8, 16)} if subject.grows else {measure.samples: measure.inputs}
+    methods = [Method({**how.options, "bits": n}) for n in BITS] if how.is_bits_alone else [how]
+    of_batch = {n: replace(measure, inputs=some, timeline=False) for n, some in batches.items()}
+    return need_of(measure.model, {n: one.each(methods, []) for n, one in of_batch.items()})
 
 
-def _table_of(text: str) -> tuple[str, str]:
-    name, sign, file = text.rpartition("=")
-    if not (sign and name and file):
-        raise FewbitError(f"--tables takes NAME=FILE, such as gelu=gelu.json, not {text!r}")
-    return name, file
+# ---- output ----------------------------------------------------------------------------------------------------------
 
 
-def _compare(
-    model: "nn.Module",
-    inputs: Any,
-    how: _Method,
-    functions: bool,
-    bits: tuple[int, ...] = (),
-    timeline: bool = False,
-) -> "list[Comparison]":
-    """Return the comparison with a method, with a timeline or not, or one for each number of `bits`."""
-    from ..runtime.plan.memory import compare, compare_each
-    from ..runtime.quantizers import PerGroup
+def _show_compiled(target: str, measure: _Measure, bits: int | str, output: Path | None, as_json: bool) -> None:
+    """Print what the compiled model saves, and write its page to `output`."""
+    from ..runtime.compile.preview import preview
 
-    keywords = inputs if isinstance(inputs, Mapping) else {}
-    many = () if keywords else inputs if isinstance(inputs, (tuple, list)) else (inputs,)
-    if bits:
-        return compare_each(model, *many, bits=bits, functions=functions, peak=how.peak, model_kwargs=keywords)
-    saved = None if how.hooks is None else PerGroup(bits=how.hooks)
-    common: dict[str, Any] = {"functions": functions, "saved": saved, "peak": how.peak, "model_kwargs": keywords}
-    common["timeline"] = timeline
-    return [compare(model, *many, **common, **how.options)]
+    args, keywords = measure.call
+    report = with_clock(preview, measure.model, *args, model_kwargs=keywords, bits=bits, label="tracing")
+    if output:
+        from ..pages.memory_page import compiled_page
 
-
-def _common(model: "nn.Module", inputs: Any, functions: bool, peak: bool, few_bit: "Comparison") -> "list[Comparison]":
-    """Return what a page shows beside `few_bit` where no method is named: of gated MLPs only if the model has some."""
-
-    def measured(hooks: int | None = None, **options: Any) -> "Comparison":
-        return _compare(model, inputs, _Method(options, hooks, peak), functions, timeline=True)[0]
-
-    gated = measured(glu="parts")
-    further: list[dict[str, Any]] = [{"level": "L2"}, {"hooks": 4}, {"level": "L2", "hooks": 4}]
-    has_gated = gated.report.replaced != few_bit.report.replaced
-    if has_gated:
-        further += [{"glu": "parts", "level": "L2"}, {"glu": "parts", "level": "L2", "hooks": 4}]
-    others = [measured(**each) for each in with_progress(further, len(further), "measuring")]
-    return [*([gated] if has_gated else []), *others]
-
-
-def _facts(model: "nn.Module", inputs: Any) -> dict[str, Any]:
-    """Return what a page says of the model."""
-    from ..runtime.plan.memory import parameter_bytes
-
-    return {
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "parameter_bytes": parameter_bytes(model),
-        "batch": _leading(inputs),
-    }
+        name = "compiled" if bits == "auto" else f"compiled, {counted(int(bits), 'bit')}"
+        _write_page(output, compiled_page(target, measure.facts(), name, report))
+    totals = {"bytes": report.nbytes, "torch_compile_bytes": report.exact_graph_bytes}
+    click.echo(dumps({"bits": bits, **totals, **asdict(report)}) if as_json else str(report), nl=not as_json)
 
 
 def _write_page(path: Path, page: str) -> None:
     with atomic_write(path) as stream:
         stream.write(page.encode())
     click.echo(f"wrote {path}", err=True)
-
-
-def _compiled(model: "nn.Module", inputs: Any, bits: int | str) -> "CompileReport":
-    """Return what the compiled model saves."""
-    from ..runtime.compile.preview import preview
-
-    keywords = inputs if isinstance(inputs, Mapping) else {}
-    many = () if keywords else inputs if isinstance(inputs, (tuple, list)) else (inputs,)
-    return preview(model, *many, model_kwargs=keywords, bits=bits)
-
-
-def _compiled_json(report: "CompileReport", bits: int | str) -> str:
-    totals = {"bytes": report.nbytes, "torch_compile_bytes": report.exact_graph_bytes}
-    return dumps({"bits": bits, **totals, **asdict(report)})
-
-
-def _need(subject: Subject, model: "nn.Module", inputs: Any, how: _Method, functions: bool) -> "Need":
-    """Return the memory that training needs: from two batch sizes where the subject allows it, else from its own."""
-    from ..runtime.plan.memory import BITS, need_of
-
-    batches = {n: subject.make(n)[1] for n in (8, 16)} if subject.grows else {_leading(inputs): inputs}
-    bits = BITS if how.is_bits_alone else ()
-    return need_of(model, {n: _compare(model, some, how, functions, bits) for n, some in batches.items()})
-
-
-def _leading(inputs: Any) -> int:
-    """Return the batch size of the inputs: the first dimension of their first tensor, or 1 without a tensor."""
-    from torch import Tensor
-    from torch.utils._pytree import tree_leaves
-
-    shapes = [t.shape for t in tree_leaves(inputs) if isinstance(t, Tensor) and t.dim()]
-    return max(1, shapes[0][0]) if shapes else 1
-
-
-# ---- output ----------------------------------------------------------------------------------------------------------
-
-
-def _report(target: str, model: "nn.Module", comparison: "Comparison", how: "_Method") -> dict[str, Any]:
-    from ..runtime.plan.memory import parameter_bytes
-
-    return {
-        "target": target,
-        "parameter_bytes": parameter_bytes(model),
-        "bits": comparison.bits,
-        "method": comparison.method,
-        "options": {**how.options, **({} if how.hooks is None else {"hooks": how.hooks})},
-        "exact": _profile(comparison.before, comparison.peak_before),
-        "few_bit": _profile(comparison.after, comparison.peak_after),
-        "replaced": [replaced.name for replaced in comparison.report.replaced],
-        "left": {left.name: left.why for left in comparison.report.left},
-        "notes": list(comparison.notes),
-    }
-
-
-def _profile(profile: "Profile", peak: "Peak | None") -> dict[str, Any]:
-    rows = profile.by("module", "kind", "op", "dtype").items()
-    names = ("module", "kind", "op", "dtype", "bytes")
-    peaks = {} if peak is None else {"peak": peak.bytes, "peak_with_gradients": peak.with_gradients}
-    kept = [dict(zip(names, (*key, size), strict=True)) for key, size in rows]
-    return {"bytes": profile.total, **peaks, "rows": kept}
-
-
-def _batches(need: "Need", memory: int, copies: int) -> dict[str, Any]:
-    return {"memory": memory, "copies": copies, "rows": [_batch_row(need, key, memory, copies) for key in need.kept]}
-
-
-def _batch_row(need: "Need", key: int | str | None, memory: int, copies: int) -> dict[str, Any]:
-    kept, peak = need.kept[key], need.peak.get(key)
-    row = {
-        "bits": None if isinstance(key, str) else key,
-        "bytes_per_sample": kept.per_sample,
-        "bytes_fixed": kept.fixed,
-        "batch": need.largest_batch(memory, key, copies),
-    }
-    if isinstance(key, str):
-        row["method"] = key
-    if peak is not None:
-        row |= {
-            "peak_per_sample": peak.per_sample,
-            "peak_fixed": peak.fixed,
-            "batch_by_peak": need.largest_batch_by_peak(memory, key, copies),
-        }
-    return row
-
-
-def _batch_lines(need: "Need", memory: int, copies: int) -> list[str]:
-    from ..runtime.plan.memory import size_text
-
-    by_peak = set(need.kept) == set(need.peak)
-    kept = {key: (kept.per_sample, need.largest_batch(memory, key, copies)) for key, kept in need.kept.items()}
-    peak = {key: (peak.per_sample, need.largest_batch_by_peak(memory, key, copies)) for key, peak in need.peak.items()}
-    head = ("activations", "kept per sample", "largest batch", "more")
-    body = [(_key_text(key), *_batch_cells(kept, key)) for key in kept]
-    if by_peak:
-        head = (*head, "peak per sample", "largest by peak", "more")
-        body = [(*row, *_batch_cells(peak, key)) for row, key in zip(body, kept, strict=True)]
-    return [
-        f"{size_text(memory)} of memory, less {copies} × {size_text(need.model)} of parameters:",
-        *columns([head, *body], left=1),
-    ]
-
-
-def _batch_cells(found: Mapping[int | str | None, tuple[float, int]], key: int | str | None) -> tuple[str, ...]:
-    from ..runtime.plan.memory import size_text
-
-    per_sample, batch = found[key]
-    exact = found[None][1]
-    return size_text(per_sample), str(batch), f"{batch / exact - 1:+.1%}" if exact and key is not None else ""
-
-
-def _key_text(key: int | str | None) -> str:
-    return "exact" if key is None else counted(key, "bit") if isinstance(key, int) else key

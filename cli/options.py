@@ -1,6 +1,6 @@
 """Arguments and options shared by several commands, so that they have the same names and behaviour everywhere."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,11 +73,6 @@ bits_option = click.option(
     "--bits", type=int, metavar="N", default=3, show_default=True, help="Bits per element, 1 to 8."
 )
 
-# With --levels the default comes from the solver, which reports an error if both are given.
-bits_or_levels_option = click.option("--bits", type=int, metavar="N", help="Bits per element, 1 to 8.  [default: 3]")
-
-levels_option = click.option("--levels", type=int, metavar="K", help="Number of levels, 2 to 256, instead of --bits.")
-
 bits_list_option = click.option(
     "--bits",
     type=BitsList(),
@@ -106,32 +101,6 @@ weight_option = click.option(
     "(.npz .json with edges and counts).",
 )
 
-kinks_option = click.option(
-    "--kinks",
-    type=Numbers(),
-    metavar="X,...",
-    default="",
-    help="Points where the derivative jumps or bends, if they are not found.",
-)
-
-effort_option = click.option(
-    "--effort",
-    type=float,
-    metavar="SECONDS",
-    default=10.0,
-    show_default=True,
-    help="Seconds to spend; the lower bound is the greatest one proven within them.",
-)
-
-# What is cached and exported should not depend on the load of a machine.
-unlimited_effort_option = click.option(
-    "--effort",
-    type=float,
-    metavar="SECONDS",
-    help="Seconds to spend on a table that has to be solved; the lower bound is the greatest one proven within them.  "
-    "[default: no limit]",
-)
-
 
 def dtype_option(default: str) -> Callable[[Decorated], Decorated]:
     """Return the option for the dtype of a built-in model."""
@@ -153,21 +122,53 @@ size_option = click.option(
     help="Tokens of a sequence, or height and width of an image.  [default: the model's]",
 )
 
-optimizer_option = click.option(
-    "--optimizer", default="adamw", show_default=True, metavar="NAME", help="Whose state is in memory."
-)
-
 meta_option = click.option(
     "--meta", is_flag=True, help="Build the function's model on the meta device, where it takes no memory."
 )
 
-parallel_option = click.option(
-    "--parallel", metavar="KIND", help="Of several ranks: ddp, or fsdp:8 for shards on 8 ranks."
-)
 
-recompute_option = click.option(
-    "--recompute/--no-recompute", default=True, show_default=True, help="Allow to recompute blocks."
-)
+def training_options(function: Decorated) -> Decorated:
+    """Add the argument and the options for a training to plan: the model, its inputs, what else is in memory."""
+    options = (
+        click.argument("target"),
+        size_option,
+        dtype_option("bfloat16"),
+        click.option(
+            "--optimizer", default="adamw", show_default=True, metavar="NAME", help="Whose state is in memory."
+        ),
+        meta_option,
+        click.option("--parallel", metavar="KIND", help="Of several ranks: ddp, or fsdp:8 for shards on 8 ranks."),
+        click.option("--recompute/--no-recompute", default=True, show_default=True, help="Allow to recompute blocks."),
+    )
+    return with_options(function, options)
+
+
+def table_options(function: Decorated) -> Decorated:
+    """Add the argument and the options for a table to solve, but for the effort."""
+    # With --levels the default of --bits comes from the solver, which reports an error if both are given.
+    options = (
+        activation_argument,
+        click.option("--bits", type=int, metavar="N", help="Bits per element, 1 to 8.  [default: 3]"),
+        click.option("--levels", type=int, metavar="K", help="Number of levels, 2 to 256, instead of --bits."),
+        kind_option,
+        weight_option,
+        click.option(
+            "--kinks",
+            type=Numbers(),
+            metavar="X,...",
+            default="",
+            help="Points where the derivative jumps or bends, if they are not found.",
+        ),
+    )
+    return with_options(function, options)
+
+
+def with_options(function: Decorated, options: Sequence[Callable[[Any], Any]]) -> Decorated:
+    """Add options to a function that becomes a command, in the order of its help page."""
+    for option in reversed(options):
+        function = option(function)
+    return function
+
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, to standard output.")
 

@@ -11,13 +11,8 @@ from ..tables.json_format import dumps
 from .options import (
     FILE,
     ByteSize,
-    dtype_option,
     json_option,
-    meta_option,
-    optimizer_option,
-    parallel_option,
-    recompute_option,
-    size_option,
+    training_options,
 )
 from .progress import phases_of, with_clock
 from .subject import sample_count, to_train
@@ -32,7 +27,6 @@ FRONTIER = 12  # plans of a figure
 
 
 @click.command("plan")
-@click.argument("target")
 @click.option("--memory", type=ByteSize(), metavar="SIZE", help="Most memory at the peak of a step, such as 16GiB.")
 @click.option("--error", type=float, metavar="E", help="Largest relative error of the gradient, such as 0.05.")
 @click.option("--time", type=float, metavar="T", help="Longest step relative to the exact one, such as 1.05.")
@@ -41,14 +35,9 @@ FRONTIER = 12  # plans of a figure
     metavar="N",
     help="Samples in a batch, or max: the largest that fits.  [default: 1, or the function's own]",
 )
-@size_option
-@dtype_option("bfloat16")
-@optimizer_option
+@training_options
 @click.option("--gpu", metavar="NAME", help="Estimate times for this GPU, such as a100, h100 or rtx4090.")
-@meta_option
 @click.option("--compiled", is_flag=True, help='Plan for torch.compile(backend="fewbit").')
-@parallel_option
-@recompute_option
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw memory through the step, and error against memory.")
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="Write the plan as JSON, for fewbit.fit(plan=...).")
 @json_option

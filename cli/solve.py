@@ -15,14 +15,8 @@ from ..tables.table import table_to_dict
 from .export import FORMATS, choose_format, write_table
 from .options import (
     FILE,
-    activation_argument,
-    bits_or_levels_option,
-    effort_option,
     json_option,
-    kind_option,
-    kinks_option,
-    levels_option,
-    weight_option,
+    table_options,
 )
 from .progress import with_clock
 from .proofs import write_proof
@@ -30,11 +24,7 @@ from .text import table_text
 
 
 @click.command("solve")
-@activation_argument
-@bits_or_levels_option
-@levels_option
-@kind_option
-@weight_option
+@table_options
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="File to write: .json .npz .csv .py .h.")
 @click.option(
     "--format",
@@ -42,8 +32,14 @@ from .text import table_text
     type=click.Choice(FORMATS),
     help="Format of FILE.  [default: by its extension]",
 )
-@kinks_option
-@effort_option
+@click.option(
+    "--effort",
+    type=float,
+    metavar="SECONDS",
+    default=10.0,
+    show_default=True,
+    help="Seconds to spend; the lower bound is the greatest one proven within them.",
+)
 @json_option
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the derivative and its table: .png, .svg or .pdf.")
 @click.option(

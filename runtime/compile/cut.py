@@ -197,7 +197,8 @@ def module_names(node: fx.Node) -> tuple[str, ...]:
     """Return the names of the modules that a node's call belongs to, outermost first."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     names = [entry[0] for entry in stack.values()]
-    names = [re.sub(r"\._modules\['(.*?)'\]", r".\1", name) for name in names]  # as torch 2.9 writes them
+    # As torch 2.9 writes them; of a model whose forward has no named parameters, as peft's, it goes through __dict__.
+    names = [re.sub(r"(?:\.__dict__\['_modules'\]|\._modules)\['(.*?)'\]", r".\1", name) for name in names]
     return tuple(name.partition("].")[2] if name.startswith("L[") else name for name in names)
 
 

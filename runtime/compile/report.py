@@ -7,6 +7,7 @@ that finds one there divides nothing; so the backend keeps the description on di
 
 import hashlib
 import json
+import re
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +21,7 @@ from torch import Tensor, fx, nn
 
 from ...tables import FewbitError
 from ...tables.cache import cache_folder
+from ...tables.columns import WIDTH, columns
 from ...tables.files import atomic_write
 from .options import CompileOptions
 
@@ -75,7 +77,7 @@ class GraphReport:
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What all compiled graphs of a model save; `str()` is a table.
+    """What all compiled graphs of a model save; `str()` is a table, one row for layers that differ in a number.
 
     Attributes:
         graphs: one report a graph.
@@ -94,18 +96,31 @@ class CompileReport:
         return sum(g.exact_graph_bytes for g in self.graphs)
 
     def __str__(self) -> str:
-        rows = [("module", "line", "shape", "dtype", "role", "bits", "exact", "saved", "why exact")]
+        groups: dict[tuple[str, ...], list[SavedTensor]] = {}
         for tensor in (t for g in self.graphs for t in g.tensors if t.nbytes):
-            shape = "×".join(map(str, tensor.shape)) or "1"
-            line = "/".join(Path(tensor.source).parts[-2:])
-            bits = "" if tensor.bits is None else str(tensor.bits)
-            sizes = f"{tensor.exact_bytes:,}", f"{tensor.nbytes:,}"
-            rows.append((tensor.module, line, shape, tensor.dtype, tensor.role, bits, *sizes, tensor.reason))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+            groups.setdefault(_row(tensor), []).append(tensor)
+        rows: list[tuple[str, ...]] = [("line", "tensor", "role", "bits", "", "exact", "saved")]
+        order = {module: i for i, (module, *_) in enumerate(groups)}  # the last place of each, to stand together
+        sorted_groups = sorted(groups.items(), key=lambda item: order[item[0][0]])
+        for (_, *cells), group in sorted_groups:
+            exact, now = sum(t.exact_bytes for t in group), sum(t.nbytes for t in group)
+            rows.append((*cells, f"×{len(group)}" if len(group) > 1 else "", f"{exact:,}", f"{now:,}"))
+        head, *body = columns(rows, 4, WIDTH - 2)
+        lines, before = [f"  {head}"], ""
+        for ((module, *_), _), line in zip(sorted_groups, body, strict=True):
+            lines += [module or "(the model)"] * (module != before) + [f"  {line}"]
+            before = module
         share = self.nbytes / self.exact_graph_bytes if self.exact_graph_bytes else 1.0
         total = f"{self.nbytes:,} bytes saved; torch.compile alone: {self.exact_graph_bytes:,} (×{share:.3f})"
         return "\n".join([*lines, total])
+
+
+def _row(tensor: SavedTensor) -> tuple[str, ...]:
+    """Return the module of a saved tensor, without its numbers, and what is printed of the tensor itself."""
+    shape = "×".join(map(str, tensor.shape)) or "1"
+    bits = tensor.reason or "exact" if tensor.bits is None else str(tensor.bits)
+    line = "/".join(Path(tensor.source).parts[-2:])
+    return re.sub(r"\d+", "*", tensor.module), line, f"{tensor.dtype} {shape}", tensor.role, bits
 
 
 def compile_report(model: nn.Module) -> CompileReport:

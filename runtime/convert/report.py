@@ -9,10 +9,13 @@ from typing import TypeVar
 
 from torch import nn
 
-from ...tables.columns import columns
+from ...tables.columns import WIDTH, columns
 
-WIDTH = 100  # characters of a line
-_NAME, _MODULE, _OP = 36, 38, 28  # and of what may be longer: names of modules, their texts, names of ops
+_NAME, _MODULE, _OP = (
+    36,
+    38,
+    28,
+)  # characters of what may be longer: names of modules, their texts at least, names of ops
 
 
 @dataclass(frozen=True)
@@ -85,13 +88,7 @@ class Report:
     def __str__(self) -> str:
         lines = ["nothing was replaced"]
         if self.replaced:
-            heads = ("name", "module", "table error", "saved")
-            body = []
-            for group in grouped(self.replaced):
-                first, *more = wrap(_change(group[0]), _MODULE, subsequent_indent="  ")
-                body.append((_names(group), first, _number(group[0].error), _size(group[0].saved)))
-                body += [("", line, "", "") for line in more]
-            lines = _table(heads, body, left=2)
+            lines = _replaced_lines(self.replaced)
         by_reason: dict[str, list[tuple[str, ...]]] = {}
         for group in grouped(self.left):
             by_reason.setdefault(group[0].why, []).append(
@@ -143,6 +140,19 @@ def size_text(size: float) -> str:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} GiB"
+
+
+def _replaced_lines(rows: Sequence[Replaced]) -> list[str]:
+    """Return the table of replaced modules, whose texts have the room that the other columns leave."""
+    groups, heads = grouped(rows), ("name", "module", "table error", "saved")
+    others = [(_names(group), _number(group[0].error), _size(group[0].saved)) for group in groups]
+    columns_of_others = zip((heads[0], *heads[2:]), zip(*others, strict=True), strict=True)
+    taken = sum(max(map(len, (head, *cells))) + 2 for head, cells in columns_of_others if any(cells))
+    body = []
+    for group, (name, error, size) in zip(groups, others, strict=True):
+        first, *more = wrap(_change(group[0]), max(_MODULE, WIDTH - taken), subsequent_indent="  ")
+        body += [(name, first, error, size), *(("", line, "", "") for line in more)]
+    return _table(heads, body, left=2)
 
 
 def _table(heads: Sequence[str], body: Sequence[tuple[str, ...]], left: int) -> list[str]:

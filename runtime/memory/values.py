@@ -46,7 +46,7 @@ class _Answers(TorchDispatchMode):
         self._values: Any = WeakTensorKeyDictionary()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = self._without_devices(func, args, kwargs or {})
         asked = torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
         if not asked:
             result = _run(func, args, kwargs)
@@ -70,6 +70,25 @@ class _Answers(TorchDispatchMode):
                 ) from error
         like = next(t for t in tensors if is_abstract(t))
         return tree_map(lambda leaf: like.new_empty(leaf.shape, dtype=leaf.dtype) if _is_tensor(leaf) else leaf, found)
+
+    def _without_devices(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return the arguments with tensors of the CPU on the meta device, where others are there.
+
+        A loss may hold targets of its own, or make them: torch.zeros(n) is on the CPU wherever the model is.
+        """
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if func._schema.is_mutable or len({t.device.type for t in tensors if t.dim()} & {"cpu", "meta"}) < 2:
+            return args, kwargs
+
+        def moved(leaf: Any) -> Any:
+            if not (isinstance(leaf, Tensor) and leaf.dim() and leaf.device.type == "cpu"):
+                return leaf
+            bare = leaf.new_empty(leaf.shape, device="meta")
+            if _is_countable(bare):
+                self._values[bare] = leaf
+            return bare
+
+        return tree_map(moved, (args, kwargs))
 
     def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of `func` on the values of its arguments, or None if one of them is unknown."""

@@ -9,10 +9,11 @@ compare(model, input_ids=tokens, labels=tokens)       keywords of the model's fo
 import copy
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -164,7 +165,7 @@ def compare(
         print(fewbit.memory.compare(model, x, level="L2"))
     """
     options, call = _sorted_out(model, inputs, model_kwargs, keywords)
-    return _compared(model, call, [options], functions, saved, _steps(peak, timeline))[0]
+    return next(_compared(model, call, [(options, saved)], functions, _steps(peak, timeline)))
 
 
 def compare_each(
@@ -183,7 +184,26 @@ def compare_each(
     """
     numbers = [check_bits(b) for b in bits]
     options, call = _sorted_out(model, inputs, model_kwargs, keywords)
-    return _compared(model, call, [{**options, "bits": b} for b in numbers], functions, None, _steps(peak))
+    methods = [({**options, "bits": b}, None) for b in numbers]
+    return list(_compared(model, call, methods, functions, _steps(peak)))
+
+
+def compare_methods(
+    model: nn.Module,
+    *inputs: object,
+    methods: Iterable[tuple[Mapping[str, Any], Quantizer | None]],
+    functions: bool = False,
+    peak: bool = True,
+    timeline: bool = False,
+    model_kwargs: Mapping[str, Any] | None = None,
+) -> Iterator[Comparison]:
+    """Yield the result of `compare` for each method: options of `convert`, and `saved`. The unchanged model runs once.
+
+    Example:
+        l2, hooks = compare_methods(model, x, methods=[({"level": "L2"}, None), ({}, PerGroup(bits=4))])
+    """
+    _, call = _sorted_out(model, inputs, model_kwargs, {})
+    yield from _compared(model, call, list(methods), functions, _steps(peak, timeline))
 
 
 def method_text(options: Mapping[str, Any], saved: Quantizer | None = None) -> str:
@@ -266,38 +286,31 @@ def _parameters_of(model: object) -> list[str]:
 def _compared(
     model: nn.Module,
     call: _Call,
-    methods: Sequence[Mapping[str, Any]],
+    methods: Sequence[tuple[Mapping[str, Any], Quantizer | None]],
     functions: bool,
-    saved: Quantizer | None,
     step: "_Step | None",
-) -> list[Comparison]:
-    configs = [_configs(options) for options in methods]
-    hooks: list[Callable[[], AbstractContextManager[Any]]] = []
-    if saved is not None:
-        hooks.append(partial(compress_saved_tensors, saved))
-    for make in hooks:
+) -> Iterator[Comparison]:
+    """Measure the model unchanged, then yield its comparison with each method: options of `convert`, and hooks."""
+    configs = [_configs(options) for options, _ in methods]
+    hooks = [[] if saved is None else [partial(compress_saved_tensors, saved)] for _, saved in methods]
+    for make in chain(*hooks):
         make()  # checked before anything runs
     twin = revert(twin_of(model))
     before, step_before = _measured(twin, call, step, [])
-    result = []
-    for options, config in zip(methods, configs, strict=True):
-        if saved is not None and not any(value is not None for value in options.values()):
-            report = Report(twin, (), ())
-        else:
-            report = _convert(twin, options)
+    for (options, saved), config, outer in zip(methods, configs, hooks, strict=True):
+        is_given = any(value is not None for value in options.values())
+        report = Report(twin, (), ()) if saved is not None and not is_given else _convert(twin, options)
         twin = report.model  # another one, where the model itself is an activation
-        around = [*hooks, *([partial(few_bit, _activation_bits(config))] if functions else [])]
+        around = [*outer, *([partial(few_bit, _activation_bits(config))] if functions else [])]
         after, step_after = _measured(twin, call, step, around)
         notes = _notes(config, saved, call.is_abstract(twin))
-        method = method_text(options, saved)
         bits = options.get("bits")
-        if bits is None and saved is None and not any(value is not None for value in options.values()):
+        if bits is None and saved is None and not is_given:
             bits = DEFAULT_BITS
         peaks = _peak(step_before), _peak(step_after)
         timelines = _timeline(step_before), _timeline(step_after)
-        result.append(Comparison(bits, before, after, report, method, *peaks, notes, *timelines))
-        revert(twin)
-    return result
+        twin = revert(twin)
+        yield Comparison(bits, before, after, report, method_text(options, saved), *peaks, notes, *timelines)
 
 
 # Measures both passes: `peak_of_step` or `timeline_of_step`.

@@ -12,13 +12,14 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
+from textwrap import wrap
 from types import UnionType
 from typing import Any, get_args, get_origin
 
 from torch import nn
 
 from ...tables import FewbitError
-from ...tables.columns import columns
+from ...tables.columns import WIDTH, columns
 from ...tables.errors import shown
 from ...tables.files import atomic_write
 from ...tables.json_format import dumps, read_json
@@ -373,24 +374,24 @@ class Plan:
             error = sum(c.noise + c.bias for c in group)
             exact, now = sum(c.exact_bytes for c in group), sum(c.nbytes for c in group)
             seconds = sum(c.seconds for c in group)
-            of_error = share(error, total) if total else "0 %"
-            time = f"{100 * seconds / max(self.seconds, 1e-9):+.1f} %"
+            of_error = share(error, total) or "0.0%"
+            time = f"{seconds / max(self.seconds, 1e-9):+.1%}"
             rows.append((name, text, str(len(group)), size_text(exact), size_text(now), of_error, time))
         peak = self.peak
         parts = ("parameters", "gradients", "optimizer", "saved", "workspace")
         made_of = ", ".join(f"{name} {size_text(getattr(peak, name))}" for name in parts)
         lines = [
-            *columns(rows, 2),
+            *columns(rows, 2, WIDTH),
             "",
             f"saved: {size_text(self.exact_saved)} exactly, {size_text(self.saved)} by this plan",
             f"peak: {size_text(peak.total)} ({peak.total:,} bytes), {size_text(self.exact_peak)} exactly",
             f"  {peak.moment}",
-            f"  {made_of}",
+            *wrap(made_of, WIDTH, initial_indent="  ", subsequent_indent="  "),
             f"error of the gradient: {self.error:.3g}, of which {self.bias:.3g} does not average out",
             f"time of a step: {self.time:.3f} of the exact one, batch of {self.batch}",
             f"a plan could be better by {self.gap:.2%} at most",
             *([] if self.recompute == 1 else [f"computed again as by torch's memory budget of {self.recompute:g}"]),
-            *self.notes,
+            *(line for note in self.notes for line in wrap(note, WIDTH, subsequent_indent="  ")),
         ]
         return "\n".join(lines)
 

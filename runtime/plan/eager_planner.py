@@ -199,7 +199,8 @@ class Planner:
         """Return what the plan of least memory takes it for, and what else may be tried, on the line of an error."""
         peak = least.peak
         parts = {name: getattr(peak, name) for name in ("parameters", "gradients", "optimizer", "saved", "workspace")}
-        made_of = ", ".join(f"{name} {size_like(size, peak.total)}" for name, size in parts.items() if size)
+        unit_of = self.limits.memory or peak.total
+        made_of = ", ".join(f"{name} {size_like(size, unit_of)}" for name, size in parts.items() if size)
         tries = [
             ("a smaller batch", self.step.samples > 1),
             ("another optimizer, such as adamw8bit or sgd", peak.optimizer > peak.total // 10),

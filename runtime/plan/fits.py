@@ -6,6 +6,7 @@ is found: errors and times decide nothing.
 
 import copy
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any
 
 import torch
@@ -13,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from ...tables import FewbitError
-from ...tables.sizes import parse_size
+from ...tables.columns import WIDTH
+from ...tables.sizes import parse_size, size_like
 from ..convert.measure import read_inputs
-from ..memory.listing import size_text
 from .document import PeakMemory
 from .eager_planner import Planner
 from .fitted import unfitted
@@ -79,13 +80,14 @@ class Fits:
     def __str__(self) -> str:
         answer = "yes" if self else "no"
         how = "exactly" if self.exact <= self.memory else "by a plan" if self else "not by any plan"
+        least, exact, given = (size_like(size, self.memory) for size in (self.least.total, self.exact, self.memory))
         parts = ("parameters", "gradients", "optimizer", "saved", "workspace")
-        sizes = ", ".join(f"{part} {size_text(getattr(self.least, part))}" for part in parts)
+        sizes = ", ".join(f"{part} {size_like(getattr(self.least, part), self.memory)}" for part in parts)
         return "\n".join(
             (
-                f"{answer}, {how}: the least is {size_text(self.least.total)} of {size_text(self.memory)}, "
-                f"exactly it is {size_text(self.exact)}",
-                f"the least, {self.least.moment}: {sizes}",
+                f"{answer}, {how}: the least is {least} of {given}, exactly it is {exact}",
+                f"the least, {self.least.moment}:",
+                *wrap(sizes, WIDTH, initial_indent="  ", subsequent_indent="  "),
                 f"the error of its gradient, estimated from shapes: {self.error:.3g}",
             )
         )

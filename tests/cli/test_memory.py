@@ -58,7 +58,7 @@ def rows(text):
 
 
 def test_before_and_after_are_printed_with_what_is_saved(run, target):
-    outcome = run("memory", target("tensor"), "--by", "module,op", "--sort", "order")
+    outcome = run("memory", target("tensor"), "--bits", 3, "--by", "module,op", "--sort", "order")
     assert (outcome.status, outcome.err) == (0, "")
     first, _, *table, _, kept, peak = outcome.out.splitlines()
     assert first.endswith(":tensor: 2,632 parameters, a batch of 16")
@@ -74,6 +74,36 @@ def test_before_and_after_are_printed_with_what_is_saved(run, target):
         "kept for backward: 10.0 KiB with exact activations, 6.4 KiB with 3-bit ones: 3.6 KiB (36.2%) saved"
     )
     assert peak.startswith("peak of a step:    13.0 KiB with exact activations, ") and peak.endswith(" saved")
+
+
+def test_without_a_method_common_ones_stand_below(run, target):
+    table = run("memory", target("wide")).out.split("\n\n")[-1]
+    head, exact, *methods = [[cell.strip() for cell in line.split("  ") if cell] for line in table.splitlines()]
+    assert head == ["method", "kept", "of exact", "peak", "of exact"]
+    assert (exact[0], exact[2], exact[4]) == ("exact", "100.0%", "100.0%")
+    assert [row[0] for row in methods] == ["3 bits", "level L2", "hooks 4 bits", "level L2, hooks 4 bits"]
+    listed = json.loads(run("memory", target("wide"), "--no-peak", "--json").out)["methods"]
+    kept = [float(row[2].rstrip("%")) for row in methods]
+    assert [100 * row["kept"] / listed[0]["kept"] for row in listed[1:]] == pytest.approx(kept, abs=0.05)
+    assert [row["peak"] for row in listed] == [None] * 5
+
+
+def test_a_method_that_the_model_does_not_bear_costs_a_line(run, target, monkeypatch):
+    from fewbit.runtime.plan import comparison
+
+    measure = comparison.compare_methods
+
+    def refuse_hooks(*arguments, methods, **keywords):
+        for method in methods:
+            if method[1] is not None:
+                raise RuntimeError("no hooks\nat all")
+            yield from measure(*arguments, methods=[method], **keywords)
+
+    monkeypatch.setattr(comparison, "compare_methods", refuse_hooks)
+    outcome = run("memory", target("wide"))
+    assert (outcome.status, outcome.err.count("\n")) == (0, 1)
+    assert "no more methods were measured: RuntimeError: no hooks" in outcome.err
+    assert outcome.out.splitlines()[-1].startswith("level L2 ")
 
 
 @pytest.mark.parametrize(
@@ -166,7 +196,9 @@ def test_functions_are_counted_when_asked_for(run, target):
 
 def test_a_built_in_model_takes_no_memory_and_is_counted_as_on_a_gpu(run):
     pytest.importorskip("transformers")
-    outcome = run("memory", "Roberta_Base", "--batch", 2, "--sequence", 128, "--dtype", "bfloat16", "--json")
+    outcome = run(
+        "memory", "Roberta_Base", "--bits", 3, "--batch", 2, "--sequence", 128, "--dtype", "bfloat16", "--json"
+    )
     report = json.loads(outcome.out)
     by_op = {row["op"]: row for row in report["exact"]["rows"]}
     assert by_op["native_dropout"]["dtype"] == "bool"
@@ -231,8 +263,9 @@ def test_compiled_shows_what_the_backend_saves(run, target):
     outcome = run("memory", target("wide"), "--compiled", "--bits", "4")
     assert (outcome.status, outcome.err) == (0, "")
     head, *table, total = outcome.out.splitlines()
-    assert head.split()[:6] == ["module", "line", "shape", "dtype", "role", "bits"]
+    assert head.split() == ["line", "tensor", "role", "bits", "exact", "saved"]
     assert any("64×256" in line and " 4 " in line for line in table)
+    assert max(map(len, table)) <= 100
     report = json.loads(run("memory", target("wide"), "--compiled", "--bits", "4", "--json").out)
     assert total.startswith(f"{report['bytes']:,} bytes saved")
     assert report["bytes"] == sum(t["nbytes"] for g in report["graphs"] for t in g["tensors"])

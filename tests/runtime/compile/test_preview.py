@@ -39,3 +39,27 @@ def test_the_exact_bytes_are_known_with_dropout_too():
     masks = 2 * TOKENS.numel() * 128  # truth values of a byte each
     assert dropped.exact_graph_bytes == pytest.approx(plain.exact_graph_bytes + masks, rel=0.02)
     assert dropped.nbytes == pytest.approx(plain.nbytes + masks / 8, rel=0.02)
+
+
+class Wrapped(nn.Module):
+    """A forward pass that names no parameters, as peft's: torch then names what is inside by way of __dict__."""
+
+    def __init__(self, inside):
+        super().__init__()
+        self.base_model = inside
+
+    def forward(self, *args, **kwargs):
+        return self.base_model(*args, **kwargs)
+
+
+def test_it_is_printed_by_the_names_of_modules_with_like_layers_in_one_row():
+    model = Wrapped(LanguageModel(blocks=2))
+    report = preview(model, TOKENS, bits=4)
+    names = {tensor.module for graph in report.graphs for tensor in graph.tensors}
+    assert names <= dict(model.named_modules()).keys()
+    lines = str(report).splitlines()[1:-1]
+    assert max(map(len, lines)) <= 100
+    assert len({line for line in lines if not line.startswith(" ")}) < len(names)
+    rows = [line.split() for line in lines if line.startswith(" ")]
+    assert any("×2" in row for row in rows)
+    assert sum(int(row[-1].replace(",", "")) for row in rows) == report.nbytes

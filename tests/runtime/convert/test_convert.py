@@ -479,6 +479,25 @@ def squish(x):
     return x * torch.sigmoid(1.7 * x) / (1 + x * x)
 
 
+def last(x):
+    return x.flatten(1)[:, -1:] + 1
+
+
+def scaled(x, scale):
+    return x * scale
+
+
+class Reshaping(nn.Module):
+    """A net whose forward pass calls functions that save nothing, or that `FewBit` does not take."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return scaled(last(self.head(x)), 2)
+
+
 class Squishing(nn.Module):
     """A net whose forward pass calls functions."""
 
@@ -518,9 +537,16 @@ class TestReport:
         kept = fewbit.memory.profile(report.model, torch.randn(2, 3, 32, 32)).total
         assert sum(row.saved for row in report.exact) < kept < 1.2 * sum(row.saved for row in report.exact)
         assert "what helps" in str(report)
-        # Without a batch: the activation functions alone, by the source.
-        (row,) = convert(Squishing(), level="L2").exact
-        assert (row.op, row.saved, row.remedy) == ("silu", None, "FewBit(function)") and "Squishing" in row.where
+        # Without a batch: activation functions, torch's and one's own, by the source.
+        rows = convert(Squishing(), level="L2").exact
+        assert [(row.op, row.saved, row.remedy) for row in rows] == [
+            ("silu", None, "FewBit(function)"),
+            ("squish", None, "FewBit(function)"),
+        ]
+        assert all(row.where.startswith("Squishing, test_convert.py:") for row in rows)
+
+    def test_what_saves_nothing_by_itself_is_no_activation(self):
+        assert convert(Reshaping(), level="L2").exact == ()
 
     @pytest.mark.parametrize("inputs", [None, torch.randn(2, 3, 32, 32)])
     def test_no_line_is_above_100_columns(self, inputs):

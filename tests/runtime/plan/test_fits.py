@@ -90,3 +90,28 @@ def test_wrong_arguments():
         fewbit.fits(Decides(), batch(), memory="1GiB")
     with pytest.raises(FewbitError, match="size"):
         fewbit.fits(Net(), batch(), memory="much")
+
+
+class Logits(nn.Module):
+    """A net whose forward pass makes a tensor on the CPU, wherever the model is."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 8))
+
+    def forward(self, x):
+        return self.layers(x) + torch.arange(8.0)
+
+
+def test_a_loss_with_targets_of_its_own():
+    """Those it holds, those it makes; on the CPU and, under --meta, on no device."""
+    x, held = batch(), torch.zeros(512, dtype=torch.long)
+    losses = (
+        lambda y: nn.functional.cross_entropy(y, held),
+        lambda y: nn.functional.cross_entropy(y, torch.zeros(len(y), dtype=torch.long)),
+    )
+    with torch.device("meta"):
+        abstract = Logits()
+    found = [fewbit.fits(model, x, memory="1GiB", loss=loss) for loss in losses for model in (Logits(), abstract)]
+    assert len({one.exact for one in found}) == 1
+    assert found[0]
