@@ -32,6 +32,7 @@ from .problem import (
     CHAIN,
     CHUNKED,
     EXACT,
+    FLOAT8,
     GATED,
     GROUPS,
     HOST,
@@ -49,7 +50,7 @@ from .problem import (
 
 FORMAT = "fewbit plan 1"
 _WITH_BITS = (GROUPS, HOST, OUTLIERS, ROTATED, TABLE, STOCHASTIC, ATTENTION, GATED)
-_WITHOUT_BITS = (EXACT, OUTPUT, *OF_STEPS)
+_WITHOUT_BITS = (EXACT, OUTPUT, FLOAT8, *OF_STEPS)
 # Methods for one kind of target: a tensor, a module, an attention.
 _IN_BLOCKS = (TABLE, STOCHASTIC, RECOMPUTE, GATED, OUTPUT, CHAIN)
 OF_MODULES = (*_IN_BLOCKS, *OF_STEPS)
@@ -65,15 +66,16 @@ class Choice:
         target: place of a tensor, ``layers.0.mlp:1``; or the name of a module; or of an attention,
             ``layers.0.self_attn:attention0``; or ``all compiled graphs``, whatever they save.
         method: of a tensor, ``exact``, ``groups`` (codes of `PerGroup`), ``host`` (such codes in host memory),
-            ``outliers`` (`Outlier`: the largest numbers exactly, codes of the rest) or ``rotated`` (`Rotated`: codes of
-            groups turned at random); of an activation, ``table`` (codes of its derivative's table) or ``stochastic``
-            (such codes, rounded at random); of a block or a part of one, ``recompute`` (from its input, exactly or in
-            codes); ``attention`` (computed again from query, key and value in codes); of a gated MLP, ``gated`` (parts
-            of its product, from which its inputs and itself are computed); of a normalization or GELU, ``output`` (from
-            which its input follows, and which the layer behind it saves exactly); of a convolution, ``chain`` (one
-            layer with the batch normalization and ReLU before it, which saves one tensor: codes in fixed point, or its
-            exact input); of the head of a language model, ``chunked`` (logits and loss over chunks of tokens, exactly);
-            of an MLP or an adapted projection, ``tiled`` (over tiles of tokens, exactly).
+            ``outliers`` (`Outlier`: the largest numbers exactly, codes of the rest), ``rotated`` (`Rotated`: codes of
+            groups turned at random) or ``float8`` (the operand that torchao's float8 layers make of it, exactly); of an
+            activation, ``table`` (codes of its derivative's table) or ``stochastic`` (such codes, rounded at random);
+            of a block or a part of one, ``recompute`` (from its input, exactly or in codes); ``attention`` (computed
+            again from query, key and value in codes); of a gated MLP, ``gated`` (parts of its product, from which its
+            inputs and itself are computed); of a normalization or GELU, ``output`` (from which its input follows, and
+            which the layer behind it saves exactly); of a convolution, ``chain`` (one layer with the batch
+            normalization and ReLU before it, which saves one tensor: codes in fixed point, or its exact input); of the
+            head of a language model, ``chunked`` (logits and loss over chunks of tokens, exactly); of an MLP or an
+            adapted projection, ``tiled`` (over tiles of tokens, exactly).
         bits: of the codes, 1 to 8; None where there are none, as of ``recompute`` and ``chain`` from an exact input.
         exact_bytes: bytes that are saved exactly.
         nbytes: bytes that are saved by this plan, on the device.
@@ -111,6 +113,7 @@ class Choice:
         """The choice in a few words."""
         words = {
             EXACT: "exact",
+            FLOAT8: "exact, as its float8 operand",
             GROUPS: f"{self.bits} bits",
             OUTLIERS: f"{self.bits} bits, outliers exact",
             ROTATED: f"{self.bits} bits, rotated",

@@ -6,7 +6,7 @@ fitted.undo()
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
@@ -30,6 +30,7 @@ from .problem import GATED, OF_STEPS, OUTPUT, RECOMPUTE, Limits
 from .step import elements_of, shapes_of, stretched, without_cache
 from .structure import Change, Structure, undo_changes
 from .ways import WAYS, WAYS_TO_SAVE
+from .ways.float8 import operands_of
 from .ways.tensors import quantizer_of
 from .ways.way import carry_out
 
@@ -103,7 +104,7 @@ class Fitted:
         choices += [Choice(name, RECOMPUTE, None, 0, 0, 0.0, 0.0, 0.0) for name in exact]
         for way in WAYS_TO_SAVE:
             way.carry_out(self.model, [choice for choice in choices if choice.method in way.methods])
-        self._policy.use(choices, self.exact)
+        self._policy.use(choices, self.exact, operands_of(self.model, choices))
         self._policy.owners = frozenset(owners_of_chains(self.model))
 
     def _choices(self, plan: Plan) -> list[Choice]:
@@ -298,6 +299,7 @@ class _Planned:
         self.unknown: set[str] = set()
         self.exact = ExactLayers()
         self._besides: dict[str, list[str]] = {}  # what gated MLPs save besides their parts, in order
+        self._operands: Mapping[str, Quantizer] = {}  # in float8, by place
         self._swapper = Swapper()
 
     def choose(self, place: str, x: Tensor, function: str) -> Quantizer:
@@ -309,7 +311,7 @@ class _Planned:
             if x.requires_grad and place.rpartition(":")[0] not in self.owners:
                 self._note_unknown(place)
             return Exactly()
-        return quantizer_of(choice, self._swapper) or Exactly()
+        return self._operands.get(choice.target) or quantizer_of(choice, self._swapper) or Exactly()
 
     def _note_unknown(self, place: str) -> None:
         if not self.unknown:
@@ -320,9 +322,9 @@ class _Planned:
             )
         self.unknown.add(place)
 
-    def use(self, choices: Sequence[Choice], exact: ExactLayers) -> None:
-        """Carry out these choices from now on; save all in the layers `exact` exactly."""
-        self.exact = exact
+    def use(self, choices: Sequence[Choice], exact: ExactLayers, operands: Mapping[str, Quantizer]) -> None:
+        """Carry out these choices from now on; save all in the layers `exact` exactly, and `operands` in float8."""
+        self.exact, self._operands = exact, operands
         self.choices = {choice.target: choice for choice in choices}
         self._besides = {c.target: _places_in(self.choices, c.target) for c in choices if c.method == GATED}
 

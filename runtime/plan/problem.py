@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 EXACT, GROUPS, HOST, RECOMPUTE = "exact", "groups", "host", "recompute"
 TABLE, STOCHASTIC, ATTENTION, GATED, OUTPUT = "table", "stochastic", "attention", "gated", "output"
 CHAIN, OUTLIERS, ROTATED, CHUNKED, TILED = "chain", "outliers", "rotated", "chunked", "tiled"
-OF_TENSORS = (EXACT, GROUPS, HOST, OUTLIERS, ROTATED)
+FLOAT8 = "float8"
+OF_TENSORS = (EXACT, GROUPS, HOST, OUTLIERS, ROTATED, FLOAT8)
 OF_STEPS = (CHUNKED, TILED)  # which ways/ has, a file each
 METHODS = (*OF_TENSORS, RECOMPUTE, TABLE, STOCHASTIC, ATTENTION, GATED, OUTPUT, CHAIN, *OF_STEPS)
 AND = "|"  # between a target and another that its option holds exactly

@@ -10,6 +10,7 @@ from .attention import ComputedAttention
 from .blocks import Blocks
 from .chains import Chains
 from .chunked_loss import ChunkedLossWay
+from .float8 import Float8Operands
 from .gated_mlps import GatedParts
 from .outputs import Outputs
 from .tables import Tables
@@ -19,6 +20,7 @@ from .way import Way
 
 WAYS_TO_SAVE: tuple[WayToSave, ...] = (
     Tensors(),
+    Float8Operands(),
     Tables(),
     ComputedAttention(),
     GatedParts(),
