@@ -48,10 +48,14 @@ def is_attention(node: fx.Node) -> bool:
 
 def argument_names(node: fx.Node, value: fx.Node) -> set[str]:
     """Return the names by which a backward pass of attention reads a value: query, attn_mask …"""
+    return {name for name, a in arguments_by_name(node).items() if a is value}
+
+
+def arguments_by_name(node: fx.Node) -> dict[str, Any]:
+    """Return the arguments of attention's forward or backward pass."""
     call: Any = node.args[:3] if node.target is consistent_backward else (node.target, node.args, node.kwargs)
     target, arguments, keywords = call
-    names = {name for name, a in zip(_names(target), arguments, strict=False) if a is value}
-    return names | {name for name, a in keywords.items() if a is value}
+    return {**dict(zip(_names(target), arguments, strict=False)), **keywords}
 
 
 def _names(target: Any) -> tuple[str, ...]:

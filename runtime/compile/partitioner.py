@@ -31,6 +31,7 @@ from .cut import (
 )
 from .factors import merge
 from .nodes import base_of, tensor_of
+from .operations import share_of_attention_again
 from .options import CompileOptions
 from .releases import is_untested, warn_of_untested
 from .report import GraphReport, record
@@ -146,9 +147,10 @@ class FewbitPartitioner(_CustomPartitioner):
         """Put codes between the graphs; return them, and what they save."""
         choose_by_place(forward.graph, results, self.options)
         expand(backward.graph)
+        again = share_of_attention_again(forward.graph, backward.graph)
         saved = rewrite(forward.graph, backward.graph, results, self.options)
         for module in (forward, backward):
             module.graph.eliminate_dead_code()
             module.graph.lint()
             module.recompile()
-        return (forward, backward), GraphReport(tuple(saved), exact)
+        return (forward, backward), GraphReport(tuple(saved), exact, again)

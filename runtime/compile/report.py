@@ -64,10 +64,13 @@ class GraphReport:
     Attributes:
         tensors: what is saved with few bits.
         exact_graph_bytes: bytes that the same graph would save if it was divided by torch's own partitioner.
+        attention_again: floating-point operations of attention that the backward pass computes again, so that its
+            probabilities sum to one (attention.py), relative to those of all else in both passes.
     """
 
     tensors: tuple[SavedTensor, ...]
     exact_graph_bytes: int
+    attention_again: float = 0.0
 
     @property
     def nbytes(self) -> int:
@@ -112,7 +115,9 @@ class CompileReport:
             before = module
         share = self.nbytes / self.exact_graph_bytes if self.exact_graph_bytes else 1.0
         total = f"{self.nbytes:,} bytes saved; torch.compile alone: {self.exact_graph_bytes:,} (×{share:.3f})"
-        return "\n".join([*lines, total])
+        again = [f"{g.attention_again:.1%}" for g in self.graphs if g.attention_again]
+        price = f"attention is computed again in the backward pass: {', '.join(again)} more floating-point operations"
+        return "\n".join([*lines, total, *([price] if again else [])])
 
 
 def _row(tensor: SavedTensor) -> tuple[str, ...]:
@@ -263,6 +268,6 @@ def _read(key: str) -> GraphReport | None:
             SavedTensor(**{**row, "shape": tuple(row["shape"]), "parts": tuple(row["parts"])})
             for row in text["tensors"]
         )
-        return GraphReport(tuple(tensors), int(text["exact_graph_bytes"]))
+        return GraphReport(tuple(tensors), int(text["exact_graph_bytes"]), float(text["attention_again"]))
     except (OSError, ValueError, TypeError, KeyError, FewbitError):
         return None
