@@ -1,7 +1,6 @@
 """`fewbit calibrate`: the input distributions of a model's activations, the best tables for them, and their gain."""
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from itertools import islice
 from pathlib import Path
@@ -16,7 +15,7 @@ from ..tables.json_format import dumps
 from ..tables.names import counted
 from ..tables.table import check_bits
 from .options import bits_option, json_option, kind_option
-from .progress import with_progress
+from .progress import counted_steps, with_progress
 from .target import errors_in_one_line, load_target
 
 if TYPE_CHECKING:
@@ -86,10 +85,8 @@ def command(
 def _trained_transformer() -> tuple[Any, ...]:
     from ..plots.demo.calibration import SETTINGS, target
 
-    with click.progressbar(
-        length=SETTINGS.steps, label="training", file=sys.stderr, hidden=not sys.stderr.isatty()
-    ) as bar:
-        return target(lambda: bar.update(1), SETTINGS)
+    with counted_steps(SETTINGS.steps, "training") as advance:
+        return target(advance, SETTINGS)
 
 
 def _returned(source: Callable[[], Any], target: str | None) -> tuple[Any, ...]:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from ..tables.files import make_folder
 from .figure import refuse_with_input, trained_option
 from .options import BitsList
 from .plot import approximation
-from .progress import Lines
+from .progress import counted_steps
 from .solve import command as solve
 
 if TYPE_CHECKING:
@@ -79,21 +78,12 @@ def _train(bits: tuple[int, ...], settings: Settings) -> "Training":
     # GNU OpenMP, used by torch, keeps waiting threads spinning on their core. If another program wants that core, a
     # step takes a second instead of 20 ms; if none does, waiting for a shorter time has no measurable cost.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    from rich.console import Console
-    from rich.progress import Progress
-
     from ..plots.demo.data import standard_library
     from ..plots.demo.training import EXACT, few_bit, other_weights, train
 
     others = (settings.seed + i if settings.seed < 2**62 else settings.seed - i for i in range(1, OTHER_WEIGHTS + 1))
     variants = [EXACT, *map(few_bit, bits), *map(other_weights, others)]
-    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
-        task, lines = bar.add_task("training", total=settings.steps), Lines("training", settings.steps)
-
-        def advance() -> None:
-            bar.advance(task)
-            lines.advance()
-
+    with counted_steps(settings.steps, "training") as advance:
         return train(variants, standard_library(), settings, after_step=advance)
 
 

@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import click
 
 from .. import __version__
 from ..tables.cache import cache_folder
-from ..tables.columns import columns
+from ..tables.columns import WIDTH, columns
 from ..tables.errors import FewbitError
 from ..tables.json_format import dumps
 from ..tables.names import counted
@@ -28,7 +29,6 @@ _PACKAGES = {
     "numba": "the solver, CPU kernels",
     "matplotlib": "figures",
     "torch": "training",
-    "rich": "the progress of fewbit demo",
     "cuda-core": "CUDA kernels",
     "transformers": "Trainer, attention",
     "accelerate": "Trainer, several processes",
@@ -221,7 +221,7 @@ def _lines(
     yield ""
     rows = [(name, "yes" if works else "no", note) for name, works, note in backends]
     yield from columns([("backend", "works", ""), *rows], left=3)
-    yield f"torch's build for this machine: {torch_build()}"
+    yield from wrap(f"torch's build for this machine: {torch_build()}", WIDTH, subsequent_indent="  ")
     if not tests:
         return
     yield ""

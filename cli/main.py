@@ -16,7 +16,7 @@ from ..tables.errors import FewbitError
 from .lazy import LazyGroup
 
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
-EXTRA = ("torch", "rich")  # optional dependencies that the compiler alone does not need
+EXTRA = ("torch",)  # optional dependencies that the compiler alone does not need
 
 # A group without a command shows its help page; before click 8.2 that was the default.
 _HelpInstead: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "NoArgsIsHelpError", ())

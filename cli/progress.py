@@ -51,6 +51,16 @@ def with_progress(steps: Iterable[Step], length: int | None, label: str) -> Iter
         yield from bar
 
 
+@contextmanager
+def counted_steps(length: int, label: str) -> Iterator[Callable[[], None]]:
+    """Yield a function to call after each of `length` steps: a progress bar on a terminal, else `Lines`."""
+    if not sys.stderr.isatty():
+        yield Lines(label, length).advance
+        return
+    with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
+        yield lambda: bar.update(1)
+
+
 def with_clock(work: Callable[..., Step], *arguments: Any, label: str | Callable[[], str], **keywords: Any) -> Step:
     """Return work(*arguments, **keywords), and show the label and the seconds meanwhile.
 

@@ -53,15 +53,14 @@ def test_an_output_that_is_a_file_is_refused(run, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-@pytest.mark.parametrize("module", ["torch", "rich"])
-def test_a_missing_package_is_named_with_the_way_to_install_it(run_process, tmp_path, module):
-    (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError('no {module}', name={module!r})")
+def test_a_missing_package_is_named_with_the_way_to_install_it(run_process, tmp_path):
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('no torch', name='torch')")
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path}
     outcome = run_process("demo", "--output", tmp_path / "output", env=environment)
     assert outcome.status == 1
     assert outcome.err.splitlines()[-1] == (
-        f"fewbit: this command needs {module}, which is not installed: pip install {module}"
+        "fewbit: this command needs torch, which is not installed: pip install torch"
     )
 
 

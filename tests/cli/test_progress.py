@@ -53,3 +53,13 @@ def test_a_label_follows_what_a_logger_says_and_leaves_it_as_it_was(monkeypatch)
         log.info("plan %d of %d", 3, 12)
         assert phase() == "plan 3 of 12"
     assert (log.level, log.propagate, log.handlers) == before
+
+
+def test_counted_steps_are_a_bar_or_lines(monkeypatch):
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    for stream, said in ((Terminal(), "100%"), (io.StringIO(), "training: 2 of 2, 0 s")):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with progress.counted_steps(2, "training") as advance:
+            advance()
+            advance()
+        assert said in stream.getvalue()
