@@ -33,8 +33,8 @@ def measured(profile: Profile, covered: Collection[str]) -> list[Exact]:
     """Return what is saved outside of the modules of the names `covered`, largest first, and the rest in one row."""
     sizes: dict[tuple[str, str], int] = {}
     for one in profile.saved:
-        if one.op == ChunkedCrossEntropy.__name__:
-            continue  # gradients, of which nothing could be left out
+        if one.op == ChunkedCrossEntropy.__name__ or one.op.startswith("fewbit_"):
+            continue  # gradients, of which nothing could be left out; codes, as of FewBit(function)
         if not any(one.module == name or one.module.startswith(f"{name}.") for name in covered if name):
             where = f"{one.kind}, {one.line}" if one.line else one.kind
             sizes[where, one.op] = sizes.get((where, one.op), 0) + one.bytes

@@ -545,6 +545,11 @@ class TestReport:
         ]
         assert all(row.where.startswith("Squishing, test_convert.py:") for row in rows)
 
+    def test_codes_of_a_function_in_few_bits_are_not_exact(self, monkeypatch):
+        monkeypatch.setitem(globals(), "squish", fewbit.FewBit(squish, bits=2))
+        rows = convert(Squishing(), level="L2", inputs=torch.randn(2, 3, 32, 32)).exact
+        assert {row.op for row in rows} == {"silu"}
+
     def test_what_saves_nothing_by_itself_is_no_activation(self):
         assert convert(Reshaping(), level="L2").exact == ()
 
