@@ -258,9 +258,7 @@ def rows(name: str, parts: Sequence[float] = PARTS) -> Iterator[dict[str, Any]]:
     torch.manual_seed(0)
     model, batch = MODELS[name]()
     model.train()
-    planner = Planner(
-        Step(model, (), batch), Limits(error=10.0), Price(), static_bytes(model, "adamw"), None, True, False
-    )
+    planner = Planner(Step(model, (), batch), Limits(error=10.0), Price(), static_bytes(model, "adamw"), None, True)
     known = planner.measured_eagerly()
     least = planner.solved(known)
     for part in parts:

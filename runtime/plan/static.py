@@ -1,4 +1,7 @@
-"""Memory that is there throughout a step: parameters, buffers and the optimizer's state."""
+"""Memory that is there throughout a step, parameters, buffers and the optimizer's state, and that of its own step."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -10,13 +13,40 @@ from ...tables.names import nearest_names
 from ..memory.storages import parts_of
 from .parallel import Static
 
-# Copies of the trained parameters in an optimizer's state.
+
+@dataclass(frozen=True)
+class Updates:
+    """What an optimizer of torch takes, in copies of what it updates, as torch's allocator tells.
+
+    Attributes:
+        copies: in its state.
+        numbers: in its state for each parameter, of four bytes.
+        own: temporary ones of the parameter that is updated, where one is after another.
+        before: of the parameter before it, whose last one is still there.
+        together: temporary ones of all parameters, where all are updated at once (torch's "foreach").
+    """
+
+    copies: float
+    numbers: int
+    own: int
+    before: int
+    together: int
+
+
 OPTIMIZERS = {
-    **dict.fromkeys(("adamw", "adam", "nadam", "radam", "adamax"), 2.0),
-    **dict.fromkeys(("momentum", "lion", "rmsprop", "adagrad"), 1.0),
-    **dict.fromkeys(("adamw8bit", "adam8bit"), 0.5),
-    "sgd": 0.0,
+    **dict.fromkeys(("adamw", "adam"), Updates(2.0, 1, 2, 1, 1)),
+    "nadam": Updates(2.0, 2, 2, 1, 1),
+    "radam": Updates(2.0, 1, 5, 0, 1),
+    "adamax": Updates(2.0, 1, 1, 0, 1),
+    "rmsprop": Updates(1.0, 1, 1, 1, 1),
+    "adagrad": Updates(1.0, 1, 1, 1, 2),
+    "momentum": Updates(1.0, 0, 0, 0, 0),
+    "lion": Updates(1.0, 0, 2, 1, 1),
+    **dict.fromkeys(("adamw8bit", "adam8bit"), Updates(0.5, 0, 2, 1, 1)),
+    "sgd": Updates(0.0, 0, 0, 0, 0),
 }
+_OTHER = Updates(0.0, 0, 3, 1, 2)  # the most of torch's others, such as Rprop and Adadelta, whose state is counted
+_NUMBERS = 64  # bytes of numbers that torch wraps into tensors
 
 
 def static_bytes(model: nn.Module, optimizer: str | torch.optim.Optimizer) -> Static:
@@ -27,27 +57,41 @@ def static_bytes(model: nn.Module, optimizer: str | torch.optim.Optimizer) -> St
     """
     trained = [_bytes(p) for p in model.parameters() if p.requires_grad]
     held = sum({id(t): _bytes(t) for t in (*model.parameters(), *model.buffers())}.values())
-    is_fused = False
-    # As torch chooses: one parameter after another on the CPU, all of them at once on a GPU ("foreach").
-    one_by_one = all(p.device.type == "cpu" for p in model.parameters())
-    if isinstance(optimizer, torch.optim.Optimizer):
-        group = optimizer.param_groups[0]
-        is_fused = bool(group.get("fused"))
-        one_by_one = one_by_one or group.get("foreach") is False
-        name = "momentum" if group.get("momentum") else type(optimizer).__name__
+    on_cpu = all(p.device.type == "cpu" for p in model.parameters())
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        name = optimizer.lower() if isinstance(optimizer, str) else ""
+        updates, is_fused, one_by_one = OPTIMIZERS.get(name.removesuffix("-fused")), name.endswith("-fused"), on_cpu
     else:
-        name = optimizer
-    update = 0 if is_fused else 2 * max(trained, default=0) if one_by_one else sum(trained)
+        group = optimizer.param_groups[0]
+        name = type(optimizer).__name__.lower()
+        name = "momentum" if name == "sgd" and group.get("momentum") else name
+        updates = _with_options(OPTIMIZERS.get(name, _OTHER if optimizer.state else None), group, name)
+        # As torch chooses: one parameter after another on the CPU, all of them at once on a GPU.
+        is_fused, one_by_one = bool(group.get("fused")), on_cpu or group.get("foreach") is False
+    if updates is None:
+        near = nearest_names(optimizer, [*OPTIMIZERS]) if isinstance(optimizer, str) else []
+        hint = f"; nearest: {', '.join(near)}" if near else ""
+        said = shown(optimizer if isinstance(optimizer, str) else type(optimizer).__name__)
+        raise FewbitError(f"{said} is no optimizer that fewbit knows: {', '.join(OPTIMIZERS)}{hint}")
+    alone = max((updates.own * b + updates.before * a for a, b in pairwise([0, *trained])), default=0)
+    update = 0 if is_fused else alone if one_by_one else updates.together * sum(trained)
+    update += _NUMBERS if on_cpu else 0
     if isinstance(optimizer, torch.optim.Optimizer) and optimizer.state:
         tensors = [t for state in optimizer.state.values() for t in tree_leaves(state) if isinstance(t, Tensor)]
         return Static(held, sum(map(_bytes, tensors)), update)
-    if not isinstance(name, str) or name.lower().removesuffix("-fused") not in OPTIMIZERS:
-        near = nearest_names(name, [*OPTIMIZERS]) if isinstance(name, str) else []
-        hint = f"; nearest: {', '.join(near)}" if near else ""
-        raise FewbitError(f"{shown(name)} is no optimizer that fewbit knows: {', '.join(OPTIMIZERS)}{hint}")
-    copies = OPTIMIZERS[name.lower().removesuffix("-fused")]
-    update = update if copies and not name.lower().endswith("-fused") else 0
-    return Static(held, int(copies * sum(trained)), update)
+    numbers = 4 * updates.numbers * len(trained) if on_cpu else 0  # of a GPU's parameters, in host memory
+    return Static(held, int(updates.copies * sum(trained)) + numbers, update)
+
+
+def _with_options(updates: Updates | None, group: dict[str, object], name: str) -> Updates | None:
+    """Return what an optimizer takes with the options of its parameters: a gradient that they change is a new one."""
+    if updates is None:
+        return None
+    kept = [group.get("amsgrad"), group.get("centered"), name == "rmsprop" and group.get("momentum")]
+    decays = bool(group.get("weight_decay")) and not group.get("decoupled_weight_decay") and name != "adamw"
+    more = int(decays) + int(bool(group.get("nesterov")))
+    copies, together = updates.copies + sum(map(bool, kept)), max(updates.together, int(more > 0))
+    return replace(updates, copies=copies, own=updates.own + more, together=together)
 
 
 def _bytes(x: Tensor) -> int:
