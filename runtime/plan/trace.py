@@ -174,7 +174,8 @@ class Trace:
         backward: the moment at which the backward pass begins.
         gradients: bytes of the parameters' gradients at each moment, which are in `base`.
         attentions: in the order of the forward pass.
-        outputs: of each module that returns one tensor, the number of its storage.
+        outputs: of each module that returns one tensor, the number of its storage, unless that is changed in place
+            before it is saved.
         saves: the moments at which the forward pass saves anything, in order.
     """
 
@@ -360,6 +361,7 @@ class _Recorder:
         ] = {}  # number of a storage, whether in bits -> modules that save it
         self._inputs: dict[str, dict[int, tuple[tuple[int, ...], torch.dtype, bool]]] = {}  # by number of the storage
         self._outputs: dict[str, int] = {}
+        self._versions: dict[int, int] = {}  # of outputs when their modules returned them
         self._attentions: list[_Attended] = []
         self._attention: _Attended | None = None  # that is running
         self._end = -1
@@ -380,6 +382,8 @@ class _Recorder:
         features = x.shape[min(range(x.dim()), key=x.stride)] if x.dim() else 1
         is_part = x.numel() * x.element_size() < x.untyped_storage().nbytes()
         number = self.tracker.number_of(x)
+        if number in self._versions and self._versions[number] != x._version:  # such as XLM's `tensor *= mask`
+            self._outputs = {name: own for name, own in self._outputs.items() if own != number}
         life = _Life(
             place, module, function, TensorSpec.of(as_dense(x.detach())), features, self.now, number, is_part, [module]
         )
@@ -431,6 +435,7 @@ class _Recorder:
     def leave(self, module: str, returned: object) -> None:
         if isinstance(returned, Tensor) and (number := self.tracker.number_of(returned)) is not None:
             self._outputs[module] = number
+            self._versions[number] = returned._version
         self.calls.setdefault(module, []).append(Span(self._open[module].pop(), self.now))
 
     def finish(self) -> None:

@@ -19,6 +19,8 @@ from plan_cases import (
     planned_by,
 )
 from step_peak import measured_peak
+from torch import nn
+from torch.nn import functional as F
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +71,25 @@ def test_memory_and_error_are_as_predicted(case):
         assert plan.error / 1.5 <= sum(errors) / 4 <= 1.5 * plan.error
     fitted.undo()
     assert torch.equal(gradient(model, inputs), exact)
+
+
+def test_outputs_that_are_changed_in_place_do_not_stand_for_inputs():
+    class Masked(nn.Module):  # as in XLM: tensor *= mask
+        def __init__(self):
+            super().__init__()
+            self.start, self.head = nn.Linear(16, 64), nn.Linear(64, 10)
+            self.norms = nn.ModuleList(nn.LayerNorm(64) for _ in range(2))
+            self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(2))
+
+        def forward(self, x, labels):
+            x = self.start(x)
+            for i in range(2):
+                x = self.norms[i](x + self.layers[i](x))
+                x *= 0.5
+            return {"loss": F.cross_entropy(self.head(x).flatten(0, -2), labels.flatten())}
+
+    _, count = planned_by(Masked(), batch(32), lambda option: option.method == "output")
+    assert count == 0
 
 
 def test_a_table_at_random_has_no_bias():
