@@ -463,8 +463,15 @@ def signature(model: nn.Module) -> str:
     they are trained."""
     digest = hashlib.sha256()
     for name, module in model.named_modules():
-        digest.update(f"{name}:{type(module).__name__};".encode())
+        digest.update(f"{name}:{_class_name(module)};".encode())
     for name, parameter in model.named_parameters():
         kind = f"{tuple(parameter.shape)} {parameter.dtype} {parameter.requires_grad}"
         digest.update(f"{name}:{kind};".encode())
     return digest.hexdigest()
+
+
+def _class_name(module: nn.Module) -> str:
+    """Return the name of a module's class: the one that it had before torch's `fully_shard` made a subclass of it."""
+    kind = type(module)
+    shards = [base for base in kind.__bases__ if base.__name__ == "FSDPModule"]
+    return kind.__bases__[-1].__name__ if shards else kind.__name__

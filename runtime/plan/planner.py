@@ -62,8 +62,8 @@ def plan(
     tokens. The model runs a few training steps, and is left as it was. On the meta device nothing runs: errors are then
     estimated from shapes, and times from the data sheet of `gpu`.
 
-    Of several processes each plans, and all take the plan of the first; its memory is that of one rank. Plan before the
-    model is wrapped or sharded, and say by `parallel` that it will be.
+    Of several processes each plans, and all of the same model take the plan of the first; its memory is that of one
+    rank. Plan before the model is wrapped or sharded, and say by `parallel` that it will be.
 
     Args:
         model: in the mode in which it trains. Within `torch.autocast`, plan within it too.
@@ -124,18 +124,19 @@ def check_whole(model: nn.Module) -> None:
         raise FewbitError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
     wrapper = type(model).__name__ if type(model).__module__.startswith(_WRAPPERS) else None
     if wrapper is None and any(type(p).__name__ == "DTensor" for p in model.parameters()):
-        wrapper = "fully_shard"
+        wrapper = "fully_shard or parallelize_module"
     if wrapper is not None:
         raise FewbitError(f"plan before {wrapper}, which changes what can be measured, and say parallel=")
 
 
 def _agreed(found: Plan) -> Plan:
-    """Return the plan of the first rank, so that all ranks save the same; their batches tell them different errors."""
+    """Return the plan of the first rank with the same model, so that these ranks save the same; their batches tell them
+    different errors. Ranks of a pipeline have other stages, and plans of their own."""
     if not (dist.is_available() and dist.is_initialized()):
         return found
-    plans = [found]
-    dist.broadcast_object_list(plans, src=0)
-    return plans[0]
+    plans: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(plans, found)
+    return next(plan for plan in plans if plan.model == found.model)
 
 
 _plan = plan  # `fit` has an argument of that name

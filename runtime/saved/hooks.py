@@ -30,6 +30,7 @@ from ..quantizers import Compressed, FixedPoint, PerGroup, Quantizer, Rotated
 from ..tensors.passes import CHECKPOINTS, in_checkpoint
 from ..tensors.plain import is_quantizable
 from .exactness import ACTIVATIONS, OF_SCORES, Rule, is_logarithm, of_parameters, origin, rule_of, stays
+from .shards import SavedPart, part_of
 from .store import Chooser, Store
 
 
@@ -59,7 +60,8 @@ def compress_saved_tensors(
     * the inputs from which a checkpoint recomputes, and what a compiled graph saves: its tensors have no history
     * inputs of batch normalizations, in training, with fewer than 32 elements a channel (layers/batch_norm.py), and of
       other normalizations with fewer than 8 a group
-    * integers, booleans and complex numbers; sparse and nested tensors, subclasses, tensors of functorch
+    * integers, booleans and complex numbers; sparse and nested tensors, subclasses but DTensor, of which each rank
+      saves its own part as a tensor of its own, tensors of functorch
     * tensors of fewer than `smallest` elements, and those whose last dimension is 1: usually statistics
     * tensors that the quantizer would not make smaller.
 
@@ -186,13 +188,23 @@ class _Hooks(torch.autograd.graph.saved_tensors_hooks):
 
     def _pack(self, x: Tensor) -> Any:
         """Return the object that autograd saves for `x`."""
+        part = part_of(x)
+        if part is None:
+            return self._saved(x, x)
+        spec: Any = x._spec  # pyright: ignore[reportAttributeAccessIssue]
+        return SavedPart(self._saved(part, x), spec)
+
+    def _saved(self, x: Tensor, whole: Tensor) -> Any:
+        """Return what is saved of `x`, whose history is that of `whole`: itself, or the tensor that it is a part of."""
         if not is_quantizable(x):
             self._store.chooser.keep(x)
             return x
-        if stays(x) or x.untyped_storage()._cdata in self._kept or of_parameters(x):
+        if stays(whole) or x.untyped_storage()._cdata in self._kept or of_parameters(whole):
             return self._store.as_is(x)
         rule = self._running.rule
-        return self._store.exactly(x) if _is_exact(x, rule) else self._store.rounded(x, rule)
+        # A part has no history by which the store would tell what dropout draws from what it is given.
+        exact = _is_exact(whole, rule) or (x is not whole and rule.may_be_dropouts(x))
+        return self._store.exactly(x) if exact else self._store.rounded(x, rule)
 
 
 class _Running(threading.local):

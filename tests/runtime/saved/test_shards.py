@@ -1,0 +1,41 @@
+"""After sharding: hooks, checkpoints and plans on two processes over gloo; each rank saves its part of a DTensor."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from processes import said_by_two
+
+SCRIPT = Path(__file__).parents[2] / "support" / "parallel_shards.py"
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What each process says, by kind."""
+    texts = said_by_two(SCRIPT, tmp_path_factory.mktemp("shards") / "meeting")
+    return [{part.partition("\n")[0]: part for part in text.split("kind ")} for text in texts]
+
+
+@pytest.mark.slow
+def test_tensor_parallel(said):
+    """The parts of gate, up and their product, 96 of 192 features, are rounded; both ranks have one gradient."""
+    one, other = (text["tensor-parallel"] for text in said)
+    assert one == other
+    assert "exact True" in one and "hooks True" in one and "checkpoint True" in one and "plan True ()" in one, one
+    assert "(8, 32, 96)" in one and "192)" not in one
+
+
+@pytest.mark.slow
+def test_pipeline(said):
+    """Four microbatches in flight save what the plan of a stage says."""
+    for text in said:
+        assert "plan True ()" in text["pipeline"], text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="FSDP2 of this torch needs a GPU")
+def test_shards(said):
+    """A plan that was made before fully_shard is one for the model after it."""
+    one, other = (text["fsdp"] for text in said)
+    assert one == other
+    assert "hooks True" in one and "checkpoint True" in one and "plan True ()" in one, one
