@@ -60,6 +60,9 @@ class GatedParts:
             # The product is made again where it is needed; of the others, what a step makes again to restore them.
             made_again = [hold for x in tensors if x.function not in LINEAR for hold in x.gaps]
             first, last = min(x.saved for x in tensors), max(x.freed for x in tensors if x.function not in LINEAR)
+            # The product is held until the forward pass ends, so that it is known when the next projection saves it.
+            (call,), product = trace.calls[name], tensors[-1]
+            made_again += [Hold(h.start, call.end, product.nbytes) for h in product.exact[:1] if h.start < call.end]
             for bits in (b for b in BITS if b >= LEAST_BITS):
                 nbytes = parts_bytes(act.elements, bits)
                 seconds = known.speeds.codes(2 * act.elements, bits, act.dtype.itemsize)
