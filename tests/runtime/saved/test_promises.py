@@ -217,6 +217,11 @@ def of_a_transpose(net: Net, x: Tensor) -> list[Tensor]:
     return [y, *gradients(net, y)]
 
 
+def of_the_first_tokens(net: Net, x: Tensor) -> list[Tensor]:
+    y = net.block(net.first(torch.stack([x] * 16, 1))[:, :2])  # such as LED's encoder hands on, 32 of 512
+    return [y, *gradients(net, y)]
+
+
 def in_place(block: Block, x: Tensor) -> Tensor:
     return block.two(block.one(x).mul_(2).sin_())
 
@@ -243,6 +248,7 @@ CASES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {  # of a block and a step;
     "inside of torch's": (mlp, inside_of_torchs, ()),
     "backward pass within": (backward_within, once, ("L2", "8")),  # in the forward pass, from what is rounded
     "strides": (transposed, of_a_transpose, ()),
+    "wide gaps": (mlp, of_the_first_tokens, ()),
     "in place": (in_place, once, ()),
 }
 
