@@ -75,11 +75,12 @@ def static_bytes(model: nn.Module, optimizer: str | torch.optim.Optimizer) -> St
         raise FewbitError(f"{said} is no optimizer that fewbit knows: {', '.join(OPTIMIZERS)}{hint}")
     alone = max((updates.own * b + updates.before * a for a, b in pairwise([0, *trained])), default=0)
     update = 0 if is_fused else alone if one_by_one else updates.together * sum(trained)
-    update += _NUMBERS if on_cpu else 0
+    update += _NUMBERS
     if isinstance(optimizer, torch.optim.Optimizer) and optimizer.state:
         tensors = [t for state in optimizer.state.values() for t in tree_leaves(state) if isinstance(t, Tensor)]
         return Static(held, sum(map(_bytes, tensors)), update)
-    numbers = 4 * updates.numbers * len(trained) if on_cpu else 0  # of a GPU's parameters, in host memory
+    # Those of a GPU's parameters may lie in host memory: a few bytes too many.
+    numbers = 4 * updates.numbers * len(trained)
     return Static(held, int(updates.copies * sum(trained)) + numbers, update)
 
 
