@@ -5,6 +5,7 @@ from functools import cache
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .abstract import is_abstract
 from .dtypes import DTYPES
@@ -40,8 +41,9 @@ def _plain_keys(on_gpu: bool) -> int:
 
 
 def is_dense(x: Tensor) -> bool:
-    """Return whether `x` is one strided tensor: neither sparse nor nested."""
-    return x.layout is torch.strided and not x.is_nested
+    """Return whether `x` is one strided tensor: neither sparse nor nested, nor one that wraps others (DTensor)."""
+    wraps = type(x) not in (Tensor, torch.nn.Parameter) and is_traceable_wrapper_subclass(x)
+    return x.layout is torch.strided and not x.is_nested and not wraps
 
 
 def is_batch(x: Tensor) -> bool:
