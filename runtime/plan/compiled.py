@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import CodeType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -114,6 +114,7 @@ class CompiledKnown:
     recompute: float = 1.0
     recompute_seconds: float = 0.0
     by_torch: "CompiledKnown | None" = None
+    left: ClassVar[int] = 0  # of what outlives the step, nothing but `gradients`
 
     @property
     def taken(self) -> float:

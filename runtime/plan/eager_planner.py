@@ -244,7 +244,7 @@ class Planner:
         gradients = self.gradients(known)
         base = problem.base - known.gradients + gradients
         base += self.parallel.workspace(len(base), known.backward)
-        return replace(problem, base=np.append(base, int(gradients[-1]) + self.of_rank.update))
+        return replace(problem, base=np.append(base, int(gradients[-1]) + known.left + self.of_rank.update))
 
     @property
     def of_rank(self) -> Static:

@@ -103,6 +103,11 @@ class Known:
         return self.trace.gradients
 
     @property
+    def left(self) -> int:
+        """Bytes that stay after the step besides the gradients."""
+        return self.trace.left
+
+    @property
     def backward(self) -> int:
         """The moment at which the backward pass begins."""
         return self.trace.backward

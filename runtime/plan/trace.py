@@ -177,6 +177,7 @@ class Trace:
         outputs: of each module that returns one tensor, the number of its storage, unless that is changed in place
             before it is saved.
         saves: the moments at which the forward pass saves anything, in order.
+        left: bytes that stay after the step besides the gradients, such as what a module keeps of its last input.
     """
 
     tensors: tuple[Traced, ...]
@@ -189,6 +190,7 @@ class Trace:
     attentions: tuple[Attention, ...]
     outputs: dict[str, int]
     saves: tuple[int, ...]
+    left: int = 0
 
     @property
     def by_module(self) -> dict[str, list[int]]:
@@ -219,11 +221,12 @@ def trace(step: Step) -> Trace:
         recorder.finish()
         gradients = {n for p in step.parameters for n in _numbers(tracker, p.grad)}
         del loss, output
-    if profiler is None:
-        return recorder.trace(backward, gradients)
-    tracker.take_scratch(scratch_bytes(profiler, step.device))
+        living = tracker.living
+    if profiler is not None:
+        tracker.take_scratch(scratch_bytes(profiler, step.device))
     found = recorder.trace(backward, gradients)
-    return replace(found, base=found.base + NUMBERS)
+    left = max(0, living - int(found.gradients[-1]))
+    return replace(found, base=found.base + (0 if profiler is None else NUMBERS), left=left)
 
 
 def _numbers(tracker: StorageTracker, x: Tensor | None) -> Iterator[int]:
@@ -283,6 +286,7 @@ def scaled(one: Trace, double: Trace, factor: float) -> Trace:
         kept=tuple(replace(a, life=hold(a.life, b.life)) for a, b in zip(one.kept, double.kept, strict=True)),
         inputs={m: tuple(map(given, own, double.inputs[m])) for m, own in one.inputs.items()},
         gradients=line(one.gradients, double.gradients).astype(np.int64),
+        left=int(line(one.left, double.left)),
     )
 
 
@@ -476,7 +480,7 @@ class _Recorder:
             for module, own in self._inputs.items()
         }
         of_gradients = np.zeros(max(end, 1), np.int64)
-        for number in gradients:
+        for number in gradients & storages.keys():  # a gradient without elements has none
             of_gradients[storages[number].start :] += storages[number].nbytes
         attentions = tuple(_attention_of(a, index, storages) for a in self._attentions)
         levels = self.tracker.levels(end)

@@ -73,6 +73,23 @@ def test_memory_and_error_are_as_predicted(case):
     assert torch.equal(gradient(model, inputs), exact)
 
 
+def test_what_a_module_keeps_of_its_input_is_there_in_the_optimizers_step():
+    class Keeping(nn.Module):  # as DETR keeps its positions; and a parameter without elements
+        def __init__(self):
+            super().__init__()
+            self.head, self.none = nn.Linear(1000, 1000), nn.Parameter(torch.zeros(0))
+
+        def forward(self, x):
+            self.last = torch.cat([x, x]).detach()
+            return self.head(x).sum() + self.none.sum()
+
+    model, x = Keeping(), torch.randn(200, 1000)
+    plan = fewbit.plan(model, x, memory="1GB")
+    without = fewbit.plan(nn.Sequential(nn.Linear(1000, 1000)), x, loss=torch.sum, memory="1GB")
+    assert "optimizer" in plan.peak.moment
+    assert plan.peak.workspace == without.peak.workspace + 2 * x.nbytes
+
+
 def test_outputs_that_are_changed_in_place_do_not_stand_for_inputs():
     class Masked(nn.Module):  # as in XLM: tensor *= mask
         def __init__(self):
