@@ -11,8 +11,8 @@ from pathlib import Path
 import other_device
 import pytest
 import torch
-from fewbit.cli import doctor
 from fewbit.plots.bench.gpu.block_checks import EAGER
+from fewbit.runtime import machine
 from fewbit.runtime.backends.cuda import launching
 from host_kernels import needs_gxx
 
@@ -58,7 +58,7 @@ class TestROCm:
         monkeypatch.setattr(torch.version, "hip", "7.1")
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "AMD Instinct MI300X")
-        found = doctor._cuda()
+        found = machine._cuda()
         assert not found.works
         assert found.note == "AMD Instinct MI300X runs plain torch: kernels are for NVIDIA's GPUs, not ROCm's"
 
@@ -67,4 +67,4 @@ class TestROCm:
 def test_the_doctor_names_an_accelerator_without_kernels(monkeypatch, device, said):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: device is not None)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(device))
-    assert doctor._other_accelerator() == said
+    assert machine._other_accelerator() == said
