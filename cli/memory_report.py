@@ -94,7 +94,8 @@ def batch_lines(need: "Need", memory: int, copies: int) -> list[str]:
     kept = {key: (kept.per_sample, need.largest_batch(memory, key, copies)) for key, kept in need.kept.items()}
     peak = {key: (peak.per_sample, need.largest_batch_by_peak(memory, key, copies)) for key, peak in need.peak.items()}
     head = ("activations", "kept per sample", "largest batch", "more")
-    body = [(_key_text(key), *_batch_cells(kept, key)) for key in kept]
+    names = {key: "exact" if key is None else counted(key, "bit") if isinstance(key, int) else key for key in kept}
+    body = [(names[key], *_batch_cells(kept, key)) for key in kept]
     if by_peak:
         head = (*head, "peak per sample", "largest by peak", "more")
         body = [(*row, *_batch_cells(peak, key)) for row, key in zip(body, kept, strict=True)]
@@ -110,7 +111,3 @@ def _batch_cells(found: Mapping[int | str | None, tuple[float, int]], key: int |
     per_sample, batch = found[key]
     exact = found[None][1]
     return size_text(per_sample), str(batch), f"{batch / exact - 1:+.1%}" if exact and key is not None else ""
-
-
-def _key_text(key: int | str | None) -> str:
-    return "exact" if key is None else counted(key, "bit") if isinstance(key, int) else key

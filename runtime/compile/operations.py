@@ -23,13 +23,10 @@ def share_of_attention_again(forward: fx.Graph, backward: fx.Graph) -> float:
     Args:
         forward, backward: divided graphs, with values in their nodes' `meta`.
     """
-    again = sum(_operations(node) for node in backward.nodes if _is_forward_of_attention(node))
+    calls = (node for node in backward.nodes if node.op == "call_function" and is_attention(node))
+    again = sum(_operations(node) for node in calls if "backward" not in str(node.target))
     total = sum(_operations(node) for graph in (forward, backward) for node in graph.nodes)
     return again / (total - again) if again else 0.0
-
-
-def _is_forward_of_attention(node: fx.Node) -> bool:
-    return node.op == "call_function" and is_attention(node) and "backward" not in str(node.target)
 
 
 def _operations(node: fx.Node) -> float:

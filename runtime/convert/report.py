@@ -11,11 +11,8 @@ from torch import nn
 
 from ...tables.columns import WIDTH, columns
 
-_NAME, _MODULE, _OP = (
-    36,
-    38,
-    28,
-)  # characters of what may be longer: names of modules, their texts at least, names of ops
+# Characters of what may be longer: names of modules, their texts at least, names of ops.
+_NAME, _MODULE, _OP = 36, 38, 28
 
 
 @dataclass(frozen=True)

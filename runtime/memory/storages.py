@@ -25,6 +25,11 @@ def parts_of(tensor: Tensor) -> Iterator[Tensor]:
         yield tensor
 
 
+def bytes_of(tensor: Tensor) -> int:
+    """Return the bytes of the numbers of `tensor`, of all its parts."""
+    return sum(part.numel() * part.element_size() for part in parts_of(tensor))
+
+
 def identity_of(tensor: Tensor) -> int:
     """Return an id of the tensor's storage, equal for tensors sharing it; data addresses are 0 on the meta device."""
     return tensor.untyped_storage()._cdata

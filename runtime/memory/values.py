@@ -76,8 +76,10 @@ class _Answers(TorchDispatchMode):
 
         A loss may hold targets of its own, or make them: torch.zeros(n) is on the CPU wherever the model is.
         """
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if func._schema.is_mutable or len({t.device.type for t in tensors if t.dim()} & {"cpu", "meta"}) < 2:
+        if func._schema.is_mutable:
+            return args, kwargs
+        tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+        if not {"cpu", "meta"} <= {t.device.type for t in tensors if t.dim()}:
             return args, kwargs
 
         def moved(leaf: Any) -> Any:

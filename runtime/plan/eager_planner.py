@@ -23,6 +23,7 @@ from ...tables.sizes import size_like
 from ..memory.listing import size_text
 from .compiled import CompiledKnown, budget_runs
 from .document import Choice, PeakMemory, Plan, Point, signature
+from .errors import errors_by_shape
 from .frontier import points_of, timeline_of
 from .known import Known, WayToSave
 from .parallel import Alone, Parallel, Static
@@ -33,8 +34,7 @@ from .step import Step
 from .structure import structure_aside
 from .trace import trace
 from .trial import Trial
-from .ways import WAYS, WAYS_TO_SAVE
-from .ways.tensors import errors_by_shape
+from .ways import WAYS_OF_STEPS, WAYS_TO_SAVE
 from .ways.way import carry_out, known_by
 
 # Options that the solver is given at once. Of more, those of runs of equal layers are merged, to about so many: a
@@ -112,7 +112,7 @@ class Planner:
     def eager_ways(self, plain: Known) -> Iterator[Known]:
         """Yield a step as it is, and then, where that is asked for, by one way more each time."""
         yield (known := plain)
-        for way in (way for way in WAYS if self.recompute or not way.computes_again):
+        for way in (way for way in WAYS_OF_STEPS if self.recompute or not way.computes_again):
             _log.info("tracing the step %s", way.method)
             changed = partial(self.changed, known.changes)
             if (other := known_by(way, known, self.step, changed)) is not None:
@@ -122,7 +122,7 @@ class Planner:
     def changed(self, changes: Sequence[Choice]) -> Iterator[None]:
         """Change the model by choices of ways within this block."""
         with structure_aside(self.step.model):
-            carry_out(WAYS, self.step.model, changes)
+            carry_out(WAYS_OF_STEPS, self.step.model, changes)
             yield
 
     def beside_exact(self, plan: Plan, known: Known, plain: Known) -> Plan:

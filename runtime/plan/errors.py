@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .bits import BITS
+from .trace import Trace
 
 SEGMENTS = 2  # passes for the tensors of one place in equal layers: of the first layers, of the last
 _T = TypeVar("_T")
@@ -116,6 +117,11 @@ def difference(a: Sequence[Tensor], b: Sequence[Tensor]) -> list[Tensor]:
 # shares of the relative variance that reach the gradient, of all tensors of one use together. They are means over small
 # models that were measured, so that an estimate may be wrong by a factor of 3.
 OPERANDS, PRODUCTS, ATTENTION, OTHERS = 0.6, 0.25, 0.05, 0.02
+_USES = {
+    **dict.fromkeys(("linear", "addmm", "conv1d", "conv2d", "conv3d"), OPERANDS),
+    **dict.fromkeys(("mul", "matmul", "bmm"), PRODUCTS),
+    "scaled_dot_product_attention": ATTENTION,
+}
 TABLES = {1: 0.02, 2: 0.005, 3: 0.0012, 4: 0.0003}  # squared errors of all activations together
 
 
@@ -123,3 +129,15 @@ def relative_variance(bits: int) -> float:
     """Return the variance that rounding normal numbers in groups of 256, whose range is 5.6 deviations, at random to
     so many bits adds to them, relative to their own."""
     return (5.6 / (2**bits - 1)) ** 2 / 6
+
+
+def errors_by_shape(trace: Trace) -> dict[str, Errors]:
+    """Return the estimated errors of each saved tensor by its place."""
+    counts: dict[float, int] = {}
+    uses = {x.place: _USES.get(x.function, OTHERS) for x in trace.tensors}
+    for use in uses.values():
+        counts[use] = counts.get(use, 0) + 1
+    return {
+        place: Errors({b: use * relative_variance(b) / counts[use] for b in BITS}, dict.fromkeys(BITS, 0.0))
+        for place, use in uses.items()
+    }

@@ -29,7 +29,7 @@ from .places import OF_OUTPUT, Places
 from .problem import GATED, OF_STEPS, OUTPUT, RECOMPUTE, Limits
 from .step import elements_of, shapes_of, stretched, without_cache
 from .structure import Change, Structure, undo_changes
-from .ways import WAYS, WAYS_TO_SAVE
+from .ways import WAYS_OF_STEPS, WAYS_TO_SAVE
 from .ways.float8 import operands_of
 from .ways.tensors import quantizer_of
 from .ways.way import carry_out
@@ -97,10 +97,10 @@ class Fitted:
             self.model.compile(backend="fewbit", options=self._compile_options(plan))
             return
         choices = self._choices(plan)
-        carry_out(WAYS, self.model, choices)
+        carry_out(WAYS_OF_STEPS, self.model, choices)
         # Computed again, an exact block takes less than it would in codes.
-        of_steps = {choice.target for choice in choices if choice.method in OF_STEPS}
-        exact = [name for name in self.exact.names if name in {*blocks_of(self.model)} - of_steps]
+        blocks = {*blocks_of(self.model)} - {choice.target for choice in choices if choice.method in OF_STEPS}
+        exact = [name for name in self.exact.names if name in blocks]
         choices += [Choice(name, RECOMPUTE, None, 0, 0, 0.0, 0.0, 0.0) for name in exact]
         for way in WAYS_TO_SAVE:
             way.carry_out(self.model, [choice for choice in choices if choice.method in way.methods])

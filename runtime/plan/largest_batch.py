@@ -10,7 +10,7 @@ from .known import Known
 from .search import largest_by_trial
 from .seconds import Scaled
 from .trace import Trace, scaled, trace
-from .ways import WAYS
+from .ways import WAYS_OF_STEPS
 from .ways.way import choices_of_batch
 
 MOST_SAMPLES = 1 << 24  # above which a step is said not to grow with its batch
@@ -38,7 +38,7 @@ def plan_largest(planner: Planner) -> Plan:
         if not known.changes:
             return alone.beside_exact(alone.solved(traced(count)), traced(count), traced(count))
         exactly = replace(plain, trace=_trace_of(planner, count, ()), speeds=Scaled(plain.speeds, count / samples))
-        own = choices_of_batch(WAYS, planner.step.model, known.changes, exactly.trace, traced(count).trace)
+        own = choices_of_batch(WAYS_OF_STEPS, planner.step.model, known.changes, exactly.trace, traced(count).trace)
         found = replace(traced(count), changes=tuple(own))
         return alone.beside_exact(alone.solved(found), found, exactly)
 

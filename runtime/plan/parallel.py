@@ -15,7 +15,7 @@ from torch import nn
 
 from ...tables import FewbitError
 from ...tables.errors import shown
-from ..memory.storages import parts_of
+from ..memory.storages import bytes_of
 from ..saved.checkpoint import outermost_blocks
 
 
@@ -124,17 +124,13 @@ def parallel_of(text: str | None, model: nn.Module) -> Parallel:
     """
     if text is None:
         return Alone()
-    trained = sum(_bytes(p) for p in model.parameters() if p.requires_grad)
+    trained = sum(bytes_of(p) for p in model.parameters() if p.requires_grad)
     if text == "ddp":
         return Buckets(trained)
     kind, _, ranks = text.partition(":") if isinstance(text, str) else ("", "", "")
     if kind != "fsdp" or not ranks.isdecimal() or int(ranks) < 1:
         raise FewbitError(f'parallel is "ddp" or "fsdp:8" with the number of ranks, not {shown(text)}')
-    units = [{id(p): _bytes(p) for p in model.get_submodule(name).parameters()} for name in outermost_blocks(model)]
+    units = [{id(p): bytes_of(p) for p in model.get_submodule(name).parameters()} for name in outermost_blocks(model)]
     in_units = {key for unit in units for key in unit}
-    root = sum(_bytes(p) for p in model.parameters() if id(p) not in in_units)
+    root = sum(bytes_of(p) for p in model.parameters() if id(p) not in in_units)
     return Shards(int(ranks), max((sum(unit.values()) for unit in units), default=0), root)
-
-
-def _bytes(x: nn.Parameter) -> int:
-    return sum(part.numel() * part.element_size() for part in parts_of(x))

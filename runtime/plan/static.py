@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from ...tables import FewbitError
 from ...tables.errors import shown
 from ...tables.names import nearest_names
-from ..memory.storages import parts_of
+from ..memory.storages import bytes_of
 from .parallel import Static
 
 
@@ -55,8 +55,8 @@ def static_bytes(model: nn.Module, optimizer: str | torch.optim.Optimizer) -> St
     Raises:
         FewbitError: the optimizer's name is not known.
     """
-    trained = [_bytes(p) for p in model.parameters() if p.requires_grad]
-    held = sum({id(t): _bytes(t) for t in (*model.parameters(), *model.buffers())}.values())
+    trained = [bytes_of(p) for p in model.parameters() if p.requires_grad]
+    held = sum({id(t): bytes_of(t) for t in (*model.parameters(), *model.buffers())}.values())
     on_cpu = all(p.device.type == "cpu" for p in model.parameters())
     if not isinstance(optimizer, torch.optim.Optimizer):
         name = optimizer.lower() if isinstance(optimizer, str) else ""
@@ -78,7 +78,7 @@ def static_bytes(model: nn.Module, optimizer: str | torch.optim.Optimizer) -> St
     update += _NUMBERS
     if isinstance(optimizer, torch.optim.Optimizer) and optimizer.state:
         tensors = [t for state in optimizer.state.values() for t in tree_leaves(state) if isinstance(t, Tensor)]
-        return Static(held, sum(map(_bytes, tensors)), update)
+        return Static(held, sum(map(bytes_of, tensors)), update)
     # Those of a GPU's parameters may lie in host memory: a few bytes too many.
     numbers = 4 * updates.numbers * len(trained)
     return Static(held, int(updates.copies * sum(trained)) + numbers, update)
@@ -93,7 +93,3 @@ def _with_options(updates: Updates | None, group: dict[str, object], name: str) 
     more = int(decays) + int(bool(group.get("nesterov")))
     copies, together = updates.copies + sum(map(bool, kept)), max(updates.together, int(more > 0))
     return replace(updates, copies=copies, own=updates.own + more, together=together)
-
-
-def _bytes(x: Tensor) -> int:
-    return sum(part.numel() * part.element_size() for part in parts_of(x))

@@ -2,7 +2,7 @@
 
 Ways to save tensors (known.py) are options of one problem. A new one needs its line in `WAYS_TO_SAVE`, its method in
 problem.py and its words in document.py. Ways to compute a step (way.py) change its memory as a whole, each in a problem
-of its own; a new one needs its line in `WAYS` and the same.
+of its own; a new one needs its line in `WAYS_OF_STEPS` and the same.
 """
 
 from ..known import WayToSave
@@ -29,4 +29,4 @@ WAYS_TO_SAVE: tuple[WayToSave, ...] = (
     Blocks(),
 )
 # In the order in which they are tried, each beside those before it: what costs no time comes first.
-WAYS: tuple[Way, ...] = (ChunkedLossWay(), Tiles())
+WAYS_OF_STEPS: tuple[Way, ...] = (ChunkedLossWay(), Tiles())

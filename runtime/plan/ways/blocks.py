@@ -89,18 +89,19 @@ class Blocks:
             yield Option(RECOMPUTE, name, None, (*members,), (*holds, *given), saved, seconds=seconds)
             if name not in errors:
                 continue
+            own = errors[name]
+            assert isinstance(own, ErrorsOfBlock)
             rounded = [x for x in inputs if x.requires_grad]
             restored = sum(x.life.nbytes for x in rounded if x.storage not in storages)
             holds += [h for h, x in zip(lasting, inputs, strict=True) if not x.requires_grad]
-            decisions = _decisions_of(errors[name])  # in bits, and a byte each when they are taken again
+            decisions = own.decisions  # in bits, and a byte each when they are taken again
             holds += [Hold(start, end, restored + 8 * decisions), Hold(call.start, end, decisions)]
             for bits in BITS_OF_INPUTS:
                 codes = sum(_input_bytes(x, bits) for x in rounded)
-                noise, bias = errors[name].noise[bits], errors[name].bias[bits]
                 elements = [(int(np.prod(x.shape)), x.dtype.itemsize) for x in rounded]
                 taken = seconds + sum(speeds.codes(count, bits, itemsize) for count, itemsize in elements)
                 held, saved = (*holds, Hold(call.start, end, codes)), codes + decisions
-                yield Option(RECOMPUTE, name, bits, (*members,), held, saved, noise, bias, taken)
+                yield Option(RECOMPUTE, name, bits, (*members,), held, saved, own.noise[bits], own.bias[bits], taken)
 
     def carry_out(self, model: nn.Module, choices: Sequence[Choice]) -> None:
         """Let the modules compute again; of two choices for one, the later counts."""
@@ -122,10 +123,6 @@ def _whole_blocks(step: Step, trace: Trace) -> list[str]:
     """Return the names of the blocks among what may be computed again."""
     blocks = set(blocks_of(step.model))
     return [name for name in recomputable(step.model, trace) if name in blocks]
-
-
-def _decisions_of(errors: Errors) -> int:
-    return errors.decisions if isinstance(errors, ErrorsOfBlock) else 0
 
 
 def _members(name: str, trace: Trace) -> list[int]:

@@ -23,6 +23,7 @@ from ..step import Step
 from ..structure import is_converted, structure_aside
 from ..trace import Trace, Traced
 from ..trial import Trial
+from .conversion import convert_chosen
 
 BITS_OF_CHAINS = (4, 5, 6, 8)
 _VECTORS = 4  # of a number for each channel, that one layer makes, and whose memory gradients are in
@@ -76,11 +77,7 @@ class Chains:
 
     def carry_out(self, model: nn.Module, choices: Sequence[Choice]) -> None:
         """Convert the chains."""
-        converted: dict[BLPA, list[str]] = {}
-        for choice in choices:
-            converted.setdefault(BLPA(choice.bits), []).append(choice.target)
-        for method, names in converted.items():
-            convert_beside(model, method, include=names)
+        convert_chosen(model, choices, lambda choice: BLPA(choice.bits))
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from ..step import Step
 from ..structure import is_converted, structure_aside
 from ..trace import Trace
 from ..trial import Trial
+from .conversion import convert_chosen
 
 # Functions that gated MLPs put their gate through.
 ACTIVATIONS = frozenset(("silu", "gelu", "relu", "sigmoid", "tanh", "mish", "hardtanh"))
@@ -75,11 +76,7 @@ class GatedParts:
 
     def carry_out(self, model: nn.Module, choices: Sequence[Choice]) -> None:
         """Convert the MLPs."""
-        converted: dict[GatedMLPs, list[str]] = {}
-        for choice in choices:
-            converted.setdefault(GatedMLPs(copy_bits=choice.bits or 0), []).append(choice.target)
-        for method, names in converted.items():
-            convert_beside(model, method, include=names)
+        convert_chosen(model, choices, lambda choice: GatedMLPs(copy_bits=choice.bits or 0))
 
 
 def gated_mlps_of(model: nn.Module) -> list[str]:

@@ -9,7 +9,6 @@ from torch import nn
 
 from ....tables import FewbitError
 from ...activations.table_lookup import Rounding
-from ...convert.api import convert_beside
 from ...convert.find import Form, activations, form_of
 from ...convert.formulas import COMPOSITES
 from ...convert.method import Activations
@@ -25,6 +24,7 @@ from ..step import Step
 from ..structure import is_converted
 from ..trace import Trace, Traced, backward_start
 from ..trial import Trial
+from .conversion import convert_chosen
 
 _ROUNDING: Mapping[str, Rounding] = {TABLE: "deterministic", STOCHASTIC: "stochastic"}
 
@@ -58,22 +58,18 @@ class Tables:
                 first, last = min(x.saved for x in tensors), max(x.freed for x in tensors)
                 made = _made_by(step.model.get_submodule(name))
                 elements, spared = tensors[0].elements, [*_spared(name, tensors, known.trace, made)]
-                seconds = {b: known.speeds.codes(elements, b, tensors[0].dtype.itemsize) / 2 for b in errors.noise}
                 for bits, noise in errors.noise.items():
                     bias = errors.bias[bits]
                     if noise + bias and bits < LEAST_OF_TABLE:
                         continue
                     nbytes = packed_size(elements, bits)
-                    held, costs = (Hold(first, last, nbytes), *spared), (noise, bias, seconds[bits])
+                    seconds = known.speeds.codes(elements, bits, tensors[0].dtype.itemsize) / 2
+                    held, costs = (Hold(first, last, nbytes), *spared), (noise, bias, seconds)
                     yield Option(method, name, bits, (*members,), held, nbytes, *costs)
 
     def carry_out(self, model: nn.Module, choices: Sequence[Choice]) -> None:
         """Replace the activations."""
-        converted: dict[Activations, list[str]] = {}
-        for choice in choices:
-            converted.setdefault(Activations(choice.bits, _ROUNDING[choice.method]), []).append(choice.target)
-        for method, names in converted.items():
-            convert_beside(model, method, include=names)
+        convert_chosen(model, choices, lambda choice: Activations(choice.bits, _ROUNDING[choice.method]))
 
 
 def tables_of(model: nn.Module) -> dict[str, nn.Module]:

@@ -15,7 +15,7 @@ from ...quantizers import Compressed, PerGroup, Quantizer, Rotated
 from ...quantizers.per_group import LEAST_ROW
 from ..bits import BITS, LINEAR, ROTATED_BITS, least_bits
 from ..document import Choice
-from ..errors import ATTENTION, OPERANDS, OTHERS, PRODUCTS, Errors, relative_variance
+from ..errors import Errors, relative_variance
 from ..gradient_error import measure_errors, outliers_bytes, outliers_of
 from ..known import ErrorsOfMethods, Known, kind_of
 from ..problem import ATTENTION as COMPUTED_AGAIN
@@ -26,11 +26,6 @@ from ..trial import Trial
 
 SMALLEST_ON_HOST = 1 << 16  # bytes: copies of less are not worth their latency
 TURNED_VARIANCE = {2: 0.133, 3: 0.0358}  # relative to the squares, of any values (quantizers/rotated.py)
-_USES = {
-    **dict.fromkeys(("linear", "addmm", "conv1d", "conv2d", "conv3d"), OPERANDS),
-    **dict.fromkeys(("mul", "matmul", "bmm"), PRODUCTS),
-    "scaled_dot_product_attention": ATTENTION,
-}
 
 
 class Tensors:
@@ -50,7 +45,7 @@ class Tensors:
 
     def options(self, known: Known, step: Step) -> Iterator[Option]:
         """Yield the options of each tensor; host memory is one beside a device's."""
-        host, outliers = step.device.type in ("cuda", "meta"), known.of(OUTLIERS)
+        host, outliers, rotated = step.device.type in ("cuda", "meta"), known.of(OUTLIERS), known.of(ROTATED)
         for i, x in enumerate(known.trace.tensors):
             yield Option(EXACT, x.place, None, (i,), x.exact, sum(hold.nbytes for hold in x.exact[:1]))
             for bits in (b for b in BITS if b >= least_bits(x)):
@@ -66,9 +61,8 @@ class Tensors:
                     seconds = groups.seconds + known.speeds.transfer(groups.saved)
                     last = Hold(max(x.saved, x.freed - 2), x.freed, groups.saved)
                     yield replace(groups, method=HOST, holds=(last,), saved=0, seconds=seconds)
-
-            for bits in ROTATED_BITS if x.place in known.of(ROTATED) else ():
-                nbytes, errors = _rotated_bytes(x, bits), known.of(ROTATED)[x.place]
+            for bits in ROTATED_BITS if x.place in rotated else ():
+                nbytes, errors = _rotated_bytes(x, bits), rotated[x.place]
                 if nbytes < x.nbytes:
                     costs = errors.noise[bits], errors.bias[bits], known.speeds.rotated(x.elements, bits)
                     yield Option(ROTATED, x.place, bits, (i,), (Hold(x.saved, x.freed, nbytes),), nbytes, *costs)
@@ -117,15 +111,3 @@ class _ToHost:
 
     def compress(self, x: Tensor) -> Compressed:
         return SwappingSaver(QuantizerSaver(self.quantizer), self.swapper).compress(x)
-
-
-def errors_by_shape(trace: Trace) -> dict[str, Errors]:
-    """Return the estimated errors of each saved tensor by its place."""
-    counts: dict[float, int] = {}
-    uses = {x.place: _USES.get(x.function, OTHERS) for x in trace.tensors}
-    for use in uses.values():
-        counts[use] = counts.get(use, 0) + 1
-    return {
-        place: Errors({b: use * relative_variance(b) / counts[use] for b in BITS}, dict.fromkeys(BITS, 0.0))
-        for place, use in uses.items()
-    }

@@ -1,7 +1,7 @@
 """A way to compute a step that changes its memory at every moment, not the life of one saved tensor.
 
 A plan with it is solved for a trace of its own, beside the plan without it; what rounding does to the gradient stays
-what it was. The planner goes through `WAYS` (__init__.py) and knows none of them.
+what it was. The planner goes through `WAYS_OF_STEPS` (__init__.py) and knows none of them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
