@@ -5,6 +5,8 @@
     a kink or a comparison      on which side x lies (relu, clamp)      x̂ is moved to that side, if it is not there
     which element is result     that mask (amax, median)                the result is x̂ there, and nowhere else
     integers among floats       the low byte (round, sign, floor)       the number of that byte next to x̂'s
+    a step between jumps        its low byte (remainder, fake_quantize) x̂ is moved into that step
+    numbers with one another    the operands (cdist in other norms)     they themselves
 
 They are taken below autograd, where a function has one name and one order of arguments, whatever its spelling was. That
 costs some 15 µs for each operation, so functions that decide nothing (`_SMOOTH`) are called directly: a name that is
@@ -26,7 +28,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...tables import FewbitError
 from ..tensors.abstract import is_abstract
 from ..tensors.packing import pack_mask, packed_size, unpack_mask
-from .rules import Again, Call, rule_of
+from .call import Again, Call
+from .rules import rule_of
 
 
 @dataclass(frozen=True, eq=False)

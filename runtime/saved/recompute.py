@@ -214,6 +214,7 @@ class _Again:
             same = [h for h, saved in alike if saved.dtype == x.dtype][-1:]
         for holder in same:
             holder.value = value
+            self._recent.remove(holder)  # what is left is of other inputs
 
     def stop(self) -> None:
         """End the call if it has saved all that the first call did."""

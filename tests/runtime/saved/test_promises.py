@@ -436,6 +436,22 @@ DECIDING: dict[str, Callable[[Tensor], Tensor]] = {
         h
         * F.grid_sample(h[None, None].detach(), h.unflatten(-1, (-1, 2))[None], align_corners=False)[0, 0].repeat(1, 2)
     ),
+    "rrelu_": lambda h: F.rrelu_(h * 1, training=True),
+    "logit": lambda h: torch.logit(h.sigmoid(), eps=0.3),
+    "smallest magnitude": lambda h: torch.linalg.vector_norm(h, -float("inf"), -1)[:, None] * h.sign(),
+    "remainder": lambda h: h * torch.remainder(h.detach(), 2.0),
+    "fmod_": lambda h: h * (h * 1).detach().fmod_(1.5),
+    "fake_quantize": lambda h: h * torch.fake_quantize_per_tensor_affine(h.detach(), 0.5, 0, -20, 20),
+    "frexp": lambda h: h * torch.frexp(h.detach()).mantissa,
+    "atan2": lambda h: h * torch.atan2(h, -h.abs() - 1).detach(),
+    "angle": lambda h: h * torch.angle(torch.complex(h.detach() - 3, h.detach())),
+    "copysign": lambda h: h * torch.copysign(torch.ones(()), h),
+    "scatter_reduce": lambda h: h.new_ones(1, WIDTH).scatter_reduce(0, torch.zeros(64, WIDTH).long(), h, "amax"),
+    "scatter_reduce of itself": lambda h: h.scatter_reduce(1, torch.zeros(64, WIDTH).long(), h, "amin"),
+    "index_reduce_": lambda h: (h * 0.1).index_reduce_(0, torch.arange(64) // 8, h, "amin"),
+    "segment_reduce": lambda h: torch.segment_reduce(h, "max", lengths=torch.full((8,), 8)).repeat(8, 1),
+    "cdist": lambda h: torch.cdist(h, h.flip(0), p=float("inf"))[:, :WIDTH],
+    "a gamma": lambda h: torch._standard_gamma(h.exp()),
     "a composite": lambda h: h * F.triplet_margin_loss(h, h.roll(1, 0), h.roll(2, 0), reduction="none")[:, None],
 }
 
