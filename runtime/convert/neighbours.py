@@ -15,7 +15,7 @@ measures it (measure.py).
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -325,12 +325,11 @@ def _methods(cls: type) -> tuple[_Method, ...]:
     )
 
 
-def _calls(cls: type, attribute: str) -> Iterator[tuple[_Method, ast.Call]]:
-    """Yield the calls of ``self.attribute`` in the methods of `cls`."""
-    for method in _methods(cls):
-        for node in ast.walk(method.function):
-            if isinstance(node, ast.Call) and _is_own(node.func, attribute):
-                yield method, node
+@cache
+def _calls(cls: type, attribute: str) -> tuple[tuple[_Method, ast.Call], ...]:
+    """Return the calls of ``self.attribute`` in the methods of `cls`."""
+    nodes = ((method, node) for method in _methods(cls) for node in ast.walk(method.function))
+    return tuple((m, node) for m, node in nodes if isinstance(node, ast.Call) and _is_own(node.func, attribute))
 
 
 def _is_own(node: ast.expr, attribute: str) -> bool:

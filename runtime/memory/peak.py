@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 from ..layers.deferred_logits import DeferredLogits
 from ..layers.saver import take_apart
 from ..tensors.abstract import in_scratch
-from .storages import identity_of, parts_of
+from .storages import identity_of, parts_of, tensors_in
 from .values import values_for
 
 # Outputs of a model of transformers that are for its next call: no loss depends on them.
@@ -150,9 +150,14 @@ def gradients_aside(parameters: list[nn.Parameter], inputs: object) -> Iterator[
 
 
 @contextmanager
-def no_collection() -> Iterator[None]:
-    """Disable garbage collection in this block, so that the same step has the same peak."""
-    gc.collect()
+def no_collection(collect: bool = True) -> Iterator[None]:
+    """Disable garbage collection in this block, so that the same step has the same peak.
+
+    Args:
+        collect: what is garbage before; of tensors without values that takes longer than it is worth.
+    """
+    if collect:
+        gc.collect()
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -230,16 +235,14 @@ class StorageTracker(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if DeferredLogits in types:
             return NotImplemented  # they compute what they stand for, by operations that come here
-        inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        known = {identity_of(part) for t in inputs for part in parts_of(t)}
+        known = {identity_of(part) for t in tensors_in(*args, kwargs) for part in parts_of(t)}
         self._note(0, 0)
         with self._around(len(self._operations)) if self._around else nullcontext():
             result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                for part in parts_of(tensor):
-                    if identity_of(part) not in known or identity_of(part) in self._seen:
-                        self._add(part.untyped_storage())
+        for tensor in tensors_in(result):
+            for part in parts_of(tensor):
+                if identity_of(part) not in known or identity_of(part) in self._seen:
+                    self._add(part.untyped_storage())
         if self._around:
             self._operations.append(len(self.events))
             self.events += [StorageEvent(0, 0, not in_scratch())] * 2  # for `take_scratch`

@@ -9,6 +9,7 @@ experts, are unknown: they raise an error of one line.
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -21,7 +22,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...tables import FewbitError
 from ..tensors.abstract import is_abstract
-from .storages import fake_modes, identity_of
+from .meta_results import MetaResults
+from .storages import fake_modes, identity_of, tensors_in
 
 LARGEST = 1 << 24  # elements: a mask of 4,096 by 4,096
 _RANDOM = frozenset({torch.Tag.nondeterministic_seeded})
@@ -44,19 +46,19 @@ class _Answers(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._values: Any = WeakTensorKeyDictionary()
+        self._results = MetaResults()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = self._without_devices(func, args, kwargs or {})
-        asked = torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
-        if not asked:
-            result = _run(func, args, kwargs)
+        tensors = tensors_in(*args, kwargs)
+        args, kwargs = self._without_devices(func, tensors, args, kwargs or {})
+        if not _asks_for_values(func):
+            result = _run(self._results, func, args, kwargs)
             found = self._computed(func, args, kwargs) if _is_countable(result) else None
             if isinstance(found, Tensor) and found.shape == result.shape:
                 self._values[result] = found
             elif func._schema.is_mutable:
                 self._forget(result)
             return result
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if not any(map(is_abstract, tensors)):
             return func(*args, **kwargs)
         found = self._computed(func, args, kwargs)
@@ -71,15 +73,14 @@ class _Answers(TorchDispatchMode):
         like = next(t for t in tensors if is_abstract(t))
         return tree_map(lambda leaf: like.new_empty(leaf.shape, dtype=leaf.dtype) if _is_tensor(leaf) else leaf, found)
 
-    def _without_devices(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _without_devices(self, func: Any, tensors: list[Tensor], args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Return the arguments with tensors of the CPU on the meta device, where others are there.
 
         A loss may hold targets of its own, or make them: torch.zeros(n) is on the CPU wherever the model is.
         """
-        if func._schema.is_mutable:
+        if not any(t.is_cpu and t.dim() for t in tensors) or not any(t.is_meta and t.dim() for t in tensors):
             return args, kwargs
-        tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
-        if not {"cpu", "meta"} <= {t.device.type for t in tensors if t.dim()}:
+        if func._schema.is_mutable:
             return args, kwargs
 
         def moved(leaf: Any) -> Any:
@@ -117,25 +118,30 @@ class _Answers(TorchDispatchMode):
 
     def _forget(self, written: Any) -> None:
         """Drop the values of tensors that were overwritten with unknown ones, and of all that share their memory."""
-        gone = {identity_of(leaf) for leaf in tree_leaves(written) if _is_tensor(leaf) and is_abstract(leaf)}
+        gone = {identity_of(t) for t in tensors_in(written) if is_abstract(t)}
         for known in [known for known in self._values if identity_of(known) in gone]:
             del self._values[known]
 
 
-def _run(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the result of `func`; raise an error of one line if the op does not exist for abstract tensors.
+def _run(results: MetaResults, func: Any, args: Any, kwargs: Any) -> Any:
+    """Return the result of `func` among `results`; raise an error of one line if there is no such op without values.
 
     A RuntimeError of a public op is the user's, such as shapes that do not match; that of a private op comes from a
     kernel that only some devices have.
     """
     try:
-        return func(*args, **kwargs)
+        return results(func, args, kwargs)
     except (NotImplementedError, RuntimeError) as error:
         name = func.name().removeprefix("aten::")
         if isinstance(error, NotImplementedError) or name.startswith("_"):
             why = str(error).partition("\n")[0]
             raise FewbitError(f"{name} does not run without values: measure the model on the CPU ({why})") from error
         raise
+
+
+@cache
+def _asks_for_values(func: Any) -> bool:
+    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
 
 
 def _is_countable(result: Any) -> bool:

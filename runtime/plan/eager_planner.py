@@ -10,7 +10,7 @@
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
@@ -35,7 +35,7 @@ from .structure import structure_aside
 from .trace import trace
 from .trial import Trial
 from .ways import WAYS_OF_STEPS, WAYS_TO_SAVE
-from .ways.way import carry_out, known_by
+from .ways.way import Way, carry_out, known_by
 
 # Options that the solver is given at once. Of more, those of runs of equal layers are merged, to about so many: a
 # problem of 1,500 takes some seconds, one of 300 a second, and its plans' price is about 2 % higher.
@@ -106,17 +106,28 @@ class Planner:
     def least(self) -> Plan:
         """Return the plan of a step by all the ways: none takes less memory, so that alone is solved."""
         plain = self.measured_eagerly()
-        *_, known = self.eager_ways(plain)
+        known = self.by_all_ways(plain)
         return self.beside_exact(self.solved(known), known, plain)
+
+    def by_all_ways(self, plain: Known) -> Known:
+        """Return what is known of a step by all ways that save, traced once where all of them do."""
+        together = known_by(self.ways_of_steps, plain, self.step, nullcontext)
+        *_, known = (together,) if together is not None else self.eager_ways(plain)
+        return known
 
     def eager_ways(self, plain: Known) -> Iterator[Known]:
         """Yield a step as it is, and then, where that is asked for, by one way more each time."""
         yield (known := plain)
-        for way in (way for way in WAYS_OF_STEPS if self.recompute or not way.computes_again):
+        for way in self.ways_of_steps:
             _log.info("tracing the step %s", way.method)
             changed = partial(self.changed, known.changes)
-            if (other := known_by(way, known, self.step, changed)) is not None:
+            if (other := known_by([way], known, self.step, changed)) is not None:
                 yield (known := other)
+
+    @property
+    def ways_of_steps(self) -> list[Way]:
+        """The ways that a plan may change the step by."""
+        return [way for way in WAYS_OF_STEPS if self.recompute or not way.computes_again]
 
     @contextmanager
     def changed(self, changes: Sequence[Choice]) -> Iterator[None]:

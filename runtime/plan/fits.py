@@ -17,6 +17,7 @@ from ...tables import FewbitError
 from ...tables.columns import WIDTH
 from ...tables.sizes import parse_size, size_like
 from ..convert.measure import read_inputs
+from ..memory.peak import no_collection
 from .document import PeakMemory
 from .eager_planner import Planner
 from .fitted import unfitted
@@ -128,7 +129,7 @@ def fits(
     check_whole(model)
     args, keywords = read_inputs(inputs[0]) if len(inputs) == 1 else (inputs, {})
     static, kind = static_bytes(model, optimizer), parallel_of(parallel, model)
-    with unfitted(model), structure_aside(model):
+    with unfitted(model), structure_aside(model), no_collection(collect=False):  # a fifth of the time
         twin = _without_values(model)
         args, keywords = tree_map_only(Tensor, lambda t: t.to("meta"), (args, keywords))
         step = Step(twin, args, keywords, loss)

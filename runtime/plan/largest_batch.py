@@ -24,7 +24,7 @@ def plan_largest(planner: Planner) -> Plan:
     that is tried is traced itplanner. Errors are taken as those of the given batch.
     """
     samples, plain = planner.step.samples, planner.measured_eagerly()
-    *_, known = planner.eager_ways(plain)  # what saves most
+    known = planner.by_all_ways(plain)  # what saves most
     known_of = {samples: known}
 
     def traced(count: int) -> Known:

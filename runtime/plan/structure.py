@@ -130,6 +130,17 @@ def is_converted(module: nn.Module) -> bool:
     return any(_is_ours(part) or any(map(_is_ours, vars(part).values())) for part in module.modules())
 
 
+def unconverted(model: nn.Module) -> set[str]:
+    """Return the names of the modules in a model that `is_converted` does not hold for."""
+    names = {name for name, _ in model.named_modules() if name}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if _is_ours(module) or any(map(_is_ours, vars(module).values())):
+            while name:
+                names.discard(name)
+                name = name.rpartition(".")[0]
+    return names
+
+
 def _is_ours(value: Any) -> bool:
     """Return whether a module, attribute or partial function is of a class, or is a function, of this package."""
     owner = value.func if isinstance(value, partial) else value

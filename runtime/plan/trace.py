@@ -209,7 +209,7 @@ def trace(step: Step) -> Trace:
     """
     with ExitStack() as stack:
         stack.enter_context(step.apart())
-        stack.enter_context(no_collection())
+        stack.enter_context(no_collection(not step.is_abstract))
         computes = not step.is_abstract and not is_profiling()  # the user's profiler would end
         profiler = stack.enter_context(profiled(step.device)) if computes else None
         tracker = stack.enter_context(StorageTracker(numbered if computes else None))

@@ -186,9 +186,9 @@ _ABSENT = _Absent()
 
 def blocks_of(model: nn.Module) -> list[str]:
     """Return the names of the blocks that may be recomputed: what lists and sequences of modules hold, but leaves."""
-    found = []
-    for name, module in model.named_modules():
-        parent = model.get_submodule(name.rpartition(".")[0]) if name else None
+    found, modules = [], dict(model.named_modules())
+    for name, module in modules.items():
+        parent = modules[name.rpartition(".")[0]] if name else None
         if isinstance(parent, nn.ModuleList | nn.Sequential) and any(True for _ in module.children()):
             found.append(name)
     return found

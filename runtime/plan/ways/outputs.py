@@ -17,7 +17,7 @@ from ..errors import Errors, finite, together
 from ..known import ErrorsOfMethods, Known
 from ..problem import AND, OUTPUT, TABLE, Hold, Option
 from ..step import Step
-from ..structure import is_converted, structure_aside
+from ..structure import structure_aside, unconverted
 from ..trace import Trace
 from ..trial import Trial
 
@@ -94,7 +94,7 @@ def _noise(error: float) -> Errors:
 
 def outputs_of(model: nn.Module) -> list[str]:
     """Return the names of the normalizations and GELUs that can save their output in place of their input."""
-    plain = {name for name, module in model.named_modules() if name and not is_converted(module)}
+    plain = unconverted(model)
     with structure_aside(model):
         report = convert_beside(model, *BY_OUTPUT)
         names = [row.name for row in report.replaced if row.name in plain]

@@ -39,6 +39,7 @@ class Tiles:
         no part of it is: computed again with its MLP in tiles, it needs less.
         """
         traced, found = known.trace, list[str]()
+        least = WORTH * _peak_of_blocks(step.model, traced)
         taken = {choice.target for choice in known.changes}
         with step.apart():
             for name in _in_order(step.model, traced):
@@ -47,7 +48,7 @@ class Tiles:
                     continue
                 module, tokens, features = step.model.get_submodule(name), prod(x.shape[:-1]), x.shape[-1]
                 made = tokens * width_of(module) * x.dtype.itemsize
-                if made < WORTH * int(traced.base.max()) or tile_size(module, tokens, features) >= tokens:
+                if made < least or tile_size(module, tokens, features) >= tokens:
                     continue
                 if not any(True for _ in module.children()) or "forward" in vars(module) or is_converted(module):
                     continue
@@ -89,6 +90,12 @@ def _in_order(model: nn.Module, traced: Trace) -> list[str]:
     once = [(name, spans[0]) for name, spans in traced.calls.items() if len(spans) == 1]
     holds_blocks = {name: any(within(block, name) for block in blocks) for name, _ in once}
     return [name for name, span in sorted(once, key=lambda each: (holds_blocks[each[0]], each[1].start, -each[1].end))]
+
+
+def _peak_of_blocks(model: nn.Module, traced: Trace) -> int:
+    """Return about the peak of a step without what is behind its blocks, such as logits, which another way avoids."""
+    end = max((span.end for name in blocks_of(model) for span in traced.calls.get(name, ())), default=len(traced.base))
+    return int(traced.base[:end].max()) + int(traced.gradients[-1])
 
 
 def _input(traced: Trace, name: str) -> Given | None:

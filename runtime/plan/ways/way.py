@@ -4,7 +4,7 @@ A plan with it is solved for a trace of its own, beside the plan without it; wha
 what it was. The planner goes through `WAYS_OF_STEPS` (__init__.py) and knows none of them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -67,35 +67,47 @@ class Way(Protocol):
         ...
 
 
-def known_by(way: Way, known: Known, step: Step, changed: Changed) -> Known | None:
-    """Return what is known of a step that is computed by a way besides; None where that saves nothing.
+def known_by(ways: Sequence[Way], known: Known, step: Step, changed: Changed) -> Known | None:
+    """Return what is known of a step that is computed by ways besides, traced once; None where they save nothing.
 
     Args:
-        way: the way.
+        ways: one or several; None is returned where the last has nothing to change, too.
         known: of the step as it is, or by other ways.
         step: as it is.
         changed: changes the model by these others.
     """
-    targets = tuple(way.targets(known, step))
-    if not targets:
+    targets_of: dict[Way, tuple[str, ...]] = {}
+    planned = known
+    for way in ways:
+        if targets := tuple(way.targets(planned, step)):
+            targets_of[way] = targets
+            choices = (Choice(name, way.method, None, 0, 0, 0.0, 0.0, 0.0) for name in targets)
+            planned = replace(planned, changes=(*planned.changes, *choices))
+    if ways[-1] not in targets_of:
         return None
+    by_all = partial(_by, targets_of, step.model)
     try:
-        with changed(), structure_aside(step.model):
-            way.carry_out(step.model, targets)
+        with changed(), by_all():
             traced = trace(step)
     except Exception:  # a user's code may do anything with tensors that have no memory, such as logits
         return None
-    if int(traced.base.max()) > (1 - WORTH) * int(known.trace.base.max()):
+    if int(traced.base.max()) >= int(known.trace.base.max()):
         return None  # such as logits that something reads
-    seconds = known.speeds.added(step, partial(_by, way, step.model, targets), way.seconds(known, targets))
-    choices = way.choices(step.model, targets, known.trace, traced, seconds)
-    return way.adapted(replace(known, trace=traced, changes=(*known.changes, *choices)), targets)
+    estimates = {way: way.seconds(known, targets) for way, targets in targets_of.items()}
+    left, found = known.speeds.added(step, by_all, sum(estimates.values())), replace(known, trace=traced)
+    for way, targets in targets_of.items():
+        seconds = left if way is ways[-1] else min(left, estimates[way])
+        choices = way.choices(step.model, targets, known.trace, traced, seconds)
+        found = way.adapted(replace(found, changes=(*found.changes, *choices)), targets)
+        left -= seconds
+    return found
 
 
 @contextmanager
-def _by(way: Way, model: nn.Module, targets: Sequence[str]) -> Iterator[None]:
+def _by(targets_of: Mapping[Way, Sequence[str]], model: nn.Module) -> Iterator[None]:
     with structure_aside(model):
-        way.carry_out(model, targets)
+        for way, targets in targets_of.items():
+            way.carry_out(model, targets)
         yield
 
 

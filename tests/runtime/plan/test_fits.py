@@ -81,6 +81,24 @@ def test_logits_in_chunks_are_not_counted():
     fitted.undo()
 
 
+def test_ways_that_are_traced_together():
+    """A loss in chunks and tiles of tokens, by one trace: the same as of a plan, which tries one after the other."""
+    with torch.device("meta"):
+        layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 4096), nn.GELU(), nn.Linear(4096, 16)) for _ in range(2))
+        model = nn.Sequential(nn.Linear(16, 16), *layers, nn.Linear(16, 2048))
+        x = torch.randn(2048, 16)
+
+    def loss(logits):
+        return nn.functional.cross_entropy(logits, torch.zeros(2048, dtype=torch.long, device=logits.device))
+
+    logits = 4 * 2048 * 2048
+    found = fewbit.fits(model, x, memory=1, loss=loss, optimizer="sgd").least
+    assert found.total - found.parameters < logits
+    plan = fewbit.plan(model, x, time=1e6, loss=loss, optimizer="sgd")
+    assert {c.method for c in plan.choices} >= {"chunked", "tiled"}
+    assert plan.peak.total == found.total
+
+
 def test_wrong_arguments():
     class Decides(Net):
         def forward(self, x):
