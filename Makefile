@@ -1,6 +1,6 @@
 # Two commands on a fresh machine (Python ≥ 3.10, make, a package index):
 #   make demo    a .venv, an install, and the main job: solve a table, draw it, train with it
-#   make test    lint, types and all tests
+#   make test    lint, types and the tests of every behaviour, eight minutes; `make deep` has their further cases
 PYTHON ?= python3
 BIN := .venv/bin
 PACKAGES := cli fewbit_gen integrations pages plots proofs runtime tables
@@ -22,7 +22,7 @@ OF_RELEASE = $(if $(filter newest,$(TORCH)),--upgrade,torch==$(TORCH))
 OF_NIGHTLY = --upgrade --pre --extra-index-url $(NIGHTLY)
 OF_TORCH = $(if $(TORCH),$(if $(filter nightly,$(TORCH)),$(OF_NIGHTLY),$(OF_RELEASE)),--constraint .ci/constraints.txt)
 
-.PHONY: demo test test-anywhere mutants lint types unit docs thorough fuzz zoo conformance held studies tables bench kernels all-kernels gpu gpu-1 gpu-2 gpu-3 gpu-4 gpu-5 dist clean
+.PHONY: demo test deep test-anywhere mutants lint types unit docs thorough fuzz zoo conformance held studies tables bench kernels all-kernels gpu gpu-1 gpu-2 gpu-3 gpu-4 gpu-5 dist clean
 
 # Less of it: `make demo DEMO="--steps 10"`.
 demo: $(READY)
@@ -42,9 +42,16 @@ types: $(READY)
 
 # A process a core, and in each one thread: more only wait for one another. Bytecode is kept whatever the environment
 # says, for the processes that tests start.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -c tests/pytest.ini -n auto --dist loadfile
+
 unit: $(READY)
 	$(BIN)/fewbit cache warm --all
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -c tests/pytest.ini -n auto --dist loadfile tests
+	$(PYTEST) -m "not deep" tests
+
+# The tests that `make test` leaves out: the further cases of its samples, and those of minutes. CI runs both.
+deep: $(READY)
+	$(BIN)/fewbit cache warm --all
+	$(PYTEST) -m deep tests
 
 # The documentation site, in build/site: open build/site/index.html. A broken link or reference is an error.
 docs: $(READY)
@@ -53,7 +60,7 @@ docs: $(READY)
 # The tests with ten times the examples of each property, drawn anew: an hour or two.
 thorough: $(READY)
 	$(BIN)/fewbit cache warm --all
-	OMP_NUM_THREADS=1 FEWBIT_EXAMPLES=400 FEWBIT_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest -c tests/pytest.ini -n auto --dist loadfile tests
+	FEWBIT_EXAMPLES=400 FEWBIT_FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(PYTEST) tests
 
 # The tests under other instructions, threads, hashes and orders, an hour or two: `make test-anywhere VARIANTS="avx2 own"
 # TESTS=tests/plots` are some of it.

@@ -91,8 +91,9 @@ def _bisect(
     number of steps exceeds bisection's by a constant at most (ITP, Oliveira and Takahashi 2020).
     """
     found = low.copy()
-    sign = np.where(rising, 1.0, -1.0)
-    g_low, g_high = (sign * (moments.centred(x) - target) for x in (low, high))
+    sign: Vector = np.where(rising, 1.0, -1.0)
+    g_low: Vector = sign * (moments.centred(low) - target)
+    g_high: Vector = sign * (moments.centred(high) - target)
     pending = np.arange(low.size)
     low, high, width = low.copy(), high.copy(), high - low
     for step in range(_STEPS):
@@ -102,9 +103,8 @@ def _bisect(
         if not inside.all():
             found[pending[~inside]] = low[~inside]
             pending = pending[inside]
-            low, high, width, target, sign, middle, g_low, g_high = (
-                a[inside] for a in (low, high, width, target, sign, middle, g_low, g_high)
-            )
+            low, high, width, target = low[inside], high[inside], width[inside], target[inside]
+            sign, middle, g_low, g_high = sign[inside], middle[inside], g_low[inside], g_high[inside]
         if not pending.size:
             break
         x = _next_point(low, high, middle, g_low, g_high, width, step)

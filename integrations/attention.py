@@ -40,7 +40,7 @@ def register_attention(bits: int = BITS, name: str = NAME) -> None:
     """
     check_integer("bits", bits, 1, 8)
     try:
-        from transformers import AttentionInterface
+        from transformers.modeling_utils import AttentionInterface
     except ImportError:
         raise FewbitError("attn_implementation='fewbit' takes transformers 4.48 or later") from None
     AttentionInterface.register(name, _Attention(QuantizerSaver(PerGroup(bits))))

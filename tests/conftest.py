@@ -4,7 +4,7 @@ import gc
 import os
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from random import Random
 
 # Of graphs that torch finds in this cache fewbit has a description in its own, which the tests begin empty. What g++
@@ -33,20 +33,32 @@ def pytest_configure(config):
         config.option.loadscopereorder = False
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Leave out what only a GPU can run; begin with the files that hold slow tests, then with those of most tests.
+    """Leave out what only a GPU can run; mark as deep what is not of a sample; begin with the files of most tests.
 
-    A process that began a long one last would keep the others waiting.
+    With `sample(n)` the n cases of a test that lie evenly among all of them are the sample.
     """
     of_a_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if of_a_gpu and "gpu" not in config.option.markexpr and not sys.modules["torch"].cuda.is_available():
         config.hook.pytest_deselected(items=of_a_gpu)
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    cases = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sample"):
+            cases[item.nodeid.split("[")[0]].append(item)
+    for of_a_test in cases.values():
+        (size,) = of_a_test[0].get_closest_marker("sample").args
+        sample = {i * len(of_a_test) // size for i in range(size)}
+        for i, item in enumerate(of_a_test):
+            if i not in sample:
+                item.add_marker("deep")
     tests = Counter(item.path for item in items)
+    deep = {item.path for item in items if item.get_closest_marker("deep")}
     if "FEWBIT_TEST_ORDER" in os.environ:  # a seed: within a file, whose fixtures are made once
         Random(os.environ["FEWBIT_TEST_ORDER"]).shuffle(items)
-    items.sort(key=lambda item: (item.path not in slow, -tests[item.path], item.path))
+    # A process that began a long file last would keep the others waiting.
+    items.sort(key=lambda item: (item.path not in deep, -tests[item.path], item.path))
 
 
 def pytest_collection():

@@ -137,8 +137,8 @@ MUTANTS = (
         f"{PER_GROUP}::{KERNELS}",
     ),
     mutant(
-        "const u32 drawn = (inside + random.half(i)) >> 16;",
-        "const u32 drawn = (inside + random.half(7 - i)) >> 16;",
+        ": u32(int(inside))) + random.half(i);",
+        ": u32(int(inside))) + random.half(7 - i);",
         "runtime/backends/test_rounding.py",
     ),
     mutant(

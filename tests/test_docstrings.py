@@ -90,6 +90,7 @@ def of_integrations(home):
     }
 
 
+@pytest.mark.sample(43)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs_as_printed(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

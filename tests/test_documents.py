@@ -50,6 +50,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_python_runs_as_printed(page, folder):
     document = PYTHON.parse(page)
@@ -63,6 +64,7 @@ def console(page):
     return [example.parsed for example in blocks.parse(page).examples()]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("page", [page for page in PAGES if "$ fewbit" in page.read_text()], ids=named)
 def test_commands_print_what_is_printed(page, folder):
     for block in console(page):
@@ -123,6 +125,7 @@ def test_what_is_not_run_is_in_some_page():
     assert [words for words in NOT_RUN if not any(line.startswith(words) for line in skipped)] == []
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("page", [page for page in PAGES if any(map(is_run, commands(page)))], ids=named)
 def test_commands_run(page, folder, monkeypatch, capsys):
     Path("train.py").write_text(TRAIN)
@@ -176,6 +179,7 @@ def test_the_numbers_of_readme_are_those_measured():
             assert found == [*shares, round(row["error"], 3)], (name, task)
 
 
+@pytest.mark.deep
 def test_the_private_names_of_torch_are_those_in_the_source():
     """`python docs/private_names.py` writes them; what is no longer in torch is asked for by name, and not imported."""
     names = runpy.run_path(str(ROOT / "docs" / "private_names.py"))

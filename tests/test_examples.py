@@ -25,7 +25,7 @@ def test_each_example_has_its_command_in_the_documentation_and_in_itself():
         assert command in (ROOT / command.split()[-1]).read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.split("/")[-1])
 def test_it_trains(command):
     pytest.importorskip("transformers")

@@ -57,7 +57,7 @@ def script(tmp_path_factory):
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_script_says_the_same_with_and_without_assertions(script):
     commands = [[sys.executable, *options, str(script)] for options in ([], ["-O"])]
     processes = [

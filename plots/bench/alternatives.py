@@ -56,7 +56,7 @@ def _lora() -> tuple[nn.Module, Batch]:
 
 def _long() -> tuple[nn.Module, Batch]:
     """Return a deeper Llama, width 128, and one sequence of 2,048 tokens."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
     sizes: dict[str, Any] = {"num_hidden_layers": 12, "hidden_size": 128, "intermediate_size": 352, "vocab_size": 512}
     config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, use_cache=False)

@@ -12,6 +12,7 @@ BLPA's network is `fewbit.runtime.models.preact_resnet`.
 """
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -224,7 +225,7 @@ class OfTransformers(nn.Module):
 
 def _of_transformers(name: str, model: str, configuration: str, **options: Any) -> Any:
     try:
-        import transformers
+        transformers = import_module("transformers")
     except ModuleNotFoundError as error:
         raise FewbitError(f"training {name} needs transformers: pip install transformers") from error
     return getattr(transformers, model)(getattr(transformers, configuration)(**options))

@@ -111,7 +111,7 @@ def _loss(scores: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _pretrained() -> Any:
-    from transformers import BertModel
+    from transformers.models.bert import BertModel
     from transformers.utils import logging
 
     logging.disable_progress_bar()

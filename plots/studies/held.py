@@ -105,14 +105,14 @@ class _Turned(nn.Module):
 
 
 def _bert() -> tuple[nn.Module, Batch]:
-    from transformers import BertConfig, BertForMaskedLM
+    from transformers.models.bert import BertConfig, BertForMaskedLM
 
     sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2}
     return BertForMaskedLM(BertConfig(vocab_size=_VOCABULARY, num_attention_heads=4, **sizes)), _tokens(8, 48)
 
 
 def _t5() -> tuple[nn.Module, Batch]:
-    from transformers import T5Config, T5ForConditionalGeneration
+    from transformers.models.t5 import T5Config, T5ForConditionalGeneration
 
     sizes: dict[str, Any] = {"d_model": 48, "d_kv": 12, "d_ff": 128, "num_layers": 2, "num_heads": 4}
     tokens: dict[str, Any] = {"decoder_start_token_id": 0, "pad_token_id": 0, "vocab_size": _VOCABULARY}
@@ -121,7 +121,7 @@ def _t5() -> tuple[nn.Module, Batch]:
 
 
 def _bart() -> tuple[nn.Module, Batch]:
-    from transformers import BartConfig, BartForConditionalGeneration
+    from transformers.models.bart import BartConfig, BartForConditionalGeneration
 
     sizes: dict[str, Any] = {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
     heads: dict[str, Any] = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
@@ -131,7 +131,7 @@ def _bart() -> tuple[nn.Module, Batch]:
 
 
 def _swin() -> tuple[nn.Module, Batch]:
-    from transformers import SwinConfig, SwinForImageClassification
+    from transformers.models.swin import SwinConfig, SwinForImageClassification
 
     sizes: dict[str, Any] = {"image_size": 64, "patch_size": 4, "embed_dim": 24, "depths": [2, 2], "num_heads": [2, 4]}
     config = SwinConfig(window_size=4, **sizes)
@@ -140,7 +140,7 @@ def _swin() -> tuple[nn.Module, Batch]:
 
 
 def _convnext() -> tuple[nn.Module, Batch]:
-    from transformers import ConvNextConfig, ConvNextForImageClassification
+    from transformers.models.convnext import ConvNextConfig, ConvNextForImageClassification
 
     config = ConvNextConfig(hidden_sizes=[16, 32], depths=[2, 2], num_stages=2, patch_size=4)
     config.num_labels = 10
@@ -148,7 +148,7 @@ def _convnext() -> tuple[nn.Module, Batch]:
 
 
 def _clip() -> tuple[nn.Module, Batch]:
-    from transformers import CLIPConfig, CLIPModel
+    from transformers.models.clip import CLIPConfig, CLIPModel
 
     both: dict[str, Any] = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "projection_dim": 32}
     both["num_attention_heads"] = 4
@@ -160,7 +160,7 @@ def _clip() -> tuple[nn.Module, Batch]:
 
 def _lora() -> tuple[nn.Module, Batch]:
     from peft import LoraConfig, get_peft_model
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
     sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=_VOCABULARY, num_attention_heads=4, **sizes))
@@ -169,7 +169,7 @@ def _lora() -> tuple[nn.Module, Batch]:
 
 
 def _qwen() -> tuple[nn.Module, Batch]:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers.models.qwen3 import Qwen3Config, Qwen3ForCausalLM
 
     sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "head_dim": 16}
     heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -177,7 +177,7 @@ def _qwen() -> tuple[nn.Module, Batch]:
 
 
 def _nemotron() -> tuple[nn.Module, Batch]:
-    from transformers import NemotronConfig, NemotronForCausalLM
+    from transformers.models.nemotron import NemotronConfig, NemotronForCausalLM
 
     sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "pad_token_id": 0}
     heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}

@@ -60,7 +60,7 @@ def _images(count: int, size: int) -> Batch:
 
 def gpt2() -> tuple[nn.Module, Batch]:
     """Return GPT-2 of four layers, width 256, and 16 × 128 tokens."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
     sizes: dict[str, Any] = {"n_layer": 4, "n_embd": 256, "n_head": 4, "vocab_size": _VOCABULARY, "n_positions": 128}
     return GPT2LMHeadModel(GPT2Config(**sizes, use_cache=False, bos_token_id=0, eos_token_id=0)), _tokens(16)
@@ -68,7 +68,7 @@ def gpt2() -> tuple[nn.Module, Batch]:
 
 def llama() -> tuple[nn.Module, Batch]:
     """Return a Llama of four layers, width 256, and 16 × 128 tokens."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
     sizes: dict[str, Any] = {
         "num_hidden_layers": 4,
@@ -82,7 +82,7 @@ def llama() -> tuple[nn.Module, Batch]:
 
 def vit() -> tuple[nn.Module, Batch]:
     """Return a ViT of four layers, width 192, and 16 images of 96 pixels."""
-    from transformers import ViTConfig, ViTForImageClassification
+    from transformers.models.vit import ViTConfig, ViTForImageClassification
 
     sizes: dict[str, Any] = {
         "num_hidden_layers": 4,
@@ -97,7 +97,7 @@ def vit() -> tuple[nn.Module, Batch]:
 
 def resnet() -> tuple[nn.Module, Batch]:
     """Return a ResNet-18 of an eighth to half the width, and 32 images of 64 pixels."""
-    from transformers import ResNetConfig, ResNetForImageClassification
+    from transformers.models.resnet import ResNetConfig, ResNetForImageClassification
 
     config = ResNetConfig(depths=[2, 2, 2, 2], hidden_sizes=[32, 64, 128, 256], embedding_size=32, layer_type="basic")
     config.num_labels = 10
@@ -106,7 +106,7 @@ def resnet() -> tuple[nn.Module, Batch]:
 
 def mixtral() -> tuple[nn.Module, Batch]:
     """Return a mixture of four experts, four layers, width 128, and 16 × 128 tokens."""
-    from transformers import MixtralConfig, MixtralForCausalLM
+    from transformers.models.mixtral import MixtralConfig, MixtralForCausalLM
 
     sizes: dict[str, Any] = {
         "num_hidden_layers": 4,

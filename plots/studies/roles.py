@@ -44,7 +44,7 @@ class RoleError:
 
 def _gpt2() -> tuple[nn.Module, Batch]:
     """Return a GPT-2 of two layers, width 128, and 4 × 64 tokens."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
     sizes: dict[str, Any] = {"n_layer": 2, "n_embd": 128, "n_head": 4, "vocab_size": 256, "n_positions": 64}
     return GPT2LMHeadModel(GPT2Config(**sizes, use_cache=False, bos_token_id=0, eos_token_id=0)), _tokens()
@@ -52,7 +52,7 @@ def _gpt2() -> tuple[nn.Module, Batch]:
 
 def _llama() -> tuple[nn.Module, Batch]:
     """Return a Llama of two layers, width 128, and 4 × 64 tokens."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
     sizes: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 352, "vocab_size": 256}
     return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, use_cache=False)), _tokens()

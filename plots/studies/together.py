@@ -48,7 +48,7 @@ TUNED: Mapping[str, tuple[str, ...]] = {
 
 def llama(tuned: Sequence[str]) -> tuple[nn.Module, torch.Tensor]:
     """Return a Llama in bfloat16 with its input; adapters of rank 8 stand beside the named layers, and it is frozen."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(

@@ -42,7 +42,7 @@ Row = dict[str, Any]
 
 def llama() -> Any:
     """Return the model, of four layers of width 128."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
     sizes: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "vocab_size": 128}
     config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, use_cache=False)
@@ -61,7 +61,8 @@ def _collated(samples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
 
 def trained(model: nn.Module, data: list[Any], steps: int, rate: float, seed: int, callback: Any = None) -> Any:
     """Train a model by the Trainer; return the callback."""
-    from transformers import Trainer, TrainingArguments
+    from transformers.trainer import Trainer
+    from transformers.training_args import TrainingArguments
 
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(

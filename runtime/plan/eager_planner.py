@@ -28,7 +28,8 @@ from .frontier import points_of, timeline_of
 from .known import Known, WayToSave
 from .parallel import Alone, Parallel, Static
 from .problem import AND, EXACT, RECOMPUTE, Limits, Option, Price, Problem, Solution
-from .seconds import Measured, Roofline, Speeds, device_of
+from .roofline import Roofline, device_of
+from .seconds import Measured, Speeds
 from .solver import Effort, TooLittleMemoryError, is_feasible, merge, solve, split
 from .step import Step
 from .structure import structure_aside

@@ -21,7 +21,7 @@ from ..layers.offload import Swapper
 from ..layers.saver import QuantizerSaver, Saver
 from ..quantizers import Compressed, PerGroup, Quantizer
 from ..saved.checkpoint import blocks_of
-from ..saved.store import Exactly
+from ..saved.forms import Exactly
 from ..tensors.checks import check_integer
 from .document import Choice, Plan
 from .exact_layers import OUTSIDE, ExactLayers, layers_of

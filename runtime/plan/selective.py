@@ -25,7 +25,7 @@ from torch.utils.checkpoint import (
 from ..convert.measure import read_inputs
 from ..quantizers import Compressed, Quantizer
 from ..saved.checkpoint import outermost_blocks
-from ..saved.store import Exact
+from ..saved.forms import Exact
 from .places import Places, within
 from .step import Step
 

@@ -27,7 +27,8 @@ from ..memory.allocator import scratch as scratch_bytes
 from ..memory.peak import StorageTracker, no_collection
 from ..memory.storages import parts_of
 from ..quantizers import Compressed, PerGroup
-from ..saved.store import Exactly, within_rows
+from ..saved.forms import Exactly
+from ..saved.store import within_rows
 from ..tensors.abstract import scratch
 from ..tensors.layout import as_dense
 from ..tensors.spec import TensorSpec

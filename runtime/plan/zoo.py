@@ -6,6 +6,7 @@ profile(model, **zoo.inputs("gpt2", batch=8))
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
@@ -171,7 +172,7 @@ def build(
     if attention not in ATTENTIONS:
         raise FewbitError(f"no attention {attention!r}; there are {', '.join(ATTENTIONS)}")
     try:
-        import transformers
+        transformers = import_module("transformers")
     except ModuleNotFoundError as error:
         raise FewbitError("models by name need transformers: pip install transformers") from error
     options = {**entry.options}

@@ -42,7 +42,7 @@ def test_a_folder_that_cannot_be_is_told_in_one_line(run, folder, monkeypatch):
         assert outcome.err.startswith("fewbit: cannot make the folder ") and outcome.err.count("\n") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_warm_leaves_the_solver_nothing_to_compile(tmp_path):
     """Into an empty cache, and without torch, whose kernels take a minute."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
@@ -94,7 +94,7 @@ sys.exit(len(seen.buffer))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.skipif(torch_before_2_9(), reason="the compile backend needs torch 2.9")
 def test_warm_all_leaves_compiled_training_nothing_either(run_process):
     """In the cache of the kernels that other tests compile."""

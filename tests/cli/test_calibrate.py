@@ -154,12 +154,14 @@ def test_pooled_is_one_table_an_activation(run, target, tmp_path):
     assert (tmp_path / "tables" / "gelu.json").exists()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("function", ["stream", "with_inputs", "with_loss"])
 def test_whatever_the_function_returns_the_result_is_the_same(run, target, tmp_path, function):
     expected = run("calibrate", target("setup"), "-o", tmp_path, "--json").out
     assert run("calibrate", target(function), "-o", tmp_path, "--json").out == expected
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("function", ["setup", "stream"])
 @pytest.mark.parametrize(("given", "run_through"), [(1, 1), (2, 2), (9, 3)])
 def test_so_many_batches_as_asked_for(run, target, tmp_path, function, given, run_through):

@@ -16,6 +16,7 @@ def test_another_shell_is_one_line_and_status_2(run):
     assert result.err.count("\n") == 1 and "fish" in result.err
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [

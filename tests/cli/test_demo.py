@@ -4,7 +4,7 @@ import os
 import pytest
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_the_demo_solves_draws_trains_and_leaves_its_files(run_process, tmp_path):
     folder = tmp_path / "deep" / "output"
     outcome = run_process("demo", "--steps", 2, "--bits", "2,1", "--seed", 3, "--output", folder)
@@ -53,6 +53,7 @@ def test_an_output_that_is_a_file_is_refused(run, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.deep
 def test_a_missing_package_is_named_with_the_way_to_install_it(run_process, tmp_path):
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('no torch', name='torch')")
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))

@@ -99,6 +99,7 @@ def test_without_a_folder_for_the_cache_it_still_reports(run, two_kernels, tmp_p
     assert result.status == 0 and "set FEWBIT_CACHE" in result.out
 
 
+@pytest.mark.deep
 def test_in_a_process_of_its_own_every_kernel_is_compiled_or_named(run_process, tmp_path):
     import os
 

@@ -110,6 +110,7 @@ def _commands(group, path=()):
 COMMANDS = list(_commands(fewbit))
 
 
+@pytest.mark.sample(39)
 @pytest.mark.parametrize("path", [path for path, _ in COMMANDS], ids=" ".join)
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 def test_every_command_has_help_with_an_example(run, path, flag):
@@ -142,6 +143,7 @@ def _imported(arguments):
     return set(done.stderr.splitlines()[-1].split())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("arguments", "absent"),
     [
@@ -160,11 +162,13 @@ def test_a_command_imports_only_what_it_needs(arguments, absent):
     assert absent.isdisjoint(_imported(arguments))
 
 
+@pytest.mark.deep
 def test_plots_import_neither_torch_nor_pyplot(tmp_path):
     modules = _imported(["solve", "relu", "--plot", str(tmp_path / "relu.png")])
     assert {"torch", "matplotlib.pyplot"}.isdisjoint(modules)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("arguments", [["tables", "list"], ["tables", "list", "--json"], ["--help"]], ids=" ".join)
 def test_a_reader_that_leaves_early_is_no_error(command, arguments):
     reader, writer = os.pipe()
@@ -179,6 +183,7 @@ def test_a_reader_that_leaves_early_is_no_error(command, arguments):
     assert done.returncode == 1
 
 
+@pytest.mark.deep
 def test_a_file_is_written_though_the_reader_left(command, tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
@@ -207,6 +212,7 @@ def test_no_standard_output_at_all(command):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.deep
 def test_output_in_a_terminal_that_knows_only_ascii(run_process):
     outcome = run_process("solve", "gelu", env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert (outcome.status, outcome.err) == (0, "")

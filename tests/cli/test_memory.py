@@ -194,6 +194,7 @@ def test_functions_are_counted_when_asked_for(run, target):
     assert (plain, caught) == (256, 24)
 
 
+@pytest.mark.deep
 def test_a_built_in_model_takes_no_memory_and_is_counted_as_on_a_gpu(run):
     pytest.importorskip("transformers")
     outcome = run(

@@ -8,6 +8,7 @@ from fewbit.fewbit_gen.activations import FAMILIES
 MAGIC = {"png": b"\x89PNG\r\n\x1a\n", "pdf": b"%PDF-", "svg": b"<?xml"}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("suffix", MAGIC)
 @pytest.mark.parametrize(
     "arguments",
@@ -30,6 +31,7 @@ def test_a_figure_is_written_in_the_format_of_its_name(run, tmp_path, suffix, ar
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.deep
 def test_the_real_process_needs_no_display(run_process, tmp_path):
     path = tmp_path / "gelu.png"
     assert run_process("plot", "approximation", "gelu", "--bits", "1", "-o", path, env=None).status == 0

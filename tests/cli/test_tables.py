@@ -44,6 +44,7 @@ def two_activations(monkeypatch):
     monkeypatch.setattr(build_module.problems, "__defaults__", (("relu", "sigmoid"), (1, 2, 3, 4)))
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("two_activations")
 def test_build_writes_the_same_bytes_again(run, tmp_path):
     for folder in ("first", "deep/second"):
@@ -54,6 +55,7 @@ def test_build_writes_the_same_bytes_again(run, tmp_path):
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("two_activations")
 def test_what_is_shipped_is_what_build_makes(run, tmp_path):
     run("tables", "build", "--output", tmp_path)

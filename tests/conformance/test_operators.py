@@ -35,6 +35,7 @@ def silent(operator, ways, most):
     ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_eager_ways_hold_the_rules(part):
     ways = ("hooks 4", "hooks 8", "checkpoint", "checkpoint 8")
@@ -51,6 +52,7 @@ def test_few_operators_are_excused_and_each_exists():
         assert any(fnmatchcase(way, excuse.ways) for way in WAYS)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("excuse", EXCUSED, ids=lambda e: f"{e.operator} {e.ways} {e.rule}")
 def test_no_excuse_is_idle(excuse):
     from .rows import measure

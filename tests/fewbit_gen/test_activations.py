@@ -91,6 +91,7 @@ def taylor(name, x):
         return middle, (high - low) / (2 * h), (high - 2 * middle + low) / (h * h)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_derivative_is_exact_to_the_rounding_of_its_argument(name):
     """|error| ≤ 8 ε (|f'| + |x f''|): eight last digits of f', or what eight last digits of x make of it.

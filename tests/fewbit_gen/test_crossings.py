@@ -23,6 +23,7 @@ MOMENTS = {name: Moments.of(a, parse_weight("uniform:-10,10"), 16384, order=2) f
 level_sets = st.sets(st.integers(-2000, 2000), min_size=1, max_size=12).map(lambda s: np.array(sorted(s)) / 1000)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @given(level_sets)
 def test_takes_the_nearest_level_everywhere(name, levels):

@@ -16,6 +16,7 @@ from fewbit.tables import FewbitError, Table
 solve = partial(solve_within, effort=None)  # the same numbers on a machine with little time
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("steepness", ["1e2", "1e5", "1e6", "1e7", "1e9"])
 def test_a_steep_activation_has_the_error_of_the_gentle_one_scaled(steepness):
     table = solve(f"gelu({steepness}*x)", levels=4, certify=False)
@@ -26,6 +27,7 @@ def test_a_steep_activation_has_the_error_of_the_gentle_one_scaled(steepness):
     assert table.error == pytest.approx(float(steepness) * gentle.error, rel=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("at", ["3.3333", "-7.77777", "1e-3", "9.99"])
 @pytest.mark.parametrize("narrowness", ["1e6", "1e10", "1e12"])
 def test_a_spike_between_nodes_is_found(at, narrowness):
@@ -36,6 +38,7 @@ def test_a_spike_between_nodes_is_found(at, narrowness):
     assert table.error == pytest.approx(n * one.error, rel=1e-4)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "text",
     [
@@ -63,6 +66,7 @@ def quadrature(text, table, centres, span=(-10.0, 10.0)):
     return float(((slope - level) ** 2 * half * weights).sum())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("factor", [1e-140, 1e-20, 1e-6, 1e6, 1e20, 1e140])
 def test_the_scale_of_f_scales_levels_and_error(factor):
     table, one = solve(f"{factor!r}*gelu(x)", levels=4), solve("gelu", levels=4)
@@ -71,6 +75,7 @@ def test_the_scale_of_f_scales_levels_and_error(factor):
     assert table.lower_bound / factor / factor == pytest.approx(one.error, rel=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("text", "message"),
     [

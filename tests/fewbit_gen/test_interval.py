@@ -74,6 +74,7 @@ def test_is_as_good_as_trying_all_boundaries(cells, K):
     assert cost(moments, found) <= least_cost(moments, K) + ROUNDING * moments.prefix[2, -1]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("K", [2, 3, 8, 21])
 @pytest.mark.parametrize("shape", ["random", "walk", "steps", "gaps"])
 def test_is_as_good_as_the_plain_programme(shape, K):
@@ -92,6 +93,7 @@ def test_is_as_good_as_the_plain_programme(shape, K):
     assert abs(cost(moments, solve_interval(moments, K)) - expected) <= ROUNDING * moments.prefix[2, -1]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("weight", ["uniform:-10,10", "normal:0,1"])
 @pytest.mark.parametrize("activation", ["gelu", "silu", "selu", "tanh"])
 def test_is_as_good_as_the_plain_programme_on_activations(activation, weight):

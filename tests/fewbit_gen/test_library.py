@@ -51,6 +51,7 @@ def test_shipped_tables_are_not_solved(solved, own_cache):
     assert not own_cache.exists()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["interval", "shared"])
 @pytest.mark.parametrize(("activation", "weight"), SCALED)
 def test_a_scaled_activation_has_the_scaled_table(activation, weight, kind, solved):

@@ -57,6 +57,7 @@ def test_no_interval_table_beats_the_bound(activation, K):
         assert table_error(table, act, weight) >= bound
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("activation", ["gelu", "sigmoid", "selu"])
 @pytest.mark.parametrize("K", [2, 3, 5])
 def test_no_set_of_levels_beats_the_bound(activation, K):
@@ -74,6 +75,7 @@ def test_no_set_of_levels_beats_the_bound(activation, K):
         assert table_error(table, act, weight) >= bound
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", ["interval", "shared"])
 @pytest.mark.parametrize("K", [2, 4, 7, 16])
 @pytest.mark.parametrize("activation", ["gelu", "tanh", "hardswish"])
@@ -96,6 +98,7 @@ def test_more_levels_have_a_lower_bound(kind):
     assert certificate(moments, four, 5).bound <= five.error * (1 + 1e-12)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["interval", "shared"])
 @pytest.mark.parametrize("K", [2, 3, 6])
 @pytest.mark.parametrize("seed", range(8))

@@ -47,6 +47,7 @@ def starts(draw):
     return boundaries, codes
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "weight"), MOMENTS)
 @settings(max_examples=25)
 @given(starts())

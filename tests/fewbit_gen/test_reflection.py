@@ -8,6 +8,7 @@ from fewbit.fewbit_gen.reflection import View, reflected, reflected_table, refle
 from fewbit.tables import load_table
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["interval", "shared"])
 @pytest.mark.parametrize("activation", ["exp(0.5*x)", "-exp(0.5*x)"])
 def test_a_heavy_tail_on_the_right_is_solved_as_its_mirror_image(activation, kind):

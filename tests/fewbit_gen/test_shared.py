@@ -73,6 +73,7 @@ def test_no_grouping_of_the_cells_is_better_than_a_partition_of_their_values(see
     assert cost(values, weights, solve_shared(problem(values, weights), K)) == pytest.approx(least, abs=1e-13)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("K", [2, 3, 8, 100])
 @pytest.mark.parametrize("shape", ["random", "ties", "skewed"])
 def test_is_as_good_as_the_plain_programme(shape, K):

@@ -38,6 +38,7 @@ PAPER = ("relu", "gelu", "silu", "sigmoid", "tanh", "selu", "softplus")
 WEIGHTS = ("uniform:-10,10", "normal:0,1")
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("activation", "kind", "bits", "number"), NUMBERS)
 def test_reproduces_the_numbers_to_stand_on(activation, kind, bits, number):
     digits = len(number.partition(".")[2])
@@ -51,6 +52,7 @@ def test_reproduces_the_numbers_to_stand_on(activation, kind, bits, number):
         assert round(table.error, digits) == float(number)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("activation", PAPER)
 def test_more_bits_and_shared_levels_are_never_worse(activation, weight):
@@ -117,6 +119,7 @@ class TestExact:
 
 
 class TestDomain:
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize("kind", ["interval", "shared"])
     @pytest.mark.parametrize("activation", ["gelu", "sigmoid", "softplus(beta=1000)", "softplus(beta=-3)"])
     def test_a_wide_weight_hides_nothing(self, activation, kind):
@@ -128,6 +131,7 @@ class TestDomain:
         # Sums over ±10⁶ hold no more digits than that.
         assert wide.error - wide.lower_bound <= 1e-6 * wide.error + 1e-14 * 2e6
 
+    @pytest.mark.sample(4)
     @pytest.mark.parametrize("kind", ["interval", "shared"])
     @pytest.mark.parametrize("weight", ["uniform:0,1e-6", "uniform:1e8,1.1e8", "normal:5,0.001", "normal:-30,4"])
     @pytest.mark.parametrize("activation", ["gelu", "selu", "softplus"])
@@ -201,6 +205,7 @@ class TestArguments:
         assert len(str(caught.value)) < 200
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["interval", "shared"])
 @pytest.mark.parametrize(
     ("steep", "domain", "factor"),

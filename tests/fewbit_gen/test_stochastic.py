@@ -59,6 +59,7 @@ def test_cuts_are_as_good_as_trying_all_levels(line, K):
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("activation", SMOOTH)
 class TestTable:
+    @pytest.mark.sample(3)
     @pytest.mark.parametrize("bits", [1, 2, 3, 4])
     def test_is_proven_and_no_worse_than_equal_distances(self, activation, weight, bits):
         table = solve(activation, bits, "stochastic", weight, effort=None)
@@ -68,6 +69,7 @@ class TestTable:
         assert table.error <= uniform_error(act, w, 2**bits) * (1 + 1e-9)
         assert table.error == pytest.approx(table_error(table, act, w), rel=1e-12)
 
+    @pytest.mark.sample(9)
     def test_has_no_bias_anywhere(self, activation, weight):
         """Wherever the weight lies: f' is between the two levels at every x."""
         table = solve(activation, 3, "stochastic", weight, certify=False)
@@ -90,6 +92,7 @@ def test_states_the_variance_of_draws():
     assert abs((q - f).mean()) <= 5 * (q - f).std() / x.size**0.5
 
 
+@pytest.mark.deep
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(SMOOTH), st.sampled_from(WEIGHTS), st.integers(0, 2**31), st.sampled_from([4, 6, 8]))
 def test_no_levels_are_below_the_bound(activation, weight, seed, K):
@@ -132,6 +135,7 @@ def bias(activation, table, x):
     return np.maximum(below - f, f - above).max() / np.ptp(table.levels)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("activation", "far"),
     [

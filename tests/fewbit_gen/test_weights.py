@@ -205,7 +205,7 @@ def test_a_measured_weight_is_named_by_what_it_holds():
         parse_weight(spec)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", ["shared", "interval"])
 @pytest.mark.parametrize("activation", ["gelu", "tanh", "selu"])
 @pytest.mark.parametrize(

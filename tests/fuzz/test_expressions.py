@@ -14,7 +14,7 @@ from fuzzing import fuzzed
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.deep
 
 UNARY = (
     *("gelu", "silu", "tanh", "sigmoid", "relu", "softplus", "elu", "selu", "mish", "exp", "erf", "gaussian", "sin"),
@@ -78,6 +78,7 @@ def integrated(table, activation, weight, order=13):
     return float(panels.sum()), 1e-11 * size
 
 
+@pytest.mark.deep
 @fuzzed
 @given(
     text=EXPRESSIONS, spec=WEIGHTS, K=st.sampled_from([2, 3, 8]), kind=st.sampled_from(["shared", "interval"]),

@@ -90,6 +90,7 @@ def test_hooks_save_it_once(mixed: Any) -> None:
     assert [row.module.split(".")[-3] for row in codes if "lora_A" in row.module] == ["q_proj", "o_proj"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_gated_mlps_keep_no_product_for_their_adapters(mixed: Any, dropout: float) -> None:
     model = mixed(lora_dropout=dropout)
@@ -156,6 +157,7 @@ WAYS: dict[str, tuple[Any, Any, float, float]] = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("options", "context", "share", "most"), WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("dora", [False, True], ids=["LoRA", "DoRA"])
 def test_4_bit_weights(
@@ -194,6 +196,7 @@ def test_frozen_4_bit_weights_keep_nothing_of_their_inputs(quantized: Callable[.
     assert not [row for row in memory.profile(model, **BATCH).saved if "base_layer" in row.module]
 
 
+@pytest.mark.deep
 def test_the_callback_trains_them(quantized: Callable[..., Any], tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     from fewbit.integrations.transformers import FewbitCallback
@@ -228,6 +231,7 @@ def merged_equally(exact: Any, model: Any) -> tuple[Any, Any]:
     return one, two
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dora", [False, True], ids=["LoRA", "DoRA"])
 @pytest.mark.parametrize("options", [{"level": "L2"}, PARTS], ids=str)
 def test_merging_after_conversion(options: Any, dora: bool) -> None:
@@ -246,6 +250,7 @@ def test_merging_after_conversion(options: Any, dora: bool) -> None:
     assert torch.equal(step(model)[1], right)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", [{"level": "L2"}, PARTS], ids=str)
 def test_merging_before_conversion_gives_what_converting_again_gives(options: Any) -> None:
     models = []
@@ -260,6 +265,7 @@ def test_merging_before_conversion_gives_what_converting_again_gives(options: An
     assert all(map(torch.equal, step(models[0]), step(models[1])))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dora", [False, True], ids=["LoRA", "DoRA"])
 def test_merging_into_4_bit_weights(dora: bool, quantized: Callable[..., Any]) -> None:
     exact, model = (quantized(use_dora=dora) for _ in range(2))
@@ -270,6 +276,7 @@ def test_merging_into_4_bit_weights(dora: bool, quantized: Callable[..., Any]) -
 # ---- conversion before peft ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", [{"level": "L2"}, {"level": "L3"}, PARTS, {"bits": 2, "adapt": 4}], ids=str)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_converting_again_after_peft_is_converting_after_it(options: Any, dropout: float) -> None:
@@ -290,6 +297,7 @@ def unconverted_adapters(model: Any) -> list[str]:
     return [name for name, module in layers if "fewbit" not in type(module).__module__]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", [{"level": "L2"}, {"level": "L3"}, PARTS, {"outliers": 0.02, "bits": 4}], ids=str)
 def test_adapters_put_in_later_are_converted_at_the_next_step(options: Any) -> None:
     after, before = with_adapters(llama()), llama()

@@ -76,6 +76,7 @@ def test_arguments_of_other_attentions_are_refused() -> None:
         gemma(input_ids=IDS)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("way", ["ddp", "checkpointed, sharded", "sharded, checkpointed"])
 def test_two_processes_have_the_gradient_of_one(way: str, tmp_path: Path) -> None:
     if way != "ddp" and not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):

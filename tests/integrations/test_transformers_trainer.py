@@ -80,6 +80,7 @@ METHODS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", METHODS.values(), ids=METHODS)
 def test_a_resumed_training_goes_on_bit_for_bit(options: Any, tmp_path: Path) -> None:
     whole = train(tmp_path, FewbitCallback(**options), llama())
@@ -104,6 +105,7 @@ def test_the_log_has_the_bytes_of_a_step(tmp_path: Path) -> None:
     assert sizes["L2"] < sizes["8 bits"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["layers and gates", "hooks", "checkpoints", "a plan"])
 def test_the_line_has_the_exact_bytes_the_error_and_the_time(name: str, tmp_path: Path, capsys: Any) -> None:
     callback = FewbitCallback(**METHODS[name])
@@ -117,6 +119,7 @@ def test_the_line_has_the_exact_bytes_the_error_and_the_time(name: str, tmp_path
     assert line.endswith(f", {source}") and f"error {beside.error:.2g}" in line and len(line) <= 100
 
 
+@pytest.mark.deep
 def test_measuring_changes_nothing(tmp_path: Path) -> None:
     found = [
         weights(train(tmp_path / str(m), FewbitCallback(method={"level": "L3"}, measure=m), llama()).model)
@@ -125,6 +128,7 @@ def test_measuring_changes_nothing(tmp_path: Path) -> None:
     assert torch.equal(*found)
 
 
+@pytest.mark.deep
 def test_plans_are_kept_in_checkpoints(tmp_path: Path) -> None:
     callback = FewbitCallback(memory="6MB", refresh=2)
     train(tmp_path, callback, llama())
@@ -140,6 +144,7 @@ def test_plans_are_kept_in_checkpoints(tmp_path: Path) -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in other.model.modules())
 
 
+@pytest.mark.deep
 def test_checkpointing_of_the_trainer_is_replaced(tmp_path: Path) -> None:
     callback = FewbitCallback(method={"checkpoint": 8})
     trainer = train(tmp_path, callback, llama(4), steps=2, gradient_checkpointing=True)
@@ -151,6 +156,7 @@ def test_checkpointing_of_the_trainer_is_replaced(tmp_path: Path) -> None:
     assert "fewbit" not in type(trainer.model.model.layers[0]._gradient_checkpointing_func).__module__
 
 
+@pytest.mark.deep
 def test_adapters_are_trained(tmp_path: Path) -> None:
     callback = FewbitCallback(method={"level": "L2", "glu": "parts"})
     model = with_adapters(llama(), 0.1)
@@ -206,6 +212,7 @@ def test_adapters_of_one_input_save_it_once() -> None:
     assert len(inputs) == 3
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("dropout", [0.0, 0.05])
 def test_a_quarter_of_an_8b_model_with_adapters_is_kept(dropout: float) -> None:
     peft = pytest.importorskip("peft")

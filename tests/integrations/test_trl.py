@@ -71,6 +71,7 @@ def weights(model: Any) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("adapters", [False, True], ids=["whole", "LoRA"])
 def test_layers_are_converted_after_the_adapters_are_in(adapters: bool, tokenizer: Any, tmp_path: Path) -> None:
     callback, idle = FewbitCallback(**PARTS), FewbitCallback(method={})
@@ -85,6 +86,7 @@ def test_layers_are_converted_after_the_adapters_are_in(adapters: bool, tokenize
     assert trainer.state.log_history[0]["fewbit_saved_bytes"] == callback.kept.saved
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("packing", [False, True], ids=["padded", "packed"])
 def test_a_resumed_training_goes_on_bit_for_bit(packing: bool, tokenizer: Any, tmp_path: Path) -> None:
     whole = train(tmp_path, tokenizer, FewbitCallback(**PARTS), adapters=True, packing=packing)
@@ -93,6 +95,7 @@ def test_a_resumed_training_goes_on_bit_for_bit(packing: bool, tokenizer: Any, t
     assert torch.equal(weights(whole.model), weights(again.model))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("adapters", [False, True], ids=["whole", "LoRA"])
 def test_a_plan_takes_the_place_of_its_checkpointing(adapters: bool, tokenizer: Any, tmp_path: Path) -> None:
     callback = FewbitCallback(error=0.05)

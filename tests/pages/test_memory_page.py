@@ -133,6 +133,7 @@ def shows(page):
     return page
 
 
+@pytest.mark.deep
 def test_the_page_of_a_compiled_model_shows_parts_and_no_timeline(visit, tmp_path, accessible):
     facts = {"parameters": 10, "parameter_bytes": 40, "batch": 8}
     (tmp_path / "compiled.html").write_text(compiled_page("a model", facts, "compiled", report_of_compiled()))
@@ -216,6 +217,7 @@ def test_names_are_text_and_not_markup(visit, tmp_path, comparisons):
     assert page.locator("img").count() == 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
 def test_axe_finds_nothing_and_nothing_is_cut_off(visit, url, accessible, width, dark):

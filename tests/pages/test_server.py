@@ -197,6 +197,7 @@ def test_a_port_in_use_is_one_line(server):
 # ---- the process behind it -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_what_takes_too_long_ends_and_the_next_question_is_answered():
     with SolverProcess(deadline=0.0) as solver:
         with pytest.raises(fewbit.FewbitError, match="takes more than 0 seconds"):
@@ -205,6 +206,7 @@ def test_what_takes_too_long_ends_and_the_next_question_is_answered():
         assert solver.solve(QUESTION)["table"]["bits"] == 2
 
 
+@pytest.mark.deep
 def test_a_process_that_dies_is_replaced():
     with SolverProcess() as solver:
         assert solver.solve(QUESTION)

@@ -48,6 +48,7 @@ def test_the_checker_has_at_most_200_lines():
     assert len((FOLDER / "checker.py").read_text().splitlines()) <= 200
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("activation", shipped_activations())
 def test_a_table_of_each_activation_is_proven(activation):
     turn = shipped_activations().index(activation)
@@ -59,6 +60,7 @@ def test_a_table_of_each_activation_is_proven(activation):
         assert error - bound <= TOLERANCE * error + 1e-14
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("activation", "weight"), [("selu", "uniform:-10,10"), ("tanh", "normal:0,1")])
 def test_each_kind_is_proven_to_a_millionth(activation, weight, kind):
@@ -144,6 +146,7 @@ TAMPERED = {
 }
 
 
+@pytest.mark.sample(21)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("change", TAMPERED.values(), ids=TAMPERED.keys())
 def test_a_changed_proof_is_refused(proofs, kind, change):

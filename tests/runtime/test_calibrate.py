@@ -594,6 +594,7 @@ def test_it_is_on_the_lazy_face():
     assert fewbit.calibrate is calibrate
 
 
+@pytest.mark.deep
 def test_two_processes_measure_together(tmp_path):
     script = Path(__file__).parents[1] / "support" / "parallel_calibration.py"
     one, two = (text.splitlines() for text in said_by_two(script, tmp_path / "meeting"))

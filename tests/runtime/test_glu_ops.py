@@ -25,6 +25,7 @@ def awkward(n, dtype, seed):
     return x.to(dtype)
 
 
+@pytest.mark.sample(17)
 @pytest.mark.parametrize("n", [1, 7, 256, 1000, 5003])
 @pytest.mark.parametrize(
     ("function", "dtype", "bits", "copies"),
@@ -112,6 +113,7 @@ def test_the_cpus_are_the_references_whatever_is_saved(n, dtype, bits, derived, 
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_many_blocks_in_threads(threads):
     before = torch.get_num_threads()
@@ -127,6 +129,7 @@ def test_many_blocks_in_threads(threads):
         torch.set_num_threads(before)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("derived", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_opcheck(dtype, derived):

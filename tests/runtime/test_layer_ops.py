@@ -45,6 +45,7 @@ def cases():
     }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", cases())
 def test_opcheck(name):
     torch.library.opcheck(*cases()[name])

@@ -37,21 +37,25 @@ def multiply_plainly(grad, packed, key, stride):
 class TestOpcheck:
     """torch's own checks: the schema tells the truth, the fake agrees with the op, gradients survive tracing."""
 
+    @pytest.mark.sample(1)
     def test_activation(self, layout):
         x = laid_out(layout, torch.float32, special=False)
         opcheck(ops.activation, (x, "silu", [], KEY))
         if layout not in ("expanded", "expanded-inside", "overlapping"):  # opcheck copies leaves onto themselves
             opcheck(ops.activation, (x.requires_grad_(), "silu", [], KEY))
 
+    @pytest.mark.sample(4)
     def test_encode(self, layout):
         opcheck(ops.encode, (laid_out(layout, torch.float32), KEY))
 
+    @pytest.mark.sample(3)
     def test_multiply(self, layout):
         grad = laid_out(layout, torch.float32, special=False)
         stride = torch.empty_like(grad).stride()
         opcheck(ops.multiply, (grad, torch.zeros(packed_size(grad.numel(), 3), dtype=torch.uint8), KEY, stride))
 
 
+@pytest.mark.sample(58)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("function", FORWARDS)
 def test_activation_is_opcheck_clean_for_every_function_and_dtype(function, dtype):
@@ -204,6 +208,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_child_has_threads_of_its_own():
     done = subprocess.run([sys.executable, "-c", _FORK], capture_output=True, text=True, timeout=100)

@@ -28,6 +28,7 @@ def said():
 
 @needs_gxx
 class TestPlainTorch:
+    @pytest.mark.deep
     def test_codes_and_numbers_are_the_cpus(self, said):
         assert said["codes"] == []
 

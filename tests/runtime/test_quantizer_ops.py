@@ -114,6 +114,7 @@ class TestBuffers:
         for back, buffer, b, G in zip(backs, buffers, bits, sizes, strict=True):
             assert same_bits(back, dequantized(buffer, b, G, dtype))
 
+    @pytest.mark.sample(1)
     def test_opcheck(self, shape, size, dtype, seed):
         x = numbers(*shape, dtype=dtype)
         seeds = None if seed is None else torch.tensor([3, 4])
@@ -177,6 +178,7 @@ def test_a_buffer_of_another_size_is_refused(shape, bits, size):
 
 @pytest.mark.parametrize("name", cases())
 class TestEach:
+    @pytest.mark.sample(1)
     def test_opcheck(self, name):
         quantize, arguments, dequantize, more = cases()[name]
         # The sizes of some depend on values: what torch traces with dynamic shapes needs them for inputs that it makes.
@@ -217,6 +219,7 @@ class TestEach:
                 dequantize(*parts, *more, torch.float32)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(
     "around",

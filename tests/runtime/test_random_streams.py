@@ -104,6 +104,7 @@ RUNS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize("name", METHODS)
 def test_outputs_masks_and_torchs_state_are_those_of_exact_training(name, run):
@@ -131,6 +132,7 @@ def test_the_gradient_under_checkpointing_is_that_without(reentrant):
     assert (found[1] - found[0]).norm() / found[0].norm() < 0.02  # 8 bits round to 1/255 of the range
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", METHODS)
 def test_a_seed_makes_a_training_reproducible(name):
     def train():
@@ -179,7 +181,7 @@ def test_a_fork_of_torchs_state_does_not_repeat_what_was_rounded_before():
     assert not torch.equal(first.packed, second.packed)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["activations", "gated MLPs"])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_models_draw_what_compiled_exact_ones_draw(name, backend):

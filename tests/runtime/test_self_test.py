@@ -37,6 +37,7 @@ def test_every_public_function_of_the_cpus_kernels_has_checks():
     assert {f"{check.family} {check.kernel}" for check in checks("cpu")} == set().union(*map(kernels_of, FAMILIES))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_cpus_kernels_pass(family):
     found = [(check, outcome(check, "cpu")) for check in checks("cpu") if check.family == family]
@@ -45,6 +46,7 @@ def test_the_cpus_kernels_pass(family):
         assert (result.state, result.problem) == ("ok", ""), (check.kernel, check.dtype, check.bits)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "pooling"])
 def test_the_gpus_kernels_pass(backend, family):
     """Where there is no GPU, on the CPU by g++, which takes a second for each dtype and number of bits."""

@@ -29,6 +29,7 @@ WIDE_ROWS = [("deberta", "L2"), ("graph network", "hooks"), ("u-net", "L2"), ("r
 SOUND = Row("llama", "L2", evaluation=True, training=True, masks=True, state=True, weights=0.1, inputs=0.1)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("model", "method"), ROWS + WIDE_ROWS, ids=[" ".join(key) for key in ROWS + WIDE_ROWS])
 def test_row_breaks_no_rule(model, method):
     assert violations(row(model, method)) == []

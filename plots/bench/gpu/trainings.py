@@ -95,7 +95,7 @@ class LanguageModel(nn.Module):
     """The loss of a causal Llama on its own tokens."""
 
     def __init__(self, config: Any) -> None:
-        from transformers import LlamaForCausalLM
+        from transformers.models.llama import LlamaForCausalLM
 
         super().__init__()
         self.network = LlamaForCausalLM(config)
@@ -107,7 +107,7 @@ class LanguageModel(nn.Module):
 
 def model_of(problem: Problem, device: str) -> nn.Module:
     """Return the problem's model in bfloat16, with the weights of seed 0."""
-    from transformers import LlamaConfig
+    from transformers.models.llama import LlamaConfig
 
     sizes: dict[str, Any] = {
         "hidden_size": problem.width,

@@ -24,14 +24,9 @@ from ...tensors.dtypes import KINDS, largest, smallest
 from ...tensors.layout import channel_run
 from ...tensors.packing import packed_size
 from ..reference import preact as reference
-from ..reference.fixed_point import LEAST_STEP, MOST_STEP
 from .numba_tools import BLOCK, GROUP, as_float, build, read, read_codes, take, vector, write, write_codes
+from .preact_parameters import F32, I32, LEAST_RUN, code_rows, columns_of, normal_rows, spread
 from .threads import JOB_WORDS, Kernel, run
-
-# Kernels process runs of a channel's elements. Where these are shorter, as in channels-last memory, they repeatedly
-# walk through rows of parameters with a column for each element.
-LEAST_RUN = 64
-LEAST_COLUMNS = 512
 
 # Each share of the blocks has sums of its own, added in a fixed order: the same bits on any number of threads.
 _SHARES, _BLOCKS_PER_SHARE = 32, 64
@@ -110,90 +105,6 @@ def _bits(value: float) -> int:
     return int(np.float32(value).view(np.int32))
 
 
-# ---- parameters of a channel's codes: in float64, as `quant_params` and `preact_quant_params` compute them -----------
-
-_LIMIT = largest(torch.float32)
-_F = np.float32(0)  # for `vector`: the type at an address
-_I = np.int32(0)
-
-
-@njit(inline="always")
-def _channel_params(γ: Any, β: Any, bits: Any) -> Any:
-    """Return Δ (0 in a constant channel), o, z, and the offset of Ã₁, float64, of one channel."""
-    half = np.float64(1 << (bits - 1))
-    g, b = np.float64(γ), np.float64(β)
-    step = min(6.0 * abs(g) / np.float64(1 << bits), MOST_STEP)
-    step = g if np.isnan(g) else step
-    varies = not (step < LEAST_STEP)
-    divisor = step if varies else 1.0
-    multiple = np.floor(b / divisor)
-    multiple += 1.0 if half - multiple > 2 * half - 1 else 0.0
-    origin = multiple * divisor
-    offset = (origin - b) / (g if varies else 1.0)
-    unit = 6.0 / np.float64(1 << bits)
-    offset = 0.0 if np.isnan(offset) or not varies else min(max(offset, -2 * unit), 2 * unit)
-    zero = half if np.isnan(multiple) else min(max(half - multiple, 1.0), 2 * half - 1)
-    constant = 1.0 if b > 0 else (half if b == 0 else 2 * half - 1)
-    zero = zero if varies else constant
-    zero = (0.0 if b > 0 else 2 * half) if g == 0 else zero
-    origin = origin if varies else b
-    origin = origin if np.isnan(origin) else min(max(origin, -_LIMIT), _LIMIT)
-    return step if varies else 0.0, origin, zero, offset
-
-
-@njit(inline="always")
-def _columns(C: Any, inner: Any) -> Any:
-    """Return the number of columns of a row of parameters, a multiple of those of C channels."""
-    if inner >= LEAST_RUN:
-        return C
-    once = C * inner
-    return (LEAST_COLUMNS + once - 1) // once * once
-
-
-@njit(inline="always")
-def _spread(row: Any, C: Any, inner: Any, columns: Any) -> None:
-    """Repeat each of the first C parameters for its `inner` contiguous elements, and then all of them, in place."""
-    if inner >= LEAST_RUN:
-        return
-    for c in range(C - 1, -1, -1):  # from the end, so that nothing is overwritten before it is read
-        value = row[c]
-        for i in range(inner):
-            row[c * inner + i] = value
-    for at in range(C * inner, columns):
-        row[at] = row[at - C * inner]
-
-
-@njit(inline="always")
-def _code_rows(
-    γ: Any, β: Any, C: Any, inner: Any, bits: Any, inverted: Any, origins: Any, steps: Any, zeros: Any
-) -> None:
-    """Write o, Δ (1/Δ if `inverted`) and z of each column."""
-    scales, shifts = vector(γ, _F, C), vector(β, _F, C)
-    for c in range(C):
-        step, origin, zero, _ = _channel_params(scales[c], shifts[c], bits)
-        inverse = 0.0 if step == 0 else 1.0 / step
-        origins[c], steps[c], zeros[c] = np.float32(origin), np.float32(inverse if inverted else step), np.int32(zero)
-    columns = len(zeros)
-    _spread(origins, C, inner, columns)
-    _spread(steps, C, inner, columns)
-    _spread(zeros, C, inner, columns)
-
-
-@njit(inline="always")
-def _normal_rows(γ: Any, β: Any, C: Any, inner: Any, bits: Any, offsets: Any, slopes: Any, zeros: Any) -> None:
-    """Write the offset and slope of Ã₁, and z, of each column."""
-    scales, shifts = vector(γ, _F, C), vector(β, _F, C)
-    unit = np.float32(6.0 / np.float64(1 << bits))
-    for c in range(C):
-        _, _, zero, offset = _channel_params(scales[c], shifts[c], bits)
-        offsets[c], zeros[c] = np.float32(offset), np.int32(zero)
-        slopes[c] = -unit if scales[c] < 0 else unit
-    columns = len(zeros)
-    _spread(offsets, C, inner, columns)
-    _spread(slopes, C, inner, columns)
-    _spread(zeros, C, inner, columns)
-
-
 # ---- kernels: the arguments that all share come first ----------------------------------------------------------------
 # Memory is viewed by its address: a slice of an array takes as long as a hundred elements.
 
@@ -209,11 +120,11 @@ def _encoder() -> Kernel:
         words = carray(job, (JOB_WORDS,))
         parts, blocks, x, kind, n, inner, C = words[1], words[2], words[3], words[4], words[5], words[6], words[7]
         γ, β, bits, leak, packed = words[8], words[9], words[10], as_float(words[11]), words[12]
-        columns = _columns(C, inner)
+        columns = columns_of(C, inner)
         run = inner if inner >= LEAST_RUN else 1
         origins, inverses = np.empty(columns, np.float32), np.empty(columns, np.float32)
         zeros = np.empty(columns, np.int32)
-        _code_rows(γ, β, C, inner, bits, True, origins, inverses, zeros)
+        code_rows(γ, β, C, inner, bits, True, origins, inverses, zeros)
         origins_at, inverses_at, zeros_at = _address(origins), _address(inverses), _address(zeros)
         half = np.float32(1 << (bits - 1))
         top = np.float32((1 << bits) - 1)
@@ -236,11 +147,11 @@ def _encoder() -> Kernel:
                 c = start // run % columns
                 length = min(count, columns - c if run == 1 else run - start % run)
                 while position < count:
-                    A = vector(values_at + 4 * position, _F, length)
+                    A = vector(values_at + 4 * position, F32, length)
                     codes = vector(small_at + position, np.uint8(0), length)
                     if run == 1:
-                        os, ss = vector(origins_at + 4 * c, _F, length), vector(inverses_at + 4 * c, _F, length)
-                        zs = vector(zeros_at + 4 * c, _I, length)
+                        os, ss = vector(origins_at + 4 * c, F32, length), vector(inverses_at + 4 * c, F32, length)
+                        zs = vector(zeros_at + 4 * c, I32, length)
                         for j in range(length):
                             y = np.float32(np.float32(A[j] - os[j]) * ss[j]) + half
                             y = y if y > nothing else nothing
@@ -258,7 +169,7 @@ def _encoder() -> Kernel:
                     c = 0 if run == 1 or c + 1 == C else c + 1
                     length = min(count - position, columns if run == 1 else run)
                 write_codes(small, count, bits, staged, packed, start // GROUP)
-                values = vector(values_at, _F, count)
+                values = vector(values_at, F32, count)
                 if leak == nothing:
                     for j in range(count):
                         values[j] = nothing if values[j] < nothing else values[j]  # −0 and NaN stay, as in torch
@@ -278,11 +189,11 @@ def _decoder() -> Kernel:
         parts, blocks, out, kind, n, inner, C = words[1], words[2], words[3], words[4], words[5], words[6], words[7]
         γ, β, bits, leak, packed = words[8], words[9], words[10], as_float(words[11]), words[12]
         least, most = as_float(words[13]), as_float(words[14])
-        columns = _columns(C, inner)
+        columns = columns_of(C, inner)
         run = inner if inner >= LEAST_RUN else 1
         origins, steps = np.empty(columns, np.float32), np.empty(columns, np.float32)
         zeros = np.empty(columns, np.int32)
-        _code_rows(γ, β, C, inner, bits, False, origins, steps, zeros)
+        code_rows(γ, β, C, inner, bits, False, origins, steps, zeros)
         origins_at, steps_at, zeros_at = _address(origins), _address(steps), _address(zeros)
         middle = np.float32(0.5) - np.float32(1 << (bits - 1))
         buffer = np.empty(BLOCK, np.float32)
@@ -303,10 +214,10 @@ def _decoder() -> Kernel:
                 length = min(count, columns - c if run == 1 else run - start % run)
                 while position < count:
                     codes = vector(small_at + position, np.uint8(0), length)
-                    A = vector(values_at + 4 * position, _F, length)
+                    A = vector(values_at + 4 * position, F32, length)
                     if run == 1:
-                        os, ss = vector(origins_at + 4 * c, _F, length), vector(steps_at + 4 * c, _F, length)
-                        zs = vector(zeros_at + 4 * c, _I, length)
+                        os, ss = vector(origins_at + 4 * c, F32, length), vector(steps_at + 4 * c, F32, length)
+                        zs = vector(zeros_at + 4 * c, I32, length)
                         for j in range(length):
                             code = np.int32(codes[j])
                             value = os[j] + np.float32(np.float32(np.float32(code) + middle) * ss[j])
@@ -361,12 +272,12 @@ def _summer() -> Kernel:
         inner, C, γ, β, bits = words[6], words[7], words[8], words[9], words[10]
         leak, packed = as_float(words[11]), words[12]
         sums_at, shares = words[13], words[14]
-        columns = _columns(C, inner)
+        columns = columns_of(C, inner)
         run = inner if inner >= LEAST_RUN else 1
         repeats = 1 if inner >= LEAST_RUN else inner
         offsets, slopes = np.empty(columns, np.float32), np.empty(columns, np.float32)
         zeros = np.empty(columns, np.int32)
-        _normal_rows(γ, β, C, inner, bits, offsets, slopes, zeros)
+        normal_rows(γ, β, C, inner, bits, offsets, slopes, zeros)
         offsets_at, slopes_at, zeros_at = _address(offsets), _address(slopes), _address(zeros)
         plain, weighted = np.empty(columns, np.float32), np.empty(columns, np.float32)
         plain_at, weighted_at = _address(plain), _address(weighted)
@@ -394,11 +305,11 @@ def _summer() -> Kernel:
                     length = min(count, columns - c if run == 1 else run - start % run)
                     while position < count:
                         codes = vector(small_at + position, np.uint8(0), length)
-                        g = vector(values_at + 4 * position, _F, length)
+                        g = vector(values_at + 4 * position, F32, length)
                         if run == 1:
-                            os, ss = vector(offsets_at + 4 * c, _F, length), vector(slopes_at + 4 * c, _F, length)
-                            zs = vector(zeros_at + 4 * c, _I, length)
-                            some, more = vector(plain_at + 4 * c, _F, length), vector(weighted_at + 4 * c, _F, length)
+                            os, ss = vector(offsets_at + 4 * c, F32, length), vector(slopes_at + 4 * c, F32, length)
+                            zs = vector(zeros_at + 4 * c, I32, length)
+                            some, more = vector(plain_at + 4 * c, F32, length), vector(weighted_at + 4 * c, F32, length)
                             for j in range(length):
                                 code = np.int32(codes[j])
                                 normal = os[j] + np.float32(np.float32(np.float32(code) + middle) * ss[j])
@@ -412,7 +323,7 @@ def _summer() -> Kernel:
                         position += length
                         c = 0 if run == 1 or c + 1 == C else c + 1
                         length = min(count - position, columns if run == 1 else run)
-                totals = vector(sums_at + 4 * share * 2 * C, _F, 2 * C)
+                totals = vector(sums_at + 4 * share * 2 * C, F32, 2 * C)
                 for c in range(C):
                     a = b = np.float64(0)
                     for first in range(c * repeats, columns, C * repeats):
@@ -432,15 +343,15 @@ def _normalizer() -> Kernel:
         inner, C, γ, β, bits = words[6], words[7], words[8], words[9], words[10]
         leak, packed = as_float(words[11]), words[12]
         sums_at, shares, deviations_at, by_batch = words[13], words[14], words[15], words[16]
-        columns = _columns(C, inner)
+        columns = columns_of(C, inner)
         run = inner if inner >= LEAST_RUN else 1
         offsets, slopes = np.empty(columns, np.float32), np.empty(columns, np.float32)
         zeros = np.empty(columns, np.int32)
-        _normal_rows(γ, β, C, inner, bits, offsets, slopes, zeros)
+        normal_rows(γ, β, C, inner, bits, offsets, slopes, zeros)
         # The sums of all shares, which every thread adds itself; the input's gradient is s∘(∇A₂ − p − q∘Ã₁).
         s, p, q = np.empty(columns, np.float32), np.empty(columns, np.float32), np.empty(columns, np.float32)
-        sums = vector(sums_at, _F, (shares + 1) * 2 * C)
-        scales, deviations = vector(γ, _F, C), vector(deviations_at, _F, C)
+        sums = vector(sums_at, F32, (shares + 1) * 2 * C)
+        scales, deviations = vector(γ, F32, C), vector(deviations_at, F32, C)
         first = take(job)  # pyright: ignore[reportCallIssue]
         elements = np.float64(n // C if by_batch else 1)
         for c in range(C):
@@ -453,9 +364,9 @@ def _normalizer() -> Kernel:
             q[c] = np.float32(b / elements) if by_batch else np.float32(0)
             if first == 0:
                 sums[shares * 2 * C + c], sums[shares * 2 * C + C + c] = np.float32(a), np.float32(b)
-        _spread(s, C, inner, columns)
-        _spread(p, C, inner, columns)
-        _spread(q, C, inner, columns)
+        spread(s, C, inner, columns)
+        spread(p, C, inner, columns)
+        spread(q, C, inner, columns)
         offsets_at, slopes_at, zeros_at = _address(offsets), _address(slopes), _address(zeros)
         s_at, p_at, q_at = _address(s), _address(p), _address(q)
         middle = np.float32(0.5) - np.float32(1 << (bits - 1))
@@ -477,11 +388,11 @@ def _normalizer() -> Kernel:
                 length = min(count, columns - c if run == 1 else run - start % run)
                 while position < count:
                     codes = vector(small_at + position, np.uint8(0), length)
-                    g = vector(values_at + 4 * position, _F, length)
+                    g = vector(values_at + 4 * position, F32, length)
                     if run == 1:
-                        os, us = vector(offsets_at + 4 * c, _F, length), vector(slopes_at + 4 * c, _F, length)
-                        zs, ss = vector(zeros_at + 4 * c, _I, length), vector(s_at + 4 * c, _F, length)
-                        ps, qs = vector(p_at + 4 * c, _F, length), vector(q_at + 4 * c, _F, length)
+                        os, us = vector(offsets_at + 4 * c, F32, length), vector(slopes_at + 4 * c, F32, length)
+                        zs, ss = vector(zeros_at + 4 * c, I32, length), vector(s_at + 4 * c, F32, length)
+                        ps, qs = vector(p_at + 4 * c, F32, length), vector(q_at + 4 * c, F32, length)
                         for j in range(length):
                             code = np.int32(codes[j])
                             normal = os[j] + np.float32(np.float32(np.float32(code) + middle) * us[j])

@@ -16,6 +16,7 @@ def torch():
 
 
 class TestTorch:
+    @pytest.mark.sample(3)
     @pytest.mark.parametrize(
         ("make", "name"),
         [

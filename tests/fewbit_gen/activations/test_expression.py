@@ -36,6 +36,7 @@ def torch_derivative(text, x):
 
 
 class TestDerivative:
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize(
         ("text", "family"),
         [
@@ -86,6 +87,7 @@ class TestDerivative:
         }.items():
             assert parse_activation(text).derivative(x) == pytest.approx(expected, rel=1e-12, abs=0)
 
+    @pytest.mark.sample(11)
     @pytest.mark.parametrize(
         "text",
         [

@@ -22,6 +22,7 @@ def small(monkeypatch):
     monkeypatch.setattr(alternatives, "TASKS", {name: (text, tiny) for name, (text, _) in TASKS.items()})
 
 
+@pytest.mark.deep
 def test_each_way_keeps_what_it_says():
     rows = {row.way: row for row in measure("llama", ways_of("llama", compiled=False), rounds=1)}
     assert not any(row.wrong for row in rows.values())
@@ -58,6 +59,7 @@ def test_ways_with_gates_are_for_models_with_gates():
     assert "compile, fewbit" in ways_of("cnn", True) and "compile, fewbit" not in ways_of("cnn", False)
 
 
+@pytest.mark.deep
 def test_the_command_writes_what_it_measured(run, tmp_path):
     path = tmp_path / "found.json"
     outcome = run("bench", "alternatives", "--task", "long", "--no-compiled", "--rounds", "1", "-o", path)

@@ -32,6 +32,7 @@ def no_kernels(monkeypatch):
     monkeypatch.setattr(bench, "_warm_up_compiler", lambda: None)
 
 
+@pytest.mark.deep
 def test_variants_stand_beside_the_compiler_alone(run, tmp_path):
     path = tmp_path / "compiled.json"
     sizes = "--layers", 1, "--batch", 2, "--tokens", 64, "--rounds", 1
@@ -125,6 +126,7 @@ def test_a_peak_is_of_a_step_without_parameters():
     assert peak.bytes is None or peak.bytes > 0
 
 
+@pytest.mark.deep
 def test_a_first_step_from_the_cache_stands_beside_the_compilers(monkeypatch):
     taken = {("compile", 1): 8.0, ("compile", 2): 2.0, ("fewbit-2", 1): 9.0, ("fewbit-2", 2): 3.0}
     calls = []
@@ -141,7 +143,7 @@ def test_a_first_step_from_the_cache_stands_beside_the_compilers(monkeypatch):
     assert "cached s" in lines_of([SMALL], rows)[1]
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_the_peak_of_compiled_graphs_is_predicted(monkeypatch):
     monkeypatch.setattr(Training, "_compiled", COMPILED)
     peak = bench.peak_of_step(SMALL, "compile", threads=1)

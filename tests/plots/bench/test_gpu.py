@@ -36,6 +36,7 @@ def test_a_check_says_what_failed(monkeypatch):
     assert last["PerGroup"] == {"same": False}
 
 
+@pytest.mark.deep
 def test_checks_are_collected_and_not_made_again(tmp_path):
     path = tmp_path / "gpu-1.json"
     said = called("checks", "--toy", "-o", path, "--only", "overhead")
@@ -113,6 +114,7 @@ def test_what_is_not_measured_says_so(tmp_path):
     assert "old" not in text
 
 
+@pytest.mark.deep
 def test_tests_are_run(tmp_path):
     called("tests", "--toy", "--sample", 0.1, "-o", tmp_path / "gpu-2.json")
     row = json.loads((tmp_path / "gpu-2.json").read_text())["rows"]["tests, a tenth"]
@@ -139,6 +141,7 @@ def test_a_tenth_of_the_tests_has_one_of_each_function_and_the_rest_all_others()
 
 
 class TestApart:
+    @pytest.mark.deep
     def test_a_part_that_is_broken_off_keeps_what_it_said(self):
         script = "import time; print('{\"passed\": 3}', flush=True); time.sleep(60)"
         row = run_part(Part("long", ("-c", script), seconds=3), time.monotonic() + 100)

@@ -63,6 +63,7 @@ def test_all_who_solve_a_problem_reach_the_same_error(kind):
     assert max(errors.values()) == pytest.approx(min(errors.values()), rel=1e-9)
 
 
+@pytest.mark.deep
 def test_a_measurement_is_taken_in_a_process_of_its_own():
     ballast = np.ones(2**26)  # half a gigabyte that is not the measured process's
     (measured,) = bench.bench_solve([SMALL[-1]], rounds=3)
@@ -145,6 +146,7 @@ def small_tasks(monkeypatch):
     monkeypatch.setattr(bench, "find_spec", lambda _: None)
 
 
+@pytest.mark.deep
 def test_the_compiler_is_measured_and_reported(run, small_tasks, tmp_path):
     path = tmp_path / "solve.json"
     outcome = run("bench", "solve", "--rounds", 2, "-o", path)

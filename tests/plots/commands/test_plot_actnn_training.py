@@ -18,6 +18,7 @@ def quick(monkeypatch):
     torch.set_num_threads(threads)
 
 
+@pytest.mark.deep
 def test_it_trains_draws_and_leaves_its_numbers(run, tmp_path, quick):
     options = ["--steps", 2, "--seeds", 2, "--task", "resnet"]
     outcome = run("plot", "training", "--method", "actnn", *options, "-o", tmp_path / "figure.png")

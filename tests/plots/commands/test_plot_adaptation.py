@@ -7,6 +7,7 @@ import pytest
 from fewbit.plots.figures.adaptation import Followed
 
 
+@pytest.mark.deep
 def test_it_trains_measures_draws_and_leaves_its_numbers(run, tmp_path):
     path = tmp_path / "a.png"
     outcome = run("plot", "adaptation", "--model", "small", "--bits", 2, "--adapt", 4, "--steps", 12, "-o", path)

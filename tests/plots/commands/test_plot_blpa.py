@@ -11,6 +11,7 @@ def run(capsys, command, *arguments):
     return status, capsys.readouterr()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "command, options, message",
     [

@@ -5,6 +5,7 @@ import json
 import pytest
 
 
+@pytest.mark.deep
 def test_training_compares_what_it_says(run, tmp_path):
     pytest.importorskip("transformers")
     text = run("plot", "training", "--method", "glu", "--steps", "1", "--seeds", "2", "-o", tmp_path / "a.png").out

@@ -16,6 +16,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(variance, "VarianceSettings", small)
 
 
+@pytest.mark.deep
 def test_it_measures_draws_and_leaves_its_numbers(run, tmp_path, tiny):
     outcome = run("plot", "variance", "--draws", 2, "--steps", 2, "--bits", 3, "-o", tmp_path / "v.png")
     assert outcome.status == 0, outcome.err

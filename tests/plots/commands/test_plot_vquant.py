@@ -17,6 +17,7 @@ def plotted(run, tmp_path, name, *options):
     return outcome.out, numbers
 
 
+@pytest.mark.deep
 def test_annealing(run, tmp_path, monkeypatch):
     from fewbit.plots.studies import vquant
 
@@ -26,6 +27,7 @@ def test_annealing(run, tmp_path, monkeypatch):
     assert [len(row["accuracies"]) for row in numbers["rows"]] == [1, 1, 1, 1]
 
 
+@pytest.mark.deep
 def test_accuracy(run, tmp_path, monkeypatch):
     from fewbit.plots.studies import vquant
 
@@ -62,6 +64,7 @@ def test_lstm(run, tmp_path, monkeypatch):
     assert packed[-1]["perplexity"] == pytest.approx(exact["perplexity"], rel=0.05)
 
 
+@pytest.mark.deep
 def test_inference():
     from fewbit.plots.figures.vquant import plot_inference
     from fewbit.plots.studies import vquant

@@ -107,6 +107,7 @@ def test_random_windows_can_begin_anywhere():
     assert set(starts.tolist()) == {0, 1, 2}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name, shape", [("digits", (1, 8, 8)), ("patches", (3, 16, 16)), ("mnist", (1, 28, 28))])
 def test_images_are_real_split_and_normalized(name, shape):
     images = COLLECTIONS[name]()

@@ -15,11 +15,13 @@ if not RESULTS.is_dir():
     pytest.skip("not the repository", allow_module_level=True)
 
 
+@pytest.mark.sample(19)
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: f"{source.page} of {source.files[0]}")
 def test_a_page_holds_what_is_made_of_its_files(source):
     assert source.made() and missing(source) == []
 
 
+@pytest.mark.sample(17)
 @pytest.mark.parametrize("page", pages())
 def test_a_number_in_a_table_has_a_file_or_a_reason(page):
     numbers = [number for number in numbers_of(page, SOURCES, PRINTED) if number.in_table]

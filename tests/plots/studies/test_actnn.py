@@ -7,6 +7,7 @@ from fewbit.tables import FewbitError
 TASKS = {name: make() for name, make in actnn.TASKS.items()}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", TASKS)
 def test_runs_of_a_seed_begin_alike_and_learn(name):
     chosen = (actnn.VARIANTS[0], actnn.VARIANTS[1], actnn.VARIANTS[3])
@@ -23,6 +24,7 @@ def test_runs_of_a_seed_begin_alike_and_learn(name):
     assert runs[0].saved_bytes > 4 * runs[1].saved_bytes > 4 * runs[2].saved_bytes
 
 
+@pytest.mark.deep
 def test_a_block_keeps_what_the_paper_says():
     """64 bits to 5.25 (Section 6.2) is 12.19; channels' statistics and a byte a sample and layer cost 1 % at most."""
     assert actnn.block_ratio(2, "L2") == pytest.approx(64 / 5.25, rel=0.01)

@@ -27,7 +27,7 @@ def digits():
 
 
 class TestTraining:
-    @pytest.mark.slow
+    @pytest.mark.deep
     def test_first_losses_are_equal_but_for_the_naive(self, digits):
         before = torch.random.get_rng_state()
         training = train(VARIANTS, digits, SMALL)
@@ -78,12 +78,13 @@ def deep(digits):
     return train([Variant("4 bits", 4)], digits, Settings(steps=50, width=4)).runs[0]
 
 
+@pytest.mark.deep
 def test_164_layers_learn(deep):
     assert all(map(math.isfinite, deep.losses))
     assert fmean(deep.losses[-10:]) < fmean(deep.losses[:3]) - 0.2
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize("steps", [0, 20])
 def test_gradient_errors_are_one_to_two_orders_below_the_noise_of_sgd_in_every_layer(digits, steps):
     """Figure 4, of the paper's 164 layers of width 16, before and after some training."""

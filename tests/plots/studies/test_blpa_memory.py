@@ -26,7 +26,7 @@ def table_2():
     return {(row.depth, row.width): row for row in blpa_memory.largest_batches(11 * 2**30)}
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize("network", blpa_memory.TABLE_2)
 def test_the_formula_gives_larger_batches_than_the_paper_found(table_2, network):
     """By up to 1.3 times exact and 2.0 times with 4 bits: it counts no more than activations and parameters."""

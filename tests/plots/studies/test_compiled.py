@@ -28,6 +28,7 @@ def tiny_and_op_by_op(monkeypatch):
     )
 
 
+@pytest.mark.deep
 def test_runs_begin_alike_keep_less_and_are_not_run_again(tmp_path, capsys):
     file = tmp_path / "runs.json"
     variants = [f"--variant=gpt2: {name}" for name in ("exact", "auto")]
@@ -49,6 +50,7 @@ def test_differences_are_to_the_exact_run_of_the_same_model_and_seed():
     assert compiled.differences(runs) == {"gpt2: auto": [0.5], "llama: auto": [-0.25]}
 
 
+@pytest.mark.deep
 def test_a_run_that_ran_away_is_written_and_is_infinitely_worse(monkeypatch, tmp_path, capsys):
     def ran_away(run, seed):
         return {"variant": run.variant, "seed": seed, "losses": [4.0, nan], "validation_loss": nan, "saved_bytes": 1}

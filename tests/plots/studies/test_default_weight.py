@@ -27,6 +27,7 @@ def test_numbers_of_bits_are_chosen():
     assert best(rows, bits=(2,)) == UNIFORM
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_every_model_learns_and_has_activations_that_save_tables(name):
     if name != "ResNet with GELU":

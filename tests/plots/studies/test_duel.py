@@ -33,6 +33,7 @@ def rows(tmp_path_factory):
     return rows
 
 
+@pytest.mark.deep
 def test_every_variant_has_a_row_for_each_seed(rows):
     assert [row["variant"] for row in rows] == 2 * ["exact", *duel.VARIANTS]
     assert len({row["loss"] for row in rows}) == len(rows)

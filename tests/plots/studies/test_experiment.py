@@ -11,6 +11,7 @@ from fewbit.tables import FewbitError
 from squares import EXPERIMENT, cases, measure
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_case_has_a_row_in_the_order_of_cases(tmp_path, workers):
     rows = run(EXPERIMENT, tmp_path, workers)

@@ -41,6 +41,7 @@ def rows():
         return [{**case, **finetuning.measure(case, steps=12)} for case in found]
 
 
+@pytest.mark.deep
 def test_variants_differ_and_keep_less(rows):
     first = {row["variant"]: row for row in rows if (row["task"], row["seed"]) == ("role", 0)}
     assert len({(row["final"], row["loss"]) for row in first.values()}) == len(VARIANTS)

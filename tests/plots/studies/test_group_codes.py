@@ -16,6 +16,7 @@ def test_dither_has_no_bias_and_the_error_of_rounding_alone():
     assert float(errors.square().mean()) == pytest.approx(float(step) / 12, rel=0.05)
 
 
+@pytest.mark.deep
 def test_rotated_codes_err_least_at_few_bits(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(group_codes, "MODELS", {"GPT-2": group_codes.MODELS["GPT-2"]})
     monkeypatch.setattr(group_codes.group_levels, "STEPS", 0)

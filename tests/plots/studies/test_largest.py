@@ -20,6 +20,7 @@ def _rough(monkeypatch):
     monkeypatch.setattr(largest, "FRACTIONS", (2,))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_and_the_counted_peak_grows_with_the_batch(method):
     setting = replace(SMALL["ResNet-152"], method=method)
@@ -27,6 +28,7 @@ def test_every_method_trains_and_the_counted_peak_grows_with_the_batch(method):
     assert largest.predicted_bytes(setting) < largest.predicted_bytes(replace(setting, batch=32))
 
 
+@pytest.mark.deep
 def test_methods_need_less():
     need = {m: largest.predicted_bytes(replace(SMALL["ResNet-152"], batch=64, method=m)) for m in METHODS}
     assert need["L3"] < need["L2"] < need["hooks, 4 bits"] < need[EXACT]
@@ -34,6 +36,7 @@ def test_methods_need_less():
     assert few < exact
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("what", [BATCH, *largest.DIMENSIONS])
 def test_a_prediction_is_where_the_counted_bytes_pass_the_room(what):
     setting = replace(SMALL["ResNet-152"], batch=128)  # of some ten blocks, and not of sixty
@@ -44,6 +47,7 @@ def test_a_prediction_is_where_the_counted_bytes_pass_the_room(what):
     assert setting.at(what, setting.number(what)) == setting
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
 def test_few_bits_fit_a_larger_batch():
     cases = [{"network": "BLPA-164", "what": BATCH, "method": method} for method in (EXACT, FEW)]

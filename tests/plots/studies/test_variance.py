@@ -18,6 +18,7 @@ def study():
     return found
 
 
+@pytest.mark.deep
 def test_theorem_3_predicts_what_repeated_draws_measure(study):
     """The sum over all weights, of which the noisiest make most; a single one has 6 draws."""
     assert 0.6 < sum(study.predicted) / sum(study.empirical) < 1.6

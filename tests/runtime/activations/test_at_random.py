@@ -21,6 +21,7 @@ from torch.nn import functional as F
 CPU = torch.device("cpu")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("activation", shipped_activations())
 def test_lines_are_near_the_position_between_levels(activation):
     for table in shipped_tables(activation):
@@ -49,6 +50,7 @@ def test_lines_are_near_the_position_between_levels(activation):
 
 
 class TestModule:
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize(("name", "bits"), TABLES)
     def test_has_no_bias(self, name, bits):
         """The mean over 4,000 draws is f', within five deviations and what interpolation leaves."""
@@ -122,6 +124,7 @@ class TestModule:
         model = torch.nn.Sequential(torch.nn.Identity(), fewbit.GELU(table=TABLES["gelu", 3]))
         assert fewbit.memory.profile(model, x.requires_grad_()).total == 64 * 64 * 3 // 8
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("dynamic", [False, True])
     def test_compiled_is_eager(self, dynamic):
         act = fewbit.GELU(table=TABLES["gelu", 2])

@@ -81,6 +81,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_every_function_of_torch_is_caught(call):
     function, activation = CALLS[call]

@@ -187,6 +187,7 @@ class TestTables:
 
 
 class TestCompiled:
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("rounding", ["deterministic", "stochastic"])
     def test_is_eagers_without_compiling_again(self, rounding):
         eager, compiled = model(), model()
@@ -235,6 +236,7 @@ class TestCompiled:
 
 
 class TestKept:
+    @pytest.mark.deep
     def test_a_training_that_is_resumed_has_the_same_tables(self):
         """Broken off at every kind of step: while counting, while solving, between."""
         given = batches(40)
@@ -254,6 +256,7 @@ class TestKept:
             ours, _ = train(second, given[stop:])
             assert ours == keys[stop:]
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["copy", "pickle"])
     def test_copies_and_pickles_follow_on_their_own(self, copied):
         trained = model()
@@ -353,6 +356,7 @@ def said(tmp_path_factory):
     return said_by_two(script, tmp_path_factory.mktemp("tables") / "meeting")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "kind",
     [

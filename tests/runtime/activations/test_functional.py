@@ -52,6 +52,7 @@ class TestOnEveryLayout:
             assert_same_bits(y, expected)
             assert y.stride() == expected.stride(), layout
 
+    @pytest.mark.sample(8)
     def test_the_backward_is_grad_times_table_whatever_the_gradients_layout(self, name, arguments, dtype):
         ours, _ = functions(name, arguments)
         table = table_in(getattr(fewbit, name)(**arguments), dtype)
@@ -102,6 +103,7 @@ class TestForwardIsTorchs:
             assert_same_bits(ours(x), theirs(x))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "arguments"), ACTIVATIONS, ids=ACTIVATION_IDS)
 def test_forward_is_torchs_on_large_tensors(name, arguments):
     """Beyond 32 MiB the result lies on huge pages, by torch's `out=`."""

@@ -22,6 +22,7 @@ def mean_gradient(function, inputs, **options):
     return [torch.stack(parts).double().mean(0) for parts in zip(*found, strict=True)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", UNITS)
 def test_gradients_are_torch_s_on_average(name):
     ours, act = UNITS[name]

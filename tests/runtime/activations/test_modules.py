@@ -220,6 +220,7 @@ def test_a_parameter_that_float32_rounds_trains_from_a_pickle_in_every_dtype():
         assert_same_bits(ours, theirs)
 
 
+@pytest.mark.deep
 def test_a_pickle_trains_in_a_process_that_never_saw_its_table(tmp_path):
     module = nn.Sequential(nn.Linear(4, 4), fewbit.GELU(table=table_of_bits(4, seed=77)))
     x = torch.ones(2, 4)
@@ -324,6 +325,7 @@ TAKES_OBJECTS = pytest.mark.skipif(
 class TestCompiled:
     """Whole graphs, traced through autograd; `aot_eager` needs no C++ compiler."""
 
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize(("name", "arguments"), ACTIVATIONS, ids=ACTIVATION_IDS)
     def test_equals_eager_and_keeps_the_packed_code_alone(self, name, arguments):
         ours, _ = pair(name, arguments, bits=2)
@@ -337,6 +339,7 @@ class TestCompiled:
         for a, b in zip(*(torch.autograd.grad(z, x, grad) for z in (y, expected)), strict=True):
             assert_same_bits(a, b)
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize(("name", "arguments"), INPLACE[::3], ids=INPLACE_IDS[::3])
     def test_inplace_equals_eager(self, name, arguments):
         ours, _ = pair(name, arguments, inplace=True)
@@ -353,6 +356,7 @@ class TestCompiled:
         for a, b in zip(*(torch.autograd.grad(z, x, grad) for z in (y, expected)), strict=True):
             assert_same_bits(a, b)
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize(
         "arguments",
         [
@@ -370,6 +374,7 @@ class TestCompiled:
         assert torch.equal(y, expected)
         assert torch.equal(*(torch.autograd.grad(z.sum(), x)[0] for z in (y, expected)))
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize(
         "module",
         [
@@ -391,7 +396,7 @@ class TestCompiled:
             assert torch.equal(*(torch.autograd.grad(z.sum(), x)[0] for z in (y, expected)))
         assert counter.frame_count == 1
 
-    @pytest.mark.slow
+    @pytest.mark.deep
     @pytest.mark.skipif(shutil.which("g++") is None, reason="the default backend needs a C++ compiler")
     def test_the_default_backend_keeps_the_layouts_that_the_codes_lie_in(self):
         """It may lay out what it computes itself as it likes, and codes of another order are wrong gradients."""
@@ -424,6 +429,7 @@ class TestCompiled:
             assert torch.equal(torch.compile(module, fullgraph=True, backend="aot_eager")(x), torch.tanh(x))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "module", [fewbit.GELU(), fewbit.Hardtanh(-0.7, 0.1), fewbit.LogSigmoid(), fewbit.FewBit("x*tanh(x)")], ids=repr
 )

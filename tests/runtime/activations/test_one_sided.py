@@ -58,6 +58,7 @@ def test_values_at_infinity_are_torchs_and_the_gradient_that_beside_it(name, arg
     assert gradient[2] == gradient[3]
 
 
+@pytest.mark.sample(3)
 @cases
 def test_modules_compile_pickle_and_convert(name, arguments):
     theirs = getattr(nn, name)(*arguments)

@@ -99,6 +99,7 @@ class TestWhatFollows:
             assert pickle.loads(pickle.dumps(made)) is made
             assert pydoc.render_doc(made)
 
+    @pytest.mark.sample(3)
     def test_functions_trace_with_the_caller(self, module, row):
         function, parameters = getattr(functional, row.name), parameters_of(row.name)
         compiled = torch.compile(lambda x: function(x * 2, *parameters), fullgraph=True, backend="aot_eager")

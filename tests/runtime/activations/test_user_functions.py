@@ -81,6 +81,7 @@ def name_of(activation):
 
 @pytest.mark.parametrize(("activation", "truth"), CASES, ids=IDS)
 class TestEveryKind:
+    @pytest.mark.sample(7)
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_is_the_function_forward_and_the_table_backward(self, activation, truth, dtype):
         module = module_of(activation)
@@ -194,6 +195,7 @@ class TestCopies:
         gc.collect()
         y.sum().backward()
 
+    @pytest.mark.deep
     def test_in_a_process_that_never_saw_them(self, tmp_path):
         x = torch.linspace(-3, 3, 50)
         modules = [fewbit.FewBit("x*tanh(x)"), fewbit.FewBit(torch.sin, table=table_of_bits(3, seed=8))]
@@ -278,6 +280,7 @@ class TestRefusals:
 
 
 class TestCompiled:
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize(
         "activation", ["x*sigmoid(1.702*x)", "where(x>0,max(x,1),0.5)", "gelu", torch.sin, snake, Scaled()], ids=name_of
     )
@@ -297,6 +300,7 @@ class TestCompiled:
         for a, b in zip(*(torch.autograd.grad(z, x, torch.ones_like(z)) for z in (y, expected)), strict=True):
             assert_same_bits(a, b)
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize(
         "activation", ["x*sigmoid(1.702*x)", "hardtanh(max_val=0.7)", torch.sin, snake], ids=name_of
     )

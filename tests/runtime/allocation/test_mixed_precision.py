@@ -444,6 +444,7 @@ class TestInCompiledGraphs:
         model(torch.randn(16, 64)).sum().backward()
         assert all(block[0].weight.grad is not None for block in model)
 
+    @pytest.mark.deep
     def test_blocks_compiled_one_by_one_are_eagers(self):
         torch.manual_seed(0)
         model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)) for _ in range(3)))
@@ -461,6 +462,7 @@ class TestInCompiledGraphs:
             for ours, eagers in zip(model.parameters(), twin.parameters(), strict=True):
                 torch.testing.assert_close(ours.grad, eagers.grad)
 
+    @pytest.mark.deep
     def test_a_first_layer_that_is_called_again_and_again(self):
         class Tied(nn.Module):
             def __init__(self):
@@ -489,6 +491,7 @@ class TestInCompiledGraphs:
 
         self.same(fewbit.convert(Trunk(), level="L3", bits=2.5).model, torch.randn(17, 64))
 
+    @pytest.mark.deep
     def test_layers_of_different_kinds_on_one_input_have_codes_of_their_own(self):
         class Kinds(nn.Module):
             def __init__(self):
@@ -504,6 +507,7 @@ class TestInCompiledGraphs:
         assert [count for _, _, count, _ in allocated] == [1, 1]
         assert all(gradient.isfinite().all() for gradient in gradients)
 
+    @pytest.mark.deep
     @pytest.mark.parametrize("level", ["L3", "L4"])
     def test_frozen_attention_to_a_memory(self, level):
         class Attends(nn.Module):
@@ -531,6 +535,7 @@ class TestInCompiledGraphs:
             call(x).sum().backward()
         assert torch.equal(model[0].weight.grad, plain[0].weight.grad)
 
+    @pytest.mark.deep
     def test_codes_in_host_memory_return_in_the_backward_pass(self):
         model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64), nn.LayerNorm(64))
         fewbit.convert(model, level="L4", bits=2.5)
@@ -550,6 +555,7 @@ class TestInCompiledGraphs:
         torch.compile(model, backend=backend, fullgraph=True)(torch.randn(32, 64)).square().sum().backward()
         assert moved == {"forward": {ops.to_host}, "backward": {ops.to_device_of}}
 
+    @pytest.mark.deep
     def test_a_saver_that_no_compiler_traces_ends_the_graph(self):
         class Counting:
             def __init__(self):

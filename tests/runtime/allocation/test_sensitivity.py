@@ -42,6 +42,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_the_sum_of_sensitivities_is_the_variance_of_the_weights_gradient(case, bits):

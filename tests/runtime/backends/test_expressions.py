@@ -48,6 +48,7 @@ def close(a, b):
 EVERY_FUNCTION = [f"{name}(x{NEEDED.get(name, '')})" for name in (*ELEMENTARY, *FAMILIES)]
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("text", [*EXPRESSIONS, *EVERY_FUNCTION])
 def test_is_the_compilers_function(text):
     x = torch.cat([torch.linspace(-9, 9, 1801, dtype=torch.float64), torch.tensor([1e-300, 50.0, -50.0])])
@@ -80,6 +81,7 @@ def test_any_expression_is_the_compilers_function(text):
     torch.testing.assert_close(expression_function(text)(x), expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("text", EXPRESSIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_returns_a_new_tensor_like_its_input(text, dtype):
@@ -92,6 +94,7 @@ def test_returns_a_new_tensor_like_its_input(text, dtype):
         assert x.numel() == 0 or y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("text", [*EXPRESSIONS, *EVERY_FUNCTION])
 def test_fakes_foresee_the_layout(text):
     """The compiler reads codes in the order that it foresees."""
@@ -110,6 +113,7 @@ def test_is_bit_for_bit_what_the_same_calls_of_torch_give(dtype):
     assert_same_bits(expression_function("x*tanh(softplus(x))")(x), x * torch.tanh(F.softplus(x)))
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("text", EXPRESSIONS)
 @pytest.mark.parametrize("dtype", HALVES)
 def test_halves_are_float32_rounded_once(text, dtype):

@@ -26,6 +26,7 @@ def assert_launched(backend, kernels):
     assert backend.launched == (kernels if backend.name == "host-cuda" else [])
 
 
+@pytest.mark.sample(37)
 @pytest.mark.parametrize("slope", [0.0, 0.1])
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ def assert_like_the_reference(backend, x, key, seed):
     assert torch.equal(codes.cpu(), reference.encode_at_random(x, key, seed))
 
 
+@pytest.mark.sample(39)
 @pytest.mark.parametrize("table", TABLES.values(), ids=[f"{n} {b}" for n, b in TABLES])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_codes_are_those_of_plain_torch(backend, table, dtype):
@@ -97,6 +98,7 @@ def test_nan_has_the_greatest_code(backend):
     assert unpack(backend.module("rounding").encode_at_random(x, key, 1).cpu(), 2, 9).tolist() == [3] * 9
 
 
+@pytest.mark.sample(1)
 @needs_nvrtc
 @pytest.mark.parametrize(
     ("dtype", "bits", "arch"), of_each_architecture({"float32": (3, 1, 8), "float16": (4, 2), "bfloat16": (3, 5)})

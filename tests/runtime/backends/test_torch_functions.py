@@ -48,6 +48,7 @@ def test_into_given_memory_on_every_half(name, dtype):
     assert_same_bits(given, forward.call(x, *parameters))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", FORWARDS)
 def test_fakes_foresee_the_layout(name):
     """The compiler reads codes in the order that it foresees."""

@@ -48,6 +48,7 @@ def error(model, tokens=TOKENS, **options):
 
 
 class TestGradients:
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize(
         ("bits", "most", "share"), [(8, 0.01, 0.27), (4, 0.12, 0.145), (2, 0.8, 0.08), ("auto", 0.06, 0.2)]
     )
@@ -105,6 +106,7 @@ class TestGradients:
         gradients(few_bits(model, bits=2, smallest=1024), x)
         assert torch.allclose(model.model[0].bias.grad, exact_first, rtol=1e-4, atol=1e-4)
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize(
         "layer",
         [nn.GELU(), nn.GELU("tanh"), nn.SiLU(), nn.ReLU(), nn.Tanh(), nn.Softplus(), nn.Mish(), nn.ELU()],
@@ -232,6 +234,7 @@ class TestGoesTogetherWith:
         twice = torch.cat([p.grad.flatten() for p in model.parameters()])
         assert torch.allclose(twice, 2 * once, rtol=1e-4, atol=1e-6)
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("outside", (False, True))
     def test_checkpointing(self, outside):
         class Checkpointed(nn.Module):
@@ -264,6 +267,7 @@ class TestGoesTogetherWith:
         _, near = gradients(model, TOKENS)
         assert 0.001 < (near - true).norm() / true.norm() < 0.1
 
+    @pytest.mark.deep
     def test_adapters_of_low_rank(self):
         class Adapted(nn.Module):
             def __init__(self, layer):
@@ -289,6 +293,7 @@ class TestGoesTogetherWith:
         _, near = gradients(few_bits(model, bits=4, smallest=64), x)
         assert torch.allclose(near, true, rtol=1e-4, atol=1e-4)
 
+    @pytest.mark.deep
     def test_less_by_computing_more_again(self):
         model = LanguageModel()
         owned = [*model.parameters(), TOKENS]
@@ -297,6 +302,7 @@ class TestGoesTogetherWith:
         half = kept_bytes(few_bits(model, bits=4, smallest=1024, recompute=0.4)(TOKENS), owned)
         assert half < 0.8 * all_kept
 
+    @pytest.mark.deep
     def test_recompute_without_bits_is_torchs_own_budget(self):
         model = LanguageModel()
         owned = [*model.parameters(), TOKENS]
@@ -310,6 +316,7 @@ class TestGoesTogetherWith:
             assert kept_bytes(by_torch(TOKENS), owned) == kept[recompute]
         assert kept[0.3] < 0.5 * kept[1.0]
 
+    @pytest.mark.deep
     @pytest.mark.parametrize("options", [{"keep": ("*",), "smallest": 10**9}, {"bits": 4, "smallest": 10**9}])
     def test_where_nothing_is_rounded_torchs_own_cut_is_left(self, options):
         model = LanguageModel()
@@ -319,6 +326,7 @@ class TestGoesTogetherWith:
         few = torch.compile(model, backend="fewbit", options=options)
         assert kept_bytes(few(TOKENS), owned) == exact
 
+    @pytest.mark.deep
     def test_a_budget_lowers_bits_until_it_is_met(self):
         model = LanguageModel()
         owned = [*model.parameters(), TOKENS]
@@ -328,6 +336,7 @@ class TestGoesTogetherWith:
             budget = int(share * all_kept)
             assert least * all_kept < kept_bytes(few_bits(model, smallest=1024, budget=budget)(TOKENS), owned) <= budget
 
+    @pytest.mark.deep
     def test_a_budget_out_of_reach_is_refused_in_one_line(self):
         with pytest.raises(BackendCompilerFailed, match=r"1 bit for each value takes .* bytes, the budget is 1,000"):
             few_bits(LanguageModel(), budget=1000)(TOKENS)
@@ -447,8 +456,9 @@ print(float(loss), float(near.norm()), report.nbytes, counters["aot_autograd"]["
 """
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 class TestInductor:
+    @pytest.mark.deep
     def test_found_by_its_name_and_again_in_the_cache_by_a_second_process(self, tmp_path):
         """The second process compiles nothing, computes the same, and has the report if its description is there."""
 

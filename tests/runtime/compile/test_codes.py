@@ -74,6 +74,7 @@ class TestRounding:
         x[1] = 0
         assert torch.all(there_and_back(x, bits)[1] == 0)
 
+    @pytest.mark.deep
     @pytest.mark.parametrize("bits", (1, 2, 3, 4, 8))
     def test_at_random_has_no_bias(self, bits):
         """The mean of 4,000 draws is within five standard errors, where one draw errs by at most a step."""

@@ -49,6 +49,7 @@ COMPARED = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("loss", COMPARED.values(), ids=COMPARED)
 def test_comparisons_of_two_values(loss):
     assert error(Model(loss), torch.randn(512, 32)) < 0.05
@@ -73,6 +74,7 @@ CHOICES = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("choose", CHOICES.values(), ids=CHOICES)
 def test_places_that_values_choose_are_not_found_again(choose):
     model, x = Hashed(choose), torch.randn(512, 32)
@@ -89,6 +91,7 @@ STEPS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("loss", STEPS.values(), ids=STEPS)
 def test_steps_are_not_taken_again(loss):
     assert error(Model(loss), torch.randn(512, 32)) < 0.05
@@ -106,10 +109,12 @@ class Largest(nn.Module):
         return self.out(h).square().mean() + h.max(1).values.sum()
 
 
+@pytest.mark.deep
 def test_places_of_maxima_are_saved():
     assert error(Largest(), torch.randn(512, 32)) < 0.02
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("bits", ["auto", 4, 2])
 def test_statistics_of_normalizations_are_saved(bits):
     def divided_by_deviation(a, b):
@@ -122,6 +127,7 @@ def test_statistics_of_normalizations_are_saved(bits):
     assert error(Model(divided_by_deviation), torch.randn(512, 32), bits=bits) < most
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("huge", [-torch.inf, torch.finfo(torch.float32).min, -1e4])
 @pytest.mark.parametrize("curve", [torch.exp, torch.sigmoid], ids=["exp", "sigmoid"])
 def test_masked_scores_are_not_rounded(curve, huge):
@@ -150,6 +156,7 @@ def test_capped_logits_are_exponents():
     assert Role.EXPONENT in found[aten.addmm] and Role.NONLINEAR not in found[aten.addmm]
 
 
+@pytest.mark.deep
 def test_sums_in_logarithms_are_exponents():
     def summed(a, b):
         return (torch.logcumsumexp(a, -1) * b).sum()
@@ -158,6 +165,7 @@ def test_sums_in_logarithms_are_exponents():
     assert error(Model(summed), torch.randn(512, 32)) < 0.05
 
 
+@pytest.mark.deep
 def test_below_a_budget_logits_are_not_computed_again_from_rounded_values():
     tokens = torch.randint(0, 320, (4, 64), generator=torch.Generator().manual_seed(0))
     assert error(LanguageModel(), tokens, recompute=0.5, smallest=1024) < 0.1
@@ -170,6 +178,7 @@ UNKNOWN = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("function", UNKNOWN.values(), ids=UNKNOWN)
 def test_what_unknown_operators_read_is_exact(function):
     assert error(Model(lambda a, b: function(a, b).square().mean()), torch.randn(512, 32)) < 0.03
@@ -214,6 +223,7 @@ def test_several_parts_of_one_value_count_each():
     assert saved_bytes(graph, 0) == 160
 
 
+@pytest.mark.deep
 def test_sizes_that_depend_on_values():
     def chosen(a, b):
         rows = a[b[:, 0] > 0]
@@ -232,6 +242,7 @@ def test_random_numbers_of_torch_s_own_are_refused_in_one_line():
         few_bits(model, bits=4, smallest=0, rounding="nearest")(x).backward()
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not hasattr(torch.compiler, "nested_compile_region"), reason="torch 2.9 has no regions")
 def test_regions_compiled_apart_stay_exact():
     @torch.compiler.nested_compile_region
@@ -253,6 +264,7 @@ def test_regions_compiled_apart_stay_exact():
     assert set(called) == {True, False}
 
 
+@pytest.mark.deep
 def test_a_branch_reads_its_operands_exactly():
     def branched(a, b):
         return torch.cond(a.sum() > 0, lambda a, b: (a.softmax(-1) * b).sum(), lambda a, b: (a * b).sum(), (a, b))
@@ -289,6 +301,7 @@ def test_values_at_large_offsets_are_not_masked():
     assert Role.MASK not in roles_in(Model(taken), torch.randn(64, 32))[aten.index]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("recompute", [1.0, 0.5])
 def test_chosen_places_are_not_found_again(recompute):
     def routed(a, b):
@@ -323,6 +336,7 @@ ROUNDED = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("loss", ROUNDED.values(), ids=ROUNDED)
 def test_roundings_are_not_made_again(loss):
     assert error(Model(loss), torch.randn(512, 32)) < 0.05
@@ -363,6 +377,7 @@ DIVIDED = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("loss", DIVIDED.values(), ids=DIVIDED)
 def test_divisors_are_exact(loss):
     """What they divide is rounded, without bias, and errs most where they are least."""
@@ -401,6 +416,7 @@ EXPONENTS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("loss", [*POLES.values(), *EXPONENTS.values()], ids=[*POLES, *EXPONENTS])
 def test_beside_poles_under_exponentials_and_inside_periods_gradients_are_near(loss):
     assert error(Model(lambda a, b: loss(a, b).square().mean()), torch.randn(256, 32)) < 0.1
@@ -418,6 +434,7 @@ DIVIDED_AGAIN = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("loss", DIVIDED_AGAIN.values(), ids=DIVIDED_AGAIN)
 def test_what_is_divided_and_multiplied_again_follows(loss):
     """b / d² in codes, times d', errs by as much as d' grows."""
@@ -442,6 +459,7 @@ def test_ranges(function, expected):
     assert ranges_of(graph)[graph.output_node().args[0]] == pytest.approx(expected)
 
 
+@pytest.mark.deep
 def test_curves_well_away_from_poles_are_rounded():
     def curves(a, b):
         return (F.silu(a) * F.elu(b) * F.softplus(a) / (1 + b * b)).square().mean()
@@ -456,6 +474,7 @@ BROADCAST = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("loss", BROADCAST.values(), ids=BROADCAST)
 def test_comparisons_of_all_pairs_are_made_again_from_exact_values(loss):
     """Their bits take more than what they compare."""
@@ -480,6 +499,7 @@ USED_AGAIN = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("loss", USED_AGAIN.values(), ids=USED_AGAIN)
 def test_losses_of_differences(loss):
     assert error(Model(loss), torch.randn(256, 32)) < 0.05

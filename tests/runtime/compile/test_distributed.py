@@ -26,6 +26,7 @@ def group():
     distributed.destroy_process_group()
 
 
+@pytest.mark.deep
 def test_data_parallel():
     model = LanguageModel()
     loss, true = gradients(exactly(copy.deepcopy(model)), TOKENS)

@@ -62,11 +62,13 @@ def report_of(model, *inputs, **options):
 
 @pytest.mark.parametrize("function", SMOOTH.values(), ids=SMOOTH)
 class TestAnActivationBeforeFrozenWeights:
+    @pytest.mark.sample(1)
     def test_keeps_codes_of_its_derivative_alone(self, function):
         report = report_of(BeforeFrozen(function), torch.randn(ROWS, WIDTH))
         (saved,) = (tensor for graph in report.graphs for tensor in graph.tensors if tensor.nbytes)
         assert (saved.role, saved.bits, saved.nbytes) == ("factor", 4, ROWS * INNER // 2)
 
+    @pytest.mark.sample(1)
     def test_has_the_gradient_of_that_table(self, function):
         model, x = BeforeFrozen(function), torch.randn(ROWS, WIDTH)
         few = few_bits(model, bits=8, smallest=1024)
@@ -138,6 +140,7 @@ class TestLeftAlone:
         _, true = gradients(exactly(copy.deepcopy(model)), x)
         assert (near - true).norm() < 0.03 * true.norm()
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize(
         "function", [lambda x: F.relu(x).square(), lambda x: x * x, lambda x: 1 / x], ids=["relu squared", "x²", "1/x"]
     )
@@ -147,6 +150,7 @@ class TestLeftAlone:
         assert "factor" not in {tensor.role for tensor in report.graphs[0].tensors if tensor.nbytes}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "loss",
     [

@@ -33,6 +33,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_places_are_narrowed_and_gradients_exact(name):
     find, width, dtype, rows = FUNCTIONS[name]

@@ -34,6 +34,7 @@ def test_there_is_none_of_what_saves_nothing():
         preview(nn.Linear(4, 4), torch.randn(2, 4), bits=None)
 
 
+@pytest.mark.deep
 def test_the_exact_bytes_are_known_with_dropout_too():
     plain, dropped = (preview(LanguageModel(blocks=1, dropout=p).train(), TOKENS) for p in (0.0, 0.1))
     masks = 2 * TOKENS.numel() * 128  # truth values of a byte each

@@ -115,6 +115,7 @@ class TestChoice:
         assert not groups.rotates(Role.LINEAR, 2)
         assert CompileOptions(quantizer="rotated").rotates(Role.LINEAR, 8)
 
+    @pytest.mark.deep
     def test_errs_less_in_a_step_than_groups_of_as_many_bits(self):
         tokens = torch.randint(0, 320, (4, 64), generator=torch.Generator().manual_seed(0))
         model = LanguageModel(blocks=2)
@@ -127,6 +128,7 @@ class TestChoice:
             errors[quantizer] = float((near - true).norm() / true.norm())
         assert errors["rotated"] < 0.7 * errors["groups"]
 
+    @pytest.mark.deep
     def test_follows_sizes_that_vary(self):
         model = LanguageModel(blocks=1)
         exact, few = exactly(copy.deepcopy(model)), few_bits(copy.deepcopy(model), bits=3, smallest=1024)

@@ -32,6 +32,7 @@ class Weighted(nn.Module):
         return (weights @ (torch.sigmoid(x) + 10)).square().mean()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("bits", [4, "auto"])
 @pytest.mark.parametrize("name", SOFTMAXES)
 def test_the_gradient_beside_a_large_mean(name, bits):
@@ -96,6 +97,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", OTHERS)
 def test_sums_that_are_no_divisors_stay_exact(name):
     """Errors of 31, .98, 888 and 6.4 were sums that codes had taken the place of."""

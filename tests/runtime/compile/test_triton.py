@@ -17,7 +17,7 @@ from pretended_h100 import machine_code, pretended_h100, triton_code
 from torch import nn
 
 pytest.importorskip("triton")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.deep
 
 BLOCKS, TOKENS, WIDTH, HIDDEN = 2, 64, 256, 512
 SUPPORT = Path(__file__).parents[2] / "support"
@@ -47,6 +47,7 @@ def written():
         return plain, *triton_code(model, (x,), "fewbit")
 
 
+@pytest.mark.deep
 def test_rotated_codes_are_calls_of_the_kernels():
     """And no ops: Python on the way to them is what a GPU waited for."""
     model, x = Block(), torch.randn(4, TOKENS // 4, WIDTH, requires_grad=True)
@@ -57,6 +58,7 @@ def test_rotated_codes_are_calls_of_the_kernels():
         assert not re.search(r"= torch\.ops\.fewbit\.rotated", graph.text)
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(
     torch.__version__ < "2.12",
     reason="a loop over (64, 512) is not fused with a reduction over (64, 4, 128) before: one more for each GELU",
@@ -76,6 +78,7 @@ def test_codes_are_written_once_and_packed(written):
     assert ideal <= sum(words.values()) <= 1.05 * ideal
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_machine_code_cuts_bits_without_floors(written, capability, tmp_path):
     """Nor does it use memory of its own, as for registers that are too few. Kernels of 4 + 1 and of 4 + 2 bits."""
@@ -116,6 +119,7 @@ def _codes_of_5_bits(four, one):
     return (unpack_block(four, 4) | unpack_block(one, 1) << 4).flatten()
 
 
+@pytest.mark.deep
 def test_nothing_splits_a_cuda_graph():
     """Under mode="reduce-overhead": seeds are drawn on the device too, and each pass is one graph."""
     model = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, WIDTH))

@@ -132,6 +132,7 @@ def test_revert_gives_torchs_model_back(make, x, level):
         assert torch.isfinite(one(x)).all()
 
 
+@pytest.mark.sample(2)
 @models
 @levels
 def test_it_trains_from_copies_pickles_and_checkpoints_too(make, x, level):
@@ -318,6 +319,7 @@ def test_under_autocast_the_outputs_are_the_same(make, x):
     assert all(p.grad.dtype == torch.float32 and torch.isfinite(p.grad).all() for p in model.parameters())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("level", ["L2", "L3", "L4"])
 def test_a_compiled_model_gives_the_same_outputs(level):
     """In one graph, from torch 2.11 on, and nothing is compiled in later steps."""

@@ -71,6 +71,7 @@ def gradients_of(model, x, *, seed=0):
     return torch.autograd.grad(y, inputs, torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape))
 
 
+@pytest.mark.sample(20)
 @ways
 @pytest.mark.parametrize("x_wanted", [True, False])
 @pytest.mark.parametrize("freezing", ["all", "but biases", "none"])
@@ -116,6 +117,7 @@ def chain_with_a_matrix():
     return nn.Sequential(nn.BatchNorm1d(32), nn.LeakyReLU(0.1), nn.Linear(32, 16))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("x_wanted", [True, False])
 @pytest.mark.parametrize(
@@ -159,6 +161,7 @@ class Gated(nn.Module):
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("glu", ["parts", "inputs", "exact", {"input_bits": 4}], ids=str)
 @pytest.mark.parametrize("hooked", [False, True])
 def test_a_gated_mlp_keeps_no_more_than_torchs(glu, hooked):
@@ -220,6 +223,7 @@ def fine_tuned(activation):
     return model
 
 
+@pytest.mark.sample(3)
 @ways
 @pytest.mark.parametrize("activation", [nn.GELU, nn.ReLU])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -72,6 +72,7 @@ def check_gradients(module, exact, error):
         assert relative(ours, theirs) < error
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_outputs_names_and_routing_stay_and_gradients_are_near(kind, way):
@@ -267,6 +268,7 @@ def language_model(name):
     return getattr(transformers, f"{name}ForCausalLM")(config)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_train_with_the_same_outputs_and_keep_less(name):
     model = language_model(name)

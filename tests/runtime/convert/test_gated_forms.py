@@ -271,6 +271,7 @@ def test_adapters_train_and_keep_the_same_parts(make):
     assert profile(ours, tokens()).total < 0.5 * profile(theirs, tokens()).total
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("make", [modernbert, moonshine, lambda: t5(0.1)])
 def test_compiles(make):
     block, model, _ = built(make)

@@ -338,6 +338,7 @@ class Logits(nn.Module):
         return self.model(pixel_values=x).logits
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("kind", "chains"), [("bottleneck", 6), ("basic", 3)])
 def test_resnet_of_hugging_face(kind, chains):
     original = Logits(resnet(kind))

@@ -92,6 +92,7 @@ def gradients(model, x):
     return y, torch.autograd.grad(y.square().mean(), list(model.parameters()))
 
 
+@pytest.mark.sample(2)
 @combinations
 def test_outputs_and_state_stay_and_gradients_are_near(make, x, arguments, bits):
     model, original = make(), make()
@@ -108,6 +109,7 @@ def test_outputs_and_state_stay_and_gradients_are_near(make, x, arguments, bits)
         assert (a - b).norm() < 0.05 * max(b.norm(), 0.1 * whole)
 
 
+@pytest.mark.sample(1)
 @combinations
 def test_less_is_kept_than_by_either_alone(make, x, arguments, bits):
     def kept(**chosen):
@@ -119,6 +121,7 @@ def test_less_is_kept_than_by_either_alone(make, x, arguments, bits):
     assert kept(**arguments) < min(alone)
 
 
+@pytest.mark.sample(1)
 @combinations
 def test_one_revert_undoes_all_of_copies_and_pickles_too(make, x, arguments, bits):
     model, original = make(), make()
@@ -224,6 +227,7 @@ class TestWhoTakesWhat:
 
 
 class TestAfterEachOther:
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize(
         ("make", "x", "piece"), [(text, TEXT, {"glu": "parts"}), (images, IMAGES, {"fuse_preact": 4})]
     )

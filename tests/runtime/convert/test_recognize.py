@@ -161,6 +161,7 @@ def test_names_like_torchs_in_other_places_are_nothing():
     assert recognize(define("somewhere.else", "GELU", lambda self, x: x)()) is None
 
 
+@pytest.mark.deep
 def test_neither_package_is_imported():
     script = """
 import sys, torch

@@ -289,6 +289,7 @@ class TestConversion:
             ValueAwareReLU(quantizer=Outlier())
 
 
+@pytest.mark.deep
 def test_it_compiles():
     model, x = convert(network()), images()
     forget_inputs(model)  # compiled code does not know them

@@ -222,6 +222,7 @@ def test_without_a_gradient_nothing_is_noted():
     assert callers.is_callers(x) and callers.is_callers(x[1:].view(-1)) and not callers.is_callers(x + 0)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("way", [WAYS["L2"], WAYS["V-Quant"]], ids=["L2", "V-Quant"])
 def test_compiled_models_have_no_more_graphs(way):
     def graphs(model):

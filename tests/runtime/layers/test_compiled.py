@@ -88,6 +88,7 @@ LAYERS = [c for c in (*CASES, *EXACT) if OF_ALL_BATCHES not in str(c)]
 FIRST = {case.name: case for case in reversed(LAYERS)}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", LAYERS, ids=str)
 def test_every_layer_is_eagers_in_one_graph_of_any_batch(case):
     # Below 16 images convolutions of torch run other kernels.
@@ -105,6 +106,7 @@ IN_PLACE = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("make", IN_PLACE.values(), ids=IN_PLACE)
 def test_layers_that_overwrite_their_input_are_eagers_in_one_graph(make):
     compare(nn.Sequential(nn.Linear(32, 32), make(), nn.Linear(32, 8)), [(n, 32) for n in (17, 20, 23)])
@@ -124,6 +126,7 @@ PREACT = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("make, shape", PREACT.values(), ids=PREACT)
 def test_preactivation_layers_are_eagers_in_one_graph_of_any_batch(make, shape):
     compare(stirred(make()), [(n, *shape) for n in (17, 20, 23)])
@@ -147,6 +150,7 @@ VALUE_AWARE = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("make, shape", VALUE_AWARE.values(), ids=VALUE_AWARE)
 def test_value_aware_networks_are_eagers_in_one_graph_of_any_batch(make, shape):
     model = fewbit.convert(nn.Sequential(make()), outliers=0.02, bits=3).model
@@ -167,6 +171,7 @@ class ChangedAfterReLU(nn.Module):
         return self.second(y)
 
 
+@pytest.mark.deep
 def test_codes_of_a_changed_tensor_are_not_shared():
     model = fewbit.convert(ChangedAfterReLU(), outliers=0.02, bits=3).model
     forget_inputs(model)
@@ -186,7 +191,7 @@ def test_codes_do_not_pass_between_eager_and_compiled_layers(compiled):
     assert torch.autograd.grad(y.sum(), x)[0].isfinite().all()
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.deep)])
 def test_networks_keep_eagers_bytes_and_free_the_activations(backend):
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -206,6 +211,7 @@ def test_networks_keep_eagers_bytes_and_free_the_activations(backend):
         assert all(map(same, grads, eager_grads))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "Softmax"])
 def test_two_copies_are_rounded_apart(name):
     arguments = () if name == "Softmax" else (32,)
@@ -240,6 +246,7 @@ ATTENTION = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", ATTENTION.values(), ids=ATTENTION)
 def test_attention_is_eagers_in_one_graph_of_any_batch(options):
     model, counter = Attends(**options), CompileCounterWithBackend("aot_eager")
@@ -253,6 +260,7 @@ def test_attention_is_eagers_in_one_graph_of_any_batch(options):
     assert counter.frame_count <= 2
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_multihead_attention_is_eagers_in_one_graph(need_weights, dropout):
@@ -293,6 +301,7 @@ def bits_allocated(model):
     return [(saver.average, float(saver.magnitude), len(saver.batches), saver.host is None) for saver in savers]
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not TRACES_SIZES, reason="before torch 2.11 the graph ends at each layer")
 @pytest.mark.parametrize("level", ["L3", "L4"])
 def test_mixed_precision_is_eagers_in_one_graph_of_any_batch(level):
@@ -313,6 +322,7 @@ def test_mixed_precision_is_eagers_in_one_graph_of_any_batch(level):
     assert counter.frame_count <= 3  # the model's hook is one, which begins an iteration
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not TRACES_SIZES, reason="before torch 2.11 the graph ends at each layer")
 def test_mixed_precision_compiled_by_inductor_learns_and_allocates():
     model = fewbit.convert(Branches(), level="L3", bits=2.5).model

@@ -20,6 +20,7 @@ def run(layer, x, g=None, **call):
     return y.detach(), torch.autograd.grad(y, leaf, g)[0]
 
 
+@pytest.mark.sample(24)
 @each
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("training", [True, False])

@@ -189,6 +189,7 @@ class TestSettings:
             assert a.dtype == torch.float32
             torch.testing.assert_close(a, b, rtol=2**-7, atol=2**-7)
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("keep", ["parts", "inputs"])
     @pytest.mark.parametrize("options", [{}, {"fused": True}, {"input_bits": 4}], ids=str)
     def test_compiles_whole(self, options, keep):

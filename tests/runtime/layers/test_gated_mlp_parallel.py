@@ -23,7 +23,7 @@ FSDP = pytest.param(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", ["ddp", FSDP])
 def test_gradients_are_those_of_one_process(kind, said):
     for text in said:

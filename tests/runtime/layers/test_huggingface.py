@@ -63,6 +63,7 @@ def test_the_output_is_theirs_bit_for_bit_and_8_bits_give_their_gradients(case, 
         assert a.dtype == b.dtype and a.shape == b.shape
 
 
+@pytest.mark.sample(2)
 @each
 def test_gradients_are_unbiased(case):
     """The mean of N draws comes nearer with the root of N."""
@@ -150,6 +151,7 @@ def test_what_llama_and_gpt2_keep_in_them_falls():
         assert kept_by(model, kind, ids) <= share * exact + weights
 
 
+@pytest.mark.deep
 def test_they_are_eagers_in_one_graph_of_any_batch():
     model = nn.Sequential(LlamaRMSNorm(32), Conv1D(48, 32), Gemma2RMSNorm(48), T5LayerNorm(48))
     fewbit.convert(model, level="L2", bits=4)

@@ -44,6 +44,7 @@ def test_with_all_saved_exactly_the_gradients_are_torchs(case, training):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sample(45)
 @each
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -68,6 +69,7 @@ def test_names_and_parameters_are_torchs(case):
     assert repr(ours).startswith(repr(torchs)[:-1].rstrip())
 
 
+@pytest.mark.sample(1)
 @each
 def test_gradients_are_unbiased(case):
     """The mean of N draws lies within 5 standard errors of torch's gradient, everywhere.
@@ -239,6 +241,7 @@ class TestFrozen:
             assert all(p.grad is not None for p in ours.parameters())
 
 
+@pytest.mark.deep
 def test_one_copy_of_a_normalization_is_biased_and_two_are_not():
     """Over 8 elements at 1 bit, Var[x̂] h/n is large: here the rule of 5 standard errors tells the two apart."""
     far = {}

@@ -52,6 +52,7 @@ def check_unbiased(module, bits, **more):
     assert (deviation > 0).all()
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("bits", [2, 4])
 @pytest.mark.parametrize("module", TORCH, ids=str)
 def test_the_gradient_is_unbiased(module, bits):
@@ -112,6 +113,7 @@ def test_the_bytes_are_those_of_the_codes(module, bits):
     assert kept == 64 * 256 * min(8, bits + 1) / 8  # derivatives have one bit more than layers
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("bits", [2, 4])
 def test_the_gradient_of_a_network_is_unbiased(bits):
     """Over 300 draws, along 64 directions at random and that of the gradient itself."""

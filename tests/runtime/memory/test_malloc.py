@@ -33,6 +33,7 @@ def _held(returned: bool) -> int:
     return int(subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout)
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc is glibc's")
 def test_small_codes_hold_no_gaps_of_freed_tensors():
     assert _held(returned=True) < 8 << 20

@@ -30,6 +30,7 @@ def without_values(depth, width=16):
 
 
 class TestShape:
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("depth", [164, 254, 488, 1001])
     def test_has_as_many_layers_as_it_says(self, depth):
         model = without_values(depth)

@@ -51,6 +51,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES)
 def test_memory_and_error_are_as_predicted(case):
     make, data, wanted, least = CASES[case]
@@ -109,6 +110,7 @@ def test_outputs_that_are_changed_in_place_do_not_stand_for_inputs():
     assert count == 0
 
 
+@pytest.mark.deep
 def test_a_table_at_random_has_no_bias():
     model, inputs = Net(), batch(32)
     plan, _ = planned_by(model, inputs, lambda o: (o.method, o.bits) == ("stochastic", 1 + 1))
@@ -121,6 +123,7 @@ def test_outliers_are_not_offered_where_groups_are_as_good():
     assert count == 0
 
 
+@pytest.mark.deep
 def test_chains_of_several_bits_train_by_one_plan():
     model, inputs = Chained(), images(32)
     plan, _ = planned_by(model, inputs, lambda o: (o.method, o.bits) == ("chain", 4))

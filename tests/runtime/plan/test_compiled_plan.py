@@ -103,6 +103,7 @@ class TestACompiledPlan:
         least, plan = planned[3:5]
         assert least.peak.total < plan.peak.total and least.error > plan.error
 
+    @pytest.mark.deep
     def test_of_torchs_budget_computes_more_again(self, planned, known):
         model, inputs, exact = planned[:3]
         step, known = known
@@ -123,6 +124,7 @@ class TestACompiledPlan:
         finally:
             fitted.undo()
 
+    @pytest.mark.deep
     @pytest.mark.parametrize(
         ("make", "places"),
         [
@@ -143,6 +145,7 @@ class TestACompiledPlan:
         planner = CompiledPlanner(step, Limits(error=0.5), Price(), static_bytes(model, "adamw"), None, True)
         assert planner.verified(known).peak.total == pytest.approx(planner.solved(known).peak.total, rel=1e-3)
 
+    @pytest.mark.deep
     @pytest.mark.parametrize("recompute", [1.0, 0.25])
     def test_of_torchs_own_compiler_is_the_step_that_was_measured(self, planned, known, recompute):
         model, inputs, exact, least = planned[:4]
@@ -196,6 +199,7 @@ class TestACompiledPlan:
         best = planner.best_compiled(few, lambda: iter((again, long, exact)))
         assert best.time == pytest.approx(time) and tried == compiled
 
+    @pytest.mark.deep
     def test_leaves_nothing_compiled(self):
         """Dynamo compiles a function 8 times at most, and what is left of one behind a break of the graph as well."""
         torch.manual_seed(0)
@@ -212,6 +216,7 @@ class TestACompiledPlan:
         with pytest.raises(FewbitError, match=r"no plan is within time=1\.1"):
             planner.within(known, Limits(time=1.1))
 
+    @pytest.mark.deep
     def test_is_made_again_while_training_as_often_as_it_may_be_compiled(self, planned):
         model, inputs, plan, budget = planned[0], planned[1], planned[4], planned[5]
         fitted = fewbit.fit(model, plan=plan).refresh(every=2, recompilations=1)

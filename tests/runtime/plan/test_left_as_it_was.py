@@ -35,6 +35,7 @@ def mean_square(y):
     return y.square().mean()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("activation", [nn.ReLU(True), nn.LeakyReLU(0.2, True), nn.ELU(inplace=True)])
 def test_activations_in_place_are_planned(activation):
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), activation, nn.Conv2d(8, 8, 3))
@@ -202,6 +203,7 @@ def test_a_gradient_that_is_not_finite_is_named():
         fewbit.plan(model, batch(), error=0.2)
 
 
+@pytest.mark.deep
 def test_refresh_keeps_the_limit_and_the_largest_batch():
     model, inputs = Net(2), batch()
     least = fewbit.plan(model, inputs, error=0.3, optimizer="sgd")
@@ -237,6 +239,7 @@ def test_the_largest_batch_is_bracketed_where_memory_does_not_grow_evenly():
     assert found.batch >= 40 and found.peak.total <= memory
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("memory", [1e9, np.int64(10**9), np.float32(1e9)])
 def test_sizes_are_numbers_of_any_kind(memory):
     assert fewbit.plan(Net(1), batch(), memory=memory).limits["memory"] == 10**9

@@ -410,6 +410,7 @@ class TestWithoutTheMemory:
             assert memory.profile(model, x) == real
         assert memory.profile(model, x) == real
 
+    @pytest.mark.deep
     def test_of_a_transformer_with_its_loss(self):
         transformers = pytest.importorskip("transformers")
         config = transformers.GPT2Config(
@@ -616,6 +617,7 @@ class TestLargestBatch:
 class TestPaper:
     """Appendix B, measured on the meta device."""
 
+    @pytest.mark.deep
     @pytest.mark.parametrize("name", ["resnet18", "efficientnet-b0", "gpt2"])
     def test_is_reproduced(self, name):
         pytest.importorskip("transformers")
@@ -629,6 +631,7 @@ class TestPaper:
         else:
             assert all(ours > theirs for ours, theirs in zip(gains[1][1:], gains[0][1:], strict=True))
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("name", ["vgg11", "vgg16"])
     def test_is_reproduced_without_transformers(self, name):
         row = appendix_b.reproduce(name)
@@ -646,6 +649,7 @@ class TestPaper:
         densenets = {"densenet121": 7.98, "densenet161": 28.68, "densenet169": 14.15, "densenet201": 20.01}
         assert millions == pytest.approx({**densenets, "vgg11": 132.86, "vgg16": 138.36, "vgg19": 143.67}, abs=0.006)
 
+    @pytest.mark.deep
     def test_of_roberta_large_is_the_papers_to_the_digit(self):
         pytest.importorskip("transformers")
         measured = appendix_b.reproduce("roberta-large").measured
@@ -654,6 +658,7 @@ class TestPaper:
 
 
 class TestZoo:
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize(
         ("name", "millions"),
         [("gpt2-xl", 1557.6), ("llama-7b", 6738.4), ("BERT_base", 109.5), ("ViT-base", 86.6), ("resnet50", 25.6)],
@@ -665,6 +670,7 @@ class TestZoo:
         assert {p.device.type for p in model.parameters()} == {"meta"}
         assert memory.profile(model, **zoo.inputs(name)).total > 0
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("name", ["gpt2", "roberta-base", "vit-base", "resnet18"])
     def test_takes_other_sizes_than_its_own(self, name):
         pytest.importorskip("transformers")

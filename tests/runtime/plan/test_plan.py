@@ -33,6 +33,7 @@ CASES = [
 
 
 class TestThePeak:
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize(("make", "data"), CASES)
     @pytest.mark.parametrize("part", [0.05, 0.6])
     def test_is_within_the_budget_and_as_predicted(self, make, data, part):
@@ -47,6 +48,7 @@ class TestThePeak:
         assert measured >= 0.95 * plan.peak.total
         assert fitted.unknown == ()
 
+    @pytest.mark.deep
     def test_is_planned_under_a_profiler_of_the_users_which_goes_on(self):
         with profile(activities=[ProfilerActivity.CPU]) as recorded:
             plan = fewbit.plan(Net(), batch(), memory="1GB")
@@ -54,6 +56,7 @@ class TestThePeak:
         assert plan.peak.total == plan.exact_peak
         assert any(event.key == "aten::frac" for event in recorded.key_averages())
 
+    @pytest.mark.deep
     @pytest.mark.parametrize(("make", "data"), CASES)
     def test_of_an_exact_step_is_what_the_allocator_gives(self, make, data):
         model, inputs = make(), data()
@@ -61,6 +64,7 @@ class TestThePeak:
         fewbit.fit(model, plan=plan)
         assert plan.peak.total - 5120 <= measured_peak(model, inputs) + fixed(plan) <= plan.peak.total
 
+    @pytest.mark.deep
     @pytest.mark.parametrize(("make", "data"), CASES)
     def test_is_as_predicted_where_blocks_are_recomputed(self, make, data):
         model, inputs = make(), data(32)
@@ -69,6 +73,7 @@ class TestThePeak:
         fewbit.fit(model, plan=plan)
         assert 0.95 < (measured_peak(model, inputs) + fixed(plan)) / plan.peak.total <= 1.0001
 
+    @pytest.mark.deep
     @pytest.mark.parametrize("shares_output", [True, False])
     def test_is_as_predicted_where_attention_is_computed_again(self, shares_output):
         model, inputs = Attending(shares_output=shares_output), batch(16)
@@ -82,6 +87,7 @@ class TestThePeak:
         errors = [((gradient(model, inputs, s) - exact).norm() / exact.norm()).item() for s in range(1, 5)]
         assert plan.error / 1.5 <= sum(errors) / 4 <= 1.5 * plan.error
 
+    @pytest.mark.deep
     def test_is_as_predicted_where_gated_mlps_save_their_parts(self):
         model, inputs = Gated(), batch(32)
         exact = gradient(model, inputs)
@@ -94,6 +100,7 @@ class TestThePeak:
         errors = [((gradient(model, inputs, s) - exact).norm() / exact.norm()).item() for s in range(1, 5)]
         assert plan.error / 1.5 <= sum(errors) / 4 <= 1.5 * plan.error
 
+    @pytest.mark.deep
     @pytest.mark.parametrize(("make", "data"), [(Net, batch), (Attending, batch), (Gated, batch)])
     def test_is_as_predicted_where_outputs_are_saved_in_place_of_inputs(self, make, data):
         model, inputs = make(), data(32)
@@ -107,6 +114,7 @@ class TestThePeak:
         assert 0.95 < (measured_peak(model, inputs) + fixed(plan)) / plan.peak.total <= 1.0001
         assert (gradient(model, inputs) - exact).norm() <= 1e-5 * exact.norm()
 
+    @pytest.mark.deep
     def test_names_what_it_is_made_of(self):
         model, inputs = Net(), batch()
         plan = fewbit.plan(model, inputs, memory="1GB")
@@ -117,6 +125,7 @@ class TestThePeak:
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
         assert fewbit.plan(model, inputs, memory="1GB", optimizer=optimizer).peak.optimizer == plan.peak.parameters
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize(("make", "data"), CASES)
     def test_is_made_of_parts_that_are_not_negative(self, make, data):
         plan = fewbit.plan(make(), data(), error=0.5)
@@ -131,6 +140,7 @@ class TestThePeak:
 
 
 class TestTheError:
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize(("make", "data"), [CASES[0], *CASES[2:]])
     @pytest.mark.parametrize("part", [0.05, 0.6])
     def test_is_as_measured(self, make, data, part):
@@ -150,11 +160,13 @@ class TestTheError:
         assert any(choice.method == "recompute" for choice in fitted.plan.choices)
         assert (gradient(model, inputs) - exact).norm() <= 1e-6 * exact.norm()
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("memory", [None, "1GB"])
     def test_may_be_limited_to_less_than_any_rounding_brings(self, memory):
         plan = fewbit.plan(Net(), batch(), error=1e-9, memory=memory)
         assert plan.error == 0
 
+    @pytest.mark.deep
     def test_of_a_limit_is_kept_with_the_least_memory(self):
         model, inputs = Net(), batch()
         plans = [fewbit.plan(model, inputs, error=error) for error in (0.02, 0.1)]
@@ -175,6 +187,7 @@ class TestMeasuring:
         assert modules == [type(m) for m in model.modules()]
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
+    @pytest.mark.deep
     def test_on_the_meta_device_allocates_nothing_and_says_what_is_estimated(self):
         with torch.device("meta"):
             model, inputs = Net(), {"x": torch.empty(8, 32, 16), "labels": torch.empty(8, 32, dtype=torch.long)}
@@ -183,6 +196,7 @@ class TestMeasuring:
         assert "estimated from shapes" in str(plan)
         assert plan.exact_peak == pytest.approx(real.exact_peak, rel=0.02)
 
+    @pytest.mark.deep
     def test_finds_the_largest_batch(self):
         model, inputs = Net(), batch(4)
         plan = fewbit.plan(model, inputs, memory="3MB", batch="max")
@@ -249,6 +263,7 @@ class TestAPlan:
 
 
 class TestTheFrontier:
+    @pytest.mark.deep
     def test_has_plans_and_other_ways_with_what_they_cost(self):
         plan = fewbit.plan(Net(), batch(), memory="1GB", frontier=4)
         points = {point.name: point for point in plan.frontier}
@@ -282,6 +297,7 @@ class TestFit:
             assert torch.equal(model(**inputs)["loss"], twin(**inputs)["loss"])
         assert all(torch.equal(a, b) for a, b in zip(model.buffers(), twin.buffers(), strict=True))
 
+    @pytest.mark.deep
     def test_recomputing_counts_running_statistics_once(self):
         model, inputs = Convs(), images(64)
         twin = copy.deepcopy(model)
@@ -292,6 +308,7 @@ class TestFit:
         assert all(torch.equal(a, b) for a, b in zip(model.buffers(), twin.buffers(), strict=True))
         assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
 
+    @pytest.mark.deep
     def test_copies_train_by_the_plan_on_their_own(self):
         model, inputs = Net(), batch()
         exact = gradient(model, inputs)
@@ -302,6 +319,7 @@ class TestFit:
         assert (gradient(twin, inputs) - exact).norm() > 0
         assert torch.equal(gradient(fewbit.revert(twin), inputs), exact)
 
+    @pytest.mark.deep
     def test_a_pickled_model_trains_by_the_plan(self):
         model, inputs = Net(), batch()
         exact = gradient(model, inputs)
@@ -310,6 +328,7 @@ class TestFit:
         assert (gradient(twin, inputs) - exact).norm() > 0
         assert torch.equal(gradient(fewbit.revert(twin), inputs), exact)
 
+    @pytest.mark.deep
     def test_a_forward_pass_that_fails_leaves_no_hooks_on(self):
         model, inputs = Net(), batch()
         fewbit.fit(model, inputs, error=0.2)
@@ -323,6 +342,7 @@ class TestFit:
 
 
 class TestRefreshing:
+    @pytest.mark.deep
     def test_moves_bits_within_the_same_memory_while_training(self):
         model, inputs = Net(), batch()
         memory = int(0.75 * fewbit.plan(model, inputs, memory="1GB").exact_peak)
@@ -339,6 +359,7 @@ class TestRefreshing:
         assert fitted.undo() is model
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
+    @pytest.mark.deep
     def test_leaves_the_training_as_it_is(self):
         model, inputs = Net(dropout=0.1), batch()
         plan = fewbit.plan(model, inputs, memory="1GB")
@@ -347,6 +368,7 @@ class TestRefreshing:
         assert all(torch.equal(gradient(model, inputs), exact) for _ in range(4))
         assert fitted.plan is not plan and fitted.plan.error == 0
 
+    @pytest.mark.deep
     def test_that_finds_no_plan_keeps_the_one_in_force(self):
         model, inputs = Net(), batch()
         fitted = fewbit.fit(model, inputs, error=0.1)
@@ -373,6 +395,7 @@ class TestRefreshing:
 
 
 class TestSeveralProcesses:
+    @pytest.mark.deep
     def test_take_the_same_plan_and_train_by_it(self, tmp_path):
         script = Path(__file__).parents[2] / "support" / "parallel_plans.py"
         one, two = (said.splitlines() for said in said_by_two(script, tmp_path / "meeting"))
@@ -383,6 +406,7 @@ class TestSeveralProcesses:
         (errors,) = (line for line in one if line.startswith("errors"))
         assert errors in two, "a guard decides alike on all ranks"
 
+    @pytest.mark.deep
     @pytest.mark.parametrize(
         "kind",
         [
@@ -403,6 +427,7 @@ class TestSeveralProcesses:
             assert predicted <= budget
             assert 0.95 * predicted <= measured <= predicted
 
+    @pytest.mark.deep
     def test_that_share_a_model_hold_a_part_of_it_each(self):
         model, inputs = Net(), batch()
         alone, shared = (fewbit.plan(model, inputs, memory="1GB", parallel=kind) for kind in (None, "fsdp:4"))
@@ -413,6 +438,7 @@ class TestSeveralProcesses:
 
 
 class TestErrorsOfTheUser:
+    @pytest.mark.sample(6)
     @pytest.mark.parametrize(
         ("options", "match"),
         [
@@ -478,6 +504,7 @@ class TestErrorsOfTheUser:
             fewbit.fit(Net(), plan=plan, memory="1GB")
 
 
+@pytest.mark.deep
 def test_fused_experts_that_save_parts_count_their_other_tensors_as_planned():
     pytest.importorskip("transformers")
     from transformers import MixtralConfig, MixtralForCausalLM

@@ -4,7 +4,8 @@ from itertools import accumulate
 
 import pytest
 import torch
-from fewbit.runtime.plan.seconds import DEVICES, Roofline, host_bandwidth
+from fewbit.runtime.plan.roofline import DEVICES, Roofline
+from fewbit.runtime.plan.seconds import host_bandwidth
 from fewbit.runtime.plan.step import Step
 from torch import nn
 

@@ -37,6 +37,7 @@ class TestAnyTensor:
 
 
 class TestKernelsGiveTheReferencesBits:
+    @pytest.mark.sample(1)
     @given(fixed_point_cases(special=True), st.data())
     def test_of_any_tensor(self, backend, case, data):
         x, γ, β, _, dim = case

@@ -87,6 +87,7 @@ class TestKernelsGiveTheReferencesBits:
         bits = data.draw(st.sampled_from(backend.bits))
         assert_like_the_reference(backend, Outlier(max(bits, 2), ratio, relu, dtype, every), x)
 
+    @pytest.mark.sample(9)
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("values", [None, torch.float32, torch.float16, torch.bfloat16])
     def test_of_every_dtype(self, backend, dtype, values):
@@ -97,6 +98,7 @@ class TestKernelsGiveTheReferencesBits:
             for relu in (False, True)[:bits]:
                 assert_like_the_reference(backend, Outlier(bits, 0.02, relu, values), x)
 
+    @pytest.mark.sample(11)
     @pytest.mark.parametrize("relu", [False, True])
     @pytest.mark.parametrize("ratio", [0.001, 0.3])
     @pytest.mark.parametrize("kind", OUTLIER_KINDS)
@@ -120,6 +122,7 @@ class TestKernelsGiveTheReferencesBits:
             for relu in (False, True):
                 assert_like_the_reference(backend, Outlier(3, k / 6000, relu), x)
 
+    @pytest.mark.sample(1)
     def test_of_zeros_infinities_and_the_ends_of_the_types(self, backend):
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             top = torch.finfo(dtype).max

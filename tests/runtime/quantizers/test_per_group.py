@@ -127,6 +127,7 @@ class TestKernelsGiveTheReferencesBits:
         assert room >= Rows(N, D, bits).starts()[-1]
         assert_like_the_reference(backend, PerGroup(2, 64), x, seed, sample_bits=SampleBits(bits, room))
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_of_blocks_of_whole_groups_and_those_at_the_end_of_a_sample(self, backend, dtype):
         # The CPU's kernel has code of its own for 1024 elements in groups of 256: among them, of every kind of group,
@@ -143,6 +144,7 @@ class TestKernelsGiveTheReferencesBits:
                 for levels in ("uniform", "fitted"):
                     assert_like_the_reference(backend, PerGroup(bits, levels=levels), x[:, :D].to(dtype), seed=bits)
 
+    @pytest.mark.sample(16)
     @pytest.mark.parametrize("G", [1, 8, 100, 256, 512, 10**9])
     @pytest.mark.parametrize("D", [1, 7, 8, 255, 256, 257, 511, 512, 513, 1000, 4096])
     def test_of_sizes_about_groups_and_warps(self, backend, D, G):

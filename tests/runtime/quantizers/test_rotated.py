@@ -133,6 +133,7 @@ class TestGroups:
 
 
 class TestKernelsGiveTheReferencesBits:
+    @pytest.mark.deep
     @given(tensors(special=True), st.data())
     def test_of_any_tensor(self, backend, x, data):
         quantizer = Rotated(
@@ -143,6 +144,7 @@ class TestKernelsGiveTheReferencesBits:
         )
         assert_like_the_reference(backend, quantizer, x, data.draw(st.integers(0, 2**40)))
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("bits", [2, 3, 4])
     def test_of_buffers(self, backend, bits):
         """Codes that lie behind an odd number of scales, keys on the host and beside the numbers, rows of any size."""
@@ -156,6 +158,7 @@ class TestKernelsGiveTheReferencesBits:
             backs, plain = (m.dequantize_buffers(buffers, *how, D, 128, torch.float32) for m in (module, reference))
             assert all(map(torch.equal, backs, plain))
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("D", [64, 96, 128, 192, 448, 768, 1100, 2048])
     def test_of_rows(self, backend, D):
         for i, bits in enumerate(backend.bits):

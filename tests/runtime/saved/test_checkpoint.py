@@ -358,6 +358,7 @@ def test_experts_of_mixtral_are_those_of_the_first_time() -> None:
     assert error(found, exact) < 0.2
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("bits", "most"), [(8, 18.5), (4, 10.0)])
 def test_the_checkpoints_of_a_long_context_fit(bits: int, most: float) -> None:
     transformers = pytest.importorskip("transformers")

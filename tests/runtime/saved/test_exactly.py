@@ -467,6 +467,7 @@ def models():
 class TestModels:
     NAMES = ("GPT-2", "BERT with padding", "T5", "Llama with grouped queries", "Bloom with ALiBi")
 
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize("attention", ["sdpa", "eager"])
     @pytest.mark.parametrize("name", NAMES)
     def test_gradients_err_no_more_than_at_L2(self, name, attention):

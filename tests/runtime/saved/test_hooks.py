@@ -345,6 +345,7 @@ class TestUse:
         found = run(compress_saved_tensors(PerGroup(8)), backward)
         assert torch.equal(found, exact)  # all that is saved is the checkpoint's input, exactly
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("inside", [False, True])
     def test_what_a_compiled_graph_saves_is_exact(self, inside):
         net, x, counting = model(), torch.randn(100, 64), Counting()

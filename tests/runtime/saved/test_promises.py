@@ -253,6 +253,7 @@ CASES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {  # of a block and a step;
 }
 
 
+@pytest.mark.sample(29)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", CASES)
 def test_promises_of_torchs_checkpoint(case: str, way: str) -> None:

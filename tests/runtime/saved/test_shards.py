@@ -16,7 +16,7 @@ def said(tmp_path_factory):
     return [{part.partition("\n")[0]: part for part in text.split("kind ")} for text in texts]
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_tensor_parallel(said):
     """The parts of gate, up and their product, 96 of 192 features, are rounded; both ranks have one gradient."""
     one, other = (text["tensor-parallel"] for text in said)
@@ -25,14 +25,14 @@ def test_tensor_parallel(said):
     assert "(8, 32, 96)" in one and "192)" not in one
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_pipeline(said):
     """Four microbatches in flight save what the plan of a stage says."""
     for text in said:
         assert "plan True ()" in text["pipeline"], text
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="FSDP2 of this torch needs a GPU")
 def test_shards(said):
     """A plan that was made before fully_shard is one for the model after it."""

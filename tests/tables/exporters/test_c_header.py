@@ -88,6 +88,7 @@ def test_gives_what_the_table_gives(tmp_path, language):
     check(tmp_path, language, list({c_name(table): table for table in TABLES.values()}.values()))
 
 
+@pytest.mark.deep
 def test_every_activation_at_8_bits_gives_what_its_table_gives(tmp_path):
     """The largest tables there are: 256 levels, shared by up to 1,600 intervals (sin)."""
     names = [name if name != "threshold" else "threshold(threshold=1,value=0)" for name in FAMILIES]

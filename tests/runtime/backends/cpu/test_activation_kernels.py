@@ -76,7 +76,7 @@ print(sum(k.compiled.cache_hits for k in (encode, look_up, multiply)))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_second_process_finds_every_kernel_in_the_disk_cache(tmp_path):
     """Compiling takes a second for each, and what is not found is written anew by every process."""
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}

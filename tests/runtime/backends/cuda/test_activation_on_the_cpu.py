@@ -34,6 +34,7 @@ def assert_like_the_reference(kernels, table, x, blocks=1, offset=0):
     assert_same_bits(product, reference.multiply(grad, packed, key))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=5, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # each is built: no time to shrink
 @given(data=st.data())

@@ -32,6 +32,7 @@ def sample():
     yield table_with([i / 7 for i in range(10_000)]), "bfloat16", "sm_90"  # the largest search
 
 
+@pytest.mark.sample(7)
 @needs_nvrtc
 @pytest.mark.parametrize(
     ("table", "dtype", "arch"), [pytest.param(*c, id=f"{c[0].activation}-{c[0].bits}-{c[1]}-{c[2]}") for c in sample()]
@@ -155,6 +156,7 @@ void run(const double* x, double* y, unsigned char* packed, long long n)
 """
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on this machine")
 def test_nvcc_compiles_the_header_on_its_own(tmp_path):
     """Two tables together, one of them without a function of its own, included twice."""

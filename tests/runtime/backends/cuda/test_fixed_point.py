@@ -13,6 +13,7 @@ from quantizer_cases import generator
 KERNELS = {"tabulate", "quantize", "dequantize", "encode", "decode", "sums", "finish", "normalize"}
 
 
+@pytest.mark.sample(2)
 @needs_nvrtc
 @pytest.mark.parametrize(
     ("dtype", "bits", "arch"), of_each_architecture({"float32": (1, 4, 5), "float16": (4,), "bfloat16": (4,)})

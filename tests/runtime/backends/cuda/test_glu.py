@@ -26,6 +26,7 @@ def key_of(function, bits):
     return plan_of(function, (), bits, 4, "parts", None).table
 
 
+@pytest.mark.sample(2)
 @needs_nvrtc
 @pytest.mark.parametrize(
     ("function", "bits", "copies", "dtype", "arch"),

@@ -24,6 +24,7 @@ SEARCH = ["first", "survey", "refine", "count", "add", "scan"]
 DECODE = ["add", "locate", "dequantize"]
 
 
+@pytest.mark.deep
 @needs_nvrtc
 @pytest.mark.parametrize(
     ("dtype", "bits", "arch"), of_each_architecture({"float32": (1, 3, 8), "float16": (3,), "bfloat16": (3,)})

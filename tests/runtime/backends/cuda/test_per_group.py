@@ -17,6 +17,7 @@ from quantizer_cases import generator, reference, same_bits
 _SOURCES = of_each_architecture({"float32": (None, 2, 3), "float16": (None, 4), "bfloat16": (None, 4)})
 
 
+@pytest.mark.sample(2)
 @needs_nvrtc
 @pytest.mark.parametrize(
     ("dtype", "bits", "arch", "bent"),

@@ -85,6 +85,7 @@ def test_groups_of_samples_with_bits_of_their_own(backend):
     assert_like_the_reference(backend, PerGroup(4), normal(5, 700), seed=1, sample_bits=bits)
 
 
+@pytest.mark.deep
 def test_rotated_groups(backend):
     for turns in (1, 2):
         x = normal(61, 64 + 256 + 37).bfloat16()

@@ -8,6 +8,7 @@ from fewbit.runtime.backends.cuda.codegen.rotated import rotated_source
 from host_kernels import needs_nvrtc
 
 
+@pytest.mark.sample(1)
 @needs_nvrtc
 @pytest.mark.parametrize(
     ("dtype", "bits", "size", "arch"),

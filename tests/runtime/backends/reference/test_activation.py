@@ -23,6 +23,7 @@ from strategies import tables
 
 @pytest.mark.parametrize("dtype", DTYPES)
 class TestCodes:
+    @pytest.mark.sample(1)
     @given(table=tables())
     def test_are_those_of_the_table_in_float64(self, dtype, table):
         x = around(table.boundaries, dtype)

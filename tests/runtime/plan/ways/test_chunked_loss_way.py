@@ -61,6 +61,7 @@ def gradients(model, loss=None):
     return [p.grad for p in model.parameters()]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("make", "loss", "head"),
     [(gpt2, None, "lm_head"), (bert, None, "cls.predictions.decoder"), (Bare, outside, "head")],

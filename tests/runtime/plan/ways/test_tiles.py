@@ -62,6 +62,7 @@ def gradients(model, batch):
     return loss.detach(), [p.grad for p in model.parameters()]
 
 
+@pytest.mark.deep
 def test_the_least_is_lower_and_holds():
     """By plans, in files, that name the modules; a rounded input errs as predicted, exact tiles err by sums alone."""
     torch.manual_seed(0)
