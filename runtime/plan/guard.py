@@ -326,8 +326,9 @@ class _Compiled:
         self._put(self._call)
 
     def remove(self) -> None:
-        self._guard = None
-        self._put(self._compiled)
+        if self._guard is not None:  # once: what lies there later is another plan's, or none
+            self._guard = None
+            self._put(self._compiled)
 
     def plan(self) -> Plan | None:
         return None

@@ -1,5 +1,6 @@
 """Memory that is there throughout a step, parameters, buffers and the optimizer's state, and that of its own step."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -56,7 +57,8 @@ def static_bytes(model: nn.Module, optimizer: str | torch.optim.Optimizer) -> St
         FewbitError: the optimizer's name is not known.
     """
     trained = [bytes_of(p) for p in model.parameters() if p.requires_grad]
-    held = sum({id(t): bytes_of(t) for t in (*model.parameters(), *model.buffers())}.values())
+    tensors = [*model.parameters(), *model.buffers()]
+    held = sum({id(t): bytes_of(t) for t in (*tensors, *(s for t in tensors for s in _scales(t)))}.values())
     on_cpu = all(p.device.type == "cpu" for p in model.parameters())
     if not isinstance(optimizer, torch.optim.Optimizer):
         name = optimizer.lower() if isinstance(optimizer, str) else ""
@@ -82,6 +84,17 @@ def static_bytes(model: nn.Module, optimizer: str | torch.optim.Optimizer) -> St
     # Those of a GPU's parameters may lie in host memory: a few bytes too many.
     numbers = 4 * updates.numbers * len(trained)
     return Static(held, int(updates.copies * sum(trained)) + numbers, update)
+
+
+def _scales(codes: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors that bitsandbytes keeps beside a parameter of few bits, as attributes of it."""
+    states = [getattr(codes, name, None) for name in ("quant_state", "SCB")]
+    while states:
+        state = states.pop()
+        if isinstance(state, Tensor):
+            yield state
+        elif state is not None:
+            states += [x for x in vars(state).values() if isinstance(x, Tensor | type(state))]
 
 
 def _with_options(updates: Updates | None, group: dict[str, object], name: str) -> Updates | None:

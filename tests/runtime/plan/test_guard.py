@@ -3,12 +3,14 @@
 import copy
 import logging
 from contextlib import nullcontext
+from dataclasses import replace
 
 import fewbit
 import pytest
 import torch
 from fewbit import FewbitError
 from fewbit.quantizers import PerGroup
+from fewbit.runtime.plan.compiled_planner import CompiledPlanner
 from torch import nn
 
 
@@ -155,3 +157,39 @@ def test_a_compiled_model(monkeypatch):
     assert guard.exact and compiled[1] == ("fewbit", {"bits": None})
     assert compiled[-1][1]["keep"] == tuple(guard.exact) and max(guard.errors.values()) < 3**-0.5
     assert train(model, 60) < 0.02
+
+
+@pytest.mark.filterwarnings("ignore:fewbit. the plan stays")
+def test_a_compiled_plan(monkeypatch):
+    """Places of layers that err leave its bits, by compiling it anew, and a checkpoint has them left at once."""
+    compiled = []
+
+    def compile_double(call, backend, options):
+        compiled.append(options)
+        exact = options["bits"] is None or "first" in options.get("keep", ())
+
+        def run(*args, **kwargs):
+            with nullcontext() if exact else fewbit.compress_saved_tensors(PerGroup(2), smallest=1):
+                return call(*args, **kwargs)
+
+        return run
+
+    def refuse(_):
+        raise FewbitError("no plan fits")
+
+    monkeypatch.setattr(torch, "compile", compile_double)
+    monkeypatch.setattr(CompiledPlanner, "plan", refuse)
+    plan = plan_of(2)
+    plan = replace(plan, choices=(*plan.choices, replace(plan.choices[0], target="first:0")), compiled=True)
+    fitted = fewbit.fit(seeded(), plan=plan, guard=2)
+    guard = fitted.guard
+    train(fitted.model, 1)
+    assert compiled == [plan.compile_options] and not guard.errors
+    train(fitted.model, 1)
+    assert guard.exact and compiled[-1]["keep"] == tuple(guard.exact) and max(guard.errors.values()) < 3**-0.5
+    assert not any(place.startswith("first:") for place in compiled[-1]["bits"] or ())
+    assert train(fitted.model, 60) < 0.02
+    other = fewbit.fit(seeded(), plan=plan, guard=2)
+    other.guard.load_state_dict(guard.state_dict())
+    assert compiled[-1]["keep"] == tuple(guard.exact)
+    assert fitted.undo()._compiled_call_impl is None

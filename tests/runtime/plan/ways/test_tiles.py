@@ -83,6 +83,43 @@ def test_the_least_is_lower_and_holds():
     assert not any("forward" in vars(module) for module in model.modules())
 
 
+class Attention(nn.Module):
+    """A model of one attention, whose projection to query, key and value at once is wide for its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.start, self.head = nn.Linear(4, 16), nn.Linear(16, 1)
+        self.qkv, self.o = nn.Linear(16, 3 * 256, bias=False), nn.Linear(256, 16)
+
+    def forward(self, x):
+        x = self.start(x)
+        q, k, v = (part.unflatten(-1, (4, 64)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        return {"loss": self.head(x + self.o(y)).square().mean()}
+
+
+def test_adapted_projections():
+    """What adapters make beside a projection is there for a tile; what attention takes is whole, bit for bit."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    options = peft.LoraConfig(r=8, target_modules=["qkv", "o"], init_lora_weights=False)
+    model, batch = peft.get_peft_model(Attention(), options), long_batch()
+    abstract = copy.deepcopy(model).to("meta"), {"x": batch["x"].to("meta")}
+    least = fewbit.fits(*abstract, memory=1).least.total
+    plan = fewbit.plan(*abstract, memory=int(1.05 * least))
+    fitted = fewbit.fit(model, plan=plan)
+    tiled = [choice.target for choice in plan.choices if choice.method == "tiled"]
+    assert tiled == ["base_model.model.qkv"]
+    assert measured_peak(model, batch) + fixed(plan) <= 1.05 * least
+    fitted.undo()
+    exact = gradients(model, batch)
+    for target in [choice.target for choice in plan.choices if choice.method not in ("tiled", "exact")]:
+        plan = plan.with_choice(target, "exact")
+    fewbit.fit(model, plan=plan)
+    found = gradients(model, batch)
+    assert torch.equal(found[0], exact[0]) and are_near(found, exact, 1e-6)
+
+
 class Mixing(Unit):
     def forward(self, x):
         return super().forward(x) + x.mean(1, keepdim=True)
