@@ -77,8 +77,9 @@ class Blocks:
             tensors = [trace.tensors[i] for i in members]
             start, end = backward_start(tensors, trace), max(x.freed for x in tensors)
             inputs, seconds = trace.inputs.get(name, ()), speeds.forward(name)
-            # That of the first call is held until the end, and while computing again the step's own beside it.
-            states = Hold(call.start, end, random_state), Hold(start, start + 1, random_state)
+            # That of the first call is held as long as a node of its graph is: one whose gradient nobody needs, such as
+            # the keys in XLM's cache, until the graph goes. While computing again the step's own is beside it.
+            states = Hold(call.start, len(exact), random_state), Hold(start, start + 1, random_state)
             holds = [*_holds_again(name, trace, members, exact), *states]
             # What is saved of an input itself is the input, and held as that is; any other input is until the end.
             storages = {x.storage for x in tensors}
