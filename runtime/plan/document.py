@@ -11,10 +11,9 @@ import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from textwrap import wrap
-from types import UnionType
-from typing import Any, get_args, get_origin
+from typing import Any
 
 from torch import nn
 
@@ -47,6 +46,7 @@ from .problem import (
     TABLE,
     TILED,
 )
+from .untrusted import read
 
 FORMAT = "fewbit plan 1"
 _WITH_BITS = (GROUPS, HOST, OUTLIERS, ROTATED, TABLE, STOCHASTIC, ATTENTION, GATED)
@@ -404,7 +404,7 @@ def _plan_of(data: Any, source: str) -> Plan:
     if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
         raise FewbitError(f"{source}: not a plan")
     try:
-        found = _read(Plan, data)
+        found = read(Plan, data)
         twice = Counter(choice.target for choice in found.choices).most_common(1)
         if twice and twice[0][1] > 1:
             raise FewbitError(f"a plan has one choice for {shown(twice[0][0])}, not {twice[0][1]}")
@@ -413,41 +413,6 @@ def _plan_of(data: Any, source: str) -> Plan:
         return found
     except (FewbitError, RecursionError) as error:
         raise FewbitError(f"{source}: not a plan: {error}") from None
-
-
-def _read(kind: Any, data: Any) -> Any:
-    """Return the value of a type that the data of a file hold; whatever they are, `FewbitError` is all that they raise.
-
-    Args:
-        kind: a type in the fields of `Plan`, or `Plan`.
-        data: as JSON has them.
-    """
-    of, parts = get_origin(kind), get_args(kind)
-    if is_dataclass(kind) and isinstance(kind, type):
-        types = {f.name: f.type for f in fields(kind)}
-        needed = {f.name for f in fields(kind) if f.default is MISSING}
-        if not isinstance(data, dict) or not needed <= set(data) <= set(types):
-            known = set(data) if isinstance(data, dict) else set()
-            wrong = sorted((known - set(types)) or (needed - known))
-            raise FewbitError(
-                f"a {kind.__name__} has no {wrong[0]}" if known else f"{shown(data)} is no {kind.__name__}"
-            )
-        return kind(**{name: _read(types[name], value) for name, value in data.items()})
-    if of is tuple and isinstance(data, list):
-        return tuple(_read(parts[0], each) for each in data)
-    if of is dict and isinstance(data, dict):
-        return {name: _read(parts[1], value) for name, value in data.items()}
-    if of is UnionType and data is None:
-        return None
-    kind, of = (parts[0], None) if of is UnionType else (kind, of)
-    number = isinstance(data, int | float) and not isinstance(data, bool) and abs(data) < _MOST
-    if number if kind is float else isinstance(data, int) and number if kind is int else type(data) is kind:
-        return data
-    raise FewbitError(f"{shown(data)} is no {_NAMES[of or kind]}")
-
-
-_NAMES = {str: "text", int: "whole number", float: "number", bool: "truth value", tuple: "list", dict: "mapping"}
-_MOST = 2**63  # no number of a plan is as large; infinity and NaN are none of its numbers either
 
 
 def _grouped(choices: Sequence[Choice]) -> dict[tuple[str, str], list[Choice]]:

@@ -1,6 +1,6 @@
 """Plans a step: measures it, solves the problem, and says what the solution takes.
 
-1  trace     a step that saves nothing: memory at each moment, and the life of each saved tensor (trace.py)
+1  trace     a step that saves nothing: memory at each moment, and the life of each saved tensor (recorder.py)
 2  measure   what each way to save does to the gradient (ways/, trial.py), and what it takes of time (seconds.py)
 3  solve     one option for each tensor, within the memory at every moment (known.py, problem.py, solver.py)
 4  once more by ways that change the whole step, where that plan is not exact (ways/): the loss in chunks, MLPs in tiles
@@ -28,12 +28,12 @@ from .frontier import points_of, timeline_of
 from .known import Known, WayToSave
 from .parallel import Alone, Parallel, Static
 from .problem import AND, EXACT, RECOMPUTE, Limits, Option, Price, Problem, Solution
+from .recorder import trace
 from .roofline import Roofline, device_of
 from .seconds import Measured, Speeds
 from .solver import Effort, TooLittleMemoryError, is_feasible, merge, solve, split
 from .step import Step
 from .structure import structure_aside
-from .trace import trace
 from .trial import Trial
 from .ways import WAYS_OF_STEPS, WAYS_TO_SAVE
 from .ways.way import Way, carry_out, known_by

@@ -7,9 +7,10 @@ from ...tables import FewbitError
 from .document import Choice, Plan
 from .eager_planner import Planner
 from .known import Known
+from .recorder import trace
 from .search import largest_by_trial
 from .seconds import Scaled
-from .trace import Trace, scaled, trace
+from .trace import Trace, scaled
 from .ways import WAYS_OF_STEPS
 from .ways.way import choices_of_batch
 

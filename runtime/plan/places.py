@@ -8,7 +8,7 @@ all that the module saves besides keeps its name.
 
 A plan is made in one step and carried out in others, so both must call a tensor by one name. `Places` surrounds the
 forward pass of a model with the hooks of `compress_saved_tensors` and passes each saved tensor, with its place, to a
-policy: one that measures (trace.py, gradient_error.py) or one that carries out a plan (fitted.py).
+policy: one that measures (recorder.py, gradient_error.py) or one that carries out a plan (fitted.py).
 """
 
 import re

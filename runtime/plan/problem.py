@@ -10,7 +10,7 @@ place of all that an activation saves). What it holds is a list of bytes between
 block, which saves little but holds much for a moment of the backward pass, is an option like any other. `base` is the
 memory of a step that saves none of the tensors: activations while they are used, temporary results, gradients.
 
-Moments count the allocations of a traced step (trace.py).
+Moments count the allocations of a traced step (recorder.py).
 """
 
 from collections.abc import Iterable, Sequence

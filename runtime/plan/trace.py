@@ -1,17 +1,12 @@
-"""Traces the memory of a training step that saves nothing, and when each saved tensor would be held.
+"""What a training step holds whatever a plan chooses, and when each saved tensor would be held (recorder.py finds it).
 
-One step runs with hooks that drop every tensor that may be rounded, and give zeros in the backward pass. So its memory
-is what remains whatever a plan chooses: the base of the problem, with the scratch memory of kernels. It takes less than
-any plan, and runs where training does not fit; on the meta device it allocates nothing. A tensor's codes are held from
-the moment when it is saved; the tensor itself, if it is saved exactly, from the moment when the forward pass lets go of
-it.
+A tensor's codes are held from the moment when it is saved; the tensor itself, if it is saved exactly, from the moment
+when the forward pass lets go of it.
 """
 
-import weakref
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -19,22 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ...tables import FewbitError
-from ..memory.allocator import is_profiling, numbered, profiled
-from ..memory.allocator import scratch as scratch_bytes
-from ..memory.peak import StorageTracker, no_collection
-from ..memory.storages import parts_of
-from ..quantizers import Compressed, PerGroup
-from ..saved.forms import Exactly
+from ..quantizers import PerGroup
 from ..saved.store import within_rows
-from ..tensors.abstract import scratch
-from ..tensors.layout import as_dense
-from ..tensors.spec import TensorSpec
-from .places import Places, without_numbers
+from .places import without_numbers
 from .problem import Hold
-from .step import Step
 
 NUMBERS = 4096  # bytes of those that torch wraps into tensors before an operation, and of seeds of rounding
 
@@ -202,41 +187,6 @@ class Trace:
         return found
 
 
-def trace(step: Step) -> Trace:
-    """Run a step that saves nothing, and return its memory and the lives of the tensors that it would save.
-
-    Raises:
-        FewbitError: the model's output is no loss, or the model asks for values that it does not have.
-    """
-    with ExitStack() as stack:
-        stack.enter_context(step.apart())
-        stack.enter_context(no_collection(not step.is_abstract))
-        computes = not step.is_abstract and not is_profiling()  # the user's profiler would end
-        profiler = stack.enter_context(profiled(step.device)) if computes else None
-        tracker = stack.enter_context(StorageTracker(numbered if computes else None))
-        recorder = _Recorder(tracker)
-        with Places(step.model, recorder):
-            loss, output = step.forward()
-        backward = recorder.now
-        loss.backward()
-        recorder.finish()
-        gradients = {n for p in step.parameters for n in _numbers(tracker, p.grad)}
-        del loss, output
-        living = tracker.living
-    if profiler is not None:
-        tracker.take_scratch(scratch_bytes(profiler, step.device))
-    found = recorder.trace(backward, gradients)
-    left = max(0, living - int(found.gradients[-1]))
-    return replace(found, base=found.base + (0 if profiler is None else NUMBERS), left=left)
-
-
-def _numbers(tracker: StorageTracker, x: Tensor | None) -> Iterator[int]:
-    for part in () if x is None else parts_of(x):
-        number = tracker.number_of(part)
-        if number is not None:
-            yield number
-
-
 def backward_start(tensors: Sequence[Traced], trace: Trace) -> int:
     """Return when the backward pass of what saves these tensors begins."""
     return min(x.exact[0].end if x.exact and x.exact[0].end > trace.backward else x.freed for x in tensors)
@@ -289,236 +239,3 @@ def scaled(one: Trace, double: Trace, factor: float) -> Trace:
         gradients=line(one.gradients, double.gradients).astype(np.int64),
         left=int(line(one.left, double.left)),
     )
-
-
-@dataclass(eq=False)
-class _Life:
-    """What is recorded of one tensor until its trace is made."""
-
-    place: str
-    module: str
-    function: str
-    form: TensorSpec
-    features: int
-    saved: int
-    storage: int | None  # number of the storage; None if it lives on anyway
-    is_part: bool
-    users: list[str]
-    is_shared: bool = False  # by other ops than the attention that saves it first
-    restored: list[int] = field(default_factory=list)  # numbers of the storages made in the backward pass
-    freed: int = -1
-
-
-@dataclass
-class _Attended:
-    """What is recorded of one attention until its trace is made."""
-
-    name: str
-    operands: tuple[tuple[tuple[int, ...], torch.dtype], ...]
-    start: int
-    lives: list[_Life] = field(default_factory=list)
-    kept: list[int] = field(default_factory=list)  # numbers of the storages that it saves exactly
-    output: int | None = None  # number of its storage
-
-
-class _Dropped:
-    """Codes without memory, and a life that ends when autograd lets go of them."""
-
-    nbytes = 0
-
-    def __init__(self, life: _Life, recorder: "_Recorder") -> None:
-        self.life, self._recorder = life, recorder
-        weakref.finalize(self, recorder.free, life).atexit = False
-
-    def decompress(self) -> Tensor:
-        """Return zeros."""
-        with scratch():
-            x = self.life.form.empty().zero_()
-        number = self._recorder.tracker.number_of(x)
-        if number is not None:
-            self.life.restored.append(number)
-        return x
-
-
-@dataclass(frozen=True)
-class _Drop:
-    """The quantizer of one tensor that drops it."""
-
-    recorder: "_Recorder"
-    place: str
-    function: str
-
-    def compress(self, x: Tensor) -> Compressed:
-        return self.recorder.drop(x, self.place, self.function)
-
-
-class _Recorder:
-    """The policy that drops all tensors and records their lives."""
-
-    def __init__(self, tracker: StorageTracker) -> None:
-        self.tracker = tracker
-        self.lives: list[_Life] = []
-        self.calls: dict[str, list[Span]] = {}
-        self.saves: list[int] = []
-        self._open: dict[str, list[int]] = {}
-        self._kept: dict[
-            tuple[int, bool], set[str]
-        ] = {}  # number of a storage, whether in bits -> modules that save it
-        self._inputs: dict[str, dict[int, tuple[tuple[int, ...], torch.dtype, bool]]] = {}  # by number of the storage
-        self._outputs: dict[str, int] = {}
-        self._versions: dict[int, int] = {}  # of outputs when their modules returned them
-        self._attentions: list[_Attended] = []
-        self._attention: _Attended | None = None  # that is running
-        self._end = -1
-
-    @property
-    def now(self) -> int:
-        """The present moment."""
-        return len(self.tracker.events)
-
-    def choose(self, place: str, x: Tensor, function: str) -> Any:
-        self.saves.append(self.now)
-        if x.untyped_storage()._cdata and self.tracker.number_of(x) is None:
-            return Exactly()  # an input, or made before the step
-        return _Drop(self, place, function)
-
-    def drop(self, x: Tensor, place: str, function: str) -> _Dropped:
-        module = place.rpartition(":")[0]
-        features = x.shape[min(range(x.dim()), key=x.stride)] if x.dim() else 1
-        is_part = x.numel() * x.element_size() < x.untyped_storage().nbytes()
-        number = self.tracker.number_of(x)
-        if number in self._versions and self._versions[number] != x._version:  # such as XLM's `tensor *= mask`
-            self._outputs = {name: own for name, own in self._outputs.items() if own != number}
-        life = _Life(
-            place, module, function, TensorSpec.of(as_dense(x.detach())), features, self.now, number, is_part, [module]
-        )
-        self.lives.append(life)
-        if self._attention is not None:
-            self._attention.lives.append(life)
-        return _Dropped(life, self)
-
-    def free(self, life: _Life) -> None:
-        life.freed = self.now
-
-    def saves_output(self, module: str) -> bool:
-        return False
-
-    def share(self, compressed: Any, module: str) -> None:
-        self.saves.append(self.now)
-        if not isinstance(compressed, _Dropped):
-            return
-        life = compressed.life
-        life.is_shared |= self._attention is None or life not in self._attention.lives
-        if module not in life.users:
-            life.users.append(module)
-
-    def keep(self, x: Tensor, module: str, in_bits: bool) -> None:
-        self.saves.append(self.now)
-        if x.layout == torch.strided and (number := self.tracker.number_of(x)) is not None:
-            self._kept.setdefault((number, in_bits), set()).add(module)
-            if self._attention is not None and not in_bits:
-                self._attention.kept.append(number)
-
-    def attend(self, attention: str, query: Tensor, key: Tensor, value: Tensor) -> None:
-        operands = tuple((tuple(x.shape), x.dtype) for x in (query, key, value))
-        self._attention = _Attended(attention, operands, self.now)
-
-    def attended(self, attention: str, output: Tensor) -> None:
-        assert self._attention is not None
-        self._attention.output = self.tracker.number_of(output)
-        self._attentions.append(self._attention)
-        self._attention = None
-
-    def enter(self, module: str, given: list[Tensor]) -> None:
-        self._open.setdefault(module, []).append(self.now)
-        inputs = self._inputs.setdefault(module, {})
-        for x in given:
-            number = self.tracker.number_of(x) if x.layout == torch.strided else None
-            if number is not None and (x.requires_grad or number not in inputs):
-                inputs[number] = tuple(x.shape), x.dtype, x.requires_grad
-
-    def leave(self, module: str, returned: object) -> None:
-        if isinstance(returned, Tensor) and (number := self.tracker.number_of(returned)) is not None:
-            self._outputs[module] = number
-            self._versions[number] = returned._version
-        self.calls.setdefault(module, []).append(Span(self._open[module].pop(), self.now))
-
-    def finish(self) -> None:
-        """Note the end of the step."""
-        self._end = self.now
-
-    def trace(self, backward: int, gradients: set[int]) -> Trace:
-        """Return what was recorded."""
-        end = self._end
-        storages = _storages(self.tracker, end)
-        tensors, index = [], dict[str, int]()
-        for life in self.lives:
-            freed = end if life.freed < 0 else min(life.freed, end)
-            if freed <= life.saved:
-                continue  # of a part of the graph that the loss does not need
-            restored = [storages[n] for n in life.restored if n in storages]
-            windows = [(hold.start, hold.end) for hold in restored]
-            born = life.saved if life.is_part or life.storage is None else min(storages[life.storage].end, freed)
-            nbytes = life.form.numel * life.form.dtype.itemsize
-            exact = tuple(Hold(a, b, nbytes) for a, b in _without(born, freed, windows))
-            shape = tuple(life.form.shape)
-            index[life.place] = len(tensors)
-            tensors.append(
-                Traced(
-                    *(life.place, life.module, life.function, shape, life.form.dtype),
-                    *(life.features, life.saved, freed, exact, tuple(restored), tuple(life.users)),
-                    *(life.storage, storages.get(life.storage) if life.is_part and life.storage is not None else None),
-                )
-            )
-        kept = tuple(
-            Kept(next(iter(modules)), number, storages[number], in_bits)
-            for (number, in_bits), modules in self._kept.items()
-            if len(modules) == 1
-        )
-        calls = {module: tuple(spans) for module, spans in self.calls.items()}
-        inputs = {
-            module: tuple(Given(n, storages[n], *each) for n, each in own.items())
-            for module, own in self._inputs.items()
-        }
-        of_gradients = np.zeros(max(end, 1), np.int64)
-        for number in gradients & storages.keys():  # a gradient without elements has none
-            of_gradients[storages[number].start :] += storages[number].nbytes
-        attentions = tuple(_attention_of(a, index, storages) for a in self._attentions)
-        levels = self.tracker.levels(end)
-        saves = tuple(self.saves)
-        return Trace(
-            tuple(tensors), levels, calls, kept, inputs, backward, of_gradients, attentions, self._outputs, saves
-        )
-
-
-def _attention_of(found: _Attended, index: Mapping[str, int], storages: Mapping[int, Hold]) -> Attention:
-    """Return an attention with the indices of its tensors."""
-    lives = [life for life in found.lives if life.place in index]
-    output = next((index[x.place] for x in lives if x.storage is not None and x.storage == found.output), None)
-    shared = tuple(index[x.place] for x in lives if x.is_shared)
-    made = [storages[n] for n in dict.fromkeys(found.kept) if storages[n].start >= found.start]
-    return Attention(found.name, found.operands, tuple(index[x.place] for x in lives), shared, output, tuple(made))
-
-
-def _storages(tracker: StorageTracker, end: int) -> dict[int, Hold]:
-    """Return the life of each storage by number."""
-    born: dict[int, int] = {}
-    size: dict[int, int] = {}
-    dead: dict[int, int] = {}
-    for moment, event in enumerate(tracker.events[:end]):
-        if event.delta > 0:
-            born.setdefault(event.number, moment)
-            size[event.number] = size.get(event.number, 0) + event.delta
-        elif event.delta < 0:
-            dead[event.number] = moment
-    return {number: Hold(start, dead.get(number, end), size[number]) for number, start in born.items()}
-
-
-def _without(start: int, end: int, windows: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the parts of [start, end) outside of all windows."""
-    for a, b in sorted(windows):
-        if start < min(a, end):
-            yield start, min(a, end)
-        start = max(start, b)
-    if start < end:
-        yield start, end

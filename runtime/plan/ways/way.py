@@ -15,10 +15,11 @@ from torch import nn
 
 from ..document import Choice
 from ..known import Known
+from ..recorder import trace
 from ..seconds import Changed
 from ..step import Step
 from ..structure import structure_aside
-from ..trace import Trace, trace
+from ..trace import Trace
 
 # What lowers the least peak of a step by a smaller share is not worth another solution: no plan could gain more.
 WORTH = 1 / 50
