@@ -22,6 +22,8 @@ TO_RESULTS = re.compile(r"\]\(\.\./((?:\.\./)*)plots/results/")  # from docs/, w
 FROM_RESULTS = re.compile(r"\]\(\.\./\.\./docs/")
 PAGE_OF_RESULTS = re.compile(r"^\| \[([^\]]+)\]\((\w[\w-]*\.md)\) \|", re.MULTILINE)
 COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
+# Its label is empty where a section has a page of its own.
+SECTION = re.compile(r' aria-labelledby="__nav_(\d+)_label"')
 
 
 def on_startup(command: str, dirty: bool) -> None:
@@ -72,3 +74,15 @@ def included(path: Path, name: str) -> str:
 def on_page_content(html: str, **kwargs: object) -> str:
     """Leave out comments: code that makes the examples of a page run, and marks of what other pages include."""
     return COMMENT.sub("", html)
+
+
+def on_post_page(output: str, config: MkDocsConfig, **kwargs: object) -> str:
+    """Name what the theme leaves without a name for a screen reader: the search, and the pages of each section."""
+    sections = [next(iter(entry)) if isinstance(entry, dict) else entry for entry in config.nav or []]
+    output = output.replace('component="search" role="dialog"', 'component="search" role="dialog" aria-label="Search"')
+    return SECTION.sub(lambda found: f' aria-label="{sections[int(found[1]) - 1]}, pages"', output)
+
+
+def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:
+    """Do so on the page that says that there is none."""
+    return on_post_page(output_content, config) if template_name == "404.html" else output_content
