@@ -252,8 +252,13 @@ class _Measure:
         count = sum(p.numel() for p in self.model.parameters())
         return {"parameters": count, "parameter_bytes": parameter_bytes(self.model), "batch": self.samples}
 
-    def each(self, methods: Sequence[Method], found: "list[Comparison]") -> "list[Comparison]":
-        """Add the comparison with each method to `found` as they come, and return that."""
+    def each(
+        self, methods: Sequence[Method], found: "list[Comparison]", before: int = 0, further: str = ""
+    ) -> "list[Comparison]":
+        """Add the comparison with each method to `found` as they come, and return that.
+
+        Progress counts the methods measured `before` too, and those that are said to follow.
+        """
         from ..runtime.plan.comparison import compare_methods
 
         args, keywords = self.call
@@ -262,20 +267,20 @@ class _Measure:
         with_clock(
             found.extend,
             compare_methods(self.model, *args, methods=pairs, **how),
-            label=lambda: f"measuring, method {len(found) - start} of {len(methods)}",
+            label=lambda: f"measuring, method {before + len(found) - start} of {further or before + len(methods)}",
         )
         return found
 
     def common(self) -> "list[Comparison]":
         """Return the comparisons with 3 bits and with common methods, of those for gated MLPs if the model has some."""
-        few_bit, gated = self.each([Method({}), Method({"glu": "parts"})], [])
+        few_bit, gated = self.each([Method({}), Method({"glu": "parts"})], [], further="5 to 7")
         is_gated = gated.report.replaced != few_bit.report.replaced
         further = [Method({"level": "L2"}), Method({}, 4), Method({"level": "L2"}, 4)]
         if is_gated:
             further += [Method({"glu": "parts", "level": "L2"}), Method({"glu": "parts", "level": "L2"}, 4)]
         found = [few_bit, gated] if is_gated else [few_bit]
         try:
-            return self.each(further, found)
+            return self.each(further, found, before=2)
         except Exception as error:  # whatever a model raises under hooks: these stand beside the answer
             said = str(error).partition("\n")[0]
             click.echo(f"fewbit: no more methods were measured: {type(error).__name__}: {said}", err=True)

@@ -22,6 +22,7 @@ TO_RESULTS = re.compile(r"\]\(\.\./((?:\.\./)*)plots/results/")  # from docs/, w
 FROM_RESULTS = re.compile(r"\]\(\.\./\.\./docs/")
 PAGE_OF_RESULTS = re.compile(r"^\| \[([^\]]+)\]\((\w[\w-]*\.md)\) \|", re.MULTILINE)
 COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
+EMPTY_HEADER = re.compile(r"<th((?: [^>]*)?)></th>")
 # Its label is empty where a section has a page of its own.
 SECTION = re.compile(r' aria-labelledby="__nav_(\d+)_label"')
 
@@ -72,8 +73,11 @@ def included(path: Path, name: str) -> str:
 
 
 def on_page_content(html: str, **kwargs: object) -> str:
-    """Leave out comments: code that makes the examples of a page run, and marks of what other pages include."""
-    return COMMENT.sub("", html)
+    """Leave out comments: code that makes the examples of a page run, and marks of what other pages include.
+
+    The empty corner of a table is no header, as which a screen reader would read it.
+    """
+    return EMPTY_HEADER.sub(r"<td\1></td>", COMMENT.sub("", html))
 
 
 def on_post_page(output: str, config: MkDocsConfig, **kwargs: object) -> str:
