@@ -137,7 +137,9 @@ def training_options(function: Decorated) -> Decorated:
             "--optimizer", default="adamw", show_default=True, metavar="NAME", help="Whose state is in memory."
         ),
         meta_option,
-        click.option("--parallel", metavar="KIND", help="Of several ranks: ddp, or fsdp:8 for shards on 8 ranks."),
+        click.option(
+            "--parallel", metavar="KIND", help="Of several ranks: ddp, fsdp:8 (ranks), or pipeline:4 (microbatches)."
+        ),
         click.option("--recompute/--no-recompute", default=True, show_default=True, help="Allow to recompute blocks."),
     )
     return with_options(function, options)

@@ -270,7 +270,7 @@ def _blpa_memory(file: File) -> Iterator[str]:
 
 def _estimated(file: File) -> Iterator[str]:
     for found in file["rows"]:
-        if found["training"] == "LoRA" and found["error"]:
+        if not found["training"].startswith("LoRA of") and found.get("error"):
             yield f"error {short(found['error'], 3)}, time {plain(found['time'], 2)}"
 
 

@@ -9,7 +9,7 @@
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,7 +27,7 @@ from .errors import errors_by_shape
 from .frontier import points_of, timeline_of
 from .known import Known, WayToSave
 from .parallel import Alone, Parallel, Static
-from .problem import AND, EXACT, RECOMPUTE, Limits, Option, Price, Problem, Solution
+from .problem import AND, EXACT, RECOMPUTE, Hold, Limits, Option, Price, Problem, Solution
 from .recorder import trace
 from .roofline import Roofline, device_of
 from .seconds import Measured, Speeds
@@ -54,7 +54,7 @@ class Planner:
         step: model, batch, loss.
         limits, price, gpu, recompute, frontier: as for `plan`.
         static: memory of parameters and optimizer, of a process without others.
-        parallel: kind of data parallelism.
+        parallel: kind of parallelism.
         speeds: in place of those that are measured or estimated.
     """
 
@@ -226,7 +226,11 @@ class Planner:
 
     def points(self, known: Known | CompiledKnown, problem: Problem, merged: Problem) -> tuple[Point, ...]:
         """Return what plans for other memories, and other ways to train, take."""
-        points = points_of(problem, merged, known.uniform, self.frontier, self.price)
+
+        def uniform(bits: int) -> list[Option]:
+            return [*self.in_flight(known.uniform(bits), known)]
+
+        points = points_of(problem, merged, uniform, self.frontier, self.price)
         return *points, *self.budget_points(known)
 
     def budget_points(self, known: Known | CompiledKnown) -> Iterator[Point]:
@@ -256,7 +260,20 @@ class Planner:
         gradients = self.gradients(known)
         base = problem.base - known.gradients + gradients
         base += self.parallel.workspace(len(base), known.backward)
-        return replace(problem, base=np.append(base, int(gradients[-1]) + known.left + self.of_rank.update))
+        others, moment = self.parallel.in_flight - 1, known.backward
+        base += others * int(problem.base[moment] - known.gradients[moment])
+        return replace(
+            problem,
+            options=tuple(self.in_flight(problem.options, known)),
+            base=np.append(base, int(gradients[-1]) + known.left + self.of_rank.update),
+        )
+
+    def in_flight(self, options: Iterable[Option], known: Known | CompiledKnown) -> Iterator[Option]:
+        """Yield options with what they hold of other batches in flight, whose backward pass has not begun."""
+        others, moment, end = self.parallel.in_flight - 1, known.backward, len(known.gradients)
+        for option in options:
+            held = others * sum(h.nbytes for h in option.holds if h.start <= moment < h.end)
+            yield replace(option, holds=(*option.holds, Hold(0, end, held))) if held else option
 
     @property
     def of_rank(self) -> Static:

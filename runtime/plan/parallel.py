@@ -1,9 +1,10 @@
-"""What data parallelism changes of the memory of a rank.
+"""What parallelism changes of the memory of a rank.
 
 DistributedDataParallel holds the gradients once more, in buckets. FSDP2 over n ranks holds 1/n of parameters, gradients
 and the optimizer's state. A unit, which `fully_shard` was called on, is gathered before it runs, in both passes, while
 the next one is gathered already; its gradient is whole until the ranks have added theirs, in a copy. What belongs to no
-unit is gathered all the time.
+unit is gathered all the time. The stage of a pipeline that has n microbatches in flight saves for n of them while it
+computes one, and adds its gradients to those of the ones before.
 """
 
 from dataclasses import dataclass
@@ -40,7 +41,12 @@ class Static:
 
 
 class Parallel(Protocol):
-    """Kind of data parallelism."""
+    """Kind of parallelism."""
+
+    @property
+    def in_flight(self) -> int:
+        """Batches whose forward pass has run and whose backward pass has not, at most."""
+        ...
 
     def static(self, static: Static) -> Static:
         """Return what is there in every step, of what one process without others has."""
@@ -58,6 +64,11 @@ class Parallel(Protocol):
 @dataclass(frozen=True)
 class Alone:
     """One process."""
+
+    @property
+    def in_flight(self) -> int:
+        """One."""
+        return 1
 
     def static(self, static: Static) -> Static:
         """Return it as it is."""
@@ -88,7 +99,33 @@ class Buckets(Alone):
 
 
 @dataclass(frozen=True)
-class Shards:
+class Microbatches(Alone):
+    """A stage of a pipeline.
+
+    Attributes:
+        count: that are in flight at once.
+        largest: bytes of the largest gradient, which is there until it is added to that of the microbatches before.
+    """
+
+    count: int
+    largest: int
+
+    @property
+    def in_flight(self) -> int:
+        """Their number."""
+        return self.count
+
+    def gradients(self, gradients: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return all of them at every moment: those of the microbatches before."""
+        return np.full_like(gradients, gradients.max())
+
+    def workspace(self, moments: int, backward: int) -> NDArray[np.int64]:
+        """Return the gradient that is to be added."""
+        return np.where(np.arange(moments) < backward, 0, self.largest)
+
+
+@dataclass(frozen=True)
+class Shards(Alone):
     """FSDP2, with blocks as units.
 
     Attributes:
@@ -117,20 +154,23 @@ class Shards:
 
 
 def parallel_of(text: str | None, model: nn.Module) -> Parallel:
-    """Return the kind that a text names: None, "ddp", or "fsdp:8" for shards on 8 ranks.
+    """Return the kind that a text names: None, "ddp", "fsdp:8" for 8 ranks, or "pipeline:4" for 4 batches in flight.
 
     Raises:
         FewbitError: the text names none.
     """
     if text is None:
         return Alone()
-    trained = sum(bytes_of(p) for p in model.parameters() if p.requires_grad)
+    trained = [bytes_of(p) for p in model.parameters() if p.requires_grad]
     if text == "ddp":
-        return Buckets(trained)
-    kind, _, ranks = text.partition(":") if isinstance(text, str) else ("", "", "")
-    if kind != "fsdp" or not ranks.isdecimal() or int(ranks) < 1:
-        raise FewbitError(f'parallel is "ddp" or "fsdp:8" with the number of ranks, not {shown(text)}')
+        return Buckets(sum(trained))
+    kind, _, number = text.partition(":") if isinstance(text, str) else ("", "", "")
+    if kind not in ("fsdp", "pipeline") or not number.isdecimal() or int(number) < 1:
+        kinds = '"ddp", "fsdp:8" with the number of ranks, or "pipeline:4" with that of microbatches in flight'
+        raise FewbitError(f"parallel is {kinds}, not {shown(text)}")
+    if kind == "pipeline":
+        return Microbatches(int(number), max(trained, default=0)) if int(number) > 1 else Alone()
     units = [{id(p): bytes_of(p) for p in model.get_submodule(name).parameters()} for name in outermost_blocks(model)]
     in_units = {key for unit in units for key in unit}
     root = sum(bytes_of(p) for p in model.parameters() if id(p) not in in_units)
-    return Shards(int(ranks), max((sum(unit.values()) for unit in units), default=0), root)
+    return Shards(int(number), max((sum(unit.values()) for unit in units), default=0), root)

@@ -83,7 +83,8 @@ def plan(
         compiled: plan for `torch.compile` with the backend fewbit. The step is compiled to measure it, which takes its
             time; what is computed again is then the compiler's choice, by torch's `activation_memory_budget`.
         parallel: "ddp" counts the buckets of `DistributedDataParallel`; "fsdp:8" the shards of FSDP2 on 8 ranks, with a
-            unit each block, and what is gathered at once: twice the largest unit and what belongs to none.
+            unit each block, and what is gathered at once: twice the largest unit and what belongs to none. "pipeline:4"
+            counts what the stage of a pipeline saves for 4 microbatches in flight, of which the batch is one.
         frontier: number of further memories, from the least to that of exact training, for which plans are made to
             compare, with other ways to train; `fewbit plan --plot` draws them.
 
@@ -101,7 +102,7 @@ def plan(
     if batch == "max" and limits.memory is None:
         raise FewbitError("batch='max' needs memory=")
     if compiled and parallel not in (None, "ddp"):
-        raise FewbitError("a sharded step is planned as it runs eagerly: leave out compiled=True")
+        raise FewbitError("a sharded or pipelined step is planned as it runs eagerly: leave out compiled=True")
     if compiled and gpu is not None:
         raise FewbitError("a compiled step is measured where it runs: leave out gpu= or compiled=True")
     if batch == "max" and compiled:

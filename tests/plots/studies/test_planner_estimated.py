@@ -8,6 +8,7 @@ import pytest
 import torch
 from fewbit.plots.studies import planner_estimated
 from fewbit.plots.studies.planner_estimated import lines, planned
+from fewbit.runtime.plan.static import static_bytes
 
 ROOT = Path(__file__).parents[3]
 MEASURED = json.loads((ROOT / "plots" / "results" / "planner-estimated.json").read_text())["rows"]
@@ -38,6 +39,18 @@ def test_adapters_alone_learn_in_float32(small):
     model, _ = planner_estimated.lora(sequence=128)
     trained = [p for p in model.parameters() if p.requires_grad]
     assert len(trained) == 2 * 2 * 7 and all(p.dtype == torch.float32 and p.device.type == "meta" for p in trained)
+
+
+def test_4_bit_weights_are_counted_with_their_scales(small):
+    """Of all linear layers but the head: half a byte a weight, a byte for 64 of them, four bytes for 64 · 256."""
+    for name in ("peft", "bitsandbytes"):
+        pytest.importorskip(name)
+    exact, few = (planner_estimated.lora(sequence=128, bits=bits)[0] for bits in (16, 4))
+    in_bytes = [static_bytes(model, "sgd").parameters for model in (exact, few)]
+    weights = sum(p.numel() for n, p in exact.named_parameters() if n.endswith("base_layer.weight"))
+    saved = weights * (2 - 1 / 2 - 1 / 64 - 4 / 64 / 256)
+    numbers = 2 * 7 * (4 * (16 + 256) + 4)  # levels of both, and an offset, in each layer
+    assert in_bytes[0] - in_bytes[1] == saved - numbers
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/planning.md"])

@@ -9,6 +9,7 @@ import fewbit
 import pytest
 import torch
 from fewbit import FewbitError, Plan
+from fewbit.runtime.memory.allocator import allocations
 from plan_cases import Attending, Convs, Gated, Net, batch, fixed, gradient, images
 from processes import said_by_two
 from step_peak import measured_peak
@@ -435,6 +436,29 @@ class TestSeveralProcesses:
         assert shared.peak.optimizer == alone.peak.optimizer // 4
         buckets = fewbit.plan(model, inputs, memory="1GB", parallel="ddp")
         assert buckets.peak.total == alone.peak.total + alone.peak.parameters
+
+    @pytest.mark.parametrize("part", [0.2, 0.9])
+    def test_microbatches_in_flight_are_counted(self, part):
+        """A stage of a pipeline runs three forward passes ahead, then a backward and a forward pass in turn."""
+        model, inputs = Net(), batch()
+        kind = {"optimizer": "sgd", "parallel": "pipeline:3"}
+        least = fewbit.fits(model, inputs, memory=1, **kind).least.total
+        exact = fewbit.plan(model, inputs, memory="1GB", **kind).peak.total
+        memory = int(least + part * (exact - least))
+        fitted = fewbit.fit(model, inputs, memory=memory, **kind)
+
+        def step():
+            waiting = [model(**inputs) for _ in range(3)]
+            for _ in range(2):
+                waiting.pop(0)["loss"].backward()
+                waiting.append(model(**inputs))
+            while waiting:
+                waiting.pop(0)["loss"].backward()
+
+        predicted = fitted.plan.peak.total - fixed(fitted.plan)
+        found = allocations(step, torch.device("cpu")).peak
+        assert 0.93 * predicted <= found <= predicted <= memory - fixed(fitted.plan)
+        assert any(choice.method != "exact" for choice in fitted.plan.choices)
 
 
 class TestErrorsOfTheUser:
