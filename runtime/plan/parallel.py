@@ -166,7 +166,7 @@ def parallel_of(text: str | None, model: nn.Module) -> Parallel:
         return Buckets(sum(trained))
     kind, _, number = text.partition(":") if isinstance(text, str) else ("", "", "")
     if kind not in ("fsdp", "pipeline") or not number.isdecimal() or int(number) < 1:
-        kinds = '"ddp", "fsdp:8" with the number of ranks, or "pipeline:4" with that of microbatches in flight'
+        kinds = '"ddp" or "fsdp:8" with the number of ranks, or "pipeline:4" with that of microbatches in flight'
         raise FewbitError(f"parallel is {kinds}, not {shown(text)}")
     if kind == "pipeline":
         return Microbatches(int(number), max(trained, default=0)) if int(number) > 1 else Alone()
