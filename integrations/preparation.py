@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from ..runtime.activations.following import adaptation_of, adaptation_state, load_adaptation_state
-from ..runtime.allocation.mixed_precision import MixedPrecision, SampleSaver
+from ..runtime.allocation.mixed_precision import MixedPrecision
+from ..runtime.allocation.savers import SampleSaver
 from ..runtime.convert.api import convert
 from ..runtime.convert.find import FITTED
 from ..runtime.convert.report import Report

@@ -157,6 +157,15 @@ def _two_bits_on_a_gpu(file: File) -> Iterator[str]:
         yield f"{name} {shorter(first, 3)} and {shorter(second, 3)}"
 
 
+def _auto_candidates(file: File) -> Iterator[str]:
+    for variant in dict.fromkeys(r["variant"] for r in file["rows"] if r["variant"] != "compile"):
+        llama, gpt2 = (of(file["rows"], model=model, variant=variant)[0] for model in ("Llama", "GPT-2"))
+        cells = [plain(r[key], digits) for r in (llama, gpt2) for key, digits in (("kept", 4), ("time", 3), ("error", 3))]
+        yield row({"fewbit-auto": "`\"auto\"`", "fewbit-4": "4 bits, scores 8"}.get(variant, variant), *cells)
+    six, auto = ([r["time"] for r in of(file["rows"], variant=v)] for v in ("4 bits, scores 6", "fewbit-auto"))
+    yield "take {} and {} of its time".format(*(short(a / b, 2) for a, b in zip(six, auto, strict=True)))
+
+
 def _group_codes(file: File) -> Iterator[str]:
     def error(value: float) -> str:
         return short(value, 2 if value >= 1 else 3 if value >= 0.02 else 4)
@@ -314,6 +323,7 @@ VARIANTS = (
     Source("plots/results/two_bits.md", ("training-two-bits.json",), _two_bits),
     Source("plots/results/two_bits.md", ("two_bits.json",), _two_bits_on_a_gpu),
     Source("plots/results/two_bits.md", ("group-codes.json",), _group_codes),
+    Source("plots/results/two_bits.md", ("auto-candidates.json",), _auto_candidates),
     Source("plots/results/compiled.md", ("training-compiled.json",), _compiled),
     Source("plots/results/planner.md", ("training-planner.json",), _planned),
     Source("plots/results/actnn.md", ("actnn-training.json",), _actnn),

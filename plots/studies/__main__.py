@@ -26,6 +26,7 @@ EXPERIMENTS = (
     "largest",
     "counts",
     "two_bits",
+    "two_bits_elsewhere",
 )
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 

@@ -23,14 +23,16 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from .problem import GAINS, LEAST, LEFT, MOST, Problem
+from .problem import LEAST, LEFT, MOST, Problem
 
 GAP = 0.01  # relative gap to the bound up to which there is no search
 WIDTH = 1024  # partial solutions kept
 CORE = 48  # items that the search considers
 
 
-def allocate_at_least(least: Any, sensitivity: Any, elements: Any, budget: float) -> np.ndarray:
+def allocate_at_least(
+    least: Any, sensitivity: Any, elements: Any, budget: float, variances: np.ndarray = LEFT
+) -> np.ndarray:
     """Return the solution of `allocate` with at least `least` bits each: integers of a shape that broadcasts.
 
     Items that would get fewer bits get `least`, and the others share the rest. If the budget does not allow that,
@@ -40,20 +42,20 @@ def allocate_at_least(least: Any, sensitivity: Any, elements: Any, budget: float
         FewbitError: as `allocate`.
     """
     w, D, floor = np.broadcast_arrays(np.asarray(sensitivity, float), elements, least)
-    bits = allocate(w, D, budget)
+    bits = allocate(w, D, budget, variances)
     if (bits >= floor).all() or (D * floor).sum() > budget:
         return bits
     raised = bits < floor
     while True:
         bits = np.where(raised, floor, 0)
-        bits[~raised] = allocate(w[~raised], D[~raised], budget - (D * bits).sum())
+        bits[~raised] = allocate(w[~raised], D[~raised], budget - (D * bits).sum(), variances)
         below = bits < floor
         if not below.any():
             return bits
         raised |= below
 
 
-def allocate(sensitivity: Any, elements: Any, budget: float) -> np.ndarray:
+def allocate(sensitivity: Any, elements: Any, budget: float, variances: np.ndarray = LEFT) -> np.ndarray:
     """Return numbers of bits, 1 to 8, with a small variance: int64 in the shape of the arguments.
 
     The unspent bits do not suffice for one more step of any item below 8 bits. Items without sensitivity share evenly
@@ -63,6 +65,7 @@ def allocate(sensitivity: Any, elements: Any, budget: float) -> np.ndarray:
         sensitivity: w, each finite and not negative; any shape, such as (L, N).
         elements: D, integers, of a shape that broadcasts with it, such as (L, 1).
         budget: upper bound of Σ D·b.
+        variances: at 1 to 8 bits relative to 1 bit, falling by less with every bit; 1/(2^b − 1)² by default.
 
     Raises:
         FewbitError: a sensitivity is negative or not finite, an element count is not a positive integer, or the budget
@@ -78,31 +81,32 @@ def allocate(sensitivity: Any, elements: Any, budget: float) -> np.ndarray:
     w = problem.w / scale  # against underflow and overflow
     D = problem.D
     order = np.argsort(-(w / D), kind="stable")
-    bits, λ, bound = _take_steps(w, D, order, problem.budget - int(D.sum()), GAINS)
-    value = float((w * LEFT[bits - LEAST]).sum())
+    bits, λ, bound = _take_steps(w, D, order, problem.budget - int(D.sum()), variances)
+    value = float((w * variances[bits - LEAST]).sum())
     if λ > 0 and value > bound * (1 + GAP):
-        bits = _search(w, D, problem.budget, bits, λ, bound)
-        _fill(w, D, order, problem.budget - int((D * bits).sum()), bits, GAINS)
+        bits = _search(w, D, problem.budget, bits, λ, bound, variances)
+        _fill(w, D, order, problem.budget - int((D * bits).sum()), bits, variances)
     return bits.reshape(problem.shape)
 
 
 def _take_steps(
-    w: np.ndarray, D: np.ndarray, order: np.ndarray, spare: int, gains: np.ndarray
+    w: np.ndarray, D: np.ndarray, order: np.ndarray, spare: int, variances: np.ndarray
 ) -> tuple[np.ndarray, float, float]:
     """Return the greedy bits, λ and the lower bound; λ is 0 if all steps with a gain fit."""
     bits = np.full(len(w), LEAST, np.int64)
-    λ, before, missing = _fill(w, D, order, spare, bits, gains)
+    λ, before, missing = _fill(w, D, order, spare, bits, variances)
     return bits, λ, before - λ * missing
 
 
 @njit(cache=True)
-def _fill(w: Any, D: Any, order: Any, spare: Any, bits: Any, gains: Any) -> Any:
+def _fill(w: Any, D: Any, order: Any, spare: Any, bits: Any, variances: Any) -> Any:
     """Take all steps that fit, in the order of gain per bit, in place in `bits`.
 
     Returns:
         λ; the variance before the first step that did not fit; the bits left at that moment. 0 each if all fit.
     """
     n = len(order)
+    gains = variances[:-1] - variances[1:]
     at = np.zeros(len(gains), np.int64)  # position of each cursor in the list
     smallest = D.min()
     λ, before, left_then = 0.0, 0.0, 0
@@ -128,16 +132,18 @@ def _fill(w: Any, D: Any, order: Any, spare: Any, bits: Any, gains: Any) -> Any:
         elif λ == 0.0 and best > 0.0:
             λ, left_then = best, spare
             for j in range(n):
-                before += w[j] / (2.0 ** bits[j] - 1) ** 2
+                before += w[j] * variances[bits[j] - 1]
     return λ, before, left_then
 
 
-def _search(w: np.ndarray, D: np.ndarray, budget: int, bits: np.ndarray, λ: float, bound: float) -> np.ndarray:
+def _search(
+    w: np.ndarray, D: np.ndarray, budget: int, bits: np.ndarray, λ: float, bound: float, variances: np.ndarray
+) -> np.ndarray:
     """Return bits at least as good as `bits`."""
     levels = np.arange(LEAST, MOST + 1)
-    loss = w[:, None] * LEFT + λ * D[:, None] * levels
+    loss = w[:, None] * variances + λ * D[:, None] * levels
     loss -= loss.min(1, keepdims=True)
-    best = float((w * LEFT[bits - LEAST]).sum()) - bound
+    best = float((w * variances[bits - LEAST]).sum()) - bound
     base = loss.argmin(1) + LEAST
     open_ = np.flatnonzero((loss < best).sum(1) > 1)
     # The items whose second choice costs least, largest first: the small ones then use up the rest.

@@ -14,9 +14,8 @@ from ...tables import FewbitError
 from ...tables.errors import shown
 
 LEAST, MOST = 1, 8
-# Variance at b bits relative to 1 bit, and its decrease by one more bit, at b = 1 to 7.
+# Variance at b bits relative to 1 bit.
 LEFT = 1 / (2.0 ** np.arange(LEAST, MOST + 1) - 1) ** 2
-GAINS = LEFT[:-1] - LEFT[1:]
 
 
 @dataclass(frozen=True)

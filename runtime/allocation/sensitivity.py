@@ -28,6 +28,8 @@ the variance of ∇w_c, if its inputs are white and of variance 1. P is the numb
 normalizations get 1 bit each, and the variance of all gradients at 2 bits on average is three times that of uniform
 bits.
 
+Of rotated codes (`Rotated`) V_n is .571 |x_n|², and what b bits leave of it is another curve (rotation.py).
+
 Tests compare linear layers, convolutions and batch normalization with measured variances. The last two rows are
 accurate enough to compare samples of one layer, not layers: a small transformer at 2 bits on average trained worse than
 with uniform bits when they were included, and better when they were not (`is_comparable`).
@@ -45,6 +47,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from ..layers.huggingface import Conv1D
 from ..layers.huggingface import RMSNorm as RMSNormOfTransformers
 from ..tensors.dtypes import widest_dtype
+from ..tensors.rotation import relative_variance
 
 _LINEAR = (nn.Linear, Conv1D)
 _WITH_WEIGHTS = (*_LINEAR, _ConvNd)  # tuples: compilers before torch 2.11 trace no unions
@@ -70,6 +73,16 @@ def quantization_variance(x: Tensor, group_size: int) -> Tensor:
     if whole < D:
         square += _squared_ranges(rows[:, whole:].unsqueeze(1)).sum(1) * (D - whole)
     return square / 6
+
+
+def rotated_variance(x: Tensor) -> Tensor:
+    """Return V, float64 (N,): the variance that `Rotated(1)` adds to each sample, .571 of its square.
+
+    Numbers that are not finite count as 0, as by `quantization_variance`.
+    """
+    rows = x.detach().reshape(len(x), -1).nan_to_num(0, 0, 0)
+    norm = torch.linalg.vector_norm(rows, dim=1, dtype=widest_dtype(x.device))
+    return norm.square() * relative_variance(1)
 
 
 def _squared_ranges(groups: Tensor) -> Tensor:

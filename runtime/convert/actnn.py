@@ -180,7 +180,8 @@ class ActNN(Method):
             ``deterministic``, by the tables of the least error.
         group_levels: where the levels of a group lie, a name as in `quantizers.PerGroup`: ``fitted``, for each group
             where its values lie, with less variance in as many bytes; or ``uniform``, equally far apart as in ActNN.
-        quantizer: ``groups``, or up to L2 ``rotated`` (`quantizers.Rotated`), with less variance at few bits.
+        quantizer: ``groups``, or ``rotated`` (`quantizers.Rotated`), with less variance at few bits; from L3 on each
+            layer then has its own whole number of bits, and not each sample, and compiled graphs end at the layers.
 
     Raises:
         FewbitError: `level` is not "L0" to "L5", `bits` is not a number from 1 to 8 (an integer below L3), or
@@ -201,8 +202,6 @@ class ActNN(Method):
     def __post_init__(self) -> None:
         check_average_bits(check_level(self.level), self.bits)
         check_kind(self.quantizer)
-        if self.quantizer == "rotated" and LEVELS[self.level].mixed:
-            raise FewbitError("rotated codes have one number of bits for all samples: take level L1 or L2")
         check_rounding(self.rounding)
         check_levels(self.group_levels, None)
 
@@ -242,7 +241,8 @@ class ActNN(Method):
         if level.mixed and any_compressed:
             from ..allocation import MixedPrecision
 
-            MixedPrecision(model, bits, levels=self.group_levels, wanted=is_converted)
+            how = {"levels": self.group_levels, "quantizer": self.quantizer}
+            MixedPrecision(model, bits, **how, wanted=is_converted)
         if any_compressed:
             note_inputs(model)
         notes = []

@@ -169,7 +169,7 @@ def apply(function: type[CompressedFunction], *arguments: Any) -> Any:
     """Return ``function.apply(*arguments)``; a compiled graph ends there if this torch does not trace it."""
     if not is_compiling():
         return function.eager.apply(*arguments)
-    if not TRACES_FUNCTIONS:
+    if not TRACES_FUNCTIONS or any(isinstance(a, Saver) and not a.is_traced for a in arguments):
         return _apart(function, *arguments)
     if not any(isinstance(a, Saver) and a.has_dynamic_sizes for a in arguments):
         return function.apply(*arguments)

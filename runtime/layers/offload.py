@@ -243,6 +243,11 @@ class SwappingSaver(Saver):
         """Whether the sizes of the codes depend on values."""
         return as_saver(self.saver).has_dynamic_sizes
 
+    @property
+    def is_traced(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether torch's compiler traces it."""
+        return as_saver(self.saver).is_traced
+
     def with_codes_of(self, x: Tensor, way: int) -> Saver:
         """Return the saver of `x` in this graph, in host memory."""
         return replace(self, saver=found_in_graph(self.saver, x, way))

@@ -39,10 +39,12 @@ class Saver(ABC):
     Attributes:
         has_dynamic_sizes: whether the sizes of its codes depend on values.
         sees_held: whether it saves a tensor as it is that is in memory anyway; a user's saver is not asked.
+        is_traced: whether torch's compiler traces it; else a graph ends at each layer that it serves.
     """
 
     has_dynamic_sizes: ClassVar[bool] = False
     sees_held: ClassVar[bool] = False
+    is_traced: ClassVar[bool] = True
 
     @abstractmethod
     def compress(self, x: Tensor) -> Compressed:

@@ -15,6 +15,7 @@ Signs are Philox's bits (philox.py) under the tensor's seed, that of element i o
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from math import erf, exp, inf, pi, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +96,17 @@ def positive_edges(bits: int) -> NDArray[np.float32]:
     """Return the boundaries above 0, each half way between two levels, exactly."""
     levels = positive_levels(bits)
     return np.multiply(levels[1:] + levels[:-1], np.float32(0.5), dtype=np.float32)
+
+
+@cache
+def relative_variance(bits: int) -> float:
+    """Return E|ĥ − h|² of |h|² for a turned group, whose numbers r are normal: E L² / (E rL)² − 1, L the level of r."""
+    edges = [0.0, *positive_edges(bits).tolist(), inf]
+    product = square = 0.0
+    for level, low, high in zip(positive_levels(bits).tolist(), edges, edges[1:], strict=False):
+        product += 2 * level * (exp(-low * low / 2) - exp(-high * high / 2)) / sqrt(2 * pi)
+        square += level * level * (erf(high / sqrt(2)) - erf(low / sqrt(2)))
+    return square / product**2 - 1
 
 
 # bits: four hexadecimal digits a level, the upper half of a float32.

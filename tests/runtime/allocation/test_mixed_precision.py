@@ -9,11 +9,11 @@ import torch
 from fewbit import FewbitError, memory
 from fewbit.runtime import layers, ops
 from fewbit.runtime.allocation import MixedPrecision
-from fewbit.runtime.allocation.mixed_precision import SampleSaver
+from fewbit.runtime.allocation.savers import SampleSaver
 from fewbit.runtime.layers import QuantizerSaver
 from fewbit.runtime.layers.callers import forget_inputs
 from fewbit.runtime.layers.saver import TRACES_SIZES
-from fewbit.runtime.quantizers import PerGroup
+from fewbit.runtime.quantizers import PerGroup, Rotated
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
@@ -148,6 +148,55 @@ class Beside(nn.Module):
 
     def forward(self, x):
         return self.last(self.first(x) + 100 * self.second(x.clone() if self.apart else x))
+
+
+class TestRotatedCodes:
+    def test_have_whole_bits_a_layer_by_what_their_noise_does_to_the_gradient(self):
+        """Of three layers, one with a gradient a hundred times as large as another's; equal bits err twice as much."""
+        model, x = Beside(), torch.randn(64, 64)
+        model.apart = True
+
+        def gradients(saver):
+            for layer in model.children():
+                layer.saver = saver
+            return draws(2)
+
+        def draws(count):
+            found = []
+            for _ in range(count):
+                model.zero_grad()
+                model(x).square().mean().backward()
+                found.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+            return torch.stack(found)
+
+        truth, fixed = gradients(layers.ExactSaver())[0], gradients(QuantizerSaver(Rotated(3)))
+        precision = MixedPrecision(model, 3.0, quantizer="rotated")
+        found = kept(model, x)
+        assert {c.quantizer.bits for c in found.values()} == {3}
+        mixed = draws(8)[2:]
+        bits = {name: c.quantizer.bits for name, c in kept(model, x).items()}
+        assert bits == precision.bits
+        assert bits["first"] < bits["second"]
+        assert sum(bits.values()) == 9
+        assert (mixed - truth).square().sum(1).mean() < 0.5 * (fixed - truth).square().sum(1).mean()
+
+    def test_have_the_floor_of_the_average_before_a_gradient_is_known(self):
+        model = network()
+        MixedPrecision(model, 2.5, quantizer="rotated")
+        assert {c.quantizer.bits for c in kept(model, batch()[0]).values()} == {2}
+
+    def test_end_a_compiled_graph_at_each_layer(self):
+        model, x = nn.Sequential(layers.Linear(64, 64), layers.Linear(64, 64)), torch.randn(64, 64)
+        precision = MixedPrecision(model, 3.0, quantizer="rotated")
+        compiled = torch.compile(model, backend="aot_eager")
+        for _ in range(3):
+            compiled(x * 2).square().mean().backward()
+        assert precision.iterations == 2
+        assert all(saver.magnitude is not None for saver in precision.savers.values())
+
+    def test_have_groups_of_the_sizes_of_the_quantizer(self):
+        with pytest.raises(FewbitError, match="group_size is one of 64, 128, 256"):
+            MixedPrecision(network(), quantizer="rotated", group_size=100)
 
 
 class TestLayersOfOneInput:

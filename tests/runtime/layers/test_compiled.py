@@ -8,7 +8,7 @@ import torch
 from fewbit import layers
 from fewbit.layers import QuantizerSaver
 from fewbit.quantizers import PerGroup
-from fewbit.runtime.allocation.mixed_precision import SampleSaver
+from fewbit.runtime.allocation.savers import SampleSaver
 from fewbit.runtime.layers.callers import forget_inputs
 from fewbit.runtime.layers.preact import PreActConv2d, PreActLinear
 from fewbit.runtime.layers.saver import TRACES_FUNCTIONS, TRACES_SIZES

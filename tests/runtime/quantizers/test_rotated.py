@@ -11,7 +11,7 @@ from fewbit import FewbitError
 from fewbit.quantizers import PerGroup, Rotated
 from fewbit.runtime import ops
 from fewbit.runtime.backends.reference import rotated as reference
-from fewbit.runtime.tensors.rotation import groups_of, pieces, positive_edges, positive_levels
+from fewbit.runtime.tensors.rotation import groups_of, pieces, positive_edges, positive_levels, relative_variance
 from hypothesis import given
 from hypothesis import strategies as st
 from quantizer_cases import DTYPES, check_form, generator, tensors
@@ -77,6 +77,12 @@ def test_every_entry_is_unbiased(bits, largest):
     y = torch.stack([Rotated(bits).compress(x).decompress() for _ in range(4000)]).double()
     deviation = y.std(0) / 4000**0.5
     assert torch.all((y.mean(0) - x).abs() < 5 * deviation + 0.004 * x.abs())
+
+
+def test_the_variance_that_allocation_reckons_with_is_that_of_the_codes():
+    x = normal(400, 768)
+    for bits in (1, 2, 3, 5):
+        assert nmse(x, through(Rotated(bits), x)) == pytest.approx(relative_variance(bits), rel=0.06)
 
 
 def test_one_turn_is_biased_beside_a_dominant_entry():
