@@ -241,8 +241,7 @@ class ActNN(Method):
         if level.mixed and any_compressed:
             from ..allocation import MixedPrecision
 
-            how = {"levels": self.group_levels, "quantizer": self.quantizer}
-            MixedPrecision(model, bits, **how, wanted=is_converted)
+            MixedPrecision(model, bits, levels=self.group_levels, quantizer=self.quantizer, wanted=is_converted)
         if any_compressed:
             note_inputs(model)
         notes = []
