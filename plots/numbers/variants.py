@@ -160,8 +160,9 @@ def _two_bits_on_a_gpu(file: File) -> Iterator[str]:
 def _auto_candidates(file: File) -> Iterator[str]:
     for variant in dict.fromkeys(r["variant"] for r in file["rows"] if r["variant"] != "compile"):
         llama, gpt2 = (of(file["rows"], model=model, variant=variant)[0] for model in ("Llama", "GPT-2"))
-        cells = [plain(r[key], digits) for r in (llama, gpt2) for key, digits in (("kept", 4), ("time", 3), ("error", 3))]
-        yield row({"fewbit-auto": "`\"auto\"`", "fewbit-4": "4 bits, scores 8"}.get(variant, variant), *cells)
+        digits = {"kept": 4, "time": 3, "error": 3}
+        cells = [plain(r[key], digits[key]) for r in (llama, gpt2) for key in digits]
+        yield row({"fewbit-auto": '`"auto"`', "fewbit-4": "4 bits, scores 8"}.get(variant, variant), *cells)
     six, auto = ([r["time"] for r in of(file["rows"], variant=v)] for v in ("4 bits, scores 6", "fewbit-auto"))
     yield "take {} and {} of its time".format(*(short(a / b, 2) for a, b in zip(six, auto, strict=True)))
 
