@@ -5,7 +5,7 @@ layer.saver = LayerSaver(precision, layer, average=2.5)      whole bits for the 
 """
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,6 @@ from ..tensors.rows import SampleBits, most_bytes
 from .problem import LEAST, MOST
 from .samples import allocate_samples
 from .sensitivity import gradient_factor, has_weights, passes_rounding_on, quantization_variance, rotated_variance
-
-if TYPE_CHECKING:
-    from .mixed_precision import MixedPrecision
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +67,7 @@ class SampleSaver(Saver):
 
     has_dynamic_sizes: ClassVar[bool] = True
     sees_held: ClassVar[bool] = True
-    precision: "MixedPrecision"
+    precision: Any  # which imports this file
     layer: nn.Module
     average: float
     magnitude: Tensor | None = None
