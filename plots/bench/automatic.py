@@ -1,6 +1,6 @@
 """What `"auto"` of the compile backend could be with fewer bytes: kept, time and error of candidates, in turn.
 
-    python -m fewbit.plots.studies.automatic -o auto-candidates.json      twenty minutes of a quiet core
+    python -m fewbit.plots.bench.automatic -o auto-candidates.json      twenty minutes of a quiet core
 
 The models and steps of `fewbit bench compiled` in float32. A candidate stands for `"auto"` if it keeps at most .11 of
 what `torch.compile` keeps in at most 1.05 of its time, and then only after trainings of four seeds and more.
@@ -15,8 +15,8 @@ from unittest import mock
 import torch
 
 from .. import compact_json
-from ..bench import compiled, compiled_trainings
-from ..bench.compiled_trainings import COMPILE, MODELS, Case
+from . import compiled, compiled_trainings
+from .compiled_trainings import COMPILE, MODELS, Case
 
 _FOUR = {"linear": 4, "attention": 4, "nonlinear": 4, "probabilities": 4, "factor": 4}
 CANDIDATES: Mapping[str, Mapping[str, Any]] = {
