@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from .swap import precision_of
 
@@ -13,9 +14,16 @@ __all__ = ["all_or_nothing"]
 
 @contextmanager
 def all_or_nothing(model: nn.Module) -> Iterator[None]:
-    """Put back the classes, attributes, submodules and hooks of all modules of `model` if the block raises."""
+    """Put back the classes, attributes, submodules and hooks of all modules of `model` if the block raises.
+
+    Parametrizations rest meanwhile: to ask for a weight of `spectral_norm` in training is a step of its iteration.
+    """
     before = [_state_of(each) for each in _changeable(model)]
+    lists = [m for m in model.modules() if isinstance(m, ParametrizationList)]
+    in_training = [each for m in lists for each in m.modules() if each.training]
     try:
+        for each in in_training:
+            each.training = False
         yield
     except BaseException:  # KeyboardInterrupt above all
         for each, cls, attributes, dictionaries in before:
@@ -27,6 +35,9 @@ def all_or_nothing(model: nn.Module) -> Iterator[None]:
                 attributes[name].clear()  # the same dictionary: handles that remove a hook refer to it
                 attributes[name].update(entries)
         raise
+    finally:
+        for each in in_training:
+            each.training = True
 
 
 def _changeable(model: nn.Module) -> list[Any]:

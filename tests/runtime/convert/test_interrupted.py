@@ -65,3 +65,12 @@ def test_ctrl_c_leaves_the_model_as_it_was(before, options):
         was = state(each)
         assert interrupted(lambda each=each: act(each), 1 + total * part // 8) is None
         assert state(each) == was
+
+
+def test_conversion_takes_no_step_of_a_spectral_norm():
+    spectral_norm = nn.utils.parametrizations.spectral_norm
+    each = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), spectral_norm(nn.Linear(16, 4)))
+    vectors = [b.clone() for b in each.buffers()]
+    fewbit.convert(each, bits=3)  # asks whether the layer after the Tanh is frozen
+    assert all(map(torch.equal, vectors, each.buffers()))
+    assert all(m.training for m in each.modules())
