@@ -42,7 +42,10 @@ ELSEWHERE = {
     ("docs/planning.md", "Measured"): "planner.json: the rows of errors; planner-estimated.json",
     ("docs/torch.md", "Releases"): _TEXT + "versions",
     ("plots/results/README.md", "Results of real runs"): "the page that the row links: tests/plots/numbers",
-    ("plots/results/alternatives.md", "*"): "alternatives-cpu.json, of 25 November on two threads, at commit 24450fd",
+    (
+        "plots/results/alternatives.md",
+        "*",
+    ): "alternatives-cpu.json, and that of 25 November on two threads, at commit 24450fd",
     ("plots/results/blpa.md", "*"): _ONCE + "fewbit bench preact, in several runs",
     ("plots/results/compiled.md", "*"): _ONCE + "fewbit bench compiled --peak, and single trainings of the first day",
     ("plots/results/coverage.md", "*"): "the papers', and pages that the row links",

@@ -13,16 +13,20 @@ from .variants import losses_less_exact, of_each_seed, seeded
 File = Mapping[str, Any]
 
 
+_RIVAL = "compile, checkpointing"
+
+
 def _strongest_rival(file: File) -> Iterator[str]:
     rows = {(r["task"], r["way"]): r for r in file["rows"]}
 
     def shares(key: str, rival: str, tasks: Sequence[str]) -> list[str]:
         return [short(rows[task, "compile, fewbit"][key] / rows[task, rival][key], 2) for task in tasks]
 
-    first, second, third = shares("time", "compile, checkpointing", ("gpt2", "llama", "lora"))
-    peaks = sorted(shares("peak", "compile, checkpointing", ("gpt2", "llama", "lora")))
-    times = f"{first} (GPT-2), {second} (Llama) and {third} (with LoRA)"
-    yield f"takes {times} of its time at {peaks[0]} to {peaks[-1]} of its peak"
+    named = {"gpt2": "GPT-2", "llama": "Llama", "lora": "with LoRA", "vit": "a ViT", "experts": "Mixtral"}
+    times = [f"{time} ({name})" for time, name in zip(shares("time", _RIVAL, [*named]), named.values(), strict=True)]
+    peaks = sorted(shares("peak", _RIVAL, [*named]))
+    yield f"takes {', '.join(times[:-1])} and {times[-1]} of its time at {peaks[0]} to {peaks[-1]} of its peak"
+    yield "a ResNet {} at {}".format(*(shares(key, _RIVAL, ["cnn"])[0] for key in ("time", "peak")))
     yield "and {} and {} of plain `torch.compile`'s time".format(*shares("time", "compile", ("gpt2", "llama")))
 
 

@@ -1,6 +1,6 @@
 """Texts of pages on times, and on V-Quant's and BLPA's small trainings."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
@@ -139,37 +139,42 @@ def _patches(file: File) -> Iterator[str]:
     yield f"test errors ({', '.join(errors)} %)"
 
 
+_BESIDE = ("gpt2", "llama", "lora", "vit", "cnn", "experts")  # measured with compiled checkpointing
+_BUDGETS = ("compile, budget 0.5", "compile, budget 0.25")
+
+
 def _alternatives(file: File) -> Iterator[str]:
     rows = {(r["task"], r["way"]): r for r in file["rows"]}
 
-    def shares(task: str, way: str, keys: str = "peak time") -> str:
-        found, exact = rows[task, way], rows[task, "exact"]
-        return ", ".join(short(found[key] / exact[key], 2) for key in keys.split())
+    def share(task: str, way: str, key: str) -> float:
+        return rows[task, way][key] / rows[task, "exact"][key]
+
+    def cells(way: str, tasks: Sequence[str]) -> list[str]:
+        return [", ".join(short(share(task, way, key), 2) for key in ("peak", "time")) for task in tasks]
 
     strongest = {
         "compile": "`torch.compile` alone",
         "compile, checkpointing": "compiled checkpointing",
         "compile, selective": "compiled selective checkpointing, torch's recommended policy",
     }
-    three = ("gpt2", "llama", "lora")
     for way, name in strongest.items():
-        yield row(name, *(shares(task, way) for task in three))
-    errors = [short(rows[task, "compile, fewbit"]["error"], 3) for task in three]
-    ours = (shares(task, "compile, fewbit") for task in three)
-    yield row(f'`backend="fewbit"`, error {errors[0]}, {errors[1]}, {errors[2]}', *ours)
-    yield (
-        "take "
-        + _listed(rows, "time", "compile, checkpointing")
-        + " of compiled checkpointing's time at "
-        + _listed(rows, "peak", "compile, checkpointing")
-    )
+        yield row(name, *cells(way, _BESIDE))
+    yield row('`backend="fewbit"`', *cells("compile, fewbit", _BESIDE))
+    yield row("its error", *(short(rows[task, "compile, fewbit"]["error"], 3) for task in _BESIDE))
+    for key, unit in (("time", "take"), ("peak", "at")):
+        rival = [rows[task, "compile, fewbit"][key] / rows[task, "compile, checkpointing"][key] for task in _BESIDE]
+        yield f"{unit} {listed([short(r, 2) for r in rival])} of "
+    tasks = list(dict.fromkeys(task for task, _ in rows))
+    order = [task for task in ("gpt2", "llama", "lora", "long", "vit", "cnn", "experts") if task in tasks]
+    yield row("checkpointing", *(short(share(task, "checkpointing", "time"), 2) for task in order))
+    yield row("compiled, fewbit: peak and time", *cells("compile, fewbit", order))
+    least = [[min(share(task, way, key) for way in _BUDGETS) for key in ("peak", "time")] for task in order]
+    yield row("torch's budgets: least peak, and least time", *(", ".join(short(x, 2) for x in pair) for pair in least))
 
 
-def _listed(rows: Mapping[tuple[str, str], Row], key: str, rival: str) -> str:
-    first, second, third = (
-        short(rows[t, "compile, fewbit"][key] / rows[t, rival][key], 2) for t in ("gpt2", "llama", "lora")
-    )
-    return f"{first}, {second} and {third}"
+def listed(texts: Sequence[str]) -> str:
+    """Return `a, b and c`."""
+    return f"{', '.join(texts[:-1])} and {texts[-1]}"
 
 
 def _vquant(file: File) -> Iterator[str]:
