@@ -10,6 +10,8 @@ from fewbit.pages.server import ExplorerServer
 from fewbit.pages.solver_process import SolverProcess
 from fewbit.tables.shipped import shipped_activations
 
+pytestmark = pytest.mark.deep  # starts a browser
+
 DISTINCT = ("gelu", "relu", "sin")  # smooth, exact, with the most intervals
 
 
@@ -77,7 +79,6 @@ def test_a_link_shows_what_it_names(visit, site):
     assert page.locator("#command").inner_text() == 'fewbit solve sin --bits 2 --kind interval --weight "normal:0,1"'
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("link", ["bits=9", "kind=best", "bits=<script>", "x", "%"])
 def test_a_broken_link_shows_the_first_table(visit, site, link):
     shows(visit(f"{site}#{link}"), "gelu: 3 bits, kind shared")
@@ -128,7 +129,6 @@ def test_the_whole_of_the_inputs_can_be_shown(visit, site):
     assert {"−10", "10"} <= set(ticks())
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", DISTINCT)
 def test_source_code_is_that_of_the_exporters(visit, site, name):
     page = shows(visit(at(site, activation=name, bits=4)), name)
@@ -138,7 +138,6 @@ def test_source_code_is_that_of_the_exporters(visit, site, name):
         page.wait_for_function("text => document.getElementById('source').textContent === text", arg=text)
 
 
-@pytest.mark.deep
 def test_source_code_is_copied(visit, served):
     page = shows(visit(served), "gelu")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -149,7 +148,6 @@ def test_source_code_is_copied(visit, served):
     assert page.evaluate("navigator.clipboard.readText()") == explorer_data.sources(fewbit.load_table("gelu"))["c"]
 
 
-@pytest.mark.deep
 def test_a_stochastic_table_has_json_alone(visit, site):
     page = shows(visit(at(site, kind="stochastic")), "kind stochastic")
     page.locator("#source", has_text="no one value").wait_for()
@@ -175,7 +173,6 @@ def test_an_expression_is_solved(visit, served):
     shows(page, "x*sigmoid(1.702*x): 2 bits")
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize(("expression", "line"), [("import os", "unknown"), ("x.real", "cannot take"), ("y+1", "is x")])
 def test_what_cannot_be_solved_is_one_line_and_the_table_stays(visit, served, expression, line):
     page = shows(visit(served, allowed="400 (Bad Request)"), "gelu")
@@ -187,7 +184,6 @@ def test_what_cannot_be_solved_is_one_line_and_the_table_stays(visit, served, ex
     assert expression not in page.locator("#activation option").all_inner_texts()
 
 
-@pytest.mark.deep
 def test_every_shipped_activation_is_drawn(visit, served):
     page = shows(visit(served), "gelu")
     for name in shipped_activations():
@@ -196,7 +192,6 @@ def test_every_shipped_activation_is_drawn(visit, served):
         assert page.locator("#chart path.curve").get_attribute("d").startswith("M")
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("width", [320, 390, 1280])
 def test_nothing_is_cut_off(visit, site, width):
     page = shows(visit(site, width), "gelu")
@@ -210,7 +205,6 @@ def test_it_is_dark_where_the_reader_wants_that(visit, site):
     assert visit(site).evaluate(paper) != visit(site, dark=True).evaluate(paper)
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_axe_finds_nothing(visit, served, accessible, width, dark):

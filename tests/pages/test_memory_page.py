@@ -12,6 +12,8 @@ from fewbit.runtime.compile.report import CompileReport, GraphReport, SavedTenso
 from fewbit.runtime.plan import memory
 from torch import nn
 
+pytestmark = pytest.mark.deep  # starts a browser
+
 
 class Block(nn.Module):
     def __init__(self):
@@ -133,7 +135,6 @@ def shows(page):
     return page
 
 
-@pytest.mark.deep
 def test_the_page_of_a_compiled_model_shows_parts_and_no_timeline(visit, tmp_path, accessible):
     facts = {"parameters": 10, "parameter_bytes": 40, "batch": 8}
     (tmp_path / "compiled.html").write_text(compiled_page("a model", facts, "compiled", report_of_compiled()))
@@ -217,7 +218,6 @@ def test_names_are_text_and_not_markup(visit, tmp_path, comparisons):
     assert page.locator("img").count() == 0
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
 def test_axe_finds_nothing_and_nothing_is_cut_off(visit, url, accessible, width, dark):

@@ -10,6 +10,8 @@ from pathlib import Path
 import fewbit
 import pytest
 
+pytestmark = pytest.mark.deep  # starts a browser
+
 ROOT = Path(fewbit.__file__).resolve().parent
 
 if importlib.util.find_spec("mkdocs") is None:
@@ -26,7 +28,6 @@ def site(tmp_path_factory):
     return folder
 
 
-@pytest.mark.deep
 def test_the_reference_is_that_of_the_package(site):
     # Without what else lies in the root: a virtual environment.
     read = {path.name for path in (ROOT / "build" / "reference" / "fewbit").iterdir()}
@@ -73,7 +74,6 @@ def test_every_page_of_results_is_in_the_navigation(site):
     assert set(linked) == {page.stem for page in (ROOT / "plots" / "results").glob("*.md")} - {"README"}
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("start", ["index.html", "methods/actnn.html"])
 def test_the_site_is_searched_without_a_server(visit, site, start):
     page = visit((site / start).as_uri(), home=site.as_uri())
@@ -82,7 +82,6 @@ def test_the_site_is_searched_without_a_server(visit, site, start):
     page.locator(".md-search-result__link", has_text="What is peak").first.wait_for()
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["index.html", "guide.html", "results/index.html", "api/convert.html"])
 @pytest.mark.parametrize("dark", [False, True])
 def test_text_and_links_are_legible(visit, site, accessible, name, dark):

@@ -3,6 +3,8 @@ from fewbit import FewbitError
 from fewbit.plots.studies import blpa_memory
 from fewbit.plots.studies.blpa_memory import largest_batch_by_trial, memory_law, trial_on_gpu
 
+pytestmark = pytest.mark.deep  # runs a study
+
 
 @pytest.fixture(scope="module")
 def law():
@@ -26,7 +28,6 @@ def table_2():
     return {(row.depth, row.width): row for row in blpa_memory.largest_batches(11 * 2**30)}
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("network", blpa_memory.TABLE_2)
 def test_the_formula_gives_larger_batches_than_the_paper_found(table_2, network):
     """By up to 1.3 times exact and 2.0 times with 4 bits: it counts no more than activations and parameters."""

@@ -8,6 +8,8 @@ from fewbit.plots.demo.data import Examples
 from fewbit.plots.studies import finetuning
 from fewbit.tables import FewbitError
 
+pytestmark = pytest.mark.deep  # runs a study
+
 transformers = pytest.importorskip("transformers")
 
 VARIANTS = ("exact", "default, 1 bit", "calibrated, 2 bits", "following, 1 bit", "L2", "L3")
@@ -41,7 +43,6 @@ def rows():
         return [{**case, **finetuning.measure(case, steps=12)} for case in found]
 
 
-@pytest.mark.deep
 def test_variants_differ_and_keep_less(rows):
     first = {row["variant"]: row for row in rows if (row["task"], row["seed"]) == ("role", 0)}
     assert len({(row["final"], row["loss"]) for row in first.values()}) == len(VARIANTS)

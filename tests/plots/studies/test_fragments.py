@@ -5,8 +5,9 @@ from collections import Counter
 import pytest
 from fewbit.plots.studies.fragments import TASKS, fragments
 
+pytestmark = pytest.mark.deep  # runs a study
 
-@pytest.mark.sample(1)
+
 @pytest.mark.parametrize("task", TASKS)
 def test_fragments_are_balanced_and_different_from_each_other(task):
     found = fragments(task, training=160, test=40)

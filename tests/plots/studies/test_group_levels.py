@@ -4,13 +4,14 @@ from fewbit.plots.studies import group_levels
 from fewbit.plots.studies.group_levels import BITS, NAMES, lines, measure
 from torch.nn import functional as F
 
+pytestmark = pytest.mark.deep  # runs a study
+
 
 @pytest.fixture(scope="module")
 def rows():
     return measure("GPT-2", 0)
 
 
-@pytest.mark.deep
 def test_a_row_for_each_tensor_that_a_layer_saves(rows):
     kinds = {(row["kind"], row["of"]) for row in rows}
     assert {("Conv1D", "NewGELUActivation"), ("Conv1D", "LayerNorm"), ("attention", "probabilities")} <= kinds
@@ -34,7 +35,6 @@ def test_lines_tell_each_number_of_bits(rows):
     assert all(f"{bits} bits fitted" in text for bits in BITS) and f"of {len(rows)} > 1.02" in text
 
 
-@pytest.mark.deep
 def test_written_as_printed(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(group_levels, "MODELS", {"GPT-2": group_levels.MODELS["GPT-2"]})
     monkeypatch.setattr(group_levels, "STEPS", 0)

@@ -5,6 +5,8 @@ import torch
 from fewbit import MixedPrecision
 from fewbit.plots.studies.variance import METHODS, VarianceSettings, _Bench, measure, passes
 
+pytestmark = pytest.mark.deep  # runs a study
+
 pytest.importorskip("sklearn")
 
 
@@ -18,7 +20,6 @@ def study():
     return found
 
 
-@pytest.mark.deep
 def test_theorem_3_predicts_what_repeated_draws_measure(study):
     """The sum over all weights, of which the noisiest make most; a single one has 6 draws."""
     assert 0.6 < sum(study.predicted) / sum(study.empirical) < 1.6

@@ -6,6 +6,8 @@ from fewbit.plots.studies import vquant_rescue
 from fewbit.plots.studies.vquant_rescue import EXACT, PAIRS, PAPER
 from torch import nn
 
+pytestmark = pytest.mark.deep  # runs a study
+
 pytest.importorskip("sklearn")
 
 
@@ -52,7 +54,6 @@ def test_the_network_has_fifty_layers():
     assert len(layers) - shortcuts == 50
 
 
-@pytest.mark.deep
 def test_a_schedule_begins_in_its_first_phase(rows):
     losses = {(row["phases"], row["method"], row["seed"]): row["losses"] for row in rows}
     exact, annealed = losses[EXACT, "exact", 0], losses["(F)-(3,2)-(2,0)", "RV-Quant", 0]

@@ -206,6 +206,7 @@ class TestPlaces:
 
 
 class TestGoesTogetherWith:
+    @pytest.mark.deep
     def test_sizes_that_vary_without_compiling_again(self):
         compiled = []
 

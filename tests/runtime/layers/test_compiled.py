@@ -260,7 +260,7 @@ def test_attention_is_eagers_in_one_graph_of_any_batch(options):
     assert counter.frame_count <= 2
 
 
-@pytest.mark.sample(1)
+@pytest.mark.deep
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_multihead_attention_is_eagers_in_one_graph(need_weights, dropout):
