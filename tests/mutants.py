@@ -284,6 +284,7 @@ def run(tests: list[str] | tuple[str, ...]) -> int:
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     command = [sys.executable, "-m", "pytest", "-c", "tests/pytest.ini", "-q", "-x", "-p", "no:cacheprovider"]
+    command += ["-m", "not deep"]  # what `make test` runs
     command += [f"tests/{test}" for test in tests]
     done = subprocess.run(command, cwd=COPY, env=environment, capture_output=True, text=True, check=False)
     if done.returncode not in (_PASSED, _KILLED):
