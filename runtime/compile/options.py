@@ -12,6 +12,7 @@ import torch
 
 from ...tables import FewbitError
 from ...tables.errors import shown
+from ...tables.sizes import parse_size
 from ..tensors.checks import check_integer
 from .roles import ROUNDED, Role
 
@@ -55,6 +56,8 @@ class CompileOptions:
             queries, keys and values, so that probabilities sum to one (attention.py), at the price of another forward
             pass of attention; None, the default, where queries or keys have fewer than 8 bits.
         recompute: torch's `activation_memory_budget`, from 0 to 1: below 1 some of what was saved is computed again.
+        host_memory: most bytes of one graph's codes that wait in host memory, as "8GiB" or a number (host.py); by
+            default none. It needs torch 2.13 and is not measured on a GPU yet; on the CPU there is nothing to move.
 
     Raises:
         FewbitError: an option is not one of the values above.
@@ -70,6 +73,7 @@ class CompileOptions:
     budget: int | None = None
     recompute: float = 1.0
     recompute_attention: bool | None = None
+    host_memory: int | str | None = None
     places: Mapping[str, Bits] = field(init=False, repr=False, default_factory=dict)
     _rules: tuple[tuple[str, Bits], ...] = field(init=False, repr=False, default=())
 
@@ -97,6 +101,8 @@ class CompileOptions:
             check_integer("budget", self.budget, 0)
         if not isinstance(self.recompute_attention, bool | None):
             raise FewbitError(f"recompute_attention is True, False or None, not {shown(self.recompute_attention)}")
+        if self.host_memory is not None:
+            object.__setattr__(self, "host_memory", parse_size(self.host_memory))
         if not isinstance(self.recompute, int | float) or not 0 <= self.recompute <= 1:
             raise FewbitError(f"recompute is a number from 0 to 1, not {shown(self.recompute)}")
 

@@ -30,6 +30,7 @@ from .cut import (
     without_mutated,
 )
 from .factors import merge
+from .host import offload
 from .nodes import base_of, tensor_of
 from .operations import share_of_attention_again
 from .options import CompileOptions
@@ -149,8 +150,12 @@ class FewbitPartitioner(_CustomPartitioner):
         expand(backward.graph)
         again = share_of_attention_again(forward.graph, backward.graph)
         saved = rewrite(forward.graph, backward.graph, results, self.options)
+        moved = 0
+        if (most := self.options.host_memory) is not None:
+            codes = {part for tensor in saved if tensor.bits is not None for part in tensor.parts}
+            moved = offload(forward, backward, results, codes, int(most))
         for module in (forward, backward):
             module.graph.eliminate_dead_code()
             module.graph.lint()
             module.recompile()
-        return (forward, backward), GraphReport(tuple(saved), exact, again)
+        return (forward, backward), GraphReport(tuple(saved), exact, again, moved)

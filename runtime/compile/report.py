@@ -66,11 +66,13 @@ class GraphReport:
         exact_graph_bytes: bytes that the same graph would save if it was divided by torch's own partitioner.
         attention_again: floating-point operations of attention that the backward pass computes again, so that its
             probabilities sum to one (attention.py), relative to those of all else in both passes.
+        host_bytes: of what is saved, bytes that wait in host memory (host.py).
     """
 
     tensors: tuple[SavedTensor, ...]
     exact_graph_bytes: int
     attention_again: float = 0.0
+    host_bytes: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -117,7 +119,9 @@ class CompileReport:
         total = f"{self.nbytes:,} bytes saved; torch.compile alone: {self.exact_graph_bytes:,} (×{share:.3f})"
         again = [f"{g.attention_again:.1%}" for g in self.graphs if g.attention_again]
         price = f"attention is computed again in the backward pass: {', '.join(again)} more floating-point operations"
-        return "\n".join([*lines, total, *([price] if again else [])])
+        moved = sum(g.host_bytes for g in self.graphs)
+        waiting = [f"{moved:,} of these bytes wait in host memory"] if moved else []
+        return "\n".join([*lines, total, *waiting, *([price] if again else [])])
 
 
 def _row(tensor: SavedTensor) -> tuple[str, ...]:
@@ -268,6 +272,7 @@ def _read(key: str) -> GraphReport | None:
             SavedTensor(**{**row, "shape": tuple(row["shape"]), "parts": tuple(row["parts"])})
             for row in text["tensors"]
         )
-        return GraphReport(tuple(tensors), int(text["exact_graph_bytes"]), float(text["attention_again"]))
+        numbers = int(text["exact_graph_bytes"]), float(text["attention_again"]), int(text.get("host_bytes", 0))
+        return GraphReport(tuple(tensors), *numbers)
     except (OSError, ValueError, TypeError, KeyError, FewbitError):
         return None
