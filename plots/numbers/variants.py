@@ -162,7 +162,8 @@ def _auto_candidates(file: File) -> Iterator[str]:
         llama, gpt2 = (of(file["rows"], model=model, variant=variant)[0] for model in ("Llama", "GPT-2"))
         digits = {"kept": 4, "time": 3, "error": 3}
         cells = [plain(r[key], digits[key]) for r in (llama, gpt2) for key in digits]
-        yield row({"fewbit-auto": '`"auto"`', "fewbit-4": "4 bits, scores 8"}.get(variant, variant), *cells)
+        name = '`"auto"`' if variant == "fewbit-auto" else variant.replace("fewbit-4", "4 bits, scores 8")
+        yield row(name, *cells)
     six, auto = ([r["time"] for r in of(file["rows"], variant=v)] for v in ("4 bits, scores 6", "fewbit-auto"))
     yield "take {} and {} of its time".format(*(short(a / b, 2) for a, b in zip(six, auto, strict=True)))
 
