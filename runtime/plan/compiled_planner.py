@@ -10,12 +10,13 @@ from typing import ClassVar
 
 from ...tables import FewbitError
 from ...tables.sizes import size_like
-from .compiled import CompiledKnown, compile_step, know_compiled, other_ways
+from .compiled import CompiledKnown, know_compiled, other_ways
+from .compiled_run import compile_step
 from .document import Plan
 from .eager_planner import Planner, exact_peak, with_fewer_options
 from .problem import ALL_GRAPHS, Limits
 
-_log = logging.getLogger("fewbit.plan")
+log = logging.getLogger("fewbit.plan")
 WORTH = 0.03  # of a step's time
 ATTEMPTS = 6  # at a plan, of which each is compiled
 
@@ -135,7 +136,7 @@ class CompiledPlanner(Planner):
 
     def as_measured(self, plan: Plan, known: CompiledKnown) -> Plan:
         """Return a plan for a compiled step with the peak and the time of a step that is compiled by it."""
-        _log.info("compiling the step by a plan")
+        log.info("compiling the step by a plan")
         run = compile_step(self.step, **plan.compile_options)
         gradients = self.gradients(known)
         copies = int(gradients[0] - known.gradients[0])
@@ -148,5 +149,5 @@ class CompiledPlanner(Planner):
         """Compile and measure the step."""
         if self.is_abstract:
             raise FewbitError("a compiled step is planned on real tensors, not on the meta device")
-        _log.info("compiling a step to measure it")
+        log.info("compiling a step to measure it")
         return know_compiled(self.step)

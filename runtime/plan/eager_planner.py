@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from ...tables import FewbitError
 from ...tables.sizes import size_like
 from ..memory.listing import size_text
-from .compiled import CompiledKnown, budget_runs
+from .compiled import CompiledKnown
+from .compiled_run import budget_runs
 from .document import Choice, PeakMemory, Plan, Point, signature
 from .errors import errors_by_shape
 from .frontier import points_of, timeline_of
@@ -41,7 +42,7 @@ from .ways.way import Way, carry_out, known_by
 # Options that the solver is given at once. Of more, those of runs of equal layers are merged, to about so many: a
 # problem of 1,500 takes some seconds, one of 300 a second, and its plans' price is about 2 % higher.
 MOST_OPTIONS, MERGED_OPTIONS = 1500, 300
-_log = logging.getLogger("fewbit.plan")  # says at level INFO what is done, since that takes up to minutes
+log = logging.getLogger("fewbit.plan")  # says at level INFO what is done, since that takes up to minutes
 BUDGETS = (1.0, 0.5, 0.0)  # of torch's, in pictures
 _NOTED = Effort(gap=1e-2)  # for what more memory would bring, which is not carried out
 
@@ -120,7 +121,7 @@ class Planner:
         """Yield a step as it is, and then, where that is asked for, by one way more each time."""
         yield (known := plain)
         for way in self.ways_of_steps:
-            _log.info("tracing the step %s", way.method)
+            log.info("tracing the step %s", way.method)
             changed = partial(self.changed, known.changes)
             if (other := known_by([way], known, self.step, changed)) is not None:
                 yield (known := other)
@@ -161,15 +162,15 @@ class Planner:
     def measured_eagerly(self) -> Known:
         """Trace and measure a step that is not compiled."""
         step = self.step
-        _log.info("tracing a step")
+        log.info("tracing a step")
         traced = trace(step)
-        _log.info("timing the quantizers")
+        log.info("timing the quantizers")
         speeds = self.speeds or self._speeds()
         if self.is_abstract:
             of_tensors = errors_by_shape(traced)
             errors = {m: e for way in self.ways for m, e in way.estimate(step, traced, of_tensors).items()}
             return Known(traced, self.ways, errors, speeds)
-        _log.info("measuring what rounding does to the gradient")
+        log.info("measuring what rounding does to the gradient")
         part, errors = step.part(), {}
         with part.step.apart():
             trial = Trial(part.step)
@@ -197,7 +198,7 @@ class Planner:
         """Return the plan for what was measured."""
         problem = self.problem(known)
         merged = with_fewer_options(problem, known)
-        _log.info("solving")
+        log.info("solving")
         try:
             solution = solve(merged, self.within(known, limits or self.limits), self.price)
         except TooLittleMemoryError as error:
