@@ -88,7 +88,7 @@ LAYERS = [c for c in (*CASES, *EXACT) if OF_ALL_BATCHES not in str(c)]
 FIRST = {case.name: case for case in reversed(LAYERS)}
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("case", LAYERS, ids=str)
 def test_every_layer_is_eagers_in_one_graph_of_any_batch(case):
     # Below 16 images convolutions of torch run other kernels.
