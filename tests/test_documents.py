@@ -179,7 +179,6 @@ def test_the_numbers_of_readme_are_those_measured():
             assert found == [*shares, round(row["error"], 3)], (name, task)
 
 
-@pytest.mark.deep
 def test_the_private_names_of_torch_are_those_in_the_source():
     """`python docs/private_names.py` writes them; what is no longer in torch is asked for by name, and not imported."""
     names = runpy.run_path(str(ROOT / "docs" / "private_names.py"))
