@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 from exact import DERIVATIVES, KINKS, WEIGHTS, integrate, mp
-from fewbit.fewbit_gen import parse_activation, parse_weight
+from fewbit.fewbit_gen import parse_activation, parse_weight, solve
 from fewbit.fewbit_gen.activations import Activation
 from fewbit.fewbit_gen.grid import evaluate_derivative, grid, quadrature, resolved_grid
 from fewbit.fewbit_gen.moments import Moments
@@ -67,6 +67,13 @@ def test_derivative_is_centred_at_its_weighted_mean():
     moments = problem("gelu", "normal:0.5,2")
     w, fw, _ = moments.prefix[:, -1]
     assert abs(fw) <= 16 * EPS * w
+
+
+@pytest.mark.parametrize(("activation", "weight"), [("gelu", "normal:-30,4"), ("softplus", "normal:-40,4")])
+def test_the_error_of_a_table_in_a_far_tail_is_off_by_no_more_than_is_said(activation, weight):
+    table = solve(activation, bits=2, weight=weight)  # whose error is a sum over its segments, without differences
+    error, rounding = Moments.of(parse_activation(activation), parse_weight(weight), 4096).error(table)
+    assert abs(error - table.error) <= rounding + 1e-9 * table.error
 
 
 def test_moments_of_an_interval_of_no_width_are_zero():
