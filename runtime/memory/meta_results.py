@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .storages import identity_of, tensors_in
+from ..tensors.leaves import tensors_among
+from .storages import identity_of
 
 _KINDS = frozenset((Tensor, nn.Parameter))
 _DEPENDS = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
@@ -38,7 +39,7 @@ class MetaResults:
             return made[0] if len(made) == 1 else tuple(made)
         result = func(*args, **kwargs)
         if forms == ():
-            self._forms[call] = _forms_of(result, tensors_in(*args, kwargs))
+            self._forms[call] = _forms_of(result, tensors_among(*args, kwargs))
         return result
 
 

@@ -27,7 +27,8 @@ from torch.utils._pytree import tree_leaves
 from ..layers.deferred_logits import DeferredLogits
 from ..layers.saver import take_apart
 from ..tensors.abstract import in_scratch
-from .storages import identity_of, parts_of, tensors_in
+from ..tensors.leaves import tensors_among
+from .storages import identity_of, parts_of
 from .values import values_for
 
 # Outputs of a model of transformers that are for its next call: no loss depends on them.
@@ -235,11 +236,11 @@ class StorageTracker(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if DeferredLogits in types:
             return NotImplemented  # they compute what they stand for, by operations that come here
-        known = {identity_of(part) for t in tensors_in(*args, kwargs) for part in parts_of(t)}
+        known = {identity_of(part) for t in tensors_among(*args, kwargs) for part in parts_of(t)}
         self._note(0, 0)
         with self._around(len(self._operations)) if self._around else nullcontext():
             result = func(*args, **(kwargs or {}))
-        for tensor in tensors_in(result):
+        for tensor in tensors_among(result):
             for part in parts_of(tensor):
                 if identity_of(part) not in known or identity_of(part) in self._seen:
                     self._add(part.untyped_storage())

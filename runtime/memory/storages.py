@@ -7,8 +7,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-_CONTAINERS = (tuple, list, dict)
-
 
 def parts_of(tensor: Tensor) -> Iterator[Tensor]:
     """Yield the tensors that hold the data of `tensor`: itself, unless it is sparse or wraps others."""
@@ -25,20 +23,6 @@ def parts_of(tensor: Tensor) -> Iterator[Tensor]:
         yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
     elif tensor.layout is torch.strided:
         yield tensor
-
-
-def tensors_in(*values: object) -> list[Tensor]:
-    """Return the tensors among values, and in nested tuples, lists and dicts, as operations of torch take and return.
-
-    `tree_leaves` of torch knows other containers, too, and took a sixth of a trace of Llama-3-8B to ask for them.
-    """
-    found: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, _CONTAINERS) and value:
-            found += tensors_in(*(value.values() if isinstance(value, dict) else value))
-    return found
 
 
 def bytes_of(tensor: Tensor) -> int:

@@ -22,8 +22,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...tables import FewbitError
 from ..tensors.abstract import is_abstract
+from ..tensors.leaves import tensors_among
 from .meta_results import MetaResults
-from .storages import fake_modes, identity_of, tensors_in
+from .storages import fake_modes, identity_of
 
 LARGEST = 1 << 24  # elements: a mask of 4,096 by 4,096
 _RANDOM = frozenset({torch.Tag.nondeterministic_seeded})
@@ -49,7 +50,7 @@ class _Answers(TorchDispatchMode):
         self._results = MetaResults()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        tensors = tensors_in(*args, kwargs)
+        tensors = tensors_among(*args, kwargs)
         args, kwargs = self._without_devices(func, tensors, args, kwargs or {})
         if not _asks_for_values(func):
             result = _run(self._results, func, args, kwargs)
@@ -118,7 +119,7 @@ class _Answers(TorchDispatchMode):
 
     def _forget(self, written: Any) -> None:
         """Drop the values of tensors that were overwritten with unknown ones, and of all that share their memory."""
-        gone = {identity_of(t) for t in tensors_in(written) if is_abstract(t)}
+        gone = {identity_of(t) for t in tensors_among(written) if is_abstract(t)}
         for known in [known for known in self._values if identity_of(known) in gone]:
             del self._values[known]
 

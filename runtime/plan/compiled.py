@@ -11,6 +11,7 @@ and that of torch's `activation_memory_budget`, which a step is measured with. T
 exactly, is known by a step with each budget: its memory and its time.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,13 +23,14 @@ from numpy.typing import NDArray
 from ...tables import FewbitError
 from ..memory.allocator import Allocations
 from .bits import LEAST_BITS
-from .compiled_run import CompiledRun, budget_runs, compile_step, log
+from .compiled_run import CompiledRun, budget_runs, compile_step
 from .compiled_values import LEAST_OF_ROLES, Value, observe
 from .places import without_numbers
 from .problem import ALL_GRAPHS, EXACT, GROUPS, Hold, Option, Problem
 from .seconds import Quantizers
 from .step import Step
 
+_log = logging.getLogger("fewbit.plan")
 # Of torch's `activation_memory_budget`, for plans: with few bits, and exactly.
 RATIOS, EXACT_RATIOS = (0.5, 0.0), (0.75, 0.5, 0.25, 0.0)
 
@@ -127,7 +129,7 @@ def know_recomputed(step: Step, known: CompiledKnown, recompute: float) -> Compi
         recompute: torch's `activation_memory_budget`.
     """
     options = {"recompute": recompute}
-    log.info("compiling the step in few bits, with torch's memory budget %g", recompute)
+    _log.info("compiling the step in few bits, with torch's memory budget %g", recompute)
     run = compile_step(step, **options)
     found = _known(observe(step, options), run, known.quantizers, known.seconds)
     more = max(0.0, run.seconds - _quantizing(found) - known.seconds)
@@ -239,9 +241,6 @@ def _in_groups(i: int, value: Value, holds: Sequence[Hold], bits: int, known: Co
     return Option(GROUPS, value.place, bits, (i,), _shared(holds, nbytes), nbytes, *costs)
 
 
-# ---- compiling -------------------------------------------------------------------------------------------------------
-
-
 def _lives(values: Sequence[Value], run: CompiledRun) -> list[Hold]:
     """Return when the codes of each value live, by the addresses that the backward graphs were given."""
     boundary = run.record.marks[0]
@@ -252,6 +251,3 @@ def _lives(values: Sequence[Value], run: CompiledRun) -> list[Hold]:
         start, end = min((b.start for b in found), default=boundary), max((b.end for b in found), default=boundary + 1)
         holds.append(Hold(start, end, sum(b.nbytes for b in found)))
     return holds
-
-
-# ---- observing -------------------------------------------------------------------------------------------------------

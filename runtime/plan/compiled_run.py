@@ -21,14 +21,10 @@ from ..memory.allocator import Allocations, allocations, mark
 from .seconds import now_on
 from .step import Step
 
-log = logging.getLogger("fewbit.plan")
-
-
+_log = logging.getLogger("fewbit.plan")
 # Runs of a compiled step, of which the first compiles and the fastest counts; of a step so short that all of them take
 # less than `TIMED` seconds more.
 RUNS, SHORT_RUNS, TIMED = 4, 12, 0.5
-
-
 # In the `meta` of a backward graph: which of the divided graphs it is of. Graphs of one model may have equal names, and
 # their backward passes are compiled when the last of them runs.
 DIVISION = "fewbit_division"
@@ -72,13 +68,33 @@ class CompiledRun:
     seconds: float
 
 
+def dividing_backend(
+    partitioner: FewbitPartitioner, given: dict[str, Any], inner_compile: Callable[..., Any]
+) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
+    """Return a backend whose graphs `partitioner` divides, always anew, and `inner_compile` compiles.
+
+    Args:
+        partitioner: of the options `given`.
+        given: options of the backend.
+        inner_compile: takes a divided graph, its inputs and keywords of `torch._inductor.compile_fx.compile_fx_inner`.
+    """
+    from torch._functorch import config
+
+    options = CompileOptions.of(given)
+    patches = {**inductor_options(**given), "custom_partitioner_fn": partitioner}
+
+    def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        with config.patch(enable_autograd_cache=False):  # a graph that is found there is not divided
+            return compile_graph(graph, inputs, options, patches, inner_compile=inner_compile)
+
+    return backend
+
+
 def compile_step(step: Step, **options: Any) -> CompiledRun:
     """Compile a step with the backend's `options`, and run it."""
     from torch._inductor.compile_fx import compile_fx_inner
 
-    chosen = CompileOptions.of(options)
-    partitioner = _Reporting(chosen)
-    patches = {**inductor_options(**options), "custom_partitioner_fn": partitioner}
+    partitioner = _Reporting(CompileOptions.of(options))
     addresses: dict[tuple[tuple[int, int], str], list[int]] = {}
     calls: Counter[int] = Counter()
 
@@ -106,10 +122,7 @@ def compile_step(step: Step, **options: Any) -> CompiledRun:
         run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
         return run
 
-    def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        with without_caches():
-            return compile_graph(graph, inputs, chosen, patches, inner_compile=inner_compile)
-
+    backend = dividing_backend(partitioner, options, inner_compile)
     record, seconds = _ran(step, backend, begin)
     return CompiledRun(record, addresses, seconds)
 
@@ -120,7 +133,7 @@ def budget_runs(step: Step, ratios: Sequence[float]) -> Iterator[tuple[float, Al
     Budgets that the model does not compile with are left out.
     """
     for ratio in ratios:
-        log.info("compiling the step by torch, with its memory budget %g", ratio)
+        _log.info("compiling the step by torch, with its memory budget %g", ratio)
         try:
             yield ratio, *_ran(step, with_budget(ratio))
         except Exception:  # a compiler may refuse a graph with any error
@@ -174,10 +187,3 @@ def forgotten_after() -> Iterator[None]:
         hook.remove()
         for code in found:
             reset_code(code)
-
-
-def without_caches() -> Any:
-    """Return a context within which no graph is found in the cache, where it would not be divided."""
-    from torch._functorch import config
-
-    return config.patch(enable_autograd_cache=False)

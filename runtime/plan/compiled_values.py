@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, fx
 
 from ..compile import rotated
-from ..compile.backend import compile_graph, inductor_options
 from ..compile.codes import dequantize, quantize
 from ..compile.cut import Choice, choice_of, place_of, results_and_saved, rounded
 from ..compile.options import CompileOptions
@@ -19,7 +18,7 @@ from ..compile.report import ignore
 from ..compile.roles import ROUNDED, Role
 from ..tensors.dtypes import sum_of_squares
 from .bits import LEAST_LINEAR, LEAST_OF_SCORES, PROBE
-from .compiled_run import DIVISION, forgotten_after, without_caches
+from .compiled_run import DIVISION, dividing_backend, forgotten_after
 from .errors import alike, difference, errors_of_each, product, segments
 from .places import without_numbers
 from .step import Step
@@ -88,7 +87,6 @@ def observe(step: Step, given: dict[str, Any]) -> list[Value]:
     """
     options = CompileOptions.of(given)
     partitioner = _Observing(options)
-    patches = {**inductor_options(**given), "custom_partitioner_fn": partitioner}
     ran: list[tuple[fx.GraphModule, list[Any]]] = []
 
     def inner_compile(graph: fx.GraphModule, _: Sequence[Any], **how: Any) -> Callable[[list[Any]], Any]:
@@ -104,10 +102,7 @@ def observe(step: Step, given: dict[str, Any]) -> list[Value]:
         run._boxed_call = True  # pyright: ignore[reportFunctionMemberAccess]
         return run
 
-    def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        with without_caches():
-            return compile_graph(graph, inputs, options, patches, inner_compile=inner_compile)
-
+    backend = dividing_backend(partitioner, given, inner_compile)
     with step.apart(), forgotten_after():
         output = torch.compile(step.model, backend=backend)(*step.inputs, **step.keywords)
         step.loss_of(output).backward()

@@ -42,7 +42,7 @@ from .ways.way import Way, carry_out, known_by
 # Options that the solver is given at once. Of more, those of runs of equal layers are merged, to about so many: a
 # problem of 1,500 takes some seconds, one of 300 a second, and its plans' price is about 2 % higher.
 MOST_OPTIONS, MERGED_OPTIONS = 1500, 300
-log = logging.getLogger("fewbit.plan")  # says at level INFO what is done, since that takes up to minutes
+_log = logging.getLogger("fewbit.plan")  # says at level INFO what is done, since that takes up to minutes
 BUDGETS = (1.0, 0.5, 0.0)  # of torch's, in pictures
 _NOTED = Effort(gap=1e-2)  # for what more memory would bring, which is not carried out
 
@@ -121,7 +121,7 @@ class Planner:
         """Yield a step as it is, and then, where that is asked for, by one way more each time."""
         yield (known := plain)
         for way in self.ways_of_steps:
-            log.info("tracing the step %s", way.method)
+            _log.info("tracing the step %s", way.method)
             changed = partial(self.changed, known.changes)
             if (other := known_by([way], known, self.step, changed)) is not None:
                 yield (known := other)
@@ -162,15 +162,15 @@ class Planner:
     def measured_eagerly(self) -> Known:
         """Trace and measure a step that is not compiled."""
         step = self.step
-        log.info("tracing a step")
+        _log.info("tracing a step")
         traced = trace(step)
-        log.info("timing the quantizers")
+        _log.info("timing the quantizers")
         speeds = self.speeds or self._speeds()
         if self.is_abstract:
             of_tensors = errors_by_shape(traced)
             errors = {m: e for way in self.ways for m, e in way.estimate(step, traced, of_tensors).items()}
             return Known(traced, self.ways, errors, speeds)
-        log.info("measuring what rounding does to the gradient")
+        _log.info("measuring what rounding does to the gradient")
         part, errors = step.part(), {}
         with part.step.apart():
             trial = Trial(part.step)
@@ -198,7 +198,7 @@ class Planner:
         """Return the plan for what was measured."""
         problem = self.problem(known)
         merged = with_fewer_options(problem, known)
-        log.info("solving")
+        _log.info("solving")
         try:
             solution = solve(merged, self.within(known, limits or self.limits), self.price)
         except TooLittleMemoryError as error:

@@ -5,15 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from torch.utils.module_tracker import ModuleTracker
 
 from ...tables import FewbitError
 from ...tables.errors import shown
 from ...tables.names import nearest_names
+from ..tensors.leaves import tensors_among
 from .seconds import Changed
 from .step import Step
 
@@ -156,8 +155,7 @@ class _Counting(TorchDispatchMode):
 
 def _moved_bytes(name: str, inputs: Any, result: Any) -> int:
     """Return the bytes that an operation reads and writes: none, if it returns a view."""
-    given = [x for x in tree_leaves(inputs) if isinstance(x, Tensor)]
-    made = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+    given, made = tensors_among(inputs), tensors_among(result)
     storages = {x.untyped_storage()._cdata for x in given}
     written = sum(x.nbytes for x in made if x.untyped_storage()._cdata not in storages)
     if name in _ROWS:

@@ -1,11 +1,13 @@
 """A call of an operator of torch, as the rules of its decisions see it (rules.py, selections.py)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+
+from ..tensors.leaves import tensors_among
 
 
 class Again(Protocol):
@@ -82,7 +84,7 @@ class Call:
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors of floating-point and complex numbers among the arguments."""
-        found = _tensors([*self.args, *self.kwargs.values()])
+        found = tensors_among(*self.args, self.kwargs)
         return [t for t in found if t.is_floating_point() or t.is_complex()]
 
     def argument(self, name: str) -> Any:
@@ -127,13 +129,3 @@ class Call:
 
 def _memory(x: Tensor) -> int | None:
     return x.untyped_storage()._cdata if x.layout == torch.strided else None
-
-
-def _tensors(values: Iterable[Any]) -> list[Tensor]:
-    found: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found += [t for t in value if isinstance(t, Tensor)]
-    return found

@@ -36,32 +36,14 @@ from .threads import JOB_WORDS, Kernel
 
 # Elements processed at once. Fewer cost more overhead per block, more exceed the cache.
 BLOCK = 1024
-
-
 USUAL, HALF, QUARTER = 256, 128, 64  # G
-
-
 _WORDS = BLOCK // 2  # of 32 random bits
-
-
 _TURNS = 4 * (BLOCK // GROUP + 1)  # the words of a counter for every eight groups, of one element and more
-
-
 STAGE = BLOCK + GROUP
-
-
 _TOP = np.int32(0x7FFFFFFF)
-
-
 _FINITE = np.int32(0x7F7FFFFF)
-
-
 _LEAST_RANGE = np.float32(LEAST_RANGE)
-
-
 _NOTHING, _BELOW, _ABOVE = np.float32(NOTHING), np.float32(BELOW), np.float32(ABOVE)
-
-
 _NORMAL_LOWERED, _SKEWED_LOWERED = np.int32(LOWERED[1]), np.int32(LOWERED[2])
 
 
